@@ -1,0 +1,68 @@
+# Every target sets up what it needs: .venv, pinned by constraints.txt, with the core and all first-party
+# plugins installed editable. Set up once, each is immediate until a pyproject or the constraints change.
+#
+#   PYTHON=python3.12   the interpreter that .venv is made with, and that test-gpu runs
+#   CUDA=system|pypi    where nvcc comes from; "none" leaves it out (the default finds out)
+#   PYTEST="-k norm"    more arguments for test and test-gpu
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST ?=
+CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 || test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" \
+          && echo system || echo pypi)
+
+SHELL := /bin/bash
+BIN := $(VENV)/bin
+MINOR := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+READY := $(VENV)/.ready-$(MINOR)
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+CXX_FILES = $(shell find include plugins examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-gpu lint types format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv, if it is not there yet
+
+demo: $(READY) ## find the kernel families, compile rmsnorm for this machine, check and time it
+	@$(BIN)/python examples/demo.py
+
+test: $(READY) ## run every test that this machine can run
+	@$(BIN)/pytest $(PYTEST)
+
+test-gpu: ## run the tests marked gpu with PYTHON as it is: installs nothing, needs no network
+	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins examples
+
+lint: $(READY) types ## check style and types; change nothing
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+types: $(READY)
+	@$(BIN)/mypy sgljit_core $(wildcard plugins/*/sgljit_* examples/*/sgljit_*)
+
+format: $(READY) ## rewrite the files in the project's style
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+clean: ## remove .venv and everything built
+	@rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# The build backend goes in first, so that the editable installs build with the pinned one.
+# A .venv of another Python version is made anew.
+$(READY): pyproject.toml constraints.txt $(wildcard sgljit_core/_version.py) \
+          $(addsuffix /pyproject.toml,$(PLUGINS)) $(wildcard plugins/*/*/_version.py)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "sgljit needs Python 3.10 or newer; '$(PYTHON)' is $(MINOR). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) for Python $(MINOR) (nvcc: $(CUDA)); the first time takes some minutes"
+	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation --editable '.[dev$(if $(filter pypi,$(CUDA)),$(comma)cuda)]' \
+	  $(addprefix --editable ./,$(PLUGINS))
+	@touch $@
+
+comma := ,
