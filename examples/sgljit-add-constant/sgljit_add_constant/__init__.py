@@ -1,0 +1,1 @@
+"""A kernel family for sgljit: add a constant to an int32 tensor."""

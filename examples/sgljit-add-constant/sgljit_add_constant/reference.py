@@ -1,0 +1,20 @@
+"""The op in plain PyTorch, and arguments to compare the two on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+
+def add_constant(src: torch.Tensor, constant: int) -> torch.Tensor:
+    """What the kernel must compute."""
+    return src + constant
+
+
+def samples(device: torch.device) -> Iterator[tuple[torch.Tensor, int]]:
+    """Arguments: no element, one, a block of threads and its neighbours, the ends of the int32 range."""
+    limits = torch.iinfo(torch.int32)
+    for length in (0, 1, 255, 256, 257, 100_000):
+        for constant in (0, 7, limits.min, limits.max):
+            yield torch.randint(limits.min, limits.max, (length,), dtype=torch.int32, device=device), constant

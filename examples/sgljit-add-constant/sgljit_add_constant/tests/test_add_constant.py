@@ -1,0 +1,67 @@
+"""The op against PyTorch, and what wrong arguments get."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sgljit_core import ops
+from sgljit_core.errors import TensorMatchError
+
+from sgljit_add_constant import reference
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+    ),
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def add_constant():
+    return ops["add_constant"].add_constant
+
+
+def test_agrees_with_torch(add_constant, device):
+    for src, constant in reference.samples(device):
+        before = src.clone()
+        result = add_constant(src, constant)
+        torch.testing.assert_close(result, reference.add_constant(src, constant), rtol=0, atol=0)
+        assert torch.equal(src, before)
+
+
+@pytest.mark.parametrize("constant", [2**31, -(2**31) - 1, 10**20])
+def test_a_constant_that_no_int32_holds(add_constant, device, constant):
+    src = torch.zeros(4, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=rf"constant must fit into an int32.* got {constant}$"):
+        add_constant(src, constant)
+
+
+def test_a_constant_that_is_no_integer(add_constant):
+    with pytest.raises(TypeError, match="float"):
+        add_constant(torch.zeros(4, dtype=torch.int32), 1.5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda src: src.to(torch.int64), id="dtype"),
+        pytest.param(lambda src: src.reshape(2, 4), id="rank"),
+        pytest.param(lambda src: src.expand(8, 8)[:, 0], id="strided"),
+    ],
+)
+def test_a_tensor_the_kernel_cannot_take(add_constant, device, wrong):
+    src = wrong(torch.zeros(8, dtype=torch.int32, device=device))
+    with pytest.raises(TensorMatchError, match=r"add_constant\.c"):
+        add_constant(src, 7)
+
+
+def test_a_device_without_kernels(add_constant):
+    with pytest.raises(ValueError, match="must be on a CUDA device or the CPU, got meta"):
+        add_constant(torch.zeros(4, dtype=torch.int32, device="meta"), 7)

@@ -1,0 +1,115 @@
+"""What is in the distributions is what is in the repository, and installed without it they work."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import isolated
+import pytest
+from packaging.version import Version
+
+PLUGINS = [name for name in isolated.PROJECTS if name != "sgljit-core"]
+
+pytestmark = pytest.mark.skipif(not PLUGINS, reason="this checkout has no plugins")
+
+
+def tree(root: Path, *directories: str) -> set[str]:
+    """Every file below some directories, relative to ``root``."""
+    files = (path for directory in directories for path in (root / directory).rglob("*"))
+    return {path.relative_to(root).as_posix() for path in files if path.is_file() and "__pycache__" not in path.parts}
+
+
+def package_of(project: Path) -> str:
+    """The import package of a plugin: the one directory with an ``__init__.py``."""
+    (init,) = project.glob("*/__init__.py")
+    return init.parent.name
+
+
+def test_the_core_wheel_has_the_package_and_the_headers(distribution):
+    core = distribution("sgljit-core")
+    headers = {f"sgljit_core/{name}" for name in tree(core.project, "include")}
+    assert any(name.endswith(".cuh") for name in headers)
+    info = {name for name in core.wheel_files if ".dist-info/" in name}
+    assert core.wheel_files - info == tree(core.project, "sgljit_core") | headers
+    assert {name.partition("/")[2] for name in info} == {
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "entry_points.txt",
+        "licenses/LICENSE",
+    }
+
+
+def test_the_core_sdist_has_what_the_wheel_is_built_from(distribution):
+    core = distribution("sgljit-core")
+    documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+    sources = tree(core.project, "sgljit_core", "include")
+    assert core.sdist_files - {".gitignore"} == documents | sources
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_wheel_has_its_whole_package(distribution, name):
+    plugin = distribution(name)
+    package = package_of(plugin.project)
+    sources = tree(plugin.project, package)
+    assert any(source.startswith(f"{package}/csrc/") for source in sources)
+    assert {file for file in plugin.wheel_files if ".dist-info/" not in file} == sources
+    assert sources <= plugin.sdist_files
+
+
+def test_each_distribution_has_a_version_and_a_changelog_of_its_own(distribution):
+    for name in isolated.PROJECTS:
+        built = distribution(name)
+        changelog = (built.project / "CHANGELOG.md").read_text(encoding="utf-8")
+        newest = re.search(r"^## \[?(\d[\w.]*)", changelog, re.MULTILINE)
+        assert newest, f"{name}: no release in its CHANGELOG.md"
+        assert newest[1] == built.metadata["Version"], name
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_takes_later_releases_of_the_core(distribution, name):
+    running = Version(distribution("sgljit-core").metadata["Version"])
+    later = Version(f"{running.major}.{running.minor}.{running.micro + 1}")
+    (requirement,) = (r for r in distribution(name).requirements if r.name == "sgljit-core")
+    assert running in requirement.specifier
+    assert later in requirement.specifier
+    assert Version(f"{running.major + 1}.0") not in requirement.specifier
+
+
+def test_wheels_work_in_an_empty_environment(distribution, tmp_path):
+    wheels = [distribution("sgljit-core"), distribution("sgljit-norm")]
+    environment = isolated.Environment(tmp_path / "environment", wheels)
+    environment.install(*wheels)
+    code = """
+        import sgljit_core, sgljit_norm, torch
+
+        torch.manual_seed(0)
+        x, weight = torch.randn(5, 256), torch.randn(256)
+        expected = torch.nn.functional.rms_norm(x.double(), (256,), weight.double(), 1e-6)
+        out = torch.empty_like(x)
+        sgljit_core.ops["norm"].rmsnorm(x, weight, out=out, eps=1e-6)
+        error = (out.double() - expected).norm() / expected.norm()
+        assert error < 1e-6, error
+        print(list(sgljit_core.ops), sgljit_core.__file__, sgljit_norm.__file__)
+    """
+    printed = environment.run_code(textwrap.dedent(code))
+    assert printed.startswith("['norm'] "), printed
+    assert str(isolated.ROOT) not in printed
+    artifacts = list((environment.home / ".cache").rglob("*.so"))
+    assert len(artifacts) == 1, artifacts
+
+
+def test_an_installed_core_lists_families_without_torch(distribution, tmp_path):
+    wheels = [distribution("sgljit-core"), distribution("sgljit-norm")]
+    environment = isolated.Environment(tmp_path / "environment", wheels)
+    environment.install(*wheels)
+    code = """
+        import sys
+        import sgljit_core
+        assert list(sgljit_core.ops) == ["norm"], list(sgljit_core.ops)
+        assert not {"torch", "tvm_ffi", "sgljit_norm"} & sys.modules.keys()
+    """
+    environment.run_code(textwrap.dedent(code))
+    assert not any(environment.home.iterdir())
