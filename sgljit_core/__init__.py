@@ -1,0 +1,64 @@
+"""sgljit: kernels that compile on first use, from many packages.
+
+``ops["norm"].rmsnorm(x, w)`` calls an op of an installed family; ``load_jit`` compiles a kernel of your own;
+``KernelFamily``, ``Op`` and ``hookimpl`` declare a family in a plugin. Importing this package imports no torch,
+touches no GPU and creates no file: names are resolved when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from . import errors
+    from .arch import is_arch_support_pdl, override_cuda_arch
+    from .cpp_args import make_cpp_args
+    from .family import KernelFamily
+    from .hookspecs import hookimpl
+    from .loader import load_jit
+    from .memo import cache_once
+    from .registry import ops
+    from .spec import Op
+
+__all__ = [
+    "KernelFamily",
+    "Op",
+    "__version__",
+    "cache_once",
+    "errors",
+    "hookimpl",
+    "is_arch_support_pdl",
+    "load_jit",
+    "make_cpp_args",
+    "ops",
+    "override_cuda_arch",
+]
+
+_HOMES = {
+    "KernelFamily": "family",
+    "Op": "spec",
+    "cache_once": "memo",
+    "hookimpl": "hookspecs",
+    "is_arch_support_pdl": "arch",
+    "load_jit": "loader",
+    "make_cpp_args": "cpp_args",
+    "ops": "registry",
+    "override_cuda_arch": "arch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module(f"{__name__}.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

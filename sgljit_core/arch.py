@@ -1,0 +1,108 @@
+"""Which target do we compile for?
+
+In this order: ``override_cuda_arch``, ``SGLJIT_CUDA_ARCH``, ``TVM_FFI_CUDA_ARCH_LIST``, the current device.
+The answer is asked for at every build and never kept for the process: two devices may differ.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from .config import settings
+from .errors import ConfigError
+from .spec import Target
+
+__all__ = ["cpu_target", "cuda_target", "is_arch_support_pdl", "override_cuda_arch", "scope"]
+
+_override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
+_ARCH = re.compile(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)")
+
+
+def cpu_target() -> Target:
+    """The target of a module without CUDA code."""
+    return Target(f"cpu-{platform.machine()}")
+
+
+def cuda_target() -> Target:
+    """The target of a module with CUDA code.
+
+    Raises:
+        ConfigError: there is no override, no variable and no device, or the variable cannot be read.
+    """
+    override = _override.get()
+    if override is not None:
+        return override
+    config = settings()
+    if config.cuda_arch is not None:
+        return _parse(config.cuda_arch, config.cuda_arch_source)
+    capability = _device_capability()
+    if capability is None:
+        raise ConfigError(
+            "no CUDA device to compile for; where there is none, name the target: "
+            "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0)"
+        )
+    return _target(*capability)
+
+
+@contextmanager
+def override_cuda_arch(major: int, minor: int, suffix: str | None = None) -> Iterator[Target]:
+    """Compile for another architecture inside the ``with`` block, with or without a GPU.
+
+    Args:
+        major, minor: the compute capability, such as 9, 0.
+        suffix: "a" (architecture-specific), "f" (family-specific) or "" (portable); by default "a" from 9.0 on,
+            which is what unlocks wgmma and the like.
+    """
+    token = _override.set(_target(major, minor, suffix))
+    try:
+        yield cuda_target()
+    finally:
+        _override.reset(token)
+
+
+def is_arch_support_pdl() -> bool:
+    """Whether the CUDA target has programmatic dependent launch (compute capability 9.0 and later)."""
+    target = cuda_target()
+    return target.cuda_arch is not None and target.cuda_arch >= (9, 0)
+
+
+def scope() -> Target | None:
+    """What a cached module depends on besides its arguments: None where every device of the process is alike.
+
+    Cheap where nothing is overridden: it never initialises CUDA.
+    """
+    override = _override.get()
+    if override is not None:
+        return override
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or torch.cuda.device_count() < 2:
+        return None
+    capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return None if len(capabilities) == 1 else cuda_target()
+
+
+def _device_capability() -> tuple[int, int] | None:
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
+def _parse(text: str, source: str) -> Target:
+    match = _ARCH.fullmatch(text)
+    if match is None:
+        several = len(re.split(r"[ ,;]+", text)) > 1
+        problem = "names several architectures, and a module is compiled for one" if several else "is not one"
+        raise ConfigError(f'{source}={text!r} {problem}; expected an architecture such as "8.0", "9.0a" or "10.0f"')
+    major, minor = match[1] or match[3], match[2] or match[4]
+    return _target(int(major), int(minor), match[5] or None)
+
+
+def _target(major: int, minor: int, suffix: str | None = None) -> Target:
+    if suffix is None:
+        suffix = "a" if major >= 9 else ""
+    return Target(f"sm_{major}{minor}{suffix}", (major, minor))

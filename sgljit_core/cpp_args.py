@@ -1,0 +1,96 @@
+"""How does a Python value become a C++ template argument?"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+    CppArg: TypeAlias = int | float | bool | torch.dtype
+
+__all__ = ["CppArgs", "make_cpp_args"]
+
+# The type aliases of sgl_kernel/device.cuh.
+_DTYPES = {
+    "float64": "double",
+    "float32": "fp32_t",
+    "float16": "fp16_t",
+    "bfloat16": "bf16_t",
+    "float8_e4m3fn": "fp8_e4m3_t",
+    "float8_e5m2": "fp8_e5m2_t",
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "uint8": "uint8_t",
+    "uint16": "uint16_t",
+    "uint32": "uint32_t",
+    "uint64": "uint64_t",
+    "bool": "bool",
+}
+
+
+class CppArgs(list[str]):
+    """C++ template arguments. ``str()`` and f-strings join them: ``f"Kernel<{args}>"``; ``*args`` gives each."""
+
+    def __str__(self) -> str:
+        return ", ".join(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+def make_cpp_args(*args: CppArg) -> CppArgs:
+    """Convert Python values to C++ template arguments.
+
+    >>> str(make_cpp_args(128, True, 0.5))
+    '128, true, 0.5'
+
+    Args:
+        args: int, float, bool or torch.dtype.
+
+    Raises:
+        TypeError: for any other type.
+        ValueError: for an int outside 64 bits, and for a dtype that has no C++ name.
+    """
+    return CppArgs(_convert(arg) for arg in args)
+
+
+def _convert(arg: object) -> str:
+    if isinstance(arg, bool):  # before int: a bool is an int
+        return "true" if arg else "false"
+    if isinstance(arg, int):
+        return _convert_int(arg)
+    if isinstance(arg, float):
+        return _convert_float(arg)
+    if _is_dtype(arg):
+        name = str(arg).removeprefix("torch.")
+        if name not in _DTYPES:
+            raise ValueError(f"{arg} has no C++ type in sgl_kernel; expected one of {', '.join(_DTYPES)}")
+        return _DTYPES[name]
+    raise TypeError(f"a C++ template argument must be an int, float, bool or torch.dtype, got {type(arg).__name__}")
+
+
+def _convert_int(value: int) -> str:
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"{value} does not fit a 64-bit C++ integer")
+    if value == -(2**63):  # the literal 9223372036854775808 is not a signed number, so it cannot be negated
+        return "(-9223372036854775807 - 1)"
+    return f"{value}u" if value >= 2**63 else str(value)
+
+
+def _convert_float(value: float) -> str:
+    """The shortest literal that reads back as the same double."""
+    if math.isnan(value):
+        return '__builtin_nan("")'
+    if math.isinf(value):
+        return "__builtin_inf()" if value > 0 else "-__builtin_inf()"
+    return repr(value)
+
+
+def _is_dtype(arg: Any) -> bool:
+    torch = sys.modules.get("torch")  # a dtype exists only where torch was imported
+    return torch is not None and isinstance(arg, torch.dtype)

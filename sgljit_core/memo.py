@@ -1,0 +1,46 @@
+"""How does a wrapper keep the modules it has loaded?"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from . import arch
+
+__all__ = ["cache_once"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def cache_once(function: Callable[P, R]) -> Callable[P, R]:
+    """Call ``function`` once for each set of arguments and keep its result for the process.
+
+    Unlike ``functools.lru_cache`` it calls the function once even when threads race for the same arguments, is
+    traceable by torch.compile, and gives ``override_cuda_arch`` and devices of another capability a result of their
+    own. Arguments must be hashable. An exception is not kept: the next call tries again.
+    """
+    results: dict[Any, R] = {}
+    locks: dict[Any, threading.Lock] = {}
+    guard = threading.Lock()
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        named = tuple(sorted(kwargs.items())) if kwargs else ()
+        # The types belong to the key: 1, 1.0 and True are equal, but other template arguments.
+        key = (arch.scope(), args, tuple(map(type, args)), named)
+        if key in results:
+            return results[key]
+        return fill(key, args, kwargs)
+
+    def fill(key: Any, args: Any, kwargs: Any) -> R:
+        with guard:
+            lock = locks.setdefault(key, threading.Lock())
+        with lock:  # one lock for each key, so that two variants build side by side
+            if key not in results:
+                results[key] = function(*args, **kwargs)
+        return results[key]
+
+    return wrapper

@@ -1,0 +1,58 @@
+"""Where are the files?
+
+Headers, the user's cache, a plugin's package, tvm-ffi: the only module that knows. Nothing is created here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from .config import settings
+from .errors import SourceNotFoundError
+
+__all__ = ["cache_root", "core_include", "package_directory", "tvm_ffi_include", "tvm_ffi_library"]
+
+
+def cache_root() -> Path:
+    """The root of the writable artifact cache: ``SGLJIT_CACHE_DIR``, else the platform's user cache directory."""
+    configured = settings().cache_dir
+    if configured is not None:
+        return configured
+    import platformdirs  # 10 ms, so not before a cache is asked for
+
+    return platformdirs.user_cache_path("sgljit", appauthor=False)
+
+
+def core_include() -> Path:
+    """The directory that holds ``sgl_kernel/``: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(__file__).resolve().parent
+    candidates = (package / "include", package.parent / "include")
+    for candidate in candidates:
+        if (candidate / "sgl_kernel").is_dir():
+            return candidate
+    listed = ", ".join(str(c) for c in candidates)
+    raise SourceNotFoundError(f"sgl_kernel headers not found in {listed}; reinstall sgljit-core")
+
+
+def package_directory(package: str) -> Path:
+    """The directory of an importable package, found without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise SourceNotFoundError(f"package {package!r} is not installed, or is a single module without a directory")
+    return Path(next(iter(spec.submodule_search_locations))).resolve()
+
+
+def tvm_ffi_include() -> Path:
+    """The include directory of tvm-ffi; its wheel keeps ``dlpack/`` there too."""
+    root = package_directory("tvm_ffi")
+    return root / "include"
+
+
+def tvm_ffi_library() -> Path:
+    """``libtvm_ffi.so``, which libraries link against; at run time the process has it loaded already."""
+    root = package_directory("tvm_ffi")
+    library = root / "lib" / "libtvm_ffi.so"
+    if not library.is_file():
+        raise SourceNotFoundError(f"{library} not found; reinstall apache-tvm-ffi")
+    return library

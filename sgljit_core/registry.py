@@ -1,0 +1,115 @@
+"""``ops``: the families and ops that users see.
+
+``list(ops)`` and ``"norm" in ops`` read metadata only; ``ops["norm"]`` imports the plugin; ``ops["norm"].rmsnorm``
+imports the op's implementation, and with it torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from . import plugins
+from .errors import UnknownFamilyError, UnknownOpError
+from .plugins import Plugin
+from .spec import FamilySpec, Op
+
+__all__ = ["FamilyOps", "Registry", "ops"]
+
+
+class FamilyOps:
+    """The ops of one family as attributes."""
+
+    def __init__(self, family: FamilySpec, plugin: Plugin) -> None:
+        self._family = family
+        self._plugin = plugin
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Import an op at its first use. Raises UnknownOpError with the family's ops and the nearest match."""
+        op = next((op for op in self._family.ops if op.name == name), None)
+        if op is None:
+            names = [op.name for op in self._family.ops]
+            raise UnknownOpError(
+                f"family {self._family.name!r} ({self._plugin}) has no op {name!r}{_nearest(name, names)}; "
+                f"it has: {', '.join(names)}",
+                name=name,
+                obj=self,
+            )
+        function = _callable(self._family, op)
+        setattr(self, name, function)  # the next access finds it without coming here
+        return function
+
+    def __dir__(self) -> list[str]:
+        return [op.name for op in self._family.ops]
+
+    def __repr__(self) -> str:
+        return f"<ops of {self._family.name!r} from {self._plugin}: {', '.join(dir(self))}>"
+
+
+class Registry(Mapping[str, FamilyOps]):
+    """The installed families by name. A hyphen reads as an underscore."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, FamilyOps] = {}
+
+    def __getitem__(self, family: str) -> FamilyOps:
+        """The ops of a family.
+
+        Raises:
+            UnknownFamilyError: no installed plugin provides it; the text has the nearest match and the pip line.
+            PluginConflictError, PluginLoadError, IncompatiblePluginError: its plugin cannot be used.
+        """
+        name = family.replace("-", "_")
+        claims = plugins.installed().get(name)
+        if claims is None:
+            plugins.rescan()  # it may have been installed since
+            claims = plugins.installed().get(name)
+        if claims is None:
+            raise UnknownFamilyError(_unknown(name, list(self)))
+        if name not in self._loaded or len(claims) > 1:
+            self._loaded[name] = FamilyOps(plugins.load(name, claims), claims[0])
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(plugins.installed())
+
+    def __len__(self) -> int:
+        return len(plugins.installed())
+
+    def __contains__(self, family: object) -> bool:
+        return isinstance(family, str) and family.replace("-", "_") in plugins.installed()
+
+    def __repr__(self) -> str:
+        return f"<sgljit ops: {', '.join(self) or 'no family is installed'}>"
+
+
+ops = Registry()
+
+
+def _callable(family: FamilySpec, op: Op) -> Callable[..., Any]:
+    from .library_ops import dispatching, register  # imports torch
+
+    function = _resolve(op.implementation)
+    fake = None if op.fake is None else _resolve(op.fake)
+    return dispatching(function, register(family.name, op.name, function, op.mutates, fake))
+
+
+def _resolve(reference: str) -> Callable[..., Any]:
+    module, _, name = reference.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    installed = ", ".join(known) or "none"
+    return (
+        f"no installed plugin provides the kernel family {name!r}{_nearest(name, known)} "
+        f"(installed: {installed}). If it exists: pip install sgljit-{name.replace('_', '-')}"
+    )
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
