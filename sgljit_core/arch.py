@@ -17,7 +17,7 @@ from .config import settings
 from .errors import ConfigError
 from .spec import Target
 
-__all__ = ["cpu_target", "cuda_target", "is_arch_support_pdl", "override_cuda_arch", "scope"]
+__all__ = ["cpu_target", "cuda_target", "is_arch_support_pdl", "override_cuda_arch", "parse_cuda_target", "scope"]
 
 _override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
 _ARCH = re.compile(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)")
@@ -39,7 +39,7 @@ def cuda_target() -> Target:
         return override
     config = settings()
     if config.cuda_arch is not None:
-        return _parse(config.cuda_arch, config.cuda_arch_source)
+        return parse_cuda_target(config.cuda_arch, config.cuda_arch_source)
     capability = _device_capability()
     if capability is None:
         raise ConfigError(
@@ -86,13 +86,8 @@ def scope() -> Target | None:
     return None if len(capabilities) == 1 else cuda_target()
 
 
-def _device_capability() -> tuple[int, int] | None:
-    import torch
-
-    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-
-
-def _parse(text: str, source: str) -> Target:
+def parse_cuda_target(text: str, source: str) -> Target:
+    """The target that ``text`` names ("8.0", "9.0a", "sm_100f"); ``source`` names where it came from in the error."""
     match = _ARCH.fullmatch(text)
     if match is None:
         several = len(re.split(r"[ ,;]+", text)) > 1
@@ -100,6 +95,12 @@ def _parse(text: str, source: str) -> Target:
         raise ConfigError(f'{source}={text!r} {problem}; expected an architecture such as "8.0", "9.0a" or "10.0f"')
     major, minor = match[1] or match[3], match[2] or match[4]
     return _target(int(major), int(minor), match[5] or None)
+
+
+def _device_capability() -> tuple[int, int] | None:
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
 def _target(major: int, minor: int, suffix: str | None = None) -> Target:
