@@ -1,0 +1,128 @@
+#pragma once
+
+#include <sgl_kernel/dtype.h>
+
+#include <cstdint>
+
+/// \file half.h
+/// \brief fp16 and bf16 storage types for CPU kernels, and their conversions from and to float.
+///
+/// For host code compiled with no CUDA toolkit: a CPU kernel computes in float and stores in these. The conversions
+/// are a handful of integer operations with no branch, table or intrinsic, so that a plain loop over an array
+/// vectorises for any instruction set. (The compilers' own `_Float16` does not: g++ 12 converts it one by one.)
+///
+/// Rounding is to nearest, ties to even; subnormals, infinities and overflow follow IEEE 754; a NaN stays a NaN.
+
+namespace host::cpu {
+
+/// \brief IEEE 754 binary16: 1 sign, 5 exponent, 10 mantissa bits. 2 bytes, `torch.float16`.
+struct fp16_t {
+  std::uint16_t bits;
+};
+
+/// \brief bfloat16: the upper half of a float. 2 bytes, `torch.bfloat16`.
+struct bf16_t {
+  std::uint16_t bits;
+};
+
+namespace details {
+
+[[gnu::always_inline]] inline std::uint32_t to_bits(float x) {
+  return __builtin_bit_cast(std::uint32_t, x);
+}
+
+[[gnu::always_inline]] inline float from_bits(std::uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+
+// Comparison and choice in integers: around floating-point arms `?:` may stay a branch, because the compiler must
+// assume that they can trap, and then the loop stays scalar.
+
+/// All ones where a < b, else zero. Both must be below 2^31.
+[[gnu::always_inline]] inline std::uint32_t mask_less(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::uint32_t>(static_cast<std::int32_t>(a - b) >> 31);
+}
+
+/// `yes` where the mask is set, else `no`.
+[[gnu::always_inline]] inline std::uint32_t choose(std::uint32_t mask, std::uint32_t yes, std::uint32_t no) {
+  return no ^ ((yes ^ no) & mask);
+}
+
+// Places in a float's bits.
+inline constexpr std::uint32_t kMagnitude = 0x7fffffff;
+inline constexpr std::uint32_t kInfinity = 255u << 23;
+inline constexpr std::uint32_t kRebias = 112u << 23;              // the exponents' biases are 127 and 15
+inline constexpr std::uint32_t kSmallestNormalHalf = 113u << 23;  // 2^-14
+inline constexpr std::uint32_t kHalfOverflow = 143u << 23;        // 2^16
+
+}  // namespace details
+
+/// \brief The value as a float, exactly.
+[[gnu::always_inline]] inline float to_float(float x) {
+  return x;
+}
+
+[[gnu::always_inline]] inline float to_float(bf16_t x) {
+  return details::from_bits(static_cast<std::uint32_t>(x.bits) << 16);
+}
+
+[[gnu::always_inline]] inline float to_float(fp16_t x) {
+  using namespace details;
+  const auto sign = static_cast<std::uint32_t>(x.bits & 0x8000) << 16;
+  const auto shifted = static_cast<std::uint32_t>(x.bits & 0x7fff) << 13;
+  // Infinity and NaN have exponent 31, which takes the correction twice: 31 + 2 * 112 = 255.
+  const auto normal = shifted + kRebias + (~mask_less(shifted, 31u << 23) & kRebias);
+  // A subnormal's mantissa behind the exponent of 2^-14 reads 2^-14 too much.
+  const auto subnormal = to_bits(from_bits(shifted | kSmallestNormalHalf) - from_bits(kSmallestNormalHalf));
+  return from_bits(sign | choose(mask_less(shifted, 1u << 23), subnormal, normal));
+}
+
+/// \brief A float rounded to T: `float`, `fp16_t` or `bf16_t`.
+template <typename T>
+T from_float(float x) = delete;
+
+template <>
+[[gnu::always_inline]] inline float from_float<float>(float x) {
+  return x;
+}
+
+template <>
+[[gnu::always_inline]] inline bf16_t from_float<bf16_t>(float x) {
+  using namespace details;
+  const auto bits = to_bits(x);
+  const auto rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const auto is_nan = mask_less(kInfinity, bits & kMagnitude);  // whose payload rounding would lose
+  return {static_cast<std::uint16_t>(choose(is_nan, 0x7fc0, rounded))};
+}
+
+template <>
+[[gnu::always_inline]] inline fp16_t from_float<fp16_t>(float x) {
+  using namespace details;
+  const auto sign = (to_bits(x) >> 16) & 0x8000;
+  const auto magnitude = to_bits(x) & kMagnitude;
+  const auto normal = (magnitude - kRebias + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  // The unit in the last place of 0.5f is the smallest subnormal half: the addition itself rounds.
+  const auto subnormal = to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f);
+  const auto finite = choose(mask_less(magnitude, kSmallestNormalHalf), subnormal, normal);
+  const auto result = choose(mask_less(magnitude, kHalfOverflow), finite, 0x7c00);
+  const auto quiet_nan = mask_less(kInfinity, magnitude) & 0x0200;
+  return {static_cast<std::uint16_t>(sign | result | quiet_nan)};
+}
+
+}  // namespace host::cpu
+
+template <>
+struct host::dtype_of<host::cpu::fp16_t> {
+  static constexpr DLDataType value = {kDLFloat, 16, 1};
+};
+template <>
+struct host::dtype_of<host::cpu::bf16_t> {
+  static constexpr DLDataType value = {kDLBfloat, 16, 1};
+};
+
+#if !defined(__CUDACC__)
+// What make_cpp_args calls torch's types, so that a CPU kernel can be a template over them as a CUDA kernel is.
+using fp32_t = float;
+using fp16_t = host::cpu::fp16_t;
+using bf16_t = host::cpu::bf16_t;
+#endif

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+
+/// \file parallel.h
+/// \brief A parallel loop for inputs that are large enough to pay for starting threads.
+///
+/// Threads start with the loop and end with it. A pool would save some 10 us a thread and would cost what makes this
+/// safe in any library: no thread outlives a call, so the process can fork and the library can be unloaded; libraries
+/// share nothing; an idle process has no spinning threads. `<thread>` and `<functional>` would triple the compile time.
+///
+/// A loop uses at most as many threads as the calling thread has processors (its affinity mask: taskset and container
+/// CPU sets count), and at most `OMP_NUM_THREADS`, read once per process, where that is a positive number.
+
+namespace host::cpu {
+
+namespace details {
+
+inline constexpr std::int64_t kMaxThreads = 256;
+
+/// Processors that the calling thread may use.
+inline std::int64_t available_processors() {
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return CPU_COUNT(&allowed);
+#endif
+  return sysconf(_SC_NPROCESSORS_ONLN);  // not Linux, or more processors than a cpu_set_t holds
+}
+
+/// The limit that OMP_NUM_THREADS sets; of a list for nested regions, "8,2", its first number.
+inline std::int64_t requested_threads() {
+  static const std::int64_t limit = [] {
+    const char* text = std::getenv("OMP_NUM_THREADS");
+    const std::int64_t value = text != nullptr ? std::strtol(text, nullptr, 10) : 0;
+    return value > 0 ? value : kMaxThreads;
+  }();
+  return limit;
+}
+
+}  // namespace details
+
+/// \brief Calls `body(begin, end)` on disjoint ranges that together make [0, total), on several threads where there is
+/// enough to do, and returns when all of it is done.
+///
+/// \param total number of items; with none, `body` is not called.
+/// \param grain how many items are worth a thread: 50 to 100 us of work, as starting one takes about 20. Below two
+///   grains the caller does all in one call, and that is the whole cost.
+/// \param body must not throw. Ranges are handed out as threads become free, so that a thread that the system puts
+///   aside does not hold up the rest.
+template <typename Body>
+void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
+  const auto smaller = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
+  if (total <= 0) return;
+  auto num_threads = smaller(total / grain, details::kMaxThreads);
+  if (num_threads > 1) num_threads = smaller(num_threads, details::requested_threads());
+  if (num_threads > 1) num_threads = smaller(num_threads, details::available_processors());
+  if (num_threads <= 1) return body(std::int64_t{0}, total);
+
+  struct Job {
+    const Body& body;
+    std::int64_t total;
+    std::int64_t piece;
+    std::int64_t next;
+
+    static void* run(void* self) {
+      auto& job = *static_cast<Job*>(self);
+      while (true) {
+        const auto begin = __atomic_fetch_add(&job.next, job.piece, __ATOMIC_RELAXED);
+        if (begin >= job.total) return nullptr;
+        const auto left = job.total - begin;
+        job.body(begin, begin + (left < job.piece ? left : job.piece));
+      }
+    }
+  };
+  constexpr std::int64_t kPiecesPerThread = 4;
+  const auto num_pieces = num_threads * kPiecesPerThread;
+  Job job{body, total, (total + num_pieces - 1) / num_pieces, 0};
+
+  pthread_t workers[details::kMaxThreads];
+  std::int64_t started = 0;
+  // Where the system refuses a thread, those that run do its part.
+  while (started < num_threads - 1 && pthread_create(&workers[started], nullptr, Job::run, &job) == 0) ++started;
+  Job::run(&job);
+  for (std::int64_t i = 0; i < started; ++i) pthread_join(workers[i], nullptr);
+}
+
+}  // namespace host::cpu

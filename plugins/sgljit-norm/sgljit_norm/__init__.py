@@ -1,0 +1,5 @@
+"""Normalisation kernels for sgljit: ``sgljit_core.ops["norm"]``. Importing it imports nothing else."""
+
+from ._version import __version__
+
+__all__ = ["__version__"]
