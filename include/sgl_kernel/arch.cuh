@@ -1,0 +1,81 @@
+#pragma once
+
+/// \file arch.cuh
+/// \brief What device code is compiled for: `SGL_DEVICE`, the target's architecture, fixed-width integers.
+///
+/// Compiles under NVRTC, which has no standard headers.
+
+#if defined(__CUDACC_RTC__)
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long;
+using uint64_t = unsigned long;
+using uintptr_t = unsigned long;
+#else
+#include <cstddef>
+#include <cstdint>
+#endif
+
+#if defined(USE_ROCM) && !defined(__HIPCC_RTC__)
+#include <hip/hip_runtime.h>
+#endif
+
+/// A device function that is always inlined.
+#define SGL_DEVICE __forceinline__ __device__
+
+/// The target as major * 100 + minor * 10. The build passes it to the host and the device pass alike, so that what
+/// depends on it (a vector's largest width) is the same in both.
+#if !defined(SGL_CUDA_ARCH)
+#if defined(__CUDA_ARCH__)
+#define SGL_CUDA_ARCH __CUDA_ARCH__
+#else
+#define SGL_CUDA_ARCH 0
+#endif
+#elif defined(__CUDA_ARCH__)
+#if SGL_CUDA_ARCH != __CUDA_ARCH__
+#error "SGL_CUDA_ARCH is not the architecture that this pass compiles for"
+#endif
+#endif
+
+#define SGL_ARCH_AMPERE_OR_GREATER (SGL_CUDA_ARCH >= 800)
+#define SGL_ARCH_HOPPER_OR_GREATER (SGL_CUDA_ARCH >= 900)
+#define SGL_ARCH_BLACKWELL_OR_GREATER (SGL_CUDA_ARCH >= 1000)
+
+namespace device {
+
+/// \brief Lanes of a warp.
+inline constexpr uint32_t kWarpThreads = 32;
+/// \brief The mask of all lanes of a warp.
+inline constexpr uint32_t kFullMask = 0xffffffffu;
+
+namespace details {
+
+// NVRTC has no <type_traits>.
+template <typename T, typename U>
+inline constexpr bool is_same = false;
+template <typename T>
+inline constexpr bool is_same<T, T> = true;
+/// Whether `T` is one of `Ts`.
+template <typename T, typename... Ts>
+inline constexpr bool is_any_of = (is_same<T, Ts> || ...);
+/// False, but only once `T` is known: for a `static_assert` in the branch that must not be taken.
+template <typename T>
+inline constexpr bool always_false = false;
+template <bool kCondition, typename T, typename U>
+struct Conditional {
+  using type = T;
+};
+template <typename T, typename U>
+struct Conditional<false, T, U> {
+  using type = U;
+};
+template <bool kCondition, typename T, typename U>
+using conditional_t = typename Conditional<kCondition, T, U>::type;
+
+}  // namespace details
+
+}  // namespace device

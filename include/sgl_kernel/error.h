@@ -1,0 +1,37 @@
+#pragma once
+
+#include <sgl_kernel/message.h>
+
+#include <exception>
+
+/// \file error.h
+/// \brief `host::Error`: the exception that becomes a Python exception of a chosen name.
+
+namespace host {
+
+/// \brief An exception with the name of a Python exception ("ValueError") and a message in a fixed buffer.
+///
+/// `throw host::Error("ValueError", "top_k must be positive, got ", top_k)`. `SGL_EXPORT` turns it into the Python
+/// exception of that name. The name must outlive the exception: pass a literal.
+struct Error : std::exception {
+ public:
+  template <typename... Args>
+  explicit Error(const char* kind, const Args&... args) : m_kind(kind) {
+    ((m_message << args), ...);
+  }
+
+  /// \brief The Python exception's name.
+  const char* kind() const noexcept {
+    return m_kind;
+  }
+  /// \brief The message, without the name.
+  const char* what() const noexcept override {
+    return m_message.c_str();
+  }
+
+ private:
+  const char* m_kind;
+  Message m_message;
+};
+
+}  // namespace host

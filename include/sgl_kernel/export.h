@@ -1,0 +1,382 @@
+#pragma once
+
+#include <sgl_kernel/error.h>
+#include <sgl_kernel/ffi.h>
+#include <sgl_kernel/optional.h>
+#include <sgl_kernel/tensor_view.h>
+
+#include <tvm/ffi/c_api.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+/// \file export.h
+/// \brief `SGL_EXPORT(name, (symbol))`: make a C++ function callable from Python.
+///
+/// The symbol is a function, a function template with its arguments, a static member or a lambda without captures.
+/// Parameters: integers, enums, floats, bool, `host::TensorView`, `host::Optional` of any of these, `const char*`,
+/// `DLDevice`, `DLDataType`, `void*`. Results: void, integers, floats, bool, `host::Tensor`.
+/// A wrong number or type of arguments is a `TypeError` that names the function, the position, what was expected and
+/// what came. Every C++ exception ends here and becomes a Python one: `host::Error` by its name, any other as a
+/// `RuntimeError`.
+///
+/// Include it last. When tvm-ffi's C++ headers came before, their types (`tvm::ffi::TensorView`, `Optional`, `String`,
+/// ...) are accepted and returned too, and `tvm::ffi::Error` keeps its kind; otherwise only the C ABI is used.
+
+#if defined(TVM_FFI_FUNCTION_H_) || defined(TVM_FFI_ANY_H_)
+#define SGL_HAS_TVM_FFI_CPP 1
+#else
+#define SGL_HAS_TVM_FFI_CPP 0
+#endif
+
+namespace host::details {
+
+/// What an argument is, in a Python programmer's words.
+inline const char* type_name(std::int32_t type_index) noexcept {
+  switch (type_index) {
+    case kTVMFFINone:
+      return "None";
+    case kTVMFFIInt:
+    case kTVMFFIBigInt:
+      return "int";
+    case kTVMFFIBool:
+      return "bool";
+    case kTVMFFIFloat:
+      return "float";
+    case kTVMFFIOpaquePtr:
+      return "pointer";
+    case kTVMFFIDataType:
+      return "dtype";
+    case kTVMFFIDevice:
+      return "device";
+    case kTVMFFIDLTensorPtr:
+    case kTVMFFITensor:
+      return "tensor";
+    case kTVMFFIRawStr:
+    case kTVMFFISmallStr:
+    case kTVMFFIStr:
+      return "str";
+    case kTVMFFIByteArrayPtr:
+    case kTVMFFISmallBytes:
+    case kTVMFFIBytes:
+      return "bytes";
+    case kTVMFFIError:
+      return "error";
+    case kTVMFFIFunction:
+      return "function";
+    case kTVMFFIShape:
+      return "shape";
+    case kTVMFFIArray:
+    case kTVMFFIList:
+      return "list";
+    case kTVMFFIMap:
+    case kTVMFFIDict:
+      return "dict";
+    case kTVMFFIModule:
+      return "module";
+    default:
+      return "object";
+  }
+}
+
+/// Where an argument stands; all that an error needs.
+struct ArgSlot {
+  const char* function;
+  std::int32_t position;  // from 1, as Python counts in its own messages
+
+  [[noreturn, gnu::cold, gnu::noinline]] void mismatch(const char* expected, const char* got) const {
+    throw Error("TypeError", function, "(): argument ", position, ": expected ", expected, ", got ", got);
+  }
+};
+
+/// How to read a `T` from an argument: `matches` says whether it can be, `read` does it. `kName` is for errors.
+template <typename T>
+struct Arg;
+
+template <>
+struct Arg<bool> {
+  static constexpr const char* kName = "bool";
+  static bool matches(const TVMFFIAny& any) noexcept {
+    return any.type_index == kTVMFFIBool || any.type_index == kTVMFFIInt;
+  }
+  static bool read(const TVMFFIAny& any, ArgSlot) noexcept {
+    return any.v_int64 != 0;
+  }
+};
+
+template <std::integral T>
+struct Arg<T> {
+  static constexpr const char* kName = "int";
+  static bool matches(const TVMFFIAny& any) noexcept {
+    return any.type_index == kTVMFFIInt || any.type_index == kTVMFFIBool;
+  }
+  static T read(const TVMFFIAny& any, ArgSlot slot) {
+    const auto value = static_cast<T>(any.v_int64);
+    // Eight bytes come in eight: -1 for a uint64_t is how Python code writes all ones.
+    if (sizeof(T) < 8 && static_cast<std::int64_t>(value) != any.v_int64) [[unlikely]] {
+      Message expected;
+      expected << (std::is_signed_v<T> ? "int" : "uint") << sizeof(T) * 8;
+      Message got;
+      got << "int " << any.v_int64 << ", which does not fit";
+      slot.mismatch(expected.c_str(), got.c_str());
+    }
+    return value;
+  }
+};
+
+template <typename T>
+  requires std::is_enum_v<T>
+struct Arg<T> : Arg<std::underlying_type_t<T>> {
+  static T read(const TVMFFIAny& any, ArgSlot slot) {
+    return static_cast<T>(Arg<std::underlying_type_t<T>>::read(any, slot));
+  }
+};
+
+template <std::floating_point T>
+struct Arg<T> {
+  static constexpr const char* kName = "float";
+  static bool matches(const TVMFFIAny& any) noexcept {
+    return any.type_index == kTVMFFIFloat || any.type_index == kTVMFFIInt || any.type_index == kTVMFFIBool;
+  }
+  static T read(const TVMFFIAny& any, ArgSlot) noexcept {
+    return any.type_index == kTVMFFIFloat ? static_cast<T>(any.v_float64) : static_cast<T>(any.v_int64);
+  }
+};
+
+template <>
+struct Arg<TensorView> {
+  static constexpr const char* kName = "tensor";
+  static bool matches(const TVMFFIAny& any) noexcept {
+    return any.type_index == kTVMFFIDLTensorPtr || any.type_index == kTVMFFITensor;
+  }
+  static TensorView read(const TVMFFIAny& any, ArgSlot) {
+    if (any.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(any.v_ptr);
+    return reinterpret_cast<const DLTensor*>(any.v_obj + 1);  // the DLTensor follows the object's header
+  }
+};
+
+template <>
+struct Arg<const char*> {
+  static constexpr const char* kName = "str";
+  static bool matches(const TVMFFIAny& any) noexcept {
+    return any.type_index == kTVMFFIRawStr || any.type_index == kTVMFFISmallStr || any.type_index == kTVMFFIStr;
+  }
+  static const char* read(const TVMFFIAny& any, ArgSlot slot) {
+    const char* text = any.v_c_str;
+    if (any.type_index == kTVMFFIRawStr) return text;
+    std::size_t size;
+    if (any.type_index == kTVMFFISmallStr) {
+      text = any.v_bytes;  // up to 7 bytes, so a NUL follows
+      size = any.small_str_len;
+    } else {
+      const auto* bytes = reinterpret_cast<const TVMFFIByteArray*>(any.v_obj + 1);
+      text = bytes->data;
+      size = bytes->size;
+    }
+    if (std::strlen(text) != size) slot.mismatch("str", "str with a NUL inside, which would be cut there");
+    return text;
+  }
+};
+
+template <>
+struct Arg<DLDevice> {
+  static constexpr const char* kName = "device";
+  static bool matches(const TVMFFIAny& any) noexcept {
+    return any.type_index == kTVMFFIDevice;
+  }
+  static DLDevice read(const TVMFFIAny& any, ArgSlot) noexcept {
+    return any.v_device;
+  }
+};
+
+template <>
+struct Arg<DLDataType> {
+  static constexpr const char* kName = "dtype";
+  static bool matches(const TVMFFIAny& any) noexcept {
+    return any.type_index == kTVMFFIDataType;
+  }
+  static DLDataType read(const TVMFFIAny& any, ArgSlot) noexcept {
+    return any.v_dtype;
+  }
+};
+
+template <>
+struct Arg<void*> {
+  static constexpr const char* kName = "pointer";
+  static bool matches(const TVMFFIAny& any) noexcept {
+    return any.type_index == kTVMFFIOpaquePtr || any.type_index == kTVMFFINone;
+  }
+  static void* read(const TVMFFIAny& any, ArgSlot) noexcept {
+    return any.type_index == kTVMFFINone ? nullptr : any.v_ptr;
+  }
+};
+
+template <typename T>
+struct Arg<std::optional<T>> {
+  static constexpr const char* kName = Arg<T>::kName;
+  static bool matches(const TVMFFIAny& any) noexcept {
+    return any.type_index == kTVMFFINone || Arg<T>::matches(any);
+  }
+  static std::optional<T> read(const TVMFFIAny& any, ArgSlot slot) {
+    if (any.type_index == kTVMFFINone) return std::nullopt;
+    return Arg<T>::read(any, slot);
+  }
+};
+
+template <typename T>
+inline constexpr bool kIsOptional = false;
+template <typename T>
+inline constexpr bool kIsOptional<std::optional<T>> = true;
+
+template <typename T>
+concept LightArg = requires(const TVMFFIAny& any, ArgSlot slot) {
+  Arg<T>::matches(any);
+  Arg<T>::read(any, slot);
+};
+
+/// Whether tvm-ffi's own type traits know `T`.
+template <typename T>
+constexpr bool known_to_tvm() {
+#if SGL_HAS_TVM_FFI_CPP
+  if constexpr (std::is_same_v<T, ::tvm::ffi::AnyView> || std::is_same_v<T, ::tvm::ffi::Any>) return true;
+  else return ::tvm::ffi::TypeTraits<T>::convert_enabled;
+#else
+  return false;
+#endif
+}
+
+template <typename T>
+auto read_argument(const TVMFFIAny& any, ArgSlot slot) {
+  using U = std::remove_cvref_t<T>;
+  if constexpr (LightArg<U>) {
+    if (!Arg<U>::matches(any)) [[unlikely]] {
+      Message expected;
+      expected << Arg<U>::kName << (kIsOptional<U> ? " or None" : "");
+      slot.mismatch(expected.c_str(), type_name(any.type_index));
+    }
+    return Arg<U>::read(any, slot);
+  } else {
+    static_assert(
+        known_to_tvm<U>(),
+        "SGL_EXPORT: this parameter type cannot come from Python. Allowed are integers, enums, floats, bool, "
+        "host::TensorView, const char*, DLDevice, DLDataType, void*, host::Optional of one of these, and tvm-ffi's "
+        "own types if its headers are included before sgl_kernel/export.h");
+#if SGL_HAS_TVM_FFI_CPP
+    if constexpr (std::is_same_v<U, ::tvm::ffi::AnyView>) {
+      return reinterpret_cast<const ::tvm::ffi::AnyView&>(any);
+    } else if constexpr (std::is_same_v<U, ::tvm::ffi::Any>) {
+      return U(reinterpret_cast<const ::tvm::ffi::AnyView&>(any));
+    } else {
+      using Traits = ::tvm::ffi::TypeTraits<U>;
+      auto value = Traits::TryCastFromAnyView(&any);
+      if (!value.has_value()) [[unlikely]]
+        slot.mismatch(Traits::TypeStr().c_str(), Traits::GetMismatchTypeInfo(&any).c_str());
+      return U(*std::move(value));
+    }
+#endif
+  }
+}
+
+template <typename R>
+void write_result(R&& value, TVMFFIAny* result) {
+  using U = std::remove_cvref_t<R>;
+  result->zero_padding = 0;
+  result->v_int64 = 0;
+  if constexpr (std::is_same_v<U, bool>) {
+    result->type_index = kTVMFFIBool;
+    result->v_int64 = value;
+  } else if constexpr (std::is_integral_v<U> || std::is_enum_v<U>) {
+    result->type_index = kTVMFFIInt;
+    result->v_int64 = static_cast<std::int64_t>(value);
+  } else if constexpr (std::is_floating_point_v<U>) {
+    result->type_index = kTVMFFIFloat;
+    result->v_float64 = static_cast<double>(value);
+  } else if constexpr (std::is_same_v<U, Tensor>) {
+    if (!value.defined()) return;  // None
+    result->type_index = kTVMFFITensor;
+    result->v_obj = static_cast<TVMFFIObject*>(value.release());
+  } else {
+    static_assert(
+        known_to_tvm<U>(),
+        "SGL_EXPORT: this result type cannot go to Python. Allowed are void, integers, enums, floats, bool, "
+        "host::Tensor, and tvm-ffi's own types if its headers are included before sgl_kernel/export.h");
+#if SGL_HAS_TVM_FFI_CPP
+    reinterpret_cast<::tvm::ffi::Any&>(*result) = ::tvm::ffi::Any(std::forward<R>(value));
+#endif
+  }
+}
+
+template <std::size_t Index, typename T>
+struct ReadArgument {
+  T value;
+};
+template <typename... Arguments>
+struct ReadArguments : Arguments... {};
+
+template <typename R, typename... Args, std::size_t... Index>
+void unpack_and_call(
+    const char* name, R (*function)(Args...), [[maybe_unused]] const TVMFFIAny* args, TVMFFIAny* result,
+    std::index_sequence<Index...>) {
+  // Braces read the arguments from left to right, so that the first wrong one is the one reported.
+  [[maybe_unused]] ReadArguments<ReadArgument<Index, std::remove_cvref_t<Args>>...> read{
+      {read_argument<Args>(args[Index], ArgSlot{name, static_cast<std::int32_t>(Index) + 1})}...};
+  if constexpr (std::is_void_v<R>) {
+    function(static_cast<Args&&>(static_cast<ReadArgument<Index, std::remove_cvref_t<Args>>&>(read).value)...);
+  } else {
+    write_result<R>(
+        function(static_cast<Args&&>(static_cast<ReadArgument<Index, std::remove_cvref_t<Args>>&>(read).value)...),
+        result);
+  }
+}
+
+/// The C ABI call: unpack, call, pack; no exception leaves it.
+template <typename R, typename... Args>
+int safe_call(
+    const char* name, R (*function)(Args...), const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) noexcept {
+  try {
+    if (num_args != static_cast<std::int32_t>(sizeof...(Args))) [[unlikely]]
+      throw Error(
+          "TypeError", name, "(): expected ", sizeof...(Args), sizeof...(Args) == 1 ? " argument" : " arguments",
+          ", got ", num_args);
+    unpack_and_call(name, function, args, result, std::index_sequence_for<Args...>{});
+    return 0;
+  } catch (const RaisedError&) {
+    // already where the caller looks for it
+  } catch (const Error& error) {
+    TVMFFIErrorSetRaisedFromCStr(error.kind(), error.what());
+#if SGL_HAS_TVM_FFI_CPP
+  } catch (const ::tvm::ffi::Error& error) {
+    TVMFFIErrorSetRaisedFromCStr(error.kind().c_str(), error.message().c_str());
+#endif
+  } catch (const std::exception& error) {
+    TVMFFIErrorSetRaisedFromCStr("RuntimeError", error.what());
+  } catch (...) {
+    TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a C++ exception that is not a std::exception");
+  }
+  return -1;
+}
+
+/// Functions and captureless lambdas alike.
+template <typename F>
+int export_call(
+    const char* name, F&& symbol, const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) noexcept {
+  static_assert(
+      requires { +symbol; },
+      "SGL_EXPORT: the symbol must be a function, a function template with its arguments, a static member function "
+      "or a lambda without captures");
+  return safe_call(name, +symbol, args, num_args, result);
+}
+
+}  // namespace host::details
+
+/// \brief Export `SYMBOL`, in parentheses so that it may hold commas, to Python as `NAME`.
+#define SGL_EXPORT(NAME, SYMBOL)                                                \
+  extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##NAME(       \
+      void*, const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) { \
+    return ::host::details::export_call(#NAME, SYMBOL, args, num_args, result); \
+  }

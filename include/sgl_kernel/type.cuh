@@ -1,0 +1,206 @@
+#pragma once
+
+#include <sgl_kernel/device.cuh>
+
+/// \file type.cuh
+/// \brief Facts about element types (`dtype_trait`, `packed_t`) and conversion between them (`device::cast`).
+///
+/// | scalar       | packed pair    | packed four    |
+/// |--------------|----------------|----------------|
+/// | `fp32_t`     | `fp32x2_t`     | `fp32x4_t`     |
+/// | `fp16_t`     | `fp16x2_t`     |                |
+/// | `bf16_t`     | `bf16x2_t`     |                |
+/// | `fp8_e4m3_t` | `fp8x2_e4m3_t` | `fp8x4_e4m3_t` |
+/// | `fp8_e5m2_t` | `fp8x2_e5m2_t` | `fp8x4_e5m2_t` |
+///
+/// Compiles under NVRTC.
+
+/// \brief Facts about `T`: `packed_t` is the type of twice as many elements, `element_t` one element, `kElements` how
+/// many there are; `from(x)` converts `x` to `T`.
+template <typename T>
+struct dtype_trait;
+
+namespace device {
+
+/// \brief Convert a value, or a pack element by element: `cast<fp32x2_t>(fp16x2_t{1, 2})` is `float2{1, 2}`.
+///
+/// Rounds to nearest even. To fp8, a finite value out of range becomes the largest one of its sign (448 for e4m3, 57344
+/// for e5m2), where PyTorch's conversion gives NaN (e4m3) or infinity (e5m2). What has no direct instruction goes
+/// through fp32, exactly. Each thread by itself; a few instructions.
+template <typename To, typename From>
+[[nodiscard]] SGL_DEVICE To cast(const From& value) {
+  return dtype_trait<To>::from(value);
+}
+
+namespace details {
+
+/// Widening to fp32, one element or a pair; exact for every type.
+SGL_DEVICE float to_fp32(float x) {
+  return x;
+}
+SGL_DEVICE float to_fp32(fp16_t x) {
+  return __half2float(x);
+}
+SGL_DEVICE float to_fp32(bf16_t x) {
+  return __bfloat162float(x);
+}
+SGL_DEVICE float to_fp32(fp8_e4m3_t x) {
+  return static_cast<float>(x);
+}
+SGL_DEVICE float to_fp32(fp8_e5m2_t x) {
+  return static_cast<float>(x);
+}
+SGL_DEVICE float2 to_fp32x2(float2 x) {
+  return x;
+}
+SGL_DEVICE float2 to_fp32x2(fp16x2_t x) {
+  return __half22float2(x);
+}
+SGL_DEVICE float2 to_fp32x2(bf16x2_t x) {
+  return __bfloat1622float2(x);
+}
+SGL_DEVICE float2 to_fp32x2(fp8x2_e4m3_t x) {
+  return static_cast<float2>(x);
+}
+SGL_DEVICE float2 to_fp32x2(fp8x2_e5m2_t x) {
+  return static_cast<float2>(x);
+}
+SGL_DEVICE float4 to_fp32x4(float4 x) {
+  return x;
+}
+SGL_DEVICE float4 to_fp32x4(fp8x4_e4m3_t x) {
+  return static_cast<float4>(x);
+}
+SGL_DEVICE float4 to_fp32x4(fp8x4_e5m2_t x) {
+  return static_cast<float4>(x);
+}
+
+template <typename T>
+concept WidensToFp32 = requires(const T& x) { to_fp32(x); };
+template <typename T>
+concept WidensToFp32x2 = requires(const T& x) { to_fp32x2(x); };
+template <typename T>
+concept WidensToFp32x4 = requires(const T& x) { to_fp32x4(x); };
+
+template <typename T>
+inline constexpr bool is_float_scalar = is_any_of<T, fp32_t, fp16_t, bf16_t, fp8_e4m3_t, fp8_e5m2_t>;
+template <typename T>
+inline constexpr bool is_integer = is_any_of<
+    T, bool, char, signed char, unsigned char, short, unsigned short, int, unsigned int, long, unsigned long, long long,
+    unsigned long long>;
+
+template <typename T, typename Element, typename Packed, int kCount>
+struct DTypeTraitBase {
+  using self_t = T;
+  using element_t = Element;
+  using packed_t = Packed;
+  static constexpr int kElements = kCount;
+};
+
+/// What a scalar can be converted from, and how: `narrow` takes it from fp32.
+template <typename T, typename From, typename Narrow>
+SGL_DEVICE T convert_scalar(const From& value, Narrow narrow) {
+  if constexpr (is_same<T, From>) {
+    return value;
+  } else if constexpr (is_float_scalar<From>) {
+    return narrow(to_fp32(value));
+  } else if constexpr (is_integer<From> || is_same<From, double>) {
+    return static_cast<T>(value);
+  } else {
+    static_assert(
+        always_false<From>, "device::cast to a scalar takes fp32_t, fp16_t, bf16_t, fp8_*_t, double or an integer");
+  }
+}
+
+}  // namespace details
+
+}  // namespace device
+
+template <>
+struct dtype_trait<fp32_t> : device::details::DTypeTraitBase<fp32_t, fp32_t, fp32x2_t, 1> {
+  template <typename From>
+  SGL_DEVICE static fp32_t from(const From& value) {
+    return device::details::convert_scalar<fp32_t>(value, [](float x) { return x; });
+  }
+};
+
+template <>
+struct dtype_trait<fp16_t> : device::details::DTypeTraitBase<fp16_t, fp16_t, fp16x2_t, 1> {
+  template <typename From>
+  SGL_DEVICE static fp16_t from(const From& value) {
+    return device::details::convert_scalar<fp16_t>(value, [](float x) { return __float2half_rn(x); });
+  }
+};
+
+template <>
+struct dtype_trait<bf16_t> : device::details::DTypeTraitBase<bf16_t, bf16_t, bf16x2_t, 1> {
+  template <typename From>
+  SGL_DEVICE static bf16_t from(const From& value) {
+    return device::details::convert_scalar<bf16_t>(value, [](float x) { return __float2bfloat16(x); });
+  }
+};
+
+template <>
+struct dtype_trait<fp8_e4m3_t> : device::details::DTypeTraitBase<fp8_e4m3_t, fp8_e4m3_t, fp8x2_e4m3_t, 1> {
+  template <typename From>
+  SGL_DEVICE static fp8_e4m3_t from(const From& value) {
+    return device::details::convert_scalar<fp8_e4m3_t>(value, [](float x) { return fp8_e4m3_t(x); });
+  }
+};
+
+template <>
+struct dtype_trait<fp8_e5m2_t> : device::details::DTypeTraitBase<fp8_e5m2_t, fp8_e5m2_t, fp8x2_e5m2_t, 1> {
+  template <typename From>
+  SGL_DEVICE static fp8_e5m2_t from(const From& value) {
+    return device::details::convert_scalar<fp8_e5m2_t>(value, [](float x) { return fp8_e5m2_t(x); });
+  }
+};
+
+#define SGL_DEFINE_PAIR(TYPE, ELEMENT, PACKED, NARROW)                                              \
+  template <>                                                                                       \
+  struct dtype_trait<TYPE> : device::details::DTypeTraitBase<TYPE, ELEMENT, PACKED, 2> {            \
+    template <typename From>                                                                        \
+    SGL_DEVICE static TYPE from(const From& value) {                                                \
+      if constexpr (device::details::is_same<TYPE, From>) {                                         \
+        return value;                                                                               \
+      } else {                                                                                      \
+        static_assert(                                                                              \
+            device::details::WidensToFp32x2<From>,                                                  \
+            "device::cast to a pair takes a pair: fp32x2_t, fp16x2_t, bf16x2_t or fp8x2_*_t");      \
+        const float2 wide = device::details::to_fp32x2(value);                                      \
+        return NARROW;                                                                              \
+      }                                                                                             \
+    }                                                                                               \
+  }
+
+SGL_DEFINE_PAIR(fp32x2_t, fp32_t, fp32x4_t, wide);
+SGL_DEFINE_PAIR(fp16x2_t, fp16_t, void, __float22half2_rn(wide));
+SGL_DEFINE_PAIR(bf16x2_t, bf16_t, void, __float22bfloat162_rn(wide));
+SGL_DEFINE_PAIR(fp8x2_e4m3_t, fp8_e4m3_t, fp8x4_e4m3_t, fp8x2_e4m3_t(wide));
+SGL_DEFINE_PAIR(fp8x2_e5m2_t, fp8_e5m2_t, fp8x4_e5m2_t, fp8x2_e5m2_t(wide));
+#undef SGL_DEFINE_PAIR
+
+#define SGL_DEFINE_FOUR(TYPE, ELEMENT)                                                              \
+  template <>                                                                                       \
+  struct dtype_trait<TYPE> : device::details::DTypeTraitBase<TYPE, ELEMENT, void, 4> {              \
+    template <typename From>                                                                        \
+    SGL_DEVICE static TYPE from(const From& value) {                                                \
+      if constexpr (device::details::is_same<TYPE, From>) {                                         \
+        return value;                                                                               \
+      } else {                                                                                      \
+        static_assert(                                                                              \
+            device::details::WidensToFp32x4<From>,                                                  \
+            "device::cast to a pack of four takes one: fp32x4_t or fp8x4_*_t");                     \
+        return TYPE(device::details::to_fp32x4(value));                                             \
+      }                                                                                             \
+    }                                                                                               \
+  }
+
+SGL_DEFINE_FOUR(fp32x4_t, fp32_t);
+SGL_DEFINE_FOUR(fp8x4_e4m3_t, fp8_e4m3_t);
+SGL_DEFINE_FOUR(fp8x4_e5m2_t, fp8_e5m2_t);
+#undef SGL_DEFINE_FOUR
+
+/// \brief The type that holds twice as many elements as `T`: `packed_t<fp16_t>` is `fp16x2_t`.
+template <typename T>
+using packed_t = typename dtype_trait<T>::packed_t;

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <sgl_kernel/error.h>
+#include <sgl_kernel/source_location.h>
+
+#include <dlpack/dlpack.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+/// \file utils.h
+/// \brief What host code needs everywhere: run-time checks, integer ranges, ceiling division, pointer offsets.
+///
+/// Host only. `div_ceil`, `irange` and `dtype_bytes` are `constexpr`, so nvcc (with `--expt-relaxed-constexpr`) takes
+/// them in device code too.
+
+namespace host {
+
+/// \brief Where a check stands. As a defaulted last parameter it is the caller's place, with nothing to pass.
+struct DebugInfo : source_location_t {
+  constexpr DebugInfo(source_location_t location = source_location_t::current()) noexcept
+      : source_location_t(location) {}
+};
+
+/// \brief Prints as `file:line`; of a path beyond 512 bytes, the end.
+inline void append_to(Message& message, const DebugInfo& info) {
+  constexpr std::size_t kLimit = 512;
+  const char* file = info.file_name();
+  const std::size_t size = std::strlen(file);
+  if (size > kLimit) message << "..." << file + (size - kLimit);
+  else message << file;
+  message << ':' << info.line();
+}
+
+/// \brief Throw a `RuntimeError` that names `location` and then says `args`.
+template <typename... Args>
+[[noreturn, gnu::cold, gnu::noinline]] void panic(DebugInfo location, const Args&... args) {
+  throw Error("RuntimeError", "Runtime check failed at ", location, sizeof...(Args) > 0 ? ": " : "", args...);
+}
+
+namespace details {
+
+template <typename T>
+concept Location = std::convertible_to<T, DebugInfo>;
+
+template <typename T>
+concept Condition = !Location<T> && requires(T&& value) { static_cast<bool>(value); };
+
+}  // namespace details
+
+/// \brief Throw a `RuntimeError` with `args` as its text unless the condition holds.
+///
+/// `RuntimeCheck(x > 0, "x must be positive, got ", x)` reports the place of the call;
+/// `RuntimeCheck(location, x > 0, "...")` reports a place that was handed in. Costs one branch when it holds.
+template <typename... Args>
+struct RuntimeCheck {
+  template <details::Condition Cond>
+  explicit RuntimeCheck(Cond&& condition, Args&&... args, DebugInfo location = {}) {
+    if (!static_cast<bool>(condition)) [[unlikely]]
+      panic(location, args...);
+  }
+  template <details::Condition Cond>
+  explicit RuntimeCheck(DebugInfo location, Cond&& condition, Args&&... args) {
+    if (!static_cast<bool>(condition)) [[unlikely]]
+      panic(location, args...);
+  }
+};
+
+template <details::Condition Cond, typename... Args>
+explicit RuntimeCheck(Cond&&, Args&&...) -> RuntimeCheck<Args...>;
+template <details::Location Where, details::Condition Cond, typename... Args>
+explicit RuntimeCheck(Where&&, Cond&&, Args&&...) -> RuntimeCheck<Args...>;
+
+/// \brief Throw a `RuntimeError` here and now: `Panic("unsupported dtype ", dtype)`, or with a location first.
+template <typename... Args>
+struct Panic {
+  [[noreturn]] explicit Panic(Args&&... args, DebugInfo location = {}) {
+    panic(location, args...);
+  }
+  [[noreturn]] explicit Panic(DebugInfo location, Args&&... args) {
+    panic(location, args...);
+  }
+};
+
+template <typename... Args>
+explicit Panic(Args&&...) -> Panic<Args...>;
+template <details::Location Where, typename... Args>
+explicit Panic(Where&&, Args&&...) -> Panic<Args...>;
+
+/// \brief The integers from `begin` up to, not including, `end`; empty when `end <= begin`.
+template <std::integral T>
+struct IntRange {
+  struct iterator {
+    using value_type = T;
+    using difference_type = std::ptrdiff_t;
+    T value;
+    constexpr T operator*() const noexcept {
+      return value;
+    }
+    constexpr iterator& operator++() noexcept {
+      ++value;
+      return *this;
+    }
+    constexpr iterator operator++(int) noexcept {
+      return iterator{value++};
+    }
+    constexpr bool operator==(const iterator&) const noexcept = default;
+  };
+  T first;
+  T last;
+  constexpr iterator begin() const noexcept {
+    return {first};
+  }
+  constexpr iterator end() const noexcept {
+    return {last < first ? first : last};
+  }
+};
+
+/// \brief `for (auto i : irange(3))` visits 0, 1, 2.
+template <std::integral T>
+[[nodiscard]] constexpr auto irange(T end) noexcept -> IntRange<T> {
+  return {T{0}, end};
+}
+
+/// \brief `for (auto i : irange(2, 5))` visits 2, 3, 4. Of two integer types the common one.
+template <std::integral T, std::integral U>
+[[nodiscard]] constexpr auto irange(T begin, U end) noexcept -> IntRange<std::common_type_t<T, U>> {
+  using V = std::common_type_t<T, U>;
+  return {static_cast<V>(begin), static_cast<V>(end)};
+}
+
+/// \brief `a / b` rounded up: `div_ceil(7, 4)` is 2. Has no intermediate sum, so it does not overflow.
+template <std::integral T, std::integral U>
+[[nodiscard]] constexpr auto div_ceil(T a, U b) noexcept {
+  using V = decltype(a / b);
+  const V quotient = static_cast<V>(a) / static_cast<V>(b);
+  const V rest = static_cast<V>(a) % static_cast<V>(b);
+  return static_cast<V>(quotient + (rest != 0 && (rest > 0) == (static_cast<V>(b) > 0)));
+}
+
+/// \brief Bytes of one element of `dtype`, lanes included; packed types below a byte round up.
+[[nodiscard]] constexpr auto dtype_bytes(DLDataType dtype) noexcept -> std::size_t {
+  return (static_cast<std::size_t>(dtype.bits) * dtype.lanes + 7) / 8;
+}
+
+namespace pointer {
+
+/// \brief `ptr` plus the sum of `offsets` in bytes. Only for `void*`, so that it is never elements by mistake.
+template <typename T, std::integral... U>
+[[nodiscard]] auto offset(T* ptr, U... offsets) noexcept -> void* {
+  static_assert(std::is_same_v<T, void>, "pointer::offset counts bytes: cast the pointer to void* first");
+  return static_cast<char*>(ptr) + (std::ptrdiff_t{0} + ... + static_cast<std::ptrdiff_t>(offsets));
+}
+
+template <typename T, std::integral... U>
+[[nodiscard]] auto offset(const T* ptr, U... offsets) noexcept -> const void* {
+  static_assert(std::is_same_v<T, void>, "pointer::offset counts bytes: cast the pointer to const void* first");
+  return static_cast<const char*>(ptr) + (std::ptrdiff_t{0} + ... + static_cast<std::ptrdiff_t>(offsets));
+}
+
+}  // namespace pointer
+
+}  // namespace host

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <sgl_kernel/device.cuh>
+
+/// \file vec.cuh
+/// \brief `AlignedVector`: several elements that are loaded and stored by one instruction.
+///
+/// Compiles under NVRTC.
+
+namespace device {
+
+/// \brief Bytes of the widest load of one thread: 16, and 32 from Blackwell on.
+inline constexpr uint32_t kMaxVecBytes = SGL_ARCH_BLACKWELL_OR_GREATER ? 32 : 16;
+
+namespace details {
+
+/// The type that moves `kBytes` at once.
+template <size_t kBytes>
+struct Word;
+template <>
+struct Word<1> {
+  using type = unsigned char;
+};
+template <>
+struct Word<2> {
+  using type = unsigned short;
+};
+template <>
+struct Word<4> {
+  using type = unsigned int;
+};
+template <>
+struct Word<8> {
+  using type = uint2;
+};
+template <>
+struct Word<16> {
+  using type = uint4;
+};
+template <>
+struct Word<32> {
+#if defined(__CUDACC__) && __CUDACC_VER_MAJOR__ >= 13
+  using type = ulonglong4_32a;  // the compiler moves it with one 256-bit instruction
+#else
+  struct alignas(32) type {
+    uint4 low, high;
+  };
+#endif
+};
+
+}  // namespace details
+
+/// \brief `N` elements of `T`, aligned so that one instruction moves them all.
+///
+/// `N` is a power of two and `N * sizeof(T)` at most `kMaxVecBytes`. Addresses must be aligned to that size. Each
+/// thread by itself.
+/// \code
+///   AlignedVector<fp16_t, 8> v;   // 16 bytes
+///   v.load(input, threadIdx.x);   // elements 8 * threadIdx.x and up
+///   v[0] = v[0] + fp16_t(1);
+///   v.store(output, threadIdx.x);
+/// \endcode
+template <typename T, size_t N>
+struct alignas(sizeof(T) * N) AlignedVector {
+  static_assert(N > 0 && (N & (N - 1)) == 0, "AlignedVector: the number of elements must be a power of two");
+  static_assert(
+      sizeof(T) * N <= kMaxVecBytes,
+      "AlignedVector: at most 16 bytes, or 32 on Blackwell (kMaxVecBytes); take fewer elements or an array of vectors");
+
+ private:
+  using word_t = typename details::Word<sizeof(T) * N>::type;
+
+ public:
+  using value_type = T;
+  static constexpr size_t kSize = N;
+
+  /// \brief Read vector number `offset`, which is elements `offset * N` and up, of `ptr`.
+  template <typename U>
+  SGL_DEVICE void load(const U* ptr, size_t offset = 0) {
+    static_assert(
+        details::is_any_of<U, T, void>, "AlignedVector::load takes a pointer to its element type or to void");
+    m_set(static_cast<const word_t*>(static_cast<const void*>(ptr))[offset]);
+  }
+  /// \brief Write vector number `offset` of `ptr`.
+  template <typename U>
+  SGL_DEVICE void store(U* ptr, size_t offset = 0) const {
+    static_assert(
+        details::is_any_of<U, T, void>, "AlignedVector::store takes a pointer to its element type or to void");
+    static_cast<word_t*>(static_cast<void*>(ptr))[offset] = m_get();
+  }
+  /// \brief Set every element to `value`.
+  SGL_DEVICE void fill(T value) {
+#pragma unroll
+    for (size_t i = 0; i < N; ++i) m_data[i] = value;
+  }
+
+  SGL_DEVICE T& operator[](size_t index) {
+    return m_data[index];
+  }
+  SGL_DEVICE const T& operator[](size_t index) const {
+    return m_data[index];
+  }
+  SGL_DEVICE T* data() {
+    return m_data;
+  }
+  SGL_DEVICE const T* data() const {
+    return m_data;
+  }
+
+ private:
+  // Through a copy and not a cast of the pointer: the compiler keeps it in registers, and no aliasing rule is broken.
+  SGL_DEVICE void m_set(const word_t& word) {
+    __builtin_memcpy(m_data, &word, sizeof(word));
+  }
+  SGL_DEVICE word_t m_get() const {
+    word_t word;
+    __builtin_memcpy(&word, m_data, sizeof(word));
+    return word;
+  }
+
+  T m_data[N];
+};
+
+}  // namespace device
