@@ -109,7 +109,7 @@ def _compile_command(
     spec: BuildSpec, toolchain: Toolchain, unit: Path, output: Path, roots: Sequence[Root], cuda: bool
 ) -> list[str]:
     includes = [f"-I{root.directory}" for root in roots]
-    includes += [f"-isystem{tvm_ffi_include()}"]
+    includes += ["-isystem", str(tvm_ffi_include())]
     # Messages of a kernel name its files by label, so that an artifact is the same wherever the tree lies.
     maps = [f"-fmacro-prefix-map={root.directory}/={_shown(root)}" for root in roots]
     if not cuda:

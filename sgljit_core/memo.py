@@ -18,8 +18,8 @@ R = TypeVar("R")
 def cache_once(function: Callable[P, R]) -> Callable[P, R]:
     """Call ``function`` once for each set of arguments and keep its result for the process.
 
-    Unlike ``functools.lru_cache`` it calls the function once even when threads race for the same arguments, is
-    traceable by torch.compile, and gives ``override_cuda_arch`` and devices of another capability a result of their
+    Unlike ``functools.lru_cache`` it calls the function once even when threads race for the same arguments, is a
+    constant to torch.compile, and gives ``override_cuda_arch`` and devices of another capability a result of their
     own. Arguments must be hashable. An exception is not kept: the next call tries again.
     """
     results: dict[Any, R] = {}
@@ -28,8 +28,8 @@ def cache_once(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        named = tuple(sorted(kwargs.items())) if kwargs else ()
         # The types belong to the key: 1, 1.0 and True are equal, but other template arguments.
+        named = tuple((name, type(kwargs[name]), kwargs[name]) for name in sorted(kwargs)) if kwargs else ()
         key = (arch.scope(), args, tuple(map(type, args)), named)
         if key in results:
             return results[key]
@@ -43,4 +43,7 @@ def cache_once(function: Callable[P, R]) -> Callable[P, R]:
                 results[key] = function(*args, **kwargs)
         return results[key]
 
+    # What torch.compiler.assume_constant_result does, without its import of dynamo: while tracing, the function is
+    # called rather than traced, and its result is a constant of the graph.
+    wrapper._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
     return wrapper

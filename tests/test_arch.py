@@ -1,0 +1,82 @@
+"""Which target a build gets."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from sgljit_core import errors, is_arch_support_pdl, override_cuda_arch
+from sgljit_core.arch import cpu_target, cuda_target
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device answers first")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "number"),
+    [
+        ("8.0", "sm_80", (8, 0)),
+        ("9.0", "sm_90a", (9, 0)),
+        ("9.0a", "sm_90a", (9, 0)),
+        ("10.0", "sm_100a", (10, 0)),
+        ("10.0f", "sm_100f", (10, 0)),
+        ("sm_120a", "sm_120a", (12, 0)),
+    ],
+)
+def test_a_variable_names_the_target(text, name, number, monkeypatch):
+    monkeypatch.setenv("SGLJIT_CUDA_ARCH", text)
+    assert (cuda_target().name, cuda_target().cuda_arch) == (name, number)
+
+
+def test_tvm_ffis_variable_counts_where_ours_is_not_set(monkeypatch):
+    monkeypatch.setenv("TVM_FFI_CUDA_ARCH_LIST", "8.9")
+    assert cuda_target().name == "sm_89"
+    monkeypatch.setenv("SGLJIT_CUDA_ARCH", "9.0")
+    assert cuda_target().name == "sm_90a"
+
+
+@pytest.mark.parametrize(("text", "problem"), [("fast", "is not one"), ("8.0 9.0a", "names several architectures")])
+def test_a_variable_that_makes_no_sense_is_named(text, problem, monkeypatch):
+    monkeypatch.setenv("TVM_FFI_CUDA_ARCH_LIST", text)
+    with pytest.raises(errors.ConfigError, match=f"TVM_FFI_CUDA_ARCH_LIST='{text}' {problem}"):
+        cuda_target()
+
+
+@no_gpu
+def test_without_a_device_the_error_says_how_to_name_one():
+    with pytest.raises(
+        errors.ConfigError, match=r"SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch\(9, 0\)"
+    ):
+        cuda_target()
+
+
+def test_an_override_nests_ends_and_beats_the_variable(monkeypatch):
+    monkeypatch.setenv("SGLJIT_CUDA_ARCH", "8.0")
+    with override_cuda_arch(9, 0):
+        with override_cuda_arch(10, 0, "f"):
+            assert cuda_target().name == "sm_100f"
+        assert cuda_target().name == "sm_90a"
+    assert cuda_target().name == "sm_80"
+
+
+def test_an_override_is_the_threads_own(monkeypatch):
+    monkeypatch.setenv("SGLJIT_CUDA_ARCH", "8.0")
+    seen = []
+    with override_cuda_arch(9, 0):
+        thread = threading.Thread(target=lambda: seen.append(cuda_target().name))
+        thread.start()
+        thread.join()
+    assert seen == ["sm_80"]
+
+
+def test_dependent_launch_begins_with_hopper():
+    with override_cuda_arch(8, 9):
+        assert not is_arch_support_pdl()
+    with override_cuda_arch(9, 0):
+        assert is_arch_support_pdl()
+
+
+def test_the_cpu_target_names_the_machine():
+    assert cpu_target().name.startswith("cpu-")
+    assert not cpu_target().is_cuda

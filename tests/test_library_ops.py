@@ -1,0 +1,81 @@
+"""Ops as seen by torch.compile."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from sgljit_core import errors
+from sgljit_core.library_ops import dispatching, register
+
+calls: list[str] = []
+
+
+def scale_(x: torch.Tensor, out: torch.Tensor | None = None, factor: float = 2.0, *, shift: int = 0) -> None:
+    """Write ``x * factor + shift`` to ``out``, by default to ``x``."""
+    calls.append("scale_")
+    target = x if out is None else out
+    target.copy_(x * factor + shift)
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.fixture(scope="module")
+def op():
+    return dispatching(scale_, register("testing", "scale_", scale_, ("x", "out"), None))
+
+
+def test_an_eager_call_goes_straight_to_the_function(op):
+    x = torch.ones(3)
+    op(x, factor=3.0, shift=1)
+    assert x.tolist() == [4, 4, 4]
+
+
+def test_the_wrapper_keeps_signature_and_docstring(op):
+    assert inspect.signature(op) == inspect.signature(scale_)
+    assert op.__doc__ == scale_.__doc__
+    with pytest.raises(TypeError):
+        op(torch.ones(1), None, 2.0, 1)  # shift is keyword-only
+
+
+def test_the_eager_path_packs_no_arguments(op):
+    """What *args and **kwargs cost is a third of a small kernel's call."""
+    assert not op.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+
+
+def test_a_compiled_graph_holds_the_op_whole(op):
+    def f(x):
+        y = x + 1
+        op(y, factor=3.0, shift=1)
+        return y * 2
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.ones(3)).tolist() == [14, 14, 14]
+
+
+def test_a_compiled_graph_sees_the_mutation_of_out(op):
+    def f(x):
+        out = torch.empty_like(x)
+        op(x, out)
+        return out + x
+
+    assert torch.compile(f, fullgraph=True, backend="aot_eager")(torch.ones(3)).tolist() == [3, 3, 3]
+
+
+def test_an_op_that_returns_a_tensor_compiles_with_its_fake():
+    op = dispatching(doubled, register("testing", "doubled", doubled, (), torch.empty_like))
+    compiled = torch.compile(lambda x: op(x) + 1, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.ones(2)).tolist() == [3, 3]
+    assert torch.ops.sgljit_testing.doubled(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_a_signature_without_annotations_is_refused_with_the_remedy():
+    def bare(x):
+        return x
+
+    with pytest.raises(errors.InvalidFamilyError, match="Annotate every parameter"):
+        register("testing", "bare", bare, (), None)

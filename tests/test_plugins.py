@@ -1,0 +1,210 @@
+"""Discovery and loading of plugins: installed for real as metadata on sys.path."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import plugin_on_disk
+import pytest
+
+from sgljit_core import errors, ops, plugins
+
+_names = (f"made_up_{i}" for i in itertools.count())
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """An empty directory on sys.path; what a test installs there is forgotten after it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.rescan()
+    yield tmp_path
+    plugins.rescan()
+
+
+@pytest.fixture
+def family():
+    """A family name that no other test has loaded: what is loaded stays for the process."""
+    return next(_names)
+
+
+def test_an_installed_family_is_listed_without_importing_it(site, family):
+    plugin_on_disk.install(site, f"stranger-{family}", family)
+    assert family in ops
+    assert family in list(ops)
+    assert not [name for name in sys.modules if name.startswith("stranger")]
+
+
+def test_a_family_is_found_with_a_hyphen_too(site, family):
+    plugin_on_disk.install(site, f"stranger-{family}", family)
+    assert family.replace("_", "-") in ops
+    assert ops[family.replace("_", "-")] is ops[family]
+
+
+def test_an_op_runs(site, family):
+    import torch
+
+    plugin_on_disk.install(site, f"stranger-{family}", family)
+    assert ops[family].double(torch.ones(2)).tolist() == [2, 2]
+    assert dir(ops[family]) == ["double"]
+
+
+def test_a_family_installed_after_the_first_look_is_found(site, family):
+    assert family not in ops
+    plugin_on_disk.install(site, f"stranger-{family}", family)
+    assert ops[family]
+
+
+def test_an_unknown_family_names_the_nearest_the_installed_and_the_pip_line(site):
+    with pytest.raises(errors.UnknownFamilyError) as caught:
+        ops["nrom"]
+    text = str(caught.value)
+    assert "no installed plugin provides the kernel family 'nrom'; did you mean 'norm'?" in text
+    assert "norm" in text.split("installed: ")[1]
+    assert "pip install sgljit-nrom" in text
+    assert isinstance(caught.value, KeyError)
+    assert ops.get("nrom") is None
+
+
+def test_an_unknown_op_names_the_nearest_and_what_there_is(site, family):
+    plugin_on_disk.install(site, f"stranger-{family}", family)
+    with pytest.raises(errors.UnknownOpError) as caught:
+        _ = ops[family].duoble
+    assert f"family '{family}' (stranger-{family} 1.2.3) has no op 'duoble'" in str(caught.value)
+    assert "did you mean 'double'?; it has: double" in str(caught.value)
+    assert not hasattr(ops[family], "triple")
+
+
+def test_two_distributions_with_one_family_are_both_named(site, family):
+    plugin_on_disk.install(site, f"first-{family}", family)
+    plugin_on_disk.install(site, f"second-{family}", family, version="4.5")
+    with pytest.raises(errors.PluginConflictError) as caught:
+        ops[family]
+    text = str(caught.value)
+    for part in (
+        f"first-{family} 1.2.3",
+        f"second-{family} 4.5",
+        f"first_{family}.plugin",
+        str(site),
+        "SGLJIT_PLUGINS",
+    ):
+        assert part in text
+
+
+def test_the_allow_list_settles_a_conflict_by_distribution(site, family, monkeypatch):
+    plugin_on_disk.install(site, f"first-{family}", family)
+    plugin_on_disk.install(site, f"second-{family}", family)
+    monkeypatch.setenv("SGLJIT_PLUGINS", f"Second_{family}, sgljit-norm")
+    assert f"second-{family} 1.2.3" in repr(ops[family])
+    assert set(ops) <= {family, "norm"}
+
+
+def test_an_empty_allow_list_allows_none(monkeypatch):
+    monkeypatch.setenv("SGLJIT_PLUGINS", "")
+    assert list(ops) == []
+    with pytest.raises(errors.UnknownFamilyError, match="installed: none"):
+        ops["norm"]
+
+
+@pytest.mark.parametrize(
+    "failure", ["raise ValueError('no such luck')", "raise SystemExit(3)", "import not_there_at_all"]
+)
+def test_a_plugin_that_raises_reports_itself_with_its_traceback_and_the_rest_work(site, family, failure):
+    plugin_on_disk.install(site, f"broken-{family}", family, plugin=f"def deep():\n    {failure}\ndeep()\n")
+    good = next(_names)
+    plugin_on_disk.install(site, f"good-{good}", good)
+    texts = []
+    for _ in range(2):  # the second look-up reports the same, and runs nothing again
+        with pytest.raises(errors.PluginLoadError) as caught:
+            ops[family]
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+    assert f"plugin broken-{family} 1.2.3 cannot be loaded: importing broken_{family}.plugin raised" in texts[0]
+    assert "in deep" in texts[0]
+    assert caught.value.__cause__ is not None
+    assert ops[good]
+
+
+def test_a_hook_that_raises_is_reported_the_same_way(site, family):
+    text = "from sgljit_core import hookimpl\n@hookimpl\n"
+    text += "def sgljit_register_kernels(register):\n    register('not a family')\n"
+    plugin_on_disk.install(site, f"broken-{family}", family, plugin=text)
+    with pytest.raises(errors.PluginLoadError, match="register\\(\\) expects a KernelFamily, got str"):
+        ops[family]
+
+
+def test_a_plugin_that_registers_nothing_is_reported(site, family):
+    plugin_on_disk.install(site, f"empty-{family}", family, plugin="")
+    with pytest.raises(
+        errors.PluginLoadError,
+        match=f"entry point promises the family '{family}', which empty_{family}.plugin does not register",
+    ):
+        ops[family]
+
+
+def test_a_plugin_that_registers_anothers_family_is_reported_with_the_owner(site, family):
+    owned = next(_names)
+    plugin_on_disk.install(site, f"owner-{owned}", owned)
+    thief = plugin_on_disk._PLUGIN.format(family=owned, package=f"thief_{family}")
+    plugin_on_disk.install(site, f"thief-{family}", family, plugin=thief)
+    with pytest.raises(errors.PluginConflictError) as caught:
+        ops[family]
+    assert f"thief-{family} 1.2.3" in str(caught.value)
+    assert f"which belongs to owner-{owned} 1.2.3 (owner_{owned}.plugin" in str(caught.value)
+    assert f"owner-{owned} 1.2.3" in repr(ops[owned])
+
+
+def test_a_plugin_for_another_core_is_refused_before_it_is_imported(site, family):
+    plugin_on_disk.install(site, f"future-{family}", family, requires="sgljit-core>=99", plugin="raise SystemError")
+    with pytest.raises(errors.IncompatiblePluginError) as caught:
+        ops[family]
+    assert "it requires sgljit-core>=99, and sgljit-core" in str(caught.value)
+    assert f"pip install --upgrade sgljit-core future-{family}" in str(caught.value)
+
+
+def test_a_requirement_of_an_extra_does_not_count(site, family):
+    plugin_on_disk.install(site, f"extra-{family}", family, requires='sgljit-core>=99; extra == "next"')
+    assert ops[family]
+
+
+def test_two_families_of_one_module(site):
+    first, second = next(_names), next(_names)
+    text = "from sgljit_core import KernelFamily, Op, hookimpl\n"
+    text += "@hookimpl\ndef sgljit_register_kernels(register):\n"
+    for name in (first, second):
+        text += f"    register(KernelFamily({name!r}, 'both_{first}', (Op('double', 'both_{first}.ops:double'),)))\n"
+    plugin_on_disk.install(site, f"both-{first}", first, plugin=text)
+    points = site / f"both_{first}-1.2.3.dist-info" / "entry_points.txt"
+    points.write_text(points.read_text() + f"{second} = both_{first}.plugin\n")
+    assert ops[first]
+    assert ops[second]
+
+
+def test_named_headers_come_from_an_extension_and_a_broken_one_is_left_out(tmp_path):
+    """In a process of its own: extensions are loaded once."""
+    import os
+    import subprocess
+
+    headers = (
+        "from pathlib import Path\nfrom sgljit_core import hookimpl\n"
+        "@hookimpl\ndef sgljit_header_dependencies():\n    return {'cutlass': lambda: [Path('/include/cutlass')]}\n"
+    )
+    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=headers, group="sgljit.plugins")
+    plugin_on_disk.install(tmp_path, "broken", "broken", plugin="raise ValueError('no luck')", group="sgljit.plugins")
+    code = (
+        "import logging; logging.basicConfig()\nfrom sgljit_core import plugins\n"
+        "print(plugins.header_dependency('cutlass'))\nplugins.header_dependency('cutlas')"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert "[PosixPath('/include/cutlass')]" in result.stdout
+    assert "plugin broken 1.2.3 cannot be loaded" in result.stderr
+    assert "no installed plugin provides the headers 'cutlas' (provided: cutlass)" in result.stderr
+
+
+def test_every_installed_entry_point_loads():
+    for name in ops:
+        if not name.startswith("made_up"):
+            assert dir(ops[name])

@@ -1,0 +1,71 @@
+"""What a build and a family refuse to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from sgljit_core import KernelFamily, Op, errors, load_jit
+
+EXPORT = [("run", "run")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        ((), {"cpp_files": ["a.cpp"], "cpp_wrappers": EXPORT}, "needs at least one marker"),
+        (("m",), {"cpp_wrappers": EXPORT}, "no source; pass cpp_files or cuda_files"),
+        (("m",), {"cpp_files": ["a.cpp"]}, "nothing is exported"),
+        (("m",), {"cpp_files": ["../a.cpp"], "cpp_wrappers": EXPORT}, r"'../a.cpp' must be relative to csrc"),
+        (("m",), {"cpp_files": ["/etc/passwd"], "cpp_wrappers": EXPORT}, "must be relative to csrc"),
+        (("m",), {"cpp_files": ["a.cpp"], "cpp_wrappers": [("2run", "run")]}, "'2run' is not a C identifier"),
+        (("m",), {"cpp_files": ["a.cpp"], "cpp_wrappers": EXPORT * 2}, "'run' is given twice"),
+        (("m",), {"cpp_files": ["a.cpp"], "cuda_wrappers": EXPORT}, "wrappers of a language need files of the same"),
+        (("m",), {"cpp_files": ["a.cpp"], "cpp_wrappers": EXPORT, "header_only": False}, "drop cpp_wrappers"),
+    ],
+)
+def test_load_jit_refuses_what_is_no_build(arguments, options, text, tmp_path):
+    with pytest.raises(errors.InvalidBuildError, match=text):
+        load_jit(*arguments, csrc=tmp_path, **options)
+
+
+def test_load_jit_without_csrc_says_who_passes_it():
+    with pytest.raises(errors.InvalidBuildError, match="needs csrc"):
+        load_jit("m", cpp_files=["a.cpp"], cpp_wrappers=EXPORT)
+
+
+def test_a_missing_source_lists_what_is_there(tmp_path):
+    (tmp_path / "other.cpp").touch()
+    with pytest.raises(errors.SourceNotFoundError, match=r"'a.cpp' not found in .*holds: other.cpp") as caught:
+        load_jit("m", cpp_files=["a.cpp"], cpp_wrappers=EXPORT, csrc=tmp_path)
+    assert isinstance(caught.value, FileNotFoundError)
+
+
+def test_a_missing_include_directory_is_named(tmp_path):
+    (tmp_path / "a.cpp").touch()
+    with pytest.raises(errors.SourceNotFoundError, match="no/such/place does not exist"):
+        load_jit(
+            "m",
+            cpp_files=["a.cpp"],
+            cpp_wrappers=EXPORT,
+            csrc=tmp_path,
+            extra_include_paths=[tmp_path / "no/such/place"],
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Op("not ok", "m:f"), "'not ok' must be a public Python identifier"),
+        (lambda: Op("_hidden", "m:f"), "must be a public"),
+        (lambda: Op("op", "m.f"), "implementation must read \"package.module:function\", got 'm.f'"),
+        (
+            lambda: KernelFamily("wait-value", "p", (Op("op", "m:f"),)),
+            "'wait-value' must be a public Python identifier",
+        ),
+        (lambda: KernelFamily("norm", "p", ()), "declares no ops"),
+        (lambda: KernelFamily("norm", "p", (Op("op", "m:f"), Op("op", "m:g"))), "declares the op 'op' twice"),
+    ],
+)
+def test_a_family_that_cannot_work_is_refused_where_it_is_declared(make, text):
+    with pytest.raises(errors.InvalidFamilyError, match=text):
+        make()
