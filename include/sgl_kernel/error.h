@@ -3,6 +3,7 @@
 #include <sgl_kernel/message.h>
 
 #include <exception>
+#include <initializer_list>
 
 /// \file error.h
 /// \brief `host::Error`: the exception that becomes a Python exception of a chosen name.
@@ -16,8 +17,10 @@ namespace host {
 struct Error : std::exception {
  public:
   template <typename... Args>
-  explicit Error(const char* kind, const Args&... args) : m_kind(kind) {
-    ((m_message << args), ...);
+  explicit Error(const char* kind, const Args&... args) : Error(kind, std::initializer_list<details::Piece>{args...}) {}
+  [[gnu::cold, gnu::noinline]] explicit Error(const char* kind, std::initializer_list<details::Piece> pieces)
+      : m_kind(kind) {
+    for (const auto& piece : pieces) m_message << piece;
   }
 
   /// \brief The Python exception's name.
@@ -33,5 +36,13 @@ struct Error : std::exception {
   const char* m_kind;
   Message m_message;
 };
+
+namespace details {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise(const char* kind, std::initializer_list<Piece> pieces) {
+  throw Error(kind, pieces);
+}
+
+}  // namespace details
 
 }  // namespace host

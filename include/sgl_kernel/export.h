@@ -94,6 +94,12 @@ struct ArgSlot {
   }
 };
 
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_count(
+    const char* name, std::size_t expected, std::int32_t got) {
+  throw Error(
+      "TypeError", name, "(): expected ", expected, expected == 1 ? " argument" : " arguments", ", got ", got);
+}
+
 /// How to read a `T` from an argument: `matches` says whether it can be, `read` does it. `kName` is for errors.
 template <typename T>
 struct Arg;
@@ -340,9 +346,7 @@ int safe_call(
     const char* name, R (*function)(Args...), const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) noexcept {
   try {
     if (num_args != static_cast<std::int32_t>(sizeof...(Args))) [[unlikely]]
-      throw Error(
-          "TypeError", name, "(): expected ", sizeof...(Args), sizeof...(Args) == 1 ? " argument" : " arguments",
-          ", got ", num_args);
+      raise_count(name, sizeof...(Args), num_args);
     unpack_and_call(name, function, args, result, std::index_sequence_for<Args...>{});
     return 0;
   } catch (const RaisedError&) {

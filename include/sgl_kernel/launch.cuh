@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
 #if defined(USE_ROCM)
 #include <hip/hip_runtime.h>
@@ -64,7 +63,7 @@ inline bool is_left_by_a_kernel(runtime_error_t error) noexcept {
 #endif
 }
 
-[[noreturn, gnu::cold]] inline void throw_runtime_error(
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_runtime_error(
     runtime_error_t error, DebugInfo location, const LaunchConfig* launch = nullptr) {
   Message text;
   text << "CUDA error at " << location << ": " << SGL_RUNTIME(GetErrorName)(error) << " (" << static_cast<int>(error)
@@ -175,17 +174,22 @@ struct LaunchKernel {
       static_assert(
           (std::is_convertible_v<Args&&, Params> && ...),
           "LaunchKernel: an argument does not convert to the kernel's parameter type");
-      m_launch(kernel, static_cast<Params>(std::forward<Args>(args))...);
+      m_launch_converted<Params...>(kernel, static_cast<Args&&>(args)...);
     }
   }
 
  private:
+  /// The conversions end here: every parameter has its kernel's type, and the address of each is what CUDA wants.
   template <typename... Params>
-  void m_launch(void (*kernel)(Params...), Params... params) const {
+  void m_launch_converted(void (*kernel)(Params...), Params... params) const {
+    void* arguments[sizeof...(Params) + 1] = {const_cast<void*>(static_cast<const void*>(&params))..., nullptr};
+    m_launch(reinterpret_cast<const void*>(kernel), arguments);
+  }
+
+  [[gnu::noinline]] void m_launch(const void* kernel, void** arguments) const {
     if (m_config.grid.is_empty()) return;
     const details::DeviceGuard guard(m_config.device_id, m_location);
-    void* arguments[sizeof...(Params) + 1] = {const_cast<void*>(static_cast<const void*>(&params))..., nullptr};
-    const auto error = m_enqueue(reinterpret_cast<const void*>(kernel), arguments);
+    const auto error = m_enqueue(kernel, arguments);
     if (error != SGL_RUNTIME(Success)) [[unlikely]] {
       static_cast<void>(SGL_RUNTIME(GetLastError)());
       details::throw_runtime_error(error, m_location, &m_config);

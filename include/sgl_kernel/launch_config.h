@@ -40,13 +40,13 @@ struct Dim3 {
   template <std::integral T>
   static constexpr std::uint32_t s_narrow(T value) {
     if (static_cast<std::uint64_t>(value) > 0xffffffffu) [[unlikely]]
-      throw Error("ValueError", "a launch dimension must be between 0 and 4294967295, got ", value);
+      details::raise("ValueError", {"a launch dimension must be between 0 and 4294967295, got ", value});
     return static_cast<std::uint32_t>(value);
   }
 };
 
 /// \brief Prints as `<1, 2, 3>`.
-inline void append_to(Message& message, const Dim3& dim) {
+[[gnu::cold, gnu::noinline]] inline void append_to(Message& message, const Dim3& dim) {
   message << '<' << dim.x << ", " << dim.y << ", " << dim.z << '>';
 }
 

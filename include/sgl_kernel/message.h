@@ -36,7 +36,26 @@ concept SequenceLike = !TextLike<T> && requires(const T& value) {
 /// An overload of `append_to(host::Message&, const T&)`, found by argument-dependent look-up. Only for classes, since a
 /// number would convert to some class or other.
 template <typename T>
-concept CustomPrintable = std::is_class_v<T> && requires(Message& message, const T& value) { append_to(message, value); };
+concept CustomPrintable = std::is_class_v<T> && requires(Message& message, const T& value) {
+  append_to(message, value);
+};
+
+/// A value on its way into a message, with its type erased. So a check costs the compiler a few stores, however many
+/// kinds of values a kernel prints; formatting is compiled once, and for size, as no fast path runs it.
+struct Piece {
+ public:
+  template <typename T>
+  Piece(const T& value) noexcept;  // NOLINT: converts on purpose
+
+  void (*print)(Message& message, const Piece& piece);
+  union {
+    long long integer;
+    unsigned long long natural;
+    double number;
+    const void* pointer;
+  };
+  std::size_t size = 0;
+};
 
 }  // namespace details
 
@@ -61,14 +80,14 @@ struct Message {
   }
 
   /// \brief Append `size` bytes. Once the buffer is full, later text is dropped.
-  void append(const char* text, std::size_t size) noexcept {
+  [[gnu::cold, gnu::noinline]] void append(const char* text, std::size_t size) noexcept {
     if (m_cut) return;
     if (size <= kCapacity - m_size) {
       std::memcpy(m_text + m_size, text, size);
       m_size += size;
     } else {
       std::memcpy(m_text + m_size, text, kCapacity - m_size);
-      m_size = cut_at_character(m_text, kCapacity - 3);
+      m_size = s_cut_at_character(m_text, kCapacity - 3);
       std::memcpy(m_text + m_size, "...", 3);
       m_size += 3;
       m_cut = true;
@@ -76,168 +95,183 @@ struct Message {
     m_text[m_size] = '\0';
   }
 
-  /// \brief Append at most `limit` bytes of `text`; what is cut becomes "...".
-  void append_limited(const char* text, std::size_t size, std::size_t limit) noexcept {
-    if (size <= limit) return append(text, size);
-    append(text, cut_at_character(text, limit > 3 ? limit - 3 : 0));
-    append("...", 3);
+  /// \brief Append a C string.
+  [[gnu::cold, gnu::noinline]] void append(const char* text) noexcept {
+    if (text == nullptr) text = "(null)";
+    append(text, std::strlen(text));
   }
 
-  template <typename T>
-  Message& operator<<(const T& value) {
-    using U = std::remove_cv_t<T>;
-    if constexpr (details::CustomPrintable<T>) {
-      append_to(*this, value);
-    } else if constexpr (std::is_same_v<U, bool>) {
-      print(value ? "true" : "false");
-    } else if constexpr (std::is_same_v<U, char>) {
-      append(&value, 1);
-    } else if constexpr (std::is_enum_v<U>) {
-      *this << static_cast<std::underlying_type_t<U>>(value);
-    } else if constexpr (std::is_integral_v<U> && std::is_signed_v<U>) {
-      print_signed(value);
-    } else if constexpr (std::is_integral_v<U>) {
-      print_unsigned(value);
-    } else if constexpr (std::is_floating_point_v<U>) {
-      print_float(static_cast<double>(value), std::is_same_v<U, float>);
-    } else if constexpr (std::is_null_pointer_v<U>) {
-      print("nullptr");
-    } else if constexpr (std::is_convertible_v<const T&, const char*>) {
-      print(static_cast<const char*>(value));
-    } else if constexpr (std::is_pointer_v<U> || std::is_array_v<U>) {
-      print_pointer(reinterpret_cast<const void*>(value));
-    } else if constexpr (std::is_same_v<U, DLDataType>) {
-      print_dtype(value);
-    } else if constexpr (std::is_same_v<U, DLDevice>) {
-      print_device(value);
-    } else if constexpr (details::TextLike<U>) {
-      append(value.data(), value.size());
-    } else if constexpr (details::SequenceLike<U>) {
-      const char* separator = "<";
-      for (const auto& item : value) {
-        print(separator);
-        *this << item;
-        separator = ", ";
-      }
-      print(separator[0] == '<' ? "<>" : ">");
-    } else {
-      static_assert(
-          !sizeof(U),
-          "host::Message cannot print this type: pass a number, bool, enum, pointer, text, sequence, DLDataType or "
-          "DLDevice, or define `void append_to(host::Message&, const T&)` beside the type");
-    }
+  /// \brief Append at most `limit` bytes of `text`; what is cut becomes "...".
+  [[gnu::cold, gnu::noinline]] void append_limited(const char* text, std::size_t limit) noexcept {
+    const std::size_t size = std::strlen(text);
+    if (size <= limit) return append(text, size);
+    append(text, s_cut_at_character(text, limit - 3));
+    append("...");
+  }
+
+  [[gnu::cold, gnu::noinline]] Message& operator<<(const details::Piece& piece) {
+    piece.print(*this, piece);
     return *this;
   }
 
  private:
   /// The largest size up to `limit` that does not split a UTF-8 character.
-  static std::size_t cut_at_character(const char* text, std::size_t limit) noexcept {
+  static std::size_t s_cut_at_character(const char* text, std::size_t limit) noexcept {
     while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0u) == 0x80u) --limit;
     return limit;
-  }
-
-  void print(const char* text) noexcept {
-    if (text == nullptr) text = "(null)";
-    append(text, std::strlen(text));
-  }
-  void print_signed(long long value) noexcept {
-    char digits[24];
-    append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%lld", value)));
-  }
-  void print_unsigned(unsigned long long value) noexcept {
-    char digits[24];
-    append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%llu", value)));
-  }
-  void print_pointer(const void* value) noexcept {
-    char digits[24];
-    append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%p", value)));
-  }
-  void print_float(double value, bool single) noexcept {
-    char digits[40];
-    for (int precision = 6;; ++precision) {
-      std::snprintf(digits, sizeof(digits), "%.*g", precision, value);
-      const bool exact = single ? std::strtof(digits, nullptr) == static_cast<float>(value)
-                                : std::strtod(digits, nullptr) == value;
-      if (exact || precision >= 17) break;  // a NaN never compares equal and ends at 17
-    }
-    print(digits);
-  }
-
-  void print_dtype(DLDataType dtype) noexcept {
-    // The index is the DLPack code. Types with one width only carry it in their name.
-    struct Name {
-      const char* text;
-      bool width;
-    };
-    static constexpr Name kNames[] = {
-        {"int", true},
-        {"uint", true},
-        {"float", true},
-        {"handle", true},
-        {"bfloat", true},
-        {"complex", true},
-        {"bool", false},
-        {"float8_e3m4", false},
-        {"float8_e4m3", false},
-        {"float8_e4m3b11fnuz", false},
-        {"float8_e4m3fn", false},
-        {"float8_e4m3fnuz", false},
-        {"float8_e5m2", false},
-        {"float8_e5m2fnuz", false},
-        {"float8_e8m0fnu", false},
-        {"float6_e2m3fn", false},
-        {"float6_e3m2fn", false},
-        {"float4_e2m1fn", false},
-    };
-    if (dtype.code < sizeof(kNames) / sizeof(kNames[0])) {
-      print(kNames[dtype.code].text);
-      if (kNames[dtype.code].width) print_unsigned(dtype.bits);
-    } else {
-      *this << "dtype(code=" << dtype.code << ", bits=" << dtype.bits << ')';
-    }
-    if (dtype.lanes != 1) *this << 'x' << dtype.lanes;
-  }
-
-  void print_device(DLDevice device) noexcept {
-    switch (static_cast<int>(device.device_type)) {
-      case kDLCPU:
-        return print("cpu");  // there is only one
-      case kDLCUDA:
-        print("cuda");
-        break;
-      case kDLCUDAHost:
-        print("cuda_host");
-        break;
-      case kDLCUDAManaged:
-        print("cuda_managed");
-        break;
-      case kDLROCM:
-        print("rocm");
-        break;
-      case kDLROCMHost:
-        print("rocm_host");
-        break;
-      case kDLOpenCL:
-        print("opencl");
-        break;
-      case kDLVulkan:
-        print("vulkan");
-        break;
-      case kDLMetal:
-        print("metal");
-        break;
-      case kDLOneAPI:
-        print("oneapi");
-        break;
-      default:
-        *this << "device_type(" << static_cast<int>(device.device_type) << ')';
-    }
-    if (device.device_id >= 0) *this << ':' << device.device_id;  // below zero stands for any
   }
 
   std::size_t m_size = 0;
   bool m_cut = false;
   char m_text[kCapacity + 1] = {};
 };
+
+namespace details {
+
+[[gnu::cold, gnu::noinline]] inline void print_integer(Message& message, const Piece& piece) {
+  char digits[24];
+  message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%lld", piece.integer)));
+}
+
+[[gnu::cold, gnu::noinline]] inline void print_natural(Message& message, const Piece& piece) {
+  char digits[24];
+  message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%llu", piece.natural)));
+}
+
+/// `size` is that of the type, which decides when the digits are enough.
+[[gnu::cold, gnu::noinline]] inline void print_number(Message& message, const Piece& piece) {
+  char digits[40];
+  for (int precision = 6; precision <= 17; ++precision) {
+    std::snprintf(digits, sizeof(digits), "%.*g", precision, piece.number);
+    if (piece.size == sizeof(float) ? std::strtof(digits, nullptr) == static_cast<float>(piece.number)
+                                    : std::strtod(digits, nullptr) == piece.number)
+      break;
+  }
+  message.append(digits);
+}
+
+[[gnu::cold, gnu::noinline]] inline void print_text(Message& message, const Piece& piece) {
+  if (piece.size == static_cast<std::size_t>(-1)) return message.append(static_cast<const char*>(piece.pointer));
+  message.append(static_cast<const char*>(piece.pointer), piece.size);
+}
+
+[[gnu::cold, gnu::noinline]] inline void print_pointer(Message& message, const Piece& piece) {
+  char digits[24];
+  message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%p", piece.pointer)));
+}
+
+[[gnu::cold, gnu::noinline]] inline void print_dtype(Message& message, const Piece& piece) {
+  // The index is the DLPack code; a name in brackets is followed by the number of bits.
+  static constexpr const char* kNames[] = {
+      "int",           "uint",          "float",           "handle",        "bfloat",
+      "complex",       "bool",          "float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz",
+      "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz", "float8_e8m0fnu",
+      "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn",
+  };
+  const auto dtype = *static_cast<const DLDataType*>(piece.pointer);
+  if (dtype.code >= sizeof(kNames) / sizeof(kNames[0])) {
+    message << "dtype(code=" << dtype.code << ", bits=" << dtype.bits << ')';
+  } else {
+    message << kNames[dtype.code];
+    if (dtype.code < kDLBool) message << dtype.bits;  // the later ones have one width, or carry it in the name
+  }
+  if (dtype.lanes != 1) message << 'x' << dtype.lanes;
+}
+
+[[gnu::cold, gnu::noinline]] inline void print_device(Message& message, const Piece& piece) {
+  struct Name {
+    int type;
+    const char* text;
+  };
+  static constexpr Name kNames[] = {
+      {kDLCPU, "cpu"},           {kDLCUDA, "cuda"},         {kDLCUDAHost, "cuda_host"}, {kDLCUDAManaged, "cuda_managed"},
+      {kDLROCM, "rocm"},         {kDLROCMHost, "rocm_host"}, {kDLOpenCL, "opencl"},      {kDLVulkan, "vulkan"},
+      {kDLMetal, "metal"},       {kDLVPI, "vpi"},           {kDLExtDev, "ext_dev"},     {kDLOneAPI, "oneapi"},
+      {kDLWebGPU, "webgpu"},     {kDLHexagon, "hexagon"},   {kDLMAIA, "maia"},          {kDLTrn, "trn"},
+  };
+  const auto device = *static_cast<const DLDevice*>(piece.pointer);
+  const int type = device.device_type;
+  const char* text = nullptr;
+  for (const auto& name : kNames) {
+    if (name.type == type) text = name.text;
+  }
+  if (text != nullptr) message << text;
+  else message << "device_type(" << type << ')';
+  // There is one CPU only, and an index below zero stands for any.
+  if (type != kDLCPU && device.device_id >= 0) message << ':' << device.device_id;
+}
+
+template <typename T>
+[[gnu::cold]] void print_custom(Message& message, const Piece& piece) {
+  append_to(message, *static_cast<const T*>(piece.pointer));
+}
+
+template <typename T>
+[[gnu::cold]] void print_sequence(Message& message, const Piece& piece) {
+  const char* separator = "<";
+  for (const auto& item : *static_cast<const T*>(piece.pointer)) {
+    message << separator << item;
+    separator = ", ";
+  }
+  message << (separator[0] == '<' ? "<>" : ">");
+}
+
+template <typename T>
+Piece::Piece(const T& value) noexcept : print(nullptr), integer(0) {
+  if constexpr (CustomPrintable<T>) {
+    print = print_custom<T>;
+    pointer = &value;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    print = print_text;
+    pointer = value ? "true" : "false";
+    size = static_cast<std::size_t>(-1);
+  } else if constexpr (std::is_same_v<T, char>) {
+    print = print_text;
+    pointer = &value;
+    size = 1;
+  } else if constexpr (std::is_enum_v<T>) {
+    *this = Piece(static_cast<std::underlying_type_t<T>>(value));
+  } else if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
+    print = print_integer;
+    integer = value;
+  } else if constexpr (std::is_integral_v<T>) {
+    print = print_natural;
+    natural = value;
+  } else if constexpr (std::is_floating_point_v<T>) {
+    print = print_number;
+    number = static_cast<double>(value);
+    size = sizeof(T);
+  } else if constexpr (std::is_null_pointer_v<T>) {
+    print = print_pointer;
+    pointer = nullptr;
+  } else if constexpr (std::is_convertible_v<const T&, const char*>) {
+    print = print_text;
+    pointer = static_cast<const char*>(value);
+    size = static_cast<std::size_t>(-1);
+  } else if constexpr (std::is_pointer_v<T>) {
+    print = print_pointer;
+    pointer = reinterpret_cast<const void*>(value);
+  } else if constexpr (std::is_same_v<T, DLDataType>) {
+    print = print_dtype;
+    pointer = &value;
+  } else if constexpr (std::is_same_v<T, DLDevice>) {
+    print = print_device;
+    pointer = &value;
+  } else if constexpr (TextLike<T>) {
+    print = print_text;
+    pointer = value.data();
+    size = value.size();
+  } else if constexpr (SequenceLike<T>) {
+    print = print_sequence<T>;
+    pointer = &value;
+  } else {
+    static_assert(
+        !sizeof(T),
+        "host::Message cannot print this type: pass a number, bool, enum, pointer, text, sequence, DLDataType or "
+        "DLDevice, or define `void append_to(host::Message&, const T&)` beside the type");
+  }
+}
+
+}  // namespace details
 
 }  // namespace host

@@ -78,13 +78,20 @@ struct Options {
   std::size_t m_size = 0;
 };
 
-inline void append_options(Message& message, const auto& options) {
+/// Throw the error of a dtype or device that is not as expected.
+template <typename T>
+[[noreturn, gnu::cold, gnu::noinline]] void raise_mismatch(const char* what, const T& expected, const T& got) {
+  throw Error(kTensorMatchError, what, " mismatch: expected ", expected, " but got ", got);
+}
+template <typename T>
+[[noreturn, gnu::cold, gnu::noinline]] void raise_mismatch(const char* what, const Options<T>& options, const T& got) {
+  Message text;
   const char* separator = "[";
   for (const auto& option : options) {
-    message << separator << option;
+    text << separator << option;
     separator = ", ";
   }
-  message << ']';
+  throw Error(kTensorMatchError, what, " mismatch: expected one of ", text.c_str(), "] but got ", got);
 }
 
 template <typename... Ts>
@@ -150,16 +157,17 @@ struct SymbolicSize {
   }
 
   /// \brief Throw the error of a size that is not as expected.
-  [[noreturn, gnu::cold]] static void s_mismatch(
+  [[noreturn, gnu::cold, gnu::noinline]] static void s_mismatch(
       const char* prefix, std::int64_t dim, const char* annotation, std::int64_t expected, std::int64_t got) {
-    Message name;
-    name << prefix << '#' << dim;
+    Message text;
+    text << "Size mismatch for " << prefix << '#' << dim;
     if (annotation != nullptr && annotation[0] != '\0') {
-      name << "('";
-      name.append_limited(annotation, std::strlen(annotation), 200);  // leave room for what follows
-      name << "')";
+      text << "('";
+      text.append_limited(annotation, 200);  // leave room for what follows
+      text << "')";
     }
-    throw Error(kTensorMatchError, "Size mismatch for ", name.c_str(), ": expected ", expected, " but got ", got);
+    text << ": expected " << expected << " but got " << got;
+    throw Error(kTensorMatchError, text.c_str());
   }
 
  private:
@@ -198,16 +206,13 @@ struct SymbolicDType {
     verify(dtype, {});
   }
   /// \brief Take `dtype`, or compare with the one taken before; it must also be among both lists of options.
-  void verify(DLDataType dtype, const details::Options<DLDataType>& options) {
+  [[gnu::noinline]] void verify(DLDataType dtype, const details::Options<DLDataType>& options) {
     if (m_has_value && !::host::operator==(m_value, dtype)) [[unlikely]]
-      throw Error(kTensorMatchError, "DType mismatch: expected ", m_value, " but got ", dtype);
-    for (const auto& allowed : {options, m_options}) {
-      if (!allowed.allow(dtype)) [[unlikely]] {
-        Message text;
-        details::append_options(text, allowed);
-        throw Error(kTensorMatchError, "DType mismatch: expected one of ", text.c_str(), " but got ", dtype);
-      }
-    }
+      details::raise_mismatch("DType", m_value, dtype);
+    if (!options.allow(dtype)) [[unlikely]]
+      details::raise_mismatch("DType", options, dtype);
+    if (!m_options.allow(dtype)) [[unlikely]]
+      details::raise_mismatch("DType", m_options, dtype);
     m_value = dtype;
     m_has_value = true;
   }
@@ -253,16 +258,13 @@ struct SymbolicDevice {
     verify(device, {});
   }
   /// \brief Take `device`, or compare with the one taken before; it must also be among both lists of options.
-  void verify(DLDevice device, const details::Options<DLDevice>& options) {
+  [[gnu::noinline]] void verify(DLDevice device, const details::Options<DLDevice>& options) {
     if (m_has_value && !::host::operator==(m_value, device)) [[unlikely]]
-      throw Error(kTensorMatchError, "Device mismatch: expected ", m_value, " but got ", device);
-    for (const auto& allowed : {options, m_options}) {
-      if (!allowed.allow(device)) [[unlikely]] {
-        Message text;
-        details::append_options(text, allowed);
-        throw Error(kTensorMatchError, "Device mismatch: expected one of ", text.c_str(), " but got ", device);
-      }
-    }
+      details::raise_mismatch("Device", m_value, device);
+    if (!options.allow(device)) [[unlikely]]
+      details::raise_mismatch("Device", options, device);
+    if (!m_options.allow(device)) [[unlikely]]
+      details::raise_mismatch("Device", m_options, device);
     m_value = device;
     m_has_value = true;
   }
@@ -388,20 +390,25 @@ struct TensorMatcher {
 
   /// \brief Check one tensor and bind the symbols that are still open; throws a `TensorMatchError`.
   auto verify(const TensorView& view, DebugInfo info = {}) const&& -> const TensorMatcher&& {
-    try {
-      m_match(view);
-    } catch (const Error& cause) {
-      throw Error(
-          kTensorMatchError, "Tensor match failed for ", view, " at ", info, "\n- Root cause: ", cause.what());
-    }
+    m_verify(view, info);
     return static_cast<const TensorMatcher&&>(*this);
   }
 
  private:
+  // Out of line, as are its parts: inlining it into every kernel's checks buys nothing and costs build time.
+  [[gnu::noinline]] void m_verify(const TensorView& view, DebugInfo info) const {
+    try {
+      m_match(view);
+    } catch (const Error& cause) {
+      details::raise(
+          kTensorMatchError, {"Tensor match failed for ", view, " at ", info, "\n- Root cause: ", cause.what()});
+    }
+  }
+
   void m_match(const TensorView& view) const {
     const auto rank = static_cast<std::int64_t>(m_shape.size());
     if (view.ndim() != rank) [[unlikely]]
-      throw Error(kTensorMatchError, "Dimension mismatch: expected ", rank, " but got ", view.ndim());
+      details::raise(kTensorMatchError, {"Dimension mismatch: expected ", rank, " but got ", view.ndim()});
     for (std::int64_t i = 0; i < rank; ++i) m_shape.begin()[i].verify(view.size(i), "shape", i);
     if (m_has_strides) {
       for (std::int64_t i = 0; i < rank; ++i) {
@@ -409,7 +416,7 @@ struct TensorMatcher {
         if (view.size(i) != 1 || !expected.is_bound()) expected.verify(view.stride(i), "stride", i);
       }
     } else if (!view.is_contiguous()) [[unlikely]] {
-      throw Error(kTensorMatchError, "Stride mismatch: expected a contiguous tensor");
+      details::raise(kTensorMatchError, {"Stride mismatch: expected a contiguous tensor"});
     }
     m_dtype.verify(view.dtype());
     m_device.verify(view.device());

@@ -155,7 +155,8 @@ struct TensorView {
   std::int32_t m_wrap(std::int64_t index) const {
     const auto wrapped = index < 0 ? index + m_tensor.ndim : index;
     if (wrapped < 0 || wrapped >= m_tensor.ndim) [[unlikely]]
-      throw Error("IndexError", "dimension ", index, " is out of range for a tensor of ", m_tensor.ndim, " dimensions");
+      details::raise(
+          "IndexError", {"dimension ", index, " is out of range for a tensor of ", m_tensor.ndim, " dimensions"});
     return static_cast<std::int32_t>(wrapped);
   }
 
@@ -163,7 +164,7 @@ struct TensorView {
 };
 
 /// \brief Prints as `Tensor<2, 3>[strides=<3, 1>, dtype=float32, device=cpu]`.
-inline void append_to(Message& message, const TensorView& view) {
+[[gnu::cold, gnu::noinline]] inline void append_to(Message& message, const TensorView& view) {
   message << "Tensor<";
   for (std::int32_t i = 0; i < view.ndim(); ++i) message << (i > 0 ? ", " : "") << view.size(i);
   message << ">[strides=<";

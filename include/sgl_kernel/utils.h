@@ -8,8 +8,9 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <initializer_list>
 #include <type_traits>
-#include <utility>
 
 /// \file utils.h
 /// \brief What host code needs everywhere: run-time checks, integer ranges, ceiling division, pointer offsets.
@@ -26,7 +27,7 @@ struct DebugInfo : source_location_t {
 };
 
 /// \brief Prints as `file:line`; of a path beyond 512 bytes, the end.
-inline void append_to(Message& message, const DebugInfo& info) {
+[[gnu::cold, gnu::noinline]] inline void append_to(Message& message, const DebugInfo& info) {
   constexpr std::size_t kLimit = 512;
   const char* file = info.file_name();
   const std::size_t size = std::strlen(file);
@@ -35,10 +36,25 @@ inline void append_to(Message& message, const DebugInfo& info) {
   message << ':' << info.line();
 }
 
+namespace details {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_at(DebugInfo location, std::initializer_list<Piece> pieces) {
+  Message text;
+  text << "Runtime check failed at " << location;
+  const char* separator = ": ";
+  for (const auto& piece : pieces) {
+    text << separator << piece;
+    separator = "";
+  }
+  raise("RuntimeError", {text.c_str()});
+}
+
+}  // namespace details
+
 /// \brief Throw a `RuntimeError` that names `location` and then says `args`.
 template <typename... Args>
 [[noreturn, gnu::cold, gnu::noinline]] void panic(DebugInfo location, const Args&... args) {
-  throw Error("RuntimeError", "Runtime check failed at ", location, sizeof...(Args) > 0 ? ": " : "", args...);
+  details::raise_at(location, {details::Piece(args)...});
 }
 
 namespace details {
