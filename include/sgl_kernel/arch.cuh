@@ -26,6 +26,8 @@ using uintptr_t = unsigned long;
 
 /// A device function that is always inlined.
 #define SGL_DEVICE __forceinline__ __device__
+/// A function for both sides, say one that sizes a launch and an array alike.
+#define SGL_HOST_DEVICE __forceinline__ __host__ __device__
 
 /// The target as major * 100 + minor * 10. The build passes it to the host and the device pass alike, so that what
 /// depends on it (a vector's largest width) is the same in both.

@@ -4,10 +4,19 @@
 
 /// \file ptx.cuh
 /// \brief Inline PTX, one instruction to a function; the only place that has any.
+///
+/// | functions                                                       | needs |
+/// |-----------------------------------------------------------------|-------|
+/// | `load_no_allocate`, `load_streaming`, `store_*`, `load_acquire` |       |
+/// | `cp_async*`                                                     | sm_80 |
+/// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`        | sm_90 |
+///
+/// A function that the target lacks fails to compile where it is called; the `grid_*` pair is nothing there instead.
+/// Compiles under NVRTC. ROCm: the cache hints are plain accesses, the rest is not there.
 
 namespace device::ptx {
 
-// ---- programmatic dependent launch (sm_90) ----
+// ---- programmatic dependent launch ----
 
 /// \brief Wait for the kernels that this grid depends on, and see their writes.
 SGL_DEVICE void grid_dependency_wait() {
@@ -22,5 +31,232 @@ SGL_DEVICE void grid_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+// ---- global memory, with a hint for the caches ----
+//
+// For data that is touched once: it then does not push out of the caches what will be used again. The pointers must be
+// to global memory and aligned to the word: 4, 8 or 16 bytes. The `volatile` keeps the order among these accesses.
+
+#if defined(USE_ROCM)
+#define SGL_DEFINE_CACHE_HINT(NAME_LOAD, NAME_STORE, LOAD, STORE)        \
+  template <typename Word>                                              \
+  [[nodiscard]] SGL_DEVICE Word NAME_LOAD(const Word* ptr) {            \
+    return *ptr;                                                        \
+  }                                                                     \
+  template <typename Word>                                              \
+  SGL_DEVICE void NAME_STORE(Word* ptr, const Word& value) {            \
+    *ptr = value;                                                       \
+  }
+#else
+#define SGL_DEFINE_CACHE_HINT(NAME_LOAD, NAME_STORE, LOAD, STORE)                                           \
+  [[nodiscard]] SGL_DEVICE uint32_t NAME_LOAD(const uint32_t* ptr) {                                        \
+    uint32_t x;                                                                                             \
+    asm volatile(LOAD ".b32 %0, [%1];" : "=r"(x) : "l"(ptr));                                               \
+    return x;                                                                                               \
+  }                                                                                                         \
+  [[nodiscard]] SGL_DEVICE uint2 NAME_LOAD(const uint2* ptr) {                                              \
+    uint2 x;                                                                                                \
+    asm volatile(LOAD ".v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(ptr));                         \
+    return x;                                                                                               \
+  }                                                                                                         \
+  [[nodiscard]] SGL_DEVICE uint4 NAME_LOAD(const uint4* ptr) {                                              \
+    uint4 x;                                                                                                \
+    asm volatile(LOAD ".v4.b32 {%0, %1, %2, %3}, [%4];"                                                     \
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)                                               \
+                 : "l"(ptr));                                                                               \
+    return x;                                                                                               \
+  }                                                                                                         \
+  SGL_DEVICE void NAME_STORE(uint32_t* ptr, uint32_t x) {                                                   \
+    asm volatile(STORE ".b32 [%0], %1;" ::"l"(ptr), "r"(x) : "memory");                                     \
+  }                                                                                                         \
+  SGL_DEVICE void NAME_STORE(uint2* ptr, uint2 x) {                                                         \
+    asm volatile(STORE ".v2.b32 [%0], {%1, %2};" ::"l"(ptr), "r"(x.x), "r"(x.y) : "memory");                \
+  }                                                                                                         \
+  SGL_DEVICE void NAME_STORE(uint4* ptr, uint4 x) {                                                         \
+    asm volatile(STORE ".v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(ptr), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) \
+                 : "memory");                                                                               \
+  }
+#endif
+
+/// \brief Do not keep the line in L1. For data that nobody writes while the kernel runs (the loads take the read-only
+/// path) and for stores that are not read back soon.
+SGL_DEFINE_CACHE_HINT(load_no_allocate, store_no_allocate, "ld.global.nc.L1::no_allocate", "st.global.L1::no_allocate")
+
+/// \brief Streaming: first to be evicted from L1 and L2.
+SGL_DEFINE_CACHE_HINT(load_streaming, store_streaming, "ld.global.cs", "st.global.cs")
+#undef SGL_DEFINE_CACHE_HINT
+
+#if !defined(USE_ROCM)
+
+/// \brief Load a flag; what its writer wrote before `store_release` is visible afterwards. Device-wide.
+[[nodiscard]] SGL_DEVICE uint32_t load_acquire(const uint32_t* ptr) {
+  uint32_t x;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(ptr) : "memory");
+  return x;
+}
+
+/// \brief Store a flag after everything this thread wrote before. Device-wide.
+SGL_DEVICE void store_release(uint32_t* ptr, uint32_t x) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(ptr), "r"(x) : "memory");
+}
+
+/// \brief The address of shared memory as the instructions below want it.
+[[nodiscard]] SGL_DEVICE uint32_t shared_address(const void* smem) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(smem));
+}
+
+#if SGL_ARCH_AMPERE_OR_GREATER
+
+// ---- asynchronous copy, global to shared memory, by each thread ----
+//
+// cp_async(...); cp_async_commit(); ... cp_async_wait<0>(); __syncthreads(); then every thread may read the bytes.
+
+/// \brief Start copying `kBytes` (4, 8 or 16, and aligned to that) to shared memory; 16 bypasses L1.
+template <int kBytes>
+SGL_DEVICE void cp_async(void* smem, const void* gmem) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "ptx::cp_async copies 4, 8 or 16 bytes");
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(smem)), "l"(gmem) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(smem)), "l"(gmem), "n"(kBytes)
+                 : "memory");
+  }
+}
+
+/// \brief Close this thread's group of copies.
+SGL_DEVICE void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/// \brief Wait until at most `kPending` of this thread's groups are under way. Other threads see the bytes after a
+/// barrier of the block.
+template <int kPending>
+SGL_DEVICE void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+#endif  // Ampere
+
+#if SGL_ARCH_HOPPER_OR_GREATER
+
+// ---- barriers in shared memory ----
+
+/// \brief Set up a barrier for `count` arrivals a phase. One thread; then `fence_barrier_init()` by it and a barrier of
+/// the block, before anybody uses it.
+SGL_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+
+/// \brief Make `mbarrier_init` visible to asynchronous copies and to the blocks of the cluster.
+SGL_DEVICE void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// \brief Arrive once.
+SGL_DEVICE void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/// \brief Arrive once, and have the phase also wait for `bytes` of bulk copies.
+SGL_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+/// \brief Whether the phase of this parity is complete. Phases count 0, 1, 0, ... from the first.
+[[nodiscard]] SGL_DEVICE bool mbarrier_test(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/// \brief Wait for the phase of this parity; the thread then sees what was written before its arrivals, and the bytes
+/// that it counted.
+SGL_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!mbarrier_test(barrier, parity)) {
+  }
+}
+
+// ---- bulk copies: the copy engine moves up to megabytes for one thread ----
+//
+// Addresses and sizes are multiples of 16 bytes.
+
+/// \brief Start copying to shared memory. One thread calls; `barrier` counts the bytes, see `mbarrier_arrive_expect`.
+SGL_DEVICE void bulk_load(void* smem, const void* gmem, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(smem)),
+               "l"(gmem), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
+/// \brief Start copying from shared memory. One thread calls, after `fence_async_shared()` and a barrier of those who
+/// wrote the bytes.
+SGL_DEVICE void bulk_store(void* gmem, const void* smem, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(gmem), "r"(shared_address(smem)),
+               "r"(bytes)
+               : "memory");
+}
+
+/// \brief Close this thread's group of bulk stores.
+SGL_DEVICE void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// \brief Wait until at most `kPending` of this thread's groups still read shared memory, which may then be reused.
+template <int kPending>
+SGL_DEVICE void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// \brief Wait until at most `kPending` of this thread's groups are incomplete; their writes are then visible.
+template <int kPending>
+SGL_DEVICE void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// \brief Make this thread's writes to shared memory visible to the copy engine.
+SGL_DEVICE void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- clusters ----
+
+/// \brief This block's rank in its cluster.
+[[nodiscard]] SGL_DEVICE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+/// \brief A barrier of all threads of the cluster, which also makes their writes visible to each other.
+SGL_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/// \brief The address of the same shared variable in block `rank` of the cluster, for `load_cluster`.
+[[nodiscard]] SGL_DEVICE uint32_t cluster_map(const void* smem, uint32_t rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(smem)), "r"(rank));
+  return address;
+}
+
+/// \brief Load 32 bits from another block's shared memory. That block must not have ended: `cluster_sync` last.
+[[nodiscard]] SGL_DEVICE uint32_t load_cluster(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
+#endif  // Hopper
+
+#endif  // !ROCm
 
 }  // namespace device::ptx

@@ -1,0 +1,146 @@
+#pragma once
+
+#include <sgl_kernel/math.cuh>
+
+/// \file atomic.cuh
+/// \brief Atomic `add`, `max` and `min` on fp32, fp64, fp16, bf16 and integers in global or shared memory.
+///
+/// Each thread by itself. Returned is the value before the update. The order among threads is any, so a sum of floats
+/// may differ in its last bits from run to run. No ordering of other memory is implied (relaxed).
+/// \code
+///   __shared__ float top;              // holds -1
+///   atomic::max(&top, float(lane));    // 32 lanes: afterwards it holds 31
+/// \endcode
+/// Cost: one instruction where the hardware has it (`add` on all but 8- and 16-bit integers, `max` and `min` on 32- and
+/// 64-bit integers and on fp32), else a compare-and-swap loop, which under contention takes one round for each thread.
+/// NaN: `max` and `min` of floats ignore it, whichever side it is on, as `math::max` does. Compiles under NVRTC.
+
+namespace device::atomic {
+
+namespace details {
+
+using namespace device::details;
+using math::details::is_half;
+
+template <typename T>
+inline constexpr bool is_wide_integer = is_any_of<T, int, unsigned int, long, unsigned long, long long, unsigned long long>;
+
+/// 8-byte integers under the one name that the intrinsics take.
+template <typename T>
+using native_t = conditional_t<
+    sizeof(T) == 4, T, conditional_t<(static_cast<T>(-1) < static_cast<T>(0)), long long, unsigned long long>>;
+
+template <typename To, typename From>
+SGL_DEVICE To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+/// Replace `*addr` by `op(*addr)` in a compare-and-swap loop over the word of type `Word` that has its size.
+template <typename Word, typename T, typename Op>
+SGL_DEVICE T update(T* addr, Op op) {
+  auto* word = reinterpret_cast<Word*>(addr);
+  Word seen = *reinterpret_cast<volatile Word*>(word);
+  while (true) {
+    const T old = bits_as<T>(seen);
+    const Word wanted = bits_as<Word>(static_cast<T>(op(old)));
+    if (wanted == seen) return old;
+    const Word before = atomicCAS(word, seen, wanted);
+    if (before == seen) return old;
+    seen = before;
+  }
+}
+
+template <typename T, typename Op>
+SGL_DEVICE T update_any(T* addr, Op op) {
+  if constexpr (sizeof(T) == 2) {
+#if defined(USE_ROCM)
+    // There is no 16-bit swap: update the aligned 32-bit word around it, and give the other half back as it was.
+    const auto address = reinterpret_cast<uintptr_t>(addr);
+    const uint32_t shift = (address & 2) * 8;
+    T result{};
+    update<uint32_t>(reinterpret_cast<uint32_t*>(address & ~uintptr_t{3}), [&](uint32_t word) {
+      result = bits_as<T>(static_cast<uint16_t>(word >> shift));
+      return (word & ~(0xffffu << shift)) | (static_cast<uint32_t>(bits_as<uint16_t>(op(result))) << shift);
+    });
+    return result;
+#else
+    return update<unsigned short>(addr, op);
+#endif
+  } else if constexpr (sizeof(T) == 4) {
+    return update<unsigned int>(addr, op);
+  } else {
+    return update<unsigned long long>(addr, op);
+  }
+}
+
+}  // namespace details
+
+/// \brief Add `value` to `*addr`.
+template <typename T>
+SGL_DEVICE T add(T* addr, T value) {
+  if constexpr (details::is_wide_integer<T>) {
+    // Addition is the same for signed and unsigned, and 64 bits come only unsigned.
+    using U = details::conditional_t<sizeof(T) == 4, unsigned int, unsigned long long>;
+    return static_cast<T>(atomicAdd(reinterpret_cast<U*>(addr), static_cast<U>(value)));
+  } else if constexpr (details::is_any_of<T, float, double>) {
+    return atomicAdd(addr, value);
+  } else {
+    static_assert(details::is_half<T>, "atomic::add takes fp32, fp64, fp16, bf16, or integers of 32 or 64 bits");
+#if defined(USE_ROCM)
+    return details::update_any(addr, [value](T old) { return cast<T>(cast<float>(old) + cast<float>(value)); });
+#else
+    return atomicAdd(addr, value);
+#endif
+  }
+}
+
+/// \brief Raise `*addr` to `value` if that is larger.
+template <typename T>
+SGL_DEVICE T max(T* addr, T value) {
+  if constexpr (details::is_wide_integer<T>) {
+    using U = details::native_t<T>;
+    return static_cast<T>(atomicMax(reinterpret_cast<U*>(addr), static_cast<U>(value)));
+  } else if constexpr (details::is_same<T, float>) {
+#if !defined(USE_ROCM)
+    // The bits of floats of one sign order as integers do, upwards or downwards; a float with the sign bit set is below
+    // every other when both are read as signed. NaN has no place in that order, and changes nothing.
+    if (value != value) return *static_cast<volatile float*>(addr);
+    if (__float_as_int(value) >= 0) return __int_as_float(atomicMax(reinterpret_cast<int*>(addr), __float_as_int(value)));
+    return __uint_as_float(atomicMin(reinterpret_cast<unsigned int*>(addr), __float_as_uint(value)));
+#else
+    return details::update_any(addr, [value](float old) { return math::max(old, value); });
+#endif
+  } else {
+    static_assert(
+        details::is_half<T> || details::is_same<T, double>,
+        "atomic::max takes fp32, fp64, fp16, bf16, or integers of 32 or 64 bits");
+    return details::update_any(addr, [value](T old) { return math::max(old, value); });
+  }
+}
+
+/// \brief Lower `*addr` to `value` if that is smaller.
+template <typename T>
+SGL_DEVICE T min(T* addr, T value) {
+  if constexpr (details::is_wide_integer<T>) {
+    using U = details::native_t<T>;
+    return static_cast<T>(atomicMin(reinterpret_cast<U*>(addr), static_cast<U>(value)));
+  } else if constexpr (details::is_same<T, float>) {
+#if !defined(USE_ROCM)
+    if (value != value) return *static_cast<volatile float*>(addr);
+    if (__float_as_int(value) >= 0) return __int_as_float(atomicMin(reinterpret_cast<int*>(addr), __float_as_int(value)));
+    return __uint_as_float(atomicMax(reinterpret_cast<unsigned int*>(addr), __float_as_uint(value)));
+#else
+    return details::update_any(addr, [value](float old) { return math::min(old, value); });
+#endif
+  } else {
+    static_assert(
+        details::is_half<T> || details::is_same<T, double>,
+        "atomic::min takes fp32, fp64, fp16, bf16, or integers of 32 or 64 bits");
+    return details::update_any(addr, [value](T old) { return math::min(old, value); });
+  }
+}
+
+}  // namespace device::atomic

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <sgl_kernel/launch.cuh>
+
+#include <cstddef>
+#include <cstdint>
+
+/// \file runtime.cuh
+/// \brief Questions to the CUDA runtime, each checked: how many multiprocessors, how many blocks of a kernel fit, ...
+///
+/// Host only. A device index below zero stands for the current device. Nothing is cached here: an attribute costs tens
+/// of nanoseconds, an occupancy query about a microsecond; keep the latter's result beside the kernel, per device.
+
+namespace host::runtime {
+
+namespace details {
+
+inline int attribute(decltype(SGL_RUNTIME(DevAttrMultiProcessorCount)) which, int device_id, DebugInfo location) {
+  if (device_id < 0) RuntimeDeviceCheck(SGL_RUNTIME(GetDevice)(&device_id), location);
+  int value = 0;
+  RuntimeDeviceCheck(SGL_RUNTIME(DeviceGetAttribute)(&value, which, device_id), location);
+  return value;
+}
+
+}  // namespace details
+
+/// \brief How many blocks of `kernel` one multiprocessor of the current device holds at a time; 0 if none fits.
+template <typename Kernel>
+[[nodiscard]] auto get_blocks_per_sm(
+    Kernel* kernel, std::int32_t block_dim, std::size_t dynamic_smem = 0, DebugInfo location = {}) -> std::uint32_t {
+  int blocks = 0;
+  RuntimeDeviceCheck(
+      SGL_RUNTIME(OccupancyMaxActiveBlocksPerMultiprocessor)(
+          &blocks, reinterpret_cast<const void*>(kernel), block_dim, dynamic_smem),
+      location);
+  return static_cast<std::uint32_t>(blocks);
+}
+
+/// \brief How many multiprocessors the device has: 132 on an H200.
+[[nodiscard]] inline auto get_sm_count(int device_id = -1, DebugInfo location = {}) -> std::uint32_t {
+  return static_cast<std::uint32_t>(
+      details::attribute(SGL_RUNTIME(DevAttrMultiProcessorCount), device_id, location));
+}
+
+/// \brief The major compute capability: 9 on an H200.
+[[nodiscard]] inline auto get_cc_major(int device_id = -1, DebugInfo location = {}) -> int {
+  return details::attribute(SGL_RUNTIME(DevAttrComputeCapabilityMajor), device_id, location);
+}
+
+/// \brief The minor compute capability: 0 on an H200.
+[[nodiscard]] inline auto get_cc_minor(int device_id = -1, DebugInfo location = {}) -> int {
+  return details::attribute(SGL_RUNTIME(DevAttrComputeCapabilityMinor), device_id, location);
+}
+
+/// \brief The most dynamic shared memory that a block may ask for, in bytes: 232448 on an H200.
+[[nodiscard]] inline auto get_max_dynamic_smem(int device_id = -1, DebugInfo location = {}) -> std::size_t {
+  return static_cast<std::size_t>(
+      details::attribute(SGL_RUNTIME(DevAttrMaxSharedMemoryPerBlockOptin), device_id, location));
+}
+
+/// \brief The version of the CUDA runtime in this module: 13000 for 13.0.
+[[nodiscard]] inline auto get_runtime_version(DebugInfo location = {}) -> int {
+  int version = 0;
+  RuntimeDeviceCheck(SGL_RUNTIME(RuntimeGetVersion)(&version), location);
+  return version;
+}
+
+#if !defined(USE_ROCM)
+/// \brief The most dynamic shared memory with which `num_blocks` blocks of `kernel` still fit on a multiprocessor.
+template <typename Kernel>
+[[nodiscard]] auto get_available_dynamic_smem_per_block(
+    Kernel* kernel, int num_blocks, int block_size, DebugInfo location = {}) -> std::size_t {
+  std::size_t bytes = 0;
+  RuntimeDeviceCheck(
+      ::cudaOccupancyAvailableDynamicSMemPerBlock(
+          &bytes, reinterpret_cast<const void*>(kernel), num_blocks, block_size),
+      location);
+  return bytes;
+}
+#endif
+
+}  // namespace host::runtime
