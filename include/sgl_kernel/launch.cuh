@@ -1,6 +1,6 @@
 #pragma once
 
-#include <sgl_kernel/launch_config.h>
+#include <sgl_kernel/launch.h>
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
@@ -16,7 +16,7 @@
 #endif
 
 /// \file launch.cuh
-/// \brief Launch kernels on the caller's stream, and turn CUDA's error codes into exceptions that explain themselves.
+/// \brief What `LaunchKernel` needs for `__global__` functions, and CUDA's error codes as exceptions.
 ///
 /// Host only.
 
@@ -30,52 +30,16 @@ namespace host {
 
 #if defined(USE_ROCM)
 using runtime_error_t = ::hipError_t;
-using runtime_stream_t = ::hipStream_t;
 #else
 using runtime_error_t = ::cudaError_t;
-using runtime_stream_t = ::cudaStream_t;
 #endif
 
 namespace details {
 
-/// Whether `error` can only come from a kernel that ran: it has ruined the context, and every later call returns it.
-inline bool is_left_by_a_kernel(runtime_error_t error) noexcept {
-#if defined(USE_ROCM)
-  return error == ::hipErrorIllegalAddress || error == ::hipErrorLaunchFailure || error == ::hipErrorAssert;
-#else
-  switch (error) {
-    case ::cudaErrorIllegalAddress:
-    case ::cudaErrorLaunchTimeout:
-    case ::cudaErrorAssert:
-    case ::cudaErrorHardwareStackError:
-    case ::cudaErrorIllegalInstruction:
-    case ::cudaErrorMisalignedAddress:
-    case ::cudaErrorInvalidAddressSpace:
-    case ::cudaErrorInvalidPc:
-    case ::cudaErrorLaunchFailure:
-    case ::cudaErrorTensorMemoryLeak:
-    case ::cudaErrorECCUncorrectable:
-    case ::cudaErrorNvlinkUncorrectable:
-      return true;
-    default:
-      return false;
-  }
-#endif
-}
-
-[[noreturn, gnu::cold, gnu::noinline]] inline void throw_runtime_error(
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_runtime_error(
     runtime_error_t error, DebugInfo location, const LaunchConfig* launch = nullptr) {
-  Message text;
-  text << "CUDA error at " << location << ": " << SGL_RUNTIME(GetErrorName)(error) << " (" << static_cast<int>(error)
-       << "): " << SGL_RUNTIME(GetErrorString)(error);
-  if (is_left_by_a_kernel(error)) {
-    text << "\n- It was left by a kernel that ran before this call, not by this call. Run with CUDA_LAUNCH_BLOCKING=1 "
-            "or under compute-sanitizer to find that kernel; this process cannot use the device any more.";
-  } else if (launch != nullptr) {
-    text << "\n- Launch: grid=" << launch->grid << ", block=" << launch->block << ", cluster=" << launch->cluster
-         << ", dynamic_smem=" << launch->dynamic_smem << ", pdl=" << launch->pdl;
-  }
-  throw Error("RuntimeError", text.c_str());
+  raise_device_error(
+      static_cast<int>(error), SGL_RUNTIME(GetErrorName)(error), SGL_RUNTIME(GetErrorString)(error), location, launch);
 }
 
 /// Makes a device current for the length of a scope.
@@ -99,7 +63,7 @@ struct DeviceGuard {
  private:
   static void s_check(runtime_error_t error, DebugInfo location) {
     if (error != SGL_RUNTIME(Success)) [[unlikely]]
-      throw_runtime_error(error, location);
+      raise_runtime_error(error, location);
   }
   int m_previous = -1;
 };
@@ -110,7 +74,7 @@ struct DeviceGuard {
 inline void RuntimeDeviceCheck(runtime_error_t error, DebugInfo location = {}) {
   if (error != SGL_RUNTIME(Success)) [[unlikely]] {
     static_cast<void>(SGL_RUNTIME(GetLastError)());  // it is reported now; the next check must not report it again
-    details::throw_runtime_error(error, location);
+    details::raise_runtime_error(error, location);
   }
 }
 
@@ -119,125 +83,76 @@ inline void RuntimeDeviceCheck(DebugInfo location = {}) {
   RuntimeDeviceCheck(SGL_RUNTIME(GetLastError)(), location);
 }
 
-/// \brief Launch a kernel: `LaunchKernel(grid, block, device)(kernel, args...)`.
-///
-/// With a `DLDevice` it takes that device's current stream from the caller's framework, and makes the device current
-/// for the launch if it is not. With a stream it launches on that, on the current device. A grid with no block in it is
-/// not launched: no elements, no work, no error. An error of the launch is thrown with its name, the place of this
-/// constructor and the configuration. It does not wait: an error of the kernel itself surfaces at some later call.
-///
-/// `dynamic_smem` beyond 48 KiB is asked for on the kernel's behalf at each launch.
-struct LaunchKernel {
- public:
-  [[nodiscard]] explicit LaunchKernel(
-      Dim3 grid_dim, Dim3 block_dim, DLDevice device, std::size_t dynamic_smem = 0, DebugInfo location = {})
-      : m_config{grid_dim, block_dim, dynamic_smem, resolve_device(device), device.device_id, {}, false},
-        m_location(location) {
-    RuntimeCheck(
-        location, device.device_type == kDLCUDA || device.device_type == kDLROCM || device.device_type == kDLCUDAManaged,
-        "kernels run on CUDA devices, got ", device);
-  }
-  [[nodiscard]] explicit LaunchKernel(
-      Dim3 grid_dim, Dim3 block_dim, runtime_stream_t stream, std::size_t dynamic_smem = 0, DebugInfo location = {})
-      : m_config{grid_dim, block_dim, dynamic_smem, stream, -1, {}, false}, m_location(location) {}
-
-  LaunchKernel(const LaunchKernel&) = delete;
-  LaunchKernel& operator=(const LaunchKernel&) = delete;
-
-  /// \brief The stream that is current on `device` for the caller (PyTorch's current stream).
-  [[nodiscard]] static auto resolve_device(DLDevice device) noexcept -> runtime_stream_t {
-    return static_cast<runtime_stream_t>(current_stream(device));
-  }
-
-  /// \brief Let the kernel start before the one ahead of it in the stream has ended (programmatic dependent launch).
-  /// The kernel must call `device::PDLWaitPrimary` before it reads what that one wrote. Needs sm_90.
-  auto enable_pdl(bool enabled = true) -> LaunchKernel& {
-    m_config.pdl = enabled;
-    return *this;
-  }
-
-  /// \brief Launch in clusters of this many blocks, which must divide the grid. Needs sm_90.
-  auto enable_cluster(Dim3 cluster) -> LaunchKernel& {
-    m_config.cluster = cluster;
-    return *this;
-  }
-
-  [[nodiscard]] const LaunchConfig& config() const noexcept {
-    return m_config;
-  }
-
-  /// \brief Launch. The arguments are converted to the kernel's parameter types.
-  template <typename... Params, typename... Args>
-  void operator()(void (*kernel)(Params...), Args&&... args) const {
-    static_assert(sizeof...(Params) == sizeof...(Args), "LaunchKernel: the kernel takes another number of arguments");
-    if constexpr (sizeof...(Params) == sizeof...(Args)) {
-      static_assert(
-          (std::is_convertible_v<Args&&, Params> && ...),
-          "LaunchKernel: an argument does not convert to the kernel's parameter type");
-      m_launch_converted<Params...>(kernel, static_cast<Args&&>(args)...);
-    }
-  }
-
- private:
-  /// The conversions end here: every parameter has its kernel's type, and the address of each is what CUDA wants.
-  template <typename... Params>
-  void m_launch_converted(void (*kernel)(Params...), Params... params) const {
-    void* arguments[sizeof...(Params) + 1] = {const_cast<void*>(static_cast<const void*>(&params))..., nullptr};
-    m_launch(reinterpret_cast<const void*>(kernel), arguments);
-  }
-
-  [[gnu::noinline]] void m_launch(const void* kernel, void** arguments) const {
-    if (m_config.grid.is_empty()) return;
-    const details::DeviceGuard guard(m_config.device_id, m_location);
-    const auto error = m_enqueue(kernel, arguments);
-    if (error != SGL_RUNTIME(Success)) [[unlikely]] {
-      static_cast<void>(SGL_RUNTIME(GetLastError)());
-      details::throw_runtime_error(error, m_location, &m_config);
-    }
-  }
+namespace details {
 
 #if defined(USE_ROCM)
-  runtime_error_t m_enqueue(const void* kernel, void** arguments) const {
-    RuntimeCheck(m_location, m_config.cluster.x * m_config.cluster.y * m_config.cluster.z == 1, "ROCm has no clusters");
-    const auto& [grid, block, dynamic_smem, stream, device_id, cluster, pdl] = m_config;
-    return ::hipLaunchKernel(
-        kernel, dim3(grid.x, grid.y, grid.z), dim3(block.x, block.y, block.z), arguments, dynamic_smem,
-        static_cast<runtime_stream_t>(stream));
-  }
+inline runtime_error_t enqueue(const LaunchConfig& config, DebugInfo location, const void* kernel, void** arguments) {
+  const auto& [grid, block, dynamic_smem, stream, device_id, cluster, pdl] = config;
+  RuntimeCheck(location, cluster.x * cluster.y * cluster.z == 1, "ROCm has no clusters");
+  return ::hipLaunchKernel(
+      kernel, dim3(grid.x, grid.y, grid.z), dim3(block.x, block.y, block.z), arguments, dynamic_smem, stream);
+}
 #else
-  runtime_error_t m_enqueue(const void* kernel, void** arguments) const {
-    constexpr std::size_t kSmemWithoutAsking = 48 * 1024;
-    if (m_config.dynamic_smem > kSmemWithoutAsking) {
-      const auto error = ::cudaFuncSetAttribute(
-          kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(m_config.dynamic_smem));
-      if (error != ::cudaSuccess) return error;
-    }
-    ::cudaLaunchAttribute attributes[2];
-    ::cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(m_config.grid.x, m_config.grid.y, m_config.grid.z);
-    config.blockDim = dim3(m_config.block.x, m_config.block.y, m_config.block.z);
-    config.dynamicSmemBytes = m_config.dynamic_smem;
-    config.stream = static_cast<runtime_stream_t>(m_config.stream);
-    config.attrs = attributes;
-    if (m_config.pdl) {
-      auto& attribute = attributes[config.numAttrs++];
-      attribute.id = ::cudaLaunchAttributeProgrammaticStreamSerialization;
-      attribute.val.programmaticStreamSerializationAllowed = 1;
-    }
-    const auto& cluster = m_config.cluster;
-    if (cluster.x != 1 || cluster.y != 1 || cluster.z != 1) {
-      auto& attribute = attributes[config.numAttrs++];
-      attribute.id = ::cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim.x = cluster.x;
-      attribute.val.clusterDim.y = cluster.y;
-      attribute.val.clusterDim.z = cluster.z;
-    }
-    return ::cudaLaunchKernelExC(&config, kernel, arguments);
+inline runtime_error_t enqueue(const LaunchConfig& launch, DebugInfo, const void* kernel, void** arguments) {
+  if (launch.dynamic_smem > kSmemWithoutAsking) {
+    const auto error = ::cudaFuncSetAttribute(
+        kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(launch.dynamic_smem));
+    if (error != ::cudaSuccess) return error;
   }
+  ::cudaLaunchAttribute attributes[2];
+  ::cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(launch.grid.x, launch.grid.y, launch.grid.z);
+  config.blockDim = dim3(launch.block.x, launch.block.y, launch.block.z);
+  config.dynamicSmemBytes = launch.dynamic_smem;
+  config.stream = launch.stream;
+  config.attrs = attributes;
+  if (launch.pdl) {
+    auto& attribute = attributes[config.numAttrs++];
+    attribute.id = ::cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  const auto& cluster = launch.cluster;
+  if (cluster.x != 1 || cluster.y != 1 || cluster.z != 1) {
+    auto& attribute = attributes[config.numAttrs++];
+    attribute.id = ::cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster.x;
+    attribute.val.clusterDim.y = cluster.y;
+    attribute.val.clusterDim.z = cluster.z;
+  }
+  return ::cudaLaunchKernelExC(&config, kernel, arguments);
+}
 #endif
 
-  LaunchConfig m_config;
-  DebugInfo m_location;
-};
+[[gnu::noinline]] inline void launch_function(
+    const LaunchConfig& config, DebugInfo location, const void* kernel, void** arguments) {
+  if (config.grid.is_empty()) return;
+  const DeviceGuard guard(config.device_id, location);
+  const auto error = enqueue(config, location, kernel, arguments);
+  if (error != SGL_RUNTIME(Success)) [[unlikely]] {
+    static_cast<void>(SGL_RUNTIME(GetLastError)());
+    raise_runtime_error(error, location, &config);
+  }
+}
+
+/// The conversions end here: every parameter has its kernel's type, and the address of each is what CUDA wants.
+template <typename... Params>
+void launch_converted(const LaunchConfig& config, DebugInfo location, void (*kernel)(Params...), Params... params) {
+  void* arguments[sizeof...(Params) + 1] = {const_cast<void*>(static_cast<const void*>(&params))..., nullptr};
+  launch_function(config, location, reinterpret_cast<const void*>(kernel), arguments);
+}
+
+}  // namespace details
+
+/// What `LaunchKernel` does with a `__global__` function.
+template <typename... Params, typename... Args>
+void launch_on(const LaunchConfig& config, DebugInfo location, void (*kernel)(Params...), Args&&... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args), "LaunchKernel: the kernel takes another number of arguments");
+  if constexpr (sizeof...(Params) == sizeof...(Args)) {
+    static_assert(
+        (std::is_convertible_v<Args&&, Params> && ...),
+        "LaunchKernel: an argument does not convert to the kernel's parameter type");
+    details::launch_converted<Params...>(config, location, kernel, static_cast<Args&&>(args)...);
+  }
+}
 
 }  // namespace host

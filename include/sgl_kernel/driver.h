@@ -1,0 +1,120 @@
+#pragma once
+
+#include <sgl_kernel/launch.h>
+#include <sgl_kernel/utils.h>
+
+#include <dlfcn.h>
+
+#include <cstdint>
+
+/// \file driver.h
+/// \brief The few functions of the CUDA driver that launching a variant takes, found at run time.
+///
+/// Nothing of CUDA is needed to compile or to link: the structures and numbers below are the driver's stable ABI
+/// (a test compares them with cuda.h). A process without a driver pays nothing until it asks for a kernel.
+
+namespace host::driver {
+
+using result_t = int;
+using device_t = int;
+using context_t = void*;
+using function_t = void*;
+
+inline constexpr result_t kSuccess = 0;
+
+/// \brief CUlaunchAttribute: an id, and a value padded to 64 bytes.
+struct LaunchAttribute {
+  static constexpr int kClusterDimension = 4;
+  static constexpr int kProgrammaticStreamSerialization = 6;
+  int id;
+  char pad[8 - sizeof(int)];
+  union {
+    char bytes[64];
+    struct {
+      unsigned x, y, z;
+    } cluster;
+    int serialization_allowed;
+  } value;
+};
+
+/// \brief CUlaunchConfig.
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned dynamic_smem;
+  native_stream_t stream;
+  LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+
+/// \brief CUfunction_attribute and CUdevice_attribute numbers.
+inline constexpr int kMaxDynamicSharedSizeBytes = 8;
+inline constexpr int kSharedSizeBytes = 1;
+inline constexpr int kMultiprocessorCount = 16;
+inline constexpr int kComputeCapabilityMajor = 75;
+inline constexpr int kComputeCapabilityMinor = 76;
+inline constexpr int kMaxSharedMemoryPerBlockOptin = 97;
+
+/// \brief The driver's entry points.
+struct Api {
+  result_t (*Init)(unsigned);
+  result_t (*GetErrorName)(result_t, const char**);
+  result_t (*GetErrorString)(result_t, const char**);
+  result_t (*DriverGetVersion)(int*);
+  result_t (*CtxGetDevice)(device_t*);
+  result_t (*CtxPushCurrent)(context_t);
+  result_t (*CtxPopCurrent)(context_t*);
+  result_t (*DevicePrimaryCtxRetain)(context_t*, device_t);
+  result_t (*DeviceGetAttribute)(int*, int, device_t);
+  result_t (*FuncSetAttribute)(function_t, int, int);
+  result_t (*FuncGetAttribute)(int*, int, function_t);
+  result_t (*FuncGetParamInfo)(function_t, std::size_t, std::size_t*, std::size_t*);  // null before CUDA 12.4
+  result_t (*OccupancyMaxActiveBlocksPerMultiprocessor)(int*, function_t, int, std::size_t);
+  result_t (*OccupancyAvailableDynamicSMemPerBlock)(std::size_t*, function_t, int, int);
+  result_t (*LaunchKernelEx)(const LaunchConfig*, function_t, void**, void**);
+};
+
+/// \brief The entry points; a RuntimeError if this machine has no CUDA driver.
+inline const Api& api() {
+  static const Api table = [] {
+    void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    RuntimeCheck(library != nullptr, "no CUDA driver on this machine: ", library == nullptr ? ::dlerror() : "");
+    const auto find = [library](auto& entry, const char* name) {
+      entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(::dlsym(library, name));
+      return entry != nullptr;
+    };
+    Api found = {};
+    const bool complete = find(found.Init, "cuInit") && find(found.GetErrorName, "cuGetErrorName") && find(found.GetErrorString, "cuGetErrorString") &&
+                          find(found.DriverGetVersion, "cuDriverGetVersion") &&
+                          find(found.CtxGetDevice, "cuCtxGetDevice") &&
+                          find(found.CtxPushCurrent, "cuCtxPushCurrent_v2") &&
+                          find(found.CtxPopCurrent, "cuCtxPopCurrent_v2") &&
+                          find(found.DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain") &&
+                          find(found.DeviceGetAttribute, "cuDeviceGetAttribute") &&
+                          find(found.FuncSetAttribute, "cuFuncSetAttribute") &&
+                          find(found.FuncGetAttribute, "cuFuncGetAttribute") &&
+                          find(found.OccupancyMaxActiveBlocksPerMultiprocessor,
+                               "cuOccupancyMaxActiveBlocksPerMultiprocessor") &&
+                          find(found.OccupancyAvailableDynamicSMemPerBlock,
+                               "cuOccupancyAvailableDynamicSMemPerBlock") &&
+                          find(found.LaunchKernelEx, "cuLaunchKernelEx");
+    RuntimeCheck(complete, "the CUDA driver of this machine is older than 11.8 and cannot launch kernels here");
+    static_cast<void>(find(found.FuncGetParamInfo, "cuFuncGetParamInfo"));
+    found.Init(0);  // a failure shows at the first call, which reports it with a place
+    return found;
+  }();
+  return table;
+}
+
+/// \brief Throw a RuntimeError with the error's name and `location` unless `error` is success.
+inline void check(result_t error, DebugInfo location = {}, const host::LaunchConfig* launch = nullptr) {
+  if (error == kSuccess) [[likely]]
+    return;
+  const char* name = "unknown";
+  const char* text = "";
+  api().GetErrorName(error, &name);
+  api().GetErrorString(error, &text);
+  host::details::raise_device_error(error, name, text, location, launch);
+}
+
+}  // namespace host::driver

@@ -1,0 +1,409 @@
+#pragma once
+
+#include <sgl_kernel/driver.h>
+#include <sgl_kernel/dtype.h>
+#include <sgl_kernel/ffi.h>
+#include <sgl_kernel/launch.h>
+#include <sgl_kernel/utils.h>
+
+#include <dlpack/dlpack.h>
+#include <pthread.h>
+#include <tvm/ffi/c_api.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+
+/// \file variant.h
+/// \brief Instant variants: ask for a device kernel by name and template arguments, launch it with `LaunchKernel`.
+///
+/// \code
+///   host::Variants kernels{"rmsnorm.cuh"};                      // the family's device file
+///   const auto kernel = kernels.get("rmsnorm_cta", 4096, true, input.dtype());
+///   LaunchKernel(grid, block, device).enable_pdl(true)(kernel, params);
+/// \endcode
+/// Host code is compiled once, by g++ alone; the core makes the device code when a name and its arguments are first
+/// launched on a device, with NVRTC or from the cache. From then on a launch finds its kernel in a hash table: no lock,
+/// no allocation, no Python. A template argument is an integer, a bool, an enum or a `DLDataType`.
+///
+/// Host only, no CUDA header; without a CUDA driver everything compiles and the first launch says what is missing.
+
+// The family whose device files are meant. KernelFamily.load_host defines it.
+#if !defined(SGL_FAMILY)
+#define SGL_FAMILY ""
+#endif
+
+namespace host {
+
+namespace details {
+
+/// One template argument, as data that can be compared.
+struct TemplateArg {
+  enum Kind : std::uint32_t { kInt, kUInt, kBool, kEnum, kDType };
+  Kind kind;
+  const char* type = nullptr;  // of an enum: its name; not compared, the kernel's template fixes it
+  std::size_t type_size = 0;
+  std::int64_t value;
+
+  bool operator==(const TemplateArg& other) const noexcept {
+    return kind == other.kind && value == other.value;
+  }
+};
+
+/// The name of an enum as the compiler spells it, cut out of this function's own name.
+template <typename T>
+constexpr TemplateArg enum_argument(T value) noexcept {
+  const char* text = __PRETTY_FUNCTION__;
+  std::size_t begin = 0;
+  while (std::strncmp(text + begin, "T = ", 4) != 0) ++begin;
+  begin += 4;
+  std::size_t end = begin;
+  while (text[end] != ']' && text[end] != ';') ++end;
+  return {TemplateArg::kEnum, text + begin, end - begin, static_cast<std::int64_t>(value)};
+}
+
+template <typename T>
+TemplateArg template_argument(const T& value) noexcept {
+  if constexpr (std::is_same_v<T, bool>) {
+    return {.kind = TemplateArg::kBool, .value = value};
+  } else if constexpr (std::is_same_v<T, DLDataType>) {
+    return {.kind = TemplateArg::kDType, .value = value.code | value.bits << 8 | value.lanes << 16};
+  } else if constexpr (std::is_enum_v<T>) {
+    return enum_argument(value);
+  } else {
+    static_assert(
+        std::is_integral_v<T>, "a kernel's template argument must be an integer, a bool, an enum or a DLDataType");
+    return {.kind = std::is_signed_v<T> ? TemplateArg::kInt : TemplateArg::kUInt, .value = static_cast<std::int64_t>(value)};
+  }
+}
+
+/// The names of sgl_kernel/device.cuh.
+inline const char* device_type_name(DLDataType dtype) {
+  struct Name {
+    DLDataType dtype;
+    const char* text;
+  };
+  static constexpr Name kNames[] = {
+      {{kDLFloat, 64, 1}, "double"},   {{kDLFloat, 32, 1}, "fp32_t"},  {{kDLFloat, 16, 1}, "fp16_t"},
+      {{kDLBfloat, 16, 1}, "bf16_t"},  {{kDLInt, 8, 1}, "int8_t"},     {{kDLInt, 16, 1}, "int16_t"},
+      {{kDLInt, 32, 1}, "int32_t"},    {{kDLInt, 64, 1}, "int64_t"},   {{kDLUInt, 8, 1}, "uint8_t"},
+      {{kDLUInt, 16, 1}, "uint16_t"},  {{kDLUInt, 32, 1}, "uint32_t"}, {{kDLUInt, 64, 1}, "uint64_t"},
+      {{kDLBool, 8, 1}, "bool"},       {{kDLFloat8_e4m3fn, 8, 1}, "fp8_e4m3_t"},
+      {{kDLFloat8_e5m2, 8, 1}, "fp8_e5m2_t"},
+  };
+  for (const auto& name : kNames) {
+    if (name.dtype == dtype) return name.text;
+  }
+  throw Error("ValueError", "no kernel can be specialised for dtype ", dtype);
+}
+
+inline void append_to(Message& message, const TemplateArg& argument) {
+  const auto value = argument.value;
+  switch (argument.kind) {
+    case TemplateArg::kInt:
+      message << value;
+      break;
+    case TemplateArg::kUInt:
+      message << static_cast<std::uint64_t>(value) << 'u';
+      break;
+    case TemplateArg::kBool:
+      message << (value != 0);
+      break;
+    case TemplateArg::kEnum:
+      message << "static_cast<";
+      message.append(argument.type, argument.type_size);
+      message << ">(" << value << ')';
+      break;
+    case TemplateArg::kDType:
+      message << device_type_name({static_cast<std::uint8_t>(value), static_cast<std::uint8_t>(value >> 8),
+                                   static_cast<std::uint16_t>(value >> 16)});
+      break;
+  }
+}
+
+/// A kernel that is loaded on a device. Made once, then read by any thread; only the shared memory limit ever grows.
+struct LoadedKernel {
+  static constexpr std::size_t kMaxArgs = 12;
+  static constexpr std::size_t kMaxParams = 32;
+
+  std::uint64_t hash;
+  std::int32_t device_id;
+  std::uint32_t num_args;
+  const char* name;  // a literal of the host part
+  TemplateArg args[kMaxArgs];
+
+  driver::function_t function = nullptr;
+  std::int32_t num_params = -1;  // -1: the driver is too old to tell
+  std::uint32_t param_sizes[kMaxParams] = {};
+  std::uint32_t dynamic_smem_limit = 0;
+};
+
+}  // namespace details
+
+struct Variants;
+
+/// \brief A kernel by name and template arguments; a small value, good for as long as its name, a literal.
+struct Variant {
+ public:
+  /// \brief The kernel on a device: from the table, else made by the core. Thread-safe.
+  [[nodiscard]] details::LoadedKernel& on(std::int32_t device_id, DebugInfo location = {}) const;
+
+  /// \brief Prints as the C++ expression that names the kernel: `rmsnorm_cta<4096, true, bf16_t>`.
+  friend void append_to(Message& message, const Variant& variant) {
+    message << variant.m_name;
+    if (variant.m_num_args == 0) return;
+    for (std::uint32_t i = 0; i < variant.m_num_args; ++i) message << (i == 0 ? "<" : ", ") << variant.m_args[i];
+    message << '>';
+  }
+
+ private:
+  friend struct Variants;
+  Variant(Variants& table, const char* name, std::uint64_t hash) noexcept : m_table(&table), m_name(name), m_hash(hash) {}
+
+  bool m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept {
+    if (kernel.hash != m_hash || kernel.device_id != device_id || kernel.num_args != m_num_args) return false;
+    for (std::uint32_t i = 0; i < m_num_args; ++i) {
+      if (!(kernel.args[i] == m_args[i])) return false;
+    }
+    return kernel.name == m_name || std::strcmp(kernel.name, m_name) == 0;
+  }
+
+  Variants* m_table;
+  const char* m_name;
+  std::uint64_t m_hash;
+  std::uint32_t m_num_args = 0;
+  details::TemplateArg m_args[details::LoadedKernel::kMaxArgs];
+};
+
+/// \brief The kernels of one device file, a global variable of the host part: `host::Variants kernels{"norm.cuh"};`.
+struct Variants {
+ public:
+  /// \param file the device file, relative to the family's csrc; a literal.
+  explicit constexpr Variants(const char* file) noexcept : m_file(file) {}
+  Variants(const Variants&) = delete;
+  Variants& operator=(const Variants&) = delete;
+
+  /// \brief The variant of kernel `name` (with its namespace) for these template arguments. Touches no GPU.
+  template <std::size_t N, typename... Args>
+  [[nodiscard]] Variant get(const char (&name)[N], const Args&... args) noexcept {
+    static_assert(
+        sizeof...(Args) <= details::LoadedKernel::kMaxArgs, "a variant takes at most 12 template arguments");
+    std::uint64_t hash = 14695981039346656037u;  // FNV-1a; over a literal, so the compiler computes it
+    for (std::size_t i = 0; i + 1 < N; ++i) hash = (hash ^ static_cast<unsigned char>(name[i])) * 1099511628211u;
+    Variant variant(*this, name, hash);
+    ((variant.m_args[variant.m_num_args++] = details::template_argument(args)), ...);
+    for (std::uint32_t i = 0; i < variant.m_num_args; ++i)
+      variant.m_hash = (variant.m_hash ^ static_cast<std::uint64_t>(variant.m_args[i].value)) * 1099511628211u;
+    variant.m_hash ^= variant.m_hash >> 29;  // the table uses the low bits
+    return variant;
+  }
+
+ private:
+  friend struct Variant;
+  using Kernel = details::LoadedKernel;
+
+  /// Open addressing; grows by replacement, and a replaced table is kept: a reader may still be in it.
+  struct Table {
+    std::size_t mask;
+    std::size_t used;
+    Kernel* slots[];
+  };
+
+  Kernel* find(const Variant& variant, std::int32_t device_id) const noexcept {
+    const Table* table = __atomic_load_n(&m_table, __ATOMIC_ACQUIRE);
+    if (table == nullptr) return nullptr;
+    for (std::size_t i = variant.m_hash & table->mask;; i = (i + 1) & table->mask) {
+      Kernel* kernel = __atomic_load_n(&table->slots[i], __ATOMIC_ACQUIRE);
+      if (kernel == nullptr || variant.m_is(*kernel, device_id)) return kernel;
+    }
+  }
+
+  /// Ask the core for the kernel. No lock is held: the core may take a second, and call back into other modules.
+  [[gnu::cold, gnu::noinline]] Kernel& make(const Variant& variant, std::int32_t device_id, DebugInfo location) {
+    Message expression;
+    expression << variant;
+    auto* kernel = new Kernel{};
+    kernel->hash = variant.m_hash;
+    kernel->device_id = device_id;
+    kernel->num_args = variant.m_num_args;
+    kernel->name = variant.m_name;
+    std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
+    kernel->function = s_request(m_file, expression.c_str(), device_id, location);
+    s_query_params(*kernel, location);
+    return insert(variant, kernel);
+  }
+
+  Kernel& insert(const Variant& variant, Kernel* kernel) {
+    ::pthread_mutex_lock(&m_mutex);
+    if (Kernel* other = find(variant, kernel->device_id)) {  // another thread was first
+      ::pthread_mutex_unlock(&m_mutex);
+      delete kernel;
+      return *other;
+    }
+    Table* table = m_table;
+    if (table == nullptr || 2 * (table->used + 1) > table->mask + 1) table = grow(table);
+    place(*table, kernel);
+    __atomic_store_n(&m_table, table, __ATOMIC_RELEASE);
+    ::pthread_mutex_unlock(&m_mutex);
+    return *kernel;
+  }
+
+  static Table* grow(const Table* old) {
+    const std::size_t size = old == nullptr ? 64 : 2 * (old->mask + 1);
+    auto* table = static_cast<Table*>(std::calloc(1, sizeof(Table) + size * sizeof(Kernel*)));
+    table->mask = size - 1;
+    for (std::size_t i = 0; old != nullptr && i <= old->mask; ++i) {
+      if (old->slots[i] != nullptr) place(*table, old->slots[i]);
+    }
+    return table;
+  }
+
+  static void place(Table& table, Kernel* kernel) noexcept {
+    std::size_t i = kernel->hash & table.mask;
+    while (table.slots[i] != nullptr) i = (i + 1) & table.mask;
+    ++table.used;
+    __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
+  }
+
+  /// Call the core's global function `sgljit.variant`; an error of Python's passes through this module unchanged.
+  static driver::function_t s_request(
+      const char* file, const char* expression, std::int32_t device_id, DebugInfo location) {
+    static constexpr char kName[] = "sgljit.variant";
+    const TVMFFIByteArray name = {kName, sizeof(kName) - 1};
+    TVMFFIObjectHandle function = nullptr;
+    if (TVMFFIFunctionGetGlobal(&name, &function) != 0) throw details::RaisedError{};
+    RuntimeCheck(location, function != nullptr, "sgljit_core is not loaded in this process, and it makes the variants");
+    TVMFFIAny args[4] = {};
+    args[0].type_index = args[1].type_index = args[2].type_index = kTVMFFIRawStr;
+    args[0].v_c_str = SGL_FAMILY;
+    args[1].v_c_str = file;
+    args[2].v_c_str = expression;
+    args[3].type_index = kTVMFFIInt;
+    args[3].v_int64 = device_id;
+    TVMFFIAny result = {};
+    const int status = TVMFFIFunctionCall(function, args, 4, &result);
+    TVMFFIObjectDecRef(function);
+    if (status != 0) throw details::RaisedError{};
+    return reinterpret_cast<driver::function_t>(result.v_int64);
+  }
+
+  static void s_query_params(Kernel& kernel, DebugInfo location) {
+    if (driver::api().FuncGetParamInfo == nullptr) return;
+    kernel.num_params = 0;
+    std::size_t offset = 0;
+    std::size_t size = 0;
+    while (driver::api().FuncGetParamInfo(kernel.function, kernel.num_params, &offset, &size) == driver::kSuccess) {
+      RuntimeCheck(location, kernel.num_params < static_cast<int>(Kernel::kMaxParams), "more than 32 kernel parameters");
+      kernel.param_sizes[kernel.num_params++] = static_cast<std::uint32_t>(size);
+    }
+  }
+
+  const char* m_file;
+  Table* m_table = nullptr;
+  ::pthread_mutex_t m_mutex = PTHREAD_MUTEX_INITIALIZER;
+};
+
+inline details::LoadedKernel& Variant::on(std::int32_t device_id, DebugInfo location) const {
+  if (auto* kernel = m_table->find(*this, device_id)) [[likely]]
+    return *kernel;
+  return m_table->make(*this, device_id, location);
+}
+
+namespace details {
+
+/// The kernel's own parameters, asked of the driver, against what the host part passes: a size that differs would
+/// read beyond an argument, or leave part of it unread.
+[[gnu::cold, gnu::noinline]] inline void raise_params(
+    const Variant& variant, const LoadedKernel& kernel, const std::uint32_t* sizes, std::int32_t num_sizes,
+    DebugInfo location) {
+  Message text;
+  text << "the parameters of " << variant << " do not fit the launch at " << location << ": the kernel takes ";
+  const auto list = [&text](const std::uint32_t* begin, std::int32_t count) {
+    text << count << (count == 1 ? " parameter of " : " parameters of ");
+    for (std::int32_t i = 0; i < count; ++i) text << (i > 0 ? ", " : "") << begin[i];
+    text << " bytes";
+  };
+  list(kernel.param_sizes, kernel.num_params);
+  text << ", the launch passes ";
+  list(sizes, num_sizes);
+  throw Error("TypeError", text.c_str());
+}
+
+/// Makes the primary context of a device current for the length of a scope, if it is not.
+struct ContextGuard {
+ public:
+  ContextGuard(std::int32_t device_id, DebugInfo location) {
+    driver::device_t current = -1;
+    if (driver::api().CtxGetDevice(&current) == driver::kSuccess && current == device_id) [[likely]]
+      return;
+    driver::context_t context = nullptr;
+    driver::check(driver::api().DevicePrimaryCtxRetain(&context, device_id), location);
+    driver::check(driver::api().CtxPushCurrent(context), location);
+    m_pushed = true;
+  }
+  ~ContextGuard() {
+    driver::context_t context = nullptr;
+    if (m_pushed) driver::api().CtxPopCurrent(&context);
+  }
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+
+ private:
+  bool m_pushed = false;
+};
+
+/// Raise the kernel's limit of dynamic shared memory, once for each higher value.
+inline void allow_dynamic_smem(LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
+  if (bytes <= kSmemWithoutAsking || bytes <= __atomic_load_n(&kernel.dynamic_smem_limit, __ATOMIC_RELAXED)) return;
+  driver::check(
+      driver::api().FuncSetAttribute(kernel.function, driver::kMaxDynamicSharedSizeBytes, static_cast<int>(bytes)),
+      location);
+  __atomic_store_n(&kernel.dynamic_smem_limit, static_cast<std::uint32_t>(bytes), __ATOMIC_RELAXED);
+}
+
+[[gnu::noinline]] inline void launch(
+    const LaunchConfig& config, DebugInfo location, const Variant& variant, const std::uint32_t* sizes,
+    std::int32_t num_sizes, void** arguments) {
+  if (config.grid.is_empty()) return;
+  std::int32_t device_id = config.device_id;
+  if (device_id < 0) driver::check(driver::api().CtxGetDevice(&device_id), location);
+  const ContextGuard guard(device_id, location);
+  LoadedKernel& kernel = variant.on(device_id, location);
+  if (kernel.num_params >= 0 && (kernel.num_params != num_sizes ||
+                                 std::memcmp(kernel.param_sizes, sizes, sizeof(*sizes) * num_sizes) != 0)) [[unlikely]]
+    raise_params(variant, kernel, sizes, num_sizes, location);
+  allow_dynamic_smem(kernel, config.dynamic_smem, location);
+  driver::LaunchAttribute attributes[2];
+  driver::LaunchConfig native = {config.grid.x,  config.grid.y,  config.grid.z,
+                                 config.block.x, config.block.y, config.block.z,
+                                 static_cast<unsigned>(config.dynamic_smem), config.stream, attributes, 0};
+  if (config.pdl) {
+    auto& attribute = attributes[native.num_attributes++];
+    attribute.id = driver::LaunchAttribute::kProgrammaticStreamSerialization;
+    attribute.value.serialization_allowed = 1;
+  }
+  const auto& cluster = config.cluster;
+  if (cluster.x != 1 || cluster.y != 1 || cluster.z != 1) {
+    auto& attribute = attributes[native.num_attributes++];
+    attribute.id = driver::LaunchAttribute::kClusterDimension;
+    attribute.value.cluster = {cluster.x, cluster.y, cluster.z};
+  }
+  driver::check(driver::api().LaunchKernelEx(&native, kernel.function, arguments, nullptr), location, &config);
+}
+
+}  // namespace details
+
+/// What `LaunchKernel` does with a variant: every argument is passed as it is, with its own type.
+template <typename... Args>
+void launch_on(const LaunchConfig& config, DebugInfo location, const Variant& variant, const Args&... args) {
+  static_assert(
+      (std::is_trivially_copyable_v<Args> && ...), "LaunchKernel: a kernel's argument must be trivially copyable");
+  void* arguments[sizeof...(Args) + 1] = {const_cast<void*>(static_cast<const void*>(&args))..., nullptr};
+  static constexpr std::uint32_t kSizes[sizeof...(Args) + 1] = {sizeof(Args)..., 0};
+  details::launch(config, location, variant, kSizes, sizeof...(Args), arguments);
+}
+
+}  // namespace host
