@@ -34,7 +34,7 @@ template <typename To, typename From>
 SGL_DEVICE To bits_as(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
-  __builtin_memcpy(&to, &from, sizeof(to));
+  memcpy(&to, &from, sizeof(to));
   return to;
 }
 

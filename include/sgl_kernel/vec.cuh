@@ -110,11 +110,11 @@ struct alignas(sizeof(T) * N) AlignedVector {
  private:
   // Through a copy and not a cast of the pointer: the compiler keeps it in registers, and no aliasing rule is broken.
   SGL_DEVICE void m_set(const word_t& word) {
-    __builtin_memcpy(m_data, &word, sizeof(word));
+    memcpy(m_data, &word, sizeof(word));
   }
   SGL_DEVICE word_t m_get() const {
     word_t word;
-    __builtin_memcpy(&word, m_data, sizeof(word));
+    memcpy(&word, m_data, sizeof(word));
     return word;
   }
 
