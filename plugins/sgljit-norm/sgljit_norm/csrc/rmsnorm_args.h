@@ -90,7 +90,8 @@ RMSNormArgs match_rmsnorm(host::TensorView input, host::TensorView weight, host:
       .device = device.unwrap(),
   };
   if (!args.is_empty() && rows_collide(args))
-    throw Error("ValueError", "rmsnorm: rows of out overlap each other or other rows of input: input is ", input,
-                ", out is ", out);
+    throw Error(
+        "ValueError", "rmsnorm: rows of out overlap each other or other rows of input: input is ", input, ", out is ",
+        out);
   return args;
 }
