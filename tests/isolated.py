@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -38,13 +39,22 @@ PROJECTS = {
 _LEFTOVERS = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".*_cache", "*.egg-info", "dist")
 
 
-def run(*command: str | os.PathLike[str], cwd: Path, env: dict[str, str] | None = None) -> str:
-    """Run a command; its output. A failure shows the command and all that it printed."""
-    result = subprocess.run(
-        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert result.returncode == 0, f"{' '.join(map(str, command))} (in {cwd}): {result.returncode}\n{result.stdout}"
-    return result.stdout
+def run(*command: str | os.PathLike[str], cwd: Path, env: dict[str, str] | None = None, seconds: float = 600) -> str:
+    """Run a command; its output. A failure shows the command and all that it printed.
+
+    One that outlasts ``seconds`` is killed with all its children.
+    """
+    merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **merged) as process:
+        try:
+            output, _ = process.communicate(timeout=seconds)
+            ended = str(process.returncode)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            ended = f"killed after {seconds} s"
+    assert ended == "0", f"{' '.join(map(str, command))} (in {cwd}): {ended}\n{output}"
+    return output
 
 
 def copy_sources(project: Path, into: Path) -> Path:
@@ -148,7 +158,16 @@ class Environment:
 
     def pip(self, *arguments: str | os.PathLike[str]) -> str:
         """Run the testing environment's pip on this one, without any index."""
-        pip = (sys.executable, "-m", "pip", "--python", self.python, "--isolated", "--disable-pip-version-check")
+        pip = (
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            self.python,
+            "--isolated",
+            "--no-cache-dir",
+            "--disable-pip-version-check",
+        )
         return run(*pip, *arguments, cwd=self.home, env={**self.variables, "PIP_CONFIG_FILE": os.devnull})
 
     def install(self, *wheels: Built) -> None:

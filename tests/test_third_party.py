@@ -40,11 +40,8 @@ def test_installed_it_is_found_and_runs_and_uninstalled_it_is_gone(distribution,
     assert environment.run_code(textwrap.dedent(use)) == "[40, 41, 42]\n"
 
     # Its own tests, as its user would run them.
-    configuration = plugin.project / "pyproject.toml"
-    tests = environment.run(
-        environment.python, "-m", "pytest", "-c", configuration, "--rootdir", environment.home, "-p", "no:cacheprovider",
-        "--pyargs", "sgljit_add_constant",
-    )  # fmt: skip
+    options = ("-c", plugin.project / "pyproject.toml", "--rootdir", environment.home, "-p", "no:cacheprovider")
+    tests = environment.run(environment.python, "-m", "pytest", *options, "--pyargs", "sgljit_add_constant")
     assert " passed" in tests
     assert " failed" not in tests
 

@@ -6,6 +6,7 @@ import operator
 from typing import TYPE_CHECKING
 
 import torch
+
 from sgljit_core import cache_once, make_cpp_args
 
 from .plugin import FAMILY

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sgljit_core import ops
-from sgljit_core.errors import TensorMatchError
 
 from sgljit_add_constant import reference
+from sgljit_core import ops
+from sgljit_core.errors import TensorMatchError
 
 DEVICES = [
     "cpu",
