@@ -23,7 +23,8 @@ using namespace device::details;
 using math::details::is_half;
 
 template <typename T>
-inline constexpr bool is_wide_integer = is_any_of<T, int, unsigned int, long, unsigned long, long long, unsigned long long>;
+inline constexpr bool is_wide_integer =
+    is_any_of<T, int, unsigned int, long, unsigned long, long long, unsigned long long>;
 
 /// 8-byte integers under the one name that the intrinsics take.
 template <typename T>
@@ -108,7 +109,8 @@ SGL_DEVICE T max(T* addr, T value) {
     // The bits of floats of one sign order as integers do, upwards or downwards; a float with the sign bit set is below
     // every other when both are read as signed. NaN has no place in that order, and changes nothing.
     if (value != value) return *static_cast<volatile float*>(addr);
-    if (__float_as_int(value) >= 0) return __int_as_float(atomicMax(reinterpret_cast<int*>(addr), __float_as_int(value)));
+    if (__float_as_int(value) >= 0)
+      return __int_as_float(atomicMax(reinterpret_cast<int*>(addr), __float_as_int(value)));
     return __uint_as_float(atomicMin(reinterpret_cast<unsigned int*>(addr), __float_as_uint(value)));
 #else
     return details::update_any(addr, [value](float old) { return math::max(old, value); });
@@ -130,7 +132,8 @@ SGL_DEVICE T min(T* addr, T value) {
   } else if constexpr (details::is_same<T, float>) {
 #if !defined(USE_ROCM)
     if (value != value) return *static_cast<volatile float*>(addr);
-    if (__float_as_int(value) >= 0) return __int_as_float(atomicMin(reinterpret_cast<int*>(addr), __float_as_int(value)));
+    if (__float_as_int(value) >= 0)
+      return __int_as_float(atomicMin(reinterpret_cast<int*>(addr), __float_as_int(value)));
     return __uint_as_float(atomicMax(reinterpret_cast<unsigned int*>(addr), __float_as_uint(value)));
 #else
     return details::update_any(addr, [value](float old) { return math::min(old, value); });

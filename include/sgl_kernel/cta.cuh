@@ -21,8 +21,8 @@ namespace device::cta {
 
 namespace details {
 
-/// `reduce_warp(value, mask)` reduces over lanes; `spare(smem)` is what a lane contributes that has no warp to speak for:
-/// a value that changes nothing. (For a maximum that can be any warp's own, so no smallest number is needed.)
+/// `reduce_warp(value, mask)` reduces over lanes; `spare(smem)` is what a lane contributes that has no warp to speak
+/// for: a value that changes nothing. (For a maximum that can be any warp's own, so no smallest number is needed.)
 template <typename T, typename ReduceWarp, typename Spare>
 SGL_DEVICE T reduce(T value, T* smem, ReduceWarp reduce_warp, Spare spare) {
   const uint32_t warp_id = threadIdx.x / kWarpThreads;

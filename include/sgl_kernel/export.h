@@ -96,8 +96,7 @@ struct ArgSlot {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_count(
     const char* name, std::size_t expected, std::int32_t got) {
-  throw Error(
-      "TypeError", name, "(): expected ", expected, expected == 1 ? " argument" : " arguments", ", got ", got);
+  throw Error("TypeError", name, "(): expected ", expected, expected == 1 ? " argument" : " arguments", ", got ", got);
 }
 
 /// How to read a `T` from an argument: `matches` says whether it can be, `read` does it. `kName` is for errors.
@@ -326,8 +325,8 @@ struct ReadArguments : Arguments... {};
 
 template <typename R, typename... Args, std::size_t... Index>
 void unpack_and_call(
-    const char* name, R (*function)(Args...), [[maybe_unused]] const TVMFFIAny* args, TVMFFIAny* result,
-    std::index_sequence<Index...>) {
+    [[maybe_unused]] const char* name, R (*function)(Args...), [[maybe_unused]] const TVMFFIAny* args,
+    TVMFFIAny* result, std::index_sequence<Index...>) {
   // Braces read the arguments from left to right, so that the first wrong one is the one reported.
   [[maybe_unused]] ReadArguments<ReadArgument<Index, std::remove_cvref_t<Args>>...> read{
       {read_argument<Args>(args[Index], ArgSlot{name, static_cast<std::int32_t>(Index) + 1})}...};
@@ -343,7 +342,8 @@ void unpack_and_call(
 /// The C ABI call: unpack, call, pack; no exception leaves it.
 template <typename R, typename... Args>
 int safe_call(
-    const char* name, R (*function)(Args...), const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) noexcept {
+    const char* name, R (*function)(Args...), const TVMFFIAny* args, std::int32_t num_args,
+    TVMFFIAny* result) noexcept {
   try {
     if (num_args != static_cast<std::int32_t>(sizeof...(Args))) [[unlikely]]
       raise_count(name, sizeof...(Args), num_args);

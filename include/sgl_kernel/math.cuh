@@ -43,7 +43,8 @@ template <typename T>
   } else if constexpr (details::is_half2<T>) {
     return __hmax2(a, b);
   } else {
-    static_assert(details::is_integer<T>, "math::max takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
+    static_assert(
+        details::is_integer<T>, "math::max takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
     return a < b ? b : a;
   }
 }
@@ -60,7 +61,8 @@ template <typename T>
   } else if constexpr (details::is_half2<T>) {
     return __hmin2(a, b);
   } else {
-    static_assert(details::is_integer<T>, "math::min takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
+    static_assert(
+        details::is_integer<T>, "math::min takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
     return b < a ? b : a;
   }
 }
@@ -77,21 +79,22 @@ template <typename T>
   } else if constexpr (details::is_half2<T>) {
     return __habs2(a);
   } else {
-    static_assert(details::is_integer<T>, "math::abs takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
+    static_assert(
+        details::is_integer<T>, "math::abs takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
     return a < 0 ? static_cast<T>(-a) : a;
   }
 }
 
-#define SGL_DEFINE_MATH(NAME, FP32, FP64)                                                             \
-  template <typename T>                                                                               \
-  [[nodiscard]] SGL_DEVICE T NAME(T a) {                                                              \
-    if constexpr (details::is_same<T, double>) {                                                      \
-      return FP64(a);                                                                                 \
-    } else {                                                                                          \
-      static_assert(                                                                                  \
+#define SGL_DEFINE_MATH(NAME, FP32, FP64)                                                                       \
+  template <typename T>                                                                                         \
+  [[nodiscard]] SGL_DEVICE T NAME(T a) {                                                                        \
+    if constexpr (details::is_same<T, double>) {                                                                \
+      return FP64(a);                                                                                           \
+    } else {                                                                                                    \
+      static_assert(                                                                                            \
           details::is_same<T, float> || details::is_half<T>, "math::" #NAME " takes fp32, fp64, fp16 or bf16"); \
-      return device::cast<T>(FP32(device::cast<fp32_t>(a)));                                          \
-    }                                                                                                 \
+      return device::cast<T>(FP32(device::cast<fp32_t>(a)));                                                    \
+    }                                                                                                           \
   }
 
 /// \brief The square root.

@@ -36,9 +36,8 @@ concept SequenceLike = !TextLike<T> && requires(const T& value) {
 /// An overload of `append_to(host::Message&, const T&)`, found by argument-dependent look-up. Only for classes, since a
 /// number would convert to some class or other.
 template <typename T>
-concept CustomPrintable = std::is_class_v<T> && requires(Message& message, const T& value) {
-  append_to(message, value);
-};
+concept CustomPrintable =
+    std::is_class_v<T> && requires(Message& message, const T& value) { append_to(message, value); };
 
 /// A value on its way into a message, with its type erased. So a check costs the compiler a few stores, however many
 /// kinds of values a kernel prints; formatting is compiled once, and for size, as no fast path runs it.
@@ -163,10 +162,24 @@ namespace details {
 [[gnu::cold, gnu::noinline]] inline void print_dtype(Message& message, const Piece& piece) {
   // The index is the DLPack code; a name in brackets is followed by the number of bits.
   static constexpr const char* kNames[] = {
-      "int",           "uint",          "float",           "handle",        "bfloat",
-      "complex",       "bool",          "float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz",
-      "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz", "float8_e8m0fnu",
-      "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn",
+      "int",
+      "uint",
+      "float",
+      "handle",
+      "bfloat",
+      "complex",
+      "bool",
+      "float8_e3m4",
+      "float8_e4m3",
+      "float8_e4m3b11fnuz",
+      "float8_e4m3fn",
+      "float8_e4m3fnuz",
+      "float8_e5m2",
+      "float8_e5m2fnuz",
+      "float8_e8m0fnu",
+      "float6_e2m3fn",
+      "float6_e3m2fn",
+      "float4_e2m1fn",
   };
   const auto dtype = *static_cast<const DLDataType*>(piece.pointer);
   if (dtype.code >= sizeof(kNames) / sizeof(kNames[0])) {
@@ -184,10 +197,22 @@ namespace details {
     const char* text;
   };
   static constexpr Name kNames[] = {
-      {kDLCPU, "cpu"},           {kDLCUDA, "cuda"},         {kDLCUDAHost, "cuda_host"}, {kDLCUDAManaged, "cuda_managed"},
-      {kDLROCM, "rocm"},         {kDLROCMHost, "rocm_host"}, {kDLOpenCL, "opencl"},      {kDLVulkan, "vulkan"},
-      {kDLMetal, "metal"},       {kDLVPI, "vpi"},           {kDLExtDev, "ext_dev"},     {kDLOneAPI, "oneapi"},
-      {kDLWebGPU, "webgpu"},     {kDLHexagon, "hexagon"},   {kDLMAIA, "maia"},          {kDLTrn, "trn"},
+      {kDLCPU, "cpu"},
+      {kDLCUDA, "cuda"},
+      {kDLCUDAHost, "cuda_host"},
+      {kDLCUDAManaged, "cuda_managed"},
+      {kDLROCM, "rocm"},
+      {kDLROCMHost, "rocm_host"},
+      {kDLOpenCL, "opencl"},
+      {kDLVulkan, "vulkan"},
+      {kDLMetal, "metal"},
+      {kDLVPI, "vpi"},
+      {kDLExtDev, "ext_dev"},
+      {kDLOneAPI, "oneapi"},
+      {kDLWebGPU, "webgpu"},
+      {kDLHexagon, "hexagon"},
+      {kDLMAIA, "maia"},
+      {kDLTrn, "trn"},
   };
   const auto device = *static_cast<const DLDevice*>(piece.pointer);
   const int type = device.device_type;

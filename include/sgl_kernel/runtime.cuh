@@ -38,8 +38,7 @@ template <typename Kernel>
 
 /// \brief How many multiprocessors the device has: 132 on an H200.
 [[nodiscard]] inline auto get_sm_count(int device_id = -1, DebugInfo location = {}) -> std::uint32_t {
-  return static_cast<std::uint32_t>(
-      details::attribute(SGL_RUNTIME(DevAttrMultiProcessorCount), device_id, location));
+  return static_cast<std::uint32_t>(details::attribute(SGL_RUNTIME(DevAttrMultiProcessorCount), device_id, location));
 }
 
 /// \brief The major compute capability: 9 on an H200.

@@ -30,8 +30,7 @@ using source_location_t = std::source_location;
 /// \brief Stand-in for `std::source_location`; the column is not known to it.
 struct source_location_t {
   static constexpr source_location_t current(
-      const char* file = __builtin_FILE(),
-      const char* function = __builtin_FUNCTION(),
+      const char* file = __builtin_FILE(), const char* function = __builtin_FUNCTION(),
       std::uint_least32_t line = __builtin_LINE()) noexcept {
     source_location_t here;
     here.m_file = file;

@@ -347,8 +347,8 @@ struct TensorMatcher {
   TensorMatcher& operator=(const TensorMatcher&) = delete;
 
   /// \brief Expect these strides, in elements, in place of a contiguous tensor.
-  [[nodiscard]] auto with_strides(std::initializer_list<details::SizeRef> strides, DebugInfo info = {}) &&
-      -> TensorMatcher&& {
+  [[nodiscard]] auto with_strides(
+      std::initializer_list<details::SizeRef> strides, DebugInfo info = {}) && -> TensorMatcher&& {
     RuntimeCheck(info, !m_has_strides, "with_strides is given twice");
     RuntimeCheck(
         info, strides.size() == m_shape.size(), "with_strides has ", strides.size(), " entries for a shape of ",

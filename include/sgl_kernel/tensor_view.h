@@ -109,9 +109,9 @@ struct TensorView {
   std::int64_t stride(std::int64_t index) const {
     const auto i = m_wrap(index);
     if (m_tensor.strides != nullptr) return m_tensor.strides[i];
-    std::int64_t stride = 1;  // DLPack before 1.2: no array means contiguous
-    for (auto j = m_tensor.ndim - 1; j > i; --j) stride *= m_tensor.shape[j];
-    return stride;
+    std::uint64_t stride = 1;  // DLPack before 1.2: no array means contiguous
+    for (auto j = m_tensor.ndim - 1; j > i; --j) stride *= static_cast<std::uint64_t>(m_tensor.shape[j]);
+    return static_cast<std::int64_t>(stride);
   }
   DLDataType dtype() const noexcept {
     return m_tensor.dtype;

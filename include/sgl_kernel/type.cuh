@@ -156,21 +156,21 @@ struct dtype_trait<fp8_e5m2_t> : device::details::DTypeTraitBase<fp8_e5m2_t, fp8
   }
 };
 
-#define SGL_DEFINE_PAIR(TYPE, ELEMENT, PACKED, NARROW)                                              \
-  template <>                                                                                       \
-  struct dtype_trait<TYPE> : device::details::DTypeTraitBase<TYPE, ELEMENT, PACKED, 2> {            \
-    template <typename From>                                                                        \
-    SGL_DEVICE static TYPE from(const From& value) {                                                \
-      if constexpr (device::details::is_same<TYPE, From>) {                                         \
-        return value;                                                                               \
-      } else {                                                                                      \
-        static_assert(                                                                              \
-            device::details::WidensToFp32x2<From>,                                                  \
-            "device::cast to a pair takes a pair: fp32x2_t, fp16x2_t, bf16x2_t or fp8x2_*_t");      \
-        const float2 wide = device::details::to_fp32x2(value);                                      \
-        return NARROW;                                                                              \
-      }                                                                                             \
-    }                                                                                               \
+#define SGL_DEFINE_PAIR(TYPE, ELEMENT, PACKED, NARROW)                                         \
+  template <>                                                                                  \
+  struct dtype_trait<TYPE> : device::details::DTypeTraitBase<TYPE, ELEMENT, PACKED, 2> {       \
+    template <typename From>                                                                   \
+    SGL_DEVICE static TYPE from(const From& value) {                                           \
+      if constexpr (device::details::is_same<TYPE, From>) {                                    \
+        return value;                                                                          \
+      } else {                                                                                 \
+        static_assert(                                                                         \
+            device::details::WidensToFp32x2<From>,                                             \
+            "device::cast to a pair takes a pair: fp32x2_t, fp16x2_t, bf16x2_t or fp8x2_*_t"); \
+        const float2 wide = device::details::to_fp32x2(value);                                 \
+        return NARROW;                                                                         \
+      }                                                                                        \
+    }                                                                                          \
   }
 
 SGL_DEFINE_PAIR(fp32x2_t, fp32_t, fp32x4_t, wide);
@@ -180,20 +180,19 @@ SGL_DEFINE_PAIR(fp8x2_e4m3_t, fp8_e4m3_t, fp8x4_e4m3_t, fp8x2_e4m3_t(wide));
 SGL_DEFINE_PAIR(fp8x2_e5m2_t, fp8_e5m2_t, fp8x4_e5m2_t, fp8x2_e5m2_t(wide));
 #undef SGL_DEFINE_PAIR
 
-#define SGL_DEFINE_FOUR(TYPE, ELEMENT)                                                              \
-  template <>                                                                                       \
-  struct dtype_trait<TYPE> : device::details::DTypeTraitBase<TYPE, ELEMENT, void, 4> {              \
-    template <typename From>                                                                        \
-    SGL_DEVICE static TYPE from(const From& value) {                                                \
-      if constexpr (device::details::is_same<TYPE, From>) {                                         \
-        return value;                                                                               \
-      } else {                                                                                      \
-        static_assert(                                                                              \
-            device::details::WidensToFp32x4<From>,                                                  \
-            "device::cast to a pack of four takes one: fp32x4_t or fp8x4_*_t");                     \
-        return TYPE(device::details::to_fp32x4(value));                                             \
-      }                                                                                             \
-    }                                                                                               \
+#define SGL_DEFINE_FOUR(TYPE, ELEMENT)                                                                                 \
+  template <>                                                                                                          \
+  struct dtype_trait<TYPE> : device::details::DTypeTraitBase<TYPE, ELEMENT, void, 4> {                                 \
+    template <typename From>                                                                                           \
+    SGL_DEVICE static TYPE from(const From& value) {                                                                   \
+      if constexpr (device::details::is_same<TYPE, From>) {                                                            \
+        return value;                                                                                                  \
+      } else {                                                                                                         \
+        static_assert(                                                                                                 \
+            device::details::WidensToFp32x4<From>, "device::cast to a pack of four takes one: fp32x4_t or fp8x4_*_t"); \
+        return TYPE(device::details::to_fp32x4(value));                                                                \
+      }                                                                                                                \
+    }                                                                                                                  \
   }
 
 SGL_DEFINE_FOUR(fp32x4_t, fp32_t);

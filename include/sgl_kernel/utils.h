@@ -71,6 +71,8 @@ concept Condition = !Location<T> && requires(T&& value) { static_cast<bool>(valu
 ///
 /// `RuntimeCheck(x > 0, "x must be positive, got ", x)` reports the place of the call;
 /// `RuntimeCheck(location, x > 0, "...")` reports a place that was handed in. Costs one branch when it holds.
+/// \note It is a class, so `RuntimeCheck(ok);` declares a variable `ok`, which does not compile: say what went wrong,
+/// or write `RuntimeCheck{ok}`.
 template <typename... Args>
 struct RuntimeCheck {
   template <details::Condition Cond>

@@ -77,8 +77,7 @@ struct alignas(sizeof(T) * N) AlignedVector {
   /// \brief Read vector number `offset`, which is elements `offset * N` and up, of `ptr`.
   template <typename U>
   SGL_DEVICE void load(const U* ptr, size_t offset = 0) {
-    static_assert(
-        details::is_any_of<U, T, void>, "AlignedVector::load takes a pointer to its element type or to void");
+    static_assert(details::is_any_of<U, T, void>, "AlignedVector::load takes a pointer to its element type or to void");
     m_set(static_cast<const word_t*>(static_cast<const void*>(ptr))[offset]);
   }
   /// \brief Write vector number `offset` of `ptr`.

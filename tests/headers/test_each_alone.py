@@ -1,0 +1,86 @@
+"""Each header compiles alone, with every compiler that kernels meet, and none brings in what would make it heavy."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from headers import toolbox
+
+# The standard headers that cost half a second or more of a cold build, and all of tvm-ffi but its C ABI.
+FORBIDDEN = re.compile(
+    r"/c\+\+/\d+(\.\d+)*/(string|sstream|ostream|istream|iostream|ranges|functional|vector|map|unordered_map|memory|"
+    r"algorithm|regex|format)$"
+    r"|/tvm/ffi/(?!c_api\.h$|extra/c_env_api\.h$)"
+)
+# cuda_runtime.h, which nvcc puts before every file, brings in <utility> and <cstdlib>, none of the above.
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("header", toolbox.HOST_HEADERS)
+def test_host_header(header: str, compiler: str, tmp_path: Path) -> None:
+    result = toolbox.compile_host(f"#include <{header}>\n", tmp_path, compiler)
+    assert result.returncode == 0, result.stderr
+
+
+def test_two_host_units_link(tmp_path: Path) -> None:
+    """Nothing in a header is defined twice."""
+    includes = "".join(f"#include <{header}>\n" for header in toolbox.HOST_HEADERS)
+    objects = []
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.cpp").write_text(f"{includes}void {name}() {{}}\n")
+        objects.append(str(tmp_path / f"{name}.o"))
+        command = [toolbox.host_compiler("g++"), "-std=c++20", "-O0", "-fPIC", "-c", f"{name}.cpp", "-o", objects[-1]]
+        subprocess.run([*command, *toolbox.include_flags()], check=True, cwd=tmp_path)
+    link = [toolbox.host_compiler("g++"), "-shared", "-o", str(tmp_path / "both.so"), *objects]
+    subprocess.run(link, check=True)
+
+
+@pytest.mark.parametrize("header", toolbox.HEADERS)
+def test_nvcc(header: str, tmp_path: Path) -> None:
+    result = toolbox.compile_cuda(f"#include <{header}>\n", tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("arch", ["75", "80", "100a", "120a"])
+def test_device_headers_for_other_targets(arch: str, tmp_path: Path) -> None:
+    source = "".join(f"#include <{header}>\n" for header in toolbox.DEVICE_HEADERS)
+    result = toolbox.compile_cuda(source, tmp_path, arch=arch)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("header", toolbox.DEVICE_HEADERS)
+def test_nvrtc(header: str) -> None:
+    assert toolbox.compile_nvrtc(f"#include <{header}>\n__global__ void kernel() {{}}\n") == ""
+
+
+def included(command: list[str], directory: Path) -> set[str]:
+    """Every file that the preprocessor opens."""
+    result = subprocess.run([*command, "-M"], capture_output=True, text=True, cwd=directory, check=True)
+    return set(result.stdout.replace("\\\n", " ").split()[1:])
+
+
+@pytest.mark.parametrize("header", toolbox.HOST_HEADERS)
+def test_no_heavy_header_in_a_host_header(header: str, tmp_path: Path) -> None:
+    (tmp_path / "unit.cpp").write_text(f"#include <{header}>\n")
+    command = [toolbox.host_compiler("g++"), "-std=c++20", *toolbox.include_flags(), "unit.cpp"]
+    files = included(command, tmp_path)
+    assert any(file.endswith(header) for file in files)
+    assert [file for file in sorted(files) if FORBIDDEN.search(file)] == []
+
+
+@pytest.mark.parametrize("header", [name for name in toolbox.HEADERS if name.endswith(".cuh")])
+def test_no_heavy_header_in_a_cuda_header(header: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.cu").write_text("")
+    (tmp_path / "unit.cu").write_text(f"#include <{header}>\n")
+    base = included([*toolbox.nvcc_command(), "empty.cu"], tmp_path)
+    files = included([*toolbox.nvcc_command(), "unit.cu"], tmp_path) - base
+    assert [file for file in sorted(files) if FORBIDDEN.search(file)] == []
+
+
+@pytest.mark.parametrize("header", toolbox.HEADERS)
+def test_inline_ptx_is_in_one_place(header: str) -> None:
+    text = (toolbox.INCLUDE / header).read_text()
+    assert ("asm volatile(" in text) == (header == "sgl_kernel/ptx.cuh")

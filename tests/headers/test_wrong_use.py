@@ -1,0 +1,139 @@
+"""A wrong use of a template does not compile, and the error says in a sentence what is allowed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from headers import toolbox
+
+HOST = {
+    "a parameter that cannot come from Python": (
+        "#include <sgl_kernel/export.h>\nstruct S {}; void f(S) {}\nSGL_EXPORT(f, (f))",
+        "this parameter type cannot come from Python. Allowed are integers",
+    ),
+    "a result that cannot go to Python": (
+        "#include <sgl_kernel/export.h>\nstruct S {}; S f() { return {}; }\nSGL_EXPORT(f, (f))",
+        "this result type cannot go to Python. Allowed are void, integers",
+    ),
+    "a lambda with captures": (
+        "#include <sgl_kernel/export.h>\nint x = 1; auto f() { int y = x; return [y] { return y; }; }\n"
+        "auto g = f();\nSGL_EXPORT(f, (g))",
+        "the symbol must be a function, a function template with its arguments",
+    ),
+    "a dtype that nobody described": (
+        "#include <sgl_kernel/tensor.h>\nstruct S {};\n"
+        "void f(host::TensorView x) { host::TensorMatcher({1}).with_dtype<float, S>().verify(x); }",
+        "a dtype option must be an integer, bool, float, half, bfloat16 or fp8 type",
+    ),
+    "is_type of such a dtype": (
+        "#include <sgl_kernel/dtype.h>\nstruct S {};\nbool f() { return host::is_type<S>({}); }",
+        "this type has no DLDataType: specialise host::dtype_of<T>",
+    ),
+    "with_dtype of nothing": (
+        "#include <sgl_kernel/tensor.h>\n"
+        "void f(host::TensorView x) { host::TensorMatcher({1}).with_dtype<>().verify(x); }",
+        r"with_dtype() needs a type, a SymbolicDType or a DLDataType",
+    ),
+    "a matcher that never verifies": (
+        "#include <sgl_kernel/tensor.h>\nvoid f() { host::TensorMatcher({1}).with_dtype<float>(); }",
+        "nodiscard",
+    ),
+    "printing what cannot be printed": (
+        "#include <sgl_kernel/utils.h>\nstruct S {}; void f(S s) { host::RuntimeCheck(1 == 2, s); }",
+        "host::Message cannot print this type: pass a number",
+    ),
+    "offsets of typed pointers": (
+        "#include <sgl_kernel/utils.h>\nvoid* f(float* x) { return host::pointer::offset(x, 4); }",
+        r"pointer::offset counts bytes: cast the pointer to void* first",
+    ),
+    "a deleter that takes no pointer": (
+        "#include <sgl_kernel/ffi.h>\nauto f() { return host::ffi::from_blob(nullptr, {}, {}, {}, [] {}); }",
+        "the deleter must be callable with the data pointer",
+    ),
+}
+
+DEVICE = {
+    "a vector of three": ("AlignedVector<float, 3> x;", "the number of elements must be a power of two"),
+    "a vector too wide": ("AlignedVector<float, 8> x;", "at most 16 bytes, or 32 on Blackwell"),
+    "a vector of another type's memory": (
+        "AlignedVector<float, 4> x; int y[4]; x.load(y);",
+        "AlignedVector::load takes a pointer to its element type or to void",
+    ),
+    "a cast of nonsense": ("struct S {}; auto x = cast<float>(S{});", "device::cast to a scalar takes fp32_t, fp16_t"),
+    "a cast of a scalar to a pair": ("auto x = cast<fp16x2_t>(1.0f);", "device::cast to a pair takes a pair"),
+    "a reduction of what does not shuffle": (
+        "struct S {}; auto x = warp::reduce_sum(S{});",
+        "warp reductions take a type that shuffles",
+    ),
+    "a group of 12 lanes": (
+        "auto x = warp::reduce_sum<int, 12>(1);",
+        "the group size must be a power of two of at most 32 lanes",
+    ),
+    "the root of an integer": ("auto x = math::sqrt(1);", "math::sqrt takes fp32, fp64, fp16 or bf16"),
+    "the maximum of pointers": ("int y; auto x = math::max(&y, &y);", "math::max takes fp32, fp64, fp16, bf16"),
+    "an atomic on a byte": ("char y = 0; atomic::add(&y, char{1});", "atomic::add takes fp32, fp64, fp16, bf16"),
+    "an asynchronous copy of 12 bytes": (
+        "__shared__ int4 y; ptx::cp_async<12>(&y, nullptr);",
+        "ptx::cp_async copies 4, 8 or 16 bytes",
+    ),
+    "a norm of a length that is not provided for": (
+        "constexpr bool x = host::norm::should_use_cta<fp16_t, 100>();",
+        "rows are of fp16_t or bf16_t, with 64, 128, 256 or a multiple of 256",
+    ),
+    "a norm of fp32": (
+        "constexpr bool x = host::norm::should_use_cta<float, 128>();",
+        "rows are of fp16_t or bf16_t",
+    ),
+}
+
+LAUNCH = {
+    "too few arguments": (
+        "host::LaunchKernel(1, 1, host::native_stream_t{})(kernel);",
+        "LaunchKernel: the kernel takes another number of arguments",
+    ),
+    "an argument of another type": (
+        'host::LaunchKernel(1, 1, host::native_stream_t{})(kernel, "x", 1);',
+        "LaunchKernel: an argument does not convert to the kernel's parameter type",
+    ),
+}
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("case", HOST)
+def test_host(case: str, compiler: str, tmp_path: Path) -> None:
+    source, sentence = HOST[case]
+    result = toolbox.compile_host(source + "\n", tmp_path, compiler)
+    assert result.returncode != 0
+    assert sentence in re.sub(r"\s+", " ", result.stderr.replace('" "', "")) or sentence in result.stderr
+
+
+def test_the_right_use_of_the_same_compiles(tmp_path: Path) -> None:
+    source = """
+#include <sgl_kernel/tensor.h>
+struct half { short bits; };
+template <> struct host::dtype_of<half> { static constexpr DLDataType value = {kDLFloat, 16, 1}; };
+void f(host::TensorView x) { host::TensorMatcher({1}).with_dtype<float, half>().verify(x); }
+struct Point { int x; };
+void append_to(host::Message& message, const Point& p) { message << "Point " << p.x; }
+void g(Point p) { host::RuntimeCheck(p.x == 1, "got ", p); }
+"""
+    assert toolbox.compile_host(source, tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("case", DEVICE)
+def test_device(case: str) -> None:
+    body, sentence = DEVICE[case]
+    headers = "".join(f"#include <{header}>\n" for header in toolbox.DEVICE_HEADERS)
+    log = toolbox.compile_nvrtc(f"{headers}using namespace device;\n__global__ void kernel() {{ {body} }}\n")
+    assert sentence in log
+
+
+@pytest.mark.parametrize("case", LAUNCH)
+def test_launch(case: str, tmp_path: Path) -> None:
+    body, sentence = LAUNCH[case]
+    source = f"#include <sgl_kernel/launch.cuh>\n__global__ void kernel(int*, float) {{}}\nvoid f() {{ {body} }}\n"
+    result = toolbox.compile_cuda(source, tmp_path)
+    assert result.returncode != 0
+    assert sentence in result.stdout + result.stderr
