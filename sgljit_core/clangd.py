@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import paths, plugins
@@ -13,35 +15,52 @@ __all__ = ["configuration"]
 
 
 def configuration(target: Target) -> str:
-    """The text of a ``.clangd`` for CUDA kernels of ``target``, with every include path that a build has.
+    """The text of a ``.clangd`` for kernels of ``target``, with every include path that a build has.
 
     Include paths: the core headers, tvm-ffi with dlpack, the CUDA toolkit if there is one, and the csrc directory
-    of each installed plugin.
+    of each installed plugin. ``.cpp`` files are C++, everything else is CUDA, as in a build.
     """
     assert target.cuda_arch is not None
     major, minor = target.cuda_arch
-    flags = [
-        "-xcuda",
-        f"--cuda-gpu-arch={target.name}",
+    common = [
         "-std=c++20",
         "-Wall",
         "-Wextra",
-        "-Wno-unknown-cuda-version",
-        f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}",
         f"-I{paths.core_include()}",
         f"-isystem{paths.tvm_ffi_include()}",
-        *_cuda_flags(),
         *(f"-I{directory}" for directory in _sources()),
     ]
-    lines = "".join(f"    - {_quoted(flag)}\n" for flag in flags)
-    return f"CompileFlags:\n  Compiler: clang++\n  Add:\n{lines}"
+    cuda = [
+        "-xcuda",
+        f"--cuda-gpu-arch={target.name}",
+        f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}",
+        "-Wno-unknown-cuda-version",
+        "-nocudalib",
+        *_toolkit_flags(),
+        f"-idirafter{Path(__file__).resolve().parent / 'clangd_include'}",
+    ]
+    return "---\n".join(
+        (
+            _fragment(common, compiler="clang++"),
+            _fragment(cuda, only=r".*\.(cu|cuh|h)"),
+            _fragment(["-xc++"], only=r".*\.(cpp|cc|cxx)"),
+        )
+    )
 
 
-def _cuda_flags() -> list[str]:
+def _fragment(flags: Sequence[str], *, compiler: str = "", only: str = "") -> str:
+    """One document of the file. A JSON string is a YAML scalar too."""
+    condition = f"If:\n  PathMatch: {json.dumps(only)}\n" if only else ""
+    driver = f"  Compiler: {compiler}\n" if compiler else ""
+    listed = "".join(f"    - {json.dumps(flag)}\n" for flag in flags)
+    return f"{condition}CompileFlags:\n{driver}  Add:\n{listed}"
+
+
+def _toolkit_flags() -> list[str]:
     try:
         toolkit = find_nvcc("the editor's CUDA headers").path.parent.parent
     except ToolchainNotFoundError:
-        return []
+        return ["-nocudainc"]
     return [f"--cuda-path={toolkit}", f"-isystem{toolkit / 'include'}"]
 
 
@@ -56,9 +75,3 @@ def _csrc(plugin: plugins.Plugin) -> Path | None:
         return paths.package_directory(plugin.module.split(".")[0]) / "csrc"
     except SgljitError:
         return None  # a broken installation has no sources to offer; ops[...] reports it
-
-
-def _quoted(text: str) -> str:
-    """A double-quoted YAML scalar."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
