@@ -46,10 +46,10 @@ def rmsnorm(
     """
     if out is None:
         out = input
-    if input.is_cuda and input.dtype in _DTYPES and input.dim() == 2:
+    if getattr(input, "is_cuda", False) and input.dtype in _DTYPES and input.dim() == 2:
         module = _cuda_module(_specialised_size(input.size(1), input.dtype), input.dtype)
     else:
-        module = _host_module()  # runs on the CPU; of a CUDA tensor that no kernel takes, it says why
+        module = _host_module()  # the CPU's kernel; of anything that no kernel takes, it says why
     module.rmsnorm(input, weight, out, eps)
 
 

@@ -17,7 +17,9 @@ TOLERANCE = 1e-6  # float32, norm of the difference over the norm
 class Guarded:
     """A [rows, columns] tensor of NaN inside a larger one whose margins must not change."""
 
-    def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: str, offset: int = _GUARD_COLUMNS) -> None:
+    def __init__(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device | str, offset: int = _GUARD_COLUMNS
+    ) -> None:
         height, width = rows + 2 * _GUARD_ROWS, columns + 2 * _GUARD_COLUMNS
         self._buffer = torch.full((height, width), _GUARD, dtype=dtype, device=device)
         self._inside = slice(_GUARD_ROWS, _GUARD_ROWS + rows), slice(offset, offset + columns)
@@ -34,7 +36,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Norm of the difference over the norm; infinite where an element was never written."""
     if got.isnan().any():
         return float("inf")
-    return ((got.double() - expected).norm() / expected.norm()).item()
+    return float((got.double() - expected).norm() / expected.norm())
 
 
 def assert_accurate(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
@@ -54,13 +56,14 @@ def check(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
     """Out of place with guard zones around the output, then in place on a copy with the same layout."""
     rmsnorm = ops["norm"].rmsnorm
     before = x.clone()
-    out = Guarded(*x.shape, x.dtype, str(x.device))
+    num_tokens, hidden_size = x.shape
+    out = Guarded(num_tokens, hidden_size, x.dtype, x.device)
     rmsnorm(x, weight, out.tensor, eps)
     out.assert_margins_untouched()
     assert torch.equal(x, before)
     assert_accurate(out.tensor, x, weight, eps)
 
-    in_place = Guarded(*x.shape, x.dtype, str(x.device))
+    in_place = Guarded(num_tokens, hidden_size, x.dtype, x.device)
     in_place.tensor.copy_(x)
     rmsnorm(in_place.tensor, weight, eps=eps)
     in_place.assert_margins_untouched()
