@@ -136,7 +136,7 @@ def test_exceptions_by_kind(host) -> None:
 
 
 def test_exceptions_of_others(host) -> None:
-    with pytest.raises(RuntimeError, match="^a standard exception$"):
+    with pytest.raises(RuntimeError, match=r"^a standard exception$"):
         host.throw_standard()
     with pytest.raises(RuntimeError, match=r"not a std::exception"):
         host.throw_other()
@@ -161,7 +161,7 @@ def test_tvm_types_in_the_same_module(tvm) -> None:
 def test_tvm_errors(tvm) -> None:
     with pytest.raises(ValueError, match="thrown by tvm-ffi"):
         tvm.throw_tvm()
-    with pytest.raises(ValueError, match=r"Tensor<2, 1>.*tvm.cpp:\d+\n- Root cause: Size mismatch for shape#0\('rows'\)"):
+    with pytest.raises(ValueError, match=r"Tensor<2, 1>.*tvm.cpp:\d+\n.*mismatch for shape#0\('rows'\)"):
         tvm.rows(torch.zeros(3, 4), torch.zeros(2, 1))
     with pytest.raises(TypeError, match=r"^rows\(\): argument 1: expected DLTensor\*, got int$"):
         tvm.rows(1, None)

@@ -42,7 +42,7 @@ def test_panic(host) -> None:
 
 
 def test_what_a_message_prints(host) -> None:
-    with pytest.raises(ValueError, match="^text ") as info:
+    with pytest.raises(ValueError, match=r"^text ") as info:
         host.print_many("text")
     assert str(info.value) == (
         "text true -5 18446744073709551615 0.1 0.1 1e+300 -0 1 string <> bfloat16 float16x4 bool float8_e4m3fn "
@@ -58,7 +58,7 @@ def test_long_text_is_cut_with_an_ellipsis(host, length: int, character: str) ->
         host.check(False, text, 1)
     message = str(info.value)
     assert len(message.encode()) <= 2047
-    assert message.endswith("...") or message.endswith(" and 1")
+    assert message.endswith(("...", " and 1"))
     whole = message.split(": ", 1)[0] + ": " + text + " and 1"
     assert message.endswith("...") == (len(whole.encode()) > 2047)
     assert set(message.split(": ", 1)[1].removesuffix(" and 1").rstrip(".")) <= set(character + " and1")

@@ -193,7 +193,9 @@ def random_case(rng: random.Random, numbers: list[int], likely: float) -> list[t
 
 
 def random_mode(rng: random.Random, modes: list, value: Any, option: Any, likely: float) -> int:
-    fits = [i for i, (only, options) in enumerate(modes) if only in (None, value) and (not options or option in options)]
+    fits = [
+        i for i, (only, options) in enumerate(modes) if only in (None, value) and (not options or option in options)
+    ]
     return rng.choice(fits) if rng.random() < likely else rng.randrange(len(modes))
 
 
@@ -242,8 +244,7 @@ def test_accepts_what_the_rules_accept(matcher, seed: int, numbers: list[int], l
     rng = random.Random(seed)
     cases = [random_case(rng, numbers, likely) for _ in range(1000)]
     rows = [
-        [number for pattern, tensors in case for part in (pattern, *tensors) for number in part.row()]
-        for case in cases
+        [number for pattern, tensors in case for part in (pattern, *tensors) for number in part.row()] for case in cases
     ]
     results = torch.full((len(cases), 7), -1)
     matcher.run(torch.tensor(rows), results)

@@ -18,13 +18,17 @@ HOST = {
         "this result type cannot go to Python. Allowed are void, integers",
     ),
     "a lambda with captures": (
-        "#include <sgl_kernel/export.h>\nint x = 1; auto f() { int y = x; return [y] { return y; }; }\n"
-        "auto g = f();\nSGL_EXPORT(f, (g))",
+        (
+            "#include <sgl_kernel/export.h>\nint x = 1; auto f() { int y = x; return [y] { return y; }; }\n"
+            "auto g = f();\nSGL_EXPORT(f, (g))"
+        ),
         "the symbol must be a function, a function template with its arguments",
     ),
     "a dtype that nobody described": (
-        "#include <sgl_kernel/tensor.h>\nstruct S {};\n"
-        "void f(host::TensorView x) { host::TensorMatcher({1}).with_dtype<float, S>().verify(x); }",
+        (
+            "#include <sgl_kernel/tensor.h>\nstruct S {};\n"
+            "void f(host::TensorView x) { host::TensorMatcher({1}).with_dtype<float, S>().verify(x); }"
+        ),
         "a dtype option must be an integer, bool, float, half, bfloat16 or fp8 type",
     ),
     "is_type of such a dtype": (
@@ -32,8 +36,10 @@ HOST = {
         "this type has no DLDataType: specialise host::dtype_of<T>",
     ),
     "with_dtype of nothing": (
-        "#include <sgl_kernel/tensor.h>\n"
-        "void f(host::TensorView x) { host::TensorMatcher({1}).with_dtype<>().verify(x); }",
+        (
+            "#include <sgl_kernel/tensor.h>\n"
+            "void f(host::TensorView x) { host::TensorMatcher({1}).with_dtype<>().verify(x); }"
+        ),
         r"with_dtype() needs a type, a SymbolicDType or a DLDataType",
     ),
     "a matcher that never verifies": (

@@ -1,17 +1,19 @@
-"""How the header tests call compilers themselves: one file, one header, no cache."""
+"""How the header tests build: modules through load_jit, and single files by calling a compiler themselves."""
 
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import shutil
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sgljit_core import errors, paths, toolchain
+from sgljit_core import errors, load_jit, paths, toolchain
 
 INCLUDE = paths.core_include()
 ROOT = INCLUDE / "sgl_kernel"
@@ -22,6 +24,19 @@ HOST_CUDA_HEADERS = ["sgl_kernel/launch.cuh", "sgl_kernel/runtime.cuh", "sgl_ker
 DEVICE_HEADERS = [name for name in HEADERS if name.endswith(".cuh") and name not in HOST_CUDA_HEADERS]
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+
+
+CSRC = Path(__file__).parent / "csrc"
+
+
+def load(name: str, *, strict: bool = True) -> Any:
+    """The module of a source in csrc, which exports by itself; ``strict`` makes warnings errors."""
+    cuda = name.endswith(".cu")
+    flags = ["-Werror=all-warnings", *(f"-Xcompiler={flag}" for flag in WARNINGS)] if cuda else WARNINGS
+    keywords: dict[str, Any] = {"cuda_files" if cuda else "cpp_files": [name]}
+    if strict:
+        keywords["extra_cuda_cflags" if cuda else "extra_cflags"] = flags
+    return load_jit(Path(name).stem, csrc=CSRC, header_only=False, **keywords)
 
 
 def include_flags() -> list[str]:
@@ -84,12 +99,10 @@ def _nvrtc() -> ctypes.CDLL:
         for builtins in library.parent.glob("libnvrtc-builtins.so.*"):
             ctypes.CDLL(str(builtins))  # NVRTC asks for it by name, and does not look beside itself
         return ctypes.CDLL(str(library))
-    for name in ("libnvrtc.so.13", "libnvrtc.so.12"):
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    pytest.skip("there is no NVRTC; pip install nvidia-cuda-nvrtc")
+    name = ctypes.util.find_library("nvrtc")
+    if name is None:
+        pytest.skip("there is no NVRTC; pip install nvidia-cuda-nvrtc")
+    return ctypes.CDLL(name)
 
 
 @cache
@@ -100,7 +113,9 @@ def _cuda_include() -> Path:
     if nvcc is not None:
         toolkit = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True).stderr
         candidates += [
-            Path(line.split("=", 1)[1].strip()) / "include" for line in toolkit.splitlines() if line.startswith("#$ TOP=")
+            Path(line.removeprefix("#$ TOP=").strip()) / "include"
+            for line in toolkit.splitlines()
+            if line.startswith("#$ TOP=")
         ]
     for directory in [*candidates, Path("/usr/local/cuda/include")]:
         if (directory / "cuda_fp16.h").is_file():
