@@ -41,7 +41,7 @@ struct Layout {
   static constexpr uint32_t kLoads = kHiddenSize * sizeof(T) / kLoadBytes;
   static constexpr bool kInWarp = kLoads <= 4 * device::kWarpThreads;
 
-  static constexpr uint32_t s_row_threads() {
+  SGL_HOST_DEVICE static constexpr uint32_t s_row_threads() {
     if constexpr (kInWarp) {
       uint32_t threads = 1;  // a power of two, for the reduction
       while (threads < device::kWarpThreads && threads < kLoads) threads *= 2;
