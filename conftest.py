@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,26 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory):
         cache.chmod(0o700)
         patch.setenv("SGLJIT_CACHE_DIR", os.fspath(cache))
         yield cache
+
+
+# `make test-gpu` runs where nothing may be installed: what is not there must not stop the tests that need a GPU.
+_OPTIONAL = [name for name in ("hypothesis",) if importlib.util.find_spec(name) is None]
+_left_out: list[str] = []
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the files that import an optional package which is not installed."""
+    if not _OPTIONAL or not re.fullmatch(r"test_.*\.py", collection_path.name):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    missing = [name for name in _OPTIONAL if re.search(rf"^(?:from|import) {name}\b", text, re.MULTILINE)]
+    _left_out.extend(f"{collection_path.name} (needs {name})" for name in missing)
+    return True if missing else None
+
+
+def pytest_report_collectionfinish() -> list[str]:
+    """Name the files that were left out."""
+    return [f"not collected: {', '.join(_left_out)}"] if _left_out else []
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

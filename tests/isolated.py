@@ -168,7 +168,7 @@ class Environment:
             "--no-cache-dir",
             "--disable-pip-version-check",
         )
-        return run(*pip, *arguments, cwd=self.home, env={**self.variables, "PIP_CONFIG_FILE": os.devnull})
+        return run(*pip, *arguments, cwd=self.directory, env={**self.variables, "HOME": str(self.directory)})
 
     def install(self, *wheels: Built) -> None:
         """Install wheels; fails where something that they require is missing."""
