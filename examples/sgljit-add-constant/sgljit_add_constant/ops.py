@@ -33,7 +33,7 @@ def add_constant(src: torch.Tensor, constant: int) -> torch.Tensor:
     if src.device.type not in ("cuda", "cpu"):
         raise ValueError(f"src must be on a CUDA device or the CPU, got {src.device}")
     dst = torch.empty_like(src)
-    _module(number, src.device.type).add_constant(dst, src)
+    load_module(number, src.device.type).add_constant(dst, src)
     return dst
 
 
@@ -43,7 +43,8 @@ def add_constant_fake(src: torch.Tensor, constant: int) -> torch.Tensor:
 
 
 @cache_once
-def _module(constant: int, device_type: str) -> Module:
+def load_module(constant: int, device_type: str) -> Module:
+    """The module of one constant, for "cuda" or "cpu"; compiled if it is in no cache yet."""
     args = make_cpp_args(constant)
     wrappers = [("add_constant", f"add_constant<{args}>")]
     if device_type == "cuda":

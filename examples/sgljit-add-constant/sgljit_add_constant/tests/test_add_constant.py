@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from sgljit_add_constant import reference
-from sgljit_core import ops
-from sgljit_core.errors import TensorMatchError
+from sgljit_add_constant.ops import load_module
+from sgljit_core import ops, override_cuda_arch
+from sgljit_core.errors import TensorMatchError, ToolchainNotFoundError
 
 DEVICES = [
     "cpu",
@@ -65,3 +66,20 @@ def test_a_tensor_the_kernel_cannot_take(add_constant, device, wrong):
 def test_a_device_without_kernels(add_constant):
     with pytest.raises(ValueError, match="must be on a CUDA device or the CPU, got meta"):
         add_constant(torch.zeros(4, dtype=torch.int32, device="meta"), 7)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_the_cuda_module_builds_without_a_gpu(capability):
+    with override_cuda_arch(*capability):
+        try:
+            module = load_module(7, "cuda")
+        except ToolchainNotFoundError as error:
+            pytest.skip(str(error))
+    on_cpu = torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(TensorMatchError, match=r"(?s)add_constant\.cu:\d+.*Device mismatch"):
+        module.add_constant(on_cpu, on_cpu)
+
+
+def test_torch_compile_holds_it(add_constant):
+    compiled = torch.compile(lambda src: add_constant(src, 7) * 2, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.arange(3, dtype=torch.int32)).tolist() == [14, 16, 18]
