@@ -1,0 +1,45 @@
+// What test_cpu.py calls.
+
+#include <sgl_kernel/cpu/half.h>
+#include <sgl_kernel/cpu/isa.h>
+#include <sgl_kernel/cpu/parallel.h>
+#include <sgl_kernel/export.h>
+#include <sgl_kernel/tensor.h>
+
+namespace {
+
+using namespace host::cpu;
+
+/// out[i] = the half that in[i] rounds to, or the float that in[i] stands for; vectorised, in the widest version.
+template <typename Out, typename In>
+void convert(host::TensorView in, host::TensorView out) {
+  auto N = host::SymbolicSize{"N"};
+  host::TensorMatcher({N}).template with_dtype<In>().template with_device<kDLCPU>().verify(in);
+  host::TensorMatcher({N}).template with_dtype<Out>().template with_device<kDLCPU>().verify(out);
+  const auto* from = static_cast<const In*>(in.data_ptr());
+  auto* to = static_cast<Out*>(out.data_ptr());
+  const auto count = N.unwrap();
+  with_widest_vectors([=]() __attribute__((always_inline)) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = from_float<Out>(to_float(from[i]));
+  });
+}
+
+/// Adds one to every item that a range visits, and notes the thread that did.
+void visit(host::TensorView visits, host::TensorView threads, std::int64_t grain) {
+  auto* count = static_cast<std::int32_t*>(visits.data_ptr());
+  auto* thread = static_cast<std::int64_t*>(threads.data_ptr());
+  parallel_for(visits.numel(), grain, [=](std::int64_t begin, std::int64_t end) {
+    for (auto i = begin; i < end; ++i) {
+      count[i] += 1;
+      thread[i] = static_cast<std::int64_t>(pthread_self());
+    }
+  });
+}
+
+}  // namespace
+
+SGL_EXPORT(float_to_fp16, (convert<fp16_t, float>));
+SGL_EXPORT(float_to_bf16, (convert<bf16_t, float>));
+SGL_EXPORT(fp16_to_float, (convert<float, fp16_t>));
+SGL_EXPORT(bf16_to_float, (convert<float, bf16_t>));
+SGL_EXPORT(visit, (visit));

@@ -1,0 +1,82 @@
+"""sgl_kernel/cpu: conversions against PyTorch's, bit by bit; every item of a parallel loop is visited once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def cpu(build):
+    return build("cpu.cpp")
+
+
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_every_half_becomes_its_float(cpu, name: str) -> None:
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(HALVES[name])
+    floats = torch.empty(halves.shape)
+    getattr(cpu, f"{name}_to_float")(halves, floats)
+    assert torch.equal(floats.isnan(), halves.isnan())
+    kept = ~halves.isnan()
+    assert torch.equal(floats[kept].view(torch.int32), halves.float()[kept].view(torch.int32))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_floats_round_as_in_pytorch(cpu, name: str) -> None:
+    """Every float whose lower bits are those that decide a rounding: below, at and above a tie, all ones."""
+    upper = torch.arange(-(2**18), 2**18, dtype=torch.int64) << 13  # sign, exponent and ten bits of the mantissa
+    for lower in (0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF):
+        floats = (upper + lower).to(torch.int32).view(torch.float32)
+        halves = torch.empty(floats.shape, dtype=HALVES[name])
+        getattr(cpu, f"float_to_{name}")(floats, halves)
+        expected = floats.to(HALVES[name])
+        assert torch.equal(halves.isnan(), floats.isnan())
+        kept = ~floats.isnan()
+        assert torch.equal(halves[kept].view(torch.int16), expected[kept].view(torch.int16))
+
+
+@pytest.mark.parametrize("grain", [1, 7, 1000, 10**9])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 1001, 100_003])
+def test_each_item_is_visited_once(cpu, count: int, grain: int) -> None:
+    visits = torch.zeros(count, dtype=torch.int32)
+    threads = torch.zeros(count, dtype=torch.int64)
+    cpu.visit(visits, threads, grain)
+    assert torch.equal(visits, torch.ones_like(visits))
+
+
+def test_below_two_grains_the_caller_does_it_all(cpu) -> None:
+    visits, threads = torch.zeros(1999, dtype=torch.int32), torch.zeros(1999, dtype=torch.int64)
+    cpu.visit(visits, threads, 1000)
+    assert threads.unique().tolist() == [threading.get_ident()]
+
+
+@pytest.mark.parametrize(("variable", "most"), [("1", 1), ("2", 2), ("2,8", 2), ("0", 256), ("-3", 256), ("few", 256)])
+def test_omp_num_threads_is_a_limit(variable: str, most: int) -> None:
+    """And so is the affinity mask: with one processor there is one thread, whatever the variable says."""
+    program = (
+        "import os, sys, torch; from headers import toolbox\n"
+        "cpu = toolbox.load('cpu.cpp')\n"
+        "visits, threads = torch.zeros(1 << 22, dtype=torch.int32), torch.zeros(1 << 22, dtype=torch.int64)\n"
+        "for only in (False, True):\n"
+        "    if only: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "    cpu.visit(visits, threads, 1)\n"
+        "    print(len(threads.unique()))\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "OMP_NUM_THREADS": variable, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert printed.returncode == 0, printed.stderr
+    everywhere, on_one = map(int, printed.stdout.split())
+    assert everywhere <= most
+    assert on_one == 1
