@@ -108,7 +108,8 @@ struct alignas(sizeof(T) * N) AlignedVector {
 
  private:
   // Through a copy and not a cast of the pointer: the compiler keeps it in registers, and no aliasing rule is broken.
-  SGL_DEVICE void m_set(const word_t& word) {
+  // By value: through a reference the copy would read memory byte by byte.
+  SGL_DEVICE void m_set(word_t word) {
     memcpy(m_data, &word, sizeof(word));
   }
   SGL_DEVICE word_t m_get() const {
