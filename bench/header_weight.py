@@ -1,0 +1,111 @@
+"""What does it cost a cold build to include each header?
+
+Each header, and the set that a typical kernel includes, is compiled alone in a .cu file; the sum of nvcc's phases is
+divided by that of an empty file measured in the same round. The median over the rounds goes into a table:
+
+    python bench/header_weight.py [--rounds 5] [--output bench/results/header_weight.md] [HEADER ...]
+
+Needs nvcc, no GPU. Ratios are the figure: absolute times are those of the machine and its other load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from sgljit_core import paths, toolchain
+
+TYPICAL = ("sgl_kernel/tensor.h", "sgl_kernel/utils.cuh", "sgl_kernel/vec.cuh", "sgl_kernel/warp.cuh")
+FLOATS = ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h")
+TYPICAL_LIMIT = 2.2
+DEVICE_LIMIT = 1.9
+# What a device file may include. The rest of the .cuh files has a host side.
+HOST_SIDE = ("sgl_kernel/launch.cuh", "sgl_kernel/runtime.cuh", "sgl_kernel/utils.cuh")
+
+
+def phase_sum(includes: tuple[str, ...], tools: toolchain.Toolchain) -> float:
+    """Milliseconds that nvcc's phases take, in sum, for a file of nothing but these includes."""
+    assert tools.nvcc is not None
+    with tempfile.TemporaryDirectory() as directory:
+        unit, times = Path(directory, "unit.cu"), Path(directory, "times.csv")
+        unit.write_text("".join(f"#include <{name}>\n" for name in includes))
+        command = [
+            *(str(tools.nvcc.path), f"-ccbin={tools.cxx.path}", f"--time={times}"),
+            *("-gencode=arch=compute_90a,code=sm_90a", "-DSGL_CUDA_ARCH=900", "-std=c++20", "-O3"),
+            *("--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden,-fno-gnu-unique"),
+            *(f"-I{paths.core_include()}", "-isystem", str(paths.tvm_ffi_include())),
+            *("-c", str(unit), "-o", str(Path(directory, "unit.o"))),
+        ]
+        subprocess.run(command, check=True)
+        with times.open() as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+        column = rows[0].index("metric")
+        return sum(float(row[column]) for row in rows[1:])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("headers", nargs="*", help="headers to measure, by the name they are included by; default: all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="write the table here as well")
+    options = parser.parse_args()
+
+    tools = toolchain.find_toolchain(cuda=True, needed_for="bench/header_weight.py")
+    root = paths.core_include()
+    everything = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.suffix in (".h", ".cuh"))
+    sets: dict[str, tuple[str, ...]] = {name: (name,) for name in options.headers or everything}
+    if not options.headers:
+        sets["tensor.h + utils.cuh + vec.cuh + warp.cuh"] = TYPICAL
+        sets["CUDA's fp16 + bf16 + fp8"] = FLOATS
+
+    phase_sum((), tools)  # the first run also reads everything from disk
+    ratios: dict[str, list[float]] = {name: [] for name in sets}
+    empties: list[float] = []
+    for _ in range(options.rounds):
+        for name, includes in sets.items():
+            # The empty file goes right beside each, so that a slow minute weighs on both.
+            empty = phase_sum((), tools)
+            empties.append(empty)
+            ratios[name].append(phase_sum(includes, tools) / empty)
+
+    lines = ["| included alone | weight | limit |", "|---|---|---|"]
+    too_heavy = []
+    for name, values in ratios.items():
+        ratio = statistics.median(values)
+        limit = limit_of(name)
+        lines.append(f"| {name.removeprefix('sgl_kernel/')} | {ratio:.2f} | {limit or ''} |")
+        if limit is not None and ratio > limit:
+            too_heavy.append(name)
+    assert tools.nvcc is not None
+    command = " ".join(["python", "bench/header_weight.py", *sys.argv[1:]])
+    head = [
+        "# Weight of the headers",
+        "",
+        f"nvcc's phase sum over that of an empty .cu ({statistics.median(empties):.0f} ms here), median of "
+        f"{options.rounds}; nvcc {tools.nvcc.version}, g++ {tools.cxx.version}.",
+        f"Command: `{command}`",
+        "",
+    ]
+    table = "\n".join([*head, *lines]) + "\n"
+    sys.stdout.write(table)
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(table)
+    for name in too_heavy:
+        sys.stderr.write(f"{name} is over its limit\n")
+    return 1 if too_heavy else 0
+
+
+def limit_of(name: str) -> float | None:
+    if name.endswith(".cuh") and name.startswith("sgl_kernel/") and name not in HOST_SIDE:
+        return DEVICE_LIMIT
+    return TYPICAL_LIMIT if name.startswith("tensor.h +") else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
