@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from . import errors
+    from . import cache, errors
     from .arch import is_arch_support_pdl, override_cuda_arch
     from .cpp_args import make_cpp_args
     from .family import KernelFamily
     from .hookspecs import hookimpl
     from .loader import load_jit
     from .memo import cache_once
+    from .parallel import parallel_compile
+    from .policy import freeze
     from .registry import ops
     from .spec import Op
 
@@ -27,32 +29,38 @@ __all__ = [
     "KernelFamily",
     "Op",
     "__version__",
+    "cache",
     "cache_once",
     "errors",
+    "freeze",
     "hookimpl",
     "is_arch_support_pdl",
     "load_jit",
     "make_cpp_args",
     "ops",
     "override_cuda_arch",
+    "parallel_compile",
 ]
 
 _HOMES = {
     "KernelFamily": "family",
     "Op": "spec",
     "cache_once": "memo",
+    "freeze": "policy",
     "hookimpl": "hookspecs",
     "is_arch_support_pdl": "arch",
     "load_jit": "loader",
     "make_cpp_args": "cpp_args",
     "ops": "registry",
     "override_cuda_arch": "arch",
+    "parallel_compile": "parallel",
 }
+_MODULES = ("cache", "errors")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module(f"{__name__}.errors")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

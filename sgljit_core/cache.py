@@ -1,133 +1,201 @@
-"""Where is the artifact, and how does one get in?
+"""What is in the cache, and what can be done about it?
 
-An artifact is a directory ``<root>/<target>/<family>/<module>/<source key>/<toolchain key>`` with ``module.so`` and
-``manifest.json``. It appears by one rename and is never changed, so readers take no lock.
+For operators and for the command line. Everything works on one root, by default the user's own cache; a directory of
+prebuilt artifacts is laid out the same. ``why`` is the exception: it asks for one build, in all tiers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Artifact", "Manifest", "Slot", "find", "publish", "staging_directory"]
+from . import archive, paths, policy, store, trust
+from .manifest import Manifest, ManifestError
+from .policy import Explanation
 
-_LIBRARY = "module.so"
-_MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where a build's artifacts live: one directory for each toolchain below it."""
-
-    root: Path
-    target: str
-    family: str
-    module: str
-    source_key: str
-
-    @property
-    def directory(self) -> Path:
-        return self.root / self.target / (self.family or "_") / self.module / self.source_key
+__all__ = ["Entry", "Explanation", "entries", "export_archive", "import_archive", "prune", "root", "verify", "why"]
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """What is known of an artifact: enough to verify it, and to tell why another build differs."""
+class Entry:
+    """One artifact.
 
-    build: str
+    Attributes:
+        directory: where it is.
+        manifest: what is known of it; None where the manifest cannot be read.
+        size: the bytes it takes.
+        built: when, in seconds since 1970.
+        problem: what is wrong with it; "" where nothing is known to be.
+    """
+
+    directory: Path
+    manifest: Manifest | None
     size: int
-    sha256: str
-    command: str
-    seconds: float
-    source: Mapping[str, str]
-    toolchain: Mapping[str, str]
+    built: float
+    problem: str = ""
 
 
-@dataclass(frozen=True)
-class Artifact:
-    """A verified artifact."""
-
-    library: Path
-    manifest: Manifest
+def root() -> Path:
+    """The root of the user's own cache."""
+    return paths.cache_root()
 
 
-def find(slot: Slot, toolchain_key: str | None) -> Artifact | None:
-    """The artifact of a slot, verified; None where there is none that is whole.
+def entries(directory: Path | None = None) -> list[Entry]:
+    """The artifacts below a root, by their manifests; payloads are not read (``verify`` does).
+
+    Raises:
+        UntrustedCacheError: somebody else could have written the root.
+    """
+    place = _checked(directory)
+    return [_entry(path) for path in store.artifact_directories(place)]
+
+
+def verify(directory: Path | None = None) -> list[Entry]:
+    """The artifacts below a root that are damaged, found by reading everything. Changes nothing.
+
+    Raises:
+        UntrustedCacheError: somebody else could have written the root or an artifact.
+    """
+    damaged = []
+    for path in store.artifact_directories(_checked(directory)):
+        problem = _problem(path)
+        if problem:
+            damaged.append(_entry(path, problem))
+    return damaged
+
+
+def _problem(path: Path) -> str:
+    try:
+        store.read(path)
+    except ManifestError as error:
+        return str(error)
+    return ""
+
+
+def why(builder: Callable[[], Any]) -> Explanation:
+    """Whether what ``builder`` loads is in the cache, and if not, what sets it apart from the nearest artifact.
+
+    >>> print(why(lambda: load_jit("scale", "2", cpp_files=["scale.cpp"], ...)))
+    scale<2> for cpu-x86_64: a miss; the nearest artifact (1f0c77ab) differs: flag -O2 added (cxx)
+
+    Nothing is compiled or loaded.
+
+    Raises:
+        ValueError: ``builder`` asked for no module, for example because it has kept one from before.
+    """
+    try:
+        with policy.explaining():
+            builder()
+    except policy.Explained as answer:
+        return answer.explanation
+    raise ValueError("the builder did not ask for a module; ask in a process where it has not been loaded before")
+
+
+def prune(
+    directory: Path | None = None,
+    *,
+    older_than: float | None = None,
+    larger_than: int | None = None,
+    keep: Collection[str] | None = None,
+    damaged: bool = True,
+) -> list[Entry]:
+    """Remove artifacts, and what dead processes left behind.
+
+    Safe while others use the cache: what is loaded is in memory, and what is missing is built again.
 
     Args:
-        toolchain_key: the key to match; None where there is no toolchain, and any artifact of the source serves.
+        older_than: seconds; removes what was built longer ago.
+        larger_than: bytes; removes the oldest until the rest takes no more.
+        keep: source keys; removes every artifact with another one, such as those of sources that were edited since.
+        damaged: removes artifacts whose content is not what their manifest says.
+
+    Returns:
+        The artifacts that were removed.
+
+    Raises:
+        UntrustedCacheError: somebody else could have written the root.
     """
-    if toolchain_key is not None:
-        return _read(slot.directory / toolchain_key)
-    if not slot.directory.is_dir():
-        return None
-    candidates = (_read(directory) for directory in sorted(slot.directory.iterdir()))
-    return next((artifact for artifact in candidates if artifact is not None), None)
+    place = _checked(directory)
+    store.collect(place)
+    broken = {entry.directory for entry in verify(place)} if damaged else set()
+    gone: list[Entry] = []
+    rest: list[Entry] = []
+    for entry in sorted(entries(place), key=lambda e: e.built):
+        stale = keep is not None and entry.directory.parent.name not in keep
+        old = older_than is not None and time.time() - entry.built > older_than
+        (gone if stale or old or entry.directory in broken else rest).append(entry)
+    size = sum(entry.size for entry in rest)
+    while larger_than is not None and rest and size > larger_than:
+        size -= rest[0].size
+        gone.append(rest.pop(0))
+    for entry in gone:
+        _remove(entry.directory, place)
+    return gone
 
 
-def staging_directory(root: Path, name: str) -> Path:
-    """A new private directory to build in, on the file system of the cache."""
-    parent = root / ".staging"
-    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+def export_archive(
+    file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
+) -> int:
+    """Write the artifacts of a root into one file, those of one family or target if named, and tell how many.
+
+    Damaged artifacts are left out.
+
+    Raises:
+        ArchiveError: the file's suffix is not .tar, .tar.gz, .tgz or .tar.xz.
+    """
+    place = _checked(directory)
+    return archive.pack(Path(file), _whole(place, family, target), place)
 
 
-def publish(
-    library: Path,
-    slot: Slot,
-    toolchain_key: str,
-    *,
-    build: str,
-    command: str,
-    seconds: float,
-    source: Mapping[str, str],
-    toolchain: Mapping[str, str],
-) -> Artifact:
-    """Move a built library into its slot. Of several processes that publish the same one, the first wins."""
-    manifest = Manifest(build, library.stat().st_size, _sha256(library), command, seconds, source, toolchain)
-    package = library.parent / "publish"
-    package.mkdir()
-    library.rename(package / _LIBRARY)
-    (package / _MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))
-    _sync(package / _LIBRARY, package / _MANIFEST, package)
-    destination = slot.directory / toolchain_key
-    destination.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def import_archive(file: str | Path, directory: Path | None = None) -> int:
+    """Put the artifacts of an archive into a root and tell how many.
+
+    Raises:
+        ArchiveError: the file is no archive of artifacts, or is damaged.
+    """
+    return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
+
+
+def _checked(directory: Path | None) -> Path:
+    place = (directory or paths.cache_root()).absolute()
+    trust.check_root(place)
+    return place
+
+
+def _whole(place: Path, family: str | None, target: str | None) -> Iterator[store.Artifact]:
+    for path in store.artifact_directories(place):
+        if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
+            continue
+        with contextlib.suppress(ManifestError):
+            artifact = store.read(path)
+            if artifact is not None:
+                yield artifact
+
+
+def _entry(path: Path, problem: str = "") -> Entry:
+    size, built, manifest = 0, 0.0, None
+    with contextlib.suppress(OSError):
+        built = path.stat().st_mtime
+        size = sum(file.lstat().st_size for file in path.iterdir())
     try:
-        package.rename(destination)
-    except OSError:
-        if _read(destination) is None:  # not another's good artifact: a broken one, which this one replaces
-            shutil.rmtree(destination)
-            package.rename(destination)
-    _sync(destination.parent)
-    return Artifact(destination / _LIBRARY, manifest)
+        manifest = store.read_manifest(path)
+    except (OSError, ManifestError) as error:
+        problem = problem or str(error)
+    return Entry(path, manifest, size, manifest.created if manifest else built, problem)
 
 
-def _read(directory: Path) -> Artifact | None:
-    """The artifact in a directory, if size and hash are what its manifest says."""
-    library = directory / _LIBRARY
-    try:
-        manifest = Manifest(**json.loads((directory / _MANIFEST).read_text()))
-        if library.stat().st_size != manifest.size or _sha256(library) != manifest.sha256:
-            return None
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
-        return None
-    return Artifact(library, manifest)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _sync(*paths: Path) -> None:
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _remove(path: Path, place: Path) -> None:
+    """Take an artifact out of sight at once, then remove it and the directories that it leaves empty."""
+    trash = store.staging_directory(place, "removed")
+    with contextlib.suppress(OSError):
+        path.rename(trash / path.name)
+    store.discard(trash)
+    for parent in path.parents:
+        if parent == place:
+            break
+        with contextlib.suppress(OSError):
+            parent.rmdir()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import arch, clangd, plugins
+from . import arch, cache_cli, clangd, plugins
 from ._version import __version__
 from .errors import ConfigError, SgljitError
 from .spec import Target
@@ -18,6 +18,7 @@ __all__ = ["main"]
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Kernels that compile on first use, from many packages."
 )
+app.add_typer(cache_cli.app, name="cache")
 
 
 @app.command("list")

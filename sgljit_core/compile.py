@@ -1,32 +1,47 @@
 """How is a build turned into a shared library?
 
 The compilers run directly, translation units side by side, in an environment that holds nothing but what is set
-here: variables such as ``CPATH`` or ``NVCC_APPEND_FLAGS`` change what a compiler makes and are in no key.
+here: variables such as ``CPATH`` or ``NVCC_APPEND_FLAGS`` change what a compiler makes and are in no key. Each counts
+against the machine's limit of compilers and dies with this process.
+
+The compiler says what it has read. Whatever of it no key covers is returned with its hash, for the look-up to check:
+a header reached by a macro or a flag, a static library that was linked in.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from . import limits
 from .errors import CompileError
 from .includes import Root
 from .paths import tvm_ffi_include, tvm_ffi_library
 from .spec import BuildSpec, Target
+from .supervisor import Supervisor
 from .toolchain import Toolchain
 
-__all__ = ["compile_library", "flags", "generated_sources"]
+__all__ = ["Compiled", "compile_library", "flags", "generated_sources"]
 
 _COMMON = ("-std=c++20", "-O3")
 # Without -fno-gnu-unique the statics of templates and inline functions are shared by every library of the process,
 # so that a second module's one-time initialiser is skipped.
 _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
+# What belongs to the compiler, the C library and the kernel's interface: the toolchain's version stands for it. A name
+# that is missing here costs one more hash to check, nothing else.
+_PLATFORM = re.compile(
+    r"/lib(?:32|64|exec)?/(?:gcc|clang|llvm-\d+)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
+    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux)/|(?:alloca|assert|complex|ctype|endian|errno|fcntl|features|"
+    r"features-time64|fenv|float|inttypes|langinfo|libintl|limits|locale|malloc|math|memory|pthread|sched|semaphore|"
+    r"setjmp|signal|stdc-predef|stdint|stdio|stdlib|string|strings|time|uchar|unistd|wchar|wctype|xlocale)\.h$)"
+)
 _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol", re.IGNORECASE)
 
 
@@ -57,7 +72,14 @@ def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
     steps = {"cxx": (*_COMMON, *_HOST, *spec.cflags, *includes), "link": spec.ldflags}
     if spec.target.is_cuda:
         steps["nvcc"] = (*_nvcc_flags(spec.target), *spec.cuda_cflags, *includes)
-    return steps
+    return {step: tuple(_labelled(flag, roots) for flag in values) for step, values in steps.items()}
+
+
+def _labelled(flag: str, roots: Sequence[Root]) -> str:
+    """A flag with the directories of the build written as labels, so that it is the same wherever the tree lies."""
+    for root in roots:
+        flag = flag.replace(f"{root.directory}/", f"{root.label}/")
+    return flag
 
 
 def _nvcc_flags(target: Target) -> tuple[str, ...]:
@@ -73,36 +95,53 @@ def _nvcc_flags(target: Target) -> tuple[str, ...]:
     )
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A library, the commands that made it, and sha256 by path of files that were read and that no key covers."""
+
+    library: Path
+    command: str
+    observed: dict[str, str]
+
+
 def compile_library(
     spec: BuildSpec,
     toolchain: Toolchain,
     generated: Mapping[str, str],
     roots: Sequence[Root],
+    keyed: Collection[str],
     directory: Path,
-) -> tuple[Path, str]:
+) -> Compiled:
     """Compile and link in ``directory``.
 
-    Returns:
-        The library and the commands that made it.
+    Args:
+        keyed: paths of the files that the source key covers.
 
     Raises:
-        CompileError: a compiler failed; ``directory`` is kept.
+        CompileError: a compiler failed; ``directory`` holds what it got and made.
     """
     for name, text in generated.items():
         (directory / name).write_text(text)
     units = [directory / name for name in generated] or [spec.csrc / f for f in (*spec.cpp_files, *spec.cuda_files)]
     objects = [directory / f"{index}_{unit.name}.o" for index, unit in enumerate(units)]
-    is_cuda = [unit.suffix in (".cu", ".cuh") for unit in units]
     commands = [
-        _compile_command(spec, toolchain, unit, output, roots, cuda)
-        for unit, output, cuda in zip(units, objects, is_cuda, strict=True)
+        _compile_command(spec, toolchain, unit, output, roots, _is_cuda(unit))
+        for unit, output in zip(units, objects, strict=True)
     ]
-    with ThreadPoolExecutor(len(commands)) as pool:
-        list(pool.map(lambda command: _run(spec, command, toolchain, directory), commands))
     library = directory / "module.so"
     link = _link_command(spec, toolchain, objects, library)
-    _run(spec, link, toolchain, directory)
-    return library, "\n".join(shlex.join(command) for command in (*commands, link))
+    run = _Runner(spec, toolchain, directory)
+    with contextlib.closing(run.supervisor):
+        run.side_by_side(commands, [_is_cuda(unit) for unit in units])
+        trace = run(link, cuda=False)
+    read = [path for output in objects for path in _dependencies(output.with_suffix(".d"))]
+    own = (directory, tvm_ffi_include(), *([toolchain.cuda_home] if toolchain.nvcc else []))
+    observed = _observed((*read, *_archives(trace)), own, keyed)
+    return Compiled(library, "\n".join(shlex.join(command) for command in (*commands, link)), observed)
+
+
+def _is_cuda(unit: Path) -> bool:
+    return unit.suffix in (".cu", ".cuh")
 
 
 def _compile_command(
@@ -110,15 +149,16 @@ def _compile_command(
 ) -> list[str]:
     includes = [f"-I{root.directory}" for root in roots]
     includes += ["-isystem", str(tvm_ffi_include())]
+    depend = ["-MD", "-MF", str(output.with_suffix(".d"))]
     # Messages of a kernel name its files by label, so that an artifact is the same wherever the tree lies.
     maps = [f"-fmacro-prefix-map={root.directory}/={_shown(root)}" for root in roots]
     if not cuda:
         own = [*_COMMON, *_HOST, *spec.cflags, *maps, *includes]
-        return [str(toolchain.cxx.path), "-c", str(unit), "-o", str(output), *own]
+        return [str(toolchain.cxx.path), "-c", str(unit), "-o", str(output), *depend, *own]
     assert toolchain.nvcc is not None
     own = [*_nvcc_flags(spec.target), *spec.cuda_cflags, *(f"-Xcompiler={flag}" for flag in maps), *includes]
     nvcc = [str(toolchain.nvcc.path), f"-ccbin={toolchain.cxx.path}", "-x", "cu"]
-    return [*nvcc, "-c", str(unit), "-o", str(output), *own]
+    return [*nvcc, "-c", str(unit), "-o", str(output), *depend, *own]
 
 
 def _shown(root: Root) -> str:
@@ -129,32 +169,83 @@ def _link_command(spec: BuildSpec, toolchain: Toolchain, objects: Sequence[Path]
     command = [str(toolchain.cxx.path), "-shared", "-o", str(library), *map(str, objects), str(tvm_ffi_library())]
     if spec.target.is_cuda:
         command += [str(toolchain.cudart), "-ldl", "-lrt", "-lpthread"]
-    return [*command, *spec.ldflags]
+    return [*command, *spec.ldflags, "-Wl,--trace"]  # the trace names the files that were linked in
 
 
-def _run(spec: BuildSpec, command: Sequence[str], toolchain: Toolchain, directory: Path) -> None:
-    result = subprocess.run(
-        command,
-        cwd=directory,
-        env=_environment(toolchain, directory),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if result.returncode != 0:
-        log = result.stdout.strip() or f"no output; exit status {result.returncode}"
+class _Runner:
+    """Runs the commands of one build; the first that fails ends the others."""
+
+    def __init__(self, spec: BuildSpec, toolchain: Toolchain, directory: Path) -> None:
+        self.supervisor = Supervisor()
+        self._spec = spec
+        self._directory = directory
+        self._environment = _environment(toolchain, directory)
+
+    def side_by_side(self, commands: Sequence[Sequence[str]], cuda: Sequence[bool]) -> None:
+        if len(commands) == 1:
+            self(commands[0], cuda=cuda[0])
+            return
+        with ThreadPoolExecutor(len(commands)) as pool:
+            futures = [pool.submit(self, command, cuda=c) for command, c in zip(commands, cuda, strict=True)]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                self.supervisor.close()
+                raise
+
+    def __call__(self, command: Sequence[str], *, cuda: bool) -> str:
+        with limits.slot(cuda=cuda):
+            finished = self.supervisor.run(command, cwd=self._directory, env=self._environment)
+        if finished.status == 0:
+            return finished.output
+        log = finished.output.strip() or f"no output; exit status {finished.status}"
         lines = log.splitlines()
         first = next((line.strip() for line in lines if _ERROR.search(line)), lines[-1].strip())
+        if finished.status == 128 + 9:
+            first = "the compiler was killed, most likely for lack of memory; SGLJIT_JOBS=1 runs one at a time"
         raise CompileError(
-            build=spec.label, first_error=first, command=shlex.join(command), log=log, build_directory=directory
+            build=self._spec.label,
+            first_error=first,
+            command=shlex.join(command),
+            log=log,
+            build_directory=self._directory,
         )
 
 
 def _environment(toolchain: Toolchain, directory: Path) -> dict[str, str]:
     """A compiler finds its own programs beside itself, and the assembler and linker in the system's directories."""
     programs = [toolchain.cxx.path.parent] + ([toolchain.nvcc.path.parent] if toolchain.nvcc else [])
-    system = ["/usr/local/bin", "/usr/bin", "/bin"] if sys.platform != "win32" else []
-    return {"PATH": os.pathsep.join([*map(str, programs), *system]), "TMPDIR": str(directory), "LC_ALL": "C"}
+    return {
+        "PATH": os.pathsep.join([*map(str, programs), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "TMPDIR": str(directory),
+        "LC_ALL": "C",
+        "SOURCE_DATE_EPOCH": "0",  # what __DATE__ and __TIME__ say
+    }
+
+
+def _dependencies(file: Path) -> list[str]:
+    r"""The files that a compiler read, from the make rule it wrote: "target: file file \" with escaped blanks."""
+    text = file.read_text(errors="surrogateescape").replace("\\\n", " ")
+    _, _, files = text.partition(": ")
+    return [re.sub(r"\\([ #\\])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\.|\S)+", files)]
+
+
+def _archives(trace: str) -> list[str]:
+    """The object files and static libraries in a linker's trace; a shared library counts by its name alone."""
+    lines = [re.sub(r"\([^)]*\)$", "", re.sub(r"^\(([^)]*)\)", r"\1", line.strip())) for line in trace.splitlines()]
+    return [line for line in lines if line.endswith((".a", ".o")) and not re.match(r"/(usr/)?lib(64)?/", line)]
+
+
+def _observed(read: Iterable[str], own: Sequence[Path], keyed: Collection[str]) -> dict[str, str]:
+    """Sha256 of each file that was read, but for the toolchain's, those below ``own`` and those in a key."""
+    covered = {os.path.realpath(path) for path in keyed}
+    below = tuple(f"{os.path.realpath(directory)}/" for directory in own)
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(read):
+        path = os.path.realpath(own[0] / name)  # a relative name is relative to where the compiler ran
+        if path in covered or path in found or path.startswith(below) or _PLATFORM.search(path):
+            continue
+        with contextlib.suppress(OSError):  # nvcc names files of its own that are gone by now
+            found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return dict(sorted(found.items()))

@@ -1,12 +1,15 @@
 """What did the environment ask for?
 
 The only module that reads ``os.environ``. It is read anew at each question, so that a test or a launcher may
-change a variable at any time; nothing here is on the path of a kernel call.
+change a variable at any time; what it means is worked out anew when it has changed. Nothing here is on the path of a
+kernel call.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +30,13 @@ class Settings:
         nvcc: ``SGLJIT_NVCC``: the compiler to use; None to search.
         cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; None to search ``path``.
         path: ``PATH``.
+        search: the variables beside ``PATH`` that lead to a CUDA toolkit, as (name, value).
+        prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of finished artifacts, searched first and never written.
+        jit: ``SGLJIT_JIT``: what happens when something must be compiled: "on", "warn" or "error".
+        jobs: ``SGLJIT_JOBS``: how many compilers may run at once; None to ask the machine.
+        lock_timeout: ``SGLJIT_LOCK_TIMEOUT``: seconds to wait for another process that builds the same.
+        trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: accept caches that others can write.
+        runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for locks, if there is one.
     """
 
     cache_dir: Path | None
@@ -36,26 +46,97 @@ class Settings:
     nvcc: str | None
     cxx: str | None
     path: str
+    search: tuple[tuple[str, str], ...]
+    prebuilt: tuple[Path, ...]
+    jit: str
+    jobs: int | None
+    lock_timeout: float
+    trust_shared_cache: bool
+    runtime_dir: Path | None
+
+
+_VARIABLES = (
+    "CONDA_PREFIX",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CXX",
+    "HOME",  # what "~" means
+    "PATH",
+    "SGLJIT_CACHE_DIR",
+    "SGLJIT_CUDA_ARCH",
+    "SGLJIT_JIT",
+    "SGLJIT_JOBS",
+    "SGLJIT_LOCK_TIMEOUT",
+    "SGLJIT_NVCC",
+    "SGLJIT_CXX",
+    "SGLJIT_PLUGINS",
+    "SGLJIT_PREBUILT_PATH",
+    "SGLJIT_TRUST_SHARED_CACHE",
+    "TVM_FFI_CUDA_ARCH_LIST",
+    "XDG_RUNTIME_DIR",
+)
+_JIT = ("on", "warn", "error")
+_LOCK_TIMEOUT = 300.0
 
 
 def settings() -> Settings:
     """Read the environment. Raises ConfigError where a variable makes no sense."""
-    cache_dir = _get("SGLJIT_CACHE_DIR")
+    return _interpret(tuple(os.environ.get(name) for name in _VARIABLES))
+
+
+@functools.lru_cache(maxsize=4)
+def _interpret(values: tuple[str | None, ...]) -> Settings:
+    raw = {name: value for name, value in zip(_VARIABLES, values, strict=True) if value is not None}
+    # Unset, empty and blank are the same, but for the two where an empty value says something.
+    given = {name: value.strip() for name, value in raw.items() if value.strip()}
+    cache_dir = given.get("SGLJIT_CACHE_DIR")
     if cache_dir is not None and not Path(cache_dir).expanduser().is_absolute():
         raise ConfigError(f"SGLJIT_CACHE_DIR must be an absolute path, got {cache_dir!r}")
-    arch_source = "SGLJIT_CUDA_ARCH" if _get("SGLJIT_CUDA_ARCH") else "TVM_FFI_CUDA_ARCH_LIST"
-    allowed = os.environ.get("SGLJIT_PLUGINS")
+    arch_source = "SGLJIT_CUDA_ARCH" if "SGLJIT_CUDA_ARCH" in given else "TVM_FFI_CUDA_ARCH_LIST"
+    allowed = raw.get("SGLJIT_PLUGINS")
+    jobs = _number(given, "SGLJIT_JOBS", 1)
+    lock_timeout = _number(given, "SGLJIT_LOCK_TIMEOUT", 0)
     return Settings(
         cache_dir=None if cache_dir is None else Path(cache_dir).expanduser(),
-        cuda_arch=_get(arch_source),
+        cuda_arch=given.get(arch_source),
         cuda_arch_source=arch_source,
         plugins=None if allowed is None else frozenset(n.strip() for n in allowed.split(",") if n.strip()),
-        nvcc=_get("SGLJIT_NVCC"),
-        cxx=_get("SGLJIT_CXX") or _get("CXX"),
-        path=os.environ.get("PATH", os.defpath),
+        nvcc=given.get("SGLJIT_NVCC"),
+        cxx=given.get("SGLJIT_CXX") or given.get("CXX"),
+        path=raw.get("PATH", os.defpath),
+        search=tuple((name, raw.get(name, "")) for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
+        prebuilt=_prebuilt(given),
+        jit=_one_of(given, "SGLJIT_JIT", _JIT),
+        jobs=None if jobs is None else int(jobs),
+        lock_timeout=_LOCK_TIMEOUT if lock_timeout is None else lock_timeout,
+        trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
+        runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,
     )
 
 
-def _get(name: str) -> str | None:
-    """A variable's value; None where it is unset or empty."""
-    return os.environ.get(name, "").strip() or None
+def _prebuilt(given: Mapping[str, str]) -> tuple[Path, ...]:
+    listed = [Path(name).expanduser() for name in given.get("SGLJIT_PREBUILT_PATH", "").split(os.pathsep) if name]
+    for directory in listed:
+        if not directory.is_absolute():
+            raise ConfigError(f"SGLJIT_PREBUILT_PATH must list absolute paths, got {str(directory)!r}")
+    return tuple(listed)
+
+
+def _one_of(given: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
+    """A variable that has one of some values; the first where it is unset."""
+    value = given.get(name, values[0]).lower()
+    if value not in values:
+        raise ConfigError(f"{name} must be one of {', '.join(values)}; got {value!r}")
+    return value
+
+
+def _number(given: Mapping[str, str], name: str, least: float) -> float | None:
+    if name not in given:
+        return None
+    try:
+        value = float(given[name])
+    except ValueError:
+        value = -1.0
+    if not least <= value < float("inf"):
+        raise ConfigError(f"{name} must be a number from {least:g} on, got {given[name]!r}")
+    return value

@@ -10,19 +10,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = [
+    "ArchiveError",
+    "ArtifactLoadError",
+    "CaptureError",
     "CompileError",
+    "CompileForbiddenError",
     "ConfigError",
     "IncompatiblePluginError",
     "InvalidBuildError",
     "InvalidFamilyError",
+    "ParallelCompileError",
     "PluginConflictError",
     "PluginLoadError",
     "SgljitError",
+    "SourceChangedError",
     "SourceNotFoundError",
     "TensorMatchError",
     "ToolchainNotFoundError",
     "UnknownFamilyError",
     "UnknownOpError",
+    "UntrustedCacheError",
 ]
 
 
@@ -54,8 +61,17 @@ class ToolchainNotFoundError(SgljitError, RuntimeError):
         self.needed_for = needed_for
         self.searched = tuple(searched)
         self.remedy = remedy
+        self.cache = ""
         places = "\n".join(f"  - {place}" for place in self.searched)
         super().__init__(f"{tool} not found; it is needed to compile {needed_for}.\nLooked in:\n{places}\n{remedy}")
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.cache}" if self.cache else super().__str__()
+
+    def with_cache(self, cache: str) -> ToolchainNotFoundError:
+        """Add what the cache had to say: why a compiler is needed at all."""
+        self.cache = cache
+        return self
 
 
 class CompileError(SgljitError, RuntimeError):
@@ -73,6 +89,60 @@ class CompileError(SgljitError, RuntimeError):
             f"Command: {command}\n"
             f"Whole log:\n{log}"
         )
+
+
+class SourceChangedError(SgljitError, RuntimeError):
+    """Files of a build were edited each time that it was compiled, so that no result belongs to what is on disk."""
+
+
+class ParallelCompileError(SgljitError, RuntimeError):
+    """Some builds of ``parallel_compile`` failed; ``failures`` holds their exceptions in order."""
+
+    def __init__(self, failures: Sequence[Exception], total: int) -> None:
+        self.failures = tuple(failures)
+        firsts = "\n".join(f"  - {type(f).__name__}: {str(f).splitlines()[0] if str(f) else ''}" for f in failures)
+        super().__init__(f"{len(self.failures)} of {total} builds failed:\n{firsts}")
+
+
+class CompileForbiddenError(SgljitError, RuntimeError):
+    """A module is in no tier of the cache, and ``freeze("error")`` or ``SGLJIT_JIT=error`` forbids to compile it."""
+
+    def __init__(self, build: str, *, forbidden_by: str, why: str, remedy: str) -> None:
+        self.build = build
+        self.forbidden_by = forbidden_by
+        self.why = why
+        super().__init__(f"{build} is not in the cache, and {forbidden_by} forbids to compile it.\n{why}\n{remedy}")
+
+
+class CaptureError(SgljitError, RuntimeError):
+    """A module would have to be compiled while a CUDA stream is capturing a graph."""
+
+    def __init__(self, build: str, why: str) -> None:
+        self.build = build
+        super().__init__(
+            f"{build} is not in the cache, and nothing is compiled while a CUDA stream is capturing a graph.\n{why}\n"
+            f"Call the op once with the same arguments before the capture, or build its variants ahead."
+        )
+
+
+class UntrustedCacheError(SgljitError, PermissionError):
+    """A cache directory or an artifact could have been written by somebody else, so nothing is loaded from it."""
+
+    def __init__(self, path: Path, reason: str, remedy: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(
+            f"{path} {reason}, so whoever can write there could run code as you.\n{remedy}, or set SGLJIT_CACHE_DIR "
+            f"to another directory, or accept it with SGLJIT_TRUST_SHARED_CACHE=1"
+        )
+
+
+class ArtifactLoadError(SgljitError, OSError):
+    """A library is whole, but this machine cannot load it."""
+
+
+class ArchiveError(SgljitError, ValueError):
+    """A file is no archive of artifacts, or holds what such an archive must not hold."""
 
 
 class InvalidFamilyError(SgljitError, ValueError):

@@ -35,6 +35,12 @@ def sgljit_header_dependencies() -> dict[str, Callable[[], list[Path]]]:
 
 
 @hookspec
+def sgljit_prebuilt_dirs() -> list[Path]:
+    """Directories of finished artifacts, laid out like the cache; what a plugin's wheel ships. Never written."""
+    raise NotImplementedError
+
+
+@hookspec
 def sgljit_build_started(build: BuildSpec) -> None:
     """A compiler is about to run. May be called from any thread."""
 

@@ -2,10 +2,13 @@
 
 The scan takes every branch of every ``#if``, so it names a superset of what the compiler reads: a change in an
 inactive branch may rebuild, a change that matters always does. An include that only the preprocessor can resolve
-(``#include MACRO``) makes every file of the build's own directories count.
+(``#include MACRO``) makes every file of the build's own directories count. What gets past the scan all the same (an
+include behind a comment, a directory named in a flag) is in the compiler's own dependency file and is recorded with
+the artifact; see ``store``.
 
-The rejected alternative, the compiler's own dependency file, needs the compiler on a warm start, and does not know
-about a header that appears later in an earlier directory.
+The rejected alternative, the compiler's dependency file alone, needs the compiler on a warm start, and does not know
+about a header that appears later in an earlier directory. Paths are strings here: this runs on every warm start, and
+``pathlib`` would take most of its time.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import SourceNotFoundError
@@ -43,11 +46,24 @@ class Root:
 
 @dataclass(frozen=True)
 class Scan:
-    """The result: sha256 by logical name ("csrc/rmsnorm.cu"), and whether tvm-ffi's C++ headers are used."""
+    """The result of a scan.
+
+    Attributes:
+        files: sha256 by logical name ("csrc/rmsnorm.cu").
+        stamps: by path, what the file system says of the file; it changes with every write, even one that is undone.
+        uses_tvm_cpp: whether tvm-ffi's C++ headers are used.
+    """
 
     files: dict[str, str]
-    paths: dict[str, Path]
+    stamps: dict[str, tuple[int, ...]] = field(repr=False)
     uses_tvm_cpp: bool
+
+    def is_current(self) -> bool:
+        """Whether no file was written since the scan."""
+        try:
+            return all(_stamp(Path(path).stat()) == stamp for path, stamp in self.stamps.items())
+        except OSError:
+            return False
 
 
 def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "") -> Scan:
@@ -66,60 +82,101 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "") -> S
         path = roots[0].directory / file
         if not path.is_file():
             raise SourceNotFoundError(f"source {file!r} not found in {roots[0].directory}{_nearby(path)}")
-        scanner.add(path, roots[0])
-    scanner.follow(extra_text.encode(), roots[0].directory, roots[0])
-    return Scan(dict(sorted(scanner.files.items())), scanner.paths, scanner.uses_tvm_cpp)
+        scanner.add(str(path), 0)
+    scanner.follow(_included(extra_text.encode()), str(roots[0].directory), 0)
+    return Scan(dict(sorted(scanner.files.items())), scanner.stamps, scanner.uses_tvm_cpp)
 
 
 class _Scanner:
     def __init__(self, roots: Sequence[Root]) -> None:
         self.roots = roots
+        self.directories = [str(root.directory) for root in roots]
         self.files: dict[str, str] = {}
-        self.paths: dict[str, Path] = {}
+        self.stamps: dict[str, tuple[int, ...]] = {}
         self.uses_tvm_cpp = False
+        self._seen: set[str] = set()
+        self._listed: dict[str, frozenset[str]] = {}
 
-    def add(self, path: Path, root: Root) -> None:
+    def add(self, path: str, root: int) -> None:
         """Take a file, and what it includes."""
-        relative = os.path.relpath(path, root.directory).replace(os.sep, "/")
-        name = f"{root.label}/{relative}"
-        if name in self.files:
+        if path in self._seen:
             return
-        content = path.read_bytes()
-        self.files[name] = hashlib.sha256(content).hexdigest()
-        self.paths[name] = path
-        self.follow(content, path.parent, root)
+        self._seen.add(path)
+        with open(path, "rb") as file:  # noqa: PTH123 - see the module's docstring
+            stamp = _stamp(os.fstat(file.fileno()))  # before the content, so that a write in between shows
+            content = file.read()
+        self.files[self._name(path, root)] = hashlib.sha256(content).hexdigest()
+        self.stamps[path] = stamp
+        self.follow(_included(content), os.path.dirname(path), root)  # noqa: PTH120
 
-    def follow(self, content: bytes, directory: Path, root: Root) -> None:
-        """Take what ``content``, a file of ``directory``, includes."""
-        for name in _included(content):
+    def _name(self, path: str, root: int) -> str:
+        directory = self.directories[root]
+        if path.startswith(directory + "/"):
+            return f"{self.roots[root].label}/{path[len(directory) + 1 :]}"
+        return f"{self.roots[root].label}/{os.path.relpath(path, directory)}"
+
+    def follow(self, included: Sequence[tuple[bool, str] | None], directory: str, root: int) -> None:
+        """Take what a file of ``directory`` includes."""
+        for name in included:
             if name is None:
                 self._add_everything()
                 continue
             quoted, target = name
             if target.startswith("tvm/ffi/") and target not in _C_ABI_HEADERS:
                 self.uses_tvm_cpp = True
-            if quoted and (directory / target).is_file():
-                self.add(directory / target, root)
-                continue
-            for candidate in self.roots:
-                if (candidate.directory / target).is_file():
-                    self.add(candidate.directory / target, candidate)
-                    break
+            found = self._find(quoted, target, directory, root)
+            if found is not None:
+                self.add(*found)
+
+    def _find(self, quoted: bool, target: str, directory: str, root: int) -> tuple[str, int] | None:
+        places = [(directory, root)] if quoted else []
+        for place, index in (*places, *zip(self.directories, range(len(self.roots)), strict=True)):
+            path = f"{place}/{target}" if target[:1] != "/" else target
+            if self._is_file(path):
+                # One name for each file, or headers that include each other through ".." would never end.
+                return (os.path.realpath(path) if ".." in target else path), index
+        return None
+
+    def _is_file(self, path: str) -> bool:
+        """Most answers are no, for standard headers: so each directory is listed once and most ask nothing more."""
+        directory, _, name = path.rpartition("/")
+        if directory not in self._listed:
+            self._listed[directory] = _names(directory)
+        return name in self._listed[directory] and os.path.isfile(path)  # noqa: PTH113
 
     def _add_everything(self) -> None:
-        for root in self.roots:
+        for index, root in enumerate(self.roots):
             if root.own:
-                for path in sorted(root.directory.rglob("*")):
-                    if path.is_file():
-                        self.add(path, root)
+                for path in _tree(str(root.directory)):
+                    self.add(path, index)
 
 
-def _included(content: bytes) -> Iterable[tuple[bool, str] | None]:
+def _names(directory: str) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(directory))  # noqa: PTH208
+    except OSError:
+        return frozenset()
+
+
+def _tree(directory: str) -> Iterator[str]:
+    """The files below a directory, but for hidden ones and Python's."""
+    for place, directories, names in os.walk(directory):
+        directories[:] = sorted(d for d in directories if not d.startswith(".") and d != "__pycache__")
+        yield from (os.path.join(place, name) for name in sorted(names) if not name.startswith("."))  # noqa: PTH118
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _included(content: bytes) -> tuple[tuple[bool, str] | None, ...]:
     """(quoted, name) of each include; None for one that only the preprocessor can resolve."""
+    found: list[tuple[bool, str] | None] = []
     for pattern in (_DIRECTIVE, _HAS_INCLUDE):
         for match in pattern.finditer(content):
             text = match[1].decode(errors="replace").strip()
-            yield (text[0] == '"', text[1:-1]) if text[:1] in ("<", '"') else None
+            found.append((text[0] == '"', text[1:-1]) if text[:1] in ("<", '"') else None)
+    return tuple(found)
 
 
 def _nearby(path: Path) -> str:

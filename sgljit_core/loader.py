@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import arch, cache, errors, includes, keys, paths, plugins, toolchain
+from . import arch, driver, image, includes, keys, paths, plugins, policy, toolchain
 from .compile import compile_library, flags, generated_sources
-from .errors import InvalidBuildError, SourceNotFoundError, ToolchainNotFoundError
+from .driver import Product, Recipe
+from .errors import InvalidBuildError, SourceChangedError, SourceNotFoundError
+from .forks import KeyedLocks
 from .spec import BuildSpec
+from .store import Slot
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
 __all__ = ["load_jit"]
-
-_log = logging.getLogger("sgljit")
 
 
 def load_jit(
@@ -72,14 +69,16 @@ def load_jit(
         ToolchainNotFoundError: the module must be compiled and a compiler is missing.
         CompileError: a compiler rejected the source.
         ConfigError: there is no CUDA device and no architecture was named.
+        CompileForbiddenError: the module must be compiled, and ``freeze()`` or ``SGLJIT_JIT`` forbids it.
+        CaptureError: the module must be compiled, and a CUDA stream is capturing a graph.
+        UntrustedCacheError: somebody else could have written the cache.
+        SourceChangedError: sources were edited each time that they were compiled.
     """
     if csrc is None:
         raise InvalidBuildError("load_jit needs csrc, the directory of the sources; FAMILY.load_jit passes its own")
-    plugin = plugins.plugin_of(family) if family else None
     spec = BuildSpec(
         markers=tuple(map(str, args)),
         family=family,
-        plugin=str(plugin) if plugin else "",
         csrc=Path(csrc).resolve(),
         target=arch.cuda_target() if cuda_files else arch.cpu_target(),
         cpp_files=tuple(cpp_files or ()),
@@ -93,120 +92,74 @@ def load_jit(
         dependencies=tuple(extra_dependencies or ()),
         header_only=header_only,
     )
-    return _module(spec, paths.cache_root() if build_directory is None else Path(build_directory).resolve())
+    root = paths.cache_root() if build_directory is None else Path(build_directory).absolute()
+    return _module(spec, root)
 
 
-_modules: dict[tuple[str, ...], Module] = {}
-_locks: dict[tuple[str, ...], threading.Lock] = {}
-_guard = threading.Lock()
+_modules: dict[tuple[str, Slot], Module] = {}
+_locks = KeyedLocks()
+_ATTEMPTS = 5
 
 
 def _module(spec: BuildSpec, root: Path) -> Module:
     """The module of a build, from the cache below ``root`` or compiled now."""
+    for attempt in range(_ATTEMPTS):
+        recipe = _recipe(spec)
+        identity = (str(root), recipe.slot)
+        if policy.is_explaining():
+            return driver.obtain(recipe, root)
+        with _locks[identity]:
+            try:
+                if identity not in _modules:
+                    _modules[identity] = driver.obtain(recipe, root)
+                return _modules[identity]
+            except SourceChangedError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+    raise AssertionError  # pragma: no cover - the last attempt returns or raises
+
+
+def _recipe(spec: BuildSpec) -> Recipe[Module]:
+    """How a module is identified, compiled and loaded."""
     roots = _roots(spec)
     generated = generated_sources(spec)
     scan = includes.scan((*spec.cpp_files, *spec.cuda_files), roots, "".join(generated.values()))
-    source = keys.source_ingredients(spec, generated, scan, flags(spec, roots), _tvm_ffi_version())
-    slot = cache.Slot(root, spec.target.name, spec.family, spec.module, keys.key(source))
-    identity = (str(slot.root), slot.target, slot.family, slot.module, slot.source_key)
-    with _guard:
-        lock = _locks.setdefault(identity, threading.Lock())
-    with lock:
-        if identity not in _modules:
-            _modules[identity] = _load(_find_or_build(spec, roots, generated, source, slot).library)
-        return _modules[identity]
+    source = keys.source_ingredients(
+        spec, generated, scan, flags(spec, roots), tvm_ffi=image.tvm_ffi_version(), cpu=toolchain.processor()
+    )
 
+    def tools(needed_for: str) -> toolchain.Toolchain:
+        return toolchain.find_toolchain(cuda=spec.target.is_cuda, needed_for=needed_for)
 
-def _roots(spec: BuildSpec) -> list[includes.Root]:
-    """The include directories in the order they are searched."""
-    roots = [includes.Root(spec.family or "csrc", spec.csrc)]
-    roots += [includes.Root(f"include{i}", path) for i, path in enumerate(spec.include_paths)]
-    for name in spec.dependencies:
-        roots += [includes.Root(f"{name}{i}", path) for i, path in enumerate(plugins.header_dependency(name))]
-    for root in roots:
-        if not root.directory.is_dir():
-            raise SourceNotFoundError(f"{spec.label}: directory {root.directory} does not exist")
-    return [*roots, includes.Root("core", paths.core_include(), own=False)]
+    def make(build: BuildSpec, directory: Path) -> Product:
+        made = compile_library(build, tools(build.label), generated, roots, scan.stamps, directory)
+        return Product(made.library, made.command, made.observed)
 
-
-def _find_or_build(
-    spec: BuildSpec,
-    roots: Sequence[includes.Root],
-    generated: dict[str, str],
-    source: dict[str, str],
-    slot: cache.Slot,
-) -> cache.Artifact:
-    try:
-        tools = toolchain.find_toolchain(cuda=spec.target.is_cuda, needed_for=spec.label)
-    except ToolchainNotFoundError:
-        artifact = cache.find(slot, None)
-        if artifact is None:
-            raise
-        return artifact
-    made_with = keys.toolchain_ingredients(tools)
-    toolchain_key = keys.key(made_with)
-    artifact = cache.find(slot, toolchain_key)
-    if artifact is not None:
-        return artifact
-    start = time.perf_counter()
-    staging = cache.staging_directory(slot.root, spec.module)
-    with _announced(spec):
-        library, command = compile_library(spec, tools, generated, roots, staging)
-    seconds = time.perf_counter() - start
-    return cache.publish(
-        library,
-        slot,
-        toolchain_key,
-        build=spec.label,
-        command=command,
-        seconds=seconds,
+    return Recipe(
+        build=spec,
         source=source,
-        toolchain=made_with,
+        payload="module.so",
+        named=lambda: _with_plugin(spec),
+        toolchain=lambda needed_for: keys.toolchain_ingredients(tools(needed_for)),
+        make=make,
+        is_current=scan.is_current,
+        load=lambda payload: image.load_library(payload, spec.module),
     )
 
 
-@contextmanager
-def _announced(spec: BuildSpec) -> Iterator[None]:
-    """Tell plugins and the user that a compiler runs: a silent compile looks like a hang."""
-    hooks = plugins.hooks()
-    hooks.sgljit_build_started(build=spec)
-    start = time.perf_counter()
-    error: Exception | None = None
-    try:
-        if sys.stderr.isatty():
-            from rich.console import Console
-
-            with Console(stderr=True).status(f"compiling {spec.label}"):
-                yield
-        else:
-            _log.info("compiling %s", spec.label)
-            yield
-    except Exception as raised:
-        error = raised
-        raise
-    finally:
-        seconds = time.perf_counter() - start
-        _log.info("%s %s in %.2f s", "failed" if error else "compiled", spec.label, seconds)
-        hooks.sgljit_build_finished(build=spec, seconds=seconds, error=error)
+def _with_plugin(spec: BuildSpec) -> BuildSpec:
+    """A build with the name and version of its plugin. Reading them takes longer than a hit, so not before a miss."""
+    plugin = plugins.plugin_of(spec.family) if spec.family else None
+    return dataclasses.replace(spec, plugin=str(plugin)) if plugin else spec
 
 
-def _tvm_ffi() -> Any:
-    """tvm-ffi, which knows our exceptions from the first import on."""
-    import tvm_ffi
-
-    if not _registered:
-        tvm_ffi.register_error("TensorMatchError", errors.TensorMatchError)
-        _registered.append(True)
-    return tvm_ffi
-
-
-_registered: list[bool] = []
-
-
-def _tvm_ffi_version() -> str:
-    return str(_tvm_ffi().__version__)
-
-
-def _load(library: Path) -> Module:
-    module: Module = _tvm_ffi().load_module(str(library))
-    return module
+def _roots(spec: BuildSpec) -> list[includes.Root]:
+    """The include directories in the order they are searched. A label with a colon is no family's name."""
+    roots = [includes.Root(spec.family or "csrc", spec.csrc)]
+    roots += [includes.Root(f"include:{i}", path) for i, path in enumerate(spec.include_paths)]
+    for name in spec.dependencies:
+        roots += [includes.Root(f"{name}:{i}", path) for i, path in enumerate(plugins.header_dependency(name))]
+    for root in roots:
+        if not root.directory.is_dir():
+            raise SourceNotFoundError(f"{spec.label}: directory {root.directory} does not exist")
+    return [*roots, includes.Root("core:", paths.core_include(), own=False)]

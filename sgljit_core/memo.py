@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from . import arch
+from .forks import KeyedLocks
 
 __all__ = ["cache_once"]
 
@@ -23,8 +23,7 @@ def cache_once(function: Callable[P, R]) -> Callable[P, R]:
     own. Arguments must be hashable. An exception is not kept: the next call tries again.
     """
     results: dict[Any, R] = {}
-    locks: dict[Any, threading.Lock] = {}
-    guard = threading.Lock()
+    locks = KeyedLocks()  # one for each key, so that two variants build side by side
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -36,9 +35,7 @@ def cache_once(function: Callable[P, R]) -> Callable[P, R]:
         return fill(key, args, kwargs)
 
     def fill(key: Any, args: Any, kwargs: Any) -> R:
-        with guard:
-            lock = locks.setdefault(key, threading.Lock())
-        with lock:  # one lock for each key, so that two variants build side by side
+        with locks[key]:
             if key not in results:
                 results[key] = function(*args, **kwargs)
         return results[key]

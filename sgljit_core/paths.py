@@ -6,12 +6,22 @@ Headers, the user's cache, a plugin's package, tvm-ffi: the only module that kno
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
 from pathlib import Path
 
 from .config import settings
 from .errors import SourceNotFoundError
 
-__all__ = ["cache_root", "core_include", "package_directory", "tvm_ffi_include", "tvm_ffi_library"]
+__all__ = [
+    "cache_root",
+    "core_include",
+    "package_directory",
+    "runtime_directory",
+    "scratch_directory",
+    "tvm_ffi_include",
+    "tvm_ffi_library",
+]
 
 
 def cache_root() -> Path:
@@ -21,7 +31,22 @@ def cache_root() -> Path:
         return configured
     import platformdirs  # 10 ms, so not before a cache is asked for
 
-    return platformdirs.user_cache_path("sgljit", appauthor=False)
+    root = platformdirs.user_cache_path("sgljit", appauthor=False)
+    # A user without HOME and without an entry in the user database has no home: "~" is left as it is.
+    return root if root.is_absolute() else scratch_directory() / "cache"
+
+
+def scratch_directory() -> Path:
+    """The user's directory among the machine's temporary files: private builds where the cache takes none."""
+    return Path(tempfile.gettempdir()) / f"sgljit-{os.getuid()}"
+
+
+def runtime_directory() -> Path:
+    """Where the processes of one user on one machine meet: what is shared through locks, and lost at a reboot."""
+    configured = settings().runtime_dir
+    if configured is not None and configured.is_absolute() and configured.is_dir():
+        return configured / "sgljit"
+    return scratch_directory() / "run"
 
 
 def core_include() -> Path:

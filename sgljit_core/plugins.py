@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
     from pluggy import PluginManager
 
-__all__ = ["Plugin", "header_dependency", "hooks", "installed", "load", "plugin_of", "rescan"]
+__all__ = ["Plugin", "header_dependency", "hooks", "installed", "load", "plugin_of", "prebuilt_directories", "rescan"]
 
 KERNELS = "sgljit.kernels"
 EXTENSIONS = "sgljit.plugins"
@@ -272,3 +272,10 @@ def header_dependency(name: str) -> list[Path]:
             f"extra_dependencies: no installed plugin provides the headers {name!r} (provided: {known})"
         )
     return [Path(path) for path in providers[name]()]
+
+
+def prebuilt_directories() -> list[Path]:
+    """Where plugins keep finished artifacts. Asks nobody where no plugin could answer."""
+    if not _entry_points(EXTENSIONS):
+        return []
+    return [Path(path) for answer in hooks().sgljit_prebuilt_dirs() for path in answer]

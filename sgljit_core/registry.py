@@ -16,7 +16,7 @@ from .errors import UnknownFamilyError, UnknownOpError
 from .plugins import Plugin
 from .spec import FamilySpec, Op
 
-__all__ = ["FamilyOps", "Registry", "ops"]
+__all__ = ["FamilyOps", "Registry", "ops", "resolve"]
 
 
 class FamilyOps:
@@ -91,12 +91,13 @@ ops = Registry()
 def _callable(family: FamilySpec, op: Op) -> Callable[..., Any]:
     from .library_ops import dispatching, register  # imports torch
 
-    function = _resolve(op.implementation)
-    fake = None if op.fake is None else _resolve(op.fake)
+    function = resolve(op.implementation)
+    fake = None if op.fake is None else resolve(op.fake)
     return dispatching(function, register(family.name, op.name, function, op.mutates, fake))
 
 
-def _resolve(reference: str) -> Callable[..., Any]:
+def resolve(reference: str) -> Callable[..., Any]:
+    """Import what "package.module:function" names."""
     module, _, name = reference.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function

@@ -12,7 +12,28 @@ from .errors import InvalidBuildError, InvalidFamilyError
 __all__ = ["BuildSpec", "FamilySpec", "Op", "Target"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")  # it names a directory
+_FILE = re.compile(r'[^"\\\x00-\x1f]+')  # it stands in an #include line
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+# Flags that make a build depend on what no key covers, and why. A flag of another program inside one of the
+# compiler's (-Wl,... and -Xcompiler=...) is checked as if it stood alone.
+_REFUSED = (
+    (re.compile(r"@"), "a response file is not part of the key; pass its flags themselves"),
+    (
+        re.compile(r"--?(f(pass-)?plugin|iplugindir|plugin|load)\b"),
+        "code loaded into a compiler is not part of the key",
+    ),
+    (re.compile(r"--?(wrapper|run\b|ld-path)"), "it runs a program that is not part of the key"),
+    (
+        re.compile(r"--?specs\b|-B(?!symbolic|static|dynamic|group)"),
+        "it changes which programs the compiler runs, outside the key",
+    ),
+    (re.compile(r"-optf|--options-file"), "a response file is not part of the key; pass its flags themselves"),
+    (re.compile(r"-ccbin|--compiler-bindir"), "the host compiler is chosen with SGLJIT_CXX, which the key covers"),
+)
+_OUTPUT = re.compile(r"-(o|c|E|S|M|MD|MM|MMD|MF|MT|MQ)$|-(MF|MT|MQ)")
+_NESTED = re.compile(r"(?:-W[lpa],|--?X[\w-]+=|--[\w-]*options=)(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -65,6 +86,13 @@ class BuildSpec:
     def __post_init__(self) -> None:
         if not self.markers:
             raise InvalidBuildError("load_jit needs at least one marker, the name of the module")
+        if not _MODULE.fullmatch(self.module):
+            raise InvalidBuildError(
+                f"module name {self.module!r} must be of letters, digits and _ . + -, and not start with . + -: "
+                f"it names a directory of the cache. Template arguments follow it as markers of their own"
+            )
+        if self.family and not self.family.isidentifier():
+            raise InvalidBuildError(f"{self.label}: family {self.family!r} is not an identifier")
         if not self.cpp_files and not self.cuda_files:
             raise InvalidBuildError(f"{self.label}: no source; pass cpp_files or cuda_files")
         for file in (*self.cpp_files, *self.cuda_files):
@@ -73,6 +101,8 @@ class BuildSpec:
                 raise InvalidBuildError(
                     f"{self.label}: file {file!r} must be relative to csrc ({self.csrc}) and stay inside it"
                 )
+            if not _FILE.fullmatch(file):
+                raise InvalidBuildError(f"{self.label}: file {file!r} cannot stand in an #include line")
         wrappers = (*self.cpp_wrappers, *self.cuda_wrappers)
         for export, _ in wrappers:
             if not _IDENTIFIER.fullmatch(export):
@@ -90,6 +120,10 @@ class BuildSpec:
             )
         if (self.cpp_wrappers and not self.cpp_files) or (self.cuda_wrappers and not self.cuda_files):
             raise InvalidBuildError(f"{self.label}: wrappers of a language need files of the same language")
+        for flag in (*self.cflags, *self.cuda_cflags, *self.ldflags):
+            reason = _refusal(flag)
+            if reason is not None:
+                raise InvalidBuildError(f"{self.label}: flag {flag!r} is refused: {reason}")
 
     @property
     def module(self) -> str:
@@ -161,6 +195,19 @@ class FamilySpec:
             if names.count(name) > 1:
                 raise InvalidFamilyError(f"family {self.name!r} declares the op {name!r} twice")
         _check_references(f"family {self.name}", self, ("variants",))
+
+
+def _refusal(flag: str) -> str | None:
+    """Why a flag is refused; None where it is not."""
+    nested = _NESTED.fullmatch(flag)
+    parts = re.split(r"[,\s]+", nested[1]) if nested else [flag]
+    for part in parts:
+        for pattern, reason in _REFUSED:
+            if pattern.match(part.strip("'\" ")):
+                return reason
+    if _OUTPUT.match(flag):
+        return "load_jit itself says what is made, and where"
+    return "it holds a character that ends a text" if "\0" in flag else None
 
 
 def _check_references(owner: str, holder: object, fields: Sequence[str]) -> None:

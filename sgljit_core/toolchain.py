@@ -2,20 +2,27 @@
 
 nvcc is found with cuda-pathfinder (environment wheels, conda, CUDA_HOME, system). The host compiler is one and
 the same for C++ files, as nvcc's ``-ccbin`` and for linking, so that what is asked for its version is what runs.
+On a warm start no compiler runs: where nvcc is and what a compiler's version is are remembered for the state of the
+files that decide it.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from .config import settings
 from .errors import ToolchainNotFoundError
+from .remember import recall, remember
 
-__all__ = ["Compiler", "Toolchain", "find_cxx", "find_nvcc", "find_toolchain"]
+__all__ = ["Compiler", "Toolchain", "find_cxx", "find_nvcc", "find_toolchain", "processor"]
 
 _HOST_COMPILERS = ("g++", "clang++", "c++")
 
@@ -39,6 +46,11 @@ class Toolchain:
     def cuda_home(self) -> Path:
         """The CUDA toolkit that nvcc belongs to."""
         assert self.nvcc is not None
+        if _is_script(self.nvcc.path):  # a wrapper, which may lie anywhere; nvcc itself knows its place
+            command = [str(self.nvcc.path), "--dryrun", "-x", "cu", "-c", os.devnull]
+            match = re.search(r"^#\$ TOP=(.+)$", _run(command).stderr, re.MULTILINE)
+            if match is not None:
+                return Path(match[1]).resolve()
         return self.nvcc.path.parent.parent
 
     @property
@@ -102,9 +114,7 @@ def find_nvcc(needed_for: str) -> Compiler:
         found = shutil.which(configured)
         searched = [f"SGLJIT_NVCC={configured}"]
     else:
-        from cuda.pathfinder import find_nvidia_binary_utility
-
-        found = find_nvidia_binary_utility("nvcc")
+        found = _search_nvcc()
         searched = [
             "the nvidia-cuda-nvcc wheel of this environment",
             "the conda environment (CONDA_PREFIX)",
@@ -117,26 +127,92 @@ def find_nvcc(needed_for: str) -> Compiler:
     return _identify(Path(found).resolve())
 
 
-_versions: dict[tuple[str, int, int], str] = {}
+def _search_nvcc() -> str | None:
+    """What cuda-pathfinder finds. It takes 70 ms, so its answer is remembered for the state of where it looks."""
+    config = settings()
+    prefixes = [Path(value) for _, value in config.search if value] + [Path("/usr/local/cuda")]
+    places = [*prefixes, *(prefix / "bin" / "nvcc" for prefix in prefixes)]
+    places += [Path(shutil.which("nvcc", path=config.path) or os.devnull)]
+    packages = [entry for entry in sys.path if entry.endswith("-packages")]
+    places += [directory for entry in packages for directory in (Path(entry), Path(entry, "nvidia"))]
+    question = ["nvcc", sys.prefix, config.path, *(value for _, value in config.search), *map(_state, places)]
+    answer = recall(question)
+    if answer is not None and Path(answer).is_file():
+        return answer
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    found: str | None = find_nvidia_binary_utility("nvcc")
+    if found:
+        remember(question, found)
+    return found
+
+
+def _state(path: Path) -> str:
+    """What tells one state of a file or directory from another: where it really is, and its stamp."""
+    try:
+        status = path.stat()
+    except OSError:
+        return f"no {path}"
+    return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
+
+
+_versions: dict[str, str] = {}
 
 
 def _identify(path: Path) -> Compiler:
     """Ask a compiler for its version, once for each state of the file."""
-    status = path.stat()
-    memo = (str(path), status.st_size, status.st_mtime_ns)
-    if memo not in _versions:
-        environment = {"PATH": os.pathsep.join((str(path.parent), os.defpath)), "LC_ALL": "C"}
-        result = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
+    state = f"{path} {_state(path)}"
+    if state not in _versions:
+        # What a script runs may change without the script: its answer holds for this process alone.
+        lasting = not _is_script(path)
+        version = recall(["version", state]) if lasting else None
+        if version is None:
+            version = _ask_version(path)
+            if lasting:
+                remember(["version", state], version)
+        _versions[state] = version
+    return Compiler(path, _versions[state])
+
+
+def _is_script(path: Path) -> bool:
+    """Whether a program runs another that it does not name: a script, or ccache and its kind under g++'s name."""
+    if path.resolve().name in ("ccache", "sccache", "distcc", "icecc"):
+        return True
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+def _ask_version(path: Path) -> str:
+    result = _run([str(path), "--version"])
+    lines = [line for line in result.stdout.splitlines() if line.strip()]
+    if result.returncode != 0 or not lines:
+        raise ToolchainNotFoundError(
+            f"a working {path.name}",
+            needed_for="kernels",
+            searched=[f"{path} (--version failed with {result.returncode}: {result.stderr.strip()})"],
+            remedy=_CUDA_REMEDY if path.name == "nvcc" else _CXX_REMEDY,
         )
-        lines = [line for line in result.stdout.splitlines() if line.strip()]
-        if result.returncode != 0 or not lines:
-            raise ToolchainNotFoundError(
-                f"a working {path.name}",
-                needed_for="kernels",
-                searched=[f"{path} (--version failed with {result.returncode}: {result.stderr.strip()})"],
-                remedy=_CUDA_REMEDY if path.name == "nvcc" else _CXX_REMEDY,
-            )
-        # nvcc names its release on the fourth line, others identify themselves on the first.
-        _versions[memo] = next((line for line in lines if "release" in line), lines[0])
-    return Compiler(path, _versions[memo])
+    # nvcc names its release on the fourth line, others identify themselves on the first.
+    return next((line for line in lines if "release" in line), lines[0])
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.pathsep.join((str(Path(command[0]).parent), os.defpath)), "LC_ALL": "C"}
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
+        )
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", str(error))
+
+
+@functools.cache
+def processor() -> str:
+    """This machine's processor, as far as it decides what ``-march=native`` means."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return "unknown"
+    first = text.partition("\n\n")[0].splitlines()
+    lines = [line for line in first if line.startswith(("vendor_id", "model", "flags", "Features", "CPU "))]
+    return hashlib.sha256("\n".join(line for line in lines if "MHz" not in line).encode()).hexdigest()[:16]

@@ -1,0 +1,146 @@
+"""``sgljit cache``: the cache's command line. Each command is one function of ``cache``, or of a family."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import arch, cache, plugins, registry
+from .errors import SgljitError
+from .parallel import parallel_compile
+from .spec import Target
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Look at the build cache, fill it ahead, ship it, clean it.")
+
+Directory = Annotated[Path | None, typer.Option("--directory", help="Another root than the user's own cache.")]
+Arch = Annotated[str | None, typer.Option(help="The architecture, such as 9.0; by default the current device's.")]
+Family = Annotated[str, typer.Argument(help="The family's name, as in `sgljit list`.")]
+
+
+@app.command("path")
+def show_path() -> None:
+    """Show where the cache is."""
+    typer.echo(cache.root())
+
+
+@app.command("list")
+def list_entries(directory: Directory = None) -> None:
+    """List the artifacts."""
+    found = cache.entries(directory)
+    for entry in found:
+        manifest = entry.manifest
+        what = f"{manifest.build}, {manifest.seconds:.1f} s" if manifest else f"damaged: {entry.problem}"
+        typer.echo(f"{_bytes(entry.size):>9}  {entry.directory.parent.name[:8]}  {what}")
+    typer.echo(f"{len(found)} artifacts, {_bytes(sum(entry.size for entry in found))}")
+
+
+@app.command("verify")
+def verify(directory: Directory = None) -> None:
+    """Read every artifact and compare it with its manifest. Exit status 1 if one is damaged."""
+    damaged = cache.verify(directory)
+    for entry in damaged:
+        typer.echo(f"{entry.directory}: {entry.problem}")
+    typer.echo(f"{len(damaged)} damaged of {len(cache.entries(directory))}")
+    if damaged:
+        raise typer.Exit(1)
+
+
+@app.command("why")
+def why(family: Family, cuda_arch: Arch = None) -> None:
+    """Say for every declared variant of a family whether it is in the cache, and if not, why."""
+    with _target(cuda_arch):
+        for builder in _variants(family):
+            typer.echo(str(cache.why(builder)))
+
+
+@app.command("build")
+def build(
+    families: Annotated[list[str] | None, typer.Argument(help="The families; by default all.")] = None,
+    cuda_arch: Arch = None,
+) -> None:
+    """Build every declared variant ahead, for this machine's device or, with --cuda-arch, for another."""
+    with _target(cuda_arch):
+        builders = [builder for family in families or list(registry.ops) for builder in _variants(family)]
+        parallel_compile(builders)
+    typer.echo(f"{len(builders)} modules are in {cache.root()}")
+
+
+@app.command("prune")
+def prune(
+    directory: Directory = None,
+    days: Annotated[float | None, typer.Option(help="Remove what was built more days ago.")] = None,
+    megabytes: Annotated[float | None, typer.Option(help="Remove the oldest until the rest takes no more.")] = None,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Remove all but the declared variants of the installed families.")
+    ] = False,
+    cuda_arch: Arch = None,
+) -> None:
+    """Remove artifacts, damaged ones in any case, and what killed builds left behind."""
+    keep = None
+    if stale:
+        with _target(cuda_arch):
+            keep = {cache.why(builder).source_key for family in registry.ops for builder in _variants(family)}
+    gone = cache.prune(
+        directory,
+        older_than=None if days is None else days * 86400,
+        larger_than=None if megabytes is None else int(megabytes * 1e6),
+        keep=keep,
+    )
+    typer.echo(f"removed {len(gone)} artifacts, {_bytes(sum(entry.size for entry in gone))}")
+
+
+@app.command("export")
+def export_archive(
+    file: Annotated[Path, typer.Argument(help="What to write: a .tar, .tar.gz or .tar.xz.")],
+    directory: Directory = None,
+    family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
+    target: Annotated[str | None, typer.Option(help="Only this target, such as sm_90a.")] = None,
+) -> None:
+    """Write artifacts into one file."""
+    typer.echo(f"wrote {cache.export_archive(file, directory, family=family, target=target)} artifacts to {file}")
+
+
+@app.command("import")
+def import_archive(
+    file: Annotated[Path, typer.Argument(help="An archive that `sgljit cache export` wrote.")],
+    directory: Directory = None,
+) -> None:
+    """Put the artifacts of an archive into the cache, or into a directory of prebuilt ones."""
+    typer.echo(f"{cache.import_archive(file, directory)} artifacts are in {directory or cache.root()}")
+
+
+def _variants(family: str) -> list[Callable[[], Any]]:
+    name = family.replace("-", "_")
+    claims = plugins.installed().get(name, ())
+    if not claims:
+        registry.ops[family]  # raises the error that names the families there are
+    spec = plugins.load(name, claims)
+    if spec.variants is None:
+        raise SgljitError(f"family {name!r} ({claims[0]}) declares no variants; see KernelFamily(variants=...)")
+    return list(registry.resolve(spec.variants)())
+
+
+@contextlib.contextmanager
+def _target(cuda_arch: str | None) -> Iterator[None]:
+    if cuda_arch is None:
+        yield
+        return
+    target: Target = arch.parse_cuda_target(cuda_arch, "--cuda-arch")
+    assert target.cuda_arch is not None
+    suffix = target.name[-1] if target.name[-1] in "af" else ""
+    with arch.override_cuda_arch(*target.cuda_arch, suffix):
+        yield
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

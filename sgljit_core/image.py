@@ -1,0 +1,118 @@
+"""How does verified code become a loaded library?
+
+The bytes that were verified are the bytes that are loaded: they go into an anonymous file in memory, which is sealed
+and loaded through its descriptor. A library that is truncated, replaced or pruned on disk (or on another machine, on
+NFS) can then neither be executed unverified nor kill the process with SIGBUS later. It costs 1 ms for 1 MB.
+
+The loader of the C library takes two libraries of the same name for one, and descriptors' numbers are used again, so
+each load spells the path differently.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import errors, paths, trust
+from .errors import ArtifactLoadError
+
+if TYPE_CHECKING:
+    from tvm_ffi import Module
+
+__all__ = ["load_library", "tvm_ffi_version"]
+
+_loads = itertools.count()
+
+
+def load_library(payload: bytes, name: str) -> Module:
+    """Load a shared library from its bytes, for the life of the process.
+
+    Args:
+        name: what ``/proc/<pid>/maps`` and profilers show.
+
+    Raises:
+        ArtifactLoadError: this machine cannot load it, because of a missing library or symbol version.
+    """
+    try:
+        descriptor = _memory_file(payload, name)
+    except OSError:
+        return _load_from_disk(payload, name)
+    try:
+        path = f"/proc/self/{_spelling(next(_loads))}fd/{descriptor}"
+        if not Path(path).exists():  # no /proc
+            return _load_from_disk(payload, name)
+        return _load(path, name)
+    finally:
+        os.close(descriptor)
+
+
+def _memory_file(payload: bytes, name: str) -> int:
+    descriptor = os.memfd_create(f"sgljit:{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(payload)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _spelling(number: int) -> str:
+    """A number as path components that lead nowhere: a digit is "./" or ".//"."""
+    return "".join("./" if digit == "0" else ".//" for digit in f"{number:b}")
+
+
+def _load_from_disk(payload: bytes, name: str) -> Module:
+    """The way without /proc or memory files: a private file, gone once it is loaded."""
+    try:
+        parent = trust.private_directory(paths.scratch_directory())
+    except (OSError, errors.UntrustedCacheError):
+        parent = Path(tempfile.gettempdir())
+    descriptor, path = tempfile.mkstemp(dir=parent, prefix=f"{name}-", suffix=".so")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(payload)
+        return _load(path, name)
+    finally:
+        Path(path).unlink()
+
+
+def _load(path: str, name: str) -> Module:
+    ffi = _tvm_ffi()
+    try:
+        # What tvm_ffi.load_module does for a path that ends in .so.
+        module: Module = ffi.get_global_func("ffi.Module.load_from_file.so")(path, "so")
+    except RuntimeError as error:
+        raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {_reason(error)}") from error
+    ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
+    return module
+
+
+def _reason(error: RuntimeError) -> str:
+    text = str(error)
+    return text[text.find("Failed to load") :] if "Failed to load" in text else text
+
+
+def tvm_ffi_version() -> str:
+    """The version of tvm-ffi that runs."""
+    return str(_tvm_ffi().__version__)
+
+
+def _tvm_ffi() -> Any:
+    """tvm-ffi, which knows our exceptions from the first import on."""
+    import tvm_ffi
+
+    if not _registered:
+        tvm_ffi.register_error("TensorMatchError", errors.TensorMatchError)
+        _registered.append(True)
+    return tvm_ffi
+
+
+_registered: list[bool] = []

@@ -1,0 +1,105 @@
+"""What is known of an artifact: enough to verify it, to find it again and to tell why another build differs.
+
+The file holds the manifest and the sha256 of its canonical JSON, so that a damaged manifest shows as well as a
+damaged payload; the keys it claims must be those of the directory that it lies in.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from . import keys
+
+__all__ = ["FILE", "Manifest", "ManifestError"]
+
+FILE = "manifest.json"
+_FORMAT = 1
+
+
+class ManifestError(Exception):
+    """A manifest cannot be read. Caught where it is read: the artifact then counts as damaged."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of one artifact.
+
+    Attributes:
+        payload: the name of the file beside the manifest that holds the code ("module.so").
+        size, sha256: of the payload.
+        build: what messages call it.
+        target, family, module, markers: which module, for which target, which variant.
+        plugin: distribution and version of the plugin that asked for it; "" for a direct ``load_jit``.
+        core: the version of sgljit-core that built it.
+        command: the compiler commands, one a line.
+        seconds: what they took.
+        created: when, in seconds since 1970.
+        source, toolchain: the ingredients of the two keys.
+        observed: sha256 by path of files that the compiler read and no key covers.
+    """
+
+    payload: str
+    size: int
+    sha256: str
+    build: str
+    target: str
+    family: str
+    module: str
+    markers: tuple[str, ...]
+    plugin: str
+    core: str
+    command: str
+    seconds: float
+    created: float
+    source: Mapping[str, str]
+    toolchain: Mapping[str, str]
+    observed: Mapping[str, str]
+
+    @property
+    def source_key(self) -> str:
+        return keys.key(self.source)
+
+    @property
+    def toolchain_key(self) -> str:
+        return keys.key(self.toolchain)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was built."""
+        return time.time() - self.created
+
+    def entry_name(self) -> str:
+        """The name of the artifact's directory below its source key."""
+        observed = f".{keys.key(self.observed)[:8]}" if self.observed else ""
+        return self.toolchain_key + observed
+
+    def dump(self) -> bytes:
+        """The text of the file."""
+        body = asdict(self)
+        checksum = keys.digest(keys.canonical(body))
+        return json.dumps({"format": _FORMAT, "sha256": checksum, "manifest": body}, indent=1).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, text: bytes) -> Manifest:
+        """Read the text of a file.
+
+        Raises:
+            ManifestError: with what is wrong about it.
+        """
+        try:
+            document = json.loads(text)
+            body = document["manifest"]
+            checksum = document["sha256"]
+            version = document["format"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ManifestError(f"its manifest cannot be read ({type(error).__name__}: {error})") from error
+        if version != _FORMAT:
+            raise ManifestError(f"its manifest has format {version}, expected {_FORMAT}")
+        if keys.digest(keys.canonical(body)) != checksum:
+            raise ManifestError("its manifest does not have the sha256 that it claims")
+        if set(body) != {field.name for field in fields(cls)}:
+            raise ManifestError("its manifest has other fields than expected")
+        return cls(**{**body, "markers": tuple(body["markers"])})
