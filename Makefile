@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST ?=
-CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 || test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" \
+CUDA ?= $(shell { nvcc --version || "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" --version; } >/dev/null 2>&1 \
           && echo system || echo pypi)
 
 SHELL := /bin/bash

@@ -119,6 +119,15 @@ def closure(requirements: Iterable[Requirement], without: set[str]) -> dict[str,
     return found
 
 
+def cuda_compiler() -> list[str]:
+    """What an environment must borrow to have the nvcc that this one has: nothing, where it is the system's."""
+    try:
+        metadata.distribution("cuda-toolkit")
+    except metadata.PackageNotFoundError:
+        return []
+    return ["cuda-toolkit[cccl,cudart,nvcc,nvrtc]"]
+
+
 class Environment:
     """A virtual environment with what some wheels require, but not yet the wheels, and no trace of the checkout."""
 
