@@ -8,7 +8,8 @@
 #include <cstdint>
 
 /// \file driver.h
-/// \brief The few functions of the CUDA driver that launching a variant takes, found at run time.
+/// \brief The few functions of the CUDA driver that launching a variant takes, found at run time; and stream memory
+/// operations and facts about addresses, for kernels that share memory with the host.
 ///
 /// Nothing of CUDA is needed to compile or to link: the structures and numbers below are the driver's stable ABI
 /// (a test compares them with cuda.h). A process without a driver pays nothing until it asks for a kernel.
@@ -54,6 +55,26 @@ inline constexpr int kMultiprocessorCount = 16;
 inline constexpr int kComputeCapabilityMajor = 75;
 inline constexpr int kComputeCapabilityMinor = 76;
 inline constexpr int kMaxSharedMemoryPerBlockOptin = 97;
+inline constexpr int kCanUse64BitStreamMemOps = 122;
+inline constexpr int kCanUseStreamWaitValueNor = 123;
+
+/// \brief CUpointer_attribute numbers, and CUmemorytype.
+inline constexpr int kPointerMemoryType = 2;
+inline constexpr int kPointerDevicePointer = 3;
+inline constexpr int kPointerDeviceOrdinal = 9;
+inline constexpr int kPointerRangeStart = 11;
+inline constexpr int kPointerRangeSize = 12;
+inline constexpr int kMemoryTypeHost = 1;
+inline constexpr int kMemoryTypeDevice = 2;
+
+/// \brief CUstreamWaitValue_flags.
+inline constexpr unsigned kWaitValueGreaterOrEqual = 0;
+inline constexpr unsigned kWaitValueEqual = 1;
+inline constexpr unsigned kWaitValueAnd = 2;
+inline constexpr unsigned kWaitValueNor = 3;
+
+/// \brief Flags of cuMemHostAlloc: memory that every context can use.
+inline constexpr unsigned kHostAllocPortable = 1;
 
 /// \brief The driver's entry points.
 struct Api {
@@ -72,6 +93,17 @@ struct Api {
   result_t (*OccupancyMaxActiveBlocksPerMultiprocessor)(int*, function_t, int, std::size_t);
   result_t (*OccupancyAvailableDynamicSMemPerBlock)(std::size_t*, function_t, int, int);
   result_t (*LaunchKernelEx)(const LaunchConfig*, function_t, void**, void**);
+  result_t (*PointerGetAttributes)(unsigned, const int*, void**, const void*);
+  result_t (*MemHostAlloc)(void**, std::size_t, unsigned);
+  result_t (*MemcpyDtoHAsync)(void*, const void*, std::size_t, native_stream_t);
+  result_t (*MemsetD32Async)(void*, unsigned, std::size_t, native_stream_t);
+  result_t (*StreamSynchronize)(native_stream_t);
+  result_t (*StreamIsCapturing)(native_stream_t, int*);
+  // Null where the driver has no stream memory operations of the second kind, which every device supports.
+  result_t (*StreamWaitValue32)(native_stream_t, void*, std::uint32_t, unsigned);
+  result_t (*StreamWaitValue64)(native_stream_t, void*, std::uint64_t, unsigned);
+  result_t (*StreamWriteValue32)(native_stream_t, void*, std::uint32_t, unsigned);
+  result_t (*StreamWriteValue64)(native_stream_t, void*, std::uint64_t, unsigned);
 };
 
 /// \brief The entry points; a RuntimeError if this machine has no CUDA driver.
@@ -84,22 +116,26 @@ inline const Api& api() {
       return entry != nullptr;
     };
     Api found = {};
-    const bool complete = find(found.Init, "cuInit") && find(found.GetErrorName, "cuGetErrorName") && find(found.GetErrorString, "cuGetErrorString") &&
-                          find(found.DriverGetVersion, "cuDriverGetVersion") &&
-                          find(found.CtxGetDevice, "cuCtxGetDevice") &&
-                          find(found.CtxPushCurrent, "cuCtxPushCurrent_v2") &&
-                          find(found.CtxPopCurrent, "cuCtxPopCurrent_v2") &&
-                          find(found.DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain") &&
-                          find(found.DeviceGetAttribute, "cuDeviceGetAttribute") &&
-                          find(found.FuncSetAttribute, "cuFuncSetAttribute") &&
-                          find(found.FuncGetAttribute, "cuFuncGetAttribute") &&
-                          find(found.OccupancyMaxActiveBlocksPerMultiprocessor,
-                               "cuOccupancyMaxActiveBlocksPerMultiprocessor") &&
-                          find(found.OccupancyAvailableDynamicSMemPerBlock,
-                               "cuOccupancyAvailableDynamicSMemPerBlock") &&
-                          find(found.LaunchKernelEx, "cuLaunchKernelEx");
+    const bool complete =
+        find(found.Init, "cuInit") && find(found.GetErrorName, "cuGetErrorName") &&
+        find(found.GetErrorString, "cuGetErrorString") && find(found.DriverGetVersion, "cuDriverGetVersion") &&
+        find(found.CtxGetDevice, "cuCtxGetDevice") && find(found.CtxPushCurrent, "cuCtxPushCurrent_v2") &&
+        find(found.CtxPopCurrent, "cuCtxPopCurrent_v2") &&
+        find(found.DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain") &&
+        find(found.DeviceGetAttribute, "cuDeviceGetAttribute") && find(found.FuncSetAttribute, "cuFuncSetAttribute") &&
+        find(found.FuncGetAttribute, "cuFuncGetAttribute") &&
+        find(found.OccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor") &&
+        find(found.OccupancyAvailableDynamicSMemPerBlock, "cuOccupancyAvailableDynamicSMemPerBlock") &&
+        find(found.LaunchKernelEx, "cuLaunchKernelEx") && find(found.PointerGetAttributes, "cuPointerGetAttributes") &&
+        find(found.MemHostAlloc, "cuMemHostAlloc") && find(found.MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2") &&
+        find(found.MemsetD32Async, "cuMemsetD32Async") && find(found.StreamSynchronize, "cuStreamSynchronize") &&
+        find(found.StreamIsCapturing, "cuStreamIsCapturing");
     RuntimeCheck(complete, "the CUDA driver of this machine is older than 11.8 and cannot launch kernels here");
     static_cast<void>(find(found.FuncGetParamInfo, "cuFuncGetParamInfo"));
+    static_cast<void>(find(found.StreamWaitValue32, "cuStreamWaitValue32_v2"));
+    static_cast<void>(find(found.StreamWaitValue64, "cuStreamWaitValue64_v2"));
+    static_cast<void>(find(found.StreamWriteValue32, "cuStreamWriteValue32_v2"));
+    static_cast<void>(find(found.StreamWriteValue64, "cuStreamWriteValue64_v2"));
     found.Init(0);  // a failure shows at the first call, which reports it with a place
     return found;
   }();
@@ -115,6 +151,26 @@ inline void check(result_t error, DebugInfo location = {}, const host::LaunchCon
   api().GetErrorName(error, &name);
   api().GetErrorString(error, &text);
   host::details::raise_device_error(error, name, text, location, launch);
+}
+
+/// \brief What the driver knows about an address; all zero for memory that it has not allocated or registered.
+struct Memory {
+  int type = 0;                    ///< kMemoryTypeHost, kMemoryTypeDevice or 0
+  int device_id = -1;              ///< of the context that it was allocated or registered in
+  void* device_address = nullptr;  ///< where kernels find it; null if they cannot
+  std::uintptr_t begin = 0;        ///< of the allocation
+  std::size_t size = 0;            ///< of the allocation
+};
+
+/// \brief Ask the driver about an address. A context must be current. Takes a few hundred nanoseconds; keep no answer,
+/// since the memory may be freed, or registered, at any time.
+[[nodiscard]] inline Memory memory_at(const void* address, DebugInfo location = {}) {
+  static constexpr int kAttributes[] = {
+      kPointerMemoryType, kPointerDeviceOrdinal, kPointerDevicePointer, kPointerRangeStart, kPointerRangeSize};
+  Memory memory;
+  void* values[] = {&memory.type, &memory.device_id, &memory.device_address, &memory.begin, &memory.size};
+  check(api().PointerGetAttributes(5, kAttributes, values, address), location);
+  return memory;
 }
 
 }  // namespace host::driver
