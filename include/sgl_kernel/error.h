@@ -2,8 +2,8 @@
 
 #include <sgl_kernel/message.h>
 
-#include <exception>
 #include <initializer_list>
+#include <new>  // std::exception, as the base of std::bad_alloc: a tenth of what <exception> costs
 
 /// \file error.h
 /// \brief `host::Error`: the exception that becomes a Python exception of a chosen name.

@@ -2,7 +2,6 @@
 
 #include <sgl_kernel/error.h>
 #include <sgl_kernel/ffi.h>
-#include <sgl_kernel/optional.h>
 #include <sgl_kernel/tensor_view.h>
 
 #include <tvm/ffi/c_api.h>
@@ -11,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -221,22 +219,28 @@ struct Arg<void*> {
   }
 };
 
+/// `std::optional`, told by its shape: including it here would cost every module what few need.
 template <typename T>
-struct Arg<std::optional<T>> {
+inline constexpr bool kIsOptional = false;
+template <template <typename> class Optional, typename T>
+  requires requires(const Optional<T>& value) {
+    Optional<T>{};
+    { value.has_value() } -> std::same_as<bool>;
+  }
+inline constexpr bool kIsOptional<Optional<T>> = true;
+
+template <template <typename> class Optional, typename T>
+  requires(kIsOptional<Optional<T>> && requires(const TVMFFIAny& any) { Arg<T>::matches(any); })
+struct Arg<Optional<T>> {
   static constexpr const char* kName = Arg<T>::kName;
   static bool matches(const TVMFFIAny& any) noexcept {
     return any.type_index == kTVMFFINone || Arg<T>::matches(any);
   }
-  static std::optional<T> read(const TVMFFIAny& any, ArgSlot slot) {
-    if (any.type_index == kTVMFFINone) return std::nullopt;
+  static Optional<T> read(const TVMFFIAny& any, ArgSlot slot) {
+    if (any.type_index == kTVMFFINone) return {};
     return Arg<T>::read(any, slot);
   }
 };
-
-template <typename T>
-inline constexpr bool kIsOptional = false;
-template <typename T>
-inline constexpr bool kIsOptional<std::optional<T>> = true;
 
 template <typename T>
 concept LightArg = requires(const TVMFFIAny& any, ArgSlot slot) {

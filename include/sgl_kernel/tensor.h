@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
-#include <optional>
 
 /// \file tensor.h
 /// \brief Check tensors against a pattern, and learn from them the sizes, strides, dtype and device that it left open.
@@ -132,9 +131,6 @@ struct SymbolicSize {
   [[nodiscard]] bool has_value() const noexcept {
     return m_has_value;
   }
-  [[nodiscard]] std::optional<std::int64_t> get_value() const noexcept {
-    return m_has_value ? std::optional{m_value} : std::nullopt;
-  }
   /// \brief Fix the value before the first match, so that every tensor must meet it.
   void set_value(std::int64_t value, DebugInfo info = {}) {
     RuntimeCheck(info, !m_has_value, "the value of size '", m_annotation, "' is already set to ", m_value);
@@ -186,9 +182,6 @@ struct SymbolicDType {
   [[nodiscard]] bool has_value() const noexcept {
     return m_has_value;
   }
-  [[nodiscard]] std::optional<DLDataType> get_value() const noexcept {
-    return m_has_value ? std::optional{m_value} : std::nullopt;
-  }
   void set_value(DLDataType value, DebugInfo info = {}) {
     RuntimeCheck(info, !m_has_value, "the dtype is already set to ", m_value);
     verify(value);
@@ -237,9 +230,6 @@ struct SymbolicDevice {
 
   [[nodiscard]] bool has_value() const noexcept {
     return m_has_value;
-  }
-  [[nodiscard]] std::optional<DLDevice> get_value() const noexcept {
-    return m_has_value ? std::optional{m_value} : std::nullopt;
   }
   void set_value(DLDevice value, DebugInfo info = {}) {
     RuntimeCheck(info, !m_has_value, "the device is already set to ", m_value);
@@ -304,7 +294,7 @@ struct PropertyRef {
  public:
   PropertyRef() noexcept = default;
   PropertyRef(Symbol& symbol) noexcept : m_symbol(&symbol) {}
-  PropertyRef(Value value) noexcept : m_value(value) {}
+  PropertyRef(Value value) noexcept : m_value(value), m_has_value(true) {}
   PropertyRef(std::initializer_list<Value> options) noexcept : m_listed(options.begin(), options.size()) {}
 
   void restrict_to(Options<Value> options) noexcept {
@@ -313,14 +303,15 @@ struct PropertyRef {
   void verify(Value value) const {
     if (m_symbol != nullptr) return m_symbol->verify(value, m_options);
     Symbol once;
-    if (m_value) once.verify(*m_value);
+    if (m_has_value) once.verify(m_value);
     once.verify(value, m_options);
     once.verify(value, m_listed);
   }
 
  private:
   Symbol* m_symbol = nullptr;
-  std::optional<Value> m_value;
+  Value m_value = {};
+  bool m_has_value = false;
   Options<Value> m_listed;
   Options<Value> m_options;
 };
@@ -336,6 +327,8 @@ struct PropertyRef {
 /// value or symbol that must be equal; both may be given.
 ///
 /// \note It refers to its arguments: use it as one expression, do not store it.
+/// \note In a template, `with_dtype<T>()` with a `T` that is a parameter makes the compiler forget what follows it:
+/// write the other `with_`s before it, or `.template with_device<...>()`.
 struct TensorMatcher {
  private:
   using DTypeRef = details::PropertyRef<SymbolicDType, DLDataType>;

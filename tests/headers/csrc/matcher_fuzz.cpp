@@ -5,6 +5,7 @@
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace {
 
@@ -159,7 +160,7 @@ void run(TensorView cases, TensorView results) {
     *out++ = accepted(in, symbols);
     for (const auto& size : symbols.sizes) {
       *out++ = size.has_value();
-      *out++ = size.get_value().value_or(0);
+      *out++ = size.has_value() ? size.unwrap() : 0;
     }
   }
 }

@@ -1,0 +1,62 @@
+"""What the compiler makes of the headers: a vector is moved by one instruction, a hint reaches the assembler."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from headers import toolbox
+
+VECTORS = """
+#include <sgl_kernel/vec.cuh>
+template <typename T, size_t N>
+__global__ void copy(T* out, const T* in) {
+  device::AlignedVector<T, N> v;
+  v.load(in, threadIdx.x);
+  v.store(out, threadIdx.x);
+}
+template __global__ void copy<{type}, {count}>({type}*, const {type}*);
+"""
+
+
+def ptx(source: str, directory: Path, arch: str) -> str:
+    (directory / "unit.cu").write_text(source)
+    command = [*toolbox.nvcc_command(arch), "-O3", "unit.cu", "-ptx", "-o", "unit.ptx"]
+    # -ptx takes one virtual target
+    command = [flag.replace(f"code=sm_{arch}", f"code=compute_{arch}") for flag in command]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=directory)
+    assert result.returncode == 0, result.stderr
+    return (directory / "unit.ptx").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arch", "element", "count", "instruction"),
+    [
+        ("90a", "fp16_t", 8, r"\.global\.v(4\.[bu]32|2\.[bu]64)"),
+        ("90a", "fp8_e4m3_t", 16, r"\.global\.v(4\.[bu]32|2\.[bu]64)"),
+        ("90a", "bf16x2_t", 4, r"\.global\.v(4\.[bu]32|2\.[bu]64)"),
+        ("90a", "float", 2, r"\.global\.(v2\.[bu]32|[bu]64)"),
+        ("90a", "uint8_t", 4, r"\.global\.[bu]32"),
+        ("100a", "bf16_t", 16, r"\.global\.v(4\.[bu]64|8\.[bu]32)"),
+    ],
+)
+def test_a_vector_is_one_load_and_one_store(
+    arch: str, element: str, count: int, instruction: str, tmp_path: Path
+) -> None:
+    text = ptx(VECTORS.replace("{type}", element).replace("{count}", str(count)), tmp_path, arch)
+    for access in ("ld", "st"):
+        found = re.findall(rf"\b{access}\.global\S*", text)
+        assert len(found) == 1, found
+        assert re.fullmatch(access + instruction, found[0])
+
+
+def test_constant_masks_cost_no_branch(tmp_path: Path) -> None:
+    source = """
+#include <sgl_kernel/warp.cuh>
+__global__ void kernel(float* x) { x[threadIdx.x] = device::warp::reduce_sum(x[threadIdx.x]); }
+"""
+    text = ptx(source, tmp_path, "90a")
+    assert text.count("shfl.sync.bfly") == 5
+    assert "bra" not in text
