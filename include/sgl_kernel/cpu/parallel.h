@@ -14,7 +14,7 @@
 ///
 /// Threads start with the loop and end with it. A pool would save some 10 us a thread and would cost what makes this
 /// safe in any library: no thread outlives a call, so the process can fork and the library can be unloaded; libraries
-/// share nothing; an idle process has no spinning threads. `<thread>` and `<functional>` would triple the compile time.
+/// share nothing; an idle process has no spinning threads. `<thread>` stays out because it takes 0.4 s to compile.
 ///
 /// A loop uses at most as many threads as the calling thread has processors (its affinity mask: taskset and container
 /// CPU sets count), and at most `OMP_NUM_THREADS`, read once per process, where that is a positive number.
@@ -50,7 +50,8 @@ inline std::int64_t requested_threads() {
 /// enough to do, and returns when all of it is done.
 ///
 /// \param total number of items; with none, `body` is not called.
-/// \param grain how many items are worth a thread: 50 to 100 us of work, as starting one takes about 20. Below two
+/// \param grain how many items, at least 1, are worth a thread: 50 to 100 us of work, as starting one takes about 20.
+/// Below two
 ///   grains the caller does all in one call, and that is the whole cost.
 /// \param body must not throw. Ranges are handed out as threads become free, so that a thread that the system puts
 ///   aside does not hold up the rest.
