@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .arch import is_arch_support_pdl, override_cuda_arch
     from .cpp_args import make_cpp_args
     from .family import KernelFamily
+    from .forwarding import exported
     from .hookspecs import hookimpl
     from .loader import load_jit
     from .memo import cache_once
@@ -32,6 +33,7 @@ __all__ = [
     "cache",
     "cache_once",
     "errors",
+    "exported",
     "freeze",
     "hookimpl",
     "is_arch_support_pdl",
@@ -46,6 +48,7 @@ _HOMES = {
     "KernelFamily": "family",
     "Op": "spec",
     "cache_once": "memo",
+    "exported": "forwarding",
     "freeze": "policy",
     "hookimpl": "hookspecs",
     "is_arch_support_pdl": "arch",

@@ -17,7 +17,15 @@ from .config import settings
 from .errors import ConfigError
 from .spec import Target
 
-__all__ = ["cpu_target", "cuda_target", "is_arch_support_pdl", "override_cuda_arch", "parse_cuda_target", "scope"]
+__all__ = [
+    "cpu_target",
+    "cuda_target",
+    "device_target",
+    "is_arch_support_pdl",
+    "override_cuda_arch",
+    "parse_cuda_target",
+    "scope",
+]
 
 _override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
 _ARCH = re.compile(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)")
@@ -47,6 +55,13 @@ def cuda_target() -> Target:
             "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0)"
         )
     return _target(*capability)
+
+
+def device_target(device_id: int) -> Target:
+    """The target of one device of this machine, whatever is overridden: what it can run."""
+    import torch
+
+    return _target(*torch.cuda.get_device_capability(device_id))
 
 
 @contextmanager

@@ -134,7 +134,8 @@ class _Request(Generic[T]):
             if not tier.root.is_dir():
                 text = f"SGLJIT_PREBUILT_PATH names {tier.root}, which is not a directory"
                 progress.once("prebuilt_missing", str(tier.root), text)
-        yield [*prebuilt, Tier(self.root)]
+        carried = self.recipe.build.carried
+        yield [*prebuilt, *([Tier(carried, vouched=True)] if carried else []), Tier(self.root)]
         vouched = [Tier(directory, vouched=True) for directory in plugins.prebuilt_directories()]
         if vouched:
             yield vouched

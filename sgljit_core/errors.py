@@ -16,6 +16,7 @@ __all__ = [
     "CompileError",
     "CompileForbiddenError",
     "ConfigError",
+    "DriverError",
     "IncompatiblePluginError",
     "InvalidBuildError",
     "InvalidFamilyError",
@@ -143,6 +144,10 @@ class ArtifactLoadError(SgljitError, OSError):
 
 class ArchiveError(SgljitError, ValueError):
     """A file is no archive of artifacts, or holds what such an archive must not hold."""
+
+
+class DriverError(SgljitError, RuntimeError):
+    """The CUDA driver is missing, too old for a kernel, or refuses a call."""
 
 
 class InvalidFamilyError(SgljitError, ValueError):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import paths
+from . import paths, variants
+from .cpp_args import make_cpp_args
 from .loader import load_jit
 from .spec import FamilySpec
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
+
+    from .cpp_args import CppArg
 
 __all__ = ["KernelFamily"]
 
@@ -32,3 +36,43 @@ class KernelFamily(FamilySpec):
     def load_jit(self, *args: str, **options: Any) -> Module:
         """``sgljit_core.load_jit`` on the family's own sources; the same keywords."""
         return load_jit(*args, **{"csrc": self.csrc, "family": self.name, **options})
+
+    def load_host(self, *args: str, extra_cflags: Sequence[str] = (), **options: Any) -> Module:
+        """Load the family's host part: C++ that asks for its device kernels by name (``sgl_kernel/variant.h``).
+
+        It is compiled once, by the host compiler alone, for the CPU and every GPU; a wheel may carry it. Its device
+        kernels are made when they are first launched.
+
+        Args:
+            args: the name of the module.
+            options: the keywords of ``load_jit`` for C++.
+        """
+        variants.serve(self.name, self.csrc)
+        # Thin code gains nothing from -O3, and compiles half as long.
+        return self.load_jit(*args, extra_cflags=["-O1", f'-DSGL_FAMILY="{self.name}"', *extra_cflags], **options)
+
+    def build_deferred(self, file: str, symbol: str) -> Module:
+        """Compile a deferred C++ function (``sgl_kernel/deferred.h``) ahead of its first call.
+
+        Args:
+            file: the C++ file, relative to ``csrc``.
+            symbol: the function's name in it.
+        """
+        return variants.load_deferred(self.name, self.csrc, file, symbol)
+
+    def build_variant(self, file: str, kernel: str, *args: CppArg) -> None:
+        """Make a device kernel for the current target ahead of its first launch. Needs no GPU.
+
+        >>> with override_cuda_arch(9, 0):
+        ...     FAMILY.build_variant("rmsnorm.cuh", "rmsnorm::kernel", 4096, True, torch.bfloat16)
+
+        Args:
+            file: the device file, relative to ``csrc``.
+            kernel: the kernel's name, with its namespace.
+            args: its template arguments, as the host part passes them.
+
+        Raises:
+            CompileError: it does not compile.
+            ToolchainNotFoundError: it must be made and there is no NVRTC.
+        """
+        variants.build(self.name, self.csrc, file, f"{kernel}<{make_cpp_args(*args)}>" if args else kernel)

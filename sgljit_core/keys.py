@@ -16,7 +16,7 @@ from .includes import Scan
 from .spec import BuildSpec
 from .toolchain import Toolchain
 
-__all__ = ["FORMAT", "canonical", "digest", "key", "source_ingredients", "toolchain_ingredients"]
+__all__ = ["FORMAT", "canonical", "digest", "key", "source_ingredients", "toolchain_ingredients", "variant_ingredients"]
 
 # Raise it when the meaning of an ingredient changes; the C ABI is the one of tvm-ffi that artifacts are built on.
 FORMAT = 1
@@ -51,6 +51,13 @@ def source_ingredients(
     if any(flag.endswith("=native") for values in flags.values() for flag in values):
         ingredients["cpu"] = cpu
     return ingredients
+
+
+def variant_ingredients(spec: BuildSpec, generated: str, scan: Scan, flags: tuple[str, ...]) -> dict[str, str]:
+    """What the source key of an instant variant is made of. It binds to no C ABI: a cubin calls nothing."""
+    ingredients = {"format": str(FORMAT), "target": spec.target.name, "kernel": spec.kernel}
+    ingredients |= {"generated variant.cu": digest(generated), "flags nvrtc": json.dumps(flags)}
+    return ingredients | {f"file {name}": content for name, content in scan.files.items()}
 
 
 def toolchain_ingredients(toolchain: Toolchain) -> dict[str, str]:

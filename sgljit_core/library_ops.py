@@ -1,7 +1,8 @@
 """How does an op look to torch.compile?
 
 Each op is also a ``torch.library`` op, ``torch.ops.sgljit_<family>.<op>``, so that a compiled graph can hold it.
-Eager calls go straight to the Python function: the dispatcher would cost several times the call itself. It is
+Eager calls go straight to the Python function: the dispatcher would cost several times the call itself. (Code that is
+traced without dynamo, such as a non-strict torch.export, calls ``torch.ops`` by name.) It is
 registered with ``Library.define`` and ``impl``; ``torch.library.custom_op`` is ten times slower per call.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from .errors import InvalidFamilyError
+from .forwarding import forward
 
 __all__ = ["dispatching", "register"]
 
@@ -38,7 +40,7 @@ def register(
     """
     namespace = f"sgljit_{family}"
     try:
-        schema = torch.library.infer_schema(function, mutates_args=mutates)
+        schema = torch.library.infer_schema(inspect.unwrap(function), mutates_args=mutates)
     except ValueError as error:
         raise InvalidFamilyError(
             f"op {family}.{name}: its signature is no torch.library schema: {error}. Annotate every parameter and "
@@ -54,35 +56,14 @@ def register(
 
 
 def dispatching(function: Callable[..., Any], library_op: Any) -> Callable[..., Any]:
-    """``function``, which gives way to ``library_op`` while torch.compile traces.
+    """``function`` itself, which torch.compile from now on traces as a call of ``library_op``.
 
-    The wrapper is generated with the function's own signature: passing ``*args, **kwargs`` on costs a third of a
-    small kernel's whole call.
+    Eager calls pay nothing for it. Dynamo looks for the attribute on every function that it traces, which is how
+    functions that are compiled already name their originals.
     """
-    signature = inspect.signature(function)
-    names = {p: f"default_{i}" for i, p in enumerate(signature.parameters)}
-    declared, passed = [], []
-    star = False
-    for parameter in signature.parameters.values():
-        default = "" if parameter.default is parameter.empty else f"={names[parameter.name]}"
-        if parameter.kind is parameter.KEYWORD_ONLY and not star:
-            declared.append("*")
-            star = True
-        declared.append(parameter.name + default)
-        keyword = parameter.kind is parameter.KEYWORD_ONLY
-        passed.append(f"{parameter.name}={parameter.name}" if keyword else parameter.name)
-    arguments = ", ".join(passed)
-    source = (
-        f"def op({', '.join(declared)}):\n"
-        f"    if is_compiling():\n"
-        f"        return library_op({arguments})\n"
-        f"    return function({arguments})\n"
-    )
-    scope: dict[str, Any] = {names[p.name]: p.default for p in signature.parameters.values()}
-    scope |= {"is_compiling": torch.compiler.is_compiling, "library_op": library_op, "function": function}
-    exec(source, scope)  # noqa: S102 - the text is built from identifiers alone
-    wrapped: Callable[..., Any] = functools.wraps(function)(scope["op"])
-    return wrapped
+    traced = forward(function, "    return library_op({arguments})\n", {"library_op": library_op})
+    function._torchdynamo_inline = traced  # type: ignore[attr-defined]  # noqa: SLF001
+    return function
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:

@@ -18,7 +18,7 @@ from .store import Slot
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["load_jit"]
+__all__ = ["include_roots", "load_jit", "with_plugin"]
 
 
 def load_jit(
@@ -91,6 +91,7 @@ def load_jit(
         include_paths=tuple(Path(path).resolve() for path in extra_include_paths or ()),
         dependencies=tuple(extra_dependencies or ()),
         header_only=header_only,
+        carried=paths.carried_artifacts(Path(csrc)) if family else None,
     )
     root = paths.cache_root() if build_directory is None else Path(build_directory).absolute()
     return _module(spec, root)
@@ -121,7 +122,7 @@ def _module(spec: BuildSpec, root: Path) -> Module:
 
 def _recipe(spec: BuildSpec) -> Recipe[Module]:
     """How a module is identified, compiled and loaded."""
-    roots = _roots(spec)
+    roots = include_roots(spec)
     generated = generated_sources(spec)
     scan = includes.scan((*spec.cpp_files, *spec.cuda_files), roots, "".join(generated.values()))
     source = keys.source_ingredients(
@@ -139,7 +140,7 @@ def _recipe(spec: BuildSpec) -> Recipe[Module]:
         build=spec,
         source=source,
         payload="module.so",
-        named=lambda: _with_plugin(spec),
+        named=lambda: with_plugin(spec),
         toolchain=lambda needed_for: keys.toolchain_ingredients(tools(needed_for)),
         make=make,
         is_current=scan.is_current,
@@ -147,13 +148,13 @@ def _recipe(spec: BuildSpec) -> Recipe[Module]:
     )
 
 
-def _with_plugin(spec: BuildSpec) -> BuildSpec:
+def with_plugin(spec: BuildSpec) -> BuildSpec:
     """A build with the name and version of its plugin. Reading them takes longer than a hit, so not before a miss."""
     plugin = plugins.plugin_of(spec.family) if spec.family else None
     return dataclasses.replace(spec, plugin=str(plugin)) if plugin else spec
 
 
-def _roots(spec: BuildSpec) -> list[includes.Root]:
+def include_roots(spec: BuildSpec) -> list[includes.Root]:
     """The include directories in the order they are searched. A label with a colon is no family's name."""
     roots = [includes.Root(spec.family or "csrc", spec.csrc)]
     roots += [includes.Root(f"include:{i}", path) for i, path in enumerate(spec.include_paths)]

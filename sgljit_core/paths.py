@@ -15,6 +15,7 @@ from .errors import SourceNotFoundError
 
 __all__ = [
     "cache_root",
+    "carried_artifacts",
     "core_include",
     "package_directory",
     "runtime_directory",
@@ -66,6 +67,12 @@ def package_directory(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise SourceNotFoundError(f"package {package!r} is not installed, or is a single module without a directory")
     return Path(next(iter(spec.submodule_search_locations))).resolve()
+
+
+def carried_artifacts(csrc: Path) -> Path | None:
+    """The artifacts that a plugin's wheel carries: ``prebuilt/`` beside ``csrc/``, if it is there."""
+    directory = csrc.parent / "prebuilt"
+    return directory if directory.is_dir() else None
 
 
 def tvm_ffi_include() -> Path:

@@ -65,6 +65,8 @@ class BuildSpec:
         csrc: the directory that file names are relative to.
         header_only: files are included by a generated source that exports ``*_wrappers``; else each file is a
             translation unit of its own and exports itself.
+        kernel: for an instant variant, the C++ expression that names the device kernel in the one CUDA file.
+        carried: the directory of artifacts inside the plugin's own wheel, if it has one.
     """
 
     markers: tuple[str, ...]
@@ -82,6 +84,8 @@ class BuildSpec:
     include_paths: tuple[Path, ...] = ()
     dependencies: tuple[str, ...] = ()
     header_only: bool = True
+    kernel: str = ""
+    carried: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.markers:
@@ -111,7 +115,7 @@ class BuildSpec:
         for export in exports:
             if exports.count(export) > 1:
                 raise InvalidBuildError(f"{self.label}: export name {export!r} is given twice")
-        if self.header_only and not wrappers:
+        if self.header_only and not wrappers and not self.kernel:
             raise InvalidBuildError(f"{self.label}: nothing is exported; pass cpp_wrappers or cuda_wrappers")
         if not self.header_only and wrappers:
             raise InvalidBuildError(

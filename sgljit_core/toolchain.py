@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from .config import settings
 from .errors import ToolchainNotFoundError
 from .remember import recall, remember
 
-__all__ = ["Compiler", "Toolchain", "find_cxx", "find_nvcc", "find_toolchain", "processor"]
+__all__ = ["Compiler", "Toolchain", "find_cxx", "find_nvcc", "find_toolchain", "processor", "remembered_search"]
 
 _HOST_COMPILERS = ("g++", "clang++", "c++")
 
@@ -128,23 +129,35 @@ def find_nvcc(needed_for: str) -> Compiler:
 
 
 def _search_nvcc() -> str | None:
-    """What cuda-pathfinder finds. It takes 70 ms, so its answer is remembered for the state of where it looks."""
+    found = remembered_search("nvcc", _ask_pathfinder_for_nvcc)
+    return found if found and Path(found).is_file() else _ask_pathfinder_for_nvcc()
+
+
+def _ask_pathfinder_for_nvcc() -> str | None:
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    found: str | None = find_nvidia_binary_utility("nvcc")
+    return found
+
+
+def remembered_search(what: str, search: Callable[[], str | None]) -> str | None:
+    """What ``search`` finds with cuda-pathfinder's help, asked once for each state of the places where that looks.
+
+    A search takes 70 ms, most of a warm start.
+    """
     config = settings()
     prefixes = [Path(value) for _, value in config.search if value] + [Path("/usr/local/cuda")]
     places = [*prefixes, *(prefix / "bin" / "nvcc" for prefix in prefixes)]
     places += [Path(shutil.which("nvcc", path=config.path) or os.devnull)]
     packages = [entry for entry in sys.path if entry.endswith("-packages")]
     places += [directory for entry in packages for directory in (Path(entry), Path(entry, "nvidia"))]
-    question = ["nvcc", sys.prefix, config.path, *(value for _, value in config.search), *map(_state, places)]
+    question = [what, sys.prefix, config.path, *(value for _, value in config.search), *map(_state, places)]
     answer = recall(question)
-    if answer is not None and Path(answer).is_file():
-        return answer
-    from cuda.pathfinder import find_nvidia_binary_utility
-
-    found: str | None = find_nvidia_binary_utility("nvcc")
-    if found:
-        remember(question, found)
-    return found
+    if answer is None:
+        answer = search()
+        if answer:
+            remember(question, answer)
+    return answer
 
 
 def _state(path: Path) -> str:

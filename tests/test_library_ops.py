@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 
@@ -35,16 +33,8 @@ def test_an_eager_call_goes_straight_to_the_function(op):
     assert x.tolist() == [4, 4, 4]
 
 
-def test_the_wrapper_keeps_signature_and_docstring(op):
-    assert inspect.signature(op) == inspect.signature(scale_)
-    assert op.__doc__ == scale_.__doc__
-    with pytest.raises(TypeError):
-        op(torch.ones(1), None, 2.0, 1)  # shift is keyword-only
-
-
-def test_the_eager_path_packs_no_arguments(op):
-    """What *args and **kwargs cost is a third of a small kernel's call."""
-    assert not op.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+def test_an_eager_call_pays_nothing_for_the_graph(op):
+    assert op is scale_
 
 
 def test_a_compiled_graph_holds_the_op_whole(op):

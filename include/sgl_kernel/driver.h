@@ -106,39 +106,59 @@ struct Api {
   result_t (*StreamWriteValue64)(native_stream_t, void*, std::uint64_t, unsigned);
 };
 
+namespace details {
+
+/// The names of `Api`'s members, in their order; after a question mark those that older drivers lack.
+inline constexpr const char* kNames[] = {
+    "cuInit",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDriverGetVersion",
+    "cuCtxGetDevice",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDeviceGetAttribute",
+    "cuFuncSetAttribute",
+    "cuFuncGetAttribute",
+    "?cuFuncGetParamInfo",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cuOccupancyAvailableDynamicSMemPerBlock",
+    "cuLaunchKernelEx",
+    "cuPointerGetAttributes",
+    "cuMemHostAlloc",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemsetD32Async",
+    "cuStreamSynchronize",
+    "cuStreamIsCapturing",
+    "?cuStreamWaitValue32_v2",
+    "?cuStreamWaitValue64_v2",
+    "?cuStreamWriteValue32_v2",
+    "?cuStreamWriteValue64_v2",
+};
+static_assert(sizeof(kNames) / sizeof(*kNames) == sizeof(Api) / sizeof(void*));
+
+[[gnu::cold, gnu::noinline]] inline Api load_api() {
+  void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  RuntimeCheck(library != nullptr, "no CUDA driver on this machine: ", library == nullptr ? ::dlerror() : "");
+  Api found = {};
+  auto* entry = reinterpret_cast<void**>(&found);
+  for (const char* name : kNames) {
+    const bool may_lack = name[0] == '?';
+    *entry = ::dlsym(library, name + may_lack);
+    RuntimeCheck(
+        *entry != nullptr || may_lack, "the CUDA driver of this machine is older than 11.8, and has no ", name);
+    ++entry;
+  }
+  found.Init(0);  // a failure shows at the first call, which reports it with a place
+  return found;
+}
+
+}  // namespace details
+
 /// \brief The entry points; a RuntimeError if this machine has no CUDA driver.
 inline const Api& api() {
-  static const Api table = [] {
-    void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    RuntimeCheck(library != nullptr, "no CUDA driver on this machine: ", library == nullptr ? ::dlerror() : "");
-    const auto find = [library](auto& entry, const char* name) {
-      entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(::dlsym(library, name));
-      return entry != nullptr;
-    };
-    Api found = {};
-    const bool complete =
-        find(found.Init, "cuInit") && find(found.GetErrorName, "cuGetErrorName") &&
-        find(found.GetErrorString, "cuGetErrorString") && find(found.DriverGetVersion, "cuDriverGetVersion") &&
-        find(found.CtxGetDevice, "cuCtxGetDevice") && find(found.CtxPushCurrent, "cuCtxPushCurrent_v2") &&
-        find(found.CtxPopCurrent, "cuCtxPopCurrent_v2") &&
-        find(found.DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain") &&
-        find(found.DeviceGetAttribute, "cuDeviceGetAttribute") && find(found.FuncSetAttribute, "cuFuncSetAttribute") &&
-        find(found.FuncGetAttribute, "cuFuncGetAttribute") &&
-        find(found.OccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor") &&
-        find(found.OccupancyAvailableDynamicSMemPerBlock, "cuOccupancyAvailableDynamicSMemPerBlock") &&
-        find(found.LaunchKernelEx, "cuLaunchKernelEx") && find(found.PointerGetAttributes, "cuPointerGetAttributes") &&
-        find(found.MemHostAlloc, "cuMemHostAlloc") && find(found.MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2") &&
-        find(found.MemsetD32Async, "cuMemsetD32Async") && find(found.StreamSynchronize, "cuStreamSynchronize") &&
-        find(found.StreamIsCapturing, "cuStreamIsCapturing");
-    RuntimeCheck(complete, "the CUDA driver of this machine is older than 11.8 and cannot launch kernels here");
-    static_cast<void>(find(found.FuncGetParamInfo, "cuFuncGetParamInfo"));
-    static_cast<void>(find(found.StreamWaitValue32, "cuStreamWaitValue32_v2"));
-    static_cast<void>(find(found.StreamWaitValue64, "cuStreamWaitValue64_v2"));
-    static_cast<void>(find(found.StreamWriteValue32, "cuStreamWriteValue32_v2"));
-    static_cast<void>(find(found.StreamWriteValue64, "cuStreamWriteValue64_v2"));
-    found.Init(0);  // a failure shows at the first call, which reports it with a place
-    return found;
-  }();
+  static const Api table = details::load_api();
   return table;
 }
 

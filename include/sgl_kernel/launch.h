@@ -140,7 +140,8 @@ struct LaunchKernel {
       : m_config{grid_dim, block_dim, dynamic_smem, resolve_device(device), device.device_id, {}, false},
         m_location(location) {
     RuntimeCheck(
-        location, device.device_type == kDLCUDA || device.device_type == kDLROCM || device.device_type == kDLCUDAManaged,
+        location,
+        device.device_type == kDLCUDA || device.device_type == kDLROCM || device.device_type == kDLCUDAManaged,
         "kernels run on CUDA devices, got ", device);
   }
   [[nodiscard]] explicit LaunchKernel(

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <sgl_kernel/launch.cuh>
+#if !defined(USE_ROCM)
+#include <sgl_kernel/runtime.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -8,11 +11,13 @@
 /// \file runtime.cuh
 /// \brief Questions to the CUDA runtime, each checked: how many multiprocessors, how many blocks of a kernel fit, ...
 ///
-/// Host only. A device index below zero stands for the current device. Nothing is cached here: an attribute costs tens
-/// of nanoseconds, an occupancy query about a microsecond; keep the latter's result beside the kernel, per device.
+/// Host only. With the questions about a device of `runtime.h`. A device index below zero stands for the current
+/// device. Nothing is cached here: an attribute costs tens of nanoseconds, an occupancy query about a microsecond; keep
+/// the latter's result beside the kernel, per device.
 
 namespace host::runtime {
 
+#if defined(USE_ROCM)
 namespace details {
 
 inline int attribute(decltype(SGL_RUNTIME(DevAttrMultiProcessorCount)) which, int device_id, DebugInfo location) {
@@ -23,18 +28,6 @@ inline int attribute(decltype(SGL_RUNTIME(DevAttrMultiProcessorCount)) which, in
 }
 
 }  // namespace details
-
-/// \brief How many blocks of `kernel` one multiprocessor of the current device holds at a time; 0 if none fits.
-template <typename Kernel>
-[[nodiscard]] auto get_blocks_per_sm(
-    Kernel* kernel, std::int32_t block_dim, std::size_t dynamic_smem = 0, DebugInfo location = {}) -> std::uint32_t {
-  int blocks = 0;
-  RuntimeDeviceCheck(
-      SGL_RUNTIME(OccupancyMaxActiveBlocksPerMultiprocessor)(
-          &blocks, reinterpret_cast<const void*>(kernel), block_dim, dynamic_smem),
-      location);
-  return static_cast<std::uint32_t>(blocks);
-}
 
 /// \brief How many multiprocessors the device has: 132 on an H200.
 [[nodiscard]] inline auto get_sm_count(int device_id = -1, DebugInfo location = {}) -> std::uint32_t {
@@ -55,6 +48,20 @@ template <typename Kernel>
 [[nodiscard]] inline auto get_max_dynamic_smem(int device_id = -1, DebugInfo location = {}) -> std::size_t {
   return static_cast<std::size_t>(
       details::attribute(SGL_RUNTIME(DevAttrMaxSharedMemoryPerBlockOptin), device_id, location));
+}
+
+#endif
+
+/// \brief How many blocks of `kernel` one multiprocessor of the current device holds at a time; 0 if none fits.
+template <typename Kernel>
+[[nodiscard]] auto get_blocks_per_sm(
+    Kernel* kernel, std::int32_t block_dim, std::size_t dynamic_smem = 0, DebugInfo location = {}) -> std::uint32_t {
+  int blocks = 0;
+  RuntimeDeviceCheck(
+      SGL_RUNTIME(OccupancyMaxActiveBlocksPerMultiprocessor)(
+          &blocks, reinterpret_cast<const void*>(kernel), block_dim, dynamic_smem),
+      location);
+  return static_cast<std::uint32_t>(blocks);
 }
 
 /// \brief The version of the CUDA runtime in this module: 13000 for 13.0.

@@ -2,13 +2,13 @@
 
 #include <sgl_kernel/driver.h>
 #include <sgl_kernel/dtype.h>
-#include <sgl_kernel/ffi.h>
+#include <sgl_kernel/family.h>
 #include <sgl_kernel/launch.h>
+#include <sgl_kernel/runtime.h>
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
 #include <pthread.h>
-#include <tvm/ffi/c_api.h>
 
 #include <concepts>
 #include <cstddef>
@@ -30,11 +30,6 @@
 /// no allocation, no Python. A template argument is an integer, a bool, an enum or a `DLDataType`.
 ///
 /// Host only, no CUDA header; without a CUDA driver everything compiles and the first launch says what is missing.
-
-// The family whose device files are meant. KernelFamily.load_host defines it.
-#if !defined(SGL_FAMILY)
-#define SGL_FAMILY ""
-#endif
 
 namespace host {
 
@@ -76,7 +71,9 @@ TemplateArg template_argument(const T& value) noexcept {
   } else {
     static_assert(
         std::is_integral_v<T>, "a kernel's template argument must be an integer, a bool, an enum or a DLDataType");
-    return {.kind = std::is_signed_v<T> ? TemplateArg::kInt : TemplateArg::kUInt, .value = static_cast<std::int64_t>(value)};
+    return {
+        .kind = std::is_signed_v<T> ? TemplateArg::kInt : TemplateArg::kUInt,
+        .value = static_cast<std::int64_t>(value)};
   }
 }
 
@@ -87,11 +84,20 @@ inline const char* device_type_name(DLDataType dtype) {
     const char* text;
   };
   static constexpr Name kNames[] = {
-      {{kDLFloat, 64, 1}, "double"},   {{kDLFloat, 32, 1}, "fp32_t"},  {{kDLFloat, 16, 1}, "fp16_t"},
-      {{kDLBfloat, 16, 1}, "bf16_t"},  {{kDLInt, 8, 1}, "int8_t"},     {{kDLInt, 16, 1}, "int16_t"},
-      {{kDLInt, 32, 1}, "int32_t"},    {{kDLInt, 64, 1}, "int64_t"},   {{kDLUInt, 8, 1}, "uint8_t"},
-      {{kDLUInt, 16, 1}, "uint16_t"},  {{kDLUInt, 32, 1}, "uint32_t"}, {{kDLUInt, 64, 1}, "uint64_t"},
-      {{kDLBool, 8, 1}, "bool"},       {{kDLFloat8_e4m3fn, 8, 1}, "fp8_e4m3_t"},
+      {{kDLFloat, 64, 1}, "double"},
+      {{kDLFloat, 32, 1}, "fp32_t"},
+      {{kDLFloat, 16, 1}, "fp16_t"},
+      {{kDLBfloat, 16, 1}, "bf16_t"},
+      {{kDLInt, 8, 1}, "int8_t"},
+      {{kDLInt, 16, 1}, "int16_t"},
+      {{kDLInt, 32, 1}, "int32_t"},
+      {{kDLInt, 64, 1}, "int64_t"},
+      {{kDLUInt, 8, 1}, "uint8_t"},
+      {{kDLUInt, 16, 1}, "uint16_t"},
+      {{kDLUInt, 32, 1}, "uint32_t"},
+      {{kDLUInt, 64, 1}, "uint64_t"},
+      {{kDLBool, 8, 1}, "bool"},
+      {{kDLFloat8_e4m3fn, 8, 1}, "fp8_e4m3_t"},
       {{kDLFloat8_e5m2, 8, 1}, "fp8_e5m2_t"},
   };
   for (const auto& name : kNames) {
@@ -100,7 +106,7 @@ inline const char* device_type_name(DLDataType dtype) {
   throw Error("ValueError", "no kernel can be specialised for dtype ", dtype);
 }
 
-inline void append_to(Message& message, const TemplateArg& argument) {
+[[gnu::cold, gnu::noinline]] inline void append_to(Message& message, const TemplateArg& argument) {
   const auto value = argument.value;
   switch (argument.kind) {
     case TemplateArg::kInt:
@@ -118,8 +124,9 @@ inline void append_to(Message& message, const TemplateArg& argument) {
       message << ">(" << value << ')';
       break;
     case TemplateArg::kDType:
-      message << device_type_name({static_cast<std::uint8_t>(value), static_cast<std::uint8_t>(value >> 8),
-                                   static_cast<std::uint16_t>(value >> 16)});
+      message << device_type_name(
+          {static_cast<std::uint8_t>(value), static_cast<std::uint8_t>(value >> 8),
+           static_cast<std::uint16_t>(value >> 16)});
       break;
   }
 }
@@ -152,7 +159,7 @@ struct Variant {
   [[nodiscard]] details::LoadedKernel& on(std::int32_t device_id, DebugInfo location = {}) const;
 
   /// \brief Prints as the C++ expression that names the kernel: `rmsnorm_cta<4096, true, bf16_t>`.
-  friend void append_to(Message& message, const Variant& variant) {
+  [[gnu::cold, gnu::noinline]] friend void append_to(Message& message, const Variant& variant) {
     message << variant.m_name;
     if (variant.m_num_args == 0) return;
     for (std::uint32_t i = 0; i < variant.m_num_args; ++i) message << (i == 0 ? "<" : ", ") << variant.m_args[i];
@@ -161,7 +168,8 @@ struct Variant {
 
  private:
   friend struct Variants;
-  Variant(Variants& table, const char* name, std::uint64_t hash) noexcept : m_table(&table), m_name(name), m_hash(hash) {}
+  Variant(Variants& table, const char* name, std::uint64_t hash) noexcept
+      : m_table(&table), m_name(name), m_hash(hash) {}
 
   bool m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept {
     if (kernel.hash != m_hash || kernel.device_id != device_id || kernel.num_args != m_num_args) return false;
@@ -189,8 +197,7 @@ struct Variants {
   /// \brief The variant of kernel `name` (with its namespace) for these template arguments. Touches no GPU.
   template <std::size_t N, typename... Args>
   [[nodiscard]] Variant get(const char (&name)[N], const Args&... args) noexcept {
-    static_assert(
-        sizeof...(Args) <= details::LoadedKernel::kMaxArgs, "a variant takes at most 12 template arguments");
+    static_assert(sizeof...(Args) <= details::LoadedKernel::kMaxArgs, "a variant takes at most 12 template arguments");
     std::uint64_t hash = 14695981039346656037u;  // FNV-1a; over a literal, so the compiler computes it
     for (std::size_t i = 0; i + 1 < N; ++i) hash = (hash ^ static_cast<unsigned char>(name[i])) * 1099511628211u;
     Variant variant(*this, name, hash);
@@ -231,12 +238,13 @@ struct Variants {
     kernel->num_args = variant.m_num_args;
     kernel->name = variant.m_name;
     std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
-    kernel->function = s_request(m_file, expression.c_str(), device_id, location);
+    const auto address = details::ask_core("sgljit.variant", {SGL_FAMILY, m_file, expression.c_str()}, device_id);
+    kernel->function = reinterpret_cast<driver::function_t>(address);
     s_query_params(*kernel, location);
     return insert(variant, kernel);
   }
 
-  Kernel& insert(const Variant& variant, Kernel* kernel) {
+  [[gnu::cold, gnu::noinline]] Kernel& insert(const Variant& variant, Kernel* kernel) {
     ::pthread_mutex_lock(&m_mutex);
     if (Kernel* other = find(variant, kernel->device_id)) {  // another thread was first
       ::pthread_mutex_unlock(&m_mutex);
@@ -268,35 +276,14 @@ struct Variants {
     __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
   }
 
-  /// Call the core's global function `sgljit.variant`; an error of Python's passes through this module unchanged.
-  static driver::function_t s_request(
-      const char* file, const char* expression, std::int32_t device_id, DebugInfo location) {
-    static constexpr char kName[] = "sgljit.variant";
-    const TVMFFIByteArray name = {kName, sizeof(kName) - 1};
-    TVMFFIObjectHandle function = nullptr;
-    if (TVMFFIFunctionGetGlobal(&name, &function) != 0) throw details::RaisedError{};
-    RuntimeCheck(location, function != nullptr, "sgljit_core is not loaded in this process, and it makes the variants");
-    TVMFFIAny args[4] = {};
-    args[0].type_index = args[1].type_index = args[2].type_index = kTVMFFIRawStr;
-    args[0].v_c_str = SGL_FAMILY;
-    args[1].v_c_str = file;
-    args[2].v_c_str = expression;
-    args[3].type_index = kTVMFFIInt;
-    args[3].v_int64 = device_id;
-    TVMFFIAny result = {};
-    const int status = TVMFFIFunctionCall(function, args, 4, &result);
-    TVMFFIObjectDecRef(function);
-    if (status != 0) throw details::RaisedError{};
-    return reinterpret_cast<driver::function_t>(result.v_int64);
-  }
-
-  static void s_query_params(Kernel& kernel, DebugInfo location) {
+  [[gnu::cold, gnu::noinline]] static void s_query_params(Kernel& kernel, DebugInfo location) {
     if (driver::api().FuncGetParamInfo == nullptr) return;
     kernel.num_params = 0;
     std::size_t offset = 0;
     std::size_t size = 0;
     while (driver::api().FuncGetParamInfo(kernel.function, kernel.num_params, &offset, &size) == driver::kSuccess) {
-      RuntimeCheck(location, kernel.num_params < static_cast<int>(Kernel::kMaxParams), "more than 32 kernel parameters");
+      RuntimeCheck(
+          location, kernel.num_params < static_cast<int>(Kernel::kMaxParams), "more than 32 kernel parameters");
       kernel.param_sizes[kernel.num_params++] = static_cast<std::uint32_t>(size);
     }
   }
@@ -339,25 +326,34 @@ struct ContextGuard {
     driver::device_t current = -1;
     if (driver::api().CtxGetDevice(&current) == driver::kSuccess && current == device_id) [[likely]]
       return;
-    driver::context_t context = nullptr;
-    driver::check(driver::api().DevicePrimaryCtxRetain(&context, device_id), location);
-    driver::check(driver::api().CtxPushCurrent(context), location);
-    m_pushed = true;
+    m_push(device_id, location);
   }
   ~ContextGuard() {
-    driver::context_t context = nullptr;
-    if (m_pushed) driver::api().CtxPopCurrent(&context);
+    if (m_pushed) [[unlikely]]
+      m_pop();
   }
   ContextGuard(const ContextGuard&) = delete;
   ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
+  [[gnu::cold, gnu::noinline]] void m_push(std::int32_t device_id, DebugInfo location) {
+    driver::context_t context = nullptr;
+    driver::check(driver::api().DevicePrimaryCtxRetain(&context, device_id), location);
+    driver::check(driver::api().CtxPushCurrent(context), location);
+    m_pushed = true;
+  }
+  [[gnu::cold, gnu::noinline]] void m_pop() noexcept {
+    driver::context_t context = nullptr;
+    driver::api().CtxPopCurrent(&context);
+  }
+
   bool m_pushed = false;
 };
 
 /// Raise the kernel's limit of dynamic shared memory, once for each higher value.
-inline void allow_dynamic_smem(LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
-  if (bytes <= kSmemWithoutAsking || bytes <= __atomic_load_n(&kernel.dynamic_smem_limit, __ATOMIC_RELAXED)) return;
+[[gnu::cold, gnu::noinline]] inline void allow_dynamic_smem(
+    LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
+  if (bytes <= __atomic_load_n(&kernel.dynamic_smem_limit, __ATOMIC_RELAXED)) return;
   driver::check(
       driver::api().FuncSetAttribute(kernel.function, driver::kMaxDynamicSharedSizeBytes, static_cast<int>(bytes)),
       location);
@@ -375,11 +371,19 @@ inline void allow_dynamic_smem(LoadedKernel& kernel, std::size_t bytes, DebugInf
   if (kernel.num_params >= 0 && (kernel.num_params != num_sizes ||
                                  std::memcmp(kernel.param_sizes, sizes, sizeof(*sizes) * num_sizes) != 0)) [[unlikely]]
     raise_params(variant, kernel, sizes, num_sizes, location);
-  allow_dynamic_smem(kernel, config.dynamic_smem, location);
+  if (config.dynamic_smem > kSmemWithoutAsking) allow_dynamic_smem(kernel, config.dynamic_smem, location);
   driver::LaunchAttribute attributes[2];
-  driver::LaunchConfig native = {config.grid.x,  config.grid.y,  config.grid.z,
-                                 config.block.x, config.block.y, config.block.z,
-                                 static_cast<unsigned>(config.dynamic_smem), config.stream, attributes, 0};
+  driver::LaunchConfig native = {
+      config.grid.x,
+      config.grid.y,
+      config.grid.z,
+      config.block.x,
+      config.block.y,
+      config.block.z,
+      static_cast<unsigned>(config.dynamic_smem),
+      config.stream,
+      attributes,
+      0};
   if (config.pdl) {
     auto& attribute = attributes[native.num_attributes++];
     attribute.id = driver::LaunchAttribute::kProgrammaticStreamSerialization;
@@ -405,5 +409,39 @@ void launch_on(const LaunchConfig& config, DebugInfo location, const Variant& va
   static constexpr std::uint32_t kSizes[sizeof...(Args) + 1] = {sizeof(Args)..., 0};
   details::launch(config, location, variant, kSizes, sizeof...(Args), arguments);
 }
+
+namespace runtime {
+
+/// \brief How many blocks of `variant` one multiprocessor of the device holds at a time; 0 if none fits. Makes the
+/// variant if it is not there yet.
+[[nodiscard]] inline auto get_blocks_per_sm(
+    const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
+    DebugInfo location = {}) -> std::uint32_t {
+  const host::details::ContextGuard guard(device_id, location);
+  auto& kernel = variant.on(device_id, location);
+  if (dynamic_smem > host::details::kSmemWithoutAsking)
+    host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
+  int blocks = 0;
+  const auto& api = driver::api();
+  driver::check(
+      api.OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.function, block_dim, dynamic_smem), location);
+  return static_cast<std::uint32_t>(blocks);
+}
+
+/// \brief The most dynamic shared memory with which `num_blocks` blocks of `variant` still fit on a multiprocessor.
+[[nodiscard]] inline auto get_available_dynamic_smem_per_block(
+    const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location = {})
+    -> std::size_t {
+  const host::details::ContextGuard guard(device_id, location);
+  std::size_t bytes = 0;
+  const auto& api = driver::api();
+  driver::check(
+      api.OccupancyAvailableDynamicSMemPerBlock(
+          &bytes, variant.on(device_id, location).function, num_blocks, block_size),
+      location);
+  return bytes;
+}
+
+}  // namespace runtime
 
 }  // namespace host

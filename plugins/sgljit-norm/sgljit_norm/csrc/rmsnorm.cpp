@@ -1,76 +1,64 @@
 /// \file rmsnorm.cpp
-/// \brief RMSNorm on the CPU: the kernel, and what Python calls.
-///
-/// The module also stands in for a call that no CUDA variant can be chosen for: the rules of rmsnorm_args.h, which are
-/// the same on every device, say here what is wrong with it.
+/// \brief The host part of RMSNorm: what Python calls, the checks, and the choice of a kernel.
 
-#include <sgl_kernel/cpu/half.h>
-#include <sgl_kernel/cpu/isa.h>
-#include <sgl_kernel/cpu/parallel.h>
+#include <sgl_kernel/deferred.h>
+#include <sgl_kernel/optional.h>
+#include <sgl_kernel/variant.h>
 
 #include "rmsnorm_args.h"
+#include "rmsnorm_layout.h"
 
 namespace {
 
-/// The sum of squares of a row, exact to float's precision for any length: each lane adds up at most kBlock / kLanes
-/// squares in float, and blocks add up in double.
-template <typename T>
-[[gnu::always_inline]] inline double sum_of_squares(const T* row, std::int64_t hidden_size) {
-  using host::cpu::to_float;
-  constexpr std::int64_t kLanes = 32;  // independent sums, so that they can be vectors: two of AVX-512, four of AVX2
-  constexpr std::int64_t kBlock = 8192;
-  double total = 0;
-  std::int64_t i = 0;
-  while (i + kLanes <= hidden_size) {
-    const auto block_end = hidden_size - i < kBlock ? hidden_size : i + kBlock;
-    float lanes[kLanes] = {};
-    for (; i + kLanes <= block_end; i += kLanes) {
-      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-        const float value = to_float(row[i + lane]);
-        lanes[lane] += value * value;
-      }
-    }
-    for (const float sum : lanes) total += sum;
+host::Deferred<void(const RMSNormArgs&)> rmsnorm_on_cpu{"rmsnorm_cpu.cpp", "rmsnorm_on_cpu"};
+host::Variants kernels{"rmsnorm.cuh"};
+
+/// Whether every address and every row is a whole number of 16-byte loads.
+bool in_whole_loads(const norm_kernels::RMSNormParams& params, std::int64_t row_bytes) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(params.input) | reinterpret_cast<std::uintptr_t>(params.weight) |
+                    reinterpret_cast<std::uintptr_t>(params.out) | static_cast<std::uintptr_t>(params.input_stride) |
+                    static_cast<std::uintptr_t>(params.out_stride) | static_cast<std::uintptr_t>(row_bytes);
+  return bits % norm_kernels::kLoadBytes == 0;
+}
+
+void rmsnorm_on_cuda(const RMSNormArgs& args) {
+  const std::int64_t element_bytes = args.dtype.bits / 8;
+  const std::int64_t row_bytes = args.hidden_size * element_bytes;
+  const auto params = norm_kernels::RMSNormParams{
+      .input = args.input,
+      .weight = args.weight,
+      .out = args.out,
+      .input_stride = args.input_stride * element_bytes,
+      .out_stride = args.out_stride * element_bytes,
+      .num_tokens = args.num_tokens,
+      .hidden_size = args.hidden_size,
+      .eps = static_cast<float>(args.eps),
+  };
+  const bool pdl = host::runtime::has_pdl(args.device.device_id);
+  const bool whole = in_whole_loads(params, row_bytes);
+  if (whole && row_bytes <= norm_kernels::kMaxRowBytes) {
+    const auto layout = norm_kernels::layout_of(row_bytes);
+    const auto num_blocks = host::div_ceil(params.num_tokens, layout.rows_per_block());
+    host::LaunchKernel(num_blocks, layout.block_threads, args.device)
+        .enable_pdl(pdl)(kernels.get("norm_kernels::rmsnorm", args.hidden_size, pdl, args.dtype), params);
+  } else {
+    constexpr std::int64_t kMaxBlocks = 0x7fffffff;  // of a grid
+    constexpr std::int64_t kMaxThreads = 1024;       // of a block
+    const std::int64_t elements = whole ? norm_kernels::kLoadBytes / element_bytes : 1;
+    const auto threads = host::div_ceil(args.hidden_size / elements, 32) * 32;
+    const auto num_blocks = args.num_tokens < kMaxBlocks ? args.num_tokens : kMaxBlocks;
+    host::LaunchKernel(num_blocks, threads < kMaxThreads ? threads : kMaxThreads, args.device)
+        .enable_pdl(pdl)(kernels.get("norm_kernels::rmsnorm_any_size", elements, pdl, args.dtype), params);
   }
-  for (; i < hidden_size; ++i) total += static_cast<double>(to_float(row[i])) * to_float(row[i]);
-  return total;
 }
 
-/// Rows [begin, end) of y = x / sqrt(mean(x^2) + eps) * weight, in float, rounded to T once at the end.
-template <typename T>
-[[gnu::always_inline]] inline void rmsnorm_rows(const RMSNormArgs& args, std::int64_t begin, std::int64_t end) {
-  using host::cpu::from_float, host::cpu::to_float;
-  const auto hidden_size = args.hidden_size;
-  const auto weight = static_cast<const T*>(args.weight);
-  for (auto i = begin; i < end; ++i) {
-    const auto input = static_cast<const T*>(args.input) + i * args.input_stride;
-    const auto out = static_cast<T*>(args.out) + i * args.out_stride;
-    const double mean = sum_of_squares(input, hidden_size) / static_cast<double>(hidden_size);
-    const auto scale = static_cast<float>(1 / __builtin_sqrt(mean + args.eps));
-    SGL_INDEPENDENT_LOOP
-    for (std::int64_t j = 0; j < hidden_size; ++j)
-      out[j] = from_float<T>(to_float(input[j]) * scale * to_float(weight[j]));
-  }
-}
-
-template <typename T>
-void rmsnorm_typed(const RMSNormArgs& args) {
-  constexpr std::int64_t kElementsPerThread = 1 << 18;  // 60-100 us
-  const auto grain = host::div_ceil(kElementsPerThread, args.hidden_size);
-  host::cpu::parallel_for(args.num_tokens, grain, [&](std::int64_t begin, std::int64_t end) {
-    host::cpu::with_widest_vectors([&]() __attribute__((always_inline)) { rmsnorm_rows<T>(args, begin, end); });
-  });
-}
-
-/// y = x / sqrt(mean(x^2) + eps) * weight for each row x of `input` [tokens, hidden], into the same row of `out`.
-void rmsnorm(host::TensorView input, host::TensorView weight, host::TensorView out, double eps) {
-  using host::is_type;
-  const auto args = match_rmsnorm<kDLCPU, kDLCUDA>(input, weight, out, eps);
-  host::RuntimeCheck(args.device.device_type == kDLCPU, "rmsnorm on ", args.device, " needs a CUDA module");
+/// y = x / sqrt(mean(x^2) + eps) * weight for each row x of `input` [tokens, hidden], into the same row of `out`, by
+/// default of `input`; on CUDA on the current stream of its device.
+void rmsnorm(host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> out, double eps) {
+  const auto args = match_rmsnorm<kDLCPU, kDLCUDA>(input, weight, out.value_or(input), eps);
   if (args.is_empty()) return;
-  if (is_type<float>(args.dtype)) return rmsnorm_typed<float>(args);
-  if (is_type<fp16_t>(args.dtype)) return rmsnorm_typed<fp16_t>(args);
-  rmsnorm_typed<bf16_t>(args);
+  if (args.device.device_type == kDLCPU) return rmsnorm_on_cpu(args);
+  rmsnorm_on_cuda(args);
 }
 
 }  // namespace

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
 from sgljit_core import ops, override_cuda_arch
-from sgljit_core.errors import TensorMatchError
+from sgljit_core.errors import CompileError
 from sgljit_norm import reference, samples
-from sgljit_norm.ops import _cuda_module, _host_module, variants
+from sgljit_norm.ops import variants
+from sgljit_norm.plugin import FAMILY
 
 from .helpers import Guarded, assert_accurate, check, relative_error
 
@@ -28,24 +27,23 @@ KINDS = [
 
 @pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)], ids=["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize(("hidden_size", "dtype"), KINDS)
-def test_compiles_without_a_gpu(hidden_size: int, dtype: torch.dtype, arch: tuple[int, int]):
+def test_a_kernel_compiles_without_a_gpu(hidden_size: int, dtype: torch.dtype, arch: tuple[int, int]):
+    name, size = ("rmsnorm", hidden_size) if hidden_size else ("rmsnorm_any_size", 16 // dtype.itemsize)
     with override_cuda_arch(*arch):
-        module = _cuda_module(hidden_size, dtype)
-    x = torch.zeros(3, 4096, dtype=dtype)
-    with pytest.raises(TensorMatchError) as raised:
-        module.rmsnorm(x, torch.ones(4096, dtype=dtype), x, 1e-6)
-    assert re.fullmatch(
-        rf"Tensor match failed for Tensor<3, 4096>\[strides=<4096, 1>, dtype={str(dtype)[6:]}, device=cpu\] "
-        r"at \S*rmsnorm_args\.h:\d+\n"
-        r"- Root cause: Device mismatch: expected one of \[cuda\] but got cpu",
-        str(raised.value),
-    )
+        FAMILY.build_variant("rmsnorm.cuh", f"norm_kernels::{name}", size, arch >= (9, 0), dtype)
 
 
-def test_declared_variants_are_modules_to_build():
-    builds = list(variants())
-    assert all(callable(build) for build in builds)
-    assert builds[0]() is _host_module()  # no GPU needed, and what the wrapper calls
+def test_a_row_that_does_not_fit_is_refused_by_the_device_code():
+    with override_cuda_arch(9, 0), pytest.raises(CompileError, match="must be a whole number of 16-byte loads"):
+        FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", 1001, True, torch.bfloat16)
+
+
+def test_every_declared_variant_builds():
+    with override_cuda_arch(9, 0):
+        builds = list(variants())
+        assert len(builds) > 20
+        for build in builds:
+            build()
 
 
 def inputs(num_tokens: int, hidden_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

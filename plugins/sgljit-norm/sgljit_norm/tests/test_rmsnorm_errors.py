@@ -141,7 +141,7 @@ def test_devices_mixed(stays: str):
     [
         ((3, torch.ones(64)), "argument 1: expected tensor, got int"),
         ((torch.ones(3, 64), None), "argument 2: expected tensor, got None"),
-        ((torch.ones(3, 64), torch.ones(64), "out"), "argument 3: expected tensor, got str"),
+        ((torch.ones(3, 64), torch.ones(64), "out"), "argument 3: expected tensor or None, got str"),
         ((torch.ones(3, 64), torch.ones(64), None, "small"), "argument 4: expected float, got str"),
         ((torch.ones(3, 64), torch.ones(64), None, None), "argument 4: expected float, got None"),
     ],

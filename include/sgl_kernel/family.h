@@ -1,0 +1,51 @@
+#pragma once
+
+#include <sgl_kernel/ffi.h>
+#include <sgl_kernel/utils.h>
+
+#include <tvm/ffi/c_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+/// \file family.h
+/// \brief How a host part asks the core for code that is made when it is needed. Used by variant.h and deferred.h.
+
+// The family whose files are meant. KernelFamily.load_host defines it.
+#if !defined(SGL_FAMILY)
+#define SGL_FAMILY ""
+#endif
+
+namespace host::details {
+
+/// Call a global function of the core with strings and, if it is not negative, a device; the result is an address. An
+/// exception of Python's passes through this module unchanged.
+[[gnu::cold, gnu::noinline]] inline std::int64_t ask_core(
+    const char* question, std::initializer_list<const char*> texts, std::int32_t device_id = -1) {
+  constexpr std::size_t kMaxTexts = 4;
+  const TVMFFIByteArray name = {question, std::strlen(question)};
+  TVMFFIObjectHandle function = nullptr;
+  if (TVMFFIFunctionGetGlobal(&name, &function) != 0) throw RaisedError{};
+  RuntimeCheck(
+      function != nullptr, "nobody answers ", question,
+      ": this library is a host part, which sgljit_core's KernelFamily.load_host must load");
+  TVMFFIAny args[kMaxTexts + 1] = {};
+  std::int32_t count = 0;
+  for (const char* text : texts) {
+    args[count].type_index = kTVMFFIRawStr;
+    args[count++].v_c_str = text;
+  }
+  if (device_id >= 0) {
+    args[count].type_index = kTVMFFIInt;
+    args[count++].v_int64 = device_id;
+  }
+  TVMFFIAny result = {};
+  const int status = TVMFFIFunctionCall(function, args, count, &result);
+  TVMFFIObjectDecRef(function);
+  if (status != 0) throw RaisedError{};
+  return result.v_int64;
+}
+
+}  // namespace host::details

@@ -1,0 +1,67 @@
+"""How does a Python function pass its arguments on at the least cost?
+
+A function that takes ``*args, **kwargs`` costs a third of a small kernel's whole call. So a forwarding function is
+generated, with the signature of the function that it stands for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["exported", "forward"]
+
+
+def exported(load: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a declaration without a body: a call of it *is* a call of the C++ function of the same name.
+
+    Python adds the defaults of the arguments, nothing else; keyword-only parameters are passed by position too.
+
+    >>> @exported(host_module)
+    ... def rmsnorm(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
+    ...     \"\"\"What users read.\"\"\"
+
+    Args:
+        load: returns the module that exports the function; called at the first call of the op.
+    """
+
+    def decorate(declared: Callable[..., Any]) -> Callable[..., Any]:
+        scope: dict[str, Any] = {}
+
+        def first(*args: Any) -> Any:
+            scope["call"] = getattr(load(), declared.__name__)  # in its own place: the next call goes there directly
+            return scope["call"](*args)
+
+        scope["call"] = first
+        return forward(declared, "    return call({positional})\n", scope)
+
+    return decorate
+
+
+def forward(declared: Callable[..., Any], body: str, scope: dict[str, Any]) -> Callable[..., Any]:
+    """A function with the signature and the documentation of ``declared``.
+
+    Args:
+        body: its text; ``{arguments}`` stands for the arguments as ``declared`` takes them, ``{positional}`` for the
+            same, all by position.
+        scope: its globals, which it may see replaced.
+    """
+    parameters = inspect.signature(declared).parameters.values()
+    takes: list[str] = []
+    passes: list[str] = []
+    for parameter in parameters:
+        is_keyword = parameter.kind is parameter.KEYWORD_ONLY
+        if is_keyword and "*" not in takes:
+            takes.append("*")
+        if parameter.default is parameter.empty:
+            takes.append(parameter.name)
+        else:
+            scope[f"default_{parameter.name}"] = parameter.default
+            takes.append(f"{parameter.name}=default_{parameter.name}")
+        passes.append(f"{parameter.name}={parameter.name}" if is_keyword else parameter.name)
+    text = body.format(arguments=", ".join(passes), positional=", ".join(p.name for p in parameters))
+    exec(f"def function({', '.join(takes)}):\n{text}", scope)  # noqa: S102 - the text is built from identifiers alone
+    function: Callable[..., Any] = functools.wraps(declared)(scope["function"])
+    return function

@@ -1,0 +1,181 @@
+"""How does a device file become a cubin, with no nvcc and no host compiler?
+
+A thin binding of NVRTC, which PyTorch's CUDA wheels bring and cuda-pathfinder finds. It needs no GPU. Where it is and
+which version it has are remembered, so that a warm start does not load 100 MB of compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .errors import ToolchainNotFoundError
+from .toolchain import remembered_search
+
+__all__ = ["Nvrtc", "RejectedSourceError", "compile_kernel", "find_nvrtc"]
+
+_REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]".'
+_HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
+
+
+class RejectedSourceError(Exception):
+    """NVRTC's log for a source that does not compile; the caller knows whose source it is."""
+
+
+@dataclass(frozen=True)
+class Nvrtc:
+    """Where NVRTC is, and what identifies it.
+
+    Attributes:
+        library: libnvrtc.so.
+        version: "13.0", and the library's size, since NVRTC does not tell its patch level.
+        include: the directory of cuda_fp16.h and its kind.
+        headers: what identifies those headers.
+    """
+
+    library: str
+    version: str
+    include: str
+    headers: str
+
+
+def find_nvrtc(needed_for: str) -> Nvrtc:
+    """NVRTC and CUDA's headers, wherever cuda-pathfinder finds them.
+
+    Raises:
+        ToolchainNotFoundError: one of the two is missing.
+    """
+    answer = remembered_search("nvrtc", _search)
+    found = Nvrtc(**json.loads(answer)) if answer else None
+    if found is None or not Path(found.library).is_file() or not Path(found.include).is_dir():
+        raise ToolchainNotFoundError(
+            "NVRTC (libnvrtc.so) with CUDA's headers (cuda_fp16.h)",
+            needed_for=needed_for,
+            searched=[
+                "the nvidia-cuda-nvrtc and nvidia-cuda-runtime wheels of this environment",
+                "the conda environment (CONDA_PREFIX)",
+                "CUDA_HOME and CUDA_PATH",
+                "the system's library directories and /usr/local/cuda",
+            ],
+            remedy=_REMEDY,
+        )
+    return found
+
+
+def _search() -> str | None:
+    from cuda.pathfinder import DynamicLibNotFoundError, find_nvidia_header_directory, load_nvidia_dynamic_lib
+
+    try:
+        path = str(load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except DynamicLibNotFoundError:
+        return None
+    include = find_nvidia_header_directory("cudart")
+    if include is None:
+        return None
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _library(path).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    version = f"{major.value}.{minor.value} ({Path(path).stat().st_size} bytes)"
+    sizes = [f"{name} {Path(include, name).stat().st_size}" for name in _HEADERS if Path(include, name).is_file()]
+    return json.dumps(asdict(Nvrtc(path, version, str(include), ", ".join(sizes))))
+
+
+@functools.cache
+def _library(path: str) -> ctypes.CDLL:
+    for builtins in Path(path).parent.glob("libnvrtc-builtins.so*"):
+        ctypes.CDLL(str(builtins))  # NVRTC opens it by its bare name, which is found where it is loaded already
+    library = ctypes.CDLL(path)
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+# One compile at a time uses precompiled headers, which halve its time: NVRTC keeps them in the process, and a second
+# thread is better off compiling without than waiting.
+_precompiled = threading.Lock()
+
+
+@functools.cache
+def _precompiled_directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="sgljit-pch-")  # removed at the process's end
+
+
+def compile_kernel(
+    nvrtc: Nvrtc, source: str, expression: str, options: Sequence[str], headers: str
+) -> tuple[bytes, str]:
+    """Compile ``source`` and instantiate the kernel that ``expression`` names. Thread-safe.
+
+    Args:
+        headers: what identifies the content of everything that ``source`` includes. NVRTC does not look whether a
+            header has changed since it was precompiled, so each content has precompiled headers of its own.
+
+    Returns:
+        The cubin, and the kernel's symbol in it.
+
+    Raises:
+        RejectedSourceError: with NVRTC's log.
+    """
+    library = _library(nvrtc.library)
+    if not _precompiled.acquire(blocking=False):
+        return _Program(library, source).compile(expression, options)
+    try:
+        directory = Path(_precompiled_directory().name, headers)
+        directory.mkdir(exist_ok=True)
+        precompile = ("-pch", f"-pch-dir={directory}")
+        return _Program(library, source).compile(expression, (*options, *precompile))
+    finally:
+        _precompiled.release()
+
+
+class _Program:
+    """One NVRTC program, for one compile."""
+
+    def __init__(self, library: ctypes.CDLL, source: str) -> None:
+        self.library = library
+        self.handle = ctypes.c_void_p()
+        self._check(
+            library.nvrtcCreateProgram(ctypes.byref(self.handle), source.encode(), b"variant.cu", 0, None, None)
+        )
+
+    def compile(self, expression: str, options: Sequence[str]) -> tuple[bytes, str]:
+        try:
+            name = expression.encode()
+            self._check(self.library.nvrtcAddNameExpression(self.handle, name))
+            encoded = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+            status = self.library.nvrtcCompileProgram(self.handle, len(options), encoded)
+            if status != 0:
+                raise RejectedSourceError(self._log() or self._error(status))
+            symbol = ctypes.c_char_p()
+            self._check(self.library.nvrtcGetLoweredName(self.handle, name, ctypes.byref(symbol)))
+            assert symbol.value is not None
+            return self._cubin(), symbol.value.decode()
+        finally:
+            self.library.nvrtcDestroyProgram(ctypes.byref(self.handle))
+
+    def _cubin(self) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(self.library.nvrtcGetCUBINSize(self.handle, ctypes.byref(size)))
+        cubin = ctypes.create_string_buffer(size.value)
+        self._check(self.library.nvrtcGetCUBIN(self.handle, cubin))
+        return cubin.raw
+
+    def _log(self) -> str:
+        size = ctypes.c_size_t()
+        self.library.nvrtcGetProgramLogSize(self.handle, ctypes.byref(size))
+        log = ctypes.create_string_buffer(max(size.value, 1))
+        self.library.nvrtcGetProgramLog(self.handle, log)
+        text = log.value.decode(errors="replace")
+        # What it says of precompiled headers is no news of the source.
+        lines = [line for line in text.splitlines() if not line.startswith('"variant.cu": ')]
+        return "\n".join(lines).strip()
+
+    def _error(self, status: int) -> str:
+        return str(self.library.nvrtcGetErrorString(status).decode())
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise RejectedSourceError(f"NVRTC: {self._error(status)}")

@@ -1,0 +1,223 @@
+"""How does a host part get its device kernels, and its heavy C++?
+
+A host part (``sgl_kernel/variant.h``) asks for a kernel by the C++ expression that names it, the first time it is
+launched on a device. The kernel is found in the cache or made by NVRTC, on the same keys, tiers and rules as a
+module; then the driver loads it on that device. A deferred C++ function (``sgl_kernel/deferred.h``) is a module of its
+own, loaded when it is first called. Nothing here is on the path of a second call.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import arch, cuda_driver, driver, includes, keys, nvrtc, paths
+from .driver import Product, Recipe
+from .errors import ArtifactLoadError, CompileError, InvalidBuildError
+from .forks import KeyedLocks
+from .loader import include_roots, load_jit, with_plugin
+from .spec import BuildSpec, Target
+
+if TYPE_CHECKING:
+    from tvm_ffi import Module
+
+__all__ = ["Cubin", "build", "load_deferred", "serve"]
+
+_PAYLOAD = "kernel.cubin"
+_GLOBAL = re.compile(
+    r"__global__\s+(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?\w[\w:]*\s+"
+    r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\("
+)
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A device kernel as machine code for one target.
+
+    Attributes:
+        image: the ELF file.
+        symbol: the kernel's name in it.
+        compiler: the version of NVRTC that made it.
+    """
+
+    image: bytes
+    symbol: str
+    compiler: str
+
+    def packed(self) -> bytes:
+        """The bytes of an artifact: the ELF file, then the rest; tools that read ELF ignore what follows it."""
+        rest = json.dumps([self.symbol, self.compiler]).encode()
+        return self.image + rest + len(rest).to_bytes(4, "little")
+
+    @staticmethod
+    def unpacked(payload: bytes) -> Cubin:
+        """Undo ``packed``. Raises ArtifactLoadError."""
+        start = len(payload) - 4 - int.from_bytes(payload[-4:], "little")
+        if not payload.startswith(b"\x7fELF") or start < 0:
+            raise ArtifactLoadError("it is not a cubin with its kernel's name")
+        return Cubin(payload[:start], *json.loads(payload[start:-4]))
+
+
+_sources: dict[str, Path] = {}
+_functions: dict[tuple[str, str, str, int], int] = {}
+_locks = KeyedLocks()
+
+
+def serve(family: str, csrc: Path) -> None:
+    """Answer the requests of a family's host part, whose device files lie in ``csrc``."""
+    _sources[family] = csrc
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    import tvm_ffi
+
+    tvm_ffi.register_global_func("sgljit.variant", _answer, override=True)
+    tvm_ffi.register_global_func("sgljit.deferred", _answer_deferred, override=True)
+
+
+def _csrc(family: str, file: str) -> Path:
+    if family not in _sources:
+        raise InvalidBuildError(f"{file}: the host part of family {family!r} was not loaded by FAMILY.load_host")
+    return _sources[family]
+
+
+def _answer_deferred(family: str, file: str, symbol: str, signature: str) -> int:
+    """The address of a C++ function of type ``signature``. Called from C++, by any thread."""
+    address: int = load_deferred(family, _csrc(family, file), file, symbol).address(signature)
+    return address
+
+
+def load_deferred(family: str, csrc: Path, file: str, symbol: str) -> Module:
+    """The module of a deferred C++ function, from the cache or compiled now."""
+    return load_jit(
+        symbol.replace("::", "."),
+        cpp_files=[file],
+        cpp_wrappers=[("address", f"host::address_of<{symbol}>")],
+        csrc=csrc,
+        family=family,
+    )
+
+
+def _answer(family: str, file: str, expression: str, device_id: int) -> int:
+    """The address of a kernel (a ``CUfunction``) on a device. Called from C++, by any thread."""
+    csrc = _csrc(family, file)
+    wanted = (family, file, expression, device_id)
+    with _locks[wanted]:
+        if wanted not in _functions:
+            spec = _spec(family, csrc, file, expression, arch.device_target(device_id))
+            cubin = _obtain(spec)
+            _functions[wanted] = cuda_driver.load_kernel(
+                cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler
+            )
+        return _functions[wanted]
+
+
+def build(family: str, csrc: Path, file: str, expression: str) -> Cubin:
+    """The cubin of a kernel for the current target, from the cache or made now. Needs no GPU.
+
+    Args:
+        file: the device file, relative to ``csrc``.
+        expression: the kernel as C++ names it, ``norm::rmsnorm<4096, true, bf16_t>``.
+
+    Raises:
+        CompileError: it does not compile; the text has the kernels that there are.
+        ToolchainNotFoundError: it must be made and there is no NVRTC.
+    """
+    return _obtain(_spec(family, csrc, file, expression, arch.cuda_target()))
+
+
+def _spec(family: str, csrc: Path, file: str, expression: str, target: Target) -> BuildSpec:
+    name, _, arguments = expression.removesuffix(">").partition("<")
+    return BuildSpec(
+        markers=(name.replace("::", "."), *filter(None, arguments.split(", "))),
+        csrc=csrc,
+        target=target,
+        family=family,
+        cuda_files=(file,),
+        kernel=expression,
+        carried=paths.carried_artifacts(csrc),
+    )
+
+
+def _obtain(spec: BuildSpec) -> Cubin:
+    roots = include_roots(spec)
+    generated = f'#include "{spec.cuda_files[0]}"\n'
+    scan = includes.scan(spec.cuda_files, roots, generated)
+    return driver.obtain(
+        Recipe(
+            build=spec,
+            source=keys.variant_ingredients(spec, generated, scan, _flags(spec.target)),
+            payload=_PAYLOAD,
+            named=lambda: with_plugin(spec),
+            toolchain=_toolchain,
+            make=functools.partial(_make, generated=generated, roots=roots, headers=keys.key(scan.files)),
+            is_current=scan.is_current,
+            load=Cubin.unpacked,
+        ),
+        paths.cache_root(),
+    )
+
+
+def _flags(target: Target) -> tuple[str, ...]:
+    assert target.cuda_arch is not None
+    major, minor = target.cuda_arch
+    return (
+        f"--gpu-architecture={target.name}",
+        "-std=c++20",
+        "-default-device",  # constexpr functions that host and device share need no annotation
+        f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}",
+    )
+
+
+def _toolchain(needed_for: str) -> dict[str, str]:
+    found = nvrtc.find_nvrtc(needed_for)
+    return {"nvrtc": found.version, "cuda headers": found.headers}
+
+
+def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[includes.Root], headers: str) -> Product:
+    compiler = nvrtc.find_nvrtc(spec.label)
+    options = [*_flags(spec.target), *(f"-I{root.directory}" for root in roots), f"-I{compiler.include}"]
+    (directory / "variant.cu").write_text(generated)
+    command = f"nvrtc {' '.join(options)} variant.cu  # {spec.kernel}"
+    try:
+        image, symbol = nvrtc.compile_kernel(compiler, generated, spec.kernel, options, headers)
+    except nvrtc.RejectedSourceError as error:
+        raise CompileError(
+            build=spec.label,
+            first_error=_first_error(spec, str(error)),
+            command=command,
+            log=str(error),
+            build_directory=directory,
+        ) from error
+    payload = directory / _PAYLOAD
+    payload.write_bytes(Cubin(image, symbol, compiler.version).packed())
+    return Product(payload, command, {})
+
+
+def _first_error(spec: BuildSpec, log: str) -> str:
+    """The line of the log that says what is wrong, in the terms of somebody who writes a device file."""
+    missing = re.search(r'^(.+?)\(\d+\): .*(?:cannot|could not) open source file "([^"]+)"', log, re.MULTILINE)
+    if missing is not None:
+        return (
+            f"{missing[1]} includes <{missing[2]}>, which is for the host. A device file includes CUDA's device "
+            f"headers and the device headers of sgl_kernel"
+        )
+    first = next((line.strip() for line in log.splitlines() if "error" in line), log.partition("\n")[0])
+    if first.startswith("__nv_name_map"):
+        first = (
+            f"{spec.kernel}: {first.partition('error: ')[2]}. {spec.cuda_files[0]} has the kernels: {_kernels(spec)}"
+        )
+    return first
+
+
+def _kernels(spec: BuildSpec) -> str:
+    """The names of the ``__global__`` functions in a device file."""
+    text = (spec.csrc / spec.cuda_files[0]).read_text(errors="replace")
+    return ", ".join(dict.fromkeys(_GLOBAL.findall(text))) or "none"

@@ -1,0 +1,65 @@
+"""Python functions whose body is a C++ function."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+from sgljit_core import exported
+
+loads: list[str] = []
+
+
+def module() -> SimpleNamespace:
+    loads.append("load")
+    return SimpleNamespace(scale=lambda *args: args)
+
+
+@exported(module)
+def scale(x: int, out: int | None = None, factor: float = 2.0, *, shift: int = 3) -> tuple[int, ...]:
+    """What users read."""
+
+
+def test_the_exported_function_gets_every_argument_by_position():
+    assert scale(1) == (1, None, 2.0, 3)
+    assert scale(1, 5, shift=4) == (1, 5, 2.0, 4)
+    assert scale(x=1, factor=0.5) == (1, None, 0.5, 3)
+
+
+def test_the_module_is_loaded_at_the_first_call_and_once():
+    loads.clear()
+    late = exported(module)(inspect.unwrap(scale))
+    assert loads == []
+    late(1)
+    late(2)
+    assert loads == ["load"]
+
+
+def test_a_load_that_fails_is_tried_again():
+    attempts = []
+
+    def flaky() -> SimpleNamespace:
+        attempts.append(None)
+        if len(attempts) == 1:
+            raise OSError("no compiler yet")
+        return module()
+
+    op = exported(flaky)(inspect.unwrap(scale))
+    with pytest.raises(OSError, match="no compiler yet"):
+        op(1)
+    assert op(1) == (1, None, 2.0, 3)
+
+
+def test_it_looks_like_the_declaration():
+    assert inspect.signature(scale) == inspect.signature(inspect.unwrap(scale))
+    assert scale.__doc__ == "What users read."
+    assert scale.__name__ == "scale"
+    with pytest.raises(TypeError, match=r"scale\(\) takes|function\(\) takes"):
+        scale(1, None, 2.0, 3)  # shift is keyword-only
+
+
+def test_a_call_packs_no_arguments():
+    """What *args and **kwargs cost is a third of a small kernel's call."""
+    assert not scale.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)

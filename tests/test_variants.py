@@ -1,0 +1,386 @@
+"""Instant variants: a host part that asks for its device kernels, and NVRTC that makes them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from sgljit_core import KernelFamily, Op, errors, freeze, nvrtc, override_cuda_arch, variants
+
+DEVICE = """\
+#pragma once
+#include <sgl_kernel/type.cuh>
+#include "params.h"
+namespace scaling {
+template <int kFactor, bool kNegate, typename T>
+__global__ void scale(const __grid_constant__ Params params) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= params.length) return;
+  auto* data = static_cast<T*>(params.data);
+  data[i] = static_cast<T>(static_cast<float>(data[i]) * kFactor * (kNegate ? -1 : 1));
+}
+template <Mode kMode>
+__global__ __launch_bounds__(64) void fill(int* data, int length, int value) {
+  extern __shared__ int smem[];
+  smem[threadIdx.x] = kMode == Mode::kTwice ? 2 * value : value;
+  __syncthreads();
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < length) data[i] = smem[threadIdx.x];
+}
+__global__ void plain(int* data) { *data = 7; }
+}  // namespace scaling
+"""
+
+PARAMS = """\
+#pragma once
+namespace scaling {
+struct Params { void* data; int length; };
+enum class Mode { kOnce, kTwice };
+}
+"""
+
+HOST = """\
+#include <sgl_kernel/deferred.h>
+#include <sgl_kernel/tensor.h>
+#include <sgl_kernel/variant.h>
+#include "params.h"
+namespace {
+host::Variants kernels{"scaling.cuh"};
+host::Deferred<void(const scaling::Params&, int)> scale_on_cpu{"scaling_cpu.cpp", "scale_on_cpu"};
+
+auto match(host::TensorView x) {
+  auto N = host::SymbolicSize{"length"};
+  host::TensorMatcher({N}).with_device<kDLCUDA, kDLCPU>().verify(x);
+  return scaling::Params{x.data_ptr(), static_cast<int>(N.unwrap())};
+}
+void scale3(host::TensorView x, bool negate) {
+  const auto params = match(x);
+  if (x.device().device_type == kDLCPU) return scale_on_cpu(params, negate ? -3 : 3);
+  host::LaunchKernel(host::div_ceil(params.length, 64), 64, x.device())
+      .enable_pdl(host::runtime::has_pdl(x.device().device_id))(
+          kernels.get("scaling::scale", 3, negate, x.dtype()), params);
+}
+void fill(host::TensorView x, int value, bool twice, int smem) {
+  const auto params = match(x);
+  const auto kernel = kernels.get("scaling::fill", twice ? scaling::Mode::kTwice : scaling::Mode::kOnce);
+  host::LaunchKernel(host::div_ceil(params.length, 64), 64, x.device(), smem)(
+      kernel, static_cast<int*>(params.data), params.length, value);
+}
+void wrong_size(host::TensorView x) {
+  host::LaunchKernel(1, 64, x.device())(
+      kernels.get("scaling::fill", scaling::Mode::kOnce), static_cast<int*>(x.data_ptr()), std::int64_t{1}, 7);
+}
+void wrong_count(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(kernels.get("scaling::plain")); }
+void unknown(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(kernels.get("scaling::nothing", 1)); }
+std::int64_t occupancy(host::TensorView x, int smem) {
+  return host::runtime::get_blocks_per_sm(
+      kernels.get("scaling::fill", scaling::Mode::kOnce), 64, smem, x.device().device_id);
+}
+std::int64_t room(host::TensorView x) {
+  return host::runtime::get_available_dynamic_smem_per_block(
+      kernels.get("scaling::fill", scaling::Mode::kOnce), 1, 64, x.device().device_id);
+}
+}
+"""
+
+CPU = """\
+#include <sgl_kernel/deferred.h>
+#include "params.h"
+void scale_on_cpu(const scaling::Params& params, int factor) {
+  for (int i = 0; i < params.length; ++i) static_cast<float*>(params.data)[i] *= factor;
+}
+"""
+
+EXPORTS = ["scale3", "fill", "wrong_size", "wrong_count", "unknown", "occupancy", "room"]
+
+
+def make_family(site: Path, name: str, **replaced: str) -> KernelFamily:
+    """A family on disk, importable."""
+    csrc = site / name / "csrc"
+    csrc.mkdir(parents=True)
+    (site / name / "__init__.py").touch()
+    texts = {"scaling.cuh": DEVICE, "params.h": PARAMS, "host.cpp": HOST, "scaling_cpu.cpp": CPU, **replaced}
+    for file, text in texts.items():
+        (csrc / file).write_text(text)
+    return KernelFamily(name, name, (Op("scale3", f"{name}.ops:scale3"),))
+
+
+def load(family: KernelFamily):
+    return family.load_host("host", cpp_files=["host.cpp"], cpp_wrappers=[(name, name) for name in EXPORTS])
+
+
+@pytest.fixture
+def family(tmp_path, monkeypatch, request):
+    monkeypatch.syspath_prepend(tmp_path)
+    return make_family(tmp_path, f"scaling_{abs(hash(request.node.name)) % 10**8}")
+
+
+def build(family: KernelFamily, *kernel) -> variants.Cubin:
+    with override_cuda_arch(9, 0):
+        family.build_variant("scaling.cuh", *kernel)
+
+
+def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(family):
+    x = torch.arange(4.0)
+    load(family).scale3(x, True)
+    assert x.tolist() == [0, -3, -6, -9]
+
+
+def test_a_deferred_function_of_another_type_is_refused_with_both_types(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    family = make_family(tmp_path, "mistyped", **{"scaling_cpu.cpp": CPU.replace("int factor", "double factor")})
+    with pytest.raises(TypeError, match=r"declared with another type: .*int\).*; it is: .*double\)"):
+        load(family).scale3(torch.ones(1), False)
+
+
+def test_a_match_failure_of_the_host_part_has_the_whole_text(family):
+    with pytest.raises(
+        errors.TensorMatchError, match=rf"at {family.name}/host.cpp:\d+\n- Root cause: Dimension mismatch"
+    ):
+        load(family).scale3(torch.ones(2, 2), False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA driver answers")
+def test_without_a_driver_a_launch_says_so(family):
+    with pytest.raises(RuntimeError, match=r"no CUDA driver on this machine|kernels run on CUDA devices"):
+        load(family).fill(torch.ones(1, dtype=torch.int32), 1, False, 0)
+
+
+@pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)])
+def test_a_kernel_is_made_for_any_target_without_a_gpu(family, arch):
+    with override_cuda_arch(*arch) as target:
+        family.build_variant("scaling.cuh", "scaling::scale", 3, False, torch.bfloat16)
+        cubin = variants.build(family.name, family.csrc, "scaling.cuh", "scaling::plain")
+    assert cubin.image.startswith(b"\x7fELF")
+    assert "plain" in cubin.symbol
+    assert target.name.encode().removeprefix(b"sm_") in cubin.image
+
+
+def test_an_artifact_keeps_image_and_symbol_and_stays_an_elf_file():
+    cubin = variants.Cubin(b"\x7fELF...", "_Z1kv", "13.0")
+    assert variants.Cubin.unpacked(cubin.packed()) == cubin
+    assert cubin.packed().startswith(cubin.image)
+    for broken in (b"", b"\x7fELF", b"not an elf file at all", cubin.packed()[:-1] + b"\xff"):
+        with pytest.raises(errors.ArtifactLoadError):
+            variants.Cubin.unpacked(broken)
+
+
+def test_an_unknown_kernel_names_those_that_there_are(family):
+    with pytest.raises(errors.CompileError) as caught:
+        build(family, "scaling::scael", 3, False, torch.float32)
+    first = str(caught.value).splitlines()[0]
+    assert "scaling::scael<3, false, fp32_t>" in first
+    assert "has the kernels: scale, fill, plain" in first
+
+
+def test_wrong_template_arguments_are_nvrtcs_error_with_the_expression(family):
+    with pytest.raises(errors.CompileError) as caught:
+        build(family, "scaling::scale", 3)
+    assert "scaling::scale<3>" in str(caught.value).splitlines()[0]
+
+
+def test_an_error_in_the_device_file_points_at_its_line(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    family = make_family(tmp_path, "erring", **{"scaling.cuh": DEVICE.replace("*data = 7", "*data = seven")})
+    with pytest.raises(
+        errors.CompileError, match=r'scaling.cuh\(20\): error: identifier "seven" is undefined'
+    ) as caught:
+        build(family, "scaling::plain")
+    assert "variant.cu" in caught.value.command
+    assert (caught.value.build_directory / "variant.cu").is_file()
+
+
+@pytest.mark.parametrize(("include", "header"), [("<vector>", "vector"), ("<sgl_kernel/tensor.h>", "")])
+def test_a_host_header_in_a_device_file_is_refused_by_name(tmp_path, monkeypatch, include, header):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"hosting_{len(header)}"
+    family = make_family(tmp_path, name, **{"scaling.cuh": f"#include {include}\n" + DEVICE})
+    with pytest.raises(errors.CompileError, match=rf"includes <{header or '.+'}>, which is for the host"):
+        build(family, "scaling::plain")
+
+
+def test_without_nvrtc_the_error_has_the_pip_line(family, monkeypatch):
+    monkeypatch.setattr(nvrtc, "remembered_search", lambda *_: None)
+    with pytest.raises(errors.ToolchainNotFoundError) as caught:
+        build(family, "scaling::scale", 91, False, torch.float32)
+    assert "NVRTC" in str(caught.value)
+    assert 'pip install "sgljit-core[cuda]"' in str(caught.value)
+
+
+def test_a_variant_on_disk_needs_no_nvrtc(family, monkeypatch):
+    build(family, "scaling::scale", 92, False, torch.float32)
+    monkeypatch.setattr(nvrtc, "remembered_search", lambda *_: None)
+    build(family, "scaling::scale", 92, False, torch.float32)
+
+
+def test_frozen_a_miss_names_the_variant(family):
+    freeze("error")
+    try:
+        with pytest.raises(errors.CompileForbiddenError, match=r"scaling.scale<93, false, fp32_t> for sm_90a"):
+            build(family, "scaling::scale", 93, False, torch.float32)
+    finally:
+        freeze("on")
+
+
+def test_an_edit_of_the_device_file_makes_another_variant(family):
+    before = variants_of(family)
+    source = family.csrc / "scaling.cuh"
+    text = source.read_text()
+    source.write_text(text.replace("= 7", "= 8"))
+    edited = variants_of(family)
+    source.write_text(text)
+    assert edited.image != before.image
+    assert variants_of(family) == before
+
+
+def variants_of(family: KernelFamily) -> variants.Cubin:
+    with override_cuda_arch(9, 0):
+        return variants.build(family.name, family.csrc, "scaling.cuh", "scaling::plain")
+
+
+def test_threads_that_make_the_same_and_other_variants_at_once(family):
+    failures: list[Exception] = []
+
+    def work(i: int) -> None:
+        try:
+            build(family, "scaling::scale", 100 + i % 3, False, torch.float16)
+        except errors.SgljitError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
+    """What is built into ``prebuilt/`` beside csrc serves a machine that has no compiler, from an empty cache."""
+    carried = family.csrc.parent / "prebuilt"
+    code = (
+        "import sys, torch\nfrom sgljit_core import KernelFamily, Op, override_cuda_arch\n"
+        f"FAMILY = KernelFamily({family.name!r}, {family.name!r}, (Op('o', 'm:f'),))\n"
+        f"m = FAMILY.load_host('host', cpp_files=['host.cpp'], cpp_wrappers=[(n, n) for n in {EXPORTS}])\n"
+        "x = torch.ones(2); m.scale3(x, False); print(x.tolist())\n"
+        "with override_cuda_arch(9, 0): FAMILY.build_variant('scaling.cuh', 'scaling::plain')\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    clean = {**os.environ, "PYTHONPATH": path, "SGLJIT_CACHE_DIR": str(carried)}
+    subprocess.run([sys.executable, "-c", code], env=clean, check=True, capture_output=True)
+    bare = {**clean, "SGLJIT_CACHE_DIR": str(tmp_path / "empty"), "PATH": "/nowhere", "SGLJIT_JIT": "error"}
+    result = subprocess.run([sys.executable, "-c", code], env=bare, check=False, capture_output=True, text=True)
+    assert result.stdout.strip() == "[3.0, 3.0]", result.stderr
+    (family.csrc / "params.h").write_text(PARAMS + "// another version\n")
+    stale = subprocess.run([sys.executable, "-c", code], env=bare, check=False, capture_output=True, text=True)
+    assert "CompileForbiddenError" in stale.stderr
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    def test_values_for_every_argument_kind(self, family):
+        module = load(family)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            for negate in (False, True):
+                x = torch.arange(100, device="cuda").to(dtype)
+                module.scale3(x, negate)
+                assert torch.equal(x, torch.arange(100, device="cuda").to(dtype) * (-3 if negate else 3))
+        y = torch.zeros(100, dtype=torch.int32, device="cuda")
+        for twice in (False, True):
+            module.fill(y, 21, twice, 256)
+            assert y.eq(42 if twice else 21).all()
+
+    def test_shared_memory_beyond_48_kib_and_occupancy(self, family):
+        module = load(family)
+        y = torch.zeros(100, dtype=torch.int32, device="cuda")
+        room = module.room(y)
+        assert room > 48 * 1024
+        for smem in (256, 50_000, room, 1024):
+            module.fill(y, smem, False, smem)
+            assert y.eq(smem).all()
+        assert module.occupancy(y, 256) > module.occupancy(y, room) == 1
+
+    def test_arguments_that_do_not_fit_the_kernel_are_refused_with_both_sizes(self, family):
+        module = load(family)
+        x = torch.zeros(64, dtype=torch.int32, device="cuda")
+        with pytest.raises(TypeError, match=r"takes 3 parameters of 8, 4, 4 bytes, the launch passes 3 .*8, 8, 4"):
+            module.wrong_size(x)
+        with pytest.raises(TypeError, match=r"takes 1 parameter of 8 bytes, the launch passes 0"):
+            module.wrong_count(x)
+        torch.cuda.synchronize()
+        assert x.eq(0).all()
+
+    def test_a_compile_error_passes_through_the_host_part_unchanged(self, family):
+        with pytest.raises(errors.CompileError, match="has the kernels: scale, fill, plain"):
+            load(family).unknown(torch.zeros(1, dtype=torch.int32, device="cuda"))
+
+    def test_it_launches_on_the_current_stream_and_from_threads_without_a_context(self, family):
+        module = load(family)
+        x = torch.ones(1 << 20, device="cuda")
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            module.scale3(x, False)
+        stream.synchronize()
+        assert x.eq(3).all()
+        y = torch.ones(64, device="cuda")
+        thread = threading.Thread(target=module.scale3, args=(y, True))
+        thread.start()
+        thread.join()
+        torch.cuda.synchronize()
+        assert y.eq(-3).all()
+
+    def test_many_threads_meet_a_new_variant_at_once(self, family):
+        module = load(family)
+        xs = [torch.ones(64, device="cuda", dtype=torch.float64 if i % 2 else torch.float32) for i in range(64)]
+        threads = [threading.Thread(target=module.scale3, args=(x, False)) for x in xs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch.cuda.synchronize()
+        assert all(x.eq(3).all() for x in xs)
+
+    def test_a_graph_captures_a_known_variant_and_a_miss_raises_at_once(self, family):
+        module = load(family)
+        x = torch.ones(64, device="cuda")
+        module.scale3(x, False)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            module.scale3(x, False)
+        x.fill_(2)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert x.eq(6).all()
+        with (
+            pytest.raises(errors.CaptureError, match=r"scaling\.scale<3, true"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            module.scale3(x, True)
+        torch.cuda.synchronize()
+        module.scale3(x, True)
+        assert x.eq(-18).all()
+
+    def test_nvcc_and_nvrtc_give_the_same_results(self, family):
+        """One device file on both roads."""
+        wrapper = family.csrc / "whole.cu"
+        wrapper.write_text(
+            '#include "scaling.cuh"\n#include <sgl_kernel/tensor.h>\n#include <sgl_kernel/utils.cuh>\n'
+            "void scale3(host::TensorView x, bool negate) {\n"
+            "  const scaling::Params params{x.data_ptr(), static_cast<int>(x.numel())};\n"
+            "  host::LaunchKernel launch(host::div_ceil(params.length, 64), 64, x.device());\n"
+            "  negate ? launch(scaling::scale<3, true, bf16_t>, params)\n"
+            "         : launch(scaling::scale<3, false, bf16_t>, params);\n}\n"
+        )
+        whole = family.load_jit("whole", cuda_files=["whole.cu"], cuda_wrappers=[("scale3", "scale3")])
+        x = torch.randn(1000, device="cuda").bfloat16()
+        y = x.clone()
+        whole.scale3(x, True)
+        load(family).scale3(y, True)
+        assert torch.equal(x, y)
