@@ -124,7 +124,7 @@ def main() -> int:
             "",
             f"Empty cache to loaded module, sm_90a, median of {options.rounds}, in turns; {os.cpu_count()} cores, "
             f"{platform.machine()}, Python {platform.python_version()}.",
-            f"Command: `python bench/cold_start.py {' '.join(sys.argv[1:])}`".replace(" `", "`"),
+            f"Command: `{' '.join(['python', 'bench/cold_start.py', *sys.argv[1:]])}`",
             "",
             "| | seconds | ratio |",
             "|---|---|---|",
