@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import errors, paths, trust
+from . import errors, ffi_errors, paths, trust
 from .errors import ArtifactLoadError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _tvm_ffi() -> Any:
     import tvm_ffi
 
     if not _registered:
-        tvm_ffi.register_error("TensorMatchError", errors.TensorMatchError)
+        ffi_errors.register(tvm_ffi)
         _registered.append(True)
     return tvm_ffi
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from . import arch, cuda_driver, driver, includes, keys, nvrtc, paths
 from .driver import Product, Recipe
 from .errors import ArtifactLoadError, CompileError, InvalidBuildError
+from .ffi_errors import passing
 from .forks import KeyedLocks
 from .loader import include_roots, load_jit, with_plugin
 from .spec import BuildSpec, Target
@@ -34,6 +35,13 @@ _GLOBAL = re.compile(
     r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\("
 )
 
+# Has the compiler count a kernel's parameters: the symbol of an instance of the last template holds the number.
+_COUNTER = """\
+template <typename> struct SglParams;
+template <typename... P> struct SglParams<void (*)(P...)> { static constexpr unsigned count = sizeof...(P); };
+template <unsigned> __global__ void sgl_param_count() {}
+"""
+
 
 @dataclass(frozen=True)
 class Cubin:
@@ -42,16 +50,18 @@ class Cubin:
     Attributes:
         image: the ELF file.
         symbol: the kernel's name in it.
+        num_params: how many parameters it takes.
         compiler: the version of NVRTC that made it.
     """
 
     image: bytes
     symbol: str
+    num_params: int
     compiler: str
 
     def packed(self) -> bytes:
         """The bytes of an artifact: the ELF file, then the rest; tools that read ELF ignore what follows it."""
-        rest = json.dumps([self.symbol, self.compiler]).encode()
+        rest = json.dumps([self.symbol, self.num_params, self.compiler]).encode()
         return self.image + rest + len(rest).to_bytes(4, "little")
 
     @staticmethod
@@ -64,7 +74,7 @@ class Cubin:
 
 
 _sources: dict[str, Path] = {}
-_functions: dict[tuple[str, str, str, int], int] = {}
+_functions: dict[tuple[str, str, str, int], tuple[int, int]] = {}
 _locks = KeyedLocks()
 
 
@@ -78,8 +88,13 @@ def serve(family: str, csrc: Path) -> None:
 def _register() -> None:
     import tvm_ffi
 
-    tvm_ffi.register_global_func("sgljit.variant", _answer, override=True)
-    tvm_ffi.register_global_func("sgljit.deferred", _answer_deferred, override=True)
+    answers: dict[str, Callable[..., int]] = {
+        "variant": _answer,
+        "variant_num_params": _answer_num_params,
+        "deferred": _answer_deferred,
+    }
+    for question, answer in answers.items():
+        tvm_ffi.register_global_func(f"sgljit.{question}", passing(answer), override=True)
 
 
 def _csrc(family: str, file: str) -> Path:
@@ -107,15 +122,23 @@ def load_deferred(family: str, csrc: Path, file: str, symbol: str) -> Module:
 
 def _answer(family: str, file: str, expression: str, device_id: int) -> int:
     """The address of a kernel (a ``CUfunction``) on a device. Called from C++, by any thread."""
+    return _function(family, file, expression, device_id)[0]
+
+
+def _answer_num_params(family: str, file: str, expression: str, device_id: int) -> int:
+    """How many parameters a kernel takes: the driver tells the size of each, but not their number."""
+    return _function(family, file, expression, device_id)[1]
+
+
+def _function(family: str, file: str, expression: str, device_id: int) -> tuple[int, int]:
     csrc = _csrc(family, file)
     wanted = (family, file, expression, device_id)
     with _locks[wanted]:
         if wanted not in _functions:
             spec = _spec(family, csrc, file, expression, arch.device_target(device_id))
             cubin = _obtain(spec)
-            _functions[wanted] = cuda_driver.load_kernel(
-                cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler
-            )
+            address = cuda_driver.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler)
+            _functions[wanted] = (address, cubin.num_params)
         return _functions[wanted]
 
 
@@ -148,7 +171,7 @@ def _spec(family: str, csrc: Path, file: str, expression: str, target: Target) -
 
 def _obtain(spec: BuildSpec) -> Cubin:
     roots = include_roots(spec)
-    generated = f'#include "{spec.cuda_files[0]}"\n'
+    generated = f'#include "{spec.cuda_files[0]}"\n{_COUNTER}'
     scan = includes.scan(spec.cuda_files, roots, generated)
     return driver.obtain(
         Recipe(
@@ -187,7 +210,8 @@ def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[i
     (directory / "variant.cu").write_text(generated)
     command = f"nvrtc {' '.join(options)} variant.cu  # {spec.kernel}"
     try:
-        image, symbol = nvrtc.compile_kernel(compiler, generated, spec.kernel, options, headers)
+        wanted = (spec.kernel, f"sgl_param_count<SglParams<decltype(&{spec.kernel})>::count>")
+        image, (symbol, counter) = nvrtc.compile_kernel(compiler, generated, wanted, options, headers)
     except nvrtc.RejectedSourceError as error:
         raise CompileError(
             build=spec.label,
@@ -197,8 +221,15 @@ def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[i
             build_directory=directory,
         ) from error
     payload = directory / _PAYLOAD
-    payload.write_bytes(Cubin(image, symbol, compiler.version).packed())
+    payload.write_bytes(Cubin(image, symbol, _count(counter), compiler.version).packed())
     return Product(payload, command, {})
+
+
+def _count(symbol: str) -> int:
+    """The number in the symbol of an instance of ``sgl_param_count``."""
+    found = re.search(r"Lj(\d+)E", symbol)
+    assert found is not None
+    return int(found[1])
 
 
 def _first_error(spec: BuildSpec, log: str) -> str:

@@ -122,7 +122,7 @@ def closure(requirements: Iterable[Requirement], without: set[str]) -> dict[str,
 def cuda_compiler() -> list[str]:
     """What an environment must borrow to have the nvcc that this one has: nothing, where it is the system's."""
     try:
-        metadata.distribution("cuda-toolkit")
+        metadata.distribution("nvidia-cuda-nvcc")
     except metadata.PackageNotFoundError:
         return []
     return ["cuda-toolkit[cccl,cudart,nvcc,nvrtc]"]

@@ -238,9 +238,11 @@ struct Variants {
     kernel->num_args = variant.m_num_args;
     kernel->name = variant.m_name;
     std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
-    const auto address = details::ask_core("sgljit.variant", {SGL_FAMILY, m_file, expression.c_str()}, device_id);
-    kernel->function = reinterpret_cast<driver::function_t>(address);
-    s_query_params(*kernel, location);
+    const auto ask = [&](const char* question) {
+      return details::ask_core(question, {SGL_FAMILY, m_file, expression.c_str()}, device_id);
+    };
+    kernel->function = reinterpret_cast<driver::function_t>(ask("sgljit.variant"));
+    s_query_params(*kernel, static_cast<std::int32_t>(ask("sgljit.variant_num_params")), location);
     return insert(variant, kernel);
   }
 
@@ -276,15 +278,16 @@ struct Variants {
     __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
   }
 
-  [[gnu::cold, gnu::noinline]] static void s_query_params(Kernel& kernel, DebugInfo location) {
+  [[gnu::cold, gnu::noinline]] static void s_query_params(Kernel& kernel, std::int32_t num_params, DebugInfo location) {
     if (driver::api().FuncGetParamInfo == nullptr) return;
-    kernel.num_params = 0;
-    std::size_t offset = 0;
-    std::size_t size = 0;
-    while (driver::api().FuncGetParamInfo(kernel.function, kernel.num_params, &offset, &size) == driver::kSuccess) {
-      RuntimeCheck(
-          location, kernel.num_params < static_cast<int>(Kernel::kMaxParams), "more than 32 kernel parameters");
-      kernel.param_sizes[kernel.num_params++] = static_cast<std::uint32_t>(size);
+    RuntimeCheck(
+        location, num_params <= static_cast<std::int32_t>(Kernel::kMaxParams), "more than 32 kernel parameters");
+    kernel.num_params = num_params;
+    for (std::int32_t i = 0; i < num_params; ++i) {
+      std::size_t offset = 0;
+      std::size_t size = 0;
+      driver::check(driver::api().FuncGetParamInfo(kernel.function, i, &offset, &size), location);
+      kernel.param_sizes[i] = static_cast<std::uint32_t>(size);
     }
   }
 
@@ -433,12 +436,14 @@ namespace runtime {
     const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location = {})
     -> std::size_t {
   const host::details::ContextGuard guard(device_id, location);
-  std::size_t bytes = 0;
   const auto& api = driver::api();
-  driver::check(
-      api.OccupancyAvailableDynamicSMemPerBlock(
-          &bytes, variant.on(device_id, location).function, num_blocks, block_size),
-      location);
+  auto& kernel = variant.on(device_id, location);
+  // The answer is never above the kernel's present limit, so raise that as far as it goes first.
+  int in_use = 0;
+  driver::check(api.FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function), location);
+  host::details::allow_dynamic_smem(kernel, get_max_dynamic_smem(device_id, location) - in_use, location);
+  std::size_t bytes = 0;
+  driver::check(api.OccupancyAvailableDynamicSMemPerBlock(&bytes, kernel.function, num_blocks, block_size), location);
   return bytes;
 }
 

@@ -1,7 +1,7 @@
 #include "add_constant.cuh"
 
 #include <sgl_kernel/tensor.h>
-#include <sgl_kernel/utils.cuh>
+#include <sgl_kernel/launch.cuh>
 
 #include <cstdint>
 
