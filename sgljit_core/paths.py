@@ -32,8 +32,12 @@ def cache_root() -> Path:
         return configured
     import platformdirs  # 10 ms, so not before a cache is asked for
 
-    root = platformdirs.user_cache_path("sgljit", appauthor=False)
-    # A user without HOME and without an entry in the user database has no home: "~" is left as it is.
+    # A user without HOME and without an entry in the user database has no home. Depending on its version platformdirs
+    # then raises, or leaves the "~" as it is.
+    try:
+        root = platformdirs.user_cache_path("sgljit", appauthor=False)
+    except RuntimeError:
+        root = Path("~")
     return root if root.is_absolute() else scratch_directory() / "cache"
 
 

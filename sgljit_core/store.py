@@ -203,10 +203,11 @@ def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
         raise ManifestError(f"{name} cannot be opened ({error.strerror})") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise ManifestError(f"{name} is not a plain file")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ManifestError(f"{name} is not a plain file")
         if not vouched:
             trust.check(path / name, status)
         try:

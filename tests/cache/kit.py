@@ -1,0 +1,153 @@
+"""What the cache tests share: child processes, a compiler that can be held, and a look at the disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from cache import children
+
+LOAD = """
+from sgljit_core import load_jit
+module = load_jit("number", *markers, cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")], csrc=csrc,
+                  extra_cflags=flags)
+print(module.number())
+"""
+
+
+@dataclass
+class Child:
+    """A process that was forked, or started, with the code that it runs."""
+
+    process: BaseProcess
+    file: Path
+
+    @property
+    def output(self) -> str:
+        return self.file.read_text() if self.file.exists() else ""
+
+    def join(self, seconds: float = 120) -> str:
+        """Wait for its good end; its output."""
+        self.process.join(seconds)
+        assert self.process.exitcode == 0, f"exit status {self.process.exitcode}\n{self.output}"
+        return self.output
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(30)
+
+
+@dataclass
+class Children:
+    csrc: Path
+    directory: Path
+    started: list[Child] = field(default_factory=list)
+
+    def start(self, code: str = LOAD, /, env: dict[str, str] | None = None, **arguments: Any) -> Child:
+        """Fork a process that imported everything and has loaded nothing."""
+        context = multiprocessing.get_context("forkserver")
+        file = self.directory / f"output-{len(self.started)}"
+        arguments = {"csrc": str(self.csrc), "markers": (), "flags": (), **arguments}
+        environment = {**os.environ, **(env or {})}
+        process = context.Process(target=children.run, args=(code, environment, str(file), arguments))
+        process.start()
+        self.started.append(Child(process, file))
+        return self.started[-1]
+
+    def run(self, code: str = LOAD, /, env: dict[str, str] | None = None, **arguments: Any) -> str:
+        return self.start(code, env, **arguments).join()
+
+
+COMPILER = """\
+#!/bin/sh
+case " $* " in
+*" --version "*) exec "$REAL" "$@" ;;
+*" -c "*) phase=compile ;;
+*) phase=link ;;
+esac
+echo "$phase" >> "$DIRECTORY/calls"
+if [ -e "$DIRECTORY/hold-$phase" ]; then
+  : > "$DIRECTORY/holding-$phase"
+  while [ -e "$DIRECTORY/hold-$phase" ]; do sleep 0.02; done
+fi
+exec "$REAL" "$@"
+"""
+
+
+@dataclass
+class Compiler:
+    """g++ behind a script that counts its calls and can be held in each phase."""
+
+    directory: Path
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "g++"
+
+    def calls(self, phase: str = "compile") -> int:
+        file = self.directory / "calls"
+        return file.read_text().split().count(phase) if file.exists() else 0
+
+    def hold(self, phase: str = "compile") -> None:
+        (self.directory / f"holding-{phase}").unlink(missing_ok=True)
+        (self.directory / f"hold-{phase}").touch()
+
+    def is_held(self, phase: str = "compile") -> bool:
+        return (self.directory / f"holding-{phase}").exists()
+
+    def let_go(self, phase: str = "compile") -> None:
+        (self.directory / f"hold-{phase}").unlink(missing_ok=True)
+
+
+def artifacts(root: Path) -> list[Path]:
+    """The directories of the artifacts below a root."""
+    return sorted(path.parent for path in root.glob("[!.]*/*/*/*/*/manifest.json"))
+
+
+def leftovers(root: Path) -> list[Path]:
+    """What killed builds have left below a root."""
+    return sorted(path for name in (".staging", ".locks") for path in (root / name).glob("*"))
+
+
+def running_below(root: Path) -> list[str]:
+    """The processes whose working directory is below ``root``: compilers."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(process.joinpath("cwd").readlink()).startswith(str(root)):
+                found.append(process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
+    """Wait until a condition holds; its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}"
+        time.sleep(0.01)
+    return value
+
+
+def made(directory: Path) -> Path:
+    """A new private directory."""
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+
+

@@ -1,0 +1,115 @@
+"""Artifacts that are not what they were: detected before anything of them is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from cache.kit import artifacts
+
+import sgljit_core.cache
+
+DAMAGE = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "one bit flipped": lambda path: path.write_bytes(_flipped(path.read_bytes())),
+    "replaced": lambda path: path.write_bytes(b"\x7fELF" + bytes(path.stat().st_size - 4)),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "gone": lambda path: path.unlink(),
+    "a link": lambda path: (path.rename(path.with_suffix(".moved")), path.symlink_to(path.with_suffix(".moved"))),
+    "a directory": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+def _flipped(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize("name", ["module.so", "manifest.json"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_found_set_aside_and_rebuilt(kind, name, children, compiler, cache):
+    children.run()
+    (artifact,) = artifacts(cache)
+    before = compiler.calls()
+    DAMAGE[kind](artifact / name)
+    output = children.run()
+    assert output.endswith("1\n")
+    assert compiler.calls() == before + 1
+    assert output.count("is damaged and not used") == 1
+    assert str(artifact) in output
+    assert len(list((cache / ".quarantine").iterdir())) == 1
+    assert sgljit_core.cache.verify() == []
+    assert children.run() == "1\n"
+    assert compiler.calls() == before + 1
+
+
+@pytest.mark.parametrize("name", ["module.so", "manifest.json"])
+def test_without_a_compiler_the_error_says_what_is_damaged_and_how(name, children, cache, tmp_path):
+    children.run()
+    (artifact,) = artifacts(cache)
+    DAMAGE["truncated"](artifact / name)
+    child = children.start(env={"PATH": str(tmp_path), "SGLJIT_CXX": "no-such-compiler"})
+    child.process.join(60)
+    assert child.process.exitcode == 1  # an exception, not a signal
+    assert "ToolchainNotFoundError: a C++ compiler not found" in child.output
+    assert f"{artifact} was found and is damaged: " in child.output
+
+
+def test_an_artifact_of_another_build_is_not_taken_for_this_one(load, children, cache):
+    """Whole, but copied from elsewhere."""
+    load("other", flags=("-DVALUE=2",))
+    (other,) = artifacts(cache)
+    children.run()
+    (mine,) = set(artifacts(cache)) - {other}
+    shutil.rmtree(mine)
+    shutil.copytree(other, mine)
+    output = children.run()
+    assert output.endswith("1\n")
+    assert "its manifest belongs to another artifact" in output
+
+
+def test_a_payload_outside_the_artifact_is_refused(load, children, cache):
+    load()
+    (artifact,) = artifacts(cache)
+    document = json.loads((artifact / "manifest.json").read_text())
+    document["manifest"]["payload"] = "../../module.so"
+    from sgljit_core import keys
+
+    document["sha256"] = keys.digest(keys.canonical(document["manifest"]))
+    (artifact / "manifest.json").write_text(json.dumps(document))
+    assert "names a payload elsewhere" in children.run()
+
+
+def test_a_library_that_this_machine_cannot_load_is_built_again(children, compiler, cache):
+    """As from a machine with a newer C library: whole, but it does not load."""
+    children.run(markers=("a",))
+    (artifact,) = artifacts(cache)
+    library = (artifact / "module.so").read_bytes()
+    (artifact / "module.so").write_bytes(library.replace(b"libtvm_ffi.so", b"libtvm_ff_.so"))
+    import hashlib
+
+    from sgljit_core import keys
+
+    document = json.loads((artifact / "manifest.json").read_text())
+    document["manifest"]["sha256"] = hashlib.sha256((artifact / "module.so").read_bytes()).hexdigest()
+    document["sha256"] = keys.digest(keys.canonical(document["manifest"]))
+    (artifact / "manifest.json").write_text(json.dumps(document))
+    output = children.run(markers=("a",))
+    assert output.endswith("1\n")
+    assert "cannot be loaded on this machine: " in output
+    assert compiler.calls() == 2
+
+
+def test_an_old_quarantine_and_old_failures_do_not_pile_up(load, csrc, cache):
+    load()
+    for i in range(30):
+        (cache / ".quarantine" / f"number.{i}").mkdir(parents=True)
+        (cache / ".staging" / f"number.x.{i}").mkdir(parents=True)
+        (cache / ".staging" / f"number.x.{i}" / "failed").touch()
+    sgljit_core.cache.prune()
+    assert len(list((cache / ".quarantine").iterdir())) == 8
+    assert len(list((cache / ".staging").iterdir())) == 16
+
+

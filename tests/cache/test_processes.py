@@ -1,0 +1,201 @@
+"""Several processes, several threads, one cache."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cache.kit import LOAD, artifacts, leftovers, until
+
+from sgljit_core import load_jit
+
+
+def test_eight_processes_on_a_cold_cache_compile_once(children, compiler, cache):
+    compiler.hold()
+    started = [children.start() for _ in range(8)]
+    until(compiler.is_held)
+    time.sleep(0.5)  # the others arrive
+    compiler.let_go()
+    assert [child.join() for child in started] == ["1\n"] * 8
+    assert compiler.calls("compile") == 1
+    assert len(artifacts(cache)) == 1
+    assert leftovers(cache) == []
+
+
+def test_two_variants_do_not_wait_for_each_other(children, compiler):
+    compiler.hold()
+    slow = children.start(markers=("slow",), flags=("-DVALUE=2",))
+    until(compiler.is_held)
+    compiler.let_go()
+    compiler.hold("link")
+    until(lambda: compiler.is_held("link"))
+    # The first is held before its link for good; the second needs the same phase, so give it another compiler.
+    fast = children.start(markers=("fast",), flags=("-DVALUE=3",), env={"SGLJIT_CXX": "g++"})
+    assert fast.join() == "3\n"
+    assert slow.process.is_alive()
+    compiler.let_go("link")
+    assert slow.join() == "2\n"
+
+
+def test_a_waiter_says_after_two_seconds_who_holds_the_lock_and_since_when(children, compiler):
+    compiler.hold()
+    builder = children.start()
+    until(compiler.is_held)
+    start = time.monotonic()
+    waiter = children.start()
+    report = rf"waiting for process {builder.process.pid} on \S+ \(building number for cpu-\S+ since \d\d:\d\d:\d\d, \d+ s\)"
+    until(lambda: re.search(report, waiter.output), 20, "the report")
+    assert 1.9 < time.monotonic() - start < 10
+    assert "1" not in waiter.output.split()
+    compiler.let_go()
+    assert builder.join() == "1\n"
+    assert waiter.join().endswith("1\n")
+    assert compiler.calls() == 1
+
+
+def test_after_the_deadline_a_waiter_compiles_itself(children, compiler, cache):
+    compiler.hold()
+    builder = children.start()
+    until(compiler.is_held)
+    waiter = children.start(env={"SGLJIT_LOCK_TIMEOUT": "0.3", "SGLJIT_CXX": "g++"})
+    # Another compiler path, so that it is not held; g++ tells the same version, so that the key is the same.
+    assert waiter.join().endswith("1\n")
+    assert f"process {builder.process.pid} on" in waiter.output
+    assert "has held the lock of number" in waiter.output
+    assert "SGLJIT_LOCK_TIMEOUT" in waiter.output
+    compiler.let_go()
+    assert builder.join() == "1\n"
+    assert len(artifacts(cache)) == 1
+
+
+def test_threads_that_want_the_same_module_get_the_same_object(load, compiler):
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(load())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert all(module is found[0] for module in found)
+    assert compiler.calls() == 1
+
+
+FORK = """
+import os, threading, time
+from sgljit_core import load_jit
+def load():
+    return load_jit("number", cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")], csrc=csrc)
+thread = threading.Thread(target=load)
+thread.start()
+while not Path(holding).exists():
+    time.sleep(0.01)
+pid = os.fork()                      # the other thread holds the thread lock, the file lock and the compiler's pipe
+if pid == 0:
+    print("child", load().number(), flush=True)
+    os._exit(0)
+time.sleep(0.3)
+Path(hold).unlink()
+thread.join()
+_, status = os.waitpid(pid, 0)
+print("parent", load().number(), status)
+"""
+
+
+def test_a_fork_while_another_thread_builds(children, compiler):
+    compiler.hold()
+    paths = {"hold": str(compiler.directory / "hold-compile"), "holding": str(compiler.directory / "holding-compile")}
+    assert children.run(FORK, **paths) == "child 1\nparent 1 0\n"
+    assert compiler.calls() == 1
+
+
+ORPHAN = """
+import os, threading, time
+from sgljit_core import load_jit
+threading.Thread(target=exec, args=(LOAD, globals()), daemon=True).start()
+while not Path(holding).exists():
+    time.sleep(0.01)
+if os.fork() == 0:
+    time.sleep(30)
+time.sleep(30)
+"""
+
+
+def test_a_forked_child_keeps_neither_lock_nor_compiler_of_its_killed_parent(children, compiler, cache):
+    """A data loader's workers outlive their parent for a while."""
+    compiler.hold()
+    builder = children.start(ORPHAN, LOAD=LOAD, holding=str(compiler.directory / "holding-compile"))
+    until(compiler.is_held)
+    time.sleep(0.3)
+    builder.kill()
+    compiler.let_go()
+    start = time.monotonic()
+    assert children.run(env={"SGLJIT_LOCK_TIMEOUT": "20"}) == "1\n"
+    assert time.monotonic() - start < 15
+
+
+TWO_TARGETS = """
+from sgljit_core import load_jit, override_cuda_arch
+source = dict(cuda_files=["empty.cu"], cuda_wrappers=[("arch", "arch")], csrc=csrc)
+with override_cuda_arch(8, 0):
+    old = load_jit("arch", **source)
+with override_cuda_arch(9, 0):
+    new = load_jit("arch", **source)
+print(old.arch(), new.arch())
+with override_cuda_arch(8, 0):
+    print(load_jit("arch", **source) is old)
+"""
+
+
+def test_two_targets_in_one_process(children, csrc, cache):
+    (csrc / "empty.cu").write_text("int arch() { return SGL_CUDA_ARCH; }\n")
+    assert children.run(TWO_TARGETS) == "800 900\nTrue\n"
+    assert {path.parents[3].name for path in artifacts(cache)} == {"sm_80", "sm_90a"}
+
+
+def test_the_same_marker_with_another_source_does_not_collide(load, csrc, cache):
+    one = load("marker")
+    (csrc / "value.h").write_text("#define VALUE 2\n")
+    two = load("marker")
+    assert (one.number(), two.number()) == (1, 2)
+    assert len(artifacts(cache)) == 2
+
+
+def test_many_libraries_under_reused_descriptors_stay_apart(load):
+    """The C library's loader takes libraries of one name for one, and each is loaded through the lowest descriptor."""
+    modules = [load(str(i), flags=(f"-DVALUE={i}",)) for i in range(6)]
+    assert [module.number() for module in modules] == list(range(6))
+    assert Path("/proc/self/maps").read_text().count("memfd:sgljit:number") >= 6  # what a profiler shows
+
+
+def test_an_artifact_that_is_changed_after_loading_does_not_matter(load, cache):
+    module = load("mapped")
+    (artifact,) = artifacts(cache)
+    os.truncate(artifact / "module.so", 0)
+    assert module.number() == 1
+
+
+@pytest.mark.gpu
+def test_a_miss_while_a_stream_captures_raises_and_a_hit_works(load):
+    import torch
+
+    from sgljit_core import errors
+
+    hit = load("hit")
+    graph = torch.cuda.CUDAGraph()
+    x = torch.zeros(1, device="cuda")
+    with torch.cuda.graph(graph):
+        x += hit.number()
+        with pytest.raises(errors.CaptureError, match="number<miss> .* while a CUDA stream is capturing"):
+            load("miss", flags=("-DVALUE=9",))
+
+
+def test_a_build_directory_is_a_root_of_its_own(csrc, cache, tmp_path):
+    wrappers = [("number", "number")]
+    root = tmp_path / "own"
+    load_jit("number", cpp_files=["number.cpp"], cpp_wrappers=wrappers, csrc=csrc, build_directory=root)
+    assert len(artifacts(root)) == 1
+    assert artifacts(cache) == []

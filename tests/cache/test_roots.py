@@ -1,0 +1,222 @@
+"""Roots that cannot be written, or that somebody else could have written. Each is really made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from cache.kit import LOAD, artifacts, made
+
+from sgljit_core import errors, paths
+
+AS_NOBODY = """
+import os
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+os.environ["TMPDIR"] = scratch
+"""
+
+
+@pytest.fixture
+def root_user():
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+
+
+@pytest.fixture
+def scratch(root_user, tmp_path, csrc):
+    """A place for the private builds of another user, who can read the test's files."""
+    directory = made(tmp_path / "scratch")
+    directory.chmod(0o1777)
+    base = Path(tempfile.gettempdir()).resolve()
+    for path in (csrc, tmp_path, *tmp_path.parents):
+        if base in path.parents:
+            path.chmod(0o755)
+    return directory
+
+
+def test_the_root_is_made_for_the_user_alone(load, cache):
+    load()
+    assert cache.stat().st_mode & 0o777 == 0o700
+    for path in cache.rglob("*"):
+        assert path.lstat().st_mode & 0o022 == 0, path
+
+
+def test_read_only(load, children, compiler, cache, mount):
+    load()
+    mount(cache, "--bind", str(cache))
+    subprocess.run(["mount", "-o", "remount,ro,bind", str(cache)], check=True)
+    assert children.run() == "1\n"  # a hit
+    assert compiler.calls() == 1
+    twice = LOAD + 'markers, flags = ("b",), ("-DVALUE=3",)\n' + LOAD
+    output = children.run(twice, markers=("a",), flags=("-DVALUE=2",))
+    assert output.splitlines()[-2:] == ["2", "3"] or output.endswith("2\n3\n")
+    assert output.count("cannot be written (Read-only file system)") == 1
+    assert "SGLJIT_CACHE_DIR" in output
+
+
+def test_full_disk(children, cache, mount, compiler):
+    mount(cache, "-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs")
+    assert children.run() == "1\n"
+    with (cache / "ballast").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(4096))
+    assert children.run() == "1\n"  # a hit
+    assert compiler.calls() == 1
+    output = children.run(markers=("more",), flags=("-DVALUE=2",))
+    assert output.endswith("2\n")
+    assert output.count("cannot be written (") == 1
+    assert "pace left on" in output
+    assert len(artifacts(cache)) == 1
+    (cache / "ballast").unlink()
+    assert children.run(markers=("more",), flags=("-DVALUE=2",)) == "2\n"
+    assert len(artifacts(cache)) == 2
+
+
+def test_a_disk_that_fills_up_while_the_compiler_writes(children, cache, mount, compiler, csrc):
+    """There is room for the source and for the objects, not for more."""
+    mount(cache, "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs")
+    (csrc / "number.cpp").write_text(
+        '#include "value.h"\n__attribute__((used)) char ballast[60000] = {1};\nint number() { return VALUE; }\n'
+    )
+    output = children.run()
+    assert output.endswith("1\n")
+    assert "cannot be written (no space left on its device)" in output or "did not take an artifact" in output
+    assert artifacts(cache) == []
+    assert not list((cache / ".staging").glob("*"))
+
+
+def test_a_root_that_another_user_may_only_read(load, children, scratch, cache, compiler):
+    """As a system-wide cache that root filled. Hits work; a miss serves the process alone."""
+    load()
+    for path in (cache, *cache.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    compiler.directory.chmod(0o777)
+    environment = {"XDG_RUNTIME_DIR": "", "HOME": "/nonexistent"}
+    assert children.run(AS_NOBODY + LOAD, env=environment, scratch=str(scratch)) == "1\n"
+    assert compiler.calls() == 1
+    miss = {"markers": ("miss",), "flags": ("-DVALUE=2",)}
+    output = children.run(
+        AS_NOBODY + LOAD, env={**environment, "SGLJIT_CXX": "g++"}, scratch=str(scratch), **miss
+    )
+    assert output.endswith("2\n")
+    assert "cannot be written (Permission denied)" in output
+    assert not [path for path in scratch.rglob("*") if path.is_file() and path.suffix == ".so"]
+
+
+def test_a_root_of_another_user_is_refused(root_user, load, cache):
+    cache.mkdir(mode=0o700)
+    os.chown(cache, 1000, 1000)
+    with pytest.raises(errors.UntrustedCacheError) as caught:
+        load()
+    text = str(caught.value)
+    assert f"{cache} belongs to user 1000, not to you (user 0)" in text
+    assert "chown -R 0" in text
+    assert "SGLJIT_TRUST_SHARED_CACHE=1" in text
+    assert "SGLJIT_CACHE_DIR" in text
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_root_that_others_can_write_is_refused(load, cache, mode):
+    cache.mkdir()
+    cache.chmod(mode)
+    with pytest.raises(errors.UntrustedCacheError) as caught:
+        load()
+    assert f"{cache} can be written by group or others (mode 0{mode:o})" in str(caught.value)
+    assert f"chmod -R go-w {cache}" in str(caught.value)
+
+
+def test_a_root_that_is_a_link_is_refused(load, cache, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    cache.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.UntrustedCacheError) as caught:
+        load()
+    assert f"{cache} is a symbolic link (to {tmp_path / 'elsewhere'})" in str(caught.value)
+    assert f"Name the directory itself, {tmp_path / 'elsewhere'}" in str(caught.value)
+
+
+def test_a_shared_root_may_be_trusted(load, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLJIT_TRUST_SHARED_CACHE", "1")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere").chmod(0o777)
+    cache.symlink_to(tmp_path / "elsewhere")
+    assert load().number() == 1
+    assert len(artifacts(cache)) == 1
+
+
+@pytest.mark.parametrize("name", ["module.so", "manifest.json", "."])
+def test_an_artifact_that_others_can_write_is_refused(children, cache, name):
+    children.run()
+    (artifact,) = artifacts(cache)
+    (artifact / name).chmod(0o777)
+    child = children.start()
+    child.process.join(60)
+    assert child.process.exitcode == 1
+    assert "UntrustedCacheError" in child.output
+    assert "can be written by group or others (mode 0777)" in child.output
+
+
+def test_an_artifact_of_another_user_is_refused(root_user, children, cache):
+    children.run()
+    (artifact,) = artifacts(cache)
+    os.chown(artifact / "module.so", 1000, 1000)
+    child = children.start()
+    child.process.join(60)
+    assert child.process.exitcode == 1
+    assert "module.so belongs to user 1000, not to you" in child.output
+
+
+@pytest.mark.parametrize("home", ["", "/nonexistent/home"])
+def test_without_a_home(children, scratch, home):
+    """A user without HOME whom the user database does not know either: no home at all."""
+    become = "import os\nos.environ.pop('HOME')\nos.environ.update(home)\nos.setgroups([]); os.setgid(54321); os.setuid(54321)\n"
+    output = children.run(
+        become + LOAD,
+        env={"SGLJIT_CACHE_DIR": "", "XDG_RUNTIME_DIR": "", "XDG_CACHE_HOME": "", "TMPDIR": str(scratch)},
+        home={"HOME": home} if home else {},
+    )
+    assert output.endswith("1\n")
+    if home:
+        assert "cannot be written (Permission denied)" in output
+        assert "SGLJIT_CACHE_DIR names the cache" in output
+    else:
+        assert len(artifacts(scratch / "sgljit-54321" / "cache")) == 1
+
+
+NO_LOCKS = """
+#include <errno.h>
+int flock(int, int) { errno = ENOLCK; return -1; }
+"""
+
+
+def test_a_file_system_that_cannot_lock(csrc, cache, tmp_path):
+    """As NFS without a lock service. The work is not shared, everything else is."""
+    import sys
+
+    library = tmp_path / "nolock.so"
+    (tmp_path / "nolock.c").write_text(NO_LOCKS)
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, "-x", "c", tmp_path / "nolock.c"], check=True)
+    code = f"csrc, markers, flags = {str(csrc)!r}, (), ()\n" + LOAD
+    for _ in range(2):
+        result = subprocess.run(
+            [sys.executable, "-c", "import logging; logging.basicConfig(level=20)\n" + code],
+            env={**os.environ, "LD_PRELOAD": str(library)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert result.stdout == "1\n", result.stderr
+    assert "compiled" not in result.stderr  # the second was a hit
+    assert len(artifacts(cache)) == 1
+
+
+def test_a_private_directory_that_somebody_else_made_first_is_not_used(tmp_path, monkeypatch):
+    from sgljit_core import trust
+
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(errors.UntrustedCacheError, match="could be replaced by somebody else"):
+        trust.private_directory(tmp_path / "open" / "mine")
+    assert paths.scratch_directory().name == f"sgljit-{os.getuid()}"

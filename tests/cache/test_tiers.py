@@ -1,0 +1,311 @@
+"""Shipping artifacts: prebuilt tiers, archives; looking after a cache: why, verify, prune, the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+
+import plugin_on_disk
+import pytest
+from cache.kit import LOAD, artifacts, leftovers, made
+
+import sgljit_core.cache
+from sgljit_core import errors
+from sgljit_core.store import QUARANTINE
+
+NO_COMPILER = {"PATH": "", "SGLJIT_CXX": "none"}
+
+
+def test_a_prebuilt_directory_is_searched_and_never_written(load, children, cache, tmp_path):
+    load()
+    prebuilt = cache.rename(tmp_path / "prebuilt")
+    before = {path: path.stat().st_mtime_ns for path in prebuilt.rglob("*")}
+    environment = {**NO_COMPILER, "SGLJIT_PREBUILT_PATH": f"{tmp_path / 'nothing'}:{prebuilt}"}
+    output = children.run(env=environment)
+    assert output.endswith("1\n")
+    assert f"SGLJIT_PREBUILT_PATH names {tmp_path / 'nothing'}, which is not a directory" in output
+    assert children.run(env={"SGLJIT_PREBUILT_PATH": str(prebuilt)}, markers=("b",), flags=("-DVALUE=2",)) == "2\n"
+    assert {path: path.stat().st_mtime_ns for path in prebuilt.rglob("*")} == before
+    assert len(artifacts(cache)) == 1
+
+
+def test_a_damaged_prebuilt_artifact_is_left_alone_and_built_again(load, children, cache, tmp_path):
+    load()
+    prebuilt = cache.rename(tmp_path / "prebuilt")
+    (artifact,) = artifacts(prebuilt)
+    (artifact / "module.so").write_bytes(b"")
+    output = children.run(env={"SGLJIT_PREBUILT_PATH": str(prebuilt)})
+    assert output.endswith("1\n")
+    assert "is damaged and not used" in output
+    assert (artifact / "module.so").exists()
+    assert not (prebuilt / QUARANTINE).exists()
+
+
+def test_a_prebuilt_directory_that_others_can_write_is_refused(load, children, cache, tmp_path):
+    load()
+    prebuilt = cache.rename(tmp_path / "prebuilt")
+    prebuilt.chmod(0o777)
+    child = children.start(env={"SGLJIT_PREBUILT_PATH": str(prebuilt)})
+    child.process.join(60)
+    assert f"{prebuilt} can be written by group or others" in child.output
+
+
+def test_a_relative_prebuilt_directory_is_refused(load, monkeypatch):
+    monkeypatch.setenv("SGLJIT_PREBUILT_PATH", "some/where")
+    with pytest.raises(errors.ConfigError, match="SGLJIT_PREBUILT_PATH must list absolute paths"):
+        load()
+
+
+PREBUILT_PLUGIN = """
+from pathlib import Path
+from sgljit_core import hookimpl
+
+@hookimpl
+def sgljit_prebuilt_dirs():
+    return [Path(__file__).parent / "artifacts"]
+"""
+
+
+def test_a_plugin_may_bring_artifacts(load, children, cache, tmp_path):
+    """A wheel of artifacts alone, installed where another user's files are."""
+    load()
+    site = tmp_path / "site"
+    package = plugin_on_disk.install(site, "sgljit-bundle", "bundle", plugin=PREBUILT_PLUGIN, group="sgljit.plugins")
+    cache.rename(package / "artifacts")
+    (package / "artifacts").chmod(0o775)
+    code = f"import sys; sys.path.insert(0, {str(site)!r})\n" + LOAD
+    assert children.run(code, env=NO_COMPILER) == "1\n"
+    child = children.start(code, env={**NO_COMPILER, "SGLJIT_PLUGINS": ""})
+    child.process.join(60)
+    assert "No artifact of it was found in" in child.output
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz", ".tar.xz"])
+def test_an_archive_carries_artifacts_to_a_machine_without_a_compiler(load, children, cache, tmp_path, suffix):
+    load("a")
+    load("b", flags=("-DVALUE=2",))
+    file = tmp_path / f"kernels{suffix}"
+    assert sgljit_core.cache.export_archive(file) == 2
+    cache.rename(tmp_path / "away")
+    assert sgljit_core.cache.import_archive(file) == 2
+    assert sgljit_core.cache.import_archive(file) == 2  # again: nothing changes
+    assert leftovers(cache) == []
+    assert children.run(env=NO_COMPILER, markers=("a",)) == "1\n"
+    assert children.run(env=NO_COMPILER, markers=("b",), flags=("-DVALUE=2",)) == "2\n"
+
+
+def test_the_same_artifacts_make_the_same_archive(load, tmp_path):
+    load()
+    for name in ("one.tar", "two.tar"):
+        sgljit_core.cache.export_archive(tmp_path / name)
+    assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
+    assert sgljit_core.cache.export_archive(tmp_path / "none.tar", family="norm") == 0
+    assert sgljit_core.cache.export_archive(tmp_path / "none.tar", target="sm_90a") == 0
+
+
+def _rewritten(source, target, change):
+    with tarfile.open(source) as old, tarfile.open(target, "w") as new:
+        for member in old:
+            content = old.extractfile(member).read()
+            member, content = change(member, content)
+            member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+    return target
+
+
+def _renamed(name):
+    def change(member, content):
+        member.name = name if member.name.endswith(".so") else member.name
+        return member, content
+
+    return change
+
+
+def _linked(member, content):
+    if member.name.endswith(".so"):
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        content = b""
+    return member, content
+
+
+def _truncated(member, content):
+    return member, content[: len(content) // 2] if member.name.endswith(".so") else content
+
+
+BAD = {
+    "out of the root": (_renamed("../../evil.so"), "which is no file of an artifact"),
+    "absolute": (_renamed("/tmp/evil.so"), "which is no file of an artifact"),
+    "dots inside": (_renamed("cpu/../m/" + "0" * 32 + "/" + "0" * 32 + "/module.so"), "which is no file of an artifact"),
+    "a link": (_linked, "which is no file of an artifact"),
+    "truncated payload": (_truncated, "is damaged: "),
+    "another place": (
+        lambda member, content: (_moved(member), content),
+        "is not what its manifest says",
+    ),
+}
+
+
+def _moved(member):
+    first, _, rest = member.name.partition("/")
+    member.name = f"sm_90a/{rest}"
+    return member
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_archive_is_refused_and_leaves_nothing(load, cache, tmp_path, kind):
+    load()
+    change, text = BAD[kind]
+    sgljit_core.cache.export_archive(tmp_path / "good.tar")
+    bad = _rewritten(tmp_path / "good.tar", tmp_path / "bad.tar", change)
+    cache.rename(tmp_path / "away")
+    with pytest.raises(errors.ArchiveError, match=text):
+        sgljit_core.cache.import_archive(bad)
+    assert artifacts(cache) == []
+    assert leftovers(cache) == []
+    assert not (tmp_path / "evil.so").exists()
+
+
+def test_what_is_no_archive_is_refused(cache, tmp_path):
+    (tmp_path / "text.tar").write_text("hello " * 1000)
+    with pytest.raises(errors.ArchiveError, match="is no archive of artifacts, or is damaged"):
+        sgljit_core.cache.import_archive(tmp_path / "text.tar")
+    with pytest.raises(errors.ArchiveError, match=r"ends in one of \.tar, \.tar\.gz"):
+        sgljit_core.cache.export_archive(tmp_path / "text.zip")
+    with pytest.raises(FileNotFoundError):
+        sgljit_core.cache.import_archive(tmp_path / "missing.tar")
+
+
+def test_why_names_the_first_difference(load, csrc, compiler, monkeypatch):
+    why = sgljit_core.cache.why
+    assert why(load).artifact is None
+    assert str(why(load)).endswith("no artifact of this module and target was ever built here")
+    load()
+    assert why(load).artifact is not None
+    assert "a hit" in str(why(load))
+    (csrc / "value.h").write_text("#define VALUE 2\n")
+    assert why(load).differences == ("csrc/value.h changed",)
+    assert why(lambda: load(flags=("-g",))).differences == ("csrc/value.h changed", "flag -g added (cxx)")
+    (csrc / "value.h").write_text("#pragma once\n#ifndef VALUE\n#define VALUE 1\n#endif\n")
+    text = compiler.path.read_text()
+    compiler.path.write_text(text.replace("*\" --version \"*) exec", '*" --version "*) echo "g++ 99.1"; exit;;\n*" -v- "*) exec'))
+    (difference,) = why(load).differences
+    assert difference.startswith("cxx ")
+    assert difference.endswith("-> g++ 99.1")
+    with pytest.raises(ValueError, match="did not ask for a module"):
+        why(lambda: None)
+    assert len(sgljit_core.cache.entries()) == 1  # nothing was built by asking
+
+
+def test_entries_verify_and_prune(load, cache):
+    for i in range(4):
+        load(str(i), flags=(f"-DVALUE={i}",))
+    found = sgljit_core.cache.entries()
+    assert [entry.manifest.module for entry in found] == ["number"] * 4
+    assert all(entry.size > 1000 and not entry.problem for entry in found)
+    (found[0].directory / "module.so").write_bytes(b"x")
+    (damaged,) = sgljit_core.cache.verify()
+    assert damaged.directory == found[0].directory
+    assert "has 1 bytes, expected" in damaged.problem
+    assert [entry.directory for entry in sgljit_core.cache.prune()] == [damaged.directory]
+    by_age = sorted(sgljit_core.cache.entries(), key=lambda entry: entry.built)
+    assert [e.directory for e in sgljit_core.cache.prune(larger_than=by_age[-1].size)] == [
+        e.directory for e in by_age[:2]
+    ]
+    key = by_age[-1].directory.parent.name
+    assert sgljit_core.cache.prune(keep={key}) == []
+    assert len(sgljit_core.cache.prune(keep=set())) == 1
+    assert not [path for path in cache.iterdir() if not path.name.startswith(".")]
+
+
+def test_prune_by_age(load, cache):
+    load()
+    assert sgljit_core.cache.prune(older_than=3600) == []
+    time.sleep(0.01)
+    assert len(sgljit_core.cache.prune(older_than=0)) == 1
+
+
+def test_prune_of_an_absent_cache_makes_none(cache):
+    assert sgljit_core.cache.prune() == []
+    assert sgljit_core.cache.entries() == []
+    assert not cache.exists()
+
+
+def test_pruning_while_others_build_and_load(children, cache):
+    """Twenty builds beside a process that prunes everything all the time."""
+    pruner = children.start("import sgljit_core.cache\nwhile True: sgljit_core.cache.prune(older_than=0)")
+    for i in range(10):
+        assert children.run(markers=(str(i),), flags=(f"-DVALUE={i}",)) == f"{i}\n"
+    assert pruner.process.is_alive()
+
+
+def sgljit(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "sgljit_core", *arguments],
+        env={**os.environ, "NO_COLOR": "1", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_command_line(load, cache, tmp_path):
+    load("cli")
+    assert sgljit("cache", "path").stdout.strip() == str(cache)
+    listed = sgljit("cache", "list").stdout
+    assert "number<cli> for cpu-" in listed
+    assert "1 artifacts" in listed
+    assert sgljit("cache", "verify").returncode == 0
+    assert "wrote 1 artifacts" in sgljit("cache", "export", str(tmp_path / "a.tar.gz")).stdout
+    other = made(tmp_path / "other")
+    assert "1 artifacts" in sgljit("cache", "import", str(tmp_path / "a.tar.gz"), "--directory", str(other)).stdout
+    (artifact,) = artifacts(other)
+    (artifact / "module.so").write_bytes(b"")
+    result = sgljit("cache", "verify", "--directory", str(other))
+    assert result.returncode == 1
+    assert "has 0 bytes" in result.stdout
+    assert "removed 1 artifacts" in sgljit("cache", "prune", "--directory", str(other)).stdout
+    assert "removed 1 artifacts" in sgljit("cache", "prune", "--days", "0").stdout
+    result = sgljit("cache", "why", "no_such_family")
+    assert result.returncode == 1
+    assert "no installed plugin provides the kernel family 'no_such_family'" in result.stderr
+
+
+VARIANTS_PLUGIN = """
+from sgljit_core import KernelFamily, Op, hookimpl
+FAMILY = KernelFamily(name="many", package="sgljit_many", ops=(Op("double", "sgljit_many.ops:double"),),
+                      variants="sgljit_many.plugin:variants")
+def variants():
+    for i in range(3):
+        yield lambda i=i: FAMILY.load_jit("number", str(i), cpp_files=["number.cpp"],
+                                          cpp_wrappers=[("number", f"number<{i}>")])
+@hookimpl
+def sgljit_register_kernels(register):
+    register(FAMILY)
+"""
+
+
+def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(load, cache, tmp_path):
+    site = tmp_path / "site"
+    package = plugin_on_disk.install(site, "sgljit-many", "many", plugin=VARIANTS_PLUGIN)
+    (package / "csrc" / "number.cpp").write_text("template <int N> int number() { return N; }\n")
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    load("stale")
+    environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many"}
+    assert sgljit("cache", "why", "many", **environment).stdout.count("a miss") == 3
+    result = sgljit("cache", "build", "many", **environment)
+    assert "3 modules are in" in result.stdout, result.stderr
+    explained = sgljit("cache", "why", "many", **environment).stdout
+    assert explained.count("a hit") == 3
+    assert "many.number<2> for cpu-" in explained
+    assert "of sgljit-many 1.2.3" in explained
+    result = sgljit("cache", "prune", "--stale", **environment)
+    assert "removed 1 artifacts" in result.stdout, result.stderr
+    assert len(artifacts(cache)) == 3
+    manifest = json.loads((artifacts(cache)[0] / "manifest.json").read_text())["manifest"]
+    assert manifest["plugin"] == "sgljit-many 1.2.3"
+    assert manifest["family"] == "many"
+    assert {"size", "sha256", "source", "toolchain", "target", "command", "seconds"} <= set(manifest)
