@@ -42,9 +42,8 @@ def remember(question: Sequence[str], answer: str) -> None:
     path = _path(question)
     text = json.dumps({"question": list(question), "answer": answer})
     with contextlib.suppress(OSError, SgljitError):
-        root = paths.cache_root()
-        trust.check_root(root)
-        path.parent.mkdir(mode=0o700, exist_ok=True)  # not its parents: an answer alone makes no cache
+        trust.make_root(paths.cache_root())
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(descriptor, "w") as file:

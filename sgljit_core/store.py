@@ -238,10 +238,7 @@ def staging_directory(root: Path, module: str) -> Path:
 
 
 def _own_directory(root: Path, name: str) -> Path:
-    if not root.exists():
-        root.parent.mkdir(parents=True, exist_ok=True)
-        root.mkdir(mode=0o700, exist_ok=True)
-    trust.check_root(root)
+    trust.make_root(root)
     directory = root / name
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory

@@ -14,7 +14,7 @@ from pathlib import Path
 from .config import settings
 from .errors import UntrustedCacheError
 
-__all__ = ["check", "check_root", "private_directory"]
+__all__ = ["check", "check_root", "make_root", "private_directory"]
 
 
 def check_root(root: Path) -> None:
@@ -31,6 +31,19 @@ def check_root(root: Path) -> None:
         target = root.resolve()
         raise UntrustedCacheError(root, f"is a symbolic link (to {target})", f"Name the directory itself, {target}")
     check(root, status)
+
+
+def make_root(root: Path) -> None:
+    """Make the root of a tier, for the user alone, unless it is there; then check it.
+
+    Raises:
+        UntrustedCacheError: others could have written it.
+        OSError: it cannot be made.
+    """
+    if not root.exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
+    check_root(root)
 
 
 def check(path: Path, status: os.stat_result) -> None:

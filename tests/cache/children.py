@@ -27,6 +27,6 @@ def run(code: str, environment: dict[str, str], output: str, arguments: dict[str
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     try:
         exec(compile(code, "<child>", "exec"), {"Path": Path, **arguments})
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever it is, the test sees it in the output
         traceback.print_exc()
         os._exit(1)

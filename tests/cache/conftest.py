@@ -16,6 +16,7 @@ from cache.kit import COMPILER, Children, Compiler, made
 
 from sgljit_core import load_jit
 
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The root of a cold cache, which does not exist yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -121,11 +122,9 @@ def running_below(root: Path) -> list[str]:
     """The processes whose working directory is below ``root``: compilers."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             if str(process.joinpath("cwd").readlink()).startswith(str(root)):
                 found.append(process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
     return found
 
 
@@ -149,5 +148,3 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], env={**os.environ, **environment}, capture_output=True, text=True
     )
-
-

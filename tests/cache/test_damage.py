@@ -111,5 +111,3 @@ def test_an_old_quarantine_and_old_failures_do_not_pile_up(load, csrc, cache):
     sgljit_core.cache.prune()
     assert len(list((cache / ".quarantine").iterdir())) == 8
     assert len(list((cache / ".staging").iterdir())) == 16
-
-

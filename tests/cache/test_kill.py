@@ -73,7 +73,7 @@ def test_killed_while_nvcc_runs(children, csrc, cache):
 
 def test_killed_at_any_time(children, load, cache):
     """Fifty builders, each killed at a random moment of its build."""
-    choose = random.Random(20261120)  # noqa: S311
+    choose = random.Random(20261120)
     start = time.monotonic()
     load("first", flags=("-DVALUE=1000",))
     whole = time.monotonic() - start

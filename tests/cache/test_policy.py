@@ -65,7 +65,8 @@ def test_a_message_names_the_plugin(children, tmp_path):
 
     package = plugin_on_disk.install(tmp_path / "site", "sgljit-some", "some")
     (package / "csrc" / "number.cpp").write_text("int number() { return 1; }\n")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\nfrom sgljit_core import plugins\nplugins.rescan()\n"
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
+    code += "from sgljit_core import plugins\nplugins.rescan()\n"
     code += LOAD.replace("csrc=csrc", "csrc=csrc, family='some'")
     child = children.start(code, csrc=str(package / "csrc"), env={"SGLJIT_JIT": "error"})
     child.process.join(60)
@@ -82,7 +83,7 @@ def test_a_miss_during_a_capture_raises(load, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert load("hit").number() == 1
-    with pytest.raises(errors.CaptureError, match="number<miss> .*while a CUDA stream is capturing a graph"):
+    with pytest.raises(errors.CaptureError, match=r"number<miss> .*while a CUDA stream is capturing a graph"):
         load("miss", flags=("-DVALUE=2",))
 
 
@@ -118,7 +119,9 @@ def test_a_line_on_a_terminal_after_a_second(children, compiler):
     import pty
 
     controller, terminal = pty.openpty()
-    code = "import os, sys\nfd = os.open(tty, os.O_RDWR)\nos.dup2(fd, 2)\nsys.stderr = os.fdopen(2, 'w', closefd=False)\n"
+    code = (
+        "import os, sys\nfd = os.open(tty, os.O_RDWR)\nos.dup2(fd, 2)\nsys.stderr = os.fdopen(2, 'w', closefd=False)\n"
+    )
     compiler.hold()
     child = children.start(code + LOAD, tty=os.ttyname(terminal), env={"TERM": "xterm"})
     text = ""
@@ -172,8 +175,11 @@ def test_processes_share_the_limit_of_compilers(children, compiler, monkeypatch)
     monkeypatch.setenv("SGLJIT_JOBS", "1")
     log = compiler.directory / "log"
     text = compiler.path.read_text().replace('exec "', '"')  # not replaced, so that its end is seen
-    text = text.replace("*\" --version \"*) ", '*" --version "*) exec ')
-    text = text.replace('echo "', f'echo start >> {log}; echo "') + f"status=$?\nsleep 0.05\necho end >> {log}\nexit $status\n"
+    text = text.replace('*" --version "*) ', '*" --version "*) exec ')
+    text = (
+        text.replace('echo "', f'echo start >> {log}; echo "')
+        + f"status=$?\nsleep 0.05\necho end >> {log}\nexit $status\n"
+    )
     compiler.path.write_text(text)
     for child in [children.start(JOBS, first=first) for first in (0, 3)]:
         child.join()

@@ -47,7 +47,9 @@ def test_a_waiter_says_after_two_seconds_who_holds_the_lock_and_since_when(child
     until(compiler.is_held)
     start = time.monotonic()
     waiter = children.start()
-    report = rf"waiting for process {builder.process.pid} on \S+ \(building number for cpu-\S+ since \d\d:\d\d:\d\d, \d+ s\)"
+    report = (
+        rf"waiting for process {builder.process.pid} on \S+ \(building number for cpu-\S+ since \d\d:\d\d:\d\d, \d+ s\)"
+    )
     until(lambda: re.search(report, waiter.output), 20, "the report")
     assert 1.9 < time.monotonic() - start < 10
     assert "1" not in waiter.output.split()
@@ -189,7 +191,7 @@ def test_a_miss_while_a_stream_captures_raises_and_a_hit_works(load):
     x = torch.zeros(1, device="cuda")
     with torch.cuda.graph(graph):
         x += hit.number()
-        with pytest.raises(errors.CaptureError, match="number<miss> .* while a CUDA stream is capturing"):
+        with pytest.raises(errors.CaptureError, match=r"number<miss> .* while a CUDA stream is capturing"):
             load("miss", flags=("-DVALUE=9",))
 
 

@@ -112,9 +112,9 @@ def _rewritten(source, target, change):
     with tarfile.open(source) as old, tarfile.open(target, "w") as new:
         for member in old:
             content = old.extractfile(member).read()
-            member, content = change(member, content)
-            member.size = len(content)
-            new.addfile(member, io.BytesIO(content))
+            changed, content = change(member, content)
+            changed.size = len(content)
+            new.addfile(changed, io.BytesIO(content))
     return target
 
 
@@ -140,7 +140,10 @@ def _truncated(member, content):
 BAD = {
     "out of the root": (_renamed("../../evil.so"), "which is no file of an artifact"),
     "absolute": (_renamed("/tmp/evil.so"), "which is no file of an artifact"),
-    "dots inside": (_renamed("cpu/../m/" + "0" * 32 + "/" + "0" * 32 + "/module.so"), "which is no file of an artifact"),
+    "dots inside": (
+        _renamed("cpu/../m/" + "0" * 32 + "/" + "0" * 32 + "/module.so"),
+        "which is no file of an artifact",
+    ),
     "a link": (_linked, "which is no file of an artifact"),
     "truncated payload": (_truncated, "is damaged: "),
     "another place": (
@@ -151,7 +154,7 @@ BAD = {
 
 
 def _moved(member):
-    first, _, rest = member.name.partition("/")
+    _, _, rest = member.name.partition("/")
     member.name = f"sm_90a/{rest}"
     return member
 
@@ -192,7 +195,9 @@ def test_why_names_the_first_difference(load, csrc, compiler, monkeypatch):
     assert why(lambda: load(flags=("-g",))).differences == ("csrc/value.h changed", "flag -g added (cxx)")
     (csrc / "value.h").write_text("#pragma once\n#ifndef VALUE\n#define VALUE 1\n#endif\n")
     text = compiler.path.read_text()
-    compiler.path.write_text(text.replace("*\" --version \"*) exec", '*" --version "*) echo "g++ 99.1"; exit;;\n*" -v- "*) exec'))
+    compiler.path.write_text(
+        text.replace('*" --version "*) exec', '*" --version "*) echo "g++ 99.1"; exit;;\n*" -v- "*) exec')
+    )
     (difference,) = why(load).differences
     assert difference.startswith("cxx ")
     assert difference.endswith("-> g++ 99.1")
