@@ -61,6 +61,9 @@ class Registry(Mapping[str, FamilyOps]):
             UnknownFamilyError: no installed plugin provides it; the text has the nearest match and the pip line.
             PluginConflictError, PluginLoadError, IncompatiblePluginError: its plugin cannot be used.
         """
+        loaded = self._loaded.get(family)
+        if loaded is not None:  # the way of every call but the first: one look-up
+            return loaded
         name = family.replace("-", "_")
         claims = plugins.installed().get(name)
         if claims is None:
@@ -68,8 +71,9 @@ class Registry(Mapping[str, FamilyOps]):
             claims = plugins.installed().get(name)
         if claims is None:
             raise UnknownFamilyError(_unknown(name, list(self)))
-        if name not in self._loaded or len(claims) > 1:
+        if name not in self._loaded:
             self._loaded[name] = FamilyOps(plugins.load(name, claims), claims[0])
+        self._loaded[family] = self._loaded[name]
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
