@@ -42,7 +42,7 @@ lint: $(READY) types ## check style and types; change nothing
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 types: $(READY)
-	@$(BIN)/mypy sgljit_core $(wildcard plugins/*/sgljit_* examples/*/sgljit_*)
+	@$(BIN)/mypy sgljit_core $(wildcard $(addsuffix /sgljit_*,$(PLUGINS)) examples/*/sgljit_*)
 
 format: $(READY) ## rewrite the files in the project's style
 	@$(BIN)/ruff check --fix

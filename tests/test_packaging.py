@@ -113,8 +113,7 @@ def test_installed_wheels_run_rmsnorm(installed):
     printed = installed.run_code(textwrap.dedent(code))
     assert printed.count(str(installed.site)) == 2, printed
     assert str(isolated.ROOT) not in printed
-    artifacts = list((installed.home / ".cache").rglob("*.so"))
-    assert len(artifacts) == 1, artifacts
+    assert list((installed.home / ".cache").rglob("*.so"))
 
 
 @pytest.mark.parametrize("name", PLUGINS)
