@@ -1,0 +1,69 @@
+/// \file hicache_cpu.cpp
+/// \brief The transfer on the CPU; compiled when it is first needed.
+
+#include <sgl_kernel/cpu/parallel.h>
+#include <sgl_kernel/deferred.h>
+#include <sgl_kernel/dtype.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "hicache_job.h"
+
+namespace {
+
+using hicache::kNoPages;
+
+/// Where a row lies, in bytes.
+template <typename Index>
+std::int64_t offset_of(const hicache::Rows& rows, Index index) {
+  if (rows.page_size == kNoPages) return static_cast<std::int64_t>(index) * rows.row_stride;
+  const auto page = static_cast<std::int64_t>(index) / rows.page_size;
+  const auto row = static_cast<std::int64_t>(index) % rows.page_size;
+  return page * rows.page_stride + row * rows.row_stride;
+}
+
+/// Positions [begin, end) of one layer of one cache; rows that follow each other on both sides are copied as one.
+template <typename Index>
+void copy_positions(const hicache::Transfer& t, char* dst, const char* src, std::int64_t begin, std::int64_t end) {
+  const auto to = [&](std::int64_t i) { return offset_of(t.dst, static_cast<const Index*>(t.dst_indices)[i]); };
+  const auto from = [&](std::int64_t i) { return offset_of(t.src, static_cast<const Index*>(t.src_indices)[i]); };
+  for (auto i = begin; i < end;) {
+    char* const run_dst = dst + to(i);
+    const char* const run_src = src + from(i);
+    auto size = t.row_bytes;
+    for (++i; i < end && dst + to(i) == run_dst + size && src + from(i) == run_src + size; ++i) size += t.row_bytes;
+    if (run_dst != run_src) std::memcpy(run_dst, run_src, static_cast<std::size_t>(size));
+  }
+}
+
+template <typename Index>
+void copy(const hicache::Job& job, const hicache::LayerTables& table) {
+  constexpr std::int64_t kBytesPerThread = 1 << 20;  // 50 to 100 us
+  const auto& t = job.transfer;
+  const auto row_bytes = t.row_bytes * job.num_caches;
+  const auto grain = (kBytesPerThread + row_bytes - 1) / row_bytes;
+  const auto total = static_cast<std::int64_t>(t.num_rows) * t.num_layers;
+  host::cpu::parallel_for(total, grain, [&](std::int64_t begin, std::int64_t end) {
+    while (begin < end) {  // layer by layer
+      const auto layer = begin / t.num_rows;
+      const auto first = begin - layer * t.num_rows;
+      const auto left = t.num_rows - first;
+      const auto count = end - begin < left ? end - begin : left;
+      for (int c = 0; c < job.num_caches; ++c) {
+        copy_positions<Index>(
+            t, reinterpret_cast<char*>(table.dst[c][layer]), reinterpret_cast<const char*>(table.src[c][layer]), first,
+            first + count);
+      }
+      begin += count;
+    }
+  });
+}
+
+/// Moves the rows. The job has some.
+void transfer_on_cpu(const hicache::Job& job, const hicache::LayerTables& table) {
+  if (host::is_type<std::int32_t>(job.index_dtype)) return copy<std::int32_t>(job, table);
+  copy<std::int64_t>(job, table);
+}
+
+}  // namespace

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <sgl_kernel/optional.h>
+#include <sgl_kernel/tensor_view.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "hicache_params.h"
+
+/// \file hicache_job.h
+/// \brief A transfer that has been checked, and how the caller wants it done. Host only.
+
+namespace hicache {
+
+/// The number of rows where the caller has not said.
+inline constexpr std::int64_t kUnknownRows = INT64_MAX;
+
+/// \brief What decides a transfer, but for the caches' addresses.
+struct Job {
+  const char* op;  ///< for errors
+  int num_caches;  ///< 2: K and V; 1: what holds both
+  Transfer transfer = {};
+  DLDataType index_dtype = {};
+  DLDevice device = {};  ///< of the indices; it does the work
+  std::int64_t dst_rows = kUnknownRows;
+  std::int64_t src_rows = kUnknownRows;
+  bool is_in_place = false;   ///< source and destination are one cache
+  bool crosses_host = false;  ///< one of them is in host memory
+  host::Optional<std::int64_t> unroll = {};
+  host::Optional<std::int64_t> block_quota = {};
+};
+
+/// \brief What may be said about any transfer.
+struct Options {
+  host::Optional<std::int64_t> unroll;
+  host::Optional<std::int64_t> block_quota;
+  host::Optional<bool> check_indices;
+
+  /// \brief Whether to check indices. SGLJIT_CHECK_INDICES is read once, at the first transfer that does not say.
+  bool checks() const {
+    static const bool by_default = [] {
+      const char* text = std::getenv("SGLJIT_CHECK_INDICES");
+      return text != nullptr && text[0] != '\0' && std::strcmp(text, "0") != 0;
+    }();
+    return check_indices.value_or(by_default);
+  }
+};
+
+inline bool is_host(DLDevice device) {
+  return device.device_type == kDLCPU || device.device_type == kDLCUDAHost;
+}
+
+}  // namespace hicache

@@ -1,0 +1,184 @@
+"""The functions users call. Their bodies are C++: csrc/hicache.cpp checks, chooses a kernel and launches it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sgljit_core import cache_once, exported, is_arch_support_pdl
+
+from .plugin import FAMILY
+
+if TYPE_CHECKING:
+    from tvm_ffi import Module
+
+_EXPORTS = (
+    "transfer_hicache_one_layer",
+    "transfer_hicache_one_layer_mla",
+    "transfer_hicache_all_layer",
+    "transfer_hicache_all_layer_mla",
+    "can_use_hicache_jit_kernel",
+    "override_launch",
+    "last_launch",
+)
+
+# Of csrc/hicache_params.h and csrc/hicache_launch.h: where addresses come from; warps, stages and bytes of a stage.
+_ONE_LAYER = 0
+_BULK = (4, 6, 8192)
+
+
+@cache_once
+def host_module() -> Module:
+    """The host part: the checks, and the choice of a kernel and its launch."""
+    return FAMILY.load_host("hicache", cpp_files=["hicache.cpp"], cpp_wrappers=[(name, name) for name in _EXPORTS])
+
+
+@exported(host_module)
+def transfer_hicache_one_layer(
+    k_cache_dst: torch.Tensor,
+    v_cache_dst: torch.Tensor,
+    indices_dst: torch.Tensor,
+    k_cache_src: torch.Tensor,
+    v_cache_src: torch.Tensor,
+    indices_src: torch.Tensor,
+    *,
+    element_dim: int | None = None,
+    unroll: int | None = None,
+    block_quota: int | None = None,
+    check_indices: bool | None = None,
+) -> None:
+    """``k_cache_dst[indices_dst] = k_cache_src[indices_src]``, and V likewise, in one launch.
+
+    Caches are on the device of the indices or in pinned host memory; with indices on the CPU, all are in host memory
+    and the CPU copies. On CUDA it runs on the current stream of that device and returns at once.
+
+    Args:
+        k_cache_dst, v_cache_dst: [rows, elements], any dtype. The last dimensions that make up ``element_dim`` are a
+            row and have no gaps; those before it count rows, at one stride or, in pages, at two: ``pool[:, layer]`` of
+            a page-first pool needs no copy. K and V have the same strides.
+        indices_dst: [n], int32 or int64: which row of the destination each row goes to. Trusted, see below.
+        k_cache_src, v_cache_src: like the destinations, with strides of their own; the same rows.
+        indices_src: like ``indices_dst``: which row of the source it comes from.
+        element_dim: elements of a row; the last dimension's size when None.
+        unroll: rows that a warp moves at a time, instead of the choice by row size.
+        block_quota: the most blocks, and so multiprocessors, to take, instead of the choice by direction.
+        check_indices: find indices that are out of range, and destinations named twice or also read, before anything
+            moves. It makes the host wait for the device. When None, as ``SGLJIT_CHECK_INDICES`` says (read once).
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: shapes, dtypes, strides or devices do not fit.
+        ValueError: a cache in pageable host memory in a transfer on CUDA; destinations that overlap themselves, each
+            other or a source other than their own; a bad option. Checked: a destination named twice, or also read.
+        IndexError: checked: an index out of range; the first such position.
+    """
+
+
+@exported(host_module)
+def transfer_hicache_one_layer_mla(
+    cache_dst: torch.Tensor,
+    indices_dst: torch.Tensor,
+    cache_src: torch.Tensor,
+    indices_src: torch.Tensor,
+    *,
+    element_dim: int | None = None,
+    unroll: int | None = None,
+    block_quota: int | None = None,
+    check_indices: bool | None = None,
+) -> None:
+    """``cache_dst[indices_dst] = cache_src[indices_src]``: as ``transfer_hicache_one_layer``, with one cache."""
+
+
+@exported(host_module)
+def transfer_hicache_all_layer(
+    k_ptr_dst: torch.Tensor,
+    v_ptr_dst: torch.Tensor,
+    indices_dst: torch.Tensor,
+    k_ptr_src: torch.Tensor,
+    v_ptr_src: torch.Tensor,
+    indices_src: torch.Tensor,
+    *,
+    kv_cache_src_stride_bytes: int,
+    kv_cache_dst_stride_bytes: int,
+    element_size: int | None = None,
+    unroll: int | None = None,
+    block_quota: int | None = None,
+    page_size: int | None = None,
+    kv_cache_src_page_stride_bytes: int | None = None,
+    kv_cache_dst_page_stride_bytes: int | None = None,
+    num_rows_src: int | None = None,
+    num_rows_dst: int | None = None,
+    check_indices: bool | None = None,
+) -> None:
+    """The same rows of every layer, in one launch.
+
+    Args:
+        k_ptr_dst, v_ptr_dst, k_ptr_src, v_ptr_src: [layers], uint64 or int64: the address of each layer's cache.
+            On the device of the indices, or on the CPU: then (up to 96 layers in a launch) they travel with the
+            launch, and the host sees where the caches are, so that it chooses the launch by direction and refuses
+            pageable memory. Of addresses on the device nothing is known: it takes the few multiprocessors of a
+            transfer with the host, unless ``block_quota`` says otherwise, and every address must be a multiple of 16.
+        indices_dst, indices_src: as for one layer.
+        kv_cache_src_stride_bytes, kv_cache_dst_stride_bytes: from a row to the next.
+        element_size: bytes of a row; needed where the strides differ.
+        unroll, block_quota, check_indices: as for one layer.
+        page_size: rows of a page, for a side with a page stride.
+        kv_cache_src_page_stride_bytes, kv_cache_dst_page_stride_bytes: from a page to the next, where that is not
+            ``page_size`` rows.
+        num_rows_src, num_rows_dst: rows of the caches, for checked mode, which otherwise knows of no upper bound.
+
+    Raises: as for one layer.
+    """
+
+
+@exported(host_module)
+def transfer_hicache_all_layer_mla(
+    ptr_dst: torch.Tensor,
+    indices_dst: torch.Tensor,
+    ptr_src: torch.Tensor,
+    indices_src: torch.Tensor,
+    *,
+    cache_src_stride_bytes: int,
+    cache_dst_stride_bytes: int,
+    element_size: int | None = None,
+    unroll: int | None = None,
+    block_quota: int | None = None,
+    page_size: int | None = None,
+    cache_src_page_stride_bytes: int | None = None,
+    cache_dst_page_stride_bytes: int | None = None,
+    num_rows_src: int | None = None,
+    num_rows_dst: int | None = None,
+    check_indices: bool | None = None,
+) -> None:
+    """The same rows of every layer: as ``transfer_hicache_all_layer``, with one cache."""
+
+
+@exported(host_module)
+def can_use_hicache_jit_kernel(*, element_size: int, unroll: int | None = None, block_quota: int | None = None) -> bool:
+    """Whether rows of ``element_size`` bytes move at full speed, which whole 16-byte words do.
+
+    Others are moved too, by a slower kernel. Nothing is compiled to find out: an error of the toolchain shows as
+    itself, at the first transfer.
+    """
+    raise NotImplementedError  # never runs: the decorator calls C++
+
+
+def variants() -> Iterator[Callable[[], Any]]:
+    """What is worth building ahead: the host part, the CPU's, and on CUDA transfers of one layer of the usual rows."""
+    yield host_module
+    yield functools.partial(FAMILY.build_deferred, "hicache_cpu.cpp", "transfer_on_cpu")
+    yield functools.partial(FAMILY.build_deferred, "hicache_check.cpp", "check_on_cpu")
+    pdl = is_arch_support_pdl()
+    kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
+    for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
+        lanes = 8 if row_bytes <= 128 else 16 if row_bytes <= 256 else 32
+        for index in (torch.int32, torch.int64):
+            yield functools.partial(
+                kernel, "hicache::copy_rows", row_bytes, caches, lanes, False, pdl, index, _ONE_LAYER
+            )
+            if pdl:
+                yield functools.partial(
+                    kernel, "hicache::copy_bulk", row_bytes, caches, *_BULK, False, pdl, index, _ONE_LAYER
+                )
