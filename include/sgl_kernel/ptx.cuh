@@ -98,6 +98,13 @@ SGL_DEVICE void store_release(uint32_t* ptr, uint32_t x) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(ptr), "r"(x) : "memory");
 }
 
+/// \brief Nanoseconds of a clock that all multiprocessors share; it may advance in steps of a microsecond.
+[[nodiscard]] SGL_DEVICE uint64_t global_timer() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");
+  return ns;
+}
+
 /// \brief The address of shared memory as the instructions below want it.
 [[nodiscard]] SGL_DEVICE uint32_t shared_address(const void* smem) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(smem));
