@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ class Supervisor:
         # A forked child must not keep the writing end: then this process's death would go unnoticed.
         reading, writing = forks.open_private(lambda: os.pipe2(os.O_CLOEXEC))
         # The output goes to a file in memory: a daemon that the compiler leaves behind would keep a pipe open.
-        output = os.memfd_create("sgljit-compiler-output", os.MFD_CLOEXEC)
+        output = _output_file()
         try:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _SCRIPT, "sh", *command],
@@ -93,6 +94,14 @@ class Supervisor:
                 self._running.discard(group)
             status = process.wait()
         return status if status >= 0 else 128 - status
+
+
+def _output_file() -> int:
+    try:
+        return os.memfd_create("sgljit-compiler-output", os.MFD_CLOEXEC)
+    except OSError:  # a sandbox that has none
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
 
 
 def _kill(group: int) -> None:

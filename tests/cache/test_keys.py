@@ -201,6 +201,49 @@ def test_headers_that_include_each_other_through_the_parent_directory_end(load, 
     assert load().number() == 1
 
 
+def test_an_edit_of_a_core_header_rebuilds(load, csrc, tmp_path, monkeypatch):
+    from sgljit_core import paths
+
+    shutil.copytree(paths.core_include(), tmp_path / "include")
+    (csrc / "value.h").write_text("#include <sgl_kernel/tensor.h>\n#define VALUE 1\n")
+    before = key_of(load)
+    monkeypatch.setattr(paths, "core_include", lambda: tmp_path / "include")
+    assert key_of(load) == before  # the same headers at another place
+    header = tmp_path / "include/sgl_kernel/message.h"  # which tensor.h reaches through others
+    header.write_text(header.read_text() + "// edited\n")
+    assert key_of(load) != before
+
+
+DEPENDENCY = """
+from pathlib import Path
+from sgljit_core import hookimpl
+
+@hookimpl
+def sgljit_header_dependencies():
+    return {"some": lambda: [Path(__file__).parent / "csrc"]}
+"""
+
+
+def test_an_edit_of_a_registered_dependency_rebuilds(children, csrc, compiler, tmp_path):
+    import plugin_on_disk
+    from cache.kit import LOAD
+
+    package = plugin_on_disk.install(
+        tmp_path / "site", "sgljit-headers", "headers", plugin=DEPENDENCY, group="sgljit.plugins"
+    )
+    header = package / "csrc" / "some.h"
+    header.write_text("#define VALUE 1\n")
+    (csrc / "value.h").write_text("#include <some.h>\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
+    code += LOAD.replace("csrc=csrc", "csrc=csrc, extra_dependencies=['some']")
+    assert children.run(code) == "1\n"
+    header.write_text("#define VALUE 2\n")
+    assert children.run(code) == "2\n"
+    header.write_text("#define VALUE 1\n")
+    assert children.run(code) == "1\n"
+    assert compiler.calls() == 2
+
+
 # What the scan cannot see, the compiler reports: it is recorded and checked.
 
 UNSEEN = {

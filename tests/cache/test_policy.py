@@ -96,6 +96,35 @@ def test_log_records_carry_their_data(load, caplog):
     assert "miss" in events
 
 
+OBSERVER = """
+from sgljit_core import hookimpl
+
+@hookimpl
+def sgljit_build_started(build):
+    print("started", build.label)
+
+@hookimpl
+def sgljit_build_finished(build, seconds, error):
+    print("finished", build.label, 0 < seconds < 60, type(error).__name__)
+"""
+
+
+def test_a_plugin_observes_builds_and_no_hits(children, csrc, tmp_path):
+    import plugin_on_disk
+
+    plugin_on_disk.install(tmp_path / "site", "sgljit-observer", "observer", plugin=OBSERVER, group="sgljit.plugins")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n" + LOAD
+    lines = children.run(code).splitlines()
+    assert [line.split()[0] for line in lines] == ["started", "finished", "1"]
+    assert lines[1].startswith("finished number for cpu-")
+    assert lines[1].endswith("True NoneType")
+    assert children.run(code) == "1\n"
+    (csrc / "value.h").write_text("#error no\n")
+    child = children.start(code)
+    child.process.join(60)
+    assert "True CompileError" in child.output
+
+
 def test_an_observer_that_raises_stops_no_build(load, monkeypatch, caplog):
     from sgljit_core import plugins
 
