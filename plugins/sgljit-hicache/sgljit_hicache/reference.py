@@ -1,6 +1,4 @@
-"""The ops in plain Python and PyTorch: what the kernels are compared with. Options that only concern speed are read
-and ignored.
-"""
+"""The ops in plain Python and PyTorch: what the kernels are compared with. Options about speed are ignored."""
 
 from __future__ import annotations
 

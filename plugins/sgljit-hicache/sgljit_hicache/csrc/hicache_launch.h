@@ -146,6 +146,7 @@ inline void override_choice(Launch& launch) {
   launch.method = g_override.method;
   if (g_override.blocks > 0) launch.blocks = g_override.blocks;
   if (g_override.threads > 0) launch.threads = g_override.threads;
+  else if (launch.method == kBulk) launch.threads = kHostBulk.threads;
   launch.stages = g_override.stages > 0 ? g_override.stages : kHostBulk.stages;
   launch.stage_bytes = g_override.stage_bytes > 0 ? g_override.stage_bytes : kHostBulk.stage_bytes;
 }
