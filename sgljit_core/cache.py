@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def prune(
     *,
     older_than: float | None = None,
     larger_than: int | None = None,
-    keep: Collection[str] | None = None,
+    keep: Iterable[Explanation] | None = None,
     damaged: bool = True,
 ) -> list[Entry]:
     """Remove artifacts, and what dead processes left behind.
@@ -110,7 +110,8 @@ def prune(
     Args:
         older_than: seconds; removes what was built longer ago.
         larger_than: bytes; removes the oldest until the rest takes no more.
-        keep: source keys; removes every artifact with another one, such as those of sources that were edited since.
+        keep: answers of ``why``; of each family and target that is among them, removes every other source key, such
+            as those of sources that were edited since.
         damaged: removes artifacts whose content is not what their manifest says.
 
     Returns:
@@ -122,10 +123,14 @@ def prune(
     place = _checked(directory)
     store.collect(place)
     broken = {entry.directory for entry in verify(place)} if damaged else set()
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for answer in keep or ():
+        wanted.setdefault(_owner(answer.slot.path), set()).add(answer.source_key)
     gone: list[Entry] = []
     rest: list[Entry] = []
     for entry in sorted(entries(place), key=lambda e: e.built):
-        stale = keep is not None and entry.directory.parent.name not in keep
+        source_key = entry.directory.parent.name
+        stale = source_key not in wanted.get(_owner(entry.directory.parent), {source_key})
         old = older_than is not None and time.time() - entry.built > older_than
         (gone if stale or old or entry.directory in broken else rest).append(entry)
     size = sum(entry.size for entry in rest)
@@ -158,6 +163,11 @@ def import_archive(file: str | Path, directory: Path | None = None) -> int:
         ArchiveError: the file is no archive of artifacts, or is damaged.
     """
     return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
+
+
+def _owner(place: Path) -> tuple[str, str]:
+    """Target and family of the directory of a source key."""
+    return place.parents[2].name, place.parents[1].name
 
 
 def _checked(directory: Path | None) -> Path:

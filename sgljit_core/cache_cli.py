@@ -66,7 +66,7 @@ def build(
 ) -> None:
     """Build every declared variant ahead, for this machine's device or, with --cuda-arch, for another."""
     with _target(cuda_arch):
-        builders = [builder for family in families or list(registry.ops) for builder in _variants(family)]
+        builders = [b for family in families for b in _variants(family)] if families else _all_variants()
         parallel_compile(builders)
     typer.echo(f"{len(builders)} modules are in {cache.root()}")
 
@@ -77,7 +77,7 @@ def prune(
     days: Annotated[float | None, typer.Option(help="Remove what was built more days ago.")] = None,
     megabytes: Annotated[float | None, typer.Option(help="Remove the oldest until the rest takes no more.")] = None,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Remove all but the declared variants of the installed families.")
+        bool, typer.Option("--stale", help="Remove what families that declare their variants do not declare any more.")
     ] = False,
     cuda_arch: Arch = None,
 ) -> None:
@@ -85,7 +85,7 @@ def prune(
     keep = None
     if stale:
         with _target(cuda_arch):
-            keep = {cache.why(builder).source_key for family in registry.ops for builder in _variants(family)}
+            keep = [cache.why(builder) for builder in _all_variants()]
     gone = cache.prune(
         directory,
         older_than=None if days is None else days * 86400,
@@ -113,6 +113,12 @@ def import_archive(
 ) -> None:
     """Put the artifacts of an archive into the cache, or into a directory of prebuilt ones."""
     typer.echo(f"{cache.import_archive(file, directory)} artifacts are in {directory or cache.root()}")
+
+
+def _all_variants() -> list[Callable[[], Any]]:
+    """The declared variants of every family; one that declares none has nothing to build ahead."""
+    declared = {name: plugins.load(name, claims).variants for name, claims in plugins.installed().items()}
+    return [builder for name, variants in declared.items() if variants for builder in _variants(name)]
 
 
 def _variants(family: str) -> list[Callable[[], Any]]:

@@ -38,9 +38,13 @@ _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
 # that is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
     r"/lib(?:32|64|exec)?/(?:gcc|clang|llvm-\d+)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
-    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux)/|(?:alloca|assert|complex|ctype|endian|errno|fcntl|features|"
-    r"features-time64|fenv|float|inttypes|langinfo|libintl|limits|locale|malloc|math|memory|pthread|sched|semaphore|"
-    r"setjmp|signal|stdc-predef|stdint|stdio|stdlib|string|strings|time|uchar|unistd|wchar|wctype|xlocale)\.h$)"
+    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|net|netinet|arpa)/|(?:aio|alloca|assert|byteswap|complex|cpio|ctype|"
+    r"dirent|dlfcn|elf|endian|err|errno|error|execinfo|fcntl|features|features-time64|fenv|float|fnmatch|ftw|getopt|glob|"
+    r"grp|iconv|ifaddrs|inttypes|langinfo|lastlog|libgen|libintl|limits|link|locale|malloc|math|mcheck|memory|mntent|"
+    r"monetary|mqueue|netdb|nl_types|nss|obstack|paths|poll|printf|pthread|pty|pwd|regex|resolv|sched|search|semaphore|"
+    r"setjmp|sgtty|shadow|signal|spawn|stdc-predef|stdint|stdio|stdio_ext|stdlib|string|strings|syscall|syslog|tar|"
+    r"termio|termios|tgmath|threads|time|uchar|ucontext|ulimit|unistd|utime|utmp|utmpx|values|wait|wchar|wctype|wordexp|"
+    r"xlocale)\.h$)"
 )
 _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol", re.IGNORECASE)
 

@@ -147,9 +147,7 @@ class _Request(Generic[T]):
         artifact = search.artifact
         if policy.is_explaining():
             if artifact is not None:
-                raise policy.Explained(
-                    policy.Explanation(self.recipe.named().label, self.slot.source_key, artifact.directory)
-                )
+                raise policy.Explained(policy.Explanation(self.recipe.named().label, self.slot, artifact.directory))
             return None
         if artifact is None:
             return None
@@ -351,7 +349,6 @@ def _wait(lock: FileLock, label: str) -> tuple[bool, bool]:
 def _explain(recipe: Recipe[T], build: BuildSpec, root: Path, tools: Mapping[str, str] | None) -> policy.Explanation:
     """What sets a build apart from the nearest artifact of its module, in any tier."""
     tiers = [root, *settings().prebuilt, *plugins.prebuilt_directories()]
-    key = recipe.slot.source_key
     best: tuple[int, int, Path, list[str]] | None = None
     for directory in _siblings(recipe.slot, tiers):
         try:
@@ -364,8 +361,8 @@ def _explain(recipe: Recipe[T], build: BuildSpec, root: Path, tools: Mapping[str
         if best is None or rank < best[:2]:
             best = (*rank, directory, texts)
     if best is None:
-        return policy.Explanation(build.label, key, None)
-    return policy.Explanation(build.label, key, None, best[2], tuple(best[3]))
+        return policy.Explanation(build.label, recipe.slot, None)
+    return policy.Explanation(build.label, recipe.slot, None, best[2], tuple(best[3]))
 
 
 def _siblings(slot: Slot, roots: Sequence[Path]) -> list[Path]:

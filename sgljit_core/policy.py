@@ -16,6 +16,7 @@ from typing import Literal
 
 from .config import settings
 from .errors import SgljitError
+from .store import Slot
 
 __all__ = ["Explained", "Explanation", "explaining", "forbidden_by", "freeze", "is_capturing", "is_explaining"]
 
@@ -60,17 +61,22 @@ class Explanation:
 
     Attributes:
         build: what messages call it.
-        source_key: its source key.
+        slot: where its artifacts would lie below a root.
         artifact: the directory of the artifact that serves; None for a miss.
         nearest: the directory of the artifact of the same module that differs least; None where there is none.
         differences: what sets the build apart from ``nearest``, most telling first.
     """
 
     build: str
-    source_key: str
+    slot: Slot
     artifact: Path | None
     nearest: Path | None = None
     differences: tuple[str, ...] = ()
+
+    @property
+    def source_key(self) -> str:
+        """Its source key."""
+        return self.slot.source_key
 
     def __str__(self) -> str:
         if self.artifact is not None:

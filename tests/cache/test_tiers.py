@@ -221,9 +221,12 @@ def test_entries_verify_and_prune(load, cache):
     assert [e.directory for e in sgljit_core.cache.prune(larger_than=by_age[-1].size)] == [
         e.directory for e in by_age[:2]
     ]
-    key = by_age[-1].directory.parent.name
-    assert sgljit_core.cache.prune(keep={key}) == []
-    assert len(sgljit_core.cache.prune(keep=set())) == 1
+    value = by_age[-1].manifest.markers[1]
+    newest = sgljit_core.cache.why(lambda: load(value, flags=(f"-DVALUE={value}",)))
+    other = sgljit_core.cache.why(lambda: load("edited", flags=("-DVALUE=4",)))
+    assert sgljit_core.cache.prune(keep=[newest]) == []
+    assert sgljit_core.cache.prune(keep=[]) == []
+    assert len(sgljit_core.cache.prune(keep=[other])) == 1
     assert not [path for path in cache.iterdir() if not path.name.startswith(".")]
 
 
@@ -298,7 +301,7 @@ def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(load, cac
     package = plugin_on_disk.install(site, "sgljit-many", "many", plugin=VARIANTS_PLUGIN)
     (package / "csrc" / "number.cpp").write_text("template <int N> int number() { return N; }\n")
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    load("stale")
+    load("of no family")
     environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many"}
     assert sgljit("cache", "why", "many", **environment).stdout.count("a miss") == 3
     result = sgljit("cache", "build", "many", **environment)
@@ -307,10 +310,15 @@ def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(load, cac
     assert explained.count("a hit") == 3
     assert "many.number<2> for cpu-" in explained
     assert "of sgljit-many 1.2.3" in explained
+    source = package / "csrc" / "number.cpp"
+    source.write_text(source.read_text() + "// edited\n")
+    assert "number.cpp changed" in sgljit("cache", "why", "many", **environment).stdout
+    assert "3 modules are in" in sgljit("cache", "build", **environment).stdout
+    assert len(artifacts(cache)) == 7
     result = sgljit("cache", "prune", "--stale", **environment)
-    assert "removed 1 artifacts" in result.stdout, result.stderr
-    assert len(artifacts(cache)) == 3
-    manifest = json.loads((artifacts(cache)[0] / "manifest.json").read_text())["manifest"]
+    assert "removed 3 artifacts" in result.stdout, result.stderr
+    assert len(artifacts(cache)) == 4  # those of the sources as they are, and the one that no family has declared
+    manifest = json.loads((artifacts(cache)[-1] / "manifest.json").read_text())["manifest"]
     assert manifest["plugin"] == "sgljit-many 1.2.3"
     assert manifest["family"] == "many"
     assert {"size", "sha256", "source", "toolchain", "target", "command", "seconds"} <= set(manifest)
