@@ -119,13 +119,12 @@ def closure(requirements: Iterable[Requirement], without: set[str]) -> dict[str,
     return found
 
 
-def cuda_compiler() -> list[str]:
-    """What an environment must borrow to have the nvcc that this one has: nothing, where it is the system's."""
-    try:
-        metadata.distribution("nvidia-cuda-nvcc")
-    except metadata.PackageNotFoundError:
+def cuda_compilers() -> list[str]:
+    """What an environment must borrow to have the CUDA compilers that this one has beside the system's."""
+    installed = {canonicalize_name(distribution.metadata["Name"]) for distribution in metadata.distributions()}
+    if "cuda-toolkit" not in installed:
         return []
-    return ["cuda-toolkit[cccl,cudart,nvcc,nvrtc]"]
+    return ["cuda-toolkit[cccl,cudart,nvcc,nvrtc]" if "nvidia-cuda-nvcc" in installed else "cuda-toolkit[cudart,nvrtc]"]
 
 
 class Environment:

@@ -80,7 +80,7 @@ def test_a_plugin_takes_later_releases_of_the_core(distribution, name):
 def installed(distribution, tmp_path_factory) -> isolated.Environment:
     """An environment with the wheels of the core and of all plugins, and what they require."""
     wheels = [distribution(name) for name in isolated.PROJECTS]
-    extra = ["pytest", *isolated.cuda_compiler()]
+    extra = ["pytest", *isolated.cuda_compilers()]
     environment = isolated.Environment(tmp_path_factory.mktemp("wheels") / "environment", wheels, extra=extra)
     environment.install(*wheels)
     return environment
