@@ -30,7 +30,8 @@ class Side:
         return [self.cut(pool) for pool in self.pools]
 
     def copy(self) -> Side:
-        return Side([pool.clone() for pool in self.pools], self.cut, self.num_rows)
+        clones = [pool.clone().pin_memory() if pool.is_pinned() else pool.clone() for pool in self.pools]
+        return Side(clones, self.cut, self.num_rows)
 
 
 def noise(num_bytes: int, where: str) -> torch.Tensor:
