@@ -62,7 +62,7 @@ class Event:
         """Write the value from the calling thread, now. For a flag that the CPU reaches: pinned, or on the CPU."""
         if self.flag.is_cuda:
             raise ValueError("the flag is in device memory: make the event with pinned=True, or record it on a stream")
-        ops["wait_value"].stream_write_value(self.flag, value, device=torch.device("cpu"))
+        ops["wait_value"].stream_write_value(self.flag, value, device="cpu")
 
     def query(self, value: int = 1) -> bool:
         """Whether the flag has the value now. It waits for no stream that is held up."""

@@ -16,6 +16,7 @@ from .plugin import FAMILY
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
+# No parameter is keyword-only: torch.compile's own machinery cannot pass on a keyword called "mode".
 _EXPORTS = ("stream_wait_value", "stream_write_value", "check_timeouts", "use_exchange")
 _CONDITIONS = {"ge": 0, "eq": 1, "and": 2, "nor": 3}  # as in csrc/wait_params.h
 
@@ -41,11 +42,10 @@ def host_module() -> Module:
 def stream_wait_value(
     flag: torch.Tensor,
     value: int,
-    *,
     condition: str = "eq",
     mode: str = "auto",
     timeout: float | None = None,
-    device: torch.device | None = None,
+    device: str | None = None,
 ) -> None:
     """Hold back what comes next in the current stream until ``flag[0]`` meets the condition.
 
@@ -65,8 +65,8 @@ def stream_wait_value(
             is not being captured into a graph.
         timeout: seconds. On a stream, the kernel gives up then, what comes behind it runs, and a TimeoutError is raised
             by the next call of this family, ``check_timeouts`` for one. On the CPU it is raised here.
-        device: who waits for a flag in host memory, where pinned or not is not to decide: torch.device("cuda", 1), or
-            torch.device("cpu") for the calling thread.
+        device: who waits for a flag in host memory, where pinned or not is not to decide: "cuda", "cuda:1", or "cpu",
+            for the calling thread.
 
     Raises:
         sgljit_core.errors.TensorMatchError: the flag is not int32 or int64, or is empty.
@@ -76,9 +76,7 @@ def stream_wait_value(
 
 
 @exported(host_module)
-def stream_write_value(
-    flag: torch.Tensor, value: int, *, mode: str = "auto", device: torch.device | None = None
-) -> None:
+def stream_write_value(flag: torch.Tensor, value: int, mode: str = "auto", device: str | None = None) -> None:
     """Set ``flag[0]`` once everything before in the current stream is done; the call returns at once.
 
     Who has seen the value sees all that the stream wrote before it, in device and host memory. For a flag in plain host

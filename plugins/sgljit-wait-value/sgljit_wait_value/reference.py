@@ -10,11 +10,10 @@ import torch
 def stream_wait_value(
     flag: torch.Tensor,
     value: int,
-    *,
     condition: str = "eq",
     mode: str = "auto",
     timeout: float | None = None,
-    device: torch.device | None = None,
+    device: str | None = None,
 ) -> None:
     """Look until the flag meets the condition."""
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -24,9 +23,7 @@ def stream_wait_value(
         time.sleep(1e-4)
 
 
-def stream_write_value(
-    flag: torch.Tensor, value: int, *, mode: str = "auto", device: torch.device | None = None
-) -> None:
+def stream_write_value(flag: torch.Tensor, value: int, mode: str = "auto", device: str | None = None) -> None:
     """Set the flag."""
     bits = 8 * flag.element_size()
     flag[0] = (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)

@@ -92,7 +92,7 @@ void wait_on_cpu(const void* address, int condition, T value, std::uint64_t time
       throw host::Error(
           "TimeoutError", "stream_wait_value: the flag is still ",
           static_cast<std::int64_t>(static_cast<std::make_signed_t<T>>(seen)), " after ",
-          static_cast<double>(timeout_ns) * 1e-9, " s");
+          static_cast<double>(timeout_ns) / 1e9, " s");
     // The lower half is enough to see a change of a wide flag, and a change of the upper one is seen after the nap.
     const bool signal = details::nap(
         static_cast<const std::uint32_t*>(address), static_cast<std::uint32_t>(seen), ns < left ? ns : left);

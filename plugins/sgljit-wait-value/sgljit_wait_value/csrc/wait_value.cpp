@@ -13,7 +13,9 @@
 #include <dlpack/dlpack.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "cpu_wait.h"
 #include "wait_params.h"
@@ -102,8 +104,23 @@ host::native_stream_t stream_of(const char* op, DLDevice device) {
   return static_cast<host::native_stream_t>(stream);
 }
 
+/// A device by PyTorch's name for it: "cpu", "cuda", which is the current one, "cuda:1".
+Optional<DLDevice> device_of(const char* op, const Optional<const char*>& name) {
+  if (!name.has_value()) return std::nullopt;
+  if (std::strcmp(*name, "cpu") == 0) return DLDevice{kDLCPU, 0};
+  if (std::strcmp(*name, "cuda") == 0) return DLDevice{kDLCUDA, current_device()};
+  if (std::strncmp(*name, "cuda:", 5) == 0) {
+    char* end = nullptr;
+    const auto index = std::strtol(*name + 5, &end, 10);
+    if (end != *name + 5 && *end == '\0' && index >= 0 && index < INT32_MAX)
+      return DLDevice{kDLCUDA, static_cast<std::int32_t>(index)};
+  }
+  throw Error("ValueError", op, ": device must be 'cpu', 'cuda' or 'cuda:' and a number, got '", *name, "'");
+}
+
 /// Who waits, by where the flag is and what the caller says.
-void match_device(Call& call, const TensorView& flag, const Optional<DLDevice>& device) {
+void match_device(Call& call, const TensorView& flag, const Optional<const char*>& device_name) {
+  const auto device = device_of(call.op, device_name);
   const auto where = flag.device();
   call.flag = flag.data_ptr();
   call.stream = nullptr;
@@ -119,8 +136,6 @@ void match_device(Call& call, const TensorView& flag, const Optional<DLDevice>& 
     throw Error(host::kTensorMatchError, call.op, ": the flag must be on a CUDA device or in host memory, got ", flag);
   call.device = {kDLCPU, 0};
   if (device.has_value() && device->device_type == kDLCPU) return;
-  if (device.has_value() && device->device_type != kDLCUDA)
-    throw Error("ValueError", call.op, ": the device must be a CUDA device or the CPU, got ", *device);
   const auto memory = host_memory_at(call.flag);
   if (memory.type == 0) {
     if (!device.has_value()) return;
@@ -133,7 +148,7 @@ void match_device(Call& call, const TensorView& flag, const Optional<DLDevice>& 
   call.stream = stream_of(call.op, call.device);
 }
 
-Call match_call(const char* op, const TensorView& flag, std::int64_t value, const Optional<DLDevice>& device) {
+Call match_call(const char* op, const TensorView& flag, std::int64_t value, const Optional<const char*>& device) {
   Call call{};
   call.op = op;
   call.is_wide = host::is_type<std::int64_t>(flag.dtype());
@@ -174,7 +189,7 @@ void check_timeouts() {
   throw Error(
       "TimeoutError", "stream_wait_value: ", count, count == 1 ? " wait" : " waits",
       " on a stream gave up, and what came behind ran without it; the first after ",
-      static_cast<double>(first.timeout_ns) * 1e-9, " s, at the flag at ", reinterpret_cast<const void*>(first.flag),
+      static_cast<double>(first.timeout_ns) / 1e9, " s, at the flag at ", reinterpret_cast<const void*>(first.flag),
       ", which was ", static_cast<std::int64_t>(first.seen), " and not as waited for with ",
       static_cast<std::int64_t>(first.value));
 }
@@ -275,7 +290,7 @@ void refuse_mode_on_cpu(const Call& call, Mode mode) {
 /// The current stream of the flag's device, or the calling thread, goes on once the flag meets the condition.
 void stream_wait_value(
     TensorView flag, std::int64_t value, const char* condition, const char* mode, Optional<double> timeout,
-    Optional<DLDevice> device) {
+    Optional<const char*> device) {
   constexpr const char* kOp = "stream_wait_value";
   const auto call = match_call(kOp, flag, value, device);
   const auto met = condition_of(kOp, condition);
@@ -288,7 +303,7 @@ void stream_wait_value(
 }
 
 /// The flag takes the value once everything before in the current stream is done, or at once on the CPU.
-void stream_write_value(TensorView flag, std::int64_t value, const char* mode, Optional<DLDevice> device) {
+void stream_write_value(TensorView flag, std::int64_t value, const char* mode, Optional<const char*> device) {
   constexpr const char* kOp = "stream_write_value";
   const auto call = match_call(kOp, flag, value, device);
   const auto way = mode_of(kOp, mode);
