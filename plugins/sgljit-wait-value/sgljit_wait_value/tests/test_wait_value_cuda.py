@@ -43,9 +43,13 @@ def test_every_declared_variant_builds():
 
 @pytest.fixture
 def streams() -> Iterator[list[torch.cuda.Stream]]:
-    """Two streams, and no wait left behind in them. Kernels are loaded: loading waits for what runs."""
+    """Two streams, and no wait left behind in them. Kernels are loaded before: loading one waits for what runs."""
+    torch.cuda._sleep(1)
+    numbers = torch.zeros(8, device="cuda")
+    numbers.fill_(1).add_(1).copy_(torch.ones(8, device="cuda"))
     for dtype in DTYPES:
-        flag = torch.ones(1, dtype=dtype, device="cuda")
+        flag = torch.zeros(1, dtype=dtype, device="cuda").fill_(1)
+        flag.clone().mul_(3).add_(1).cpu()
         family.stream_write_value(flag, 1, mode="kernel")
         for value, condition in ((1, "eq"), (1, "ge"), (1, "and"), (0, "nor")):
             family.stream_wait_value(flag, value, condition=condition, mode="kernel")
