@@ -37,6 +37,7 @@ class Settings:
         lock_timeout: ``SGLJIT_LOCK_TIMEOUT``: seconds to wait for another process that builds the same.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: accept caches that others can write.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for locks, if there is one.
+        ci: ``CI``: whether continuous integration runs this; 0, false and no say that it does not.
     """
 
     cache_dir: Path | None
@@ -53,9 +54,11 @@ class Settings:
     lock_timeout: float
     trust_shared_cache: bool
     runtime_dir: Path | None
+    ci: bool
 
 
 _VARIABLES = (
+    "CI",
     "CONDA_PREFIX",
     "CUDA_HOME",
     "CUDA_PATH",
@@ -111,6 +114,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         lock_timeout=_LOCK_TIMEOUT if lock_timeout is None else lock_timeout,
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,
+        ci=given.get("CI", "no").lower() not in ("0", "false", "no"),
     )
 
 
