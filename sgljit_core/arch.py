@@ -23,6 +23,7 @@ __all__ = [
     "device_target",
     "is_arch_support_pdl",
     "override_cuda_arch",
+    "override_target",
     "parse_cuda_target",
     "scope",
 ]
@@ -74,6 +75,16 @@ def override_cuda_arch(major: int, minor: int, suffix: str | None = None) -> Ite
             which is what unlocks wgmma and the like.
     """
     token = _override.set(_target(major, minor, suffix))
+    try:
+        yield cuda_target()
+    finally:
+        _override.reset(token)
+
+
+@contextmanager
+def override_target(text: str, source: str) -> Iterator[Target]:
+    """``override_cuda_arch`` for a target as text, such as "9.0a"; ``source`` names where it came from in the error."""
+    token = _override.set(parse_cuda_target(text, source))
     try:
         yield cuda_target()
     finally:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from . import arch, cache, plugins, registry
-from .errors import SgljitError
 from .parallel import parallel_compile
-from .spec import Target
 
 __all__ = ["app"]
 
@@ -55,7 +52,7 @@ def verify(directory: Directory = None) -> None:
 def why(family: Family, cuda_arch: Arch = None) -> None:
     """Say for every declared variant of a family whether it is in the cache, and if not, why."""
     with _target(cuda_arch):
-        for builder in _variants(family):
+        for builder in registry.declared_variants(family):
             typer.echo(str(cache.why(builder)))
 
 
@@ -66,7 +63,8 @@ def build(
 ) -> None:
     """Build every declared variant ahead, for this machine's device or, with --cuda-arch, for another."""
     with _target(cuda_arch):
-        builders = [b for family in families for b in _variants(family)] if families else _all_variants()
+        chosen = families or _families_with_variants()
+        builders = [builder for family in chosen for builder in registry.declared_variants(family)]
         parallel_compile(builders)
     typer.echo(f"{len(builders)} modules are in {cache.root()}")
 
@@ -85,7 +83,9 @@ def prune(
     keep = None
     if stale:
         with _target(cuda_arch):
-            keep = [cache.why(builder) for builder in _all_variants()]
+            keep = [
+                cache.why(builder) for name in _families_with_variants() for builder in registry.declared_variants(name)
+            ]
     gone = cache.prune(
         directory,
         older_than=None if days is None else days * 86400,
@@ -115,33 +115,13 @@ def import_archive(
     typer.echo(f"{cache.import_archive(file, directory)} artifacts are in {directory or cache.root()}")
 
 
-def _all_variants() -> list[Callable[[], Any]]:
-    """The declared variants of every family; one that declares none has nothing to build ahead."""
-    declared = {name: plugins.load(name, claims).variants for name, claims in plugins.installed().items()}
-    return [builder for name, variants in declared.items() if variants for builder in _variants(name)]
+def _families_with_variants() -> list[str]:
+    """The families that declare variants; one that declares none has nothing to build ahead."""
+    return [name for name, claims in plugins.installed().items() if plugins.load(name, claims).variants is not None]
 
 
-def _variants(family: str) -> list[Callable[[], Any]]:
-    name = family.replace("-", "_")
-    claims = plugins.installed().get(name, ())
-    if not claims:
-        registry.ops[family]  # raises the error that names the families there are
-    spec = plugins.load(name, claims)
-    if spec.variants is None:
-        raise SgljitError(f"family {name!r} ({claims[0]}) declares no variants; see KernelFamily(variants=...)")
-    return list(registry.resolve(spec.variants)())
-
-
-@contextlib.contextmanager
-def _target(cuda_arch: str | None) -> Iterator[None]:
-    if cuda_arch is None:
-        yield
-        return
-    target: Target = arch.parse_cuda_target(cuda_arch, "--cuda-arch")
-    assert target.cuda_arch is not None
-    suffix = target.name[-1] if target.name[-1] in "af" else ""
-    with arch.override_cuda_arch(*target.cuda_arch, suffix):
-        yield
+def _target(cuda_arch: str | None) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if cuda_arch is None else arch.override_target(cuda_arch, "--cuda-arch")
 
 
 def _bytes(size: float) -> str:

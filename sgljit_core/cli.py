@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import arch, cache_cli, clangd, plugins
+from . import arch, cache_cli, clangd, plugins, wheels
 from ._version import __version__
 from .errors import ConfigError, SgljitError
 from .spec import Target
@@ -51,6 +51,17 @@ def write_clangd(
         raise typer.Exit(1)
     file.write_text(text)
     typer.echo(f"wrote {file.absolute()} for {target.name}")
+
+
+@app.command("wheel")
+def add_artifacts_to_wheel(
+    wheel: Annotated[Path, typer.Argument(help="A plugin's wheel, as `pip wheel --no-deps` makes it.")],
+    cuda_arch: Annotated[list[str], typer.Option(help="An architecture to build for, such as 9.0; may be repeated.")],
+    into: Annotated[Path, typer.Option("--into", help="The directory to write to.")] = Path("dist"),
+    platform: Annotated[str | None, typer.Option(help="The platform tag; by default this machine's.")] = None,
+) -> None:
+    """Write a wheel that carries what its families declare, so that its users need no compiler."""
+    typer.echo(f"wrote {wheels.add_artifacts(wheel, cuda_arch, into, platform)}")
 
 
 def _device_target() -> Target:

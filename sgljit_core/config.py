@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .errors import ConfigError
 
-__all__ = ["Settings", "settings"]
+__all__ = ["Settings", "inherited_environment", "settings"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ _LOCK_TIMEOUT = 300.0
 def settings() -> Settings:
     """Read the environment. Raises ConfigError where a variable makes no sense."""
     return _interpret(tuple(os.environ.get(name) for name in _VARIABLES))
+
+
+def inherited_environment(**changes: str) -> dict[str, str]:
+    """The environment of a child process: this one's, with some variables changed."""
+    return {**os.environ, **changes}
 
 
 @functools.lru_cache(maxsize=4)

@@ -348,7 +348,8 @@ def _wait(lock: FileLock, label: str) -> tuple[bool, bool]:
 
 def _explain(recipe: Recipe[T], build: BuildSpec, root: Path, tools: Mapping[str, str] | None) -> policy.Explanation:
     """What sets a build apart from the nearest artifact of its module, in any tier."""
-    tiers = [root, *settings().prebuilt, *plugins.prebuilt_directories()]
+    carried = [build.carried] if build.carried else []
+    tiers = [root, *settings().prebuilt, *carried, *plugins.prebuilt_directories()]
     best: tuple[int, int, Path, list[str]] | None = None
     for directory in _siblings(recipe.slot, tiers):
         try:

@@ -31,6 +31,7 @@ __all__ = [
     "UnknownFamilyError",
     "UnknownOpError",
     "UntrustedCacheError",
+    "WheelError",
 ]
 
 
@@ -179,3 +180,7 @@ class UnknownFamilyError(SgljitError, KeyError):
 
 class UnknownOpError(SgljitError, AttributeError):
     """A family has no op of that name."""
+
+
+class WheelError(SgljitError, ValueError):
+    """A wheel cannot be given artifacts to carry."""

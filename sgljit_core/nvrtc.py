@@ -105,28 +105,28 @@ def _precompiled_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def compile_kernel(
-    nvrtc: Nvrtc, source: str, expressions: Sequence[str], options: Sequence[str], headers: str
-) -> tuple[bytes, list[str]]:
-    """Compile ``source`` and instantiate the kernels that ``expressions`` name. Thread-safe.
+    nvrtc: Nvrtc, source: str, expression: str, options: Sequence[str], headers: str
+) -> tuple[bytes, str]:
+    """Compile ``source`` and instantiate the kernel that ``expression`` names. Thread-safe.
 
     Args:
         headers: what identifies the content of everything that ``source`` includes. NVRTC does not look whether a
             header has changed since it was precompiled, so each content has precompiled headers of its own.
 
     Returns:
-        The cubin, and the kernels' symbols in it.
+        The cubin, and the kernel's symbol in it.
 
     Raises:
         RejectedSourceError: with NVRTC's log.
     """
     library = _library(nvrtc.library)
     if not _precompiled.acquire(blocking=False):
-        return _Program(library, source).compile(expressions, options)
+        return _Program(library, source).compile(expression, options)
     try:
         directory = Path(_precompiled_directory().name, headers)
         directory.mkdir(exist_ok=True)
         precompile = ("-pch", f"-pch-dir={directory}")
-        return _Program(library, source).compile(expressions, (*options, *precompile))
+        return _Program(library, source).compile(expression, (*options, *precompile))
     finally:
         _precompiled.release()
 
@@ -141,16 +141,15 @@ class _Program:
             library.nvrtcCreateProgram(ctypes.byref(self.handle), source.encode(), b"variant.cu", 0, None, None)
         )
 
-    def compile(self, expressions: Sequence[str], options: Sequence[str]) -> tuple[bytes, list[str]]:
+    def compile(self, expression: str, options: Sequence[str]) -> tuple[bytes, str]:
         try:
-            names = [expression.encode() for expression in expressions]
-            for name in names:
-                self._check(self.library.nvrtcAddNameExpression(self.handle, name))
+            name = expression.encode()
+            self._check(self.library.nvrtcAddNameExpression(self.handle, name))
             encoded = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
             status = self.library.nvrtcCompileProgram(self.handle, len(options), encoded)
             if status != 0:
                 raise RejectedSourceError(self._log() or self._error(status))
-            return self._cubin(), [self._symbol(name) for name in names]
+            return self._cubin(), self._symbol(name)
         finally:
             self.library.nvrtcDestroyProgram(ctypes.byref(self.handle))
 

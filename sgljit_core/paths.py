@@ -14,6 +14,7 @@ from .config import settings
 from .errors import SourceNotFoundError
 
 __all__ = [
+    "CARRIED",
     "cache_root",
     "carried_artifacts",
     "core_include",
@@ -73,9 +74,12 @@ def package_directory(package: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))).resolve()
 
 
+CARRIED = "prebuilt"
+
+
 def carried_artifacts(csrc: Path) -> Path | None:
     """The artifacts that a plugin's wheel carries: ``prebuilt/`` beside ``csrc/``, if it is there."""
-    directory = csrc.parent / "prebuilt"
+    directory = csrc.parent / CARRIED
     return directory if directory.is_dir() else None
 
 

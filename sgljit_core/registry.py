@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from . import plugins
-from .errors import UnknownFamilyError, UnknownOpError
+from .errors import InvalidFamilyError, UnknownFamilyError, UnknownOpError
 from .plugins import Plugin
 from .spec import FamilySpec, Op
 
-__all__ = ["FamilyOps", "Registry", "ops", "resolve"]
+__all__ = ["FamilyOps", "Registry", "declared_variants", "ops", "resolve"]
 
 
 class FamilyOps:
@@ -105,6 +105,23 @@ def resolve(reference: str) -> Callable[..., Any]:
     module, _, name = reference.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function
+
+
+def declared_variants(family: str) -> list[Callable[[], Any]]:
+    """What a family declares worth building ahead: functions without arguments that each build one thing.
+
+    Raises:
+        UnknownFamilyError: no installed plugin provides the family.
+        InvalidFamilyError: it declares no variants.
+    """
+    name = family.replace("-", "_")
+    claims = plugins.installed().get(name, ())
+    if not claims:
+        ops[family]  # raises the error that names the families there are
+    spec = plugins.load(name, claims)
+    if spec.variants is None:
+        raise InvalidFamilyError(f"family {name!r} ({claims[0]}) declares no variants; see KernelFamily(variants=...)")
+    return list(resolve(spec.variants)())
 
 
 def _unknown(name: str, known: list[str]) -> str:

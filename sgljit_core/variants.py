@@ -35,13 +35,6 @@ _GLOBAL = re.compile(
     r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\("
 )
 
-# Has the compiler count a kernel's parameters: the symbol of an instance of the last template holds the number.
-_COUNTER = """\
-template <typename> struct SglParams;
-template <typename... P> struct SglParams<void (*)(P...)> { static constexpr unsigned count = sizeof...(P); };
-template <unsigned> __global__ void sgl_param_count() {}
-"""
-
 
 @dataclass(frozen=True)
 class Cubin:
@@ -50,18 +43,16 @@ class Cubin:
     Attributes:
         image: the ELF file.
         symbol: the kernel's name in it.
-        num_params: how many parameters it takes.
         compiler: the version of NVRTC that made it.
     """
 
     image: bytes
     symbol: str
-    num_params: int
     compiler: str
 
     def packed(self) -> bytes:
         """The bytes of an artifact: the ELF file, then the rest; tools that read ELF ignore what follows it."""
-        rest = json.dumps([self.symbol, self.num_params, self.compiler]).encode()
+        rest = json.dumps([self.symbol, self.compiler]).encode()
         return self.image + rest + len(rest).to_bytes(4, "little")
 
     @staticmethod
@@ -74,7 +65,7 @@ class Cubin:
 
 
 _sources: dict[str, Path] = {}
-_functions: dict[tuple[str, str, str, int], tuple[int, int]] = {}
+_functions: dict[tuple[str, str, str, int], int] = {}
 _locks = KeyedLocks()
 
 
@@ -88,11 +79,7 @@ def serve(family: str, csrc: Path) -> None:
 def _register() -> None:
     import tvm_ffi
 
-    answers: dict[str, Callable[..., int]] = {
-        "variant": _answer,
-        "variant_num_params": _answer_num_params,
-        "deferred": _answer_deferred,
-    }
+    answers: dict[str, Callable[..., int]] = {"variant": _answer_variant, "deferred": _answer_deferred}
     for question, answer in answers.items():
         tvm_ffi.register_global_func(f"sgljit.{question}", passing(answer), override=True)
 
@@ -120,25 +107,17 @@ def load_deferred(family: str, csrc: Path, file: str, symbol: str) -> Module:
     )
 
 
-def _answer(family: str, file: str, expression: str, device_id: int) -> int:
+def _answer_variant(family: str, file: str, expression: str, device_id: int) -> int:
     """The address of a kernel (a ``CUfunction``) on a device. Called from C++, by any thread."""
-    return _function(family, file, expression, device_id)[0]
-
-
-def _answer_num_params(family: str, file: str, expression: str, device_id: int) -> int:
-    """How many parameters a kernel takes: the driver tells the size of each, but not their number."""
-    return _function(family, file, expression, device_id)[1]
-
-
-def _function(family: str, file: str, expression: str, device_id: int) -> tuple[int, int]:
     csrc = _csrc(family, file)
     wanted = (family, file, expression, device_id)
     with _locks[wanted]:
         if wanted not in _functions:
             spec = _spec(family, csrc, file, expression, arch.device_target(device_id))
             cubin = _obtain(spec)
-            address = cuda_driver.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler)
-            _functions[wanted] = (address, cubin.num_params)
+            _functions[wanted] = cuda_driver.load_kernel(
+                cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler
+            )
         return _functions[wanted]
 
 
@@ -171,7 +150,7 @@ def _spec(family: str, csrc: Path, file: str, expression: str, target: Target) -
 
 def _obtain(spec: BuildSpec) -> Cubin:
     roots = include_roots(spec)
-    generated = f'#include "{spec.cuda_files[0]}"\n{_COUNTER}'
+    generated = f'#include "{spec.cuda_files[0]}"\n'
     scan = includes.scan(spec.cuda_files, roots, generated)
     return driver.obtain(
         Recipe(
@@ -210,8 +189,7 @@ def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[i
     (directory / "variant.cu").write_text(generated)
     command = f"nvrtc {' '.join(options)} variant.cu  # {spec.kernel}"
     try:
-        wanted = (spec.kernel, f"sgl_param_count<SglParams<decltype(&{spec.kernel})>::count>")
-        image, (symbol, counter) = nvrtc.compile_kernel(compiler, generated, wanted, options, headers)
+        image, symbol = nvrtc.compile_kernel(compiler, generated, spec.kernel, options, headers)
     except nvrtc.RejectedSourceError as error:
         raise CompileError(
             build=spec.label,
@@ -221,15 +199,8 @@ def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[i
             build_directory=directory,
         ) from error
     payload = directory / _PAYLOAD
-    payload.write_bytes(Cubin(image, symbol, _count(counter), compiler.version).packed())
+    payload.write_bytes(Cubin(image, symbol, compiler.version).packed())
     return Product(payload, command, {})
-
-
-def _count(symbol: str) -> int:
-    """The number in the symbol of an instance of ``sgl_param_count``."""
-    found = re.search(r"Lj(\d+)E", symbol)
-    assert found is not None
-    return int(found[1])
 
 
 def _first_error(spec: BuildSpec, log: str) -> str:

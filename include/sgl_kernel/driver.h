@@ -22,6 +22,7 @@ using context_t = void*;
 using function_t = void*;
 
 inline constexpr result_t kSuccess = 0;
+inline constexpr result_t kInvalidValue = 1;
 
 /// \brief CUlaunchAttribute: an id, and a value padded to 64 bytes.
 struct LaunchAttribute {

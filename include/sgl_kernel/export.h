@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
 /// \file export.h
 /// \brief `SGL_EXPORT(name, (symbol))`: make a C++ function callable from Python.
@@ -90,6 +89,18 @@ struct ArgSlot {
   [[noreturn, gnu::cold, gnu::noinline]] void mismatch(const char* expected, const char* got) const {
     throw Error("TypeError", function, "(): argument ", position, ": expected ", expected, ", got ", got);
   }
+  [[noreturn, gnu::cold, gnu::noinline]] void wrong_type(const char* expected, bool or_none, std::int32_t got) const {
+    Message text;
+    text << expected << (or_none ? " or None" : "");
+    mismatch(text.c_str(), type_name(got));
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void out_of_range(bool is_signed, std::size_t bits, std::int64_t got) const {
+    Message expected;
+    expected << (is_signed ? "int" : "uint") << bits;
+    Message text;
+    text << "int " << got << ", which does not fit";
+    mismatch(expected.c_str(), text.c_str());
+  }
 };
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_count(
@@ -121,13 +132,8 @@ struct Arg<T> {
   static T read(const TVMFFIAny& any, ArgSlot slot) {
     const auto value = static_cast<T>(any.v_int64);
     // Eight bytes come in eight: -1 for a uint64_t is how Python code writes all ones.
-    if (sizeof(T) < 8 && static_cast<std::int64_t>(value) != any.v_int64) [[unlikely]] {
-      Message expected;
-      expected << (std::is_signed_v<T> ? "int" : "uint") << sizeof(T) * 8;
-      Message got;
-      got << "int " << any.v_int64 << ", which does not fit";
-      slot.mismatch(expected.c_str(), got.c_str());
-    }
+    if (sizeof(T) < 8 && static_cast<std::int64_t>(value) != any.v_int64) [[unlikely]]
+      slot.out_of_range(std::is_signed_v<T>, sizeof(T) * 8, any.v_int64);
     return value;
   }
 };
@@ -263,11 +269,8 @@ template <typename T>
 auto read_argument(const TVMFFIAny& any, ArgSlot slot) {
   using U = std::remove_cvref_t<T>;
   if constexpr (LightArg<U>) {
-    if (!Arg<U>::matches(any)) [[unlikely]] {
-      Message expected;
-      expected << Arg<U>::kName << (kIsOptional<U> ? " or None" : "");
-      slot.mismatch(expected.c_str(), type_name(any.type_index));
-    }
+    if (!Arg<U>::matches(any)) [[unlikely]]
+      slot.wrong_type(Arg<U>::kName, kIsOptional<U>, any.type_index);
     return Arg<U>::read(any, slot);
   } else {
     static_assert(
@@ -285,7 +288,7 @@ auto read_argument(const TVMFFIAny& any, ArgSlot slot) {
       auto value = Traits::TryCastFromAnyView(&any);
       if (!value.has_value()) [[unlikely]]
         slot.mismatch(Traits::TypeStr().c_str(), Traits::GetMismatchTypeInfo(&any).c_str());
-      return U(*std::move(value));
+      return U(*static_cast<decltype(value)&&>(value));
     }
 #endif
   }
@@ -315,7 +318,7 @@ void write_result(R&& value, TVMFFIAny* result) {
         "SGL_EXPORT: this result type cannot go to Python. Allowed are void, integers, enums, floats, bool, "
         "host::Tensor, and tvm-ffi's own types if its headers are included before sgl_kernel/export.h");
 #if SGL_HAS_TVM_FFI_CPP
-    reinterpret_cast<::tvm::ffi::Any&>(*result) = ::tvm::ffi::Any(std::forward<R>(value));
+    reinterpret_cast<::tvm::ffi::Any&>(*result) = ::tvm::ffi::Any(static_cast<R&&>(value));
 #endif
   }
 }
@@ -327,10 +330,23 @@ struct ReadArgument {
 template <typename... Arguments>
 struct ReadArguments : Arguments... {};
 
+/// `std::index_sequence`, without the weight of `<utility>`.
+template <std::size_t... kIndex>
+struct Indices {};
+#if __has_builtin(__make_integer_seq)
+template <typename, std::size_t... kIndex>
+using IndicesOf = Indices<kIndex...>;
+template <std::size_t kCount>
+using IndicesUpTo = __make_integer_seq<IndicesOf, std::size_t, kCount>;
+#else
+template <std::size_t kCount>
+using IndicesUpTo = Indices<__integer_pack(kCount)...>;
+#endif
+
 template <typename R, typename... Args, std::size_t... Index>
 void unpack_and_call(
     [[maybe_unused]] const char* name, R (*function)(Args...), [[maybe_unused]] const TVMFFIAny* args,
-    TVMFFIAny* result, std::index_sequence<Index...>) {
+    TVMFFIAny* result, Indices<Index...>) {
   // Braces read the arguments from left to right, so that the first wrong one is the one reported.
   [[maybe_unused]] ReadArguments<ReadArgument<Index, std::remove_cvref_t<Args>>...> read{
       {read_argument<Args>(args[Index], ArgSlot{name, static_cast<std::int32_t>(Index) + 1})}...};
@@ -351,7 +367,7 @@ int safe_call(
   try {
     if (num_args != static_cast<std::int32_t>(sizeof...(Args))) [[unlikely]]
       raise_count(name, sizeof...(Args), num_args);
-    unpack_and_call(name, function, args, result, std::index_sequence_for<Args...>{});
+    unpack_and_call(name, function, args, result, IndicesUpTo<sizeof...(Args)>{});
     return 0;
   } catch (const RaisedError&) {
     // already where the caller looks for it

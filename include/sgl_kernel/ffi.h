@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <utility>
 
 /// \file ffi.h
 /// \brief Tensors that C++ makes: `host::Tensor` owns one, `ffi::allocate` and `ffi::from_blob` make them.
@@ -52,9 +51,11 @@ struct Tensor {
   Tensor() noexcept = default;
   /// \brief Take over a reference that the caller holds.
   explicit Tensor(TVMFFIObjectHandle handle) noexcept : m_handle(handle) {}
-  Tensor(Tensor&& other) noexcept : m_handle(std::exchange(other.m_handle, nullptr)) {}
+  Tensor(Tensor&& other) noexcept : m_handle(other.release()) {}
   Tensor& operator=(Tensor&& other) noexcept {
-    std::swap(m_handle, other.m_handle);
+    const TVMFFIObjectHandle mine = m_handle;
+    m_handle = other.m_handle;
+    other.m_handle = mine;
     return *this;
   }
   Tensor(const Tensor&) = delete;
@@ -79,7 +80,9 @@ struct Tensor {
   }
   /// \brief Give up the reference; the caller now holds it.
   [[nodiscard]] TVMFFIObjectHandle release() noexcept {
-    return std::exchange(m_handle, nullptr);
+    const TVMFFIObjectHandle handle = m_handle;
+    m_handle = nullptr;
+    return handle;
   }
 
  private:
@@ -119,7 +122,7 @@ template <typename Deleter>
   static_assert(
       requires { deleter(data); }, "ffi::from_blob: the deleter must be callable with the data pointer (void*)");
   RuntimeCheck(shape.size() <= Blob::kMaxRank, "ffi::from_blob takes up to 16 dimensions, got ", shape.size());
-  auto* blob = new Blob{{}, {}, {}, std::move(deleter)};
+  auto* blob = new Blob{{}, {}, {}, static_cast<Deleter&&>(deleter)};
   const auto rank = static_cast<std::int32_t>(shape.size());
   std::int64_t stride = 1;
   for (std::int32_t i = rank - 1; i >= 0; --i) {

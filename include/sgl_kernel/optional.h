@@ -1,14 +1,54 @@
 #pragma once
 
-#include <optional>
+#include <sgl_kernel/error.h>
+
+#include <type_traits>
 
 /// \file optional.h
 /// \brief `host::Optional<T>`: an argument that may be None.
 
 namespace host {
 
-/// \brief `std::optional`, under the name that kernels know from tvm-ffi: `has_value()`, `value()`, `value_or()`.
+/// \brief What `std::optional` is, for the types that an exported function takes; its header alone would cost a host
+/// part a tenth of its build.
 template <typename T>
-using Optional = std::optional<T>;
+struct Optional {
+  static_assert(std::is_trivially_copyable_v<T>, "host::Optional holds a number, a view, a dtype or a device");
+
+ public:
+  constexpr Optional() noexcept : m_none{} {}
+  constexpr Optional(const T& value) noexcept : m_value(value), m_has_value(true) {}
+
+  [[nodiscard]] constexpr bool has_value() const noexcept {
+    return m_has_value;
+  }
+  constexpr explicit operator bool() const noexcept {
+    return m_has_value;
+  }
+  /// \brief The value; a ValueError if there is none.
+  [[nodiscard]] constexpr const T& value() const {
+    if (!m_has_value) [[unlikely]]
+      details::raise("ValueError", {"an argument is None where its value is needed"});
+    return m_value;
+  }
+  /// \brief The value, or `other` if there is none.
+  [[nodiscard]] constexpr T value_or(const T& other) const noexcept {
+    return m_has_value ? m_value : other;
+  }
+  /// \brief The value, which must be there.
+  [[nodiscard]] constexpr const T& operator*() const noexcept {
+    return m_value;
+  }
+  [[nodiscard]] constexpr const T* operator->() const noexcept {
+    return &m_value;
+  }
+
+ private:
+  union {
+    char m_none;
+    T m_value;
+  };
+  bool m_has_value = false;
+};
 
 }  // namespace host

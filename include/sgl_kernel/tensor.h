@@ -78,8 +78,8 @@ struct Options {
 };
 
 /// Throw the error of a dtype or device that is not as expected.
-template <typename T>
-[[noreturn, gnu::cold, gnu::noinline]] void raise_mismatch(const char* what, const T& expected, const T& got) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_mismatch(
+    const char* what, const Piece& expected, const Piece& got) {
   throw Error(kTensorMatchError, what, " mismatch: expected ", expected, " but got ", got);
 }
 template <typename T>

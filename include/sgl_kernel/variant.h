@@ -238,11 +238,9 @@ struct Variants {
     kernel->num_args = variant.m_num_args;
     kernel->name = variant.m_name;
     std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
-    const auto ask = [&](const char* question) {
-      return details::ask_core(question, {SGL_FAMILY, m_file, expression.c_str()}, device_id);
-    };
-    kernel->function = reinterpret_cast<driver::function_t>(ask("sgljit.variant"));
-    s_query_params(*kernel, static_cast<std::int32_t>(ask("sgljit.variant_num_params")), location);
+    kernel->function = reinterpret_cast<driver::function_t>(
+        details::ask_core("sgljit.variant", {SGL_FAMILY, m_file, expression.c_str()}, device_id));
+    s_query_params(*kernel, location);
     return insert(variant, kernel);
   }
 
@@ -278,17 +276,20 @@ struct Variants {
     __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
   }
 
-  [[gnu::cold, gnu::noinline]] static void s_query_params(Kernel& kernel, std::int32_t num_params, DebugInfo location) {
-    if (driver::api().FuncGetParamInfo == nullptr) return;
-    RuntimeCheck(
-        location, num_params <= static_cast<std::int32_t>(Kernel::kMaxParams), "more than 32 kernel parameters");
-    kernel.num_params = num_params;
-    for (std::int32_t i = 0; i < num_params; ++i) {
-      std::size_t offset = 0;
-      std::size_t size = 0;
-      driver::check(driver::api().FuncGetParamInfo(kernel.function, i, &offset, &size), location);
-      kernel.param_sizes[i] = static_cast<std::uint32_t>(size);
+  /// The driver tells the size of each parameter, but their number only by refusing the one after the last.
+  [[gnu::cold, gnu::noinline]] static void s_query_params(Kernel& kernel, DebugInfo location) {
+    const auto query = driver::api().FuncGetParamInfo;
+    if (query == nullptr) return;
+    std::size_t offset = 0;
+    std::size_t size = 0;
+    std::size_t count = 0;
+    int status = driver::kSuccess;
+    while ((status = query(kernel.function, count, &offset, &size)) == driver::kSuccess) {
+      RuntimeCheck(location, count < Kernel::kMaxParams, "more than 32 kernel parameters");
+      kernel.param_sizes[count++] = static_cast<std::uint32_t>(size);
     }
+    if (status != driver::kInvalidValue) driver::check(status, location);
+    kernel.num_params = static_cast<std::int32_t>(count);
   }
 
   const char* m_file;

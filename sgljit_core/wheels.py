@@ -1,0 +1,108 @@
+"""How does a plugin's wheel come to carry what its users would have to compile?
+
+A pure wheel is unpacked, what its families declare is built beside their sources (``prebuilt/``), and it is packed
+again for this platform. What is carried is found by its key like any artifact: it serves where the sources and the
+core's headers are those that it was built from, and is passed over where they are not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import cache, plugins, registry
+from .arch import override_target
+from .config import inherited_environment
+from .errors import SgljitError, WheelError
+from .parallel import parallel_compile
+from .paths import CARRIED, package_directory
+
+__all__ = ["add_artifacts", "prebuild"]
+
+
+def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: str | None = None) -> Path:
+    """Write the wheel that carries what ``wheel`` declares, built for some architectures and this machine's CPU.
+
+    Args:
+        wheel: a plugin's wheel, as any build backend makes it.
+        cuda_archs: such as "9.0"; at least one. Needs no GPU.
+        into: the directory to write to.
+        platform: the platform tag of the wheel; this machine's by default. To publish on an index that wants a
+            manylinux tag, build on the oldest system that the tag stands for and name it here.
+
+    Raises:
+        WheelError: the file is no wheel of a plugin whose families declare variants.
+        CompileError, ToolchainNotFoundError: something cannot be built.
+    """
+    if not wheel.name.endswith(".whl") or not wheel.is_file():
+        raise WheelError(f"{wheel} is not a wheel; make one first: pip wheel --no-deps --wheel-dir dist PROJECT")
+    platform = platform or sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    with tempfile.TemporaryDirectory(prefix="sgljit-wheel-") as scratch:
+        unpacked, packed = Path(scratch, "unpacked"), Path(scratch, "packed")
+        _wheel("unpack", str(wheel), "--dest", str(unpacked))
+        (content,) = unpacked.iterdir()
+        packed.mkdir()
+        # A process of its own, in which the wheel's content is what is installed, whatever else there may be.
+        code = f"import sys; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
+        environment = inherited_environment(
+            PYTHONPATH=os.pathsep.join((str(content), *sys.path)), SGLJIT_CACHE_DIR=str(Path(scratch, "cache"))
+        )
+        _run([sys.executable, "-c", code, wheel.name, str(content), *cuda_archs], environment)
+        _wheel("pack", str(content), "--dest-dir", str(packed))
+        (pure,) = packed.iterdir()
+        _wheel("tags", "--remove", "--platform-tag", platform, str(pure))
+        (tagged,) = packed.iterdir()
+        into.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(tagged, into))
+
+
+def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
+    """Build what the families below ``content`` declare, and put it beside their sources.
+
+    Raises:
+        WheelError: there is no such family, or one that declares no variants.
+    """
+    found = {name: claims for name, claims in plugins.installed().items() if claims[0].location.is_relative_to(content)}
+    if not found:
+        raise WheelError(f"{wheel} registers no kernel family: it has no entry point in the group sgljit.kernels")
+    for name, claims in found.items():
+        for cuda_arch in cuda_archs:
+            with override_target(cuda_arch, "--cuda-arch"):
+                parallel_compile(registry.declared_variants(name))
+        carried = package_directory(plugins.load(name, claims).package) / CARRIED
+        with tempfile.TemporaryDirectory() as scratch:
+            archive = Path(scratch, "artifacts.tar")
+            cache.export_archive(archive, family=name)
+            carried.mkdir(mode=0o700, exist_ok=True)
+            cache.import_archive(archive, carried)
+
+
+def main(*arguments: str) -> str | None:
+    """``prebuild``, whose error becomes the text that a process exits with."""
+    try:
+        prebuild(*arguments)
+    except SgljitError as error:
+        return str(error)
+    return None
+
+
+def _wheel(*arguments: str) -> None:
+    """Run the command line of the ``wheel`` package, which is all the interface that it has."""
+    if importlib.util.find_spec("wheel") is None:
+        raise WheelError('the "wheel" package is needed: pip install "sgljit-core[wheel]"')
+    _run([sys.executable, "-m", "wheel", *arguments])
+
+
+def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise WheelError(done.stdout.strip())

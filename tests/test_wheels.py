@@ -1,0 +1,98 @@
+"""``sgljit wheel``: a plugin's wheel that carries what its users would have to compile."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import isolated
+
+USE = """
+import torch
+from sgljit_core import ops, override_cuda_arch
+from sgljit_norm.plugin import FAMILY
+x = torch.full((2, 128), 3.0)
+ops["norm"].rmsnorm(x, torch.ones(128))
+print(round(x.sum().item()))
+with override_cuda_arch(9, 0):
+    FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", {hidden_size}, True, torch.bfloat16)
+"""
+
+
+def add_artifacts(wheel: Path, into: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sgljit_core", "wheel", str(wheel), "--into", str(into), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_it_serves_a_machine_without_compilers_from_an_empty_cache(distribution, tmp_path):
+    core, norm = distribution("sgljit-core"), distribution("sgljit-norm")
+    done = add_artifacts(norm.wheel, tmp_path, "--cuda-arch", "9.0", "--cuda-arch", "10.0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-py3-none-linux_" in wheel.name
+    carried = {name.split("/")[2] for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name}
+    assert {"sm_90a", "sm_100a"} < carried
+    assert any(name.startswith("cpu-") for name in carried)
+
+    environment = isolated.Environment(tmp_path / "environment", [core, norm])
+    environment.install(core, dataclasses.replace(norm, wheel=wheel))
+    bare = {**environment.variables, "PATH": "/nowhere", "SGLJIT_JIT": "error"}
+    use = [environment.python, "-c"]
+    assert isolated.run(*use, USE.format(hidden_size=4096), cwd=tmp_path, env=bare).endswith("256\n")
+    other = subprocess.run(
+        [*use, USE.format(hidden_size=4104)], cwd=tmp_path, env=bare, stderr=subprocess.PIPE, text=True
+    )
+    assert "CompileForbiddenError" in other.stderr
+    assert not list((environment.home / ".cache").rglob("*.cubin"))
+
+
+def test_what_it_carries_is_passed_over_where_the_sources_differ(distribution, tmp_path):
+    core, norm = distribution("sgljit-core"), distribution("sgljit-norm")
+    done = add_artifacts(norm.wheel, tmp_path, "--cuda-arch", "9.0", "--platform", "manylinux_2_36_x86_64")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*-py3-none-manylinux_2_36_x86_64.whl")
+    environment = isolated.Environment(tmp_path / "environment", [core, norm])
+    environment.install(core, dataclasses.replace(norm, wheel=wheel))
+    header = environment.site / "sgljit_core" / "include" / "sgl_kernel" / "tensor.h"  # another version of the core
+    header.write_text(header.read_text() + "\n// another version\n")
+    refused = subprocess.run(
+        [environment.python, "-c", USE.format(hidden_size=4096)],
+        cwd=tmp_path,
+        env={**environment.variables, "SGLJIT_JIT": "error"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "CompileForbiddenError" in refused.stderr
+    assert "tensor.h changed" in refused.stderr
+
+
+def test_a_wheel_that_is_no_plugin_is_refused(distribution, tmp_path):
+    done = add_artifacts(distribution("sgljit-core").wheel, tmp_path, "--cuda-arch", "9.0")
+    assert done.returncode == 1
+    assert "registers no kernel family: it has no entry point in the group sgljit.kernels" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_no_wheel_is_refused_with_the_command_that_makes_one(tmp_path):
+    done = add_artifacts(tmp_path, tmp_path, "--cuda-arch", "9.0")
+    assert done.returncode == 1
+    assert f"{tmp_path} is not a wheel; make one first: pip wheel --no-deps" in done.stderr
+
+
+def test_a_family_without_declared_variants_is_refused_by_name(tmp_path):
+    (tmp_path / "built").mkdir()
+    source = isolated.copy_sources(isolated.ROOT / "examples" / "sgljit-add-constant", tmp_path)
+    example = isolated.build(source, tmp_path / "built")
+    done = add_artifacts(example.wheel, tmp_path / "out", "--cuda-arch", "9.0")
+    assert done.returncode == 1
+    assert "family 'add_constant' (sgljit-add-constant 1.0.0) declares no variants" in done.stderr
+
+
+def test_an_architecture_that_is_none_is_refused(distribution, tmp_path):
+    done = add_artifacts(distribution("sgljit-norm").wheel, tmp_path, "--cuda-arch", "hopper")
+    assert done.returncode == 1
+    assert "--cuda-arch='hopper' is not one" in done.stderr
+    assert not list(tmp_path.iterdir())
