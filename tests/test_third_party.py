@@ -1,59 +1,86 @@
-"""A stranger's plugin: built elsewhere, installed beside the core, found, run, and gone when uninstalled."""
+"""A stranger's plugin, on either road: built elsewhere, installed, found, run, and gone when uninstalled."""
 
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 
 import isolated
 import pytest
 
-EXAMPLE = isolated.ROOT / "examples" / "sgljit-add-constant"
+
+@dataclass(frozen=True)
+class Example:
+    family: str
+    use: str
+    prints: str
+
+    @property
+    def package(self) -> str:
+        return f"sgljit_{self.family}"
+
+    @property
+    def distribution(self) -> str:
+        return self.package.replace("_", "-")
+
+
+EXAMPLES = [
+    Example("add_constant", "print(op(torch.arange(3, dtype=torch.int32), 40).tolist())", "[40, 41, 42]\n"),
+    Example(
+        "silu_and_mul", "out = torch.ones(1, 2); op(torch.zeros(1, 4), out); print(out.tolist())", "[[0.0, 0.0]]\n"
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda example: example.family)
+def example(request) -> Example:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory) -> isolated.Built:
-    copy = isolated.copy_sources(EXAMPLE, tmp_path_factory.mktemp("elsewhere"))
+def plugin(example, tmp_path_factory) -> isolated.Built:
+    source = isolated.ROOT / "examples" / example.distribution
+    copy = isolated.copy_sources(source, tmp_path_factory.mktemp("elsewhere"))
     return isolated.build(copy, tmp_path_factory.mktemp("built"))
 
 
-def test_the_wheel_has_all_its_sources(plugin):
-    package = plugin.project / "sgljit_add_constant"
+def test_the_wheel_has_all_its_sources(example, plugin):
+    package = plugin.project / example.package
     sources = {path.relative_to(plugin.project).as_posix() for path in package.rglob("*") if path.is_file()}
-    assert {f"sgljit_add_constant/csrc/add_constant.{suffix}" for suffix in ("cpp", "cu", "cuh")} <= sources
+    assert {path.suffix for path in (package / "csrc").iterdir()} >= {".cpp", ".cuh"}
     assert {name for name in plugin.wheel_files if ".dist-info/" not in name} == sources
     assert sources <= plugin.sdist_files
 
 
-def test_installed_it_is_found_and_runs_and_uninstalled_it_is_gone(distribution, plugin, tmp_path):
+def test_installed_it_is_found_and_runs_and_uninstalled_it_is_gone(example, distribution, plugin, tmp_path):
     core = distribution("sgljit-core")
-    environment = isolated.Environment(tmp_path / "environment", [core, plugin], extra=["pytest"])
+    environment = isolated.Environment(
+        tmp_path / "environment", [core, plugin], extra=["pytest", *isolated.cuda_compilers()]
+    )
     environment.install(core)
     families = "import sgljit_core; print(list(sgljit_core.ops))"
     assert environment.run_code(families) == "[]\n"
 
     environment.install(plugin)
-    assert environment.run_code(families) == "['add_constant']\n"
-    use = """
-        import sgljit_core, torch
-        print(sgljit_core.ops["add_constant"].add_constant(torch.arange(3, dtype=torch.int32), 40).tolist())
-    """
-    assert environment.run_code(textwrap.dedent(use)) == "[40, 41, 42]\n"
+    assert environment.run_code(families) == f"['{example.family}']\n"
+    op = f"import sgljit_core, torch; op = sgljit_core.ops['{example.family}'].{example.family}"
+    assert environment.run_code(f"{op}\n{example.use}") == example.prints
 
     # Its own tests, as its user would run them.
     options = ("-c", plugin.project / "pyproject.toml", "--rootdir", environment.home, "-p", "no:cacheprovider")
-    tests = environment.run(environment.python, "-m", "pytest", *options, "--pyargs", "sgljit_add_constant")
+    tests = environment.run(environment.python, "-m", "pytest", *options, "--pyargs", example.package)
     assert " passed" in tests
     assert " failed" not in tests
 
-    environment.pip("uninstall", "--yes", "sgljit-add-constant")
+    environment.pip("uninstall", "--yes", example.distribution)
     assert environment.run_code(families) == "[]\n"
-    missing = """
+    missing = f"""
         import sgljit_core
         try:
-            sgljit_core.ops["add_constant"]
+            sgljit_core.ops["{example.family}"]
         except KeyError as error:
             print(error)
     """
     printed = environment.run_code(textwrap.dedent(missing))
-    assert "add_constant" in printed
+    assert example.family in printed
     assert "pip install" in printed
