@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import plugins
@@ -48,22 +48,20 @@ class FamilyOps:
         return f"<ops of {self._family.name!r} from {self._plugin}: {', '.join(dir(self))}>"
 
 
-class Registry(Mapping[str, FamilyOps]):
-    """The installed families by name. A hyphen reads as an underscore."""
+class Registry(dict[str, FamilyOps]):
+    """The installed families by name, read only. A hyphen reads as an underscore.
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, FamilyOps] = {}
+    It *is* the dictionary of those that are loaded, so that ``ops["norm"]`` in front of every call costs a look-up in
+    C; all other questions are answered by what is installed.
+    """
 
-    def __getitem__(self, family: str) -> FamilyOps:
-        """The ops of a family.
+    def __missing__(self, family: str) -> FamilyOps:
+        """Load a family at its first use.
 
         Raises:
             UnknownFamilyError: no installed plugin provides it; the text has the nearest match and the pip line.
             PluginConflictError, PluginLoadError, IncompatiblePluginError: its plugin cannot be used.
         """
-        loaded = self._loaded.get(family)
-        if loaded is not None:  # the way of every call but the first: one look-up
-            return loaded
         name = family.replace("-", "_")
         claims = plugins.installed().get(name)
         if claims is None:
@@ -71,10 +69,9 @@ class Registry(Mapping[str, FamilyOps]):
             claims = plugins.installed().get(name)
         if claims is None:
             raise UnknownFamilyError(_unknown(name, list(self)))
-        if name not in self._loaded:
-            self._loaded[name] = FamilyOps(plugins.load(name, claims), claims[0])
-        self._loaded[family] = self._loaded[name]
-        return self._loaded[name]
+        loaded = super().get(name) or FamilyOps(plugins.load(name, claims), claims[0])
+        self.update({name: loaded, family: loaded})
+        return loaded
 
     def __iter__(self) -> Iterator[str]:
         return iter(plugins.installed())

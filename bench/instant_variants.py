@@ -1,0 +1,284 @@
+"""How long does the first call of a kernel take that nobody has compiled yet, and what does each call cost after it?
+
+Four states of a machine, each in processes of its own, with rmsnorm at hidden sizes that no plugin declares:
+
+- *empty*: an empty cache and a C++ compiler: the first call compiles the host part and a kernel, later ones a kernel;
+- *bare*: an empty PATH and the host part that a wheel carries, so that NVRTC and the driver are all there is;
+- *disk*: a fresh process that finds all of these kernels in the cache;
+- *peer*: `tvm_ffi.cpp.load_inline`, one build for each variant (see cold_start.py; needs nvcc and ninja).
+
+Then calls, eager and back to back: an op beside the exported C++ function that it is, beside a function of the same
+arguments that does nothing, beside the same kernel compiled by `load_jit`, and beside PyTorch's `torch.add`.
+
+    python bench/instant_variants.py [--variants 20] [--peer-variants 2] [--output bench/results/instant_variants.md]
+
+Without a GPU only the calls on CPU tensors are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sgljit_core import load_jit, ops, override_cuda_arch
+from sgljit_core.results import write_results
+
+FIRST_HIDDEN = 1032
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples/sgljit-silu-and-mul/sgljit_silu_and_mul/csrc"
+
+# The example's checks and launch once more, on the other road; and what a call costs that does nothing.
+TWIN = """\
+#include <sgl_kernel/launch.cuh>
+#include <sgl_kernel/tensor.h>
+#include "silu_and_mul.cuh"
+void silu_and_mul(host::TensorView input, host::TensorView out) {
+  using namespace host;
+  auto N = SymbolicSize{"num_tokens"};
+  auto D = SymbolicSize{"hidden"};
+  auto D2 = SymbolicSize{"2 * hidden"};
+  auto device = SymbolicDevice{};
+  TensorMatcher({N, D}).with_dtype<bf16_t>().with_device<kDLCUDA>(device).verify(out);
+  D2.set_value(2 * D.unwrap());
+  TensorMatcher({N, D2}).with_dtype<bf16_t>().with_device(device).verify(input);
+  const auto params = swiglu::Params{input.data_ptr(), out.data_ptr(), N.unwrap(), D.unwrap()};
+  if (params.num_tokens == 0 || params.hidden == 0) return;
+  const auto threads = params.hidden < 1024 ? div_ceil(params.hidden, 32) * 32 : 1024;
+  LaunchKernel(params.num_tokens, threads, device.unwrap())(swiglu::silu_and_mul<bf16_t>, params);
+}
+"""
+NOTHING = """\
+#include <sgl_kernel/deferred.h>
+#include <sgl_kernel/tensor.h>
+#include <time.h>
+#include "silu_and_mul_cpu.cpp"
+void nothing(host::TensorView, host::TensorView) {}
+double kernel_alone(host::TensorView input, host::TensorView out, std::int64_t calls) {
+  const auto params = swiglu::Params{input.data_ptr(), out.data_ptr(), out.size(0), out.size(1)};
+  timespec begin, end;
+  clock_gettime(CLOCK_MONOTONIC, &begin);
+  for (std::int64_t i = 0; i < calls; ++i) silu_and_mul_on_cpu(params, out.dtype());
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  return ((end.tv_sec - begin.tv_sec) * 1e9 + (end.tv_nsec - begin.tv_nsec)) / calls;
+}
+"""
+
+
+def first_calls(variants: int) -> list[float]:
+    """Seconds of the first call at each of several hidden sizes, in a process that has used CUDA before."""
+    rmsnorm = ops["norm"].rmsnorm
+    seconds = []
+    for i in range(variants + 1):
+        hidden = FIRST_HIDDEN + 8 * i
+        x = torch.randn(4, hidden, device="cuda", dtype=torch.bfloat16)
+        weight = torch.randn(hidden, device="cuda", dtype=torch.bfloat16)
+        out, expected = torch.empty_like(x), torch.nn.functional.rms_norm(x, (hidden,), weight, 1e-6)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        rmsnorm(x, weight, out)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+        torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+    return seconds
+
+
+def peer_builds(variants: int) -> list[float]:
+    """Seconds of one `load_inline` for each variant, its process ready."""
+    import cold_start
+
+    from sgljit_core import paths, toolchain
+
+    tools = toolchain.find_toolchain(cuda=True, needed_for="bench/instant_variants.py")
+    os.environ["TVM_FFI_CUDA_ARCH_LIST"] = "9.0a"
+    os.environ["CUDA_HOME"] = str(tools.cuda_home)
+    with override_cuda_arch(9, 0):
+        return [cold_start.timed(cold_start.theirs, i + 1, paths.core_include()) for i in range(variants)]
+
+
+def build_host_part() -> None:
+    """What a wheel would carry: the host part alone."""
+    x = torch.ones(0, 64)
+    ops["norm"].rmsnorm(x, torch.ones(64))
+
+
+def in_a_process(function: Callable[..., object], *arguments: int, **environment: str) -> list[float]:
+    """Call a function of this file in a process of its own; what it returns."""
+    code = (
+        "import json, sys; import instant_variants as bench; import torch; torch.cuda.is_available() and "
+        f"torch.zeros(1, device='cuda'); print(json.dumps(bench.{function.__name__}(*{arguments})))"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def in_turns(calls: dict[str, Callable[[], object]], finish: Callable[[], None] = lambda: None) -> dict[str, float]:
+    """Nanoseconds of each call: the best of several turns, in which all take part."""
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(15):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(5000):
+                call()
+            spent = time.perf_counter() - start
+            finish()
+            best[name] = min(best[name], spent / 5000 * 1e9)
+    return best
+
+
+def cpu_calls() -> dict[str, float]:
+    """Nanoseconds of calls on CPU tensors."""
+    import sgljit_norm.ops
+    import sgljit_silu_and_mul.ops
+
+    x, weight, out = torch.randn(1, 64), torch.ones(64), torch.empty(1, 64)
+    gated = torch.randn(1, 128)
+    exported = sgljit_silu_and_mul.ops.host_module().silu_and_mul
+    rmsnorm = ops["norm"].rmsnorm
+    rmsnorm(x, weight, out)
+    ops["silu_and_mul"].silu_and_mul(gated, out)
+    exported_norm = sgljit_norm.ops.rmsnorm.__globals__["call"]  # what the op calls, from its first call on
+    with tempfile.TemporaryDirectory() as csrc:
+        Path(csrc, "nothing.cpp").write_text(NOTHING)
+        module = load_jit(
+            "nothing",
+            cpp_files=["nothing.cpp"],
+            cpp_wrappers=[("nothing", "nothing"), ("kernel_alone", "kernel_alone")],
+            csrc=csrc,
+            extra_include_paths=[EXAMPLE],
+        )
+        nothing = module.nothing
+        found = in_turns(
+            {
+                "rmsnorm op": lambda: rmsnorm(x, weight, out),
+                "rmsnorm op, looked up as ops[...].rmsnorm": lambda: ops["norm"].rmsnorm(x, weight, out),
+                "rmsnorm exported": lambda: exported_norm(x, weight, out, 1e-6),
+                "silu_and_mul exported": lambda: exported(gated, out),
+                "nothing": lambda: nothing(gated, out),
+                "torch.add": lambda: torch.add(x, x, out=out),
+            }
+        )
+        found["kernel alone"] = min(module.kernel_alone(gated, out, 100_000) for _ in range(5))
+    return found
+
+
+def gpu_calls() -> dict[str, float]:
+    """Nanoseconds of eager calls on CUDA tensors, launches included, back to back."""
+    x = torch.randn(1, 4096, device="cuda", dtype=torch.bfloat16)
+    weight, out = torch.ones(4096, device="cuda", dtype=torch.bfloat16), torch.empty_like(x)
+    gated = torch.randn(1, 8192, device="cuda", dtype=torch.bfloat16)
+    with tempfile.TemporaryDirectory() as csrc:
+        Path(csrc, "twin.cu").write_text(TWIN)
+        twin = load_jit(
+            "twin",
+            cuda_files=["twin.cu"],
+            cuda_wrappers=[("silu_and_mul", "silu_and_mul")],
+            csrc=csrc,
+            extra_include_paths=[EXAMPLE],
+        ).silu_and_mul
+    from sgljit_silu_and_mul.ops import host_module
+
+    exported = host_module().silu_and_mul
+    rms_norm = functools.partial(torch.nn.functional.rms_norm, x, (4096,), weight, 1e-6)
+    calls = {
+        "silu_and_mul, variant": lambda: exported(gated, out),
+        "silu_and_mul, load_jit": lambda: twin(gated, out),
+        "rmsnorm op": lambda: ops["norm"].rmsnorm(x, weight, out),
+        "torch.add": lambda: torch.add(x, x, out=out),
+        "F.rms_norm": rms_norm,
+    }
+    for call in calls.values():
+        call()
+    return in_turns(calls, torch.cuda.synchronize)
+
+
+def first_call_table(variants: int, peer_variants: int) -> list[dict[str, object]]:
+    """Measure the four states of a machine."""
+    with tempfile.TemporaryDirectory() as directory:
+        cache, carried, fresh = (Path(directory, name) for name in ("cache", "carried", "fresh"))
+        for root in (cache, carried, fresh):
+            root.mkdir(mode=0o700)
+        empty = in_a_process(first_calls, variants, SGLJIT_CACHE_DIR=str(cache))
+        disk = in_a_process(first_calls, variants, SGLJIT_CACHE_DIR=str(cache))
+        in_a_process(build_host_part, SGLJIT_CACHE_DIR=str(carried))
+        bare = in_a_process(
+            first_calls,
+            variants,
+            SGLJIT_CACHE_DIR=str(fresh),
+            SGLJIT_PREBUILT_PATH=str(carried),
+            PATH="/nowhere",
+        )
+        peer = in_a_process(peer_builds, peer_variants)
+
+    def row(name: str, seconds: list[float], goal: object) -> dict[str, object]:
+        milliseconds = [1e3 * value for value in seconds]
+        spread = f"{min(milliseconds):.1f} to {max(milliseconds):.1f}"
+        return {"first call of": name, "median ms": statistics.median(milliseconds), "range": spread, "goal": goal}
+
+    return [
+        row("a new variant", empty[1:], 120),
+        row("a new variant, nothing on PATH", bare[1:], 120),
+        row("the family, compiled by g++ and NVRTC", empty[:1], 500),
+        row("the family, its host part carried by the wheel, nothing on PATH", bare[:1], 500),
+        row("a variant on disk, in a fresh process", disk[1:], 3),
+        row("tvm_ffi.cpp.load_inline, each variant", peer, ""),
+    ]
+
+
+def main() -> None:
+    """Measure and print; see the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variants", type=int, default=20)
+    parser.add_argument("--peer-variants", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="write the page here as well")
+    options = parser.parse_args()
+
+    tables: dict[str, list[dict[str, object]]] = {}
+    if torch.cuda.is_available():
+        tables["First calls"] = first_call_table(options.variants, options.peer_variants)
+        gpu = gpu_calls()
+        tables["Eager calls on the GPU, one row of 4096 bfloat16"] = [
+            {"call": name, "microseconds": nanoseconds / 1e3} for name, nanoseconds in gpu.items()
+        ]
+    cpu = cpu_calls()
+    tables["Calls on CPU tensors, 1 x 64 float32"] = [
+        {"call": name, "nanoseconds": round(nanoseconds)} for name, nanoseconds in cpu.items()
+    ]
+    tables["Overheads"] = [
+        {
+            "of": "the rmsnorm op over the exported function",
+            "ratio": cpu["rmsnorm op"] / cpu["rmsnorm exported"],
+            "goal": 1.15,
+        },
+        {
+            "of": "the exported function over nothing plus the kernel alone",
+            "ratio": cpu["silu_and_mul exported"] / (cpu["nothing"] + cpu["kernel alone"]),
+            "goal": 1.3,
+        },
+    ]
+    note = (
+        "A first call ends when its result is there. `load_inline` compiles one small kernel with tvm-ffi's headers. "
+        "Calls: the best of 15 turns of 5000, back to back."
+    )
+    sys.stdout.write(write_results(options.output, "Instant variants", tables, note=note))
+
+
+if __name__ == "__main__":
+    main()
