@@ -15,7 +15,7 @@ __all__ = ["KeyedLocks", "close", "open_private"]
 
 
 class KeyedLocks:
-    """One lock for each key, so that what has different keys runs side by side. All are free in a forked child."""
+    """One reentrant lock for each key, so that what has different keys runs side by side. All are free in a forked child."""
 
     def __init__(self) -> None:
         self._reset()
@@ -23,11 +23,11 @@ class KeyedLocks:
 
     def _reset(self) -> None:
         self._guard = threading.Lock()
-        self._locks: dict[Hashable, threading.Lock] = {}
+        self._locks: dict[Hashable, threading.RLock] = {}
 
-    def __getitem__(self, key: Hashable) -> threading.Lock:
+    def __getitem__(self, key: Hashable) -> threading.RLock:
         with self._guard:
-            return self._locks.setdefault(key, threading.Lock())
+            return self._locks.setdefault(key, threading.RLock())
 
 
 _guard = threading.Lock()  # held during a fork, so that no descriptor is open and not yet known

@@ -13,10 +13,15 @@ from typing import Any
 
 from . import plugins
 from .errors import InvalidFamilyError, UnknownFamilyError, UnknownOpError
+from .forks import KeyedLocks
 from .plugins import Plugin
 from .spec import FamilySpec, Op
 
 __all__ = ["FamilyOps", "Registry", "declared_variants", "ops", "resolve"]
+
+
+# A family is loaded once and an op registered once, whichever threads ask for them first.
+_locks = KeyedLocks()
 
 
 class FamilyOps:
@@ -37,9 +42,11 @@ class FamilyOps:
                 name=name,
                 obj=self,
             )
-        function = _callable(self._family, op)
-        setattr(self, name, function)  # the next access finds it without coming here
-        return function
+        with _locks[self._family.name, name]:
+            if name not in vars(self):  # another thread may have been first
+                setattr(self, name, _callable(self._family, op))  # the next access finds it without coming here
+        found: Callable[..., Any] = vars(self)[name]
+        return found
 
     def __dir__(self) -> list[str]:
         return [op.name for op in self._family.ops]
@@ -69,8 +76,9 @@ class Registry(dict[str, FamilyOps]):
             claims = plugins.installed().get(name)
         if claims is None:
             raise UnknownFamilyError(_unknown(name, list(self)))
-        loaded = super().get(name) or FamilyOps(plugins.load(name, claims), claims[0])
-        self.update({name: loaded, family: loaded})
+        with _locks[name, ""]:
+            loaded = super().get(name) or FamilyOps(plugins.load(name, claims), claims[0])
+            self.update({name: loaded, family: loaded})
         return loaded
 
     def __iter__(self) -> Iterator[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -69,3 +72,18 @@ def test_a_signature_without_annotations_is_refused_with_the_remedy():
 
     with pytest.raises(errors.InvalidFamilyError, match="Annotate every parameter"):
         register("testing", "bare", bare, (), None)
+
+
+def test_threads_that_meet_an_op_first_register_it_once(tmp_path):
+    """In a process of its own, where nobody has met it."""
+    code = (
+        "import threading, torch\nfrom sgljit_core import ops\nfound = []\n"
+        "start = threading.Barrier(16)\n"
+        "def use():\n    start.wait()\n    found.append(ops['norm'].rmsnorm)\n"
+        "threads = [threading.Thread(target=use) for _ in range(16)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "print(len(found), len(set(found)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "16 1\n", done.stderr

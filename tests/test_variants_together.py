@@ -9,10 +9,9 @@ import sys
 import pytest
 import torch
 
-# The processes are forked when everything is imported and CUDA is not touched yet, and begin at the same moment.
 TOGETHER = """
-import logging, os, sys, threading
-import torch, tvm_ffi
+import logging, sys, threading
+import torch
 from sgljit_core import ops, override_cuda_arch
 from sgljit_norm.plugin import FAMILY
 from sgljit_norm.ops import host_module
@@ -25,12 +24,10 @@ class Compiles(logging.Handler):
 logger = logging.getLogger("sgljit")
 logger.addHandler(Compiles())
 logger.setLevel(logging.INFO)
-host_module()
-print("together")
-sys.stdout.flush()
-PROCESSES, THREADS, ON_GPU = 8, int(sys.argv[1]), sys.argv[2] == "cuda"
+THREADS, ON_GPU = int(sys.argv[1]), sys.argv[2] == "cuda"
+failures = []
 
-def use(i, failures):
+def use(i):
     try:
         if ON_GPU:
             x = torch.full((i + 1, 4104), 2.0, device="cuda", dtype=torch.bfloat16)
@@ -42,21 +39,14 @@ def use(i, failures):
     except BaseException as error:
         failures.append(error)
 
-waits, begins = os.pipe()
-children = []
-for _ in range(PROCESSES):
-    if (child := os.fork()) == 0:
-        os.close(begins)
-        os.read(waits, 1)  # until the parent closes its end
-        failures = []
-        threads = [threading.Thread(target=use, args=(i, failures)) for i in range(THREADS)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        for failure in failures[:1]: print("failed:", type(failure).__name__, failure, flush=True)
-        os._exit(len(failures) > 0)
-    children.append(child)
-os.close(begins)
-sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
+host_module()
+if ON_GPU: torch.zeros(1, device="cuda")
+print("ready", flush=True)
+sys.stdin.read()  # until all are
+threads = [threading.Thread(target=use, args=(i,)) for i in range(THREADS)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+if failures: raise failures[0]
 """
 
 
@@ -64,18 +54,26 @@ sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
 def test_eight_processes_of_many_threads_that_meet_a_new_variant_compile_it_once(tmp_path, device):
     threads = 64 if device == "cuda" else 8
     (tmp_path / "cache").mkdir(mode=0o700)
-    done = subprocess.run(
-        [sys.executable, "-c", TOGETHER, str(threads), device],
-        env={**os.environ, "SGLJIT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    before, after = done.stdout.split("together\n")
-    assert before.count("compiles norm") == 1
-    assert after.count("compiles ") == 1, after
-    assert "4104" in after
+    environment = {**os.environ, "SGLJIT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", TOGETHER, str(threads), device]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, env=environment, **pipes) for _ in range(8)]
+    try:
+        before = [process.stdout.readline() for process in processes]
+        before += [process.stdout.readline() for process, line in zip(processes, before, strict=True) if "co" in line]
+        assert before.count("ready\n") == 8, [process.communicate() for process in processes]
+        for process in processes:
+            process.stdin.close()
+            process.stdin = None  # communicate() would flush it
+        ended = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * 8, ended
+    assert len([line for line in before if line.startswith("compiles norm.norm")]) == 1
+    compiled = "".join(output for output, _ in ended)
+    assert compiled.count("compiles ") == 1, compiled
+    assert "rmsnorm<4104" in compiled
 
 
 @pytest.mark.gpu
