@@ -25,6 +25,7 @@ __all__ = [
     "override_cuda_arch",
     "override_target",
     "parse_cuda_target",
+    "present_target",
     "scope",
 ]
 
@@ -49,13 +50,13 @@ def cuda_target() -> Target:
     config = settings()
     if config.cuda_arch is not None:
         return parse_cuda_target(config.cuda_arch, config.cuda_arch_source)
-    capability = _device_capability()
-    if capability is None:
+    present = present_target()
+    if present is None:
         raise ConfigError(
             "no CUDA device to compile for; where there is none, name the target: "
             "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0)"
         )
-    return _target(*capability)
+    return present
 
 
 def device_target(device_id: int) -> Target:
@@ -63,6 +64,12 @@ def device_target(device_id: int) -> Target:
     import torch
 
     return _target(*torch.cuda.get_device_capability(device_id))
+
+
+def present_target() -> Target | None:
+    """The target of the current device of this thread; None where there is none."""
+    capability = _device_capability()
+    return None if capability is None else _target(*capability)
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import paths, variants
+from . import arch, paths, variants
 from .cpp_args import make_cpp_args
-from .loader import load_jit
+from .loader import load_jit, meanwhile
 from .spec import FamilySpec
 
 if TYPE_CHECKING:
@@ -49,7 +49,17 @@ class KernelFamily(FamilySpec):
         """
         variants.serve(self.name, self.csrc)
         # Thin code gains nothing from -O3, and compiles half as long.
-        return self.load_jit(*args, extra_cflags=["-O1", f'-DSGL_FAMILY="{self.name}"', *extra_cflags], **options)
+        flags = ["-O1", f'-DSGL_FAMILY="{self.name}"', *extra_cflags]
+        token = meanwhile.set(self._prepare_for_this_device)
+        try:
+            return self.load_jit(*args, extra_cflags=flags, **options)
+        finally:
+            meanwhile.reset(token)
+
+    def _prepare_for_this_device(self) -> None:
+        target = arch.present_target()
+        if target is not None:
+            variants.prepare(self.name, self.csrc, target)
 
     def build_deferred(self, file: str, symbol: str) -> Module:
         """Compile a deferred C++ function (``sgl_kernel/deferred.h``) ahead of its first call.

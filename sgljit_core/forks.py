@@ -15,7 +15,7 @@ __all__ = ["KeyedLocks", "close", "open_private"]
 
 
 class KeyedLocks:
-    """One reentrant lock for each key, so that what has different keys runs side by side. All are free in a forked child."""
+    """One reentrant lock for each key: what has different keys runs side by side. All are free in a forked child."""
 
     def __init__(self) -> None:
         self._reset()

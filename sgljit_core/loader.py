@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from .store import Slot
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["include_roots", "load_jit", "with_plugin"]
+__all__ = ["include_roots", "load_jit", "meanwhile", "with_plugin"]
 
 
 def load_jit(
@@ -97,6 +99,9 @@ def load_jit(
     return _module(spec, root)
 
 
+# What to do beside the compilers, in a thread of its own, when a module of this context must be compiled.
+meanwhile: ContextVar[Callable[[], None] | None] = ContextVar("sgljit_meanwhile", default=None)
+
 _modules: dict[tuple[str, Slot], Module] = {}
 _locks = KeyedLocks()
 _ATTEMPTS = 5
@@ -133,6 +138,9 @@ def _recipe(spec: BuildSpec) -> Recipe[Module]:
         return toolchain.find_toolchain(cuda=spec.target.is_cuda, needed_for=needed_for)
 
     def make(build: BuildSpec, directory: Path) -> Product:
+        beside = meanwhile.get()
+        if beside is not None:
+            threading.Thread(target=beside, name="sgljit-meanwhile").start()
         made = compile_library(build, tools(build.label), generated, roots, scan.stamps, directory)
         return Product(made.library, made.command, made.observed)
 

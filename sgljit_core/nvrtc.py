@@ -6,19 +6,20 @@ which version it has are remembered, so that a warm start does not load 100 MB o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .errors import ToolchainNotFoundError
 from .toolchain import remembered_search
 
-__all__ = ["Nvrtc", "RejectedSourceError", "compile_kernel", "find_nvrtc"]
+__all__ = ["Nvrtc", "RejectedSourceError", "compile_kernel", "find_nvrtc", "precompile_headers"]
 
 _REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]".'
 _HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
@@ -119,14 +120,30 @@ def compile_kernel(
     Raises:
         RejectedSourceError: with NVRTC's log.
     """
-    library = _library(nvrtc.library)
+    with _precompiling(headers) as precompile:
+        return _Program(_library(nvrtc.library), source).compile(expression, (*options, *precompile))
+
+
+def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], headers: str) -> None:
+    """What the first ``compile_kernel`` of these headers does beside compiling: load NVRTC and precompile them.
+
+    Raises:
+        RejectedSourceError: with NVRTC's log.
+    """
+    with _precompiling(headers) as precompile:
+        _Program(_library(nvrtc.library), source).compile(None, (*options, *precompile))
+
+
+@contextlib.contextmanager
+def _precompiling(headers: str) -> Iterator[tuple[str, ...]]:
+    """The options with which NVRTC takes or makes precompiled headers; none while another thread does."""
     if not _precompiled.acquire(blocking=False):
-        return _Program(library, source).compile(expression, options)
+        yield ()
+        return
     try:
         directory = Path(_precompiled_directory().name, headers)
         directory.mkdir(exist_ok=True)
-        precompile = ("-pch", f"-pch-dir={directory}")
-        return _Program(library, source).compile(expression, (*options, *precompile))
+        yield ("-pch", f"-pch-dir={directory}")
     finally:
         _precompiled.release()
 
@@ -141,15 +158,16 @@ class _Program:
             library.nvrtcCreateProgram(ctypes.byref(self.handle), source.encode(), b"variant.cu", 0, None, None)
         )
 
-    def compile(self, expression: str, options: Sequence[str]) -> tuple[bytes, str]:
+    def compile(self, expression: str | None, options: Sequence[str]) -> tuple[bytes, str]:
         try:
-            name = expression.encode()
-            self._check(self.library.nvrtcAddNameExpression(self.handle, name))
+            name = b"" if expression is None else expression.encode()
+            if name:
+                self._check(self.library.nvrtcAddNameExpression(self.handle, name))
             encoded = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
             status = self.library.nvrtcCompileProgram(self.handle, len(options), encoded)
             if status != 0:
                 raise RejectedSourceError(self._log() or self._error(status))
-            return self._cubin(), self._symbol(name)
+            return self._cubin(), self._symbol(name) if name else ""
         finally:
             self.library.nvrtcDestroyProgram(ctypes.byref(self.handle))
 

@@ -8,6 +8,7 @@ own, loaded when it is first called. Nothing here is on the path of a second cal
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from . import arch, cuda_driver, driver, includes, keys, nvrtc, paths
 from .driver import Product, Recipe
-from .errors import ArtifactLoadError, CompileError, InvalidBuildError
+from .errors import ArtifactLoadError, CompileError, InvalidBuildError, SgljitError
 from .ffi_errors import passing
 from .forks import KeyedLocks
 from .loader import include_roots, load_jit, with_plugin
@@ -27,7 +28,7 @@ from .spec import BuildSpec, Target
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["Cubin", "build", "load_deferred", "serve"]
+__all__ = ["Cubin", "build", "load_deferred", "prepare", "serve"]
 
 _PAYLOAD = "kernel.cubin"
 _GLOBAL = re.compile(
@@ -148,10 +149,34 @@ def _spec(family: str, csrc: Path, file: str, expression: str, target: Target) -
     )
 
 
-def _obtain(spec: BuildSpec) -> Cubin:
+def prepare(family: str, csrc: Path, target: Target) -> None:
+    """Have NVRTC ready for a family's first kernel: load it and precompile the headers of the device files.
+
+    For the time in which a host part is compiled, since both take as long as a kernel. What goes wrong here is no
+    error: it will be one, with all that there is to say, when a kernel is asked for.
+    """
+    with contextlib.suppress(SgljitError, nvrtc.RejectedSourceError, OSError):
+        compiler = nvrtc.find_nvrtc(family)
+        for file in sorted(csrc.glob("*.cuh")):
+            if "__global__" in file.read_text(errors="replace"):
+                spec = _spec(family, csrc, file.name, file.stem, target)
+                roots, generated, scan = _sources_of(spec)
+                nvrtc.precompile_headers(compiler, generated, _options(spec, roots, compiler), keys.key(scan.files))
+
+
+def _sources_of(spec: BuildSpec) -> tuple[list[includes.Root], str, includes.Scan]:
+    """Where a device file's includes are searched, the text that is compiled, and what it reaches."""
     roots = include_roots(spec)
     generated = f'#include "{spec.cuda_files[0]}"\n'
-    scan = includes.scan(spec.cuda_files, roots, generated)
+    return roots, generated, includes.scan(spec.cuda_files, roots, generated)
+
+
+def _options(spec: BuildSpec, roots: Sequence[includes.Root], compiler: nvrtc.Nvrtc) -> list[str]:
+    return [*_flags(spec.target), *(f"-I{root.directory}" for root in roots), f"-I{compiler.include}"]
+
+
+def _obtain(spec: BuildSpec) -> Cubin:
+    roots, generated, scan = _sources_of(spec)
     return driver.obtain(
         Recipe(
             build=spec,
@@ -185,7 +210,7 @@ def _toolchain(needed_for: str) -> dict[str, str]:
 
 def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[includes.Root], headers: str) -> Product:
     compiler = nvrtc.find_nvrtc(spec.label)
-    options = [*_flags(spec.target), *(f"-I{root.directory}" for root in roots), f"-I{compiler.include}"]
+    options = _options(spec, roots, compiler)
     (directory / "variant.cu").write_text(generated)
     command = f"nvrtc {' '.join(options)} variant.cu  # {spec.kernel}"
     try:

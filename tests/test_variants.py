@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sgljit_core import KernelFamily, Op, errors, freeze, nvrtc, override_cuda_arch, variants
+from sgljit_core import KernelFamily, Op, arch, errors, freeze, loader, nvrtc, override_cuda_arch, variants
+from sgljit_core.spec import Target
 
 DEVICE = """\
 #pragma once
@@ -267,6 +268,41 @@ def test_threads_that_make_the_same_and_other_variants_at_once(family):
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompiled(family, monkeypatch):
+    """Once for each device file; on a machine with a device; not when the host part is there already."""
+    precompiled: list[str] = []
+    done = threading.Event()
+    real = nvrtc.precompile_headers
+
+    def precompile(found, source, options, headers):
+        real(found, source, options, headers)
+        precompiled.append(source)
+        done.set()
+
+    monkeypatch.setattr(nvrtc, "precompile_headers", precompile)
+    monkeypatch.setattr(arch, "present_target", lambda: Target("sm_90a", (9, 0)))
+    load(family)
+    assert done.wait(30)
+    for thread in threading.enumerate():
+        if thread.name == "sgljit-meanwhile":
+            thread.join()
+    assert precompiled == ['#include "scaling.cuh"\n']
+    build(family, "scaling::plain")
+
+    loader._modules.clear()
+    load(family)
+    assert not [thread for thread in threading.enumerate() if thread.name == "sgljit-meanwhile"]
+    assert len(precompiled) == 1
+
+
+def test_a_device_file_that_does_not_compile_is_no_error_before_a_kernel_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    family = make_family(tmp_path, "unready", **{"scaling.cuh": DEVICE + "nonsense"})
+    variants.prepare(family.name, family.csrc, Target("sm_90a", (9, 0)))
+    with pytest.raises(errors.CompileError, match=r"nonsense|expected a"):
+        build(family, "scaling::plain")
 
 
 def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
