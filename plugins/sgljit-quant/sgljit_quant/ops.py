@@ -1,0 +1,105 @@
+"""The functions users call. Their bodies are C++: csrc/quant.cpp checks, chooses kernels and launches them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sgljit_core import cache_once, exported, is_arch_support_pdl
+
+from .plugin import FAMILY
+
+if TYPE_CHECKING:
+    from tvm_ffi import Module
+
+_EXPORTS = ("per_tensor_quant_fp8", "per_token_quant_fp8")
+
+
+@cache_once
+def host_module() -> Module:
+    """The host part: the checks, and the choice of kernels."""
+    return FAMILY.load_host("quant", cpp_files=["quant.cpp"], cpp_wrappers=[(name, name) for name in _EXPORTS])
+
+
+@exported(host_module)
+def per_tensor_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    is_static: bool = False,
+) -> None:
+    """``output_q = input / output_s`` in FP8 (e4m3), with one scale for the whole tensor.
+
+    Computed as ``input * (1 / output_s)`` in float32, rounded to the nearest e4m3, ties to even; beyond 448, its
+    largest value, saturated. Dynamic: the scale is first set so that the largest magnitude becomes 448,
+    ``max(abs(input)) / 448``, but to no less than 2**-126, which is the scale of zeros, and to no more than float32's
+    largest value, which is the scale where there is an infinity. NaN becomes NaN and does not count towards the scale.
+
+    On CUDA it runs on the current stream of the device, in a single launch where the scale is given or the input is
+    small (512 KiB on sm_90 and later), else in three: one thread sets the scale to 2**-126, then the maximum, then the
+    values. Nothing is kept from call to call, so it may be captured in a graph and replayed.
+
+    Args:
+        input: float16, bfloat16 or float32, of any shape, on a CUDA device or the CPU. The last dimensions that are
+            contiguous, at least one, are a row; those before them must be at one stride.
+        output_q: float8_e4m3fn, of the input's shape, with a row stride of its own.
+        output_s: float32, one element: read if ``is_static``, else written.
+        is_static: whether the scale is given. It should be positive; nobody checks.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: an output shares memory with itself or another argument.
+    """
+
+
+@exported(host_module)
+def per_token_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+) -> None:
+    """``output_q = input / output_s`` in FP8 (e4m3), with one scale for each row.
+
+    Rows are along the last dimension. Each is computed as a tensor is by ``per_tensor_quant_fp8`` with a dynamic scale,
+    in one launch for all.
+
+    Args:
+        input: [..., hidden], float16, bfloat16 or float32, on a CUDA device or the CPU. Elements of a row have no gaps;
+            the dimensions before the last must be at one stride.
+        output_q: float8_e4m3fn, of the input's shape, with a row stride of its own.
+        output_s: [...] or [..., 1], float32, contiguous: where the scales are written.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: an output shares memory with itself or another argument.
+    """
+
+
+def variants() -> Iterator[Callable[[], Any]]:
+    """What is worth building ahead: the host part, the CPU's part, and every kernel for aligned half types."""
+    yield host_module
+    yield functools.partial(FAMILY.build_deferred, "quant_cpu.cpp", "quantize_on_cpu")
+    pdl = is_arch_support_pdl()
+    yield functools.partial(FAMILY.build_variant, "quant.cuh", "quant::set_smallest_scale", pdl)
+    for dtype in (torch.float16, torch.bfloat16):
+        elements = 16 // dtype.itemsize
+
+        def kernel(name: str, *arguments: int | bool, _last: tuple[Any, ...] = (pdl, dtype)) -> Callable[[], Any]:
+            return functools.partial(FAMILY.build_variant, "quant.cuh", f"quant::{name}", *arguments, *_last)
+
+        yield kernel("raise_scale", elements)
+        for is_static in (False, True):
+            yield kernel("quantize", elements, not is_static)
+        yield kernel("quantize_small", elements, False)
+        if pdl:
+            yield kernel("quantize_small", elements, True)  # in a cluster
+        for row_threads in (8, 16, 32):
+            yield kernel("quantize_rows", elements, 1, row_threads)
+        for units in (2, 4):
+            yield kernel("quantize_rows", elements, units, 32)
+        for units in (1, 2, 4):
+            yield kernel("quantize_rows", elements, units, 0)
+        yield kernel("quantize_long_rows", elements)

@@ -1,0 +1,49 @@
+"""The ops in plain PyTorch and float32: what the kernels must equal, byte by byte."""
+
+from __future__ import annotations
+
+import torch
+
+E4M3_MAX = 448.0
+SMALLEST_SCALE = 2.0**-126  # the smallest normal float32: one over it is finite
+LARGEST_SCALE = torch.finfo(torch.float32).max
+NAN = 0x7F
+
+
+def per_tensor_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    is_static: bool = False,
+) -> None:
+    """One scale for the whole tensor: given, or computed from its largest magnitude and written to ``output_s``."""
+    if not is_static:
+        output_s.copy_(_scale(input.reshape(1, -1)).view(output_s.shape))
+    output_q.copy_(_quantized(input, output_s.reshape(())))
+
+
+def per_token_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+) -> None:
+    """One scale for each row along the last dimension, written to ``output_s``."""
+    scale = _scale(input)
+    output_s.copy_(scale.view(output_s.shape))
+    output_q.copy_(_quantized(input, scale))
+
+
+def _scale(rows: torch.Tensor) -> torch.Tensor:
+    """[..., 1]: the largest magnitude of each row over 448; NaN does not count."""
+    magnitudes = rows.float().abs().nan_to_num(nan=0.0, posinf=float("inf"))
+    zero = magnitudes.new_zeros((*rows.shape[:-1], 1))
+    largest = torch.cat([magnitudes, zero], -1).amax(-1, keepdim=True)
+    # By a tensor: on CUDA, PyTorch divides by a number by multiplying with its rounded inverse.
+    return (largest / torch.full_like(largest, E4M3_MAX)).clamp(SMALLEST_SCALE, LARGEST_SCALE)
+
+
+def _quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """NaN has two bytes in e4m3; this is the positive one, which GPUs store."""
+    q = (x.float() * scale.reciprocal()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    is_nan = q.float().isnan()
+    return torch.where(is_nan, NAN, q.view(torch.uint8)).to(torch.uint8).view(torch.float8_e4m3fn)

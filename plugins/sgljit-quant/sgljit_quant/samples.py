@@ -1,0 +1,34 @@
+"""Arguments for each op, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+TensorArgs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]
+TokenArgs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def per_tensor_quant_fp8(device: torch.device) -> Iterator[TensorArgs]:
+    """Every dtype, from no element to several clusters of blocks, whole loads and not, strided rows, both scales."""
+    for x in _inputs(device):
+        for is_static in (False, True):
+            scale = torch.full((1,), 0.01, device=device) if is_static else torch.empty(1, device=device)
+            yield x, torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=device), scale, is_static
+
+
+def per_token_quant_fp8(device: torch.device) -> Iterator[TokenArgs]:
+    """Every dtype, rows of every kernel, dense and strided."""
+    for x in _inputs(device):
+        scales = torch.empty(*x.shape[:-1], 1, device=device)
+        yield x, torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=device), scales
+
+
+def _inputs(device: torch.device) -> Iterator[torch.Tensor]:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for hidden in (1, 65, 64, 128, 1024, 4096):
+            for tokens in (0, 1, 3, 129):
+                x = torch.randn(tokens, 2 * hidden, device=device).to(dtype)
+                yield x[:, :hidden].contiguous()
+                yield x[:, hidden:]

@@ -1,0 +1,192 @@
+"""What wrong arguments get: the whole text, the same on every device, and outputs left alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sgljit_core.errors import TensorMatchError
+
+from .helpers import FP8, family
+
+Call = dict[str, torch.Tensor]
+Change = Callable[[Call], object]
+
+INPUT = "Tensor<3, 64>[strides=<64, 1>, dtype=float32, device={device}]"
+
+
+def fp8(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.uint8).view(FP8)
+
+
+# What is changed in a good call with 3 rows of 64 elements; the text behind the op's name.
+BOTH = {
+    "input dtype": (
+        lambda c: c.update(input=torch.zeros(3, 64, dtype=torch.float64)),
+        "input must be float32, float16 or bfloat16, got float64: "
+        "Tensor<3, 64>[strides=<64, 1>, dtype=float64, device={device}]",
+    ),
+    "output dtype": (
+        lambda c: c.update(output_q=torch.zeros(3, 64, dtype=torch.uint8)),
+        "output_q must be float8_e4m3fn, got uint8: Tensor<3, 64>[strides=<64, 1>, dtype=uint8, device={device}]",
+    ),
+    "scale dtype": (
+        lambda c: c.update(output_s=torch.zeros(3, dtype=torch.bfloat16)),
+        "output_s must be float32, got bfloat16: Tensor<3>[strides=<1>, dtype=bfloat16, device={device}]",
+    ),
+    "output shape": (
+        lambda c: c.update(output_q=fp8(3, 32)),
+        "output_q must have the shape of input: "
+        "output_q is Tensor<3, 32>[strides=<32, 1>, dtype=float8_e4m3fn, device={device}], input is " + INPUT,
+    ),
+    "output rank": (
+        lambda c: c.update(output_q=fp8(3, 64, 1)),
+        "output_q must have the shape of input: "
+        "output_q is Tensor<3, 64, 1>[strides=<64, 1, 1>, dtype=float8_e4m3fn, device={device}], input is " + INPUT,
+    ),
+    "scale apart": (
+        lambda c: c.update(output_s=torch.zeros(3, 2)[:, 0]),
+        "output_s must be contiguous: Tensor<3>[strides=<2>, dtype=float32, device={device}]",
+    ),
+    "input apart": (
+        lambda c: c.update(input=torch.zeros(3, 64, 2)[..., 0]),
+        "input must have rows without gaps between their elements: "
+        "Tensor<3, 64>[strides=<128, 2>, dtype=float32, device={device}]",
+    ),
+    "output apart": (
+        lambda c: c.update(output_q=fp8(64, 3).t()),
+        "output_q must have rows without gaps between their elements: "
+        "Tensor<3, 64>[strides=<1, 3>, dtype=float8_e4m3fn, device={device}]",
+    ),
+    "input at two strides": (
+        lambda c: c.update(input=torch.zeros(2, 5, 70)[:, :3, :64], output_q=fp8(2, 3, 64), output_s=torch.zeros(2, 3)),
+        "input must have its rows at one stride: "
+        "Tensor<2, 3, 64>[strides=<350, 70, 1>, dtype=float32, device={device}]",
+    ),
+    "output at two strides": (
+        lambda c: c.update(input=torch.zeros(2, 3, 64), output_q=fp8(2, 5, 70)[:, :3, :64], output_s=torch.zeros(2, 3)),
+        "output_q must have its rows at one stride: "
+        "Tensor<2, 3, 64>[strides=<350, 70, 1>, dtype=float8_e4m3fn, device={device}]",
+    ),
+}
+PER_TENSOR = {
+    **BOTH,
+    "more than one scale": (
+        lambda c: c.update(output_s=torch.zeros(3)),
+        "output_s must have one element: Tensor<3>[strides=<1>, dtype=float32, device={device}]",
+    ),
+    "no scale": (
+        lambda c: c.update(output_s=torch.zeros(0)),
+        "output_s must have one element: Tensor<0>[strides=<1>, dtype=float32, device={device}]",
+    ),
+}
+SCALES = (
+    "output_s must have one element for each row of input, and its shape but for the last dimension, which may be "
+    "missing or 1: output_s is "
+)
+PER_TOKEN = {
+    **BOTH,
+    "too few scales": (
+        lambda c: c.update(output_s=torch.zeros(2)),
+        SCALES + "Tensor<2>[strides=<1>, dtype=float32, device={device}], input is " + INPUT,
+    ),
+    "scales of another shape": (
+        lambda c: c.update(output_s=torch.zeros(1, 3)),
+        SCALES + "Tensor<1, 3>[strides=<3, 1>, dtype=float32, device={device}], input is " + INPUT,
+    ),
+    "a scale for each element": (
+        lambda c: c.update(output_s=torch.zeros(3, 64)),
+        SCALES + "Tensor<3, 64>[strides=<64, 1>, dtype=float32, device={device}], input is " + INPUT,
+    ),
+    "no dimension": (
+        lambda c: c.update(input=torch.tensor(1.0), output_q=fp8(1)[0], output_s=torch.zeros(1)),
+        "input must have at least one dimension: Tensor<>[strides=<>, dtype=float32, device={device}]",
+    ),
+}
+CASES = [
+    *(pytest.param("per_tensor_quant_fp8", *case, id=f"per tensor, {name}") for name, case in PER_TENSOR.items()),
+    *(pytest.param("per_token_quant_fp8", *case, id=f"per token, {name}") for name, case in PER_TOKEN.items()),
+]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.empty(0, device=request.param).device  # "cuda" with its index
+
+
+def good_call(name: str) -> Call:
+    scales = torch.full((3,) if name == "per_token_quant_fp8" else (1,), 7.0)
+    return {"input": torch.ones(3, 64), "output_q": fp8(3, 64), "output_s": scales}
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy that keeps the strides."""
+    moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return moved.copy_(tensor)
+
+
+@pytest.mark.parametrize(("name", "change", "text"), CASES)
+def test_a_call_that_does_not_match(name: str, change: Change, text: str, device: torch.device):
+    call = good_call(name)
+    change(call)
+    if name == "per_tensor_quant_fp8" and call["output_s"].ndim == 2 and call["input"].ndim == 3:
+        call["output_s"] = torch.zeros(1)
+    call = {argument: on_device(value, device) for argument, value in call.items()}
+    before = {argument: value.float() for argument, value in call.items()}
+    with pytest.raises(TensorMatchError) as raised:
+        getattr(family, name)(**call)
+    assert str(raised.value) == f"{name}: {text.format(device=device)}"
+    for argument, value in call.items():
+        assert torch.equal(value.float(), before[argument])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["per_tensor_quant_fp8", "per_token_quant_fp8"])
+@pytest.mark.parametrize("stays", ["output_q", "output_s"])
+def test_devices_mixed(stays: str, name: str):
+    call = {key: value if key == stays else value.cuda() for key, value in good_call(name).items()}
+    with pytest.raises(TensorMatchError, match=f"{stays} must be on the device of input, cuda:0, got cpu: Tensor<"):
+        getattr(family, name)(**call)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((3, fp8(3), torch.ones(1)), "argument 1: expected tensor, got int"),
+        ((torch.ones(3), None, torch.ones(1)), "argument 2: expected tensor, got None"),
+        ((torch.ones(3), fp8(3), 0.5), "argument 3: expected tensor, got float"),
+        ((torch.ones(3), fp8(3), torch.ones(1), "yes"), "argument 4: expected bool, got str"),
+    ],
+)
+def test_an_argument_of_another_type(arguments: tuple[object, ...], text: str):
+    with pytest.raises(TypeError, match=re.escape(text)):
+        family.per_tensor_quant_fp8(*arguments)
+
+
+def shared(x: torch.Tensor, q: torch.Tensor, s: torch.Tensor, text: str, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: {text}: input is Tensor<.*, output_q is Tensor<.*output_s is "):
+        getattr(family, name)(x, q, s)
+
+
+@pytest.mark.parametrize("name", ["per_tensor_quant_fp8", "per_token_quant_fp8"])
+def test_arguments_that_share_memory(name: str):
+    x = torch.ones(4, 64)
+    rows = 4 if name == "per_token_quant_fp8" else 1
+    s = torch.ones(rows)
+    own = x.view(FP8)
+    shared(x, own[:, :64], s, "output_q shares memory with input", name)
+    shared(x, own.flatten()[3 : 3 + 256].view(4, 64), s, "output_q shares memory with input", name)
+    shared(x, fp8(4, 64), x.flatten()[100 : 100 + rows], "output_s shares memory with input", name)
+    q = fp8(4, 64)
+    shared(x, q, q.view(torch.float32).flatten()[:rows], "output_s shares memory with output_q", name)
+    shared(x, q[:1].expand(4, 64), s, "rows of output_q overlap each other", name)
+    shared(x, q.as_strided((4, 64), (32, 1)), s, "rows of output_q overlap each other", name)
+    assert torch.equal(x, torch.ones(4, 64))
+    assert torch.equal(s, torch.ones(rows))
+    # Columns of one buffer, side by side.
+    buffer = torch.ones(4, 100)
+    getattr(family, name)(buffer[:, :64], buffer.view(FP8)[:, 256 : 256 + 64], s)
+    assert torch.equal(buffer[:, :64], torch.ones(4, 64))
