@@ -259,25 +259,31 @@ def _sample(
     """Microseconds of a call, once for each sample; and calls in a sample."""
     import torch
 
-    def turn() -> None:
-        kept = [fn(*arguments) for arguments in sets]
+    only = sets[0]
+
+    def run(turns: int) -> None:
+        if len(sets) == 1:  # the least that a loop costs: some calls on the CPU take no longer than a list
+            for _ in range(turns):
+                kept = fn(*only)
+        else:
+            for _ in range(turns):
+                kept = [fn(*arguments) for arguments in sets]
         del kept
 
     if device.type != "cuda":
-        return _sample_by_clock(turn, len(sets), lambda: None, seconds)
+        return _sample_by_clock(run, len(sets), lambda: None, seconds)
     with torch.cuda.device(device):
         if graph:
-            return _sample_graph(turn, len(sets), seconds)
-        return _sample_by_clock(turn, len(sets), torch.cuda.synchronize, seconds)
+            return _sample_graph(run, len(sets), seconds)
+        return _sample_by_clock(run, len(sets), torch.cuda.synchronize, seconds)
 
 
 def _sample_by_clock(
-    turn: Callable[[], None], calls: int, finish: Callable[[], None], seconds: float
+    run: Callable[[int], None], calls: int, finish: Callable[[], None], seconds: float
 ) -> tuple[list[float], int]:
     def timed(turns: int) -> float:
         start = time.perf_counter()
-        for _ in range(turns):
-            turn()
+        run(turns)
         finish()
         return time.perf_counter() - start
 
@@ -290,7 +296,7 @@ def _sample_by_clock(
     return [sample / (turns * calls) * 1e6 for sample in times], turns * calls
 
 
-def _sample_graph(turn: Callable[[], None], calls: int, seconds: float) -> tuple[list[float], int]:
+def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tuple[list[float], int]:
     import torch
 
     stream = torch.cuda.Stream()
@@ -298,8 +304,7 @@ def _sample_graph(turn: Callable[[], None], calls: int, seconds: float) -> tuple
     def captured(turns: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            for _ in range(turns):
-                turn()
+            run(turns)
         return graph
 
     def timed(graph: torch.cuda.CUDAGraph) -> float:
@@ -312,7 +317,7 @@ def _sample_graph(turn: Callable[[], None], calls: int, seconds: float) -> tuple
 
     stream.wait_stream(torch.cuda.current_stream())  # which made the arguments
     with torch.cuda.stream(stream):
-        turn()
+        run(1)
     graph = captured(1)
     with torch.cuda.stream(stream):
         once = min(timed(graph) for _ in range(_WARM_UP))
