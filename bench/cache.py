@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -149,28 +148,18 @@ def measure(rounds: int, directory: Path) -> dict[str, dict[str, float]]:
     return {name: {**medians[name], "compiler runs": counts[name]} for name in ENGINES}
 
 
-def report(results: dict[str, dict[str, float]], rounds: int) -> str:
-    """The results as Markdown."""
-    import torch
-    import tvm_ffi
-
-    ours = results[next(iter(ENGINES))]
-    lines = [
-        "# The cache beside its peers",
-        "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores ({platform.machine()}), "
-        f"Python {platform.python_version()}, torch {torch.__version__}, apache-tvm-ffi {tvm_ffi.__version__}; "
-        f"`python bench/cache.py --rounds {rounds}`",
-        "",
-        "Seconds of the loading call in a fresh process, after imports; medians; in brackets, times ours.",
-        "",
-        "| | empty cache | full cache | 8 processes, empty cache | compiler runs of these |",
-        "|---|---|---|---|---|",
+def rows_of(measured: dict[str, dict[str, float]]) -> list[dict[str, str]]:
+    """A row for each engine."""
+    ours = measured[next(iter(ENGINES))]
+    columns = {"empty cache": "cold", "full cache": "warm", "8 processes, empty cache": "eight"}
+    return [
+        {
+            "engine": f"`{name}`",
+            **{column: f"{r[what]:.4f} ({r[what] / ours[what]:.1f})" for column, what in columns.items()},
+            "compiler runs of these": f"{r['compiler runs']:.0f}",
+        }
+        for name, r in measured.items()
     ]
-    for name, r in results.items():
-        cells = [f"{r[what]:.4f} ({r[what] / ours[what]:.1f})" for what in ("cold", "warm", "eight")]
-        lines.append(f"| `{name}` | {' | '.join(cells)} | {r['compiler runs']:.0f} |")
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -183,10 +172,16 @@ def main() -> None:
         work(arguments.worker[0], Path(arguments.worker[1]))
         return
     with tempfile.TemporaryDirectory() as directory:
-        text = report(measure(arguments.rounds, Path(directory)), arguments.rounds)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text)
+        rows = rows_of(measure(arguments.rounds, Path(directory)))
+    import tvm_ffi
+
+    from sgljit_core.results import write_results
+
+    note = (
+        f"apache-tvm-ffi {tvm_ffi.__version__}. Seconds of the loading call in a fresh process, after imports; "
+        "medians; in brackets, times ours."
+    )
+    print(write_results(arguments.output, "The cache beside its peers", {"": rows}, note=note, device="cpu"), end="")
 
 
 if __name__ == "__main__":

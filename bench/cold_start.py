@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sgljit_core import load_jit, override_cuda_arch, paths, toolchain
+from sgljit_core import load_jit, override_cuda_arch, paths, results, toolchain
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/sgljit-add-constant/sgljit_add_constant/csrc"
 LIMIT = 0.30
@@ -118,25 +117,13 @@ def main() -> int:
 
     a, b = statistics.median(first), statistics.median(second)
     headers = "its own sgl_kernel headers" if options.peer_include else "the same sgl_kernel headers"
-    table = "\n".join(
-        [
-            "# Cold start of add_constant",
-            "",
-            f"Empty cache to loaded module, sm_90a, median of {options.rounds}, in turns; {os.cpu_count()} cores, "
-            f"{platform.machine()}, Python {platform.python_version()}.",
-            f"Command: `{' '.join(['python', 'bench/cold_start.py', *sys.argv[1:]])}`",
-            "",
-            "| | seconds | ratio |",
-            "|---|---|---|",
-            f"| tvm_ffi.cpp.load_inline, {headers} | {b:.2f} | 1.00 |",
-            f"| load_jit | {a:.2f} | {a / b:.2f} |",
-            "",
-        ]
-    )
-    sys.stdout.write(table)
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(table)
+    rows = [
+        {"": f"tvm_ffi.cpp.load_inline, {headers}", "seconds": f"{b:.2f}", "ratio": "1.00"},
+        {"": "load_jit", "seconds": f"{a:.2f}", "ratio": f"{a / b:.2f}"},
+    ]
+    note = f"Empty cache to loaded module, sm_90a, median of {options.rounds}, in turns."
+    page = results.write_results(options.output, "Cold start of add_constant", {"": rows}, note=note, device="cpu")
+    sys.stdout.write(page)
     return 0 if a / b <= LIMIT else 1
 
 

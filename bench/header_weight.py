@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sgljit_core import paths, toolchain
+from sgljit_core import paths, results, toolchain
 
 TYPICAL = ("sgl_kernel/tensor.h", "sgl_kernel/utils.cuh", "sgl_kernel/vec.cuh", "sgl_kernel/warp.cuh")
 FLOATS = ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h")
@@ -73,29 +73,23 @@ def main() -> int:
             empties.append(empty)
             ratios[name].append(phase_sum(includes, tools) / empty)
 
-    lines = ["| included alone | weight | limit |", "|---|---|---|"]
+    rows: list[dict[str, str]] = []
     too_heavy = []
     for name, values in ratios.items():
         ratio = statistics.median(values)
         limit = limit_of(name)
-        lines.append(f"| {name.removeprefix('sgl_kernel/')} | {ratio:.2f} | {limit or ''} |")
+        name_there = name.removeprefix("sgl_kernel/")
+        rows.append({"included alone": name_there, "weight": f"{ratio:.2f}", "limit": str(limit or "")})
         if limit is not None and ratio > limit:
             too_heavy.append(name)
     assert tools.nvcc is not None
-    command = " ".join(["python", "bench/header_weight.py", *sys.argv[1:]])
-    head = [
-        "# Weight of the headers",
-        "",
+    note = (
         f"nvcc's phase sum over that of an empty .cu ({statistics.median(empties):.0f} ms here), median of "
-        f"{options.rounds}; nvcc {tools.nvcc.version}, g++ {tools.cxx.version}.",
-        f"Command: `{command}`",
-        "",
-    ]
-    table = "\n".join([*head, *lines]) + "\n"
-    sys.stdout.write(table)
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(table)
+        f"{options.rounds}; nvcc {tools.nvcc.version}, g++ {tools.cxx.version}."
+    )
+    sys.stdout.write(
+        results.write_results(options.output, "Weight of the headers", {"": rows}, note=note, device="cpu")
+    )
     for name in too_heavy:
         sys.stderr.write(f"{name} is over its limit\n")
     return 1 if too_heavy else 0

@@ -92,7 +92,8 @@ def variants() -> Iterator[Callable[[], Any]]:
 
         yield kernel("raise_scale", elements)
         for is_static in (False, True):
-            yield kernel("quantize", elements, not is_static)
+            for units in (1, 4):
+                yield kernel("quantize", elements, units, not is_static)
         yield kernel("quantize_small", elements, False)
         if pdl:
             yield kernel("quantize_small", elements, True)  # in a cluster

@@ -16,6 +16,7 @@ host::Variants kernels{"quant.cuh"};
 
 constexpr std::int64_t kMaxBlocks = 0x7fffffff;  // of a grid
 constexpr std::int64_t kWarp = 32;
+constexpr std::int64_t kThreadsPerSm = 2048;
 constexpr std::int64_t kMaxClusterBlocks = 8;
 
 std::int64_t smaller(std::int64_t a, std::int64_t b) {
@@ -75,20 +76,32 @@ void per_tensor_on_cuda(const Args& args) {
   if (!args.is_static && args.num_rows == 1 && call.units <= max_blocks * kMaxThreads * kMaxUnits)
     return quantize_small(call, max_blocks);
 
-  const auto threads = smaller(in_warps(host::div_ceil(call.units, std::int64_t{kMaxUnits})), kBlockThreads);
-  const auto num_chunks = args.num_rows * host::div_ceil(call.units, threads * kMaxUnits);
-  host::RuntimeCheck(num_chunks <= kMaxBlocks, "per_tensor_quant_fp8: too many rows for one launch: ", args.num_rows);
+  struct Grid {
+    std::int64_t blocks;
+    std::int64_t threads;
+  };
+  const auto grid_of = [&](std::int64_t units) {
+    const auto threads = smaller(in_warps(host::div_ceil(call.units, units)), kBlockThreads);
+    const auto blocks = args.num_rows * host::div_ceil(call.units, threads * units);
+    host::RuntimeCheck(blocks <= kMaxBlocks, "per_tensor_quant_fp8: too many rows for one launch: ", args.num_rows);
+    return Grid{blocks, threads};
+  };
+  const std::int64_t sm_count = host::runtime::get_sm_count(args.device.device_id);
   if (!args.is_static) {
     constexpr std::int64_t kBlocksPerSm = 8;
-    const auto all = host::runtime::get_sm_count(args.device.device_id) * kBlocksPerSm;
+    const auto grid = grid_of(kMaxUnits);
     host::LaunchKernel(1, 1, args.device)
         .enable_pdl(call.pdl)(kernels.get("quant::set_smallest_scale", call.pdl), call.params);
-    host::LaunchKernel(smaller(num_chunks, all), threads, args.device)
+    host::LaunchKernel(smaller(grid.blocks, sm_count * kBlocksPerSm), grid.threads, args.device)
         .enable_pdl(call.pdl)(kernels.get("quant::raise_scale", call.elements, call.pdl, call.dtype), call.params);
   }
-  host::LaunchKernel(num_chunks, threads, args.device)
+  // While one unit a thread does not fill the device twice, more of them would only leave threads out.
+  const bool is_spread = args.num_rows * call.units <= 2 * sm_count * kThreadsPerSm;
+  const std::int64_t units = is_spread ? 1 : kMaxUnits;
+  const auto grid = grid_of(units);
+  host::LaunchKernel(grid.blocks, grid.threads, args.device)
       .enable_pdl(call.pdl)(
-          kernels.get("quant::quantize", call.elements, !args.is_static, call.pdl, call.dtype), call.params);
+          kernels.get("quant::quantize", call.elements, units, !args.is_static, call.pdl, call.dtype), call.params);
 }
 
 void per_token_on_cuda(const Args& args) {
@@ -110,7 +123,7 @@ void per_token_on_cuda(const Args& args) {
     return launch(num_blocks, kThreads, rows_kernel(units, row_threads));
 
   // More of a longer row to each thread, so that there are several blocks to a multiprocessor.
-  units = call.units <= 256 ? 1 : call.units <= 1024 ? 2 : kMaxUnits;
+  units = call.units <= 256 ? 1 : call.units <= 2048 ? 2 : kMaxUnits;
   const auto threads = in_warps(host::div_ceil(call.units, units));
   if (threads <= kMaxThreads && args.num_rows <= kMaxBlocks)
     return launch(args.num_rows, threads, rows_kernel(units, 0));

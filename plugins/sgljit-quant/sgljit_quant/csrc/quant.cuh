@@ -14,8 +14,8 @@
 ///
 /// All arithmetic is in float; the conversion rounds to nearest even, saturates at 448 and keeps NaN. A maximum leaves
 /// NaN out. Template arguments: `kElements` make up a unit, which is all of a 16-byte load or one element; base
-/// addresses and strides must be multiples of a unit, input and output alike. Rows of any length: the last unit may be
-/// incomplete. Compiles under NVRTC.
+/// addresses and strides must be multiples of a unit, input and output alike. Rows may have any length. Compiles under
+/// NVRTC.
 
 namespace quant {
 
@@ -30,86 +30,136 @@ SGL_DEVICE float scale_of(float largest) {
   return math::min(math::max(largest / math::FP8_E4M3_MAX, kSmallestScale), kLargestScale);
 }
 
-/// \brief Unit number `unit` of a row; zeros where the row has ended.
-template <typename T, size_t kElements>
-SGL_DEVICE AlignedVector<T, kElements> load_unit(const void* row, int64_t unit, int64_t columns) {
-  AlignedVector<T, kElements> x;
-  const int64_t left = columns - unit * int64_t{kElements};
-  if (left >= int64_t{kElements}) {
-    x.load(row, unit);
-  } else {
-#pragma unroll
-    for (int i = 0; i < int{kElements}; ++i) x[i] = i < left ? load_as<T>(row, unit * int64_t{kElements} + i) : T{};
-  }
-  return x;
-}
+/// \brief What a thread holds of a stretch of `columns` elements that several threads share: up to kUnits whole units,
+/// `num_threads` apart, and up to one element of the incomplete unit at the end. That way the end costs one scalar load
+/// and not a second version of every load.
+template <typename T, size_t kElements, int kUnits>
+struct Held {
+  using unit_t = AlignedVector<T, kElements>;
 
-/// \brief Quantise unit number `unit` of a row and store what of it is in the row.
-template <typename T, size_t kElements>
-SGL_DEVICE void store_unit(
-    void* row, int64_t unit, int64_t columns, const AlignedVector<T, kElements>& x, float inverse) {
-  const int64_t left = columns - unit * int64_t{kElements};
-  const auto scaled = [&](int i) { return cast<fp32_t>(x[i]) * inverse; };
-  if constexpr (kElements > 1) {
-    if (left >= int64_t{kElements}) {
-      AlignedVector<fp8x2_e4m3_t, kElements / 2> q;
+  SGL_DEVICE Held(const void* stretch, uint32_t columns, uint32_t thread, uint32_t num_threads)
+      : m_num_units(columns / kElements), m_thread(thread), m_num_threads(num_threads) {
 #pragma unroll
-      for (int i = 0; i < int{kElements / 2}; ++i)
-        q[i] = cast<fp8x2_e4m3_t>(fp32x2_t{scaled(2 * i), scaled(2 * i + 1)});
-      q.store(row, unit);
-      return;
+    for (int i = 0; i < kUnits; ++i) {
+      if (m_has(i)) {
+        m_units[i].load(stretch, m_at(i));
+      } else {
+        m_units[i].fill(T{});
+      }
+    }
+    if constexpr (kElements > 1) {
+      m_has_end = m_end() < columns;
+      m_end_element = m_has_end ? load_as<T>(stretch, m_end()) : T{};
     }
   }
-#pragma unroll
-  for (int i = 0; i < int{kElements}; ++i) {
-    if (i < left) store_as(row, cast<fp8_e4m3_t>(scaled(i)), unit * int64_t{kElements} + i);
-  }
-}
 
-/// \brief The largest magnitude of a unit, but for NaN; two at a time where there is an instruction for it.
-template <typename T, size_t kElements>
-SGL_DEVICE float largest_of(const AlignedVector<T, kElements>& x) {
-  if constexpr (sizeof(T) == 2 && kElements > 1) {
-    using pair_t = packed_t<T>;
-    pair_t largest = math::abs(pair_t{x[0], x[1]});
+  /// \brief The largest magnitude, but for NaN; two at a time where there is an instruction for it.
+  SGL_DEVICE float largest() const {
+    float result = 0.0f;
+    if constexpr (kElements > 1) result = math::max(result, math::abs(cast<fp32_t>(m_end_element)));
 #pragma unroll
-    for (int i = 2; i < int{kElements}; i += 2) largest = math::max(largest, math::abs(pair_t{x[i], x[i + 1]}));
-    const auto [a, b] = cast<fp32x2_t>(largest);
-    return math::max(math::max(0.0f, a), b);  // zero first: where every one is NaN, the result still is a number
-  } else {
-    float largest = 0.0f;
+    for (int i = 0; i < kUnits; ++i) {
+      const unit_t& x = m_units[i];
+      if constexpr (sizeof(T) == 2 && kElements > 1) {
+        using pair_t = packed_t<T>;
+        pair_t pair = math::abs(pair_t{x[0], x[1]});
 #pragma unroll
-    for (int i = 0; i < int{kElements}; ++i) largest = math::max(largest, math::abs(cast<fp32_t>(x[i])));
-    return largest;
+        for (int j = 2; j < int{kElements}; j += 2) pair = math::max(pair, math::abs(pair_t{x[j], x[j + 1]}));
+        const auto [a, b] = cast<fp32x2_t>(pair);
+        result = math::max(math::max(result, a), b);  // `result` is a number, even if `a` and `b` are not
+      } else {
+#pragma unroll
+        for (int j = 0; j < int{kElements}; ++j) result = math::max(result, math::abs(cast<fp32_t>(x[j])));
+      }
+    }
+    return result;
   }
-}
 
-/// \brief A chunk: as many units of one row as the block's threads hold, kMaxUnits each, `blockDim.x` apart.
-template <typename T, size_t kElements>
+  /// \brief Quantise, and store to the same places of another stretch.
+  SGL_DEVICE void store(void* stretch, float inverse) const {
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (!m_has(i)) continue;
+      const auto scaled = [&](int j) { return cast<fp32_t>(m_units[i][j]) * inverse; };
+      if constexpr (kElements > 1) {
+        AlignedVector<fp8x2_e4m3_t, kElements / 2> q;
+#pragma unroll
+        for (int j = 0; j < int{kElements / 2}; ++j)
+          q[j] = cast<fp8x2_e4m3_t>(fp32x2_t{scaled(2 * j), scaled(2 * j + 1)});
+        q.store(stretch, m_at(i));
+      } else {
+        store_as(stretch, cast<fp8_e4m3_t>(scaled(0)), m_at(i));
+      }
+    }
+    if constexpr (kElements > 1) {
+      if (m_has_end) store_as(stretch, cast<fp8_e4m3_t>(cast<fp32_t>(m_end_element) * inverse), m_end());
+    }
+  }
+
+ private:
+  SGL_DEVICE uint32_t m_at(int i) const {
+    return m_thread + i * m_num_threads;
+  }
+  SGL_DEVICE bool m_has(int i) const {
+    return m_at(i) < m_num_units;
+  }
+  SGL_DEVICE uint32_t m_end() const {
+    return m_num_units * kElements + m_thread;
+  }
+
+  uint32_t m_num_units;
+  uint32_t m_thread;
+  uint32_t m_num_threads;
+  bool m_has_end = false;
+  T m_end_element = T{};
+  unit_t m_units[kUnits];
+};
+
+/// \brief A chunk: the stretch of one row that a block holds, kUnits units a thread.
+template <typename T, size_t kElements, int kUnits>
 struct Chunk {
-  int64_t row;
-  int64_t first_unit;  ///< this thread's
+  using held_t = Held<T, kElements, kUnits>;
 
+  SGL_DEVICE static uint32_t max_columns() {
+    return blockDim.x * uint32_t{kUnits * kElements};
+  }
   SGL_DEVICE static int64_t per_row(const Params& params) {
-    return div_ceil(div_ceil(params.columns, int64_t{kElements}), int64_t{blockDim.x * kMaxUnits});
+    return div_ceil(int64_t{params.columns}, int64_t{max_columns()});
   }
-  SGL_DEVICE Chunk(const Params& params, int64_t index) : row(0), first_unit(0) {
-    // One row is the usual case, and a 64-bit division takes as long as a load from L2.
-    if (params.num_rows > 1) row = index / per_row(params);
-    first_unit = (index - row * per_row(params)) * (blockDim.x * kMaxUnits) + threadIdx.x;
+  /// \brief Chunk number `index` of all rows'.
+  SGL_DEVICE Chunk(const Params& params, int64_t index) {
+    int64_t row = 0;
+    if (params.num_rows > 1) {  // one row is the usual case, and a 64-bit division takes as long as a load from L2
+      row = index / per_row(params);
+      index -= row * per_row(params);
+    }
+    m_set(
+        pointer::offset(params.input, row * params.input_stride),
+        pointer::offset(params.output, row * params.output_stride), params.columns, index);
   }
-  SGL_DEVICE void load(const Params& params, AlignedVector<T, kElements> (&x)[kMaxUnits]) const {
-    const void* input = pointer::offset(params.input, row * params.input_stride);
-#pragma unroll
-    for (uint32_t i = 0; i < kMaxUnits; ++i)
-      x[i] = load_unit<T, kElements>(input, first_unit + i * blockDim.x, params.columns);
+  /// \brief Chunk number `index` of a row.
+  SGL_DEVICE Chunk(const void* input, void* output, int64_t columns, int64_t index) {
+    m_set(input, output, columns, index);
   }
-  SGL_DEVICE void store(const Params& params, const AlignedVector<T, kElements> (&x)[kMaxUnits], float inverse) const {
-    void* output = pointer::offset(params.output, row * params.output_stride);
-#pragma unroll
-    for (uint32_t i = 0; i < kMaxUnits; ++i)
-      store_unit<T, kElements>(output, first_unit + i * blockDim.x, params.columns, x[i], inverse);
+
+  [[nodiscard]] SGL_DEVICE held_t load() const {
+    return {m_input, m_columns, threadIdx.x, blockDim.x};
   }
+  SGL_DEVICE void store(const held_t& x, float inverse) const {
+    x.store(m_output, inverse);
+  }
+
+ private:
+  SGL_DEVICE void m_set(const void* input, void* output, int64_t columns, int64_t index) {
+    const int64_t first = index * max_columns();
+    m_input = pointer::offset(input, first * sizeof(T));
+    m_output = pointer::offset(output, first);
+    m_columns = static_cast<uint32_t>(math::min(columns - first, int64_t{max_columns()}));
+  }
+
+  const void* m_input;
+  void* m_output;
+  uint32_t m_columns;
 };
 
 /// \brief The largest value of the block, to every thread. `smem` holds a float for each warp and is not used again.
@@ -136,14 +186,11 @@ __global__ void set_smallest_scale(const __grid_constant__ Params params) {
 template <uint32_t kElements, bool kUsePDL, typename T>
 __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_constant__ Params params) {
   __shared__ float smem[kWarpThreads];
-  const int64_t num_chunks = params.num_rows * Chunk<T, kElements>::per_row(params);
+  using chunk_t = Chunk<T, kElements, kMaxUnits>;
+  const int64_t num_chunks = params.num_rows * chunk_t::per_row(params);
   float largest = 0.0f;
-  for (int64_t index = blockIdx.x; index < num_chunks; index += gridDim.x) {
-    AlignedVector<T, kElements> x[kMaxUnits];
-    Chunk<T, kElements>(params, index).load(params, x);
-#pragma unroll
-    for (uint32_t i = 0; i < kMaxUnits; ++i) largest = math::max(largest, largest_of(x[i]));
-  }
+  for (int64_t index = blockIdx.x; index < num_chunks; index += gridDim.x)
+    largest = math::max(largest, chunk_t(params, index).load().largest());
   cta::reduce_max(largest, smem);
   PDLTriggerSecondary<kUsePDL>();
   PDLWaitPrimary<kUsePDL>();
@@ -157,18 +204,18 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
 /// \brief Third of three, or the only one: quantise by a scale that is there. One block for each chunk.
 ///
 /// From the end to the beginning: what was read or written last before this is what the caches still hold.
+/// \tparam kUnits that a thread holds: one, so that a small input is spread over many threads, or more.
 /// \tparam kPreload whether the input is complete when the kernel starts, as after `raise_scale`; then it is loaded
 ///   before the wait.
-template <uint32_t kElements, bool kPreload, bool kUsePDL, typename T>
-__global__ __launch_bounds__(kBlockThreads) void quantize(const __grid_constant__ Params params) {
+template <uint32_t kElements, uint32_t kUnits, bool kPreload, bool kUsePDL, typename T>
+__global__ __launch_bounds__(kBlockThreads, 5) void quantize(const __grid_constant__ Params params) {
   if constexpr (!kPreload) PDLWaitPrimary<kUsePDL>();
-  const auto chunk = Chunk<T, kElements>(params, int64_t{gridDim.x} - 1 - blockIdx.x);
-  AlignedVector<T, kElements> x[kMaxUnits];
-  chunk.load(params, x);
+  const auto chunk = Chunk<T, kElements, kUnits>(params, int64_t{gridDim.x} - 1 - blockIdx.x);
+  const auto x = chunk.load();
   if constexpr (kPreload) PDLWaitPrimary<kUsePDL>();
-  const float inverse = 1.0f / *static_cast<volatile float*>(params.scale);
+  const float scale = *static_cast<volatile float*>(params.scale);
   PDLTriggerSecondary<kUsePDL>();
-  chunk.store(params, x, inverse);
+  chunk.store(x, 1.0f / scale);
 }
 
 /// \brief All three in one, for one row that the registers of a block or, with `kInCluster`, of a cluster hold.
@@ -181,13 +228,9 @@ __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_const
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
 
   PDLWaitPrimary<kUsePDL>();
-  AlignedVector<T, kElements> x[kMaxUnits];
-  float largest = 0.0f;
-#pragma unroll
-  for (uint32_t i = 0; i < kMaxUnits; ++i)
-    x[i] = load_unit<T, kElements>(params.input, i * num_threads + thread, params.columns);
-#pragma unroll
-  for (uint32_t i = 0; i < kMaxUnits; ++i) largest = math::max(largest, largest_of(x[i]));
+  const Held<T, kElements, kMaxUnits> x(params.input, params.columns, thread, num_threads);
+  PDLTriggerSecondary<kUsePDL>();
+  float largest = x.largest();
 
   if constexpr (kInCluster) {
 #if SGL_ARCH_HOPPER_OR_GREATER
@@ -204,12 +247,7 @@ __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_const
   }
   const float scale = scale_of(largest);
   if (thread == 0) *params.scale = scale;
-  const float inverse = 1.0f / scale;
-
-  PDLTriggerSecondary<kUsePDL>();
-#pragma unroll
-  for (uint32_t i = 0; i < kMaxUnits; ++i)
-    store_unit<T, kElements>(params.output, i * num_threads + thread, params.columns, x[i], inverse);
+  x.store(params.output, 1.0f / scale);
 #if SGL_ARCH_HOPPER_OR_GREATER
   if constexpr (kInCluster) ptx::cluster_sync();  // nobody ends while others may read its shared memory
 #endif
@@ -230,17 +268,14 @@ __global__ __launch_bounds__(kRowThreads == 0 ? kMaxThreads : kBlockThreads) voi
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / row_threads) + threadIdx.x / row_threads;
   const bool has_row = row < params.num_rows;
   // Threads without a row see an empty one: they take part in the reductions.
-  const int64_t columns = has_row ? params.columns : 0;
+  const uint32_t columns = has_row ? params.columns : 0;
   const void* input = pointer::offset(params.input, row * params.input_stride);
   void* output = pointer::offset(params.output, row * params.output_stride);
 
   PDLWaitPrimary<kUsePDL>();
-  AlignedVector<T, kElements> x[kUnits];
-  float largest = 0.0f;
-#pragma unroll
-  for (uint32_t i = 0; i < kUnits; ++i) x[i] = load_unit<T, kElements>(input, i * row_threads + thread, columns);
-#pragma unroll
-  for (uint32_t i = 0; i < kUnits; ++i) largest = math::max(largest, largest_of(x[i]));
+  const Held<T, kElements, kUnits> x(input, columns, thread, row_threads);
+  PDLTriggerSecondary<kUsePDL>();
+  float largest = x.largest();
   if constexpr (kRowThreads == 0) {
     __shared__ float smem[kWarpThreads];
     largest = block_max(largest, smem);
@@ -249,34 +284,30 @@ __global__ __launch_bounds__(kRowThreads == 0 ? kMaxThreads : kBlockThreads) voi
   }
   const float scale = scale_of(largest);
   if (has_row && thread == 0) params.scale[row] = scale;
-  const float inverse = 1.0f / scale;
-
-  PDLTriggerSecondary<kUsePDL>();
-#pragma unroll
-  for (uint32_t i = 0; i < kUnits; ++i)
-    store_unit<T, kElements>(output, i * row_threads + thread, columns, x[i], inverse);
+  x.store(output, 1.0f / scale);
 }
 
 /// \brief Rows of any length, read twice. Any grid, whose blocks share the rows, and any number of threads.
 template <uint32_t kElements, bool kUsePDL, typename T>
 __global__ __launch_bounds__(kMaxThreads) void quantize_long_rows(const __grid_constant__ Params params) {
   __shared__ float smem[kWarpThreads];
-  const int64_t num_units = div_ceil(params.columns, int64_t{kElements});
+  using chunk_t = Chunk<T, kElements, 1>;
+  const int64_t num_chunks = chunk_t::per_row(params);
 
   PDLWaitPrimary<kUsePDL>();
   for (int64_t row = blockIdx.x; row < params.num_rows; row += gridDim.x) {
     const void* input = pointer::offset(params.input, row * params.input_stride);
     void* output = pointer::offset(params.output, row * params.output_stride);
     float largest = 0.0f;
-    for (int64_t unit = threadIdx.x; unit < num_units; unit += blockDim.x)
-      largest = math::max(largest, largest_of(load_unit<T, kElements>(input, unit, params.columns)));
+    for (int64_t i = 0; i < num_chunks; ++i)
+      largest = math::max(largest, chunk_t(input, output, params.columns, i).load().largest());
     const float scale = scale_of(block_max(largest, smem));
     __syncthreads();  // everybody has read smem before the next row writes it
     if (threadIdx.x == 0) params.scale[row] = scale;
     const float inverse = 1.0f / scale;
-    for (int64_t unit = threadIdx.x; unit < num_units; unit += blockDim.x) {
-      const auto x = load_unit<T, kElements>(input, unit, params.columns);
-      store_unit<T, kElements>(output, unit, params.columns, x, inverse);
+    for (int64_t i = num_chunks - 1; i >= 0; --i) {  // from what the caches still hold
+      const chunk_t chunk(input, output, params.columns, i);
+      chunk.store(chunk.load(), inverse);
     }
   }
 }

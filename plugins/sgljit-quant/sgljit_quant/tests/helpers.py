@@ -52,7 +52,9 @@ class Guarded:
 
 
 def assert_same_bytes(got: torch.Tensor, expected: torch.Tensor) -> None:
-    assert torch.equal(got.flatten().view(torch.uint8), expected.flatten().view(torch.uint8))
+    # A copy: with one column, or one row, a tensor may pass for contiguous and still have another stride.
+    a, b = (t.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8) for t in (got, expected))
+    assert torch.equal(a, b)
 
 
 def check_per_tensor(x: torch.Tensor, gap: int = 0, offset: int = 16, scale: float | None = None) -> None:

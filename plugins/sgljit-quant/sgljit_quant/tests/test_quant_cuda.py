@@ -18,7 +18,7 @@ from .helpers import DTYPES, FP8, assert_same_bytes, check, check_per_tensor, ch
 # Template arguments between the elements of a unit and (PDL, dtype).
 KERNELS = {
     "raise_scale": (),
-    "quantize": (True,),
+    "quantize": (4, True),
     "quantize_small": (False,),
     "quantize_rows": (2, 0),
     "quantize_long_rows": (),
@@ -126,15 +126,17 @@ def test_every_half_is_the_same_byte_as_on_the_cpu(dtype: torch.dtype):
         assert_same_bytes(*results)
 
 
-SPECIALS = [math.nan, math.inf, -math.inf, 0.0, 1e-45, 3e38]
+SPECIALS = [math.nan, math.inf, -math.inf, 0.0, "smallest", "largest"]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("hidden", [64, 4096, 100_000])
 @pytest.mark.parametrize("special", SPECIALS)
-def test_specials(special: float, hidden: int, dtype: torch.dtype):
+def test_specials(special: float | str, hidden: int, dtype: torch.dtype):
     """One at the end; next to NaN, which must not hide it; a whole row; everywhere."""
+    limits = torch.finfo(dtype)
+    special = {"smallest": limits.smallest_normal * limits.eps, "largest": limits.max}.get(special, special)
     x = cuda(7, hidden, dtype=dtype)
     x[3, hidden - 1] = special
     check(x)
