@@ -108,5 +108,5 @@ def check(x: torch.Tensor, gap: int = 0, offset: int = 16) -> None:
 def random(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
     """Values over many magnitudes, so that every exponent of e4m3 occurs."""
     torch.manual_seed(sum(size * 31**i for i, size in enumerate(shape)))
-    x = torch.randn(shape, device=device) * torch.exp2(torch.randint(-12, 4, shape, device=device))
+    x = torch.randn(shape, device=device) * torch.exp2(torch.randint(-12, 4, shape, device=device).float())
     return x.to(dtype)
