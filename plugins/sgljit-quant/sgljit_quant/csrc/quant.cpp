@@ -95,8 +95,8 @@ void per_tensor_on_cuda(const Args& args) {
     host::LaunchKernel(smaller(grid.blocks, sm_count * kBlocksPerSm), grid.threads, args.device)
         .enable_pdl(call.pdl)(kernels.get("quant::raise_scale", call.elements, call.pdl, call.dtype), call.params);
   }
-  // While one unit a thread does not fill half the device, more of them would only leave multiprocessors out.
-  const bool is_spread = args.num_rows * call.units <= sm_count * kThreadsPerSm / 2;
+  // While one unit a thread does not fill a quarter of the device, more of them would leave multiprocessors out.
+  const bool is_spread = args.num_rows * call.units <= sm_count * (kThreadsPerSm / 4);
   const std::int64_t units = is_spread ? 1 : kMaxUnits;
   const auto grid = grid_of(units);
   host::LaunchKernel(grid.blocks, grid.threads, args.device)

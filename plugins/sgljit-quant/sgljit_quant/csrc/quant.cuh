@@ -208,7 +208,7 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
 /// \tparam kPreload whether the input is complete when the kernel starts, as after `raise_scale`; then it is loaded
 ///   before the wait.
 template <uint32_t kElements, uint32_t kUnits, bool kPreload, bool kUsePDL, typename T>
-__global__ __launch_bounds__(kBlockThreads, 5) void quantize(const __grid_constant__ Params params) {
+__global__ __launch_bounds__(kBlockThreads) void quantize(const __grid_constant__ Params params) {
   if constexpr (!kPreload) PDLWaitPrimary<kUsePDL>();
   const auto chunk = Chunk<T, kElements, kUnits>(params, int64_t{gridDim.x} - 1 - blockIdx.x);
   const auto x = chunk.load();
