@@ -165,7 +165,7 @@ def write_plot(
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
-        axes.legend()
+        figure.legend(loc="outside right upper")  # on no line
         figure.savefig(path, format="svg", metadata={"Date": None})
     return True
 

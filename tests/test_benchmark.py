@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -136,6 +137,11 @@ def test_a_copy_is_as_fast_as_a_copy(monkeypatch):
 gpu = pytest.mark.gpu
 
 
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Whether it holds at one of five attempts: others may use the GPU while a test measures."""
+    return any(holds() for _ in range(5))
+
+
 @gpu
 def test_inputs_rotate_past_the_gpus_l2():
     check_rotation(torch.device("cuda"))
@@ -156,9 +162,12 @@ def test_every_replay_of_the_graph_runs_every_call():
 @gpu
 def test_a_kernel_of_known_length_is_measured_as_such():
     """Of a length in cycles, so the shorter is the measure of the longer; the clock's rate is only roughly known."""
-    shorter, longer = (measure(lambda n=n: torch.cuda._sleep(n), seconds=0.05) for n in (1_000_000, 4_000_000))
-    assert 250 < shorter.microseconds < 2000
-    assert 3.8 < longer.microseconds / shorter.microseconds < 4.2
+
+    def holds() -> bool:
+        shorter, longer = (measure(lambda n=n: torch.cuda._sleep(n), seconds=0.05) for n in (1_000_000, 4_000_000))
+        return 250 < shorter.microseconds < 2000 and 3.8 < longer.microseconds / shorter.microseconds < 4.2
+
+    assert eventually(holds)
 
 
 @gpu
@@ -169,7 +178,7 @@ def test_the_host_is_left_out_of_a_graph_and_part_of_the_clock():
         time.sleep(0.001)
         x.add_(1)
 
-    assert measure(slow_host, [[x]], seconds=0).microseconds < 50
+    assert eventually(lambda: measure(slow_host, [[x]], seconds=0).microseconds < 50)
     assert measure(slow_host, [[x]], seconds=0, graph=False).microseconds > 1000
 
 
@@ -177,15 +186,19 @@ def test_the_host_is_left_out_of_a_graph_and_part_of_the_clock():
 @pytest.mark.parametrize("size", [2**14, 2**24, 2**27])
 def test_a_copy_on_the_gpu_is_as_fast_as_a_copy(size: int):
     make = lambda: [torch.ones(size, dtype=torch.uint8, device="cuda") for _ in range(2)]  # noqa: E731
-    figure = measure(lambda to, from_: to.copy_(from_), make, num_bytes=2 * size)
-    assert 93 < figure.percent_of_copy < 107
+
+    def holds() -> bool:
+        benchmark._copy_figure.cache_clear()
+        return 93 < measure(lambda to, from_: to.copy_(from_), make, num_bytes=2 * size).percent_of_copy < 107
+
+    assert eventually(holds)
 
 
 @gpu
 def test_rotating_inputs_are_slower_than_cached_ones():
     make = lambda: [torch.ones(2**22, dtype=torch.uint8, device="cuda") for _ in range(2)]  # noqa: E731
     copy = lambda to, from_: to.copy_(from_)  # noqa: E731
-    assert measure(copy, make).microseconds > 1.1 * measure(copy, [make()]).microseconds
+    assert eventually(lambda: measure(copy, make).microseconds > 1.1 * measure(copy, [make()]).microseconds)
 
 
 @gpu
