@@ -133,7 +133,8 @@ def table(kind: str, device: str, peers: Any) -> list[dict[str, Any]]:
             scales = torch.full((tokens, 1) if kind == "token" else (1,), 6 / 448, device=device)
             return x, torch.empty(x.shape, dtype=FP8, device=device), scales
 
-        torch.compiler.reset()  # each shape is compiled for itself
+        if provider == "torch.compile":
+            torch.compiler.reset()  # each shape is compiled for itself
         check(runs[provider], f"{provider}, {kind}", make())
         return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.1)
 

@@ -132,13 +132,15 @@ def test_zeros_stay_zero_and_their_scale_is_not_zero(dtype: torch.dtype):
     check(x)
 
 
-def test_no_element_has_the_scale_of_zeros():
-    q, s = torch.empty(2, 0, dtype=FP8), torch.full((2,), 7.0)
-    family.per_token_quant_fp8(torch.empty(2, 0), q, s)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_no_element_has_the_scale_of_zeros(device: str):
+    x, q = torch.empty(2, 0, device=device), torch.empty(2, 0, dtype=FP8, device=device)
+    s = torch.full((2,), 7.0, device=device)
+    family.per_token_quant_fp8(x, q, s)
     assert s.tolist() == [2.0**-126] * 2
-    family.per_tensor_quant_fp8(torch.empty(2, 0), q, s[:1].fill_(7))
+    family.per_tensor_quant_fp8(x, q, s[:1].fill_(7))
     assert s[0].item() == 2.0**-126
-    family.per_tensor_quant_fp8(torch.empty(2, 0), q, s[:1].fill_(7), True)
+    family.per_tensor_quant_fp8(x, q, s[:1].fill_(7), True)
     assert s[0].item() == 7
 
 
