@@ -15,7 +15,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from . import cache, errors
     from .arch import is_arch_support_pdl, override_cuda_arch
-    from .cpp_args import make_cpp_args
+    from .cpp_args import CppEnum, make_cpp_args
     from .family import KernelFamily
     from .forwarding import exported
     from .hookspecs import hookimpl
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .spec import Op
 
 __all__ = [
+    "CppEnum",
     "KernelFamily",
     "Op",
     "__version__",
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CppEnum": "cpp_args",
     "KernelFamily": "family",
     "Op": "spec",
     "cache_once": "memo",

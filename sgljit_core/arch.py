@@ -53,8 +53,8 @@ def cuda_target() -> Target:
     present = present_target()
     if present is None:
         raise ConfigError(
-            "no CUDA device to compile for; where there is none, name the target: "
-            "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0)"
+            "no CUDA device to compile for; where there is none, name the target: --cuda-arch 9.0 on the command line, "
+            "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0) in Python"
         )
     return present
 

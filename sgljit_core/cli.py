@@ -37,7 +37,8 @@ def list_families() -> None:
 @app.command("clangd")
 def write_clangd(
     cuda_target: Annotated[
-        str | None, typer.Option(help="The architecture, such as 9.0; by default the current device's.")
+        str | None,
+        typer.Option("--cuda-arch", "--cuda-target", help="The architecture, such as 9.0; by default the device's."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing .clangd.")] = False,
 ) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
-    CppArg: TypeAlias = int | float | bool | torch.dtype
+    CppArg: TypeAlias = "int | float | bool | torch.dtype | CppEnum"
 
-__all__ = ["CppArgs", "make_cpp_args"]
+__all__ = ["CppArgs", "CppEnum", "make_cpp_args"]
 
 # The type aliases of sgl_kernel/device.cuh.
 _DTYPES = {
@@ -33,6 +33,18 @@ _DTYPES = {
 }
 
 
+class CppEnum(NamedTuple):
+    """A value of a C++ enum as a template argument: ``CppEnum("scaling::Mode", 1)``.
+
+    Attributes:
+        type: the enum's name with its namespaces.
+        value: the number of the enumerator.
+    """
+
+    type: str
+    value: int
+
+
 class CppArgs(list[str]):
     """C++ template arguments. ``str()`` and f-strings join them: ``f"Kernel<{args}>"``; ``*args`` gives each."""
 
@@ -50,7 +62,7 @@ def make_cpp_args(*args: CppArg) -> CppArgs:
     '128, true, 0.5'
 
     Args:
-        args: int, float, bool or torch.dtype.
+        args: int, float, bool, torch.dtype or CppEnum.
 
     Raises:
         TypeError: for any other type.
@@ -64,6 +76,8 @@ def _convert(arg: object) -> str:
         return "true" if arg else "false"
     if isinstance(arg, int):
         return _convert_int(arg)
+    if isinstance(arg, CppEnum):
+        return f"static_cast<{arg.type}>({_convert_int(arg.value)})"
     if isinstance(arg, float):
         return _convert_float(arg)
     if _is_dtype(arg):
@@ -71,7 +85,8 @@ def _convert(arg: object) -> str:
         if name not in _DTYPES:
             raise ValueError(f"{arg} has no C++ type in sgl_kernel; expected one of {', '.join(_DTYPES)}")
         return _DTYPES[name]
-    raise TypeError(f"a C++ template argument must be an int, float, bool or torch.dtype, got {type(arg).__name__}")
+    expected = "an int, float, bool, torch.dtype or CppEnum"
+    raise TypeError(f"a C++ template argument must be {expected}, got {type(arg).__name__}")
 
 
 def _convert_int(value: int) -> str:
@@ -85,9 +100,10 @@ def _convert_int(value: int) -> str:
 def _convert_float(value: float) -> str:
     """The shortest literal that reads back as the same double."""
     if math.isnan(value):
-        return '__builtin_nan("")'
-    if math.isinf(value):
-        return "__builtin_inf()" if value > 0 else "-__builtin_inf()"
+        return "__builtin_bit_cast(double, 0x7ff8000000000000ull)"
+    if math.isinf(value):  # by its bits, as NVRTC has neither a literal nor a built-in function for it
+        infinity = "__builtin_bit_cast(double, 0x7ff0000000000000ull)"
+        return infinity if value > 0 else f"-{infinity}"
     return repr(value)
 
 

@@ -49,7 +49,8 @@ class KernelFamily(FamilySpec):
         """
         variants.serve(self.name, self.csrc)
         # Thin code gains nothing from -O3, and compiles half as long.
-        flags = ["-O1", f'-DSGL_FAMILY="{self.name}"', *extra_cflags]
+        # A matcher without its verify checks nothing: that is an error.
+        flags = ["-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags]
         token = meanwhile.set(self._prepare_for_this_device)
         try:
             return self.load_jit(*args, extra_cflags=flags, **options)

@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from .errors import InvalidFamilyError
+
 __all__ = ["exported", "forward"]
 
 
@@ -31,8 +33,16 @@ def exported(load: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable
         scope: dict[str, Any] = {}
 
         def first(*args: Any) -> Any:
-            scope["call"] = getattr(load(), declared.__name__)  # in its own place: the next call goes there directly
-            return scope["call"](*args)
+            module = load()
+            try:
+                call = getattr(module, declared.__name__)
+            except AttributeError as error:
+                raise InvalidFamilyError(
+                    f"{declared.__module__}.{declared.__name__} stands for a function that its module does not export: "
+                    f"{error}. Name it in cpp_wrappers: ({declared.__name__!r}, the C++ symbol)"
+                ) from error
+            scope["call"] = call  # in its own place: the next call goes there directly
+            return call(*args)
 
         scope["call"] = first
         return forward(declared, "    return call({positional})\n", scope)

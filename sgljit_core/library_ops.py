@@ -36,7 +36,7 @@ def register(
         fake: computes the outputs' shapes on fake tensors; None for an op that returns nothing.
 
     Raises:
-        InvalidFamilyError: the annotations do not make a schema.
+        InvalidFamilyError: the annotations do not make a schema, or the op seems to do nothing.
     """
     namespace = f"sgljit_{family}"
     try:
@@ -46,10 +46,15 @@ def register(
             f"op {family}.{name}: its signature is no torch.library schema: {error}. Annotate every parameter and "
             f"the return value, and name every tensor that the op writes to in Op(mutates=...)"
         ) from error
+    returns_nothing = schema.endswith("-> ()")
+    if returns_nothing and not mutates:
+        raise InvalidFamilyError(
+            f"op {family}.{name} returns nothing and Op(mutates=...) names no parameter that it writes to: a compiled "
+            f'graph would leave it out. Write Op({name!r}, ..., mutates=("out",)), every tensor that it changes'
+        )
     library = _library(namespace)
     library.define(name + schema)
     library.impl(name, function, "CompositeExplicitAutograd")
-    returns_nothing = schema.endswith("-> ()")
     if fake is not None or returns_nothing:
         torch.library.register_fake(f"{namespace}::{name}", fake or _nothing, lib=library)
     return getattr(getattr(torch.ops, namespace), name).default

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
 from . import plugins
+from .config import settings
 from .errors import InvalidFamilyError, UnknownFamilyError, UnknownOpError
 from .forks import KeyedLocks
 from .plugins import Plugin
@@ -56,7 +57,7 @@ class FamilyOps:
 
 
 class Registry(dict[str, FamilyOps]):
-    """The installed families by name, read only. A hyphen reads as an underscore.
+    """The installed families by name. A hyphen reads as an underscore.
 
     It *is* the dictionary of those that are loaded, so that ``ops["norm"]`` in front of every call costs a look-up in
     C; all other questions are answered by what is installed.
@@ -77,9 +78,24 @@ class Registry(dict[str, FamilyOps]):
         if claims is None:
             raise UnknownFamilyError(_unknown(name, list(self)))
         with _locks[name, ""]:
-            loaded = super().get(name) or FamilyOps(plugins.load(name, claims), claims[0])
+            loaded = dict.get(self, name) or FamilyOps(plugins.load(name, claims), claims[0])
             self.update({name: loaded, family: loaded})
         return loaded
+
+    def get(self, family: str, default: Any = None) -> Any:
+        try:
+            return self[family]
+        except KeyError:
+            return default
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]  # a view of what is installed
+        return KeysView(self)
+
+    def values(self) -> ValuesView[FamilyOps]:  # type: ignore[override]
+        return ValuesView(self)
+
+    def items(self) -> ItemsView[str, FamilyOps]:  # type: ignore[override]
+        return ItemsView(self)
 
     def __iter__(self) -> Iterator[str]:
         return iter(plugins.installed())
@@ -106,9 +122,14 @@ def _callable(family: FamilySpec, op: Op) -> Callable[..., Any]:
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """Import what "package.module:function" names."""
-    module, _, name = reference.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    """Import what "package.module:function" names. Raises InvalidFamilyError where the module has no such name."""
+    module_name, _, name = reference.partition(":")
+    module = importlib.import_module(module_name)
+    if not hasattr(module, name):
+        raise InvalidFamilyError(
+            f"a plugin names {reference!r}, but {module.__file__} has no {name!r}{_nearest(name, dir(module))}"
+        )
+    function: Callable[..., Any] = getattr(module, name)
     return function
 
 
@@ -131,9 +152,13 @@ def declared_variants(family: str) -> list[Callable[[], Any]]:
 
 def _unknown(name: str, known: list[str]) -> str:
     installed = ", ".join(known) or "none"
+    allowed = settings().plugins
+    restriction = "" if allowed is None else f"; SGLJIT_PLUGINS allows only {', '.join(sorted(allowed)) or 'none'}"
     return (
         f"no installed plugin provides the kernel family {name!r}{_nearest(name, known)} "
-        f"(installed: {installed}). If it exists: pip install sgljit-{name.replace('_', '-')}"
+        f"(installed: {installed}{restriction}). If it exists: pip install sgljit-{name.replace('_', '-')}. If it is "
+        f'yours: its pyproject needs {name} = "PACKAGE.plugin" below [project.entry-points."{plugins.KERNELS}"], and '
+        f"must be installed again after that"
     )
 
 

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Cubin", "build", "load_deferred", "prepare", "serve"]
 
 _PAYLOAD = "kernel.cubin"
+_BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\s*)?(?://[^\n]*\s*)?"
 _GLOBAL = re.compile(
-    r"__global__\s+(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?\w[\w:]*\s+"
-    r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\("
+    rf"(?P<template>template\s*<[^;{{}}]*?>\s*)?__global__\s+{_BOUNDS}\w[\w:]*\s+{_BOUNDS}(?P<name>\w+)\s*\("
 )
 
 
@@ -167,7 +167,8 @@ def prepare(family: str, csrc: Path, target: Target) -> None:
 def _sources_of(spec: BuildSpec) -> tuple[list[includes.Root], str, includes.Scan]:
     """Where a device file's includes are searched, the text that is compiled, and what it reaches."""
     roots = include_roots(spec)
-    generated = f'#include "{spec.cuda_files[0]}"\n'
+    # The names of element types come first, as a dtype among the template arguments is one of them.
+    generated = f'#include <sgl_kernel/device.cuh>\n#include "{spec.cuda_files[0]}"\n'
     return roots, generated, includes.scan(spec.cuda_files, roots, generated)
 
 
@@ -232,19 +233,46 @@ def _first_error(spec: BuildSpec, log: str) -> str:
     """The line of the log that says what is wrong, in the terms of somebody who writes a device file."""
     missing = re.search(r'^(.+?)\(\d+\): .*(?:cannot|could not) open source file "([^"]+)"', log, re.MULTILINE)
     if missing is not None:
-        return (
-            f"{missing[1]} includes <{missing[2]}>, which is for the host. A device file includes CUDA's device "
-            f"headers and the device headers of sgl_kernel"
-        )
+        return _missing_header(spec, missing[1], missing[2])
     first = next((line.strip() for line in log.splitlines() if "error" in line), log.partition("\n")[0])
     if first.startswith("__nv_name_map"):
-        first = (
-            f"{spec.kernel}: {first.partition('error: ')[2]}. {spec.cuda_files[0]} has the kernels: {_kernels(spec)}"
-        )
+        first = f"{spec.kernel}: {first.partition('error: ')[2]}. {_kernels(spec)}"
     return first
 
 
+# No device code: C++'s headers without a suffix, and libraries of the host.
+_OF_THE_HOST = re.compile(r"[a-z_0-9]+|(c?std\w+|string|math|pthread|unistd)\.h|(dlpack|tvm|torch|ATen|c10)/.*")
+
+
+def _missing_header(spec: BuildSpec, includer: str, header: str) -> str:
+    rule = "A device file includes CUDA's device headers, the device headers of sgl_kernel, and files of its own"
+    if not _OF_THE_HOST.fullmatch(header):
+        near = sorted(path.name for path in spec.csrc.glob("*.*h"))
+        return f"{includer} includes <{header}>, which is not there. {rule}; csrc holds {', '.join(near)}"
+    if not Path(includer).is_relative_to(spec.csrc):
+        # NVRTC does not say by which way it came there.
+        own = [f"{path.name}: <{name}>" for path, name in _core_headers_of_the_host(spec)]
+        includer = f"{', '.join(own) or includer} leads to {Path(includer).name}, which"
+    return f"{includer} includes <{header}>, which is for the host. {rule}"
+
+
+def _core_headers_of_the_host(spec: BuildSpec) -> Iterator[tuple[Path, str]]:
+    """The includes of a family's device files that name a header of the core for the host."""
+    core = paths.core_include()
+    for path in spec.csrc.glob("*.cuh"):
+        for name in re.findall(r"#\s*include\s*<(sgl_kernel/[^>]+)>", path.read_text(errors="replace")):
+            header = core / name
+            reached = includes.scan([], [includes.Root("core:", core)], f"#include <{name}>\n").files
+            if header.is_file() and "core:/sgl_kernel/message.h" in reached:
+                yield path, name
+
+
 def _kernels(spec: BuildSpec) -> str:
-    """The names of the ``__global__`` functions in a device file."""
+    """The kernels in a device file, as they are declared there."""
     text = (spec.csrc / spec.cuda_files[0]).read_text(errors="replace")
-    return ", ".join(dict.fromkeys(_GLOBAL.findall(text))) or "none"
+    found = []
+    for match in _GLOBAL.finditer(text):
+        declaration = " ".join([*(match["template"] or "").split(), match["name"]])
+        found.append(f"line {text.count(chr(10), 0, match.start()) + 1}: {declaration}")
+    names = "; ".join(found) if found else "no __global__ function of its own"
+    return f"{spec.cuda_files[0]} has {names}. A kernel is named with its namespace"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,13 @@ def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: 
     """
     if not wheel.name.endswith(".whl") or not wheel.is_file():
         raise WheelError(f"{wheel} is not a wheel; make one first: pip wheel --no-deps --wheel-dir dist PROJECT")
-    platform = platform or sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    platform = platform or here
+    machine = here.partition("_")[2]
+    if not re.fullmatch(rf"(linux|manylinux_2_\d+|musllinux_1_\d+)_{machine}", platform):
+        raise WheelError(
+            f"platform tag {platform!r}: what is built here serves linux_{machine} or manylinux_2_N_{machine}"
+        )
     with tempfile.TemporaryDirectory(prefix="sgljit-wheel-") as scratch:
         unpacked, packed = Path(scratch, "unpacked"), Path(scratch, "packed")
         _wheel("unpack", str(wheel), "--dest", str(unpacked))
@@ -55,6 +62,7 @@ def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: 
             PYTHONPATH=os.pathsep.join((str(content), *sys.path)), SGLJIT_CACHE_DIR=str(Path(scratch, "cache"))
         )
         _run([sys.executable, "-c", code, wheel.name, str(content), *cuda_archs], environment)
+        _check_c_library(content, platform)
         _wheel("pack", str(content), "--dest-dir", str(packed))
         (pure,) = packed.iterdir()
         _wheel("tags", "--remove", "--platform-tag", platform, str(pure))
@@ -82,6 +90,20 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
             cache.export_archive(archive, family=name)
             carried.mkdir(mode=0o700, exist_ok=True)
             cache.import_archive(archive, carried)
+
+
+def _check_c_library(content: Path, platform: str) -> None:
+    """A manylinux tag promises that the C library of that version is enough."""
+    promised = re.match(r"manylinux_2_(\d+)_", platform)
+    if promised is None:
+        return
+    for library in content.rglob(f"{CARRIED}/**/*.so"):
+        needed = max((int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())), default=0)
+        if needed > int(promised[1]):
+            raise WheelError(
+                f"platform tag {platform!r}: what was compiled here needs glibc 2.{needed}; build on a system of that "
+                f"age, such as the manylinux container, or name manylinux_2_{needed}"
+            )
 
 
 def main(*arguments: str) -> str | None:

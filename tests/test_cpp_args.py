@@ -24,8 +24,8 @@ from sgljit_core import make_cpp_args
         (False, "false"),
         (1.0, "1.0"),
         (1e-6, "1e-06"),
-        (math.inf, "__builtin_inf()"),
-        (-math.inf, "-__builtin_inf()"),
+        (math.inf, "__builtin_bit_cast(double, 0x7ff0000000000000ull)"),
+        (-math.inf, "-__builtin_bit_cast(double, 0x7ff0000000000000ull)"),
         (torch.float16, "fp16_t"),
         (torch.bfloat16, "bf16_t"),
         (torch.float32, "fp32_t"),
@@ -53,7 +53,7 @@ def test_a_float_reads_back_as_the_same_double(value, tmp_path):
 
 @pytest.mark.parametrize("value", ["128", None, [1], 1j, torch.ones(1)])
 def test_any_other_type_is_a_type_error_that_names_it(value):
-    with pytest.raises(TypeError, match=f"int, float, bool or torch.dtype, got {type(value).__name__}"):
+    with pytest.raises(TypeError, match=f"int, float, bool, torch.dtype or CppEnum, got {type(value).__name__}"):
         make_cpp_args(value)
 
 

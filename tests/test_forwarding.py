@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sgljit_core import exported
+from sgljit_core import errors, exported
 
 loads: list[str] = []
 
@@ -63,3 +63,12 @@ def test_it_looks_like_the_declaration():
 def test_a_call_packs_no_arguments():
     """What *args and **kwargs cost is a third of a small kernel's call."""
     assert not scale.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+
+
+def test_a_function_that_its_module_does_not_export_is_named_with_the_remedy():
+    @exported(SimpleNamespace)
+    def missing(x: int) -> None:
+        """A declaration."""
+
+    with pytest.raises(errors.InvalidFamilyError, match=r"missing stands for .* cpp_wrappers: \('missing'"):
+        missing(1)

@@ -87,3 +87,9 @@ def test_threads_that_meet_an_op_first_register_it_once(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "16 1\n", done.stderr
+
+
+def test_an_op_that_seems_to_do_nothing_is_refused_with_the_remedy():
+    """Without what it writes to, a compiled graph would drop the call."""
+    with pytest.raises(errors.InvalidFamilyError, match=r'mutates=\("out",\)'):
+        register("nothing", "forgetful", scale_, (), None)

@@ -63,8 +63,24 @@ def test_an_unknown_family_names_the_nearest_the_installed_and_the_pip_line(site
     assert "no installed plugin provides the kernel family 'nrom'; did you mean 'norm'?" in text
     assert "norm" in text.split("installed: ")[1]
     assert "pip install sgljit-nrom" in text
+    assert 'nrom = "PACKAGE.plugin" below [project.entry-points."sgljit.kernels"]' in text
     assert isinstance(caught.value, KeyError)
     assert ops.get("nrom") is None
+
+
+def test_it_is_a_mapping_of_what_is_installed(site, family):
+    plugin_on_disk.install(site, f"stranger-{family}", family)
+    assert set(ops.keys()) == set(ops) == {name for name, _ in ops.items()} == set(dict(ops))
+    assert ops.get(family) is ops[family]
+    assert list(ops.values())[list(ops).index(family)] is ops[family]
+    assert len(ops) == len(list(ops))
+
+
+def test_an_implementation_that_is_not_there_is_named_with_its_file(site, family):
+    directory = plugin_on_disk.install(site, f"stranger-{family}", family)
+    (directory / "ops.py").write_text("def triple(x): ...\n")
+    with pytest.raises(errors.InvalidFamilyError, match=r"ops:double', but .*ops\.py has no 'double'"):
+        ops[family].double  # noqa: B018
 
 
 def test_an_unknown_op_names_the_nearest_and_what_there_is(site, family):
@@ -102,6 +118,9 @@ def test_the_allow_list_settles_a_conflict_by_distribution(site, family, monkeyp
 
 def test_an_empty_allow_list_allows_none(monkeypatch):
     """Asked of a registry of its own: what the process has loaded stays loaded."""
+    monkeypatch.setenv("SGLJIT_PLUGINS", "some-other")
+    with pytest.raises(errors.UnknownFamilyError, match="SGLJIT_PLUGINS allows only some-other"):
+        Registry()["norm"]
     monkeypatch.setenv("SGLJIT_PLUGINS", "")
     none = Registry()
     assert list(none) == []

@@ -39,7 +39,7 @@ def test_every_block_is_run():
 def test_from_top_to_bottom(distribution, tmp_path):
     """Run the README's commands and code in its order, in an environment that starts with the requirements alone."""
     required = [distribution(name) for name in ("sgljit-core", "sgljit-norm")]
-    tools = ["pip", "pytest", "hatchling", "wheel", *isolated.cuda_compilers()]
+    tools = ["pip", "pytest", "hatchling", "editables", "wheel", *isolated.cuda_compilers()]
     environment = isolated.Environment(tmp_path / "environment", required, extra=tools)
     for tool in ("pip", "pytest"):
         script = environment.bin / tool
@@ -56,7 +56,7 @@ def test_from_top_to_bottom(distribution, tmp_path):
         for command in filter(None, text.splitlines()):
             if command not in ELSEWHERE:
                 isolated.run("bash", "-ec", command, cwd=checkout, env=variables)
-    assert "-xcuda" in (checkout / ".clangd").read_text()
+    assert "-xcuda" in (tmp_path / "my-kernels" / ".clangd").read_text()
 
 
 def test_make_demo():

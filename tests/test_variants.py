@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,7 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from sgljit_core import KernelFamily, Op, arch, errors, freeze, loader, nvrtc, override_cuda_arch, variants
+from sgljit_core import (
+    CppEnum,
+    KernelFamily,
+    Op,
+    arch,
+    errors,
+    freeze,
+    loader,
+    make_cpp_args,
+    nvrtc,
+    override_cuda_arch,
+    variants,
+)
 from sgljit_core.spec import Target
 
 DEVICE = """\
@@ -136,7 +149,7 @@ def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(family):
 def test_a_deferred_function_of_another_type_is_refused_with_both_types(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     family = make_family(tmp_path, "mistyped", **{"scaling_cpu.cpp": CPU.replace("int factor", "double factor")})
-    with pytest.raises(TypeError, match=r"declared with another type: .*int\).*; it is: .*double\)"):
+    with pytest.raises(TypeError, match=r"declared \[with T = .*int\)\], defined \[with T = .*double\)\]"):
         load(family).scale3(torch.ones(1), False)
 
 
@@ -185,13 +198,16 @@ def test_an_unknown_kernel_names_those_that_there_are(family):
         build(family, "scaling::scael", 3, False, torch.float32)
     first = str(caught.value).splitlines()[0]
     assert "scaling::scael<3, false, fp32_t>" in first
-    assert "has the kernels: scale, fill, plain" in first
+    assert "scaling.cuh has line 5: template <int kFactor, bool kNegate, typename T> scale; " in first
+    assert first.endswith("line 20: plain. A kernel is named with its namespace")
 
 
 def test_wrong_template_arguments_are_nvrtcs_error_with_the_expression(family):
     with pytest.raises(errors.CompileError) as caught:
         build(family, "scaling::scale", 3)
-    assert "scaling::scale<3>" in str(caught.value).splitlines()[0]
+    first = str(caught.value).splitlines()[0]
+    assert "scaling::scale<3>" in first
+    assert "template <int kFactor, bool kNegate, typename T> scale" in first
 
 
 def test_an_error_in_the_device_file_points_at_its_line(tmp_path, monkeypatch):
@@ -205,13 +221,72 @@ def test_an_error_in_the_device_file_points_at_its_line(tmp_path, monkeypatch):
     assert (caught.value.build_directory / "variant.cu").is_file()
 
 
-@pytest.mark.parametrize(("include", "header"), [("<vector>", "vector"), ("<sgl_kernel/tensor.h>", "")])
-def test_a_host_header_in_a_device_file_is_refused_by_name(tmp_path, monkeypatch, include, header):
+@pytest.mark.parametrize(
+    ("include", "text"),
+    [
+        ("<vector>", r"scaling\.cuh includes <vector>, which is for the host"),
+        ("<sgl_kernel/tensor.h>", r"scaling\.cuh: <sgl_kernel/tensor\.h> leads to .*, which is for the host"),
+        ('"parms.h"', r"scaling\.cuh includes <parms\.h>, which is not there\. .*; csrc holds params\.h, scaling\.cuh"),
+        ("<sgl_kernel/wrap.cuh>", r"includes <sgl_kernel/wrap\.cuh>, which is not there"),
+    ],
+)
+def test_a_header_that_no_device_file_can_include_is_refused_by_name(tmp_path, monkeypatch, include, text):
     monkeypatch.syspath_prepend(tmp_path)
-    name = f"hosting_{len(header)}"
+    name = f"including_{abs(hash(include)) % 10**8}"
     family = make_family(tmp_path, name, **{"scaling.cuh": f"#include {include}\n" + DEVICE})
-    with pytest.raises(errors.CompileError, match=rf"includes <{header or '.+'}>, which is for the host"):
+    with pytest.raises(errors.CompileError, match=text):
         build(family, "scaling::plain")
+
+
+def test_python_names_variants_as_host_parts_do(family):
+    """What is built ahead is what is asked for later: the expressions are the same text."""
+    names = """
+        #include <sgl_kernel/variant.h>
+        #include "params.h"
+        namespace {
+        host::Variants kernels{"scaling.cuh"};
+        template <typename T> const char* text(const T& argument) {
+          static host::Message message;
+          message = {};
+          message << kernels.get("k", argument);
+          return message.c_str();
+        }
+        [[noreturn]] void raise(int which) {
+          const char* found = which == 0 ? text(-7) : which == 1 ? text(std::uint32_t{64}) : which == 2 ? text(true)
+              : which == 3 ? text(scaling::Mode::kTwice) : which == 4 ? text(DLDataType{kDLBfloat, 16, 1})
+              : which == 5 ? text(~std::uint64_t{0}) : text(std::int64_t{1} << 40);
+          throw host::Error("ValueError", found);
+        }
+        }
+    """
+    (family.csrc / "names.cpp").write_text(names)
+    module = family.load_host("names", cpp_files=["names.cpp"], cpp_wrappers=[("named", "raise")])
+    values = [-7, 64, True, CppEnum("scaling::Mode", 1), torch.bfloat16, 2**64 - 1, 2**40]
+    for i, value in enumerate(values):
+        with pytest.raises(ValueError, match=re.escape(f"k<{make_cpp_args(value)}>")):
+            module.named(i)
+    build(family, "scaling::fill", values[3])
+
+
+def test_floats_that_are_no_numbers_are_template_arguments_too(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "namespace scaling { template <double kValue> __global__ void set(double* data) { *data = kValue; } }"
+    family = make_family(tmp_path, "floating", **{"scaling.cuh": text})
+    for value in (0.5, float("inf"), -float("inf"), float("nan")):
+        build(family, "scaling::set", value)
+
+
+def test_a_matcher_that_verifies_nothing_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    family = make_family(tmp_path, "unverified", **{"host.cpp": HOST.replace(".verify(x);", ";", 1)})
+    with pytest.raises(errors.CompileError, match=r"unused-result|ignoring return"):
+        load(family)
+
+
+def test_a_reference_that_would_lose_what_is_written_to_it_is_refused(family):
+    (family.csrc / "lost.cpp").write_text("#include <sgl_kernel/tensor.h>\nvoid lost(std::int64_t& x) { x = 1; }\n")
+    with pytest.raises(errors.CompileError, match="what a function writes to a reference parameter would be lost"):
+        family.load_host("lost", cpp_files=["lost.cpp"], cpp_wrappers=[("lost", "lost")])
 
 
 def test_without_nvrtc_the_error_has_the_pip_line(family, monkeypatch):
@@ -288,7 +363,7 @@ def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompile
     for thread in threading.enumerate():
         if thread.name == "sgljit-meanwhile":
             thread.join()
-    assert precompiled == ['#include "scaling.cuh"\n']
+    assert precompiled == ['#include <sgl_kernel/device.cuh>\n#include "scaling.cuh"\n']
     build(family, "scaling::plain")
 
     loader._modules.clear()
@@ -361,7 +436,7 @@ class TestOnAGpu:
         assert x.eq(0).all()
 
     def test_a_compile_error_passes_through_the_host_part_unchanged(self, family):
-        with pytest.raises(errors.CompileError, match="has the kernels: scale, fill, plain"):
+        with pytest.raises(errors.CompileError, match=r"scaling\.cuh has line 5: .* scale; .* fill; line 20: plain"):
             load(family).unknown(torch.zeros(1, dtype=torch.int32, device="cuda"))
 
     def test_it_launches_on_the_current_stream_and_from_threads_without_a_context(self, family):

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import isolated
+import pytest
 
 USE = """
 import torch
@@ -67,6 +68,21 @@ def test_what_it_carries_is_passed_over_where_the_sources_differ(distribution, t
     )
     assert "CompileForbiddenError" in refused.stderr
     assert "tensor.h changed" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("platform", "text"),
+    [
+        ("win_amd64", "what is built here serves linux_x86_64 or manylinux_2_N_x86_64"),
+        ("manylinux_2_28_riscv64", "what is built here serves linux_x86_64"),
+        ("manylinux_2_2_x86_64", "what was compiled here needs glibc 2."),
+    ],
+)
+def test_a_platform_that_the_wheel_does_not_serve_is_refused(distribution, tmp_path, platform, text):
+    done = add_artifacts(distribution("sgljit-norm").wheel, tmp_path, "--cuda-arch", "9.0", "--platform", platform)
+    assert done.returncode == 1
+    assert f"platform tag '{platform}': {text}" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_wheel_that_is_no_plugin_is_refused(distribution, tmp_path):

@@ -31,6 +31,12 @@ constexpr const char* spelling_of() noexcept {
   return __PRETTY_FUNCTION__;
 }
 
+/// What stands behind "[" in such a text: `with T = void (*)(int)]`.
+inline const char* type_in(const char* spelling) noexcept {
+  const char* bracket = std::strrchr(spelling, '[');
+  return bracket == nullptr ? spelling : bracket + 1;
+}
+
 }  // namespace details
 
 /// \brief A function of another file of the family, loaded when it is first called. Thread-safe; a global variable.
@@ -74,7 +80,9 @@ template <auto kFunction>
 std::int64_t address_of(const char* expected) {
   const char* actual = details::spelling_of<decltype(kFunction)>();
   if (std::strcmp(actual, expected) != 0)
-    throw Error("TypeError", "a deferred function is declared with another type: ", expected, "; it is: ", actual);
+    throw Error(
+        "TypeError", "a deferred function is declared with another type than it has: declared [",
+        details::type_in(expected), ", defined [", details::type_in(actual));
   return reinterpret_cast<std::int64_t>(kFunction);
 }
 

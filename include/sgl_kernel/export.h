@@ -268,6 +268,9 @@ constexpr bool known_to_tvm() {
 template <typename T>
 auto read_argument(const TVMFFIAny& any, ArgSlot slot) {
   using U = std::remove_cvref_t<T>;
+  static_assert(
+      !std::is_lvalue_reference_v<T> || std::is_const_v<std::remove_reference_t<T>>,
+      "SGL_EXPORT: what a function writes to a reference parameter would be lost: take a value, return the result");
   if constexpr (LightArg<U>) {
     if (!Arg<U>::matches(any)) [[unlikely]]
       slot.wrong_type(Arg<U>::kName, kIsOptional<U>, any.type_index);

@@ -13,6 +13,8 @@ namespace device::math {
 /// \brief log2(e) and ln(2).
 inline constexpr float log2e = 1.44269504088896340736f;
 inline constexpr float loge2 = 0.693147180559945309417f;
+/// \brief Infinity: what a maximum starts from, negated.
+inline constexpr float inf = __builtin_bit_cast(float, 0x7f800000u);
 /// \brief The largest finite values of the 8-bit formats.
 inline constexpr float FP8_E4M3_MAX = 448.0f;
 inline constexpr float FP8_E5M2_MAX = 57344.0f;

@@ -112,8 +112,8 @@ inline const char* device_type_name(DLDataType dtype) {
     case TemplateArg::kInt:
       message << value;
       break;
-    case TemplateArg::kUInt:
-      message << static_cast<std::uint64_t>(value) << 'u';
+    case TemplateArg::kUInt:  // as Python's make_cpp_args writes it, so that both mean the same variant
+      message << static_cast<std::uint64_t>(value) << (value < 0 ? "u" : "");
       break;
     case TemplateArg::kBool:
       message << (value != 0);
