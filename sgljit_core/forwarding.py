@@ -50,13 +50,16 @@ def exported(load: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable
     return decorate
 
 
-def forward(declared: Callable[..., Any], body: str, scope: dict[str, Any]) -> Callable[..., Any]:
+def forward(
+    declared: Callable[..., Any], body: str, scope: dict[str, Any], keyword: Callable[[str], str] = str
+) -> Callable[..., Any]:
     """A function with the signature and the documentation of ``declared``.
 
     Args:
         body: its text; ``{arguments}`` stands for the arguments as ``declared`` takes them, ``{positional}`` for the
             same, all by position.
         scope: its globals, which it may see replaced.
+        keyword: the name by which ``{arguments}`` passes a keyword-only parameter on; its own by default.
     """
     parameters = inspect.signature(declared).parameters.values()
     takes: list[str] = []
@@ -70,7 +73,7 @@ def forward(declared: Callable[..., Any], body: str, scope: dict[str, Any]) -> C
         else:
             scope[f"default_{parameter.name}"] = parameter.default
             takes.append(f"{parameter.name}=default_{parameter.name}")
-        passes.append(f"{parameter.name}={parameter.name}" if is_keyword else parameter.name)
+        passes.append(f"{keyword(parameter.name)}={parameter.name}" if is_keyword else parameter.name)
     text = body.format(arguments=", ".join(passes), positional=", ".join(p.name for p in parameters))
     exec(f"def function({', '.join(takes)}):\n{text}", scope)  # noqa: S102 - the text is built from identifiers alone
     function: Callable[..., Any] = functools.wraps(declared)(scope["function"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,10 @@ from .errors import InvalidFamilyError
 from .forwarding import forward
 
 __all__ = ["dispatching", "register"]
+
+# torch.compile hands on the arguments of an op that writes to them by name, through functions of its own that have
+# parameters of these names. In the schema such a parameter gets a trailing underscore.
+_TAKEN = frozenset({"ctx", "mode"})
 
 
 @functools.cache
@@ -31,6 +36,9 @@ def register(
 ) -> Any:
     """Define ``torch.ops.sgljit_<family>.<name>`` with the schema of ``function``'s annotations.
 
+    Parameters have the names of the function's, but for ``mode_`` and ``ctx_``, where torch.compile needs the bare
+    names for itself; the function keeps them.
+
     Args:
         mutates: the tensor parameters that the op writes to.
         fake: computes the outputs' shapes on fake tensors; None for an op that returns nothing.
@@ -40,7 +48,7 @@ def register(
     """
     namespace = f"sgljit_{family}"
     try:
-        schema = torch.library.infer_schema(inspect.unwrap(function), mutates_args=mutates)
+        schema = torch.library.infer_schema(_prototype(function), mutates_args=[_in_schema(name) for name in mutates])
     except ValueError as error:
         raise InvalidFamilyError(
             f"op {family}.{name}: its signature is no torch.library schema: {error}. Annotate every parameter and "
@@ -54,7 +62,7 @@ def register(
         )
     library = _library(namespace)
     library.define(name + schema)
-    library.impl(name, function, "CompositeExplicitAutograd")
+    library.impl(name, _by_schema(function), "CompositeExplicitAutograd")
     if fake is not None or returns_nothing:
         torch.library.register_fake(f"{namespace}::{name}", fake or _nothing, lib=library)
     return getattr(getattr(torch.ops, namespace), name).default
@@ -66,9 +74,37 @@ def dispatching(function: Callable[..., Any], library_op: Any) -> Callable[..., 
     Eager calls pay nothing for it. Dynamo looks for the attribute on every function that it traces, which is how
     functions that are compiled already name their originals.
     """
-    traced = forward(function, "    return library_op({arguments})\n", {"library_op": library_op})
+    traced = forward(function, "    return library_op({arguments})\n", {"library_op": library_op}, _in_schema)
     function._torchdynamo_inline = traced  # type: ignore[attr-defined]  # noqa: SLF001
     return function
+
+
+def _in_schema(name: str) -> str:
+    """A parameter's name in the schema."""
+    return f"{name}_" if name in _TAKEN else name
+
+
+def _prototype(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a schema is inferred from: the declaration of ``function``, with the schema's names."""
+    declared: Any = inspect.unwrap(function)
+    signature = inspect.signature(declared)
+    prototype: Any = types.FunctionType(declared.__code__, declared.__globals__)
+    renamed = [parameter.replace(name=_in_schema(parameter.name)) for parameter in signature.parameters.values()]
+    prototype.__signature__ = signature.replace(parameters=renamed)
+    return prototype  # type: ignore[no-any-return]
+
+
+def _by_schema(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as the dispatcher calls it: keyword-only arguments come by the schema's names."""
+    own_names = {_in_schema(name): name for name in inspect.signature(function).parameters if name in _TAKEN}
+    if not own_names:
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{own_names.get(name, name): value for name, value in kwargs.items()})
+
+    return call
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:

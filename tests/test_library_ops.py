@@ -66,6 +66,30 @@ def test_an_op_that_returns_a_tensor_compiles_with_its_fake():
     assert torch.ops.sgljit_testing.doubled(torch.ones(2)).tolist() == [2, 2]
 
 
+def add_(x: torch.Tensor, mode: int, *, ctx: int = 0, name: int = 0, op: int = 0) -> None:
+    """Write ``x + mode + 10 * ctx`` and more to ``x``."""
+    x.add_(mode + 10 * ctx + 100 * name + 1000 * op)
+
+
+def test_a_parameter_whose_name_torch_compile_uses_itself():
+    """In the schema it has another one; who calls the function, eager or compiled, does not notice."""
+    library_op = register("testing", "add_", add_, ("x",), None)
+    op = dispatching(add_, library_op)
+    assert [argument.name for argument in library_op._schema.arguments][:3] == ["x", "mode_", "ctx_"]
+
+    def f(x):
+        y = x * 0
+        op(y, mode=1, ctx=2, name=3, op=4)
+        op(y, 1, ctx=1)
+        return y
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.ones(1)).tolist() == f(torch.ones(1)).tolist() == [4332]
+    x = torch.zeros(1)
+    torch.ops.sgljit_testing.add_(x, 1, ctx_=2)
+    assert x.tolist() == [21]
+
+
 def test_a_signature_without_annotations_is_refused_with_the_remedy():
     def bare(x):
         return x
