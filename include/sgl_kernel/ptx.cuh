@@ -7,7 +7,7 @@
 ///
 /// | functions                                                       | needs |
 /// |-----------------------------------------------------------------|-------|
-/// | `load_no_allocate`, `load_streaming`, `store_*`, `load_acquire` |       |
+/// | `load_*`, `store_*`, `prefetch`, `global_timer`                 |       |
 /// | `cp_async*`                                                     | sm_80 |
 /// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`        | sm_90 |
 ///
@@ -86,6 +86,12 @@ SGL_DEFINE_CACHE_HINT(load_streaming, store_streaming, "ld.global.cs", "st.globa
 
 #if !defined(USE_ROCM)
 
+/// \brief Have the line in L2 soon. An address that is not mapped is ignored, and a later write is seen by a later
+/// load: this may come before the data is final.
+SGL_DEVICE void prefetch(const void* ptr) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(ptr));
+}
+
 /// \brief Load a flag; what its writer wrote before `store_release` is visible afterwards. Device-wide.
 [[nodiscard]] SGL_DEVICE uint32_t load_acquire(const uint32_t* ptr) {
   uint32_t x;
@@ -96,6 +102,26 @@ SGL_DEFINE_CACHE_HINT(load_streaming, store_streaming, "ld.global.cs", "st.globa
 /// \brief Store a flag after everything this thread wrote before. Device-wide.
 SGL_DEVICE void store_release(uint32_t* ptr, uint32_t x) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(ptr), "r"(x) : "memory");
+}
+
+/// \brief Load a flag that a CPU thread or another device may write; what it wrote before is visible afterwards.
+[[nodiscard]] SGL_DEVICE uint32_t load_acquire_system(const uint32_t* ptr) {
+  uint32_t x;
+  asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(x) : "l"(ptr) : "memory");
+  return x;
+}
+[[nodiscard]] SGL_DEVICE uint64_t load_acquire_system(const uint64_t* ptr) {
+  uint64_t x;
+  asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(x) : "l"(ptr) : "memory");
+  return x;
+}
+
+/// \brief Store a flag after everything that this thread wrote or has seen, for CPU threads and other devices too.
+SGL_DEVICE void store_release_system(uint32_t* ptr, uint32_t x) {
+  asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(ptr), "r"(x) : "memory");
+}
+SGL_DEVICE void store_release_system(uint64_t* ptr, uint64_t x) {
+  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(ptr), "l"(x) : "memory");
 }
 
 /// \brief Nanoseconds of a clock that all multiprocessors share; it may advance in steps of a microsecond.

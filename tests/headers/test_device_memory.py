@@ -102,12 +102,14 @@ def test_cache_hints(module, kind: str, width: int) -> None:
     assert torch.equal(out, values)
 
 
-def test_acquire_and_release(module) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("flag", torch.int32), ("flag_system_32", torch.int32), ("flag_system_64", torch.int64)]
+)
+def test_acquire_and_release(module, name: str, dtype: torch.dtype) -> None:
     for _ in range(20):
         out = torch.zeros(8, 1000, dtype=torch.int32, device="cuda")
         data = torch.zeros(1000, dtype=torch.int32, device="cuda")
-        flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-        module.flag(out, data, flag)
+        getattr(module, name)(out, data, torch.zeros(1, dtype=dtype, device="cuda"))
         assert torch.equal(out, (torch.arange(1000, device="cuda") * 3 + 1).int().expand(8, 1000))
 
 

@@ -89,15 +89,27 @@ void hint(host::TensorView out, host::TensorView in) {
 }
 
 /// Block 0 writes `data` and raises the flag; the others wait for it and copy what they see.
-__global__ void flag_kernel(int* out, int* data, uint32_t* flag, int n) {
+template <typename Flag, bool kSystem>
+__global__ void flag_kernel(int* out, int* data, Flag* flag, int n) {
   using namespace device;
+  constexpr auto kRaised = static_cast<Flag>(Flag{1} << (sizeof(Flag) * 8 - 1));
   if (blockIdx.x == 0) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) data[i] = i * 3 + 1;
     __syncthreads();
-    if (threadIdx.x == 0) ptx::store_release(flag, 1);
+    if (threadIdx.x != 0) return;
+    if constexpr (kSystem) {
+      ptx::store_release_system(flag, kRaised);
+    } else {
+      ptx::store_release(flag, kRaised);
+    }
   } else {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) ptx::prefetch(data + i);  // too early: must do no harm
     if (threadIdx.x == 0) {
-      while (ptx::load_acquire(flag) == 0) {
+      const auto look = [&] {
+        if constexpr (kSystem) return ptx::load_acquire_system(flag);
+        else return ptx::load_acquire(flag);
+      };
+      while (look() != kRaised) {
       }
     }
     __syncthreads();
@@ -106,10 +118,11 @@ __global__ void flag_kernel(int* out, int* data, uint32_t* flag, int n) {
   }
 }
 
+template <typename Flag, bool kSystem>
 void flag(host::TensorView out, host::TensorView data, host::TensorView flag) {
   host::LaunchKernel(1 + out.size(0), 128, out.device())(
-      flag_kernel, static_cast<int*>(out.data_ptr()), static_cast<int*>(data.data_ptr()),
-      static_cast<uint32_t*>(flag.data_ptr()), static_cast<int>(data.numel()));
+      flag_kernel<Flag, kSystem>, static_cast<int*>(out.data_ptr()), static_cast<int*>(data.data_ptr()),
+      static_cast<Flag*>(flag.data_ptr()), static_cast<int>(data.numel()));
 }
 
 // ---- asynchronous copies ----
@@ -362,7 +375,9 @@ SGL_EXPORT(streaming_16, (hint<uint4, true>))
 SGL_EXPORT(no_allocate_4, (hint<uint32_t, false>))
 SGL_EXPORT(no_allocate_8, (hint<uint2, false>))
 SGL_EXPORT(no_allocate_16, (hint<uint4, false>))
-SGL_EXPORT(flag, (flag))
+SGL_EXPORT(flag, (flag<uint32_t, false>))
+SGL_EXPORT(flag_system_32, (flag<uint32_t, true>))
+SGL_EXPORT(flag_system_64, (flag<uint64_t, true>))
 SGL_EXPORT(cp_async_4, (cp_async<4>))
 SGL_EXPORT(cp_async_8, (cp_async<8>))
 SGL_EXPORT(cp_async_16, (cp_async<16>))
