@@ -1,0 +1,48 @@
+#pragma once
+
+/// \file wait_params.h
+/// \brief What the host part hands to the kernels of wait_value.cuh, and the conditions.
+///
+/// Compiled by the host compiler and by NVRTC: it includes nothing, and needs the fixed-width integers to be there.
+
+namespace wait_value {
+
+// Conditions, with the numbers of the driver's stream memory operations.
+inline constexpr int kGreaterOrEqual = 0;  ///< flag - value >= 0, which goes on where the number wraps around
+inline constexpr int kEqual = 1;           ///< flag == value
+inline constexpr int kAnd = 2;             ///< flag & value: some bit of value is set
+inline constexpr int kNor = 3;             ///< ~(flag | value): some bit that value leaves out is clear
+
+/// Whether the condition holds. The kernel, the CPU and the driver agree.
+template <int kCondition, typename T>
+constexpr bool is_met(T flag, T value) {
+  if constexpr (kCondition == kEqual) return flag == value;
+  if constexpr (kCondition == kAnd) return (flag & value) != 0;
+  if constexpr (kCondition == kNor) return static_cast<T>(~(flag | value)) != 0;
+  if constexpr (sizeof(T) == 4) return static_cast<int32_t>(flag - value) >= 0;
+  return static_cast<int64_t>(flag - value) >= 0;
+}
+
+/// A wait that gave up; in pinned host memory. The first fills it in, `count` comes last.
+struct TimeoutReport {
+  uint32_t count;
+  uint32_t is_taken;
+  uint64_t flag;  // its address
+  uint64_t value;
+  uint64_t seen;
+  uint64_t timeout_ns;
+};
+
+struct Wait {
+  const void* flag;
+  uint64_t value;
+  uint64_t timeout_ns;  // 0: wait without end
+  TimeoutReport* report;
+};
+
+struct Write {
+  void* flag;
+  uint64_t value;
+};
+
+}  // namespace wait_value

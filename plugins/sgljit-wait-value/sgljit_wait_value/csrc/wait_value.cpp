@@ -1,0 +1,319 @@
+/// \file wait_value.cpp
+/// \brief The host part: what Python calls, the checks, the CPU's wait, and the driver's operation or a kernel.
+
+#include <sgl_kernel/driver.h>
+#include <sgl_kernel/dtype.h>
+#include <sgl_kernel/ffi.h>
+#include <sgl_kernel/optional.h>
+#include <sgl_kernel/runtime.h>
+#include <sgl_kernel/tensor.h>
+#include <sgl_kernel/variant.h>
+
+#include <dlfcn.h>
+#include <dlpack/dlpack.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu_wait.h"
+#include "wait_params.h"
+
+namespace {
+
+namespace driver = host::driver;
+using host::Error;
+using host::Optional;
+using host::TensorView;
+
+host::Variants kernels{"wait_value.cuh"};
+
+/// PyTorch's way to tell its current stream; set when the module is loaded. It is needed for flags in host memory: of
+/// a call without a CUDA tensor, tvm-ffi passes on no stream.
+const DLPackExchangeAPI* g_exchange = nullptr;
+
+// ---- what a call is about ----
+
+/// A call, checked.
+struct Call {
+  const char* op;
+  void* flag;           // as the processor that waits sees it
+  std::uint64_t value;  // of a 32-bit flag, the lower half
+  bool is_wide;         // 64 bits
+  DLDevice device;      // whose stream waits; the CPU: the calling thread
+  host::native_stream_t stream;
+};
+
+enum class Mode { kAuto, kDriver, kKernel };
+
+int condition_of(const char* op, const char* name) {
+  static constexpr const char* kNames[] = {"ge", "eq", "and", "nor"};
+  for (int i = 0; i < 4; ++i) {
+    if (std::strcmp(name, kNames[i]) == 0) return i;
+  }
+  throw Error("ValueError", op, ": condition must be 'eq', 'ge', 'and' or 'nor', got '", name, "'");
+}
+
+Mode mode_of(const char* op, const char* name) {
+  if (std::strcmp(name, "auto") == 0) return Mode::kAuto;
+  if (std::strcmp(name, "driver") == 0) return Mode::kDriver;
+  if (std::strcmp(name, "kernel") == 0) return Mode::kKernel;
+  throw Error("ValueError", op, ": mode must be 'auto', 'driver' or 'kernel', got '", name, "'");
+}
+
+/// 0 for no timeout, else nanoseconds.
+std::uint64_t timeout_of(const char* op, const Optional<double>& seconds) {
+  if (!seconds.has_value()) return 0;
+  if (!(*seconds > 0 && *seconds < 1e9))
+    throw Error("ValueError", op, ": timeout must be a positive number of seconds, got ", *seconds);
+  const auto ns = static_cast<std::uint64_t>(*seconds * 1e9);
+  return ns > 0 ? ns : 1;
+}
+
+std::int32_t current_device() {
+  std::int32_t device_id = 0;
+  return driver::api().CtxGetDevice(&device_id) == driver::kSuccess ? device_id : 0;
+}
+
+/// What the driver knows about host memory; nothing where this process does not use CUDA, which it then does not begin
+/// to: a process that has only waited on the CPU can still fork.
+driver::Memory host_memory_at(const void* address) {
+  constexpr int kInvalidContext = 201;
+  void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return {};
+  const auto query =
+      reinterpret_cast<decltype(driver::Api::PointerGetAttributes)>(::dlsym(library, "cuPointerGetAttributes"));
+  ::dlclose(library);  // the reference of this call; whoever loaded it holds another
+  if (query == nullptr) return {};
+  int type = 0;
+  const int attribute = driver::kPointerMemoryType;
+  void* values[] = {&type};
+  const auto status = query(1, &attribute, values, address);
+  if (status != kInvalidContext && (status != driver::kSuccess || type == 0)) return {};
+  // A thread that has not used CUDA yet has no context, and without one the driver names no device address.
+  const host::details::ContextGuard guard(current_device(), host::DebugInfo{});
+  return driver::memory_at(address);
+}
+
+host::native_stream_t stream_of(const char* op, DLDevice device) {
+  void* stream = nullptr;
+  if (g_exchange == nullptr || g_exchange->current_work_stream(device.device_type, device.device_id, &stream) != 0)
+    throw Error("RuntimeError", op, ": this PyTorch does not tell its current stream: use a flag on the device");
+  return static_cast<host::native_stream_t>(stream);
+}
+
+/// A device by PyTorch's name for it: "cpu", "cuda", which is the current one, "cuda:1".
+Optional<DLDevice> device_of(const char* op, const Optional<const char*>& name) {
+  if (!name.has_value()) return {};
+  if (std::strcmp(*name, "cpu") == 0) return DLDevice{kDLCPU, 0};
+  if (std::strcmp(*name, "cuda") == 0) return DLDevice{kDLCUDA, current_device()};
+  if (std::strncmp(*name, "cuda:", 5) == 0) {
+    char* end = nullptr;
+    const auto index = std::strtol(*name + 5, &end, 10);
+    if (end != *name + 5 && *end == '\0' && index >= 0 && index < INT32_MAX)
+      return DLDevice{kDLCUDA, static_cast<std::int32_t>(index)};
+  }
+  throw Error("ValueError", op, ": device must be 'cpu', 'cuda' or 'cuda:' and a number, got '", *name, "'");
+}
+
+/// Who waits, by where the flag is and what the caller says.
+void match_device(Call& call, const TensorView& flag, const Optional<const char*>& device_name) {
+  const auto device = device_of(call.op, device_name);
+  const auto where = flag.device();
+  call.flag = flag.data_ptr();
+  call.stream = nullptr;
+  if (where.device_type == kDLCUDA) {
+    if (device.has_value() && !host::operator==(*device, where))
+      throw Error(
+          "ValueError", call.op, ": two devices are mixed: the flag is on ", where, ", and the device is ", *device);
+    call.device = where;
+    call.stream = host::LaunchKernel::resolve_device(where);
+    return;
+  }
+  if (where.device_type != kDLCPU && where.device_type != kDLCUDAHost)
+    throw Error(host::kTensorMatchError, call.op, ": the flag must be on a CUDA device or in host memory, got ", flag);
+  call.device = {kDLCPU, 0};
+  if (device.has_value() && device->device_type == kDLCPU) return;
+  const auto memory = host_memory_at(call.flag);
+  if (memory.type == 0) {
+    if (!device.has_value()) return;
+    throw Error(
+        "ValueError", call.op, ": the flag is in pageable host memory, which ", *device,
+        " cannot reach: allocate it with pin_memory=True: ", flag);
+  }
+  call.flag = memory.device_address;
+  call.device = device.value_or(DLDevice{kDLCUDA, current_device()});
+  call.stream = stream_of(call.op, call.device);
+}
+
+Call match_call(const char* op, const TensorView& flag, std::int64_t value, const Optional<const char*>& device) {
+  Call call{};
+  call.op = op;
+  call.is_wide = host::is_type<std::int64_t>(flag.dtype());
+  if (!call.is_wide && !host::is_type<std::int32_t>(flag.dtype()))
+    throw Error(host::kTensorMatchError, op, ": the flag must be int32 or int64, got ", flag);
+  if (flag.numel() < 1) throw Error(host::kTensorMatchError, op, ": the flag is empty: ", flag);
+  if (!call.is_wide && (value < INT32_MIN || value > static_cast<std::int64_t>(UINT32_MAX)))
+    throw Error("ValueError", op, ": ", value, " does not fit the 32-bit flag ", flag);
+  call.value = static_cast<std::uint64_t>(value);
+  match_device(call, flag, device);
+  return call;
+}
+
+// ---- waits that gave up ----
+
+/// One for the process, in memory that all devices reach; made at the first wait with a timeout. Null before that.
+wait_value::TimeoutReport* g_report = nullptr;
+
+wait_value::TimeoutReport* report() {
+  auto* found = __atomic_load_n(&g_report, __ATOMIC_ACQUIRE);
+  if (found != nullptr) return found;
+  void* memory = nullptr;
+  driver::check(driver::api().MemHostAlloc(&memory, sizeof(wait_value::TimeoutReport), driver::kHostAllocPortable));
+  auto* made = static_cast<wait_value::TimeoutReport*>(std::memset(memory, 0, sizeof(wait_value::TimeoutReport)));
+  // Where two threads race, one report is never used: it is 48 bytes, once.
+  return __atomic_compare_exchange_n(&g_report, &found, made, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) ? made : found;
+}
+
+/// Throw a TimeoutError if a wait on some stream has given up since the last one; a look at a word of host memory.
+void check_timeouts() {
+  auto* found = __atomic_load_n(&g_report, __ATOMIC_ACQUIRE);
+  if (found == nullptr || __atomic_load_n(&found->count, __ATOMIC_ACQUIRE) == 0) [[likely]]
+    return;
+  const auto count = __atomic_exchange_n(&found->count, 0u, __ATOMIC_ACQ_REL);
+  if (count == 0) return;  // another thread reports it
+  const auto first = *found;
+  __atomic_store_n(&found->is_taken, 0u, __ATOMIC_RELEASE);
+  throw Error(
+      "TimeoutError", "stream_wait_value: ", count, count == 1 ? " wait" : " waits",
+      " on a stream gave up, and what came behind ran without it; the first after ",
+      static_cast<double>(first.timeout_ns) / 1e9, " s, at the flag at ", reinterpret_cast<const void*>(first.flag),
+      ", which was ", static_cast<std::int64_t>(first.seen), " and not as waited for with ",
+      static_cast<std::int64_t>(first.value));
+}
+
+// ---- on a stream ----
+
+/// An error of the driver's operation, with what to do about it where the stream is being captured.
+void check_operation(const Call& call, driver::result_t status) {
+  constexpr int kStreamCaptureUnsupported = 900;
+  if (status == kStreamCaptureUnsupported)
+    throw Error(
+        "RuntimeError", call.op,
+        ": this driver cannot capture stream memory operations into a graph: use mode='kernel'");
+  driver::check(status);
+}
+
+bool is_capturing(const Call& call) {
+  int capturing = 0;
+  driver::check(driver::api().StreamIsCapturing(call.stream, &capturing));
+  return capturing != 0;
+}
+
+/// Whether the driver has the operation; 64-bit ones and `nor` depend on the device.
+bool has_operation(const Call& call, int condition) {
+  const auto has = [&](int attribute) {
+    return host::runtime::details::attribute(attribute, call.device.device_id, host::DebugInfo{}) != 0;
+  };
+  const auto& api = driver::api();
+  if (api.StreamWaitValue32 == nullptr || api.StreamWaitValue64 == nullptr || api.StreamWriteValue32 == nullptr ||
+      api.StreamWriteValue64 == nullptr)
+    return false;
+  if (call.is_wide && !has(driver::kCanUse64BitStreamMemOps)) return false;
+  return condition != wait_value::kNor || has(driver::kCanUseStreamWaitValueNor);
+}
+
+/// Whether to use the driver's operation. In a graph, the kernel is what every driver can capture.
+bool use_driver(const Call& call, Mode mode, int condition, bool has_timeout) {
+  if (mode == Mode::kKernel) return false;
+  if (has_timeout) {
+    if (mode == Mode::kAuto) return false;
+    throw Error("ValueError", call.op, ": the driver waits without end: a timeout needs mode='kernel' or 'auto'");
+  }
+  const bool can = has_operation(call, condition);
+  if (mode == Mode::kAuto) return can && !is_capturing(call);
+  if (!can)
+    throw Error(
+        "RuntimeError", call.op, ": the driver or ", call.device, " does not have this operation for ",
+        call.is_wide ? 64 : 32, "-bit flags: use mode='kernel'");
+  return true;
+}
+
+DLDataType word_of(const Call& call) {
+  return {kDLUInt, static_cast<std::uint8_t>(call.is_wide ? 64 : 32), 1};
+}
+
+void wait_on_stream(const Call& call, int condition, Mode mode, std::uint64_t timeout_ns) {
+  check_timeouts();
+  const host::details::ContextGuard guard(call.device.device_id, host::DebugInfo{});
+  if (use_driver(call, mode, condition, timeout_ns != 0)) {
+    const auto& api = driver::api();
+    const auto flags = static_cast<unsigned>(condition);
+    return check_operation(
+        call, call.is_wide
+                  ? api.StreamWaitValue64(call.stream, call.flag, call.value, flags)
+                  : api.StreamWaitValue32(call.stream, call.flag, static_cast<std::uint32_t>(call.value), flags));
+  }
+  if (timeout_ns != 0 && __atomic_load_n(&g_report, __ATOMIC_ACQUIRE) == nullptr && is_capturing(call))
+    throw Error(
+        "RuntimeError", call.op,
+        ": the first wait with a timeout in a process allocates memory, which a capture does not allow: wait once "
+        "before");
+  const wait_value::Wait params{call.flag, call.value, timeout_ns, timeout_ns == 0 ? nullptr : report()};
+  auto launch = host::LaunchKernel(1, 1, call.stream);
+  launch(kernels.get("wait_value::wait", condition, word_of(call)), params);
+}
+
+void write_on_stream(const Call& call, Mode mode) {
+  check_timeouts();
+  const host::details::ContextGuard guard(call.device.device_id, host::DebugInfo{});
+  if (use_driver(call, mode, wait_value::kEqual, false)) {
+    const auto& api = driver::api();
+    return check_operation(
+        call, call.is_wide ? api.StreamWriteValue64(call.stream, call.flag, call.value, 0)
+                           : api.StreamWriteValue32(call.stream, call.flag, static_cast<std::uint32_t>(call.value), 0));
+  }
+  const wait_value::Write params{call.flag, call.value};
+  auto launch = host::LaunchKernel(1, 1, call.stream);
+  launch(kernels.get("wait_value::write", word_of(call)), params);
+}
+
+// ---- what Python calls ----
+
+void refuse_mode_on_cpu(const Call& call, Mode mode) {
+  if (mode != Mode::kAuto)
+    throw Error("ValueError", call.op, ": the flag is for the CPU, and modes are of CUDA streams: leave mode='auto'");
+}
+
+/// The current stream of the flag's device, or the calling thread, goes on once the flag meets the condition.
+void stream_wait_value(
+    TensorView flag, std::int64_t value, const char* condition, const char* mode, Optional<double> timeout,
+    Optional<const char*> device) {
+  constexpr const char* kOp = "stream_wait_value";
+  const auto call = match_call(kOp, flag, value, device);
+  const auto met = condition_of(kOp, condition);
+  const auto way = mode_of(kOp, mode);
+  const auto timeout_ns = timeout_of(kOp, timeout);
+  if (call.device.device_type == kDLCUDA) return wait_on_stream(call, met, way, timeout_ns);
+  refuse_mode_on_cpu(call, way);
+  if (call.is_wide) wait_value::wait_on_cpu<std::uint64_t>(call.flag, met, call.value, timeout_ns);
+  else wait_value::wait_on_cpu<std::uint32_t>(call.flag, met, static_cast<std::uint32_t>(call.value), timeout_ns);
+}
+
+/// The flag takes the value once everything before in the current stream is done, or at once on the CPU.
+void stream_write_value(TensorView flag, std::int64_t value, const char* mode, Optional<const char*> device) {
+  constexpr const char* kOp = "stream_write_value";
+  const auto call = match_call(kOp, flag, value, device);
+  const auto way = mode_of(kOp, mode);
+  if (call.device.device_type == kDLCUDA) return write_on_stream(call, way);
+  refuse_mode_on_cpu(call, way);
+  if (call.is_wide) wait_value::write_on_cpu<std::uint64_t>(call.flag, call.value);
+  else wait_value::write_on_cpu<std::uint32_t>(call.flag, static_cast<std::uint32_t>(call.value));
+}
+
+/// Set PyTorch's exchange interface, by its address.
+void use_exchange(std::int64_t address) {
+  g_exchange = reinterpret_cast<const DLPackExchangeAPI*>(address);
+}
+
+}  // namespace

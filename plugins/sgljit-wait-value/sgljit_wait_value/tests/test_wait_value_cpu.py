@@ -1,0 +1,284 @@
+"""Flags in host memory, threads that wait; and what wrong arguments get."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from sgljit_core import ops
+from sgljit_core.errors import TensorMatchError
+from sgljit_wait_value import Event, reference, samples
+
+family = ops["wait_value"]
+CPU = torch.device("cpu")
+CONDITIONS = ["eq", "ge", "and", "nor"]
+SECONDS = 60  # no wait of these tests, and no child, outlasts them
+
+
+def test_samples():
+    for arguments, options in samples.stream_wait_value(CPU):
+        family.stream_wait_value(*arguments, **options, timeout=SECONDS)
+    for (flag, value), options in samples.stream_write_value(CPU):
+        expected = flag.clone()
+        reference.stream_write_value(expected, value, **options)
+        family.stream_write_value(flag, value, **options)
+        assert torch.equal(flag, expected)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_conditions(condition: str, dtype: torch.dtype):
+    """Against the reference, at the ends of the range: a wait that is not met runs into its timeout."""
+    random.seed(0)
+    limits = torch.iinfo(dtype)
+    numbers = [0, 1, -1, 5, limits.min, limits.max, *(random.randint(limits.min, limits.max) for _ in range(4))]
+    for seen in numbers:
+        for value in numbers:
+            flag = torch.tensor([seen], dtype=dtype)
+            if reference.is_met(seen, value, condition, limits.bits):
+                family.stream_wait_value(flag, value, condition=condition, timeout=SECONDS)
+            else:
+                with pytest.raises(TimeoutError):
+                    family.stream_wait_value(flag, value, condition=condition, timeout=1e-4)
+
+
+def test_a_counter_that_wraps_around():
+    flag = torch.tensor([-(2**31)], dtype=torch.int32)  # one after the largest
+    family.stream_wait_value(flag, 2**31 - 1, condition="ge", timeout=SECONDS)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("write", ["op", "store"])
+def test_a_thread_sleeps_until_another_writes(write: str, dtype: torch.dtype):
+    flag = torch.zeros(1, dtype=dtype)
+    value = 1 if dtype == torch.int32 else 2**40  # a change of the upper half only
+    times = []
+
+    def release() -> None:
+        time.sleep(0.3)
+        times.append(time.monotonic())
+        if write == "op":
+            family.stream_write_value(flag, value)
+        else:
+            flag[0] = value
+
+    thread = threading.Thread(target=release)
+    start, busy = time.monotonic(), time.thread_time()
+    thread.start()
+    family.stream_wait_value(flag, value, timeout=SECONDS)
+    end = time.monotonic()
+    thread.join()
+    assert end - start > 0.29
+    assert end - times[0] < 0.1  # on a busy machine
+    assert time.thread_time() - busy < 0.1
+
+
+def test_many_threads_wait_for_one_flag():
+    flag = torch.zeros(1, dtype=torch.int32)
+    done = []
+    threads = [
+        threading.Thread(target=lambda: (family.stream_wait_value(flag, 1, timeout=SECONDS), done.append(1)))
+        for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    family.stream_write_value(flag, 1)
+    for thread in threads:
+        thread.join()
+    assert len(done) == 16
+
+
+def test_ping_pong_between_threads():
+    ping, pong = Event("cpu"), Event("cpu")
+
+    def answer() -> None:
+        for i in range(1, 501):
+            ping.wait(i, timeout=SECONDS)
+            pong.record(i)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    for i in range(1, 501):
+        ping.record(i)
+        pong.wait(i, timeout=SECONDS)
+    thread.join()
+
+
+def _release(flag: torch.Tensor) -> None:
+    time.sleep(0.2)
+    family.stream_write_value(flag, 7)
+
+
+def test_another_process_writes():
+    flag = torch.zeros(1, dtype=torch.int64).share_memory_()
+    process = multiprocessing.get_context("spawn").Process(target=_release, args=(flag,))
+    process.start()
+    try:
+        family.stream_wait_value(flag, 7, timeout=SECONDS)
+        process.join(SECONDS)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+
+
+def test_timeout():
+    flag = torch.tensor([3], dtype=torch.int32)
+    start = time.monotonic()
+    with pytest.raises(TimeoutError) as raised:
+        family.stream_wait_value(flag, 4, timeout=0.25)
+    assert 0.25 <= time.monotonic() - start < 5
+    assert str(raised.value) == "stream_wait_value: the flag is still 3 after 0.25 s"
+
+
+def test_ctrl_c_ends_a_wait():
+    """A shell starts what it runs in the background with SIGINT ignored, which children inherit: theirs is set anew."""
+    program = (
+        "import signal, torch; from sgljit_core import ops; w = ops['wait_value']\n"
+        f"signal.signal(signal.SIGINT, signal.default_int_handler); signal.alarm({SECONDS})\n"
+        "flag = torch.zeros(1, dtype=torch.int32)\n"
+        "w.stream_write_value(flag, 0)\n"  # compiled and loaded
+        "try:\n"
+        "    print('ready', flush=True)\n"
+        f"    w.stream_wait_value(flag, 1, timeout={SECONDS})\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=SECONDS) == ("interrupted\n", None)
+            assert process.returncode == 0
+        finally:
+            process.kill()
+
+
+def test_a_signal_whose_handler_returns_does_not_end_a_wait():
+    flag = torch.zeros(1, dtype=torch.int32)
+    calls = []
+    before = signal.signal(signal.SIGALRM, lambda *_: calls.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        with pytest.raises(TimeoutError):
+            family.stream_wait_value(flag, 1, timeout=0.5)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert calls
+
+
+def test_event_between_threads():
+    event = Event("cpu")
+    assert not event.query()
+    threading.Timer(0.1, event.set).start()
+    event.wait(timeout=SECONDS)
+    assert event.query()
+    assert not event.query(2)
+    event.record(2)
+    event.wait(1, condition="ge", timeout=SECONDS)
+    assert event.query(2)
+
+
+def test_waiting_does_not_start_cuda():
+    """A process that has only waited on the CPU can fork and use CUDA in the child."""
+    program = (
+        "import os, signal, torch; from sgljit_core import ops; f = torch.ones(1, dtype=torch.int32)\n"
+        f"ops['wait_value'].stream_wait_value(f, 1, timeout={SECONDS})\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "if torch.cuda.is_available() and os.fork() == 0:\n"
+        f"    signal.alarm({SECONDS}); torch.zeros(1, device='cuda'); os._exit(0)\n"
+        "else:\n"
+        "    torch.cuda.is_available() and print(os.wait()[1])"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=2 * SECONDS)
+    assert result.stdout in ("", "0\n")
+
+
+ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "dtype": (
+        {"flag": torch.zeros(1)},
+        TensorMatchError,
+        "the flag must be int32 or int64, got Tensor<1>[strides=<1>, dtype=float32, device=cpu]",
+    ),
+    "unsigned": (
+        {"flag": torch.zeros(1, dtype=torch.uint32)},
+        TensorMatchError,
+        "the flag must be int32 or int64, got Tensor<1>[strides=<1>, dtype=uint32, device=cpu]",
+    ),
+    "empty": (
+        {"flag": torch.zeros(0, dtype=torch.int32)},
+        TensorMatchError,
+        "the flag is empty: Tensor<0>[strides=<1>, dtype=int32, device=cpu]",
+    ),
+    "value": (
+        {"value": 2**32},
+        ValueError,
+        "4294967296 does not fit the 32-bit flag Tensor<1>[strides=<1>, dtype=int32, device=cpu]",
+    ),
+    "condition": (
+        {"condition": "lt"},
+        ValueError,
+        "condition must be 'eq', 'ge', 'and' or 'nor', got 'lt'",
+    ),
+    "mode": ({"mode": "spin"}, ValueError, "mode must be 'auto', 'driver' or 'kernel', got 'spin'"),
+    "mode of a stream": (
+        {"mode": "kernel"},
+        ValueError,
+        "the flag is for the CPU, and modes are of CUDA streams: leave mode='auto'",
+    ),
+    "timeout": ({"timeout": 0.0}, ValueError, "timeout must be a positive number of seconds, got 0"),
+    "timeout is not a number": ({"timeout": float("nan")}, ValueError, "timeout must be a positive number of seconds"),
+    "device": ({"device": "cuda:x"}, ValueError, "device must be 'cpu', 'cuda' or 'cuda:' and a number, got 'cuda:x'"),
+    "pageable": (
+        {"device": "cuda:0"},
+        ValueError,
+        "the flag is in pageable host memory, which cuda:0 cannot reach: allocate it with pin_memory=True: "
+        "Tensor<1>[strides=<1>, dtype=int32, device=cpu]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "error", "text"), ERRORS.values(), ids=ERRORS)
+def test_wrong_arguments(change: dict[str, Any], error: type[Exception], text: str):
+    call = {"flag": torch.zeros(1, dtype=torch.int32), "value": 0}
+    with pytest.raises(error, match="^" + re.escape(f"stream_wait_value: {text}")):
+        family.stream_wait_value(**{**call, **change})
+    if not {"condition", "timeout"} & set(change):
+        with pytest.raises(error, match="^" + re.escape(f"stream_write_value: {text}")):
+            family.stream_write_value(**{**call, **change})
+
+
+def test_an_argument_of_another_type():
+    with pytest.raises(TypeError, match=re.escape("argument 1: expected tensor, got int")):
+        family.stream_wait_value(3, 1)
+    with pytest.raises(TypeError, match=re.escape("argument 2: expected int, got float")):
+        family.stream_wait_value(torch.zeros(1, dtype=torch.int32), 1.0)
+
+
+def test_torch_compile_keeps_the_wait():
+    """It returns nothing, and must not be dropped or moved before the write."""
+    flag = torch.zeros(1, dtype=torch.int32)
+
+    def write_and_wait(x: torch.Tensor) -> torch.Tensor:
+        family.stream_write_value(flag, 5)
+        family.stream_wait_value(flag, 5, mode="auto", timeout=10.0)
+        family.stream_write_value(flag, 6)
+        return x + 1
+
+    compiled = torch.compile(write_and_wait, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
+    assert int(flag) == 6
