@@ -27,7 +27,7 @@ _EXPORTS = (
 
 # Of csrc/hicache_params.h and csrc/hicache_launch.h: where addresses come from; warps, stages and bytes of a stage.
 _ONE_LAYER = 0
-_BULK = (4, 6, 8192)
+_BULK = (4, 3, 8192)
 
 
 @cache_once

@@ -36,7 +36,7 @@ def launches(direction: str, rows: int) -> Iterator[Launch]:
     else:
         for blocks in (1, 2, 4, 8, 16, 32, 64):
             for threads in (32, 64, 128, 256, 512, 1024):
-                if blocks * threads <= rows * 32:
+                if 1024 <= blocks * threads <= rows * 32 or (rows <= 32 and blocks * threads >= 128):
                     yield 0, blocks, threads, 0, 0
         bulk_blocks = [1, 2, 3, 4, 8, 16]
     for blocks, warps, stages, stage_bytes in itertools.product(
@@ -47,17 +47,13 @@ def launches(direction: str, rows: int) -> Iterator[Launch]:
             yield 1, blocks, 32 * warps, stages, stage_bytes
 
 
-def transfer(call: list[torch.Tensor]) -> None:
-    """What is tuned."""
-    ops["hicache"].transfer_hicache_one_layer(*call)
-
-
 def main() -> None:
     """Print the best launches of each."""
     parser = argparse.ArgumentParser(description="Which launch is best")
     parser.add_argument("--rows", nargs="+", type=int, default=[16, 256, 2048, 16384])
     parser.add_argument("--json", type=Path, help="write all numbers here")
     arguments = parser.parse_args()
+    transfer = ops["hicache"].transfer_hicache_one_layer
     console, found = Console(width=160), []
     for direction, places in DIRECTIONS.items():
         pools = [make_pool(where) for where in places for _ in "kv"]
@@ -67,7 +63,7 @@ def main() -> None:
             rates = []
             for launch in [(-1, 0, 0, 0, 0), *launches(direction, rows)]:
                 host_module().override_launch(*launch)
-                rates.append((gigabytes_per_second(transfer, work, seconds=0.02), launch))
+                rates.append((gigabytes_per_second(transfer, work, seconds=0.01), launch))
             host_module().override_launch(-1, 0, 0, 0, 0)
             found += [{"direction": direction, "rows": rows, "GB/s": rate, "launch": launch} for rate, launch in rates]
             console.print(f"{direction} {rows} rows, the default {rates[0][0]:.2f} GB/s; the best:")

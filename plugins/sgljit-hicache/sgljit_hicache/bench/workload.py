@@ -1,19 +1,19 @@
-"""What the benchmarks of this family share: caches larger than the last cache, calls that take turns, timing."""
+"""What the benchmarks of this family share: caches larger than the last cache, and calls that take turns."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from sgljit_core.benchmark import run_benchmark
+
 POOL_ROWS = 65536
 ROW_BYTES = 2048
 MAX_CALLS = 32
 
-Transfer = Callable[[list[torch.Tensor]], object]
+Transfer = Callable[..., object]
 
 DIRECTIONS = {"h2d": ("cuda", "host"), "d2h": ("host", "cuda"), "d2d": ("cuda", "cuda")}
 
@@ -56,61 +56,27 @@ def check(run: Transfer, work: Workload) -> None:
     k_dst, v_dst, indices_dst, k_src, v_src, indices_src = work.calls[0]
     at, of = indices_dst.to(k_dst.device), indices_src.to(k_src.device)
     k_dst[at], v_dst[at] = 0, 0
-    run(work.calls[0])
+    run(*work.calls[0])
     torch.cuda.synchronize()
     assert torch.equal(k_dst[at].cpu(), k_src[of].cpu())
     assert torch.equal(v_dst[at].cpu(), v_src[of].cpu())
 
 
-def seconds_in_graph(calls: Callable[[], object], repeats: int = 15, seconds: float = 0.3) -> float:
-    """Median seconds of ``calls``, replayed from a graph, which leaves out the host."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        calls()  # compiled and warm
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        calls()
-    times: list[float] = []
-    deadline = time.perf_counter() + seconds
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            graph.replay()
-        while len(times) < repeats or time.perf_counter() < deadline:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record(stream)
-            graph.replay()
-            end.record(stream)
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+def gigabytes_per_second(run: Transfer, work: Workload, graph: bool = True, seconds: float = 0.1) -> float:
+    """One way, in units of 10^9 bytes, replayed from a graph or, for what none can hold, with the host's part."""
+    microseconds = run_benchmark(run, work.calls, device="cuda", graph=graph, seconds=seconds)[0]
+    return work.bytes_of_a_call / microseconds / 1e3
 
 
-def seconds_eager(calls: Callable[[], None], repeats: int = 3) -> float:
-    """Median seconds of ``calls`` by the clock, for what no graph can hold."""
-    calls()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        calls()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def memcpy_gigabytes_per_second(pools: Sequence[torch.Tensor], num_bytes: int) -> float:
+    """Two plain copies, of K and of V, of ``num_bytes`` in all: what the link, or the memory, gives at best."""
+    k_dst, v_dst, k_src, v_src = (pool.flatten() for pool in pools)
+    half = num_bytes // 2
+    count = max(1, min(MAX_CALLS, len(k_dst) // half))
+    calls = [[whole[i * half : (i + 1) * half] for whole in (k_dst, v_dst, k_src, v_src)] for i in range(count)]
 
+    def copy(*of: torch.Tensor) -> None:
+        for dst, src in zip(of[:2], of[2:], strict=True):
+            dst.copy_(src, non_blocking=True)
 
-def gigabytes_per_second(run: Transfer, work: Workload, eager: bool = False, seconds: float = 0.3) -> float:
-    """One way, in units of 10^9 bytes."""
-
-    def calls() -> None:
-        for call in work.calls:
-            run(call)
-
-    took = seconds_eager(calls) if eager else seconds_in_graph(calls, seconds=seconds)
-    return work.bytes_of_a_call * len(work.calls) / took / 1e9
-
-
-def memcpy_gigabytes_per_second(direction: str, num_bytes: int = 2**28) -> float:
-    """A plain copy of as many bytes as one call may be: what the link, or the memory, gives at best."""
-    dst, src = (make_pool(where, num_bytes // ROW_BYTES) for where in DIRECTIONS[direction])
-    return num_bytes / seconds_in_graph(lambda: dst.copy_(src, non_blocking=True)) / 1e9
+    return gigabytes_per_second(copy, Workload(calls, num_bytes))

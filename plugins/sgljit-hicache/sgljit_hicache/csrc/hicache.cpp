@@ -43,18 +43,18 @@ void run_on_device(Job& job, const Cache* dst, const Cache* src, bool checks) {
   hicache::OneLayer table{};
   hicache::Registered registered(job.op);
   std::uint64_t alignment = 0;
-  const auto resolve = [&](const Cache& cache) {
+  const auto resolve = [&](const Cache& cache, bool& in_host) {
     auto address = reinterpret_cast<std::uint64_t>(cache.data);
     if (hicache::is_host(cache.view->device())) {
       address = registered.resolve(cache.name, address, cache.span(job.transfer.row_bytes), cache.view);
-      job.crosses_host = true;
+      in_host = true;
     }
     alignment |= address;
     return address;
   };
   for (int c = 0; c < job.num_caches; ++c) {
-    table.dst[c] = resolve(dst[c]);
-    table.src[c] = resolve(src[c]);
+    table.dst[c] = resolve(dst[c], job.to_host);
+    table.src[c] = resolve(src[c], job.from_host);
   }
   if (checks) check_on_device(job);
   launch_on_device(job, hicache::kOneLayer, table, alignment);
@@ -109,7 +109,8 @@ void run_on_device_by_value(
     job.transfer.num_layers = left < ManyLayers::kMaxLayers ? left : ManyLayers::kMaxLayers;
     ManyLayers table{};
     std::uint64_t alignment = 0;
-    const auto resolve = [&](const PointerTable& pointers, const std::uint64_t* from, std::uint64_t* to) {
+    const auto resolve = [&](const PointerTable& pointers, const std::uint64_t* from, std::uint64_t* to,
+                             bool& in_host) {
       hicache::Registered registered(job.op);
       for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
         to[layer] = from[begin + layer];
@@ -118,11 +119,11 @@ void run_on_device_by_value(
           to[layer] = registered.resolve(pointers.name, to[layer], 1, nullptr);
         alignment |= to[layer];
       }
-      if (registered.was_host()) job.crosses_host = true;
+      if (registered.was_host()) in_host = true;
     };
     for (int c = 0; c < job.num_caches; ++c) {
-      resolve(dst[c], all.dst[c], table.dst[c]);
-      resolve(src[c], all.src[c], table.src[c]);
+      resolve(dst[c], all.dst[c], table.dst[c], job.to_host);
+      resolve(src[c], all.src[c], table.src[c], job.from_host);
     }
     launch_on_device(job, hicache::kManyLayers, table, alignment);
   }
@@ -135,6 +136,7 @@ void transfer_all_layers(
   match_options(job, options);
   const bool is_by_value = match_pointers(job, dst, src);
   match_strides(job, strides);
+  job.transfer.by_layer = hicache::is_layer_first(job.transfer);
   if (job.transfer.num_rows == 0 || job.transfer.num_layers == 0) return;
 
   LayerTables table{};
@@ -150,7 +152,8 @@ void transfer_all_layers(
   const host::details::ContextGuard guard(job.device.device_id, host::DebugInfo{});
   if (checks) check_on_device(job);
   if (is_by_value) return run_on_device_by_value(job, dst, src, table, checks);
-  job.crosses_host = true;  // where the caches are is out of the host's sight: not to disturb others is the safe choice
+  // Where the caches are is out of the host's sight: not to disturb others is the safe choice.
+  job.from_host = job.to_host = true;
   launch_on_device(job, hicache::kLayerTables, table, 0);
 }
 

@@ -56,19 +56,22 @@ SGL_DEVICE int64_t row_offset(const Rows& rows, Index index) {
          static_cast<int64_t>(row % rows.page_size) * rows.row_stride;
 }
 
-/// Piece `item % kPieces` of layer `item / kPieces % num_layers` of position `item / kPieces / num_layers`.
+/// Piece `item % kPieces` of a row of a layer; `item / kPieces` counts these by layer or by position, as the transfer
+/// says. A position is that of a row in the indices, or of a group of them.
 struct Item {
   uint32_t position;
   uint32_t layer;
   uint32_t piece;
 };
 template <int kPieces, int kLayers>
-SGL_DEVICE Item item_of(uint32_t item, uint32_t num_layers) {
+SGL_DEVICE Item item_of(uint32_t item, const Transfer& transfer, uint32_t num_positions) {
   const uint32_t row = item / kPieces;
   const uint32_t piece = item % kPieces;
   if constexpr (kLayers == kOneLayer) return {row, 0, piece};
-  const uint32_t position = row / num_layers;
-  return {position, row - position * num_layers, piece};
+  const uint32_t num_inner = transfer.by_layer ? num_positions : transfer.num_layers;
+  const uint32_t outer = row / num_inner;
+  const uint32_t inner = row - outer * num_inner;
+  return transfer.by_layer ? Item{inner, outer, piece} : Item{outer, inner, piece};
 }
 
 }  // namespace details
@@ -106,12 +109,17 @@ __global__ void __launch_bounds__(1024, 1)
     for (int r = 0; r < kItems; ++r) {
       const uint32_t item = first + r * num_workers;
       if (item >= num_items) continue;
-      items[r] = details::item_of<kPieces, kLayers>(item, transfer.num_layers);
+      items[r] = details::item_of<kPieces, kLayers>(item, transfer, transfer.num_rows);
       from[r] = src_indices[items[r].position];
       to[r] = dst_indices[items[r].position];
     }
   };
 
+  if (kUsePDL && worker < num_items) {  // while the kernel before this one, which may write them, still runs
+    const auto position = details::item_of<kPieces, kLayers>(worker, transfer, transfer.num_rows).position;
+    device::ptx::prefetch(&src_indices[position]);
+    device::ptx::prefetch(&dst_indices[position]);
+  }
   device::PDLWaitPrimary<kUsePDL>();
   fetch(worker);
   for (uint32_t first = worker; first < num_items;) {
@@ -203,7 +211,7 @@ __global__ void __launch_bounds__(1024, 1)
 
   device::PDLWaitPrimary<kUsePDL>();
   for (uint32_t i = warp; i < num_items; i += num_warps) {
-    const auto item = details::item_of<1, kLayers>(i, transfer.num_layers);
+    const auto item = details::item_of<1, kLayers>(i, transfer, transfer.num_rows);
     const auto src_offset = details::row_offset<kPaged>(transfer.src, src_indices[item.position]);
     const auto dst_offset = details::row_offset<kPaged>(transfer.dst, dst_indices[item.position]);
 #pragma unroll
@@ -270,18 +278,43 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   const uint32_t first_chunk = warp * gridDim.x + blockIdx.x;  // neighbours go to different multiprocessors
   const uint32_t num_mine = first_chunk < num_chunks ? (num_chunks - first_chunk - 1) / stride + 1 : 0;
 
-  const auto position_of = [&](uint32_t k) {
-    return details::item_of<kPieces, kLayers>(first_chunk + k * stride, transfer.num_layers).position * kRows + lane;
+  // Chunks are taken in order. The indices of a batch of them are fetched at once, a lane for each row, while the batch
+  // before is under way: a chunk is too short to wait for its own.
+  struct Batch {
+    Index from;
+    Index to;
+    details::Item item;
   };
-  const auto fetch = [&](uint32_t k, Index& from, Index& to) {
-    const uint32_t position = k < num_mine ? position_of(k) : transfer.num_rows;
-    if (lane >= kRows || position >= transfer.num_rows) return;
-    from = src_indices[position];
-    to = dst_indices[position];
+  constexpr uint32_t kBatchChunks = device::kWarpThreads / kRows;
+  const auto position_of = [&](const details::Item& item) { return item.position * kRows + lane % kRows; };
+  const auto item_of_lane = [&](uint32_t first) {  // after the last one where the lane has nothing to do
+    const uint32_t k = first + lane / kRows;
+    if (k >= num_mine || lane >= kBatchChunks * kRows) return details::Item{num_groups, 0, 0};
+    return details::item_of<kPieces, kLayers>(first_chunk + k * stride, transfer, num_groups);
   };
+  const auto fetch = [&](uint32_t first) {
+    Batch batch = {0, 0, item_of_lane(first)};
+    const uint32_t position = position_of(batch.item);
+    if (position >= transfer.num_rows) return batch;
+    batch.from = src_indices[position];
+    batch.to = dst_indices[position];
+    return batch;
+  };
+  Batch batch;
+  Batch next_batch;
   // Start the loads of chunk k, into a slot that nobody reads any more.
-  const auto issue = [&](uint32_t k, Index from, Index to) {
-    const auto item = details::item_of<kPieces, kLayers>(first_chunk + k * stride, transfer.num_layers);
+  const auto issue = [&](uint32_t k) {
+    const uint32_t chunk = k % kBatchChunks;
+    if (chunk == 0) {
+      batch = next_batch;
+      next_batch = fetch(k + kBatchChunks);
+    }
+    const auto of_lane = [&](auto value, uint32_t i) { return __shfl_sync(device::kFullMask, value, i); };
+    const Index from = of_lane(batch.from, chunk * kRows + lane);
+    const Index to = of_lane(batch.to, chunk * kRows + lane);
+    details::Item item = {of_lane(batch.item.position, chunk * kRows), 0, 0};
+    if constexpr (kLayers != kOneLayer) item.layer = of_lane(batch.item.layer, chunk * kRows);
+    if constexpr (kPieces > 1) item.piece = of_lane(batch.item.piece, chunk * kRows);
     const uint32_t slot = k % kStages;
     const uint32_t left = transfer.num_rows - item.position * kRows;
     const uint32_t count = left < kRows ? left : kRows;
@@ -328,24 +361,14 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   }
   __syncwarp();
 
-  device::PDLWaitPrimary<kUsePDL>();
-  Index next_from;
-  Index next_to;
-  {
-    Index from[kStages];
-    Index to[kStages];
-#pragma unroll
-    for (uint32_t k = 0; k < kStages; ++k) fetch(k, from[k], to[k]);  // all of them on their way at once
-    fetch(kStages, next_from, next_to);
-#pragma unroll
-    for (uint32_t k = 0; k < kStages; ++k) {  // through memory, so that the loop below is one piece of code
-      stores[k].address[0][lane] = static_cast<uint64_t>(from[k]);
-      stores[k].address[1][lane] = static_cast<uint64_t>(to[k]);
-    }
+  if (const uint32_t position = position_of(item_of_lane(0)); kUsePDL && position < transfer.num_rows) {
+    ptx::prefetch(&src_indices[position]);
+    ptx::prefetch(&dst_indices[position]);
   }
+  device::PDLWaitPrimary<kUsePDL>();
+  next_batch = fetch(0);
 #pragma unroll 1
-  for (uint32_t k = 0; k < kStages && k < num_mine; ++k)
-    issue(k, static_cast<Index>(stores[k].address[0][lane]), static_cast<Index>(stores[k].address[1][lane]));
+  for (uint32_t k = 0; k < kStages && k < num_mine; ++k) issue(k);
   if (num_mine <= kStages) device::PDLTriggerSecondary<kUsePDL>();
 #pragma unroll 1
   for (uint32_t k = 0; k < num_mine; ++k) {
@@ -365,8 +388,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     if (k > 0 && next < num_mine) {
       ptx::bulk_wait_read<1>();
       __syncwarp();
-      issue(next, next_from, next_to);
-      fetch(next + 1, next_from, next_to);
+      issue(next);
       if (next + 1 == num_mine) device::PDLTriggerSecondary<kUsePDL>();
     }
   }

@@ -26,8 +26,9 @@ struct Job {
   DLDevice device = {};  ///< of the indices; it does the work
   std::int64_t dst_rows = kUnknownRows;
   std::int64_t src_rows = kUnknownRows;
-  bool is_in_place = false;   ///< source and destination are one cache
-  bool crosses_host = false;  ///< one of them is in host memory
+  bool is_in_place = false;  ///< source and destination are one cache
+  bool from_host = false;    ///< the source is in host memory, or may be
+  bool to_host = false;      ///< the destination is, or may be
   host::Optional<std::int64_t> unroll = {};
   host::Optional<std::int64_t> block_quota = {};
 };

@@ -78,13 +78,19 @@ struct Launch {
   std::int64_t stage_bytes = 0;  // of copy_bulk
 };
 
-// Transfers that cross to the host. PCIe needs some 100 KB on their way to be full, which the ring of one or two
-// multiprocessors holds; below `kFewBytes` the time is latency, and more, smaller blocks start and end sooner.
-inline constexpr std::int64_t kHostFewBytes = 2 << 20;
-inline constexpr std::int64_t kHostFewBlocks = 16;
-inline constexpr Launch kHostBulk{kBulk, 2, 128, 6, 8192};
-inline constexpr std::int64_t kHostRowsBlocks = 4;  // before Hopper
-inline constexpr std::int64_t kDeviceWarps = 8;
+// Transfers that cross to the host. PCIe is full with some 150 KiB on their way, for which two multiprocessors suffice.
+// What is small is latency, and four are done with it sooner. To the host, stores from registers queue up in front of
+// PCIe and slow down whoever else uses memory; the bulk copies of a few warps do so less, but begin later, and cost
+// more for each short row. A bulk block leaves room for the next transfer's, which then begins without a gap; beside a
+// matrix product, which then comes in between two transfers, they get about half of the time.
+inline constexpr std::int64_t kHostInFlight = 256 << 10;
+inline constexpr std::int64_t kHostBlocks = 2;
+inline constexpr std::int64_t kHostFewBytes = 256 << 10;
+inline constexpr std::int64_t kHostFewBlocks = 4;
+inline constexpr std::int64_t kHostMaxBlocks = 16;
+inline constexpr std::int64_t kToHostBulkBytes = 2 << 20;
+inline constexpr std::int64_t kToHostBulkRowBytes = 1024;
+inline constexpr Launch kToHostBulk{kBulk, 2, 128, 3, 8192};
 inline constexpr std::int64_t kMaxWarps = 32;  // of a block
 
 inline Launch g_override{-1, 0, 0, 0, 0};  // of bench/, see override_launch; zero: as it would be
@@ -101,13 +107,20 @@ inline std::int64_t lanes_of(const Job& job) {
   return job.transfer.row_bytes <= 128 ? 8 : job.transfer.row_bytes <= 256 ? 16 : 32;
 }
 
-/// Warps that copy_rows or copy_any keeps busy in one pass.
-inline std::int64_t warps_of(const Job& job, bool is_any) {
-  const auto items = static_cast<std::int64_t>(job.transfer.num_rows) * job.transfer.num_layers;
-  if (is_any) return items;
+/// What a warp of copy_rows or copy_any does in one pass.
+struct Pass {
+  std::int64_t num_warps;  ///< that have something to do
+  std::int64_t bytes;      ///< that each has on its way
+};
+
+inline Pass pass_of(const Job& job, bool is_any) {
+  const auto& t = job.transfer;
+  const auto items = static_cast<std::int64_t>(t.num_rows) * t.num_layers;
+  if (is_any) return {items, smaller(t.row_bytes, 1024)};
   const auto lanes = lanes_of(job);
-  const auto shape = RowsShape::of(job.transfer.row_bytes, job.num_caches, lanes);
-  return host::div_ceil(items * shape.pieces, shape.items * (32 / lanes));
+  const auto shape = RowsShape::of(t.row_bytes, job.num_caches, lanes);
+  const auto pieces = shape.items * (32 / lanes);
+  return {host::div_ceil(items * shape.pieces, pieces), pieces * shape.piece_bytes * job.num_caches};
 }
 
 /// Bytes of shared memory of copy_bulk; takes stages off the launch until the device has that much.
@@ -122,21 +135,26 @@ inline std::size_t fit_smem(const Job& job, Launch& launch) {
 inline Launch choose_launch(const Job& job, bool is_any, bool is_hopper) {
   const auto& t = job.transfer;
   const auto method = is_any ? kAny : kRows;
-  const auto warps = warps_of(job, is_any);
-  const auto bytes = static_cast<std::int64_t>(t.num_rows) * t.num_layers * t.row_bytes * job.num_caches;
-  if (!job.crosses_host && !job.block_quota.has_value()) {  // every multiprocessor, in blocks that share out evenly
+  const auto pass = pass_of(job, is_any);
+  const bool crosses_host = job.from_host || job.to_host;
+  if (!crosses_host && !job.block_quota.has_value()) {
     const auto num_sms = host::runtime::get_sm_count(job.device.device_id);
-    const auto per_block = smaller(host::div_ceil(warps, num_sms), kDeviceWarps);
-    return {method, host::div_ceil(warps, per_block), per_block * 32};
+    const auto per_sm = host::div_ceil(pass.num_warps, num_sms);
+    const auto per_block = per_sm <= 8 ? per_sm : per_sm <= 16 ? kMaxWarps : kMaxWarps / 2;  // as measured
+    return {method, host::div_ceil(pass.num_warps, per_block), per_block * 32};
   }
-  if (job.crosses_host && bytes > kHostFewBytes && is_hopper && !is_any && !job.unroll.has_value()) {
-    auto launch = kHostBulk;
+  const auto bytes = static_cast<std::int64_t>(t.num_rows) * t.num_layers * t.row_bytes * job.num_caches;
+  const bool is_bulk = bytes > kToHostBulkBytes && t.row_bytes >= kToHostBulkRowBytes;
+  if (job.to_host && !job.from_host && is_bulk && is_hopper && !is_any && !job.unroll.has_value()) {
+    auto launch = kToHostBulk;
     launch.blocks = job.block_quota.value_or(launch.blocks);
     return launch;
   }
-  const auto quota = job.block_quota.value_or(bytes > kHostFewBytes ? kHostRowsBlocks : kHostFewBlocks);
-  const auto per_block = smaller(host::div_ceil(warps, quota), kMaxWarps);
-  return {method, smaller(host::div_ceil(warps, per_block), quota), per_block * 32};
+  const auto least = bytes > kHostFewBytes ? kHostBlocks : kHostFewBlocks;
+  const auto needed = smaller(host::div_ceil(kHostInFlight, kMaxWarps * pass.bytes), kHostMaxBlocks);
+  const auto quota = job.block_quota.value_or(least > needed ? least : needed);
+  const auto per_block = smaller(host::div_ceil(pass.num_warps, quota), kMaxWarps);
+  return {method, smaller(host::div_ceil(pass.num_warps, per_block), quota), per_block * 32};
 }
 
 /// What bench/ asked for in place of it.
@@ -146,9 +164,9 @@ inline void override_choice(Launch& launch) {
   launch.method = g_override.method;
   if (g_override.blocks > 0) launch.blocks = g_override.blocks;
   if (g_override.threads > 0) launch.threads = g_override.threads;
-  else if (launch.method == kBulk) launch.threads = kHostBulk.threads;
-  launch.stages = g_override.stages > 0 ? g_override.stages : kHostBulk.stages;
-  launch.stage_bytes = g_override.stage_bytes > 0 ? g_override.stage_bytes : kHostBulk.stage_bytes;
+  else if (launch.method == kBulk) launch.threads = kToHostBulk.threads;
+  launch.stages = g_override.stages > 0 ? g_override.stages : kToHostBulk.stages;
+  launch.stage_bytes = g_override.stage_bytes > 0 ? g_override.stage_bytes : kToHostBulk.stage_bytes;
 }
 
 /// `alignment` has a bit set where some address or stride has.

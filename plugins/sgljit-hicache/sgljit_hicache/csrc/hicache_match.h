@@ -326,4 +326,13 @@ inline void match_strides(Job& job, const LayerStrides& strides) {
   job.dst_rows = rows_of("num_rows_dst", strides.dst_rows);
 }
 
+/// Whether the rows of a layer are neighbours on both sides. Going through one layer after the other then stays within
+/// fewer pages of memory; where all layers of a row are neighbours, going from row to row does.
+inline bool is_layer_first(const Transfer& t) {
+  const auto is_dense = [&](const Rows& rows) {
+    return rows.page_size == kNoPages && rows.row_stride < 2 * t.row_bytes;
+  };
+  return is_dense(t.dst) && is_dense(t.src);
+}
+
 }  // namespace hicache

@@ -32,6 +32,7 @@ struct Transfer {
   uint32_t num_rows;
   uint32_t num_layers;
   int64_t row_bytes;
+  uint32_t by_layer;  ///< 1: a layer after the other; 0: all layers of a row, and then the next row
 };
 
 // K and V, or in the first place the only cache.

@@ -211,6 +211,42 @@ def test_all_layers_of_odd_rows_between_devices():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", DIRECTIONS, ids=["h2d", "d2h", "d2d"])
+@pytest.mark.parametrize("row_bytes", [64, 576, 2048, 16_384, 100])
+def test_every_kernel_moves_every_layer(row_bytes: int, direction: tuple[str, str]):
+    """Layer by layer, as rows of a layer are neighbours, and row by row, as layers of a row are."""
+    num_layers, rows, count = 5, 90, 77
+    launches = [(ROWS, 2, 128), (ROWS, 50, 256)]
+    if is_hopper():
+        launches += [(BULK, 2, 128, 3, 8192), (BULK, 3, 32, 2, 4096)]
+    for launch, row_first in itertools.product(launches, (False, True)):
+        pools = [noise(num_layers * rows * row_bytes, where) for where in direction for _ in "kv"]
+        if row_first:
+            caches = [pool.view(rows, num_layers, row_bytes).transpose(0, 1) for pool in pools]
+        else:
+            caches = [pool.view(num_layers, rows, row_bytes) for pool in pools]
+        dst, src = (make_indices(rows, count, torch.int64, "cuda", 1) for _ in range(2))
+        expected = [cache.cpu().clone() for cache in caches]
+        for kv in range(2):
+            expected[kv][:, dst.cpu()] = expected[2 + kv][:, src.cpu()]
+        tables = [torch.tensor([layer.data_ptr() for layer in cache]) for cache in caches]
+        stride = row_bytes * (num_layers if row_first else 1)
+        with launched(*launch):
+            family.transfer_hicache_all_layer(
+                *tables[:2],
+                dst,
+                *tables[2:],
+                src,
+                kv_cache_src_stride_bytes=stride,
+                kv_cache_dst_stride_bytes=stride,
+                element_size=row_bytes,
+            )
+        torch.cuda.synchronize()
+        for got, wanted in zip(caches, expected, strict=True):
+            assert_same_bytes(got.cpu(), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", DIRECTIONS, ids=["h2d", "d2h", "d2d"])
 def test_offsets_beyond_32_bits(direction: tuple[str, str]):
     """Rows at the end of a cache of 5 GiB, whatever the kernel."""
     rows, width = 5 * 2**30 // 2048, 2048
@@ -239,9 +275,12 @@ def test_the_default_launch_goes_by_direction():
     rows = torch.randperm(16384, device="cuda")
     for dst, src in ((on_device[0], pinned), (pinned, on_device[0])):
         family.transfer_hicache_one_layer_mla(dst, rows, src, rows)
-        assert last_launch()[1] <= 8
+        assert last_launch()[:2] == (BULK if is_hopper() and dst is pinned else ROWS, 2)
         family.transfer_hicache_one_layer_mla(dst, rows, src, rows, block_quota=3)
         assert last_launch()[1] == 3
+        family.transfer_hicache_one_layer_mla(dst, rows[:16], src, rows[:16])
+        assert last_launch()[0] == ROWS
+        assert last_launch()[1] <= 4
     family.transfer_hicache_one_layer_mla(on_device[0], rows, on_device[1], rows)
     assert last_launch()[1] >= sms
     family.transfer_hicache_one_layer_mla(on_device[0], rows, on_device[1], rows, block_quota=5)
