@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from .errors import DriverError
 
-__all__ = ["load_kernel"]
+__all__ = ["load_kernel", "supported_major"]
 
 _NEEDS_NEWER_DRIVER = {200, 209, 222, 223}  # invalid image, no binary for the GPU, unsupported PTX or JIT
 
@@ -43,6 +43,17 @@ def load_kernel(cubin: bytes, symbol: str, device_id: int, label: str, compiler:
         _check(driver.cuKernelGetFunction(ctypes.byref(function), kernel))
     assert function.value is not None
     return function.value
+
+
+@functools.cache
+def supported_major() -> int | None:
+    """The major version of CUDA that the driver supports; None without a driver. Within one, any minor runs."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    return version.value // 1000 if library.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
 
 
 @functools.cache

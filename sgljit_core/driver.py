@@ -70,6 +70,7 @@ class Recipe(Generic[T]):
         make: makes the payload in a directory.
         is_current: whether no source was written since ``source`` was computed.
         load: loads verified bytes; raises ArtifactLoadError.
+        serves: whether this machine can run what another toolchain made; asked of what a plugin carries.
     """
 
     build: BuildSpec
@@ -80,6 +81,7 @@ class Recipe(Generic[T]):
     make: Callable[[BuildSpec, Path], Product]
     is_current: Callable[[], bool]
     load: Callable[[bytes], T]
+    serves: Callable[[Mapping[str, str]], bool] = lambda toolchain: True
 
     @property
     def slot(self) -> Slot:
@@ -142,7 +144,7 @@ class _Request(Generic[T]):
 
     def _load(self, tiers: Sequence[Tier]) -> tuple[T] | None:
         """Find and load. An artifact that is damaged or that this machine cannot load counts as none."""
-        search = store.find(tiers, self.slot, self.toolchain_key)
+        search = store.find(tiers, self.slot, self.toolchain_key, self.recipe.serves)
         self._note(search)
         artifact = search.artifact
         if policy.is_explaining():

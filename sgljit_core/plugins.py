@@ -180,7 +180,8 @@ def _load(plugin: Plugin) -> None:
     try:
         _manager().register(module)
     except (Exception, SystemExit) as error:
-        _manager().unregister(module)
+        if _manager().is_registered(module):
+            _manager().unregister(module)
         raise _load_error(plugin, error) from error
     claims = installed()
     for family in _registering:

@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,11 +101,18 @@ class Search:
     damaged: tuple[Damage, ...] = ()
 
 
-def find(tiers: Sequence[Tier], slot: Slot, toolchain_key: str | None) -> Search:
+def find(
+    tiers: Sequence[Tier],
+    slot: Slot,
+    toolchain_key: str | None,
+    serves: Callable[[Mapping[str, str]], bool] = lambda toolchain: True,
+) -> Search:
     """Look an artifact up.
 
     Args:
-        toolchain_key: the key to match; None where there is no toolchain, and any artifact of the source serves.
+        toolchain_key: the key to match; None where there is no toolchain, and any artifact of the source serves. What
+            a plugin carries serves whichever toolchain is here: its author compiled it to be used.
+        serves: whether this machine can run what a toolchain made; asked of what a plugin carries.
 
     Raises:
         UntrustedCacheError: a tier or the artifact could have been written by somebody else.
@@ -115,23 +122,31 @@ def find(tiers: Sequence[Tier], slot: Slot, toolchain_key: str | None) -> Search
         if not tier.vouched:
             trust.check_root(tier.root)
         place = tier.root / slot.path
-        for name in _candidates(place, toolchain_key):
+        for name in _candidates(place, toolchain_key, only=not tier.vouched):
             try:
                 artifact = read(place / name, vouched=tier.vouched)
             except ManifestError as error:
                 damaged.append(Damage(place / name, str(error)))
                 continue
-            if artifact is not None and _is_current(artifact.manifest, has_toolchain=toolchain_key is not None):
+            if artifact is None:
+                continue
+            if tier.vouched:
+                usable = serves(artifact.manifest.toolchain)
+            else:
+                usable = _is_current(artifact.manifest, has_toolchain=toolchain_key is not None)
+            if usable:
                 return Search(artifact, tuple(damaged))
     return Search(None, tuple(damaged))
 
 
-def _candidates(place: Path, toolchain_key: str | None) -> Iterator[str]:
+def _candidates(place: Path, toolchain_key: str | None, *, only: bool) -> Iterator[str]:
+    """The artifacts of a source: that of the toolchain first, then, unless it is the ``only`` one, those of others."""
     if toolchain_key is not None:
         yield toolchain_key
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(place))  # noqa: PTH208 - half the time of iterdir
-        yield from (n for n in names if toolchain_key is None or n.startswith(f"{toolchain_key}."))
+        only = only and toolchain_key is not None
+        yield from (n for n in names if not only or n.startswith(f"{toolchain_key}."))
 
 
 def _is_current(manifest: Manifest, *, has_toolchain: bool) -> bool:

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -188,6 +188,7 @@ def _obtain(spec: BuildSpec) -> Cubin:
             make=functools.partial(_make, generated=generated, roots=roots, headers=keys.key(scan.files)),
             is_current=scan.is_current,
             load=Cubin.unpacked,
+            serves=_serves,
         ),
         paths.cache_root(),
     )
@@ -207,6 +208,12 @@ def _flags(target: Target) -> tuple[str, ...]:
 def _toolchain(needed_for: str) -> dict[str, str]:
     found = nvrtc.find_nvrtc(needed_for)
     return {"nvrtc": found.version, "cuda headers": found.headers}
+
+
+def _serves(toolchain: Mapping[str, str]) -> bool:
+    """Whether the driver here, if there is one, runs what another NVRTC made: not one of a later CUDA."""
+    major = cuda_driver.supported_major()
+    return major is None or int(toolchain["nvrtc"].partition(".")[0]) <= major
 
 
 def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[includes.Root], headers: str) -> Product:

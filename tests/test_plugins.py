@@ -155,6 +155,13 @@ def test_a_hook_that_raises_is_reported_the_same_way(site, family):
         ops[family]
 
 
+def test_a_hook_with_a_parameter_that_there_is_not_is_reported_with_the_hook(site, family):
+    text = "from sgljit_core import hookimpl\n@hookimpl\ndef sgljit_register_kernels(registry): ...\n"
+    plugin_on_disk.install(site, f"misspelt-{family}", family, plugin=text)
+    with pytest.raises(errors.PluginLoadError, match=r"(?s)misspelt.*sgljit_register_kernels.*registry"):
+        ops[family]
+
+
 def test_a_plugin_that_registers_nothing_is_reported(site, family):
     plugin_on_disk.install(site, f"empty-{family}", family, plugin="")
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from sgljit_core import (
     KernelFamily,
     Op,
     arch,
+    cuda_driver,
     errors,
     freeze,
     loader,
@@ -25,6 +27,7 @@ from sgljit_core import (
     override_cuda_arch,
     variants,
 )
+from sgljit_core.manifest import Manifest
 from sgljit_core.spec import Target
 
 DEVICE = """\
@@ -396,9 +399,30 @@ def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
     bare = {**clean, "SGLJIT_CACHE_DIR": str(tmp_path / "empty"), "PATH": "/nowhere", "SGLJIT_JIT": "error"}
     result = subprocess.run([sys.executable, "-c", code], env=bare, check=False, capture_output=True, text=True)
     assert result.stdout.strip() == "[3.0, 3.0]", result.stderr
+
+    # Whichever compilers are here: these are of other versions, and the PATH leads to them.
+    for file in list(carried.rglob("manifest.json")):
+        manifest = Manifest.parse(file.read_bytes())
+        older = {name: f"older than {version}" for name, version in manifest.toolchain.items()} | {"nvrtc": "11.8"}
+        other = dataclasses.replace(manifest, toolchain=older, observed={"/usr/include/stdio.h": "0"})
+        file.write_bytes(other.dump())
+        file.parent.rename(file.parent.parent / other.entry_name())
+    equipped = {**bare, "PATH": os.environ["PATH"]}
+    result = subprocess.run([sys.executable, "-c", code], env=equipped, check=False, capture_output=True, text=True)
+    assert result.stdout.strip() == "[3.0, 3.0]", result.stderr
+
     (family.csrc / "params.h").write_text(PARAMS + "// another version\n")
     stale = subprocess.run([sys.executable, "-c", code], env=bare, check=False, capture_output=True, text=True)
     assert "CompileForbiddenError" in stale.stderr
+
+
+def test_a_carried_kernel_of_a_later_cuda_than_the_drivers_is_passed_over(family, monkeypatch):
+    monkeypatch.setattr(cuda_driver, "supported_major", lambda: 12)
+    assert variants._serves({"nvrtc": "12.8 (1 bytes)"})
+    assert variants._serves({"nvrtc": "11.8 (1 bytes)"})
+    assert not variants._serves({"nvrtc": "13.0 (1 bytes)"})
+    monkeypatch.setattr(cuda_driver, "supported_major", lambda: None)
+    assert variants._serves({"nvrtc": "13.0 (1 bytes)"})
 
 
 @pytest.mark.gpu
