@@ -6,6 +6,7 @@ An error carries its data as attributes and says in its text: what failed, expec
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,8 +103,9 @@ class ParallelCompileError(SgljitError, RuntimeError):
 
     def __init__(self, failures: Sequence[Exception], total: int) -> None:
         self.failures = tuple(failures)
-        firsts = "\n".join(f"  - {type(f).__name__}: {str(f).splitlines()[0] if str(f) else ''}" for f in failures)
-        super().__init__(f"{len(self.failures)} of {total} builds failed:\n{firsts}")
+        texts = Counter(f"{type(f).__name__}: {str(f).partition(chr(10))[0]}" for f in failures)
+        listed = "\n".join(f"  - {text}{f' ({count} times)' if count > 1 else ''}" for text, count in texts.items())
+        super().__init__(f"{len(self.failures)} of {total} builds failed:\n{listed}")
 
 
 class CompileForbiddenError(SgljitError, RuntimeError):

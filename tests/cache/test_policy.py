@@ -307,3 +307,10 @@ def test_a_real_limit_of_memory(children, tmp_path):
         with contextlib.suppress(OSError):
             until(lambda: not (group / "cgroup.procs").read_text(), 5)
             group.rmdir()
+
+
+def test_failures_of_one_text_are_told_once_with_their_number():
+    failures = [errors.ConfigError("no device\nmore"), errors.ConfigError("no device"), ValueError("else")]
+    error = errors.ParallelCompileError(failures, 5)
+    assert str(error) == "3 of 5 builds failed:\n  - ConfigError: no device (2 times)\n  - ValueError: else"
+    assert error.failures == tuple(failures)
