@@ -1,16 +1,15 @@
 #pragma once
 
-#include <sgl_kernel/cta.cuh>
 #include <sgl_kernel/math.cuh>
 #include <sgl_kernel/type.cuh>
 #include <sgl_kernel/vec.cuh>
 #include <sgl_kernel/warp.cuh>
 
 /// \file impl/norm.cuh
-/// \brief Building blocks of RMSNorm over rows of fp16 or bf16: which threads share a row, and what each computes.
+/// \brief Building blocks of normalisation over rows: which threads share a row, and what each computes.
 ///
-/// Two ways, by the length of the row: up to 256 elements a warp shares it, beyond that a block does, with 16 bytes for
-/// each thread.
+/// Whole rows of fp16 or bf16, two ways by their length: up to 256 elements a warp shares one, beyond that a block
+/// does, with 16 bytes for each thread.
 /// \code
 ///   using vec_t = norm::StorageType<bf16_t, 4096>;             // 16 bytes, for host::norm::get_cta_threads = 512
 ///   __shared__ float smem[norm::kSmemBufferSize];
@@ -18,7 +17,8 @@
 ///   const auto y = norm::apply_rmsnorm_cta<4096>(mem.load(x), mem.load(w), eps, smem);
 ///   mem.store(out, y);
 /// \endcode
-/// Compiles under NVRTC. The functions of `host::norm` are `constexpr` and serve both sides.
+/// What these are made of, for rows of another length, type or layout: `sum_of_squares`, `row_sum`, `scale`.
+/// All of it computes in fp32. Compiles under NVRTC. The functions of `host::norm` are `constexpr` and serve both sides.
 
 namespace host::norm {
 
@@ -50,18 +50,17 @@ template <typename T, int64_t kDim>
 
 namespace device::norm {
 
-/// \brief Floats of shared memory that `apply_rmsnorm_cta` wants: one for each warp, and one spare.
-inline constexpr uint32_t kSmemBufferSize = kWarpThreads + 1;
+/// \brief Floats of shared memory that `row_sum` and `apply_rmsnorm_cta` want: one for each warp.
+inline constexpr uint32_t kSmemBufferSize = kWarpThreads;
 
 /// \brief What one thread holds of a row, in packed pairs: 16 bytes of a row that a block shares, a 32nd of one that a
 /// warp shares.
 template <typename T, int64_t kDim>
 using StorageType = AlignedVector<packed_t<T>, (kDim > 256 ? 4 : kDim / (2 * kWarpThreads))>;
 
-namespace details {
-
+/// \brief The sum of the squares of a vector of packed pairs. Each thread by itself.
 template <typename Packed, size_t N>
-SGL_DEVICE float sum_of_squares(const AlignedVector<Packed, N>& input) {
+[[nodiscard]] SGL_DEVICE float sum_of_squares(const AlignedVector<Packed, N>& input) {
   float sum = 0.0f;
 #pragma unroll
   for (size_t i = 0; i < N; ++i) {
@@ -72,20 +71,48 @@ SGL_DEVICE float sum_of_squares(const AlignedVector<Packed, N>& input) {
   return sum;
 }
 
-template <typename Packed, size_t N>
-SGL_DEVICE auto scale(const AlignedVector<Packed, N>& input, const AlignedVector<Packed, N>& weight, float factor)
+/// \brief The sum over the `kThreads` threads that share a row: every one of them gets it, the same bits.
+///
+/// Up to 32, a power of two: neighbouring lanes of a warp. All lanes of the warp call; nobody synchronises, and `smem`
+/// is not used. Beyond: all threads of a one-dimensional block of `kThreads`, whole warps. It synchronises once
+/// inside; before `smem`, of `kSmemBufferSize` floats, is used again, the caller does.
+template <uint32_t kThreads>
+[[nodiscard]] SGL_DEVICE float row_sum(float value, float* smem) {
+  if constexpr (kThreads <= kWarpThreads) {
+    return warp::reduce_sum<float, kThreads>(value);
+  } else {
+    constexpr uint32_t kWarps = kThreads / kWarpThreads;
+    static_assert(kThreads % kWarpThreads == 0, "norm: a row is shared by whole warps, or by part of one");
+    const uint32_t lane = threadIdx.x % kWarpThreads;
+    value = warp::reduce_sum(value);
+    if (lane == 0) smem[threadIdx.x / kWarpThreads] = value;
+    __syncthreads();
+    // Every warp sums up all the warps' sums by itself, which saves the second barrier of a broadcast.
+    return warp::reduce_sum(lane < kWarps ? smem[lane] : 0.0f);
+  }
+}
+
+/// \brief A pair of weights as Gemma means them, 1 + weight; without `kPlusOne` as they are.
+template <bool kPlusOne>
+[[nodiscard]] SGL_DEVICE fp32x2_t plus_one(fp32x2_t weight) {
+  if constexpr (kPlusOne) return {1.0f + weight.x, 1.0f + weight.y};
+  return weight;
+}
+
+/// \brief `input * factor * weight`, or `input * factor * (1 + weight)`, rounded once. Each thread by itself.
+template <bool kPlusOne = false, typename Packed, size_t N>
+[[nodiscard]] SGL_DEVICE auto scale(
+    const AlignedVector<Packed, N>& input, const AlignedVector<Packed, N>& weight, float factor)
     -> AlignedVector<Packed, N> {
   AlignedVector<Packed, N> output;
 #pragma unroll
   for (size_t i = 0; i < N; ++i) {
     const auto [x, y] = cast<fp32x2_t>(input[i]);
-    const auto [u, v] = cast<fp32x2_t>(weight[i]);
+    const auto [u, v] = plus_one<kPlusOne>(cast<fp32x2_t>(weight[i]));
     output[i] = cast<Packed>(fp32x2_t{x * factor * u, y * factor * v});
   }
   return output;
 }
-
-}  // namespace details
 
 /// \brief Normalise a row that a warp shares: x / sqrt(mean(x^2) + eps) * weight, in fp32, rounded once.
 ///
@@ -93,20 +120,20 @@ SGL_DEVICE auto scale(const AlignedVector<Packed, N>& input, const AlignedVector
 template <int64_t kDim, typename Vec>
 [[nodiscard]] SGL_DEVICE Vec apply_rmsnorm_warp(const Vec& input, const Vec& weight, float eps) {
   static_assert(kDim <= 256, "norm: a warp normalises rows of up to 256 elements, use apply_rmsnorm_cta");
-  const float sum = warp::reduce_sum(details::sum_of_squares(input));
-  return details::scale(input, weight, math::rsqrt(sum / kDim + eps));
+  const float sum = row_sum<kWarpThreads>(sum_of_squares(input), nullptr);
+  return scale(input, weight, math::rsqrt(sum / kDim + eps));
 }
 
 /// \brief Normalise a row that a block shares.
 ///
-/// All threads of the block call, with `kSmemBufferSize` floats of shared memory; each gets its own elements back. It
-/// synchronises inside; before `smem` is used again, the caller does.
+/// All threads of the block call, as many as `host::norm::get_cta_threads` says, with `kSmemBufferSize` floats of
+/// shared memory; each gets its own elements back. It synchronises inside; before `smem` is used again, the caller
+/// does.
 template <int64_t kDim, typename Vec>
 [[nodiscard]] SGL_DEVICE Vec apply_rmsnorm_cta(const Vec& input, const Vec& weight, float eps, float* smem) {
   static_assert(kDim > 256, "norm: a block normalises rows of more than 256 elements, use apply_rmsnorm_warp");
-  cta::reduce_sum(details::sum_of_squares(input), smem);
-  __syncthreads();
-  return details::scale(input, weight, math::rsqrt(smem[0] / kDim + eps));
+  const float sum = row_sum<kDim / 256 * kWarpThreads>(sum_of_squares(input), smem);
+  return scale(input, weight, math::rsqrt(sum / kDim + eps));
 }
 
 }  // namespace device::norm

@@ -1,25 +1,30 @@
-"""The functions users call. Their bodies are C++: csrc/rmsnorm.cpp checks, chooses a kernel and launches it."""
+"""The functions users call. Their bodies are C++: csrc/*.cpp check, choose a kernel and launch it."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sgljit_core import cache_once, exported, is_arch_support_pdl
+from sgljit_core.arch import cuda_target
 
 from .plugin import FAMILY
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
+# One module, since a header is compiled once for all of them.
+_HOST_FILES = ["rmsnorm.cpp", "fused_add_rmsnorm.cpp", "qknorm.cpp", "layernorm.cpp"]
+
 
 @cache_once
 def host_module() -> Module:
     """The host part: the checks, and the choice of a kernel."""
-    return FAMILY.load_host("norm", cpp_files=["rmsnorm.cpp"], cpp_wrappers=[("rmsnorm", "rmsnorm")])
+    return FAMILY.load_host("norm", cpp_files=_HOST_FILES, cpp_wrappers=[(op.name, op.name) for op in FAMILY.ops])
 
 
 @exported(host_module)
@@ -43,17 +48,207 @@ def rmsnorm(
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: rows of ``out`` share memory with each other or with other rows of ``input``.
+        ValueError: rows of ``out`` share memory with each other, with other rows of ``input`` or with ``weight``.
     """
 
 
+@exported(host_module)
+def gemma_rmsnorm(
+    input: torch.Tensor,  # noqa: A002 - as rmsnorm
+    weight: torch.Tensor,
+    out: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """``input / sqrt(mean(input**2, -1) + eps) * (1 + weight)``, row by row, into ``out`` or in place.
+
+    The weight as Gemma's checkpoints store it; ``1 + weight`` is not rounded. Otherwise as ``rmsnorm``.
+
+    Args:
+        input: [tokens, hidden], as of ``rmsnorm``.
+        weight: [hidden], contiguous, of the input's dtype and device.
+        out: like ``input``; ``input`` itself is overwritten when None.
+        eps: added to the mean of squares.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``rmsnorm``.
+    """
+
+
+@exported(host_module)
+def fused_add_rmsnorm(
+    input: torch.Tensor,  # noqa: A002 - as rmsnorm
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+) -> None:
+    """``residual = input + residual``, then ``input = rmsnorm(residual)``, row by row, both in place.
+
+    The sum is normalised in float32, before it is rounded to the dtype of ``residual``. No row: a no-op.
+
+    Args:
+        input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.
+        residual: like ``input``, with a row stride of its own, and in memory of its own.
+        weight: [hidden], contiguous, of the input's dtype and device.
+        eps: added to the mean of squares.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: rows of ``input`` and of ``residual`` share memory, or with ``weight``.
+    """
+
+
+@exported(host_module)
+def gemma_fused_add_rmsnorm(
+    input: torch.Tensor,  # noqa: A002 - as rmsnorm
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+) -> None:
+    """``residual = input + residual``, then ``input = gemma_rmsnorm(residual)``, row by row, both in place.
+
+    ``fused_add_rmsnorm`` with ``1 + weight``.
+
+    Args:
+        input: [tokens, hidden], as of ``fused_add_rmsnorm``.
+        residual: like ``input``.
+        weight: [hidden], contiguous, of the input's dtype and device.
+        eps: added to the mean of squares.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``fused_add_rmsnorm``.
+    """
+
+
+@exported(host_module)
+def fused_inplace_qknorm(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    head_dim: int = 0,
+) -> None:
+    """``rmsnorm`` over each head of ``q`` and of ``k``, in place, in one launch.
+
+    ``q`` and ``k`` may be views of one buffer, such as a projection's output that also holds v. No token: a no-op.
+
+    Args:
+        q: [tokens, heads, head_dim], float16, bfloat16 or float32, on a CUDA device or the CPU. Tokens and heads may be
+            any distance apart, elements of a head may not. Or [tokens, heads * head_dim], with ``head_dim`` given.
+        k: like ``q``, with a number of heads and strides of its own.
+        q_weight, k_weight: [head_dim], contiguous, of the dtype and device of ``q``.
+        eps: added to the mean of squares.
+        head_dim: elements of a head; 0: the last dimension.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: heads share memory with each other or with a weight; ``head_dim`` is negative, does not divide the
+            last dimension, or is missing.
+    """
+
+
+@exported(host_module)
+def gemma_fused_inplace_qknorm(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    head_dim: int = 0,
+) -> None:
+    """``gemma_rmsnorm`` over each head of ``q`` and of ``k``, in place, in one launch.
+
+    ``fused_inplace_qknorm`` with ``1 + q_weight`` and ``1 + k_weight``.
+
+    Args:
+        q: [tokens, heads, head_dim], as of ``fused_inplace_qknorm``.
+        k: like ``q``, with a number of heads and strides of its own.
+        q_weight, k_weight: [head_dim], contiguous, of the dtype and device of ``q``.
+        eps: added to the mean of squares.
+        head_dim: elements of a head; 0: the last dimension.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``fused_inplace_qknorm``.
+    """
+
+
+@exported(host_module)
+def fused_inplace_qknorm_across_heads(
+    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float = 1e-6
+) -> None:
+    """``rmsnorm`` over all heads of a token together, of ``q`` and of ``k``, in place, in one launch.
+
+    Args:
+        q: [tokens, heads * head_dim], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.
+        k: like ``q``, with a size and a row stride of its own. Both may be views of one buffer.
+        q_weight: [heads * head_dim of q], contiguous, of the dtype and device of ``q``.
+        k_weight: [heads * head_dim of k], likewise.
+        eps: added to the mean of squares.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: rows share memory with each other or with a weight.
+    """
+
+
+@exported(host_module)
+def layernorm(
+    input: torch.Tensor,  # noqa: A002 - as torch.nn.functional.layer_norm calls it
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> None:
+    """``(input - mean) / sqrt(variance + eps) * weight + bias``, row by row, into ``out`` or in place.
+
+    Layer normalisation, equation 4 of https://arxiv.org/abs/1607.06450, with ``eps`` under the root as in
+    ``torch.nn.functional.layer_norm``. Computed in float32, the variance from the differences to the mean, and rounded
+    once, at the end. No row: a no-op.
+
+    Args:
+        input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.
+        weight: [hidden], contiguous, of the input's dtype and device.
+        bias: like ``weight``; None for none.
+        out: like ``input``, with a row stride of its own; ``input`` itself is overwritten when None.
+        eps: added to the variance, so that a constant row becomes ``bias``.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: rows of ``out`` share memory with each other, with other rows of ``input``, or with ``weight`` or
+            ``bias``.
+    """
+
+
+# The sizes that models have: hidden sizes, those of Gemma's, those of models with layer normalisation; heads.
+_HIDDEN_SIZES = (2048, 2880, 3072, 4096, 5120, 6144, 7168, 8192, 16384)
+_GEMMA_SIZES = (2304, 2560, 3584, 3840, 5376)
+_LAYERNORM_SIZES = (768, 1024, 4096, 8192)
+_HEAD_DIMS = (64, 128, 256)
+_GEMMA_HEAD_DIMS = (256,)
+
+
 def variants() -> Iterator[Callable[[], Any]]:
-    """What is worth building ahead: the host part, and on CUDA the usual hidden sizes and the kernel for any size."""
+    """What is worth building ahead: the host part, and on CUDA the usual sizes and the kernels for any size."""
     yield host_module
-    yield functools.partial(FAMILY.build_deferred, "rmsnorm_cpu.cpp", "rmsnorm_on_cpu")
-    for dtype in (torch.float16, torch.bfloat16):
-        pdl = is_arch_support_pdl()
-        kernel = functools.partial(FAMILY.build_variant, "rmsnorm.cuh")
-        yield functools.partial(kernel, "norm_kernels::rmsnorm_any_size", 16 // dtype.itemsize, pdl, dtype)
-        for hidden_size in (64, 128, 256, 512, 1024, 2048, 3072, 4096, 5120, 6144, 7168, 8192, 16384):
-            yield functools.partial(kernel, "norm_kernels::rmsnorm", hidden_size, pdl, dtype)
+    for op in ("rmsnorm", "fused_add_rmsnorm", "qknorm", "layernorm"):
+        yield functools.partial(FAMILY.build_deferred, f"{op}_cpu.cpp", f"{op}_on_cpu")
+    pdl = is_arch_support_pdl()
+    load_bytes = 32 if cuda_target().major >= 10 else 16
+    for dtype, (op, sizes, flag) in itertools.product(
+        (torch.float16, torch.bfloat16),
+        (
+            ("rmsnorm", _HIDDEN_SIZES, False),
+            ("rmsnorm", _GEMMA_SIZES, True),
+            ("fused_add_rmsnorm", _HIDDEN_SIZES, False),
+            ("fused_add_rmsnorm", _GEMMA_SIZES, True),
+            ("qknorm", _HEAD_DIMS, False),
+            ("qknorm", _GEMMA_HEAD_DIMS, True),
+            ("layernorm", _LAYERNORM_SIZES, True),
+        ),
+    ):
+        kernel = functools.partial(FAMILY.build_variant, f"{op}.cuh")
+        yield functools.partial(kernel, f"norm_kernels::{op}_any_size", 16 // dtype.itemsize, flag, pdl, dtype)
+        for size in sizes:
+            yield functools.partial(kernel, f"norm_kernels::{op}", size, load_bytes, flag, pdl, dtype)

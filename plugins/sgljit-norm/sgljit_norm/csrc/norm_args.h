@@ -1,22 +1,27 @@
 #pragma once
 
+#include <sgl_kernel/optional.h>
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
 
-/// \file rmsnorm_args.h
-/// \brief What a call of rmsnorm must satisfy: one set of rules and error texts for every device.
+#include "memory_rows.h"
+
+/// \file norm_args.h
+/// \brief What a call of rmsnorm or layernorm must satisfy: one set of rules and error texts for every device.
 
 /// \brief A call that satisfies them. Strides are those of rows, in elements.
-struct RMSNormArgs {
+struct NormArgs {
   const void* input;
   const void* weight;
+  const void* bias;  ///< or null
   void* out;
   std::int64_t num_tokens;
   std::int64_t hidden_size;
   std::int64_t input_stride;
   std::int64_t out_stride;
   double eps;
+  bool plus_one;  ///< Gemma's form: 1 + weight
   DLDataType dtype;
   DLDevice device;
 
@@ -25,32 +30,31 @@ struct RMSNormArgs {
   }
 };
 
-/// Whether a row of `out` shares memory with another row, of `out` or of `input`: the result would then depend on the
-/// order in which rows are done. Row i of `out` being row i of `input` is fine, that is the op in place.
-inline bool rows_collide(const RMSNormArgs& args) {
-  if (args.num_tokens > 1 && args.out_stride < args.hidden_size) return true;
-  const bool same_stride = args.input_stride == args.out_stride;
-  if (args.input == args.out && same_stride) return false;
-
+/// Row i of `out` may be row i of `input`: that is the op in place.
+inline void check_memory(const NormArgs& args, const char* op, host::TensorView input, host::TensorView out) {
+  if (args.is_empty()) return;
   const auto bytes = args.dtype.bits / 8;
-  const auto input = reinterpret_cast<std::intptr_t>(args.input);
-  const auto out = reinterpret_cast<std::intptr_t>(args.out);
-  const auto input_end = input + ((args.num_tokens - 1) * args.input_stride + args.hidden_size) * bytes;
-  const auto out_end = out + ((args.num_tokens - 1) * args.out_stride + args.hidden_size) * bytes;
-  if (input_end <= out || out_end <= input) return false;
-  if (!same_stride) return true;
-  // Interleaved, such as two column ranges of one buffer: compare the columns.
-  const auto width = args.hidden_size * bytes;
-  const auto stride = args.out_stride * bytes;
-  const auto distance = ((out - input) % stride + stride) % stride;
-  return distance < width || stride - distance < width;
+  const auto rows = [&](const void* data, std::int64_t stride) {
+    return MemoryRows(data, args.hidden_size * bytes, {args.num_tokens, stride * bytes});
+  };
+  const auto written = rows(args.out, args.out_stride);
+  const auto read = rows(args.input, args.input_stride);
+  if (rows_overlap(written) || (!(read == written) && rows_meet(read, written)))
+    throw host::Error(
+        "ValueError", op, ": rows of out overlap each other or other rows of input: input is ", input, ", out is ",
+        out);
+  for (const void* vector : {args.weight, args.bias}) {
+    if (vector != nullptr && rows_meet(MemoryRows(vector, args.hidden_size * bytes), written))
+      throw host::Error("ValueError", op, ": weight or bias shares memory with out, which is ", out);
+  }
 }
 
 /// \brief Checks a call and returns it in plain numbers.
-/// \tparam kDevices the device types that the caller serves.
+/// \param op its name, for messages.
 /// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory.
-template <DLDeviceType... kDevices>
-RMSNormArgs match_rmsnorm(host::TensorView input, host::TensorView weight, host::TensorView out, double eps) {
+inline NormArgs match_norm(
+    const char* op, host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> bias,
+    host::TensorView out, double eps, bool plus_one) {
   using namespace host;
 
   auto N = SymbolicSize{"num_tokens"};
@@ -62,12 +66,17 @@ RMSNormArgs match_rmsnorm(host::TensorView input, host::TensorView weight, host:
   TensorMatcher({N, D})  // input
       .with_strides({input_stride, 1})
       .with_dtype<float, __half, __nv_bfloat16>(dtype)
-      .with_device<kDevices...>(device)
+      .with_device<kDLCPU, kDLCUDA>(device)
       .verify(input);
   TensorMatcher({D})  // weight
       .with_dtype(dtype)
       .with_device(device)
       .verify(weight);
+  if (bias.has_value())
+    TensorMatcher({D})  // bias
+        .with_dtype(dtype)
+        .with_device(device)
+        .verify(*bias);
   TensorMatcher({N, D})  // out
       .with_strides({out_stride, 1})
       .with_dtype(dtype)
@@ -77,21 +86,20 @@ RMSNormArgs match_rmsnorm(host::TensorView input, host::TensorView weight, host:
   const auto num_tokens = N.unwrap();
   const auto hidden_size = D.unwrap();
   const bool one_row = num_tokens == 1;  // whose stride has no meaning
-  const auto args = RMSNormArgs{
+  const auto args = NormArgs{
       .input = input.data_ptr(),
       .weight = weight.data_ptr(),
+      .bias = bias.has_value() ? bias->data_ptr() : nullptr,
       .out = out.data_ptr(),
       .num_tokens = num_tokens,
       .hidden_size = hidden_size,
       .input_stride = one_row ? hidden_size : input_stride.unwrap(),
       .out_stride = one_row ? hidden_size : out_stride.unwrap(),
       .eps = eps,
+      .plus_one = plus_one,
       .dtype = dtype.unwrap(),
       .device = device.unwrap(),
   };
-  if (!args.is_empty() && rows_collide(args))
-    throw Error(
-        "ValueError", "rmsnorm: rows of out overlap each other or other rows of input: input is ", input, ", out is ",
-        out);
+  check_memory(args, op, input, out);
   return args;
 }

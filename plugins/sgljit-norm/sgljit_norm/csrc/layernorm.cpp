@@ -1,0 +1,36 @@
+/// \file layernorm.cpp
+/// \brief The host part of layer normalisation: what Python calls, and the choice of a kernel.
+
+#include <sgl_kernel/deferred.h>
+
+#include "norm.h"
+
+namespace {
+
+host::Deferred<void(const NormArgs&)> layernorm_on_cpu{"layernorm_cpu.cpp", "layernorm_on_cpu"};
+host::Variants layernorm_kernels{"layernorm.cuh"};
+
+/// y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row x of `input` [tokens, hidden], into the same
+/// row of `out`, by default of `input`; on CUDA on the current stream of its device.
+void layernorm(
+    host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> bias,
+    host::Optional<host::TensorView> out, double eps) {
+  const auto args = match_norm("layernorm", input, weight, bias, out.value_or(input), eps, false);
+  if (args.is_empty()) return;
+  if (args.device.device_type == kDLCPU) return layernorm_on_cpu(args);
+  const auto params = params_of(args);
+  const auto rows = rows_of(args, params);
+  const bool has_bias = args.bias != nullptr;
+  if (rows.fits_registers()) {
+    rows.in_registers(
+        layernorm_kernels.get(
+            "norm_kernels::layernorm", args.hidden_size, rows.load_bytes, has_bias, rows.pdl, args.dtype),
+        params);
+  } else {
+    rows.any_size(
+        layernorm_kernels.get("norm_kernels::layernorm_any_size", rows.elements(), has_bias, rows.pdl, args.dtype),
+        params);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,126 @@
+#pragma once
+
+#include "row.cuh"
+
+/// \file layernorm.cuh
+/// \brief The device code of y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row x.
+///
+/// The variance is the mean of (x - mean)^2, in a pass of its own: mean(x^2) - mean(x)^2 would lose all its digits for
+/// rows far from zero. Compiles under NVRTC.
+
+namespace norm_kernels {
+
+/// \brief Rows of a size known beforehand, held in registers: one read, one write.
+///
+/// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, of the row's `layout_of`. Addresses and strides
+/// must be multiples of kLoadBytes.
+template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kHasBias, bool kUsePDL, typename T>
+__global__ __launch_bounds__(
+    layout_of(kHiddenSize * sizeof(T), kLoadBytes).block_threads,
+    layout_of(kHiddenSize * sizeof(T), kLoadBytes).blocks_per_sm)  //
+    void layernorm(const __grid_constant__ NormParams params) {
+  static_assert(kHiddenSize * sizeof(T) % kLoadBytes == 0, "layernorm: a row must be a whole number of loads");
+  static_assert(kHiddenSize * sizeof(T) <= kMaxRowBytes, "layernorm: a row must fit into the registers of a block");
+  using namespace device;
+  constexpr Layout kRows = layout_of(kHiddenSize * sizeof(T), kLoadBytes);
+  __shared__ float smem[2][norm::kSmemBufferSize];  // one for each reduction, so that no barrier is between them
+  using part_t = RowPart<kRows, T>;
+  part_t x, w, b;
+
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows.rows_per_block() + threadIdx.x / kRows.row_threads;
+  const uint32_t thread = threadIdx.x % kRows.row_threads;
+  const bool has_row = row < params.num_tokens;
+
+  PDLTriggerSecondary<kUsePDL && kTriggerFirst<kRows>>();
+  PDLWaitPrimary<kUsePDL>();
+  x.load(pointer::offset(params.input, row * params.input_stride), thread, has_row);
+  if constexpr (kRows.weight_first) w.load(params.weight, thread, has_row);
+
+  float sum = 0.0f;
+#pragma unroll
+  for (uint32_t i = 0; i < part_t::kLoads; ++i) {
+#pragma unroll
+    for (uint32_t j = 0; j < part_t::kPairs; ++j) {
+      const auto [c, d] = cast<fp32x2_t>(x.loads[i][j]);
+      sum += c;
+      sum += d;
+    }
+  }
+  const float mean = norm::row_sum<kRows.row_threads>(sum, smem[0]) / kHiddenSize;
+
+  float squares = 0.0f;
+#pragma unroll
+  for (uint32_t i = 0; i < part_t::kLoads; ++i) {
+    if (!part_t::has(i, thread, has_row)) continue;  // a zero outside of the row is not at the mean
+#pragma unroll
+    for (uint32_t j = 0; j < part_t::kPairs; ++j) {
+      const auto [c, d] = cast<fp32x2_t>(x.loads[i][j]);
+      squares += (c - mean) * (c - mean);
+      squares += (d - mean) * (d - mean);
+    }
+  }
+  const float factor = math::rsqrt(norm::row_sum<kRows.row_threads>(squares, smem[1]) / kHiddenSize + params.eps);
+
+  PDLTriggerSecondary<kUsePDL && !kTriggerFirst<kRows>>();
+  void* out = pointer::offset(params.out, row * params.out_stride);
+#pragma unroll
+  for (uint32_t i = 0; i < part_t::kLoads; ++i) {
+    if (!part_t::has(i, thread, has_row)) continue;
+    if constexpr (!kRows.weight_first) w.load_one(i, params.weight, thread);
+    if constexpr (kHasBias) b.load_one(i, params.bias, thread);
+#pragma unroll
+    for (uint32_t j = 0; j < part_t::kPairs; ++j) {
+      const auto [c, d] = cast<fp32x2_t>(x.loads[i][j]);
+      const auto [u, v] = cast<fp32x2_t>(w.loads[i][j]);
+      fp32x2_t y = {(c - mean) * factor * u, (d - mean) * factor * v};
+      if constexpr (kHasBias) {
+        const auto [s, t] = cast<fp32x2_t>(b.loads[i][j]);
+        y = {y.x + s, y.y + t};
+      }
+      x.loads[i][j] = cast<packed_t<T>>(y);
+    }
+    x.store_one(i, out, thread);
+  }
+}
+
+/// \brief Rows of any size, read three times, `kElements` at a time.
+///
+/// Any grid, whose blocks share the rows, and any number of threads. Addresses and strides must be multiples of
+/// kElements * sizeof(T) bytes, and hidden_size of kElements.
+template <uint32_t kElements, bool kHasBias, bool kUsePDL, typename T>
+__global__ void layernorm_any_size(const __grid_constant__ NormParams params) {
+  using namespace device;
+  using vec_t = AlignedVector<T, kElements>;
+  const float size = static_cast<float>(params.hidden_size);
+  PDLWaitPrimary<kUsePDL>();
+  for (int64_t row = blockIdx.x; row < params.num_tokens; row += gridDim.x) {
+    const void* input = pointer::offset(params.input, row * params.input_stride);
+    void* out = pointer::offset(params.out, row * params.out_stride);
+    float sum = 0.0f;
+    for_each_load<kElements, T>(input, params.hidden_size, [&](const vec_t& x, int64_t) {
+#pragma unroll
+      for (uint32_t j = 0; j < kElements; ++j) sum += cast<float>(x[j]);
+    });
+    const float mean = block_sum(sum) / size;
+    float squares = 0.0f;
+    for_each_load<kElements, T>(input, params.hidden_size, [&](const vec_t& x, int64_t) {
+#pragma unroll
+      for (uint32_t j = 0; j < kElements; ++j) squares += (cast<float>(x[j]) - mean) * (cast<float>(x[j]) - mean);
+    });
+    const float factor = math::rsqrt(block_sum(squares) / size + params.eps);
+    for_each_load<kElements, T>(input, params.hidden_size, [&](vec_t x, int64_t i) {
+      vec_t w, b;
+      w.load(params.weight, i);
+      if constexpr (kHasBias) b.load(params.bias, i);
+#pragma unroll
+      for (uint32_t j = 0; j < kElements; ++j) {
+        float y = (cast<float>(x[j]) - mean) * factor * cast<float>(w[j]);
+        if constexpr (kHasBias) y += cast<float>(b[j]);
+        x[j] = cast<T>(y);
+      }
+      x.store(out, i);
+    });
+  }
+}
+
+}  // namespace norm_kernels

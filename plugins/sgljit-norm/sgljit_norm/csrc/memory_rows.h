@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+/// \file memory_rows.h
+/// \brief Which rows share memory: with what one row writes, another must not be read or written, or the result would
+/// depend on the order in which rows are done.
+
+/// \brief How rows follow each other along one dimension.
+struct RowDimension {
+  std::int64_t count = 1;
+  std::int64_t stride = 0;
+
+  std::int64_t extent() const {
+    return (count - 1) * stride;
+  }
+  bool operator==(const RowDimension&) const = default;
+};
+
+/// \brief Rows in memory, in bytes: row (i, j) is the `width` bytes at begin + i * outer.stride + j * inner.stride.
+struct MemoryRows {
+  std::intptr_t begin;
+  std::int64_t width;
+  RowDimension outer;
+  RowDimension inner;
+
+  /// \brief Dimensions in any order, of any stride.
+  MemoryRows(const void* data, std::int64_t row_width, RowDimension a = {}, RowDimension b = {})
+      : begin(reinterpret_cast<std::intptr_t>(data)), width(row_width), outer(a), inner(b) {
+    for (auto* dimension : {&outer, &inner}) {
+      if (dimension->count == 1) dimension->stride = 0;  // which has no meaning
+      if (dimension->stride >= 0) continue;
+      begin += dimension->extent();
+      dimension->stride = -dimension->stride;
+    }
+    if (outer.stride < inner.stride) std::swap(outer, inner);
+  }
+
+  bool is_empty() const {
+    return width == 0 || outer.count == 0 || inner.count == 0;
+  }
+  bool operator==(const MemoryRows&) const = default;
+};
+
+/// \brief Whether rows of one tensor share memory with each other.
+inline bool rows_overlap(const MemoryRows& rows) {
+  if (rows.is_empty()) return false;
+  const bool inner_overlap = rows.inner.count > 1 && rows.inner.stride < rows.width;
+  const bool outer_overlap = rows.outer.count > 1 && rows.outer.stride < rows.inner.extent() + rows.width;
+  return inner_overlap || outer_overlap;
+}
+
+/// \brief Whether any row of `a` shares memory with any row of `b`; no row of either alone may. True in doubt, where
+/// rows of different strides are interleaved.
+inline bool rows_meet(const MemoryRows& a, const MemoryRows& b) {
+  if (a.is_empty() || b.is_empty()) return false;
+  const auto apart = [](std::int64_t distance, std::int64_t extent_a, std::int64_t extent_b) {
+    return distance >= extent_a || -distance >= extent_b;
+  };
+  // Whether all of `a` is apart from all of `b` once they are folded into one period of the stride that they share.
+  const auto folded = [](std::int64_t stride, std::int64_t distance, const auto& is_apart) {
+    const auto rest = (distance % stride + stride) % stride;
+    return is_apart(rest) && is_apart(rest - stride);
+  };
+  const auto stride_of = [](RowDimension x, RowDimension y) -> std::int64_t {
+    if (x.count == 1 || y.count == 1) return x.stride + y.stride;  // of whichever has one
+    return x.stride == y.stride ? x.stride : 0;
+  };
+  const auto inner_a = a.inner.extent() + a.width;
+  const auto inner_b = b.inner.extent() + b.width;
+  const auto inner_apart = [&](std::int64_t distance) {
+    if (apart(distance, inner_a, inner_b)) return true;
+    const auto stride = stride_of(a.inner, b.inner);
+    return stride >= a.width && stride >= b.width &&
+           folded(stride, distance, [&](std::int64_t d) { return apart(d, a.width, b.width); });
+  };
+  const auto distance = static_cast<std::int64_t>(b.begin - a.begin);
+  if (apart(distance, a.outer.extent() + inner_a, b.outer.extent() + inner_b)) return false;
+  const auto stride = stride_of(a.outer, b.outer);
+  if (stride == 0) return !inner_apart(distance) || a.outer.count > 1 || b.outer.count > 1;
+  return !(stride >= inner_a && stride >= inner_b && folded(stride, distance, inner_apart));
+}
