@@ -18,7 +18,8 @@
 ///   mem.store(out, y);
 /// \endcode
 /// What these are made of, for rows of another length, type or layout: `sum_of_squares`, `row_sum`, `scale`.
-/// All of it computes in fp32. Compiles under NVRTC. The functions of `host::norm` are `constexpr` and serve both sides.
+/// All of it computes in fp32. Compiles under NVRTC. The functions of `host::norm` are `constexpr` and serve both
+/// sides.
 
 namespace host::norm {
 

@@ -235,7 +235,7 @@ def variants() -> Iterator[Callable[[], Any]]:
     for op in ("rmsnorm", "fused_add_rmsnorm", "qknorm", "layernorm"):
         yield functools.partial(FAMILY.build_deferred, f"{op}_cpu.cpp", f"{op}_on_cpu")
     pdl = is_arch_support_pdl()
-    load_bytes = 32 if cuda_target().major >= 10 else 16
+    load_bytes = 32 if (cuda_target().cuda_arch or (0, 0)) >= (10, 0) else 16
     for dtype, (op, sizes, flag) in itertools.product(
         (torch.float16, torch.bfloat16),
         (

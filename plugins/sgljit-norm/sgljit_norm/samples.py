@@ -1,21 +1,86 @@
-"""Arguments for each op, for tests and benchmarks."""
+"""Arguments for each op by name, for tests and benchmarks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-RMSNormArgs = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, float]
+Sample = dict[str, Any]
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_ROWS = (0, 1, 3, 129)
+_HIDDEN_SIZES = (1, 65, 64, 256, 1024, 4096)  # of every kernel
 
 
-def rmsnorm(device: torch.device) -> Iterator[RMSNormArgs]:
+def rmsnorm(device: torch.device) -> Iterator[Sample]:
     """Every dtype, hidden sizes of every kernel, from no token to several blocks of them, in place, strided rows."""
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        for hidden_size in (1, 65, 64, 256, 1024, 4096):
-            weight = torch.randn(hidden_size, device=device).to(dtype)
-            for num_tokens in (0, 1, 3, 129):
-                x = torch.randn(num_tokens, 2 * hidden_size, device=device).to(dtype)
-                dense, strided = x[:, :hidden_size].contiguous(), x[:, hidden_size:]
-                yield dense, weight, torch.empty_like(dense), 1e-6
-                yield strided, weight, None, 1e-5
+    for x in _inputs(device):
+        dense, strided = x.chunk(2, dim=1)
+        dense = dense.contiguous()
+        weight = _vector(dense)
+        yield {"input": dense, "weight": weight, "out": torch.empty_like(dense), "eps": 1e-6}
+        yield {"input": strided, "weight": weight, "out": None, "eps": 1e-5}
+
+
+gemma_rmsnorm = rmsnorm
+
+
+def fused_add_rmsnorm(device: torch.device) -> Iterator[Sample]:
+    """As of ``rmsnorm``; input and residual in two buffers, or side by side in one."""
+    for x in _inputs(device):
+        left, right = x.chunk(2, dim=1)
+        yield {"input": left.contiguous(), "residual": right.contiguous(), "weight": _vector(left), "eps": 1e-6}
+        yield {"input": left, "residual": right, "weight": _vector(left), "eps": 1e-5}
+
+
+gemma_fused_add_rmsnorm = fused_add_rmsnorm
+
+
+def fused_inplace_qknorm(device: torch.device) -> Iterator[Sample]:
+    """Every dtype, head sizes of every kernel, grouped heads, in buffers of their own and as views of one."""
+    for dtype in _DTYPES:
+        for head_dim in (1, 64, 65, 80, 128, 256, 2048):
+            for tokens in _ROWS:
+                qkv = torch.randn(tokens, 5 + 2 + 2, head_dim, device=device).to(dtype)
+                q, k = qkv[:, :5], qkv[:, 5:7]
+                weights = {"q_weight": _vector(q), "k_weight": _vector(k)}
+                yield {"q": q.contiguous(), "k": k.contiguous(), **weights, "eps": 1e-6}
+                yield {"q": q, "k": k, **weights, "eps": 1e-5}
+                yield {"q": q.flatten(1), "k": k.flatten(1), **weights, "head_dim": head_dim}
+
+
+gemma_fused_inplace_qknorm = fused_inplace_qknorm
+
+
+def fused_inplace_qknorm_across_heads(device: torch.device) -> Iterator[Sample]:
+    """Every dtype, rows of every kernel, k shorter than q, in buffers of their own and as views of one."""
+    for dtype in _DTYPES:
+        for q_size, k_size in ((1, 1), (65, 13), (512, 128), (6144, 1024), (4096, 4096)):
+            for tokens in _ROWS:
+                qk = torch.randn(tokens, q_size + k_size, device=device).to(dtype)
+                q, k = qk[:, :q_size], qk[:, q_size:]
+                weights = {"q_weight": _vector(q), "k_weight": _vector(k)}
+                yield {"q": q.contiguous(), "k": k.contiguous(), **weights, "eps": 1e-6}
+                yield {"q": q, "k": k, **weights, "eps": 1e-5}
+
+
+def layernorm(device: torch.device) -> Iterator[Sample]:
+    """As of ``rmsnorm``, with and without a bias."""
+    for sample in rmsnorm(device):
+        yield {**sample, "bias": _vector(sample["input"])}
+        yield {**sample, "bias": None}
+
+
+def _inputs(device: torch.device) -> Iterator[torch.Tensor]:
+    """[tokens, 2 * hidden] of each kind."""
+    for dtype in _DTYPES:
+        for hidden_size in _HIDDEN_SIZES:
+            for tokens in _ROWS:
+                yield torch.randn(tokens, 2 * hidden_size, device=device).to(dtype)
+
+
+def _vector(like: torch.Tensor) -> torch.Tensor:
+    """A weight for its last dimension."""
+    return torch.randn(like.shape[-1], device=like.device).to(like.dtype)

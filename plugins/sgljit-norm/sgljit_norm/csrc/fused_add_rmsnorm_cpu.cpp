@@ -29,8 +29,9 @@ void fused_add_rmsnorm_on_cpu(const FusedAddArgs& args) {
   with_element_type(args.dtype, [&]<typename T>(T) {
     for_each_row(args.num_tokens, args.hidden_size, [&](std::int64_t i) __attribute__((always_inline)) {
       fused_add_row(
-          static_cast<T*>(args.input) + i * args.input_stride, static_cast<T*>(args.residual) + i * args.residual_stride,
-          static_cast<const T*>(args.weight), args.hidden_size, args.eps, args.plus_one ? 1.0f : 0.0f);
+          static_cast<T*>(args.input) + i * args.input_stride,
+          static_cast<T*>(args.residual) + i * args.residual_stride, static_cast<const T*>(args.weight),
+          args.hidden_size, args.eps, args.plus_one ? 1.0f : 0.0f);
     });
   });
 }

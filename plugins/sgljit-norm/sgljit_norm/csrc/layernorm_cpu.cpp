@@ -11,8 +11,7 @@ template <typename T>
 [[gnu::always_inline]] inline void layernorm_row(
     const T* input, const T* weight, const T* bias, T* out, std::int64_t size, double eps) {
   using host::cpu::from_float, host::cpu::to_float;
-  const double sum =
-      sum_over(size, [=](std::int64_t i) __attribute__((always_inline)) { return to_float(input[i]); });
+  const double sum = sum_over(size, [=](std::int64_t i) __attribute__((always_inline)) { return to_float(input[i]); });
   const auto mean = static_cast<float>(sum / static_cast<double>(size));
   const double squares = sum_over(size, [=](std::int64_t i) __attribute__((always_inline)) {
     const float x = to_float(input[i]) - mean;

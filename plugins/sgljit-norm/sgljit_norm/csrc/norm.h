@@ -24,7 +24,6 @@ inline norm_kernels::NormParams params_of(const NormArgs& args) {
 
 /// \brief Its rows.
 inline RowsLaunch rows_of(const NormArgs& args, const norm_kernels::NormParams& params) {
-  return {
-      args.device,  args.dtype, args.num_tokens,     args.hidden_size, 1, params.input, params.weight, params.bias,
-      params.out,   params.input_stride, params.out_stride};
+  return {args.device, args.dtype, args.num_tokens,     args.hidden_size, 1, params.input, params.weight,
+          params.bias, params.out, params.input_stride, params.out_stride};
 }

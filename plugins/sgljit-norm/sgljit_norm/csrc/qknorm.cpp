@@ -33,11 +33,20 @@ RowsLaunch rows_of(const QKNormArgs& args, const norm_kernels::QKNormParams& par
   const auto size = q.head_dim > k.head_dim ? q.head_dim : k.head_dim;
   const auto other = (q.head_dim + k.head_dim - size) * (args.dtype.bits / 8);
   return {
-      args.device,    args.dtype, num_tokens * (q.num_heads + k.num_heads),
-      size,           1,          q.data,
-      q.weight,       q.token_stride,
-      q.head_stride,  k.data,     k.weight,
-      k.token_stride, k.head_stride, other};
+      args.device,
+      args.dtype,
+      num_tokens * (q.num_heads + k.num_heads),
+      size,
+      1,
+      q.data,
+      q.weight,
+      q.token_stride,
+      q.head_stride,
+      k.data,
+      k.weight,
+      k.token_stride,
+      k.head_stride,
+      other};
 }
 
 void run_any_size(const QKNormArgs& args, const norm_kernels::QKNormParams& params, const RowsLaunch& rows) {

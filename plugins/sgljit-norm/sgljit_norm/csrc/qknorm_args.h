@@ -62,8 +62,8 @@ inline HeadsArgs match_heads(
         .verify(x);
     if (x.size(1) % head_dim != 0)
       throw Error(
-          "ValueError", op, ": head_dim must divide the last dimension of ", name, ": got head_dim ", head_dim,
-          " and ", x);
+          "ValueError", op, ": head_dim must divide the last dimension of ", name, ": got head_dim ", head_dim, " and ",
+          x);
   } else {
     TensorMatcher({symbols.num_tokens, heads, symbols.head_dim})
         .with_strides({token_stride, head_stride, 1})
@@ -114,13 +114,11 @@ inline QKNormArgs check_qknorm(
   const auto q_rows = rows(args.q);
   const auto k_rows = rows(args.k);
   if (rows_overlap(q_rows) || rows_overlap(k_rows) || rows_meet(q_rows, k_rows))
-    throw host::Error(
-        "ValueError", op, ": both are written, but rows of q and k overlap: q is ", q, ", k is ", k);
+    throw host::Error("ValueError", op, ": both are written, but rows of q and k overlap: q is ", q, ", k is ", k);
   for (const auto* x : {&args.q, &args.k}) {
     const auto weight = MemoryRows(x->weight, x->head_dim * bytes);
     if (rows_meet(weight, q_rows) || rows_meet(weight, k_rows))
-      throw host::Error(
-          "ValueError", op, ": a weight shares memory with what is written: q is ", q, ", k is ", k);
+      throw host::Error("ValueError", op, ": a weight shares memory with what is written: q is ", q, ", k is ", k);
   }
   return args;
 }

@@ -53,8 +53,8 @@ struct RowPart {
   }
 };
 
-/// \brief When a kernel lets the next one start. With a single load for each thread there is nothing to gain by waiting;
-/// with more, blocks of the next kernel would take places while this one's have loads to issue.
+/// \brief When a kernel lets the next one start. With a single load for each thread there is nothing to gain by
+/// waiting; with more, blocks of the next kernel would take places while this one's have loads to issue.
 template <Layout kRows>
 inline constexpr bool kTriggerFirst = kRows.loads_per_thread == 1;
 
@@ -64,8 +64,8 @@ inline constexpr bool kTriggerFirst = kRows.loads_per_thread == 1;
 /// once, by all threads of a block of `kRows.block_threads`; `thread` counts those that share the row. Without a row
 /// (has_row false) nothing is read or written.
 template <Layout kRows, bool kPlusOne, bool kUsePDL, typename T>
-SGL_DEVICE void
-rmsnorm_row(const void* input, const void* weight, void* out, uint32_t thread, bool has_row, float eps) {
+SGL_DEVICE void rmsnorm_row(
+    const void* input, const void* weight, void* out, uint32_t thread, bool has_row, float eps) {
   using namespace device;
   constexpr float kSize = kRows.loads * (kRows.load_bytes / sizeof(T));
   __shared__ float smem[norm::kSmemBufferSize];

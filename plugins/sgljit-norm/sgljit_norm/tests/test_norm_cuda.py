@@ -1,0 +1,305 @@
+"""Every op on CUDA: it compiles with no GPU present; with one, values, streams and graphs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from sgljit_core import ops, override_cuda_arch
+from sgljit_core.errors import CompileError
+from sgljit_norm import samples
+from sgljit_norm.ops import variants
+from sgljit_norm.plugin import FAMILY
+
+from .helpers import (
+    DTYPES,
+    MUTATES,
+    OPS,
+    SPECIALS,
+    Arguments,
+    assert_accurate,
+    check,
+    check_both,
+    check_non_finite,
+    clones,
+    data_of,
+    expected,
+    make,
+    poisoned,
+    pytorch,
+    written,
+)
+
+norm = ops["norm"]
+each_op = pytest.mark.parametrize("op", OPS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+ARCHS = [(8, 0), (9, 0), (10, 0)]
+# One of each kind of layout: part of a warp, a warp, a block, a block with the weight loaded late.
+ROW_BYTES = [128, 2048, 8192, 32768]
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=["sm_80", "sm_90a", "sm_100a"])
+@each_dtype
+@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm", "qknorm", "layernorm"])
+def test_kernels_compile_without_a_gpu(op: str, dtype: torch.dtype, arch: tuple[int, int]):
+    pdl, load_bytes = arch >= (9, 0), 32 if arch >= (10, 0) else 16
+    with override_cuda_arch(*arch):
+        for row_bytes in ROW_BYTES if dtype == torch.bfloat16 else ROW_BYTES[2:3]:
+            size = row_bytes // dtype.itemsize
+            FAMILY.build_variant(f"{op}.cuh", f"norm_kernels::{op}", size, load_bytes, False, pdl, dtype)
+        FAMILY.build_variant(
+            f"{op}.cuh", f"norm_kernels::{op}_any_size", 16 // dtype.itemsize, True, pdl, dtype
+        )  # also what has no whole load: one element
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=["sm_80", "sm_90a", "sm_100a"])
+def test_q_and_k_across_heads_compile_without_a_gpu(arch: tuple[int, int]):
+    with override_cuda_arch(*arch):
+        for sizes in ((6144, 1024), (128, 8)):
+            FAMILY.build_variant(
+                "qknorm.cuh", "norm_kernels::qknorm_across_heads", *sizes, 16, arch >= (9, 0), torch.bfloat16
+            )
+
+
+@pytest.mark.parametrize(("size", "text"), [(1001, "whole number of loads"), (2**16, "must fit into the registers")])
+def test_a_row_that_does_not_fit_is_refused_by_the_device_code(size: int, text: str):
+    with override_cuda_arch(9, 0), pytest.raises(CompileError, match=text):
+        FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", size, 16, False, True, torch.bfloat16)
+
+
+def test_every_declared_variant_builds():
+    with override_cuda_arch(9, 0):
+        builds = list(variants())
+        assert len(builds) > 70
+        for build in builds:
+            build()
+
+
+@pytest.mark.gpu
+@each_op
+@each_dtype
+def test_model_sizes(op: str, dtype: torch.dtype):
+    for size in (64, 128, 256, 512, 1024, 4096, 8192, 16384):
+        for rows in (0, 1, 3, 128, 1025):
+            check_both(op, make(op, rows, size, dtype, "cuda"))
+
+
+@pytest.mark.gpu
+@each_op
+@each_dtype
+def test_any_size(op: str, dtype: torch.dtype):
+    for size in (1, 7, 8, 24, 65, 96, 1000, 1032, 1544, 2880, 4100, 5120, 7168, 12288, 32768, 65536, 100_003):
+        for rows in (1, 3, 129):
+            check_both(op, make(op, rows, size, dtype, "cuda"))
+
+
+@pytest.mark.gpu
+@each_op
+@each_dtype
+def test_random_shapes(op: str, dtype: torch.dtype):
+    """45 for each op and dtype, of any size and of whole loads, aligned and not: 1080 in all."""
+    shapes = random.Random(f"{op} {dtype}")
+    whole = [shapes.randrange(8, 9000, 8) for _ in range(8)]
+    for i in range(45):
+        size = shapes.choice(whole) if i % 2 else shapes.randint(1, 9000)
+        offset = shapes.choice((8, 8, 8, 0, 1, 2, 4))
+        check(op, make(op, shapes.randint(1, 300), size, dtype, "cuda", (shapes.randint(1, 9), 2)), offset)
+
+
+@pytest.mark.gpu
+@each_op
+@each_dtype
+def test_rows_apart_and_out_of_line(op: str, dtype: torch.dtype):
+    """Views of larger buffers, some at no address that is a multiple of 16 bytes; and a weight at none."""
+
+    def check_view(arguments: Arguments) -> None:
+        wanted, from_pytorch = expected(op, arguments), pytorch(op, arguments)
+        getattr(norm, op)(**arguments)
+        assert_accurate({name: arguments[name] for name in wanted}, wanted, from_pytorch)
+
+    for size in (64, 128, 1024, 4096, 16384):
+        for first in (0, 8, 4, 2, 1):
+            arguments = make(op, 130, size, dtype, "cuda")
+            for name in MUTATES[op]:
+                if name in arguments:
+                    value = arguments[name]
+                    wide = value.new_empty(2 * len(value), *value.shape[1:-1], value.shape[-1] + 8)
+                    arguments[name] = wide[::2, ..., first : first + value.shape[-1]].copy_(value)
+            check_view(arguments)
+        arguments = make(op, 130, size, dtype, "cuda")
+        for name in arguments:
+            if name not in MUTATES[op]:
+                value = arguments[name]
+                arguments[name] = value.new_empty(len(value) + 1)[1:].copy_(value)
+        check_view(arguments)
+
+
+@pytest.mark.gpu
+@each_op
+@each_dtype
+def test_samples_against_the_reference(op: str, dtype: torch.dtype):
+    for arguments in getattr(samples, op)(torch.device("cuda")):
+        if data_of(op, arguments)[0].dtype == dtype:
+            check(op, arguments)
+
+
+@pytest.mark.gpu
+@each_op
+@each_dtype
+@pytest.mark.parametrize("special", SPECIALS)
+def test_magnitudes(op: str, special: str, dtype: torch.dtype):
+    for size in (128, 1000, 4096, 4100):
+        arguments = make(op, 3, size, dtype, "cuda")
+        for tensor in data_of(op, arguments):
+            SPECIALS[special](tensor)
+        check(op, arguments)
+
+
+@pytest.mark.gpu
+@each_op
+@each_dtype
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_nan_and_infinity_go_as_in_pytorch(op: str, value: float, dtype: torch.dtype):
+    for size in (128, 4096, 4099):
+        check_non_finite(op, make(op, 3, size, dtype, "cuda"), value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["fused_inplace_qknorm", "gemma_fused_inplace_qknorm"])
+@each_dtype
+def test_q_and_k_of_one_buffer(op: str, dtype: torch.dtype):
+    """q, k and v of a projection side by side: v must not change."""
+    for tokens, head_dim in ((1, 128), (7, 64), (300, 128), (300, 100), (33, 512)):
+        qkv = torch.randn(tokens, 8 + 2 + 2, head_dim, device="cuda").to(dtype)
+        before = qkv.clone()
+        arguments = make(op, tokens, head_dim, dtype, "cuda") | {"q": qkv[:, :8], "k": qkv[:, 8:10]}
+        wanted, from_pytorch = expected(op, arguments), pytorch(op, arguments)
+        getattr(norm, op)(**arguments)
+        assert_accurate({name: arguments[name] for name in wanted}, wanted, from_pytorch)
+        assert torch.equal(qkv[:, 10:], before[:, 10:])
+
+
+# rows, size: more than 2^31 elements each, in registers and by the kernel for any size
+HUGE = [(2**19 + 3, 4096), (2**19 + 3, 4095), (3, 2**30 - 1)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "size"), HUGE)
+@each_op
+def test_more_than_2_31_elements(op: str, rows: int, size: int):
+    def full(value: float, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="cuda").fill_(value)
+
+    added = float(op.startswith("gemma"))
+    if "qknorm" in op:
+        if "across" in op or size > 2**20:
+            call = {"q": full(2, rows, size), "k": full(4, rows, 8)}
+        else:
+            call = {"q": full(2, rows, 40, 104), "k": full(4, rows, 2, 104)}
+        if "across" not in op and size > 2**20:
+            call = {"q": full(2, rows, 1, size), "k": full(4, rows, 1, size)}
+        weights = {f"{name}_weight": full(3, x.shape[-1]) for name, x in call.items()}
+        getattr(norm, op)(**call, **weights)
+        assert (call["q"] == 3 + added).all()
+        assert (call["k"] == 3 + added).all()
+        return
+    call = {"input": full(2, rows, size), "weight": full(3, size)}
+    if "fused_add" in op:
+        call["residual"] = full(1, rows, size)
+    if op == "layernorm":
+        call["bias"] = full(5, size)
+    getattr(norm, op)(**call)
+    assert (call["input"] == (5 if op == "layernorm" else 3 + added)).all()
+    assert "residual" not in call or (call["residual"] == 3).all()
+
+
+@pytest.mark.gpu
+@each_op
+@pytest.mark.parametrize("size", [64, 4096, 4100])
+def test_another_stream(op: str, size: int):
+    """The kernel runs on the current stream: after what is queued there, without waiting for it here."""
+    arguments = make(op, 128, size, torch.bfloat16, "cuda")
+    call = clones(arguments)
+    getattr(norm, op)(**clones(arguments))  # compiled and loaded
+    for tensor in data_of(op, call):
+        tensor.fill_(float("nan"))
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # cycles, so that a kernel on any other stream comes too early
+        for tensor, fresh in zip(data_of(op, call), data_of(op, arguments), strict=True):
+            tensor.copy_(fresh)
+        getattr(norm, op)(**call)
+    assert not stream.query()
+    stream.synchronize()
+    wanted, from_pytorch = expected(op, arguments), pytorch(op, arguments)
+    assert_accurate({name: call[name] for name in wanted}, wanted, from_pytorch)
+
+
+@pytest.mark.gpu
+@each_op
+@pytest.mark.parametrize("size", [64, 65, 4096, 16384])
+def test_graph_capture_and_replay_with_other_data(op: str, size: int):
+    """Twice in a row, so that on sm_90 the second launch is a dependent one inside the graph."""
+    call = make(op, 128, size, torch.bfloat16, "cuda")
+    getattr(norm, op)(**clones(call))  # a capture must not meet a compile
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        getattr(norm, op)(**call)
+        getattr(norm, op)(**call)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for tensor in call.values():
+            tensor.normal_()
+        eager = clones(call)
+        graph.replay()
+        getattr(norm, op)(**eager)
+        torch.cuda.synchronize()
+        getattr(norm, op)(**eager)
+        for name in written(op, call):
+            assert torch.equal(call[name], eager[name])
+
+
+@pytest.mark.gpu
+@each_op
+def test_a_chain_of_dependent_launches(op: str):
+    """Each launch reads what the one before it wrote; nothing else stands between them."""
+    for rows, size in ((4097, 256), (300, 4096)):
+        call = make(op, rows, size, torch.bfloat16, "cuda")
+        waited = clones(call)
+        for _ in range(50):
+            getattr(norm, op)(**waited)
+            torch.cuda.synchronize()
+        for _ in range(50):
+            getattr(norm, op)(**call)
+        for name in written(op, call):
+            assert torch.equal(call[name].nan_to_num(0), waited[name].nan_to_num(0))
+
+
+@pytest.mark.gpu
+@each_op
+def test_torch_compile(op: str):
+    arguments = make(op, 3, 64, torch.bfloat16, "cuda")
+    if "out" in MUTATES[op]:
+        arguments["out"] = poisoned(arguments["input"])
+    function, names = getattr(norm, op), written(op, arguments)
+
+    def then_add(call: Arguments) -> list[torch.Tensor]:
+        function(**call)
+        return [call[name] + 1 for name in names]
+
+    torch.compiler.reset()
+    compiled = torch.compile(then_add, fullgraph=True, backend="aot_eager")(clones(arguments))
+    for got, wanted in zip(compiled, then_add(clones(arguments)), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.gpu
+@each_op
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+def test_second_device(op: str):
+    check(op, make(op, 128, 4096, torch.bfloat16, "cuda:1"))  # while device 0 is current
+    assert torch.cuda.current_device() == 0
