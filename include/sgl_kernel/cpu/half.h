@@ -48,6 +48,14 @@ namespace details {
   return no ^ ((yes ^ no) & mask);
 }
 
+[[gnu::always_inline]] inline std::uint32_t smaller(std::uint32_t a, std::uint32_t b) {
+  return a < b ? a : b;
+}
+
+[[gnu::always_inline]] inline std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
+  return a > b ? a : b;
+}
+
 // Places in a float's bits.
 inline constexpr std::uint32_t kMagnitude = 0x7fffffff;
 inline constexpr std::uint32_t kInfinity = 255u << 23;
@@ -100,11 +108,14 @@ template <>
   using namespace details;
   const auto sign = (to_bits(x) >> 16) & 0x8000;
   const auto magnitude = to_bits(x) & kMagnitude;
-  const auto normal = (magnitude - kRebias + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  // The unit in the last place of 0.5f is the smallest subnormal half: the addition itself rounds.
-  const auto subnormal = to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f);
-  const auto finite = choose(mask_less(magnitude, kSmallestNormalHalf), subnormal, normal);
-  const auto result = choose(mask_less(magnitude, kHalfOverflow), finite, 0x7c00);
+  const auto finite = smaller(magnitude, kHalfOverflow);
+  // Added to a number 2^13 times as large as its own power of two, the value keeps ten bits behind its first one: the
+  // addition itself rounds. Subnormals keep the bits that they would have with the smallest normal power.
+  const auto power = larger(finite, kSmallestNormalHalf) & kInfinity;
+  const auto large = power + (13u << 23);
+  const auto kept = to_bits(from_bits(finite) + from_bits(large)) - large;
+  // The first bit among those kept raises the exponent by one: counted from one lower, both add up.
+  const auto result = ((power - kRebias - (1u << 23)) >> 13) + kept;
   const auto quiet_nan = mask_less(kInfinity, magnitude) & 0x0200;
   return {static_cast<std::uint16_t>(sign | result | quiet_nan)};
 }
