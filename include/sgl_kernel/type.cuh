@@ -57,7 +57,11 @@ SGL_DEVICE float2 to_fp32x2(fp16x2_t x) {
   return __half22float2(x);
 }
 SGL_DEVICE float2 to_fp32x2(bf16x2_t x) {
-  return __bfloat1622float2(x);
+  // A bf16 is the upper half of a float. Not __bfloat1622float2, whose inline assembly the compiler would rather keep
+  // the results of, in twice the registers, than repeat where a value is used again.
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
 }
 SGL_DEVICE float2 to_fp32x2(fp8x2_e4m3_t x) {
   return static_cast<float2>(x);

@@ -100,7 +100,7 @@ constexpr Layout layout_of(long long row_bytes, unsigned load_bytes, unsigned nu
     layout.row_threads = threads_for(per_thread);
     layout.block_threads = layout.row_threads;
     layout.weight_first = row_bytes <= 16 * 1024;
-    layout.blocks_per_sm = kMaxThreads / layout.block_threads;
+    layout.blocks_per_sm = (per_thread * load_bytes * num_inputs > 32 ? 1 : 2) * kMaxThreads / layout.block_threads;
   }
   layout.loads_per_thread = (layout.loads + layout.row_threads - 1) / layout.row_threads;
   return layout;
