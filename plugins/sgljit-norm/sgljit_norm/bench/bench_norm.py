@@ -201,7 +201,7 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str
             )
 
         num_bytes = subject.passes * tokens * size * dtype.itemsize
-        return measure(runs[provider], make, num_bytes=num_bytes, seconds=0.02 if is_in_ci() else 0.1)
+        return measure(runs[provider], make, num_bytes=num_bytes, seconds=0.02 if is_in_ci() else 0.05)
 
     spec = SimpleNamespace(
         x_names=["tokens", "size"],

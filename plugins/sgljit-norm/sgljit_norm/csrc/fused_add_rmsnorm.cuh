@@ -38,6 +38,7 @@ __global__ __launch_bounds__(
   x.load(input, thread, has_row);
   r.load(residual, thread, has_row);
   if constexpr (kRows.weight_first) w.load(params.weight, thread, has_row);
+  PDLTriggerSecondary<kUsePDL && !kTriggerFirst<kRows>>();
 
   float sum = 0.0f;
 #pragma unroll
@@ -55,7 +56,6 @@ __global__ __launch_bounds__(
   }
   const float factor = math::rsqrt(norm::row_sum<kRows.row_threads>(sum, smem) / kHiddenSize + params.eps);
 
-  PDLTriggerSecondary<kUsePDL && !kTriggerFirst<kRows>>();
 #pragma unroll
   for (uint32_t i = 0; i < part_t::kLoads; ++i) {
     if (!part_t::has(i, thread, has_row)) continue;

@@ -35,6 +35,7 @@ __global__ __launch_bounds__(
   PDLWaitPrimary<kUsePDL>();
   x.load(pointer::offset(params.input, row * params.input_stride), thread, has_row);
   if constexpr (kRows.weight_first) w.load(params.weight, thread, has_row);
+  PDLTriggerSecondary<kUsePDL && !kTriggerFirst<kRows>>();
 
   float sum = 0.0f;
 #pragma unroll
@@ -61,7 +62,6 @@ __global__ __launch_bounds__(
   }
   const float factor = math::rsqrt(norm::row_sum<kRows.row_threads>(squares, smem[1]) / kHiddenSize + params.eps);
 
-  PDLTriggerSecondary<kUsePDL && !kTriggerFirst<kRows>>();
   void* out = pointer::offset(params.out, row * params.out_stride);
 #pragma unroll
   for (uint32_t i = 0; i < part_t::kLoads; ++i) {

@@ -94,32 +94,32 @@ constexpr Layout layout_of(long long row_bytes, unsigned load_bytes, unsigned nu
     layout.block_threads = layout.loads <= kWarp ? 256 : 128;
     layout.weight_first = true;
   } else {
-    // Beyond 16 KiB, more threads with less each: two blocks of them fit in a multiprocessor's registers.
-    unsigned per_thread = row_bytes > 16 * 1024 && most_loads > 1 ? most_loads / 2 : most_loads;
+    unsigned per_thread = most_loads;
     while (threads_for(per_thread) > kMaxThreads) per_thread *= 2;
     layout.row_threads = threads_for(per_thread);
     layout.block_threads = layout.row_threads;
     layout.weight_first = row_bytes <= 16 * 1024;
-    layout.blocks_per_sm = (per_thread * load_bytes * num_inputs > 32 ? 1 : 2) * kMaxThreads / layout.block_threads;
+    // 72 registers for each thread, or 64 where with 72 too few threads would fit.
+    layout.blocks_per_sm = (layout.block_threads <= 256 ? 896 : kMaxThreads) / layout.block_threads;
   }
   layout.loads_per_thread = (layout.loads + layout.row_threads - 1) / layout.row_threads;
   return layout;
 }
 
-/// \brief The threads of a block that has room for a row of q and for one of k.
-constexpr unsigned threads_for_both(long long q_bytes, long long k_bytes, unsigned load_bytes) {
-  const unsigned q = layout_of(q_bytes, load_bytes).row_threads;
-  const unsigned k = layout_of(k_bytes, load_bytes).row_threads;
-  const unsigned most = q > k ? q : k;
-  return most > 32 ? most : 32;
+/// \brief The layout of a block that holds a row of q and one of k, at most `kMaxRowBytes` together; of `loads` it
+/// counts those of both.
+constexpr Layout layout_of_both(long long q_bytes, long long k_bytes, unsigned load_bytes) {
+  Layout layout = layout_of(q_bytes + k_bytes, load_bytes);
+  if (layout.row_threads < 32) layout.row_threads = 32;
+  layout.block_threads = layout.row_threads;
+  return layout;
 }
 
-/// \brief The layout of a row in a block of so many threads, at least as many as its `layout_of` has.
-constexpr Layout layout_in_block(long long row_bytes, unsigned load_bytes, unsigned block_threads) {
-  Layout layout = layout_of(row_bytes, load_bytes);
-  layout.row_threads = block_threads;
-  layout.block_threads = block_threads;
-  layout.loads_per_thread = (layout.loads + block_threads - 1) / block_threads;
+/// \brief The layout of one of the rows in such a block.
+constexpr Layout layout_of_one(const Layout& both, long long row_bytes) {
+  Layout layout = both;
+  layout.loads = static_cast<unsigned>(row_bytes / both.load_bytes);
+  layout.loads_per_thread = (layout.loads + both.row_threads - 1) / both.row_threads;
   return layout;
 }
 

@@ -73,11 +73,13 @@ void run_qknorm_across_heads(const QKNormArgs& args) {
   if (args.device.device_type == kDLCPU) return qknorm_on_cpu(args);
   const auto params = params_of(args);
   const auto rows = rows_of(args, params);
-  const bool is_one_empty = args.q.head_dim == 0 || args.k.head_dim == 0;
-  if (!rows.fits_registers() || is_one_empty || args.num_tokens > kMaxBlocks) return run_any_size(args, params, rows);
-  const auto threads = norm_kernels::threads_for_both(
-      args.q.head_dim * rows.element_bytes, args.k.head_dim * rows.element_bytes, rows.load_bytes);
-  host::LaunchKernel({args.num_tokens, 2}, threads, args.device)
+  const auto q_bytes = args.q.head_dim * rows.element_bytes;
+  const auto k_bytes = args.k.head_dim * rows.element_bytes;
+  const bool is_one_empty = q_bytes == 0 || k_bytes == 0;
+  const bool fit = rows.load_bytes >= 16 && q_bytes + k_bytes <= norm_kernels::kMaxRowBytes;
+  if (!fit || is_one_empty || args.num_tokens > kMaxBlocks) return run_any_size(args, params, rows);
+  const auto threads = norm_kernels::layout_of_both(q_bytes, k_bytes, rows.load_bytes).block_threads;
+  host::LaunchKernel(args.num_tokens, threads, args.device)
       .enable_pdl(rows.pdl)(
           qknorm_kernels.get(
               "norm_kernels::qknorm_across_heads", args.q.head_dim, args.k.head_dim, rows.load_bytes, rows.pdl,

@@ -36,21 +36,29 @@ __global__ __launch_bounds__(
 
 /// \brief All heads of q together are a row of kQSize elements, all heads of k one of kKSize, held in registers.
 ///
-/// Grid: num_tokens x 2 blocks, those of q and those of k, of `threads_for_both`. Addresses and strides must be
-/// multiples of kLoadBytes.
+/// Grid: a block for each token, laid out as `layout_of_both` says. Addresses and strides must be multiples of
+/// kLoadBytes.
 template <int64_t kQSize, int64_t kKSize, uint32_t kLoadBytes, bool kUsePDL, typename T>
-__global__ __launch_bounds__(threads_for_both(kQSize * sizeof(T), kKSize * sizeof(T), kLoadBytes))  //
+__global__ __launch_bounds__(
+    layout_of_both(kQSize * sizeof(T), kKSize * sizeof(T), kLoadBytes).block_threads,
+    layout_of_both(kQSize * sizeof(T), kKSize * sizeof(T), kLoadBytes).blocks_per_sm)  //
     void qknorm_across_heads(const __grid_constant__ QKNormParams params) {
-  constexpr auto kThreads = threads_for_both(kQSize * sizeof(T), kKSize * sizeof(T), kLoadBytes);
-  constexpr Layout kQ = layout_in_block(kQSize * sizeof(T), kLoadBytes, kThreads);
-  constexpr Layout kK = layout_in_block(kKSize * sizeof(T), kLoadBytes, kThreads);
-  const Heads& of = blockIdx.y == 0 ? params.q : params.k;
-  void* data = device::pointer::offset(of.data, blockIdx.x * of.token_stride);
-  if (blockIdx.y == 0) {
-    rmsnorm_row<kQ, false, kUsePDL, T>(data, of.weight, data, threadIdx.x, true, params.eps);
-  } else {
-    rmsnorm_row<kK, false, kUsePDL, T>(data, of.weight, data, threadIdx.x, true, params.eps);
-  }
+  using namespace device;
+  constexpr Layout kBoth = layout_of_both(kQSize * sizeof(T), kKSize * sizeof(T), kLoadBytes);
+  __shared__ float smem[2][norm::kSmemBufferSize];  // one for each reduction, so that no barrier is between them
+  const auto& [q, k, num_tokens, inverse_heads, eps] = params;
+  RMSNormRow<layout_of_one(kBoth, kQSize * sizeof(T)), false, T> q_row(q.weight, threadIdx.x, true);
+  RMSNormRow<layout_of_one(kBoth, kKSize * sizeof(T)), false, T> k_row(k.weight, threadIdx.x, true);
+  void* q_data = pointer::offset(q.data, blockIdx.x * q.token_stride);
+  void* k_data = pointer::offset(k.data, blockIdx.x * k.token_stride);
+  PDLWaitPrimary<kUsePDL>();
+  q_row.load(q_data);
+  k_row.load(k_data);
+  PDLTriggerSecondary<kUsePDL>();
+  const float q_factor = q_row.factor(eps, smem[0]);
+  const float k_factor = k_row.factor(eps, smem[1]);
+  q_row.store(q_data, q_factor);
+  k_row.store(k_data, k_factor);
 }
 
 /// \brief Heads of any size, of q and of k each its own, read twice, `kElements` at a time.

@@ -53,42 +53,64 @@ struct RowPart {
   }
 };
 
-/// \brief When a kernel lets the next one start. With a single load for each thread there is nothing to gain by
-/// waiting; with more, blocks of the next kernel would take places while this one's have loads to issue.
+/// \brief When a kernel lets the next one start: before or after it has issued its loads. With a single load for each
+/// thread there is nothing to gain by waiting; with more, the next kernel's blocks would take places while this one's
+/// have loads to issue.
 template <Layout kRows>
 inline constexpr bool kTriggerFirst = kRows.loads_per_thread == 1;
 
-/// \brief out = input / sqrt(mean(input^2) + eps) * weight for one row in registers; with kPlusOne, * (1 + weight).
+/// \brief input / sqrt(mean(input^2) + eps) * weight for one row in registers; with kPlusOne, * (1 + weight).
 ///
-/// All that a kernel does after finding its row: it waits for the kernel before and lets the next one start. Called
-/// once, by all threads of a block of `kRows.block_threads`; `thread` counts those that share the row. Without a row
-/// (has_row false) nothing is read or written.
+/// For the threads that share a row, which `thread` counts. Without a row nothing is read or written.
+template <Layout kRows, bool kPlusOne, typename T>
+struct RMSNormRow {
+ public:
+  SGL_DEVICE RMSNormRow(const void* weight, uint32_t thread, bool has_row)
+      : m_weight(weight), m_thread(thread), m_has_row(has_row) {}
+
+  SGL_DEVICE void load(const void* input) {
+    m_x.load(input, m_thread, m_has_row);
+    if constexpr (kRows.weight_first) m_w.load(m_weight, m_thread, m_has_row);
+  }
+  /// \brief 1 / sqrt(mean(input^2) + eps), in each thread of the row. See `device::norm::row_sum` for who calls, and
+  /// who synchronises.
+  SGL_DEVICE float factor(float eps, float* smem) const {
+    constexpr float kSize = kRows.loads * (kRows.load_bytes / sizeof(T));
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < kRows.loads_per_thread; ++i) sum += device::norm::sum_of_squares(m_x.loads[i]);
+    return device::math::rsqrt(device::norm::row_sum<kRows.row_threads>(sum, smem) / kSize + eps);
+  }
+  SGL_DEVICE void store(void* out, float factor) {
+#pragma unroll
+    for (uint32_t i = 0; i < kRows.loads_per_thread; ++i) {
+      if (!m_x.has(i, m_thread, m_has_row)) continue;
+      if constexpr (!kRows.weight_first) m_w.load_one(i, m_weight, m_thread);
+      m_x.loads[i] = device::norm::scale<kPlusOne>(m_x.loads[i], m_w.loads[i], factor);
+      m_x.store_one(i, out, m_thread);
+    }
+  }
+
+ private:
+  RowPart<kRows, T> m_x, m_w;
+  const void* m_weight;
+  uint32_t m_thread;
+  bool m_has_row;
+};
+
+/// \brief All that a kernel of RMSNorm does after finding its row: it waits for the kernel before, and lets the next
+/// one start. Called once, by all threads of a block of `kRows.block_threads`.
 template <Layout kRows, bool kPlusOne, bool kUsePDL, typename T>
 SGL_DEVICE void rmsnorm_row(
     const void* input, const void* weight, void* out, uint32_t thread, bool has_row, float eps) {
   using namespace device;
-  constexpr float kSize = kRows.loads * (kRows.load_bytes / sizeof(T));
   __shared__ float smem[norm::kSmemBufferSize];
-  RowPart<kRows, T> x, w;
-
+  RMSNormRow<kRows, kPlusOne, T> row(weight, thread, has_row);
   PDLTriggerSecondary<kUsePDL && kTriggerFirst<kRows>>();
   PDLWaitPrimary<kUsePDL>();
-  x.load(input, thread, has_row);
-  if constexpr (kRows.weight_first) w.load(weight, thread, has_row);
-
-  float sum = 0.0f;
-#pragma unroll
-  for (uint32_t i = 0; i < x.kLoads; ++i) sum += norm::sum_of_squares(x.loads[i]);
-  const float factor = math::rsqrt(norm::row_sum<kRows.row_threads>(sum, smem) / kSize + eps);
-
+  row.load(input);
   PDLTriggerSecondary<kUsePDL && !kTriggerFirst<kRows>>();
-#pragma unroll
-  for (uint32_t i = 0; i < x.kLoads; ++i) {
-    if (!x.has(i, thread, has_row)) continue;
-    if constexpr (!kRows.weight_first) w.load_one(i, weight, thread);
-    x.loads[i] = norm::scale<kPlusOne>(x.loads[i], w.loads[i], factor);
-    x.store_one(i, out, thread);
-  }
+  row.store(out, row.factor(eps, smem));
 }
 
 /// \brief A value summed over the block, whatever its size: every thread gets it. Synchronises before and after.

@@ -184,12 +184,19 @@ SPECIALS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def check_non_finite(op: str, arguments: Arguments, value: float) -> None:
-    """NaN and infinity go where they go in PyTorch, and stay in their row."""
+    """NaN and infinity go where they go in float64, and stay in their row.
+
+    PyTorch's own kernels do the same on the CPU, and on CUDA for rows of whole loads; of other rows with an infinity
+    its kernel on CUDA makes every element NaN.
+    """
     for tensor in data_of(op, arguments):
         tensor[1, ..., 5] = value
-    wanted = pytorch(op, arguments)
+    wanted = expected(op, arguments)
+    if data_of(op, arguments)[0].shape[-1] % 8 == 0:
+        for name, tensor in pytorch(op, arguments).items():
+            assert torch.equal(tensor.isnan(), wanted[name].isnan()), name
     getattr(ops["norm"], op)(**arguments)
     for name, tensor in wanted.items():
         got = arguments[name]
         assert torch.equal(got.isnan(), tensor.isnan()), name
-        assert torch.equal(got[1].nan_to_num(0), tensor[1].nan_to_num(0)), name
+        assert torch.equal(got[1].nan_to_num(0), tensor[1].to(got.dtype).nan_to_num(0)), name

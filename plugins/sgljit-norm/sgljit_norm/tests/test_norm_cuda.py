@@ -58,7 +58,7 @@ def test_kernels_compile_without_a_gpu(op: str, dtype: torch.dtype, arch: tuple[
 @pytest.mark.parametrize("arch", ARCHS, ids=["sm_80", "sm_90a", "sm_100a"])
 def test_q_and_k_across_heads_compile_without_a_gpu(arch: tuple[int, int]):
     with override_cuda_arch(*arch):
-        for sizes in ((6144, 1024), (128, 8)):
+        for sizes in ((6144, 1024), (128, 8), (16384, 16384)):
             FAMILY.build_variant(
                 "qknorm.cuh", "norm_kernels::qknorm_across_heads", *sizes, 16, arch >= (9, 0), torch.bfloat16
             )
