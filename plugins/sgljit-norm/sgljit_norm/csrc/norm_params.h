@@ -54,7 +54,7 @@ struct QKNormParams {
 /// \brief The longest row that a block holds in its registers, in bytes.
 inline constexpr unsigned kMaxRowBytes = 64 * 1024;
 
-/// \brief How rows are laid over threads. Tuned on an H200: bench/results of the repository has the figures.
+/// \brief How rows are laid over threads, as measured on an H200.
 struct Layout {
   unsigned load_bytes;   ///< of one load of a thread
   unsigned loads;        ///< of a row
