@@ -68,7 +68,8 @@ void for_each_row(std::int64_t count, std::int64_t row_size, const Body& body) {
 /// \brief `f` for the element type that stands for a dtype: f(T{}).
 template <typename F>
 void with_element_type(DLDataType dtype, const F& f) {
-  if (host::is_type<float>(dtype)) return f(float{});
-  if (host::is_type<fp16_t>(dtype)) return f(fp16_t{});
+  using host::is_type, host::cpu::bf16_t, host::cpu::fp16_t;
+  if (is_type<float>(dtype)) return f(float{});
+  if (is_type<fp16_t>(dtype)) return f(fp16_t{});
   f(bf16_t{});
 }
