@@ -11,13 +11,12 @@ shape for each op.
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import importlib.util
 import json
 import math
 import sys
-import time
+import timeit
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -243,26 +242,20 @@ def benchmark_of(spec: SimpleNamespace) -> Any:
 def overheads() -> list[dict[str, Any]]:
     """What a call costs on small CPU tensors, through the op and of the exported function itself."""
     rows = []
-    module = host_module()
     for op, subject in SUBJECTS.items():
-        tensors = subject.make(1, 64, torch.float32, "cpu")
-        more: list[object] = [EPS, 0] if op == "fused_inplace_qknorm" else [EPS]
-        loops = {
-            "call": functools.partial(getattr(family, op), *tensors),
-            "exported": functools.partial(getattr(module, op), *tensors, *more),
+        tensors = {f"x{i}": tensor for i, tensor in enumerate(subject.make(1, 64, torch.float32, "cpu"))}
+        defaults = ["1e-6", "0"] if op == "fused_inplace_qknorm" else ["1e-6"]
+        calls = {
+            "call": (getattr(family, op), ", ".join(tensors)),
+            "exported": (getattr(host_module(), op), ", ".join([*tensors, *defaults])),
         }
-        count = 100 if is_in_ci() else 20_000
-        nanoseconds = {name: min(timed(loop, count) for _ in range(9)) for name, loop in loops.items()}
+        number = 100 if is_in_ci() else 20_000
+        nanoseconds = {
+            name: min(timeit.repeat(f"f({text})", globals={"f": f, **tensors}, number=number, repeat=9)) / number * 1e9
+            for name, (f, text) in calls.items()
+        }
         rows.append({"op": op, **nanoseconds, "ratio": nanoseconds["call"] / nanoseconds["exported"]})
     return rows
-
-
-def timed(call: Callable[[], object], count: int) -> float:
-    """Nanoseconds of one call."""
-    start = time.perf_counter_ns()
-    for _ in range(count):
-        call()
-    return (time.perf_counter_ns() - start) / count
 
 
 def plain(value: Any) -> Any:
