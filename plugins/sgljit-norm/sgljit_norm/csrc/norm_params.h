@@ -98,7 +98,7 @@ constexpr Layout layout_of(long long row_bytes, unsigned load_bytes, unsigned nu
     while (threads_for(per_thread) > kMaxThreads) per_thread *= 2;
     layout.row_threads = threads_for(per_thread);
     layout.block_threads = layout.row_threads;
-    layout.weight_first = row_bytes <= 16 * 1024;
+    layout.weight_first = row_bytes <= 16 * 1024 || per_thread * load_bytes <= 32;
     // 72 registers for each thread, or 64 where with 72 too few threads would fit.
     layout.blocks_per_sm = (layout.block_threads <= 256 ? 896 : kMaxThreads) / layout.block_threads;
   }
