@@ -19,7 +19,7 @@ x = torch.full((2, 128), 3.0)
 ops["norm"].rmsnorm(x, torch.ones(128))
 print(round(x.sum().item()))
 with override_cuda_arch(9, 0):
-    FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", {hidden_size}, True, torch.bfloat16)
+    FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", {hidden_size}, 16, False, True, torch.bfloat16)
 """
 
 

@@ -79,7 +79,7 @@ struct RMSNormRow {
     float sum = 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < kRows.loads_per_thread; ++i) sum += device::norm::sum_of_squares(m_x.loads[i]);
-    return device::math::rsqrt(device::norm::row_sum<kRows.row_threads>(sum, smem) / kSize + eps);
+    return device::math::rsqrt(device::norm::row_sum<kRows.row_threads>(sum, smem) * (1.0f / kSize) + eps);
   }
   SGL_DEVICE void store(void* out, float factor) {
 #pragma unroll
