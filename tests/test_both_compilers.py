@@ -1,4 +1,4 @@
-"""Every device file under NVRTC and under nvcc: the same results, bit by bit."""
+"""Every device file under NVRTC and under nvcc: both take it, and on a GPU the results are the same, bit by bit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-# Runs the samples of every op of every installed family and saves what each leaves in its arguments, as bytes.
-# With "nvcc", variants are compiled by nvcc, under the name that NVRTC gives them.
-RUN = """
-import concurrent.futures, itertools, subprocess, sys, tempfile
+from sgljit_core import errors, toolchain
+
+# Has nvcc compile what NVRTC compiles, under the name that NVRTC gives it.
+BY_NVCC = """
+import concurrent.futures, functools, subprocess, sys, tempfile
 from pathlib import Path
 import torch
-from sgljit_core import nvrtc, ops, plugins, registry, toolchain
+from sgljit_core import nvrtc, ops, override_cuda_arch, plugins, registry, toolchain, variants
 
-compiler, output = sys.argv[1:]
 compiled = set()
 
 def by_nvcc(found, source, expression, options, headers, nvrtcs=nvrtc.compile_kernel):
@@ -37,8 +37,38 @@ def by_nvcc(found, source, expression, options, headers, nvrtcs=nvrtc.compile_ke
             raise RuntimeError(f"{' '.join(command)}\\n{done.stderr}")
         other = unit.with_suffix(".cubin").read_bytes()
     assert other != image
+    assert symbol.encode() in other
     return other, symbol
 
+def device_files():
+    for family, claims in plugins.installed().items():
+        spec = plugins.load(family, claims)
+        for file in sorted(spec.csrc.glob("*.cuh")):
+            if "host::Variants" in "".join(path.read_text() for path in spec.csrc.glob("*.cpp")):
+                if "__global__" in file.read_text():
+                    yield spec, file.name
+"""
+
+# Compiles one declared variant of every kernel, with no GPU, and prints the device files that it met.
+COMPILE = """
+nvrtc.compile_kernel = by_nvcc
+met = set()
+with override_cuda_arch(9, 0):
+    for spec in {spec.name: spec for spec, _ in device_files()}.values():
+        for builder in registry.declared_variants(spec.name):
+            if getattr(getattr(builder, "func", None), "__name__", "") != "build_variant":
+                continue
+            file, kernel = builder.args[:2]
+            if (spec.name, file, kernel) not in met:
+                met.add((spec.name, file, kernel))
+                builder()
+missing = {(spec.name, file) for spec, file in device_files()} - {(family, file) for family, file, _ in met}
+print(len(met), "kernels; device files without one:", sorted(missing))
+"""
+
+# Runs the samples of every op of every installed family and saves what each leaves in its arguments, as bytes.
+RUN = """
+compiler, output = sys.argv[1:]
 if compiler == "nvcc":
     nvrtc.compile_kernel = by_nvcc
 
@@ -50,41 +80,50 @@ def run(case):
     return family, op, [t.contiguous().view(torch.uint8).cpu() for t in left if isinstance(t, torch.Tensor)]
 
 cases = []
-for family, claims in plugins.installed().items():
-    spec = plugins.load(family, claims)
-    if not list(spec.csrc.glob("*.cuh")):
-        continue
+for spec in {spec.name: spec for spec, _ in device_files()}.values():
     for op in spec.ops:
-        if op.samples is None:
-            continue
-        torch.manual_seed(1)
-        samples = list(registry.resolve(op.samples)(torch.device("cuda")))
-        cases += [(family, op.name, arguments) for arguments in samples]
+        if op.samples is not None:
+            torch.manual_seed(1)
+            samples = list(registry.resolve(op.samples)(torch.device("cuda")))
+            cases += [(spec.name, op.name, arguments) for arguments in samples]
 with concurrent.futures.ThreadPoolExecutor(16) as pool:
     torch.save(list(pool.map(run, cases)), output)
-print("device files:", len(compiled))
+assert compiler == "nvrtc" or len(compiled) == len(list(device_files())), compiled
 """
+
+
+def child(code: str, cache: Path, *arguments: str) -> str:
+    cache.mkdir(mode=0o700)
+    done = subprocess.run(
+        [sys.executable, "-c", BY_NVCC + code, *arguments],
+        env={**os.environ, "SGLJIT_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_nvcc_takes_every_declared_kernel(tmp_path):
+    try:
+        toolchain.find_toolchain(cuda=True, needed_for="a test")
+    except errors.ToolchainNotFoundError as error:
+        pytest.skip(str(error))
+    printed = child(COMPILE, tmp_path / "cache")
+    assert int(printed.split()[0]) >= 4
+    assert printed.endswith("device files without one: []\n")
 
 
 @pytest.mark.gpu
 def test_nvcc_and_nvrtc_give_the_same_results_for_every_op(tmp_path):
     left = {}
     for compiler in ("nvrtc", "nvcc"):
-        cache, output = tmp_path / f"cache-{compiler}", tmp_path / compiler
-        cache.mkdir(mode=0o700)
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, compiler, str(output)],
-            env={**os.environ, "SGLJIT_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        output = tmp_path / compiler
+        child(RUN, tmp_path / f"cache-{compiler}", compiler, str(output))
         left[compiler] = torch.load(output)
-    assert "device files: 0" not in done.stdout
     assert {family for family, _, _ in left["nvcc"]} >= {"norm", "hicache"}
     for one, other in zip(left["nvrtc"], left["nvcc"], strict=True):
         assert one[:2] == other[:2]
         for a, b in zip(one[2], other[2], strict=True):
             assert torch.equal(a, b), one[:2]
-    assert Path(tmp_path / "cache-nvcc").is_dir()
