@@ -25,8 +25,8 @@ __all__ = [
     "override_cuda_arch",
     "override_target",
     "parse_cuda_target",
-    "present_target",
     "scope",
+    "target_in_use",
 ]
 
 _override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
@@ -50,13 +50,13 @@ def cuda_target() -> Target:
     config = settings()
     if config.cuda_arch is not None:
         return parse_cuda_target(config.cuda_arch, config.cuda_arch_source)
-    present = present_target()
-    if present is None:
+    capability = _device_capability()
+    if capability is None:
         raise ConfigError(
             "no CUDA device to compile for; where there is none, name the target: --cuda-arch 9.0 on the command line, "
             "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0) in Python"
         )
-    return present
+    return _target(*capability)
 
 
 def device_target(device_id: int) -> Target:
@@ -66,10 +66,12 @@ def device_target(device_id: int) -> Target:
     return _target(*torch.cuda.get_device_capability(device_id))
 
 
-def present_target() -> Target | None:
-    """The target of the current device of this thread; None where there is none."""
-    capability = _device_capability()
-    return None if capability is None else _target(*capability)
+def target_in_use() -> Target | None:
+    """The target of the current device, if this process uses CUDA already; never the first to touch a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return _target(*torch.cuda.get_device_capability())
 
 
 @contextmanager

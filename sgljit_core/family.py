@@ -51,16 +51,13 @@ class KernelFamily(FamilySpec):
         # Thin code gains nothing from -O3, and compiles half as long.
         # A matcher without its verify checks nothing: that is an error.
         flags = ["-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags]
-        token = meanwhile.set(self._prepare_for_this_device)
+        target = arch.target_in_use()
+        prepare = functools.partial(variants.prepare, self.name, self.csrc, target) if target else None
+        token = meanwhile.set(prepare)
         try:
             return self.load_jit(*args, extra_cflags=flags, **options)
         finally:
             meanwhile.reset(token)
-
-    def _prepare_for_this_device(self) -> None:
-        target = arch.present_target()
-        if target is not None:
-            variants.prepare(self.name, self.csrc, target)
 
     def build_deferred(self, file: str, symbol: str) -> Module:
         """Compile a deferred C++ function (``sgl_kernel/deferred.h``) ahead of its first call.

@@ -349,7 +349,7 @@ def test_threads_that_make_the_same_and_other_variants_at_once(family):
 
 
 def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompiled(family, monkeypatch):
-    """Once for each device file; on a machine with a device; not when the host part is there already."""
+    """Once for each device file; where CUDA is in use; not when the host part is there already."""
     precompiled: list[str] = []
     done = threading.Event()
     real = nvrtc.precompile_headers
@@ -360,7 +360,7 @@ def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompile
         done.set()
 
     monkeypatch.setattr(nvrtc, "precompile_headers", precompile)
-    monkeypatch.setattr(arch, "present_target", lambda: Target("sm_90a", (9, 0)))
+    monkeypatch.setattr(arch, "target_in_use", lambda: Target("sm_90a", (9, 0)))
     load(family)
     assert done.wait(30)
     for thread in threading.enumerate():
@@ -427,6 +427,17 @@ def test_a_carried_kernel_of_a_later_cuda_than_the_drivers_is_passed_over(family
 
 @pytest.mark.gpu
 class TestOnAGpu:
+    def test_a_call_on_the_cpu_touches_no_gpu(self, tmp_path):
+        """Not even while the host part is compiled, when a process that uses CUDA has NVRTC made ready."""
+        code = (
+            "import torch\nfrom sgljit_core import ops\nops['norm'].rmsnorm(torch.ones(1, 64), torch.ones(64))\n"
+            "print(torch.cuda.is_initialized())"
+        )
+        (tmp_path / "cache").mkdir(mode=0o700)
+        cold = {**os.environ, "SGLJIT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run([sys.executable, "-c", code], env=cold, capture_output=True, text=True)
+        assert done.stdout == "False\n", done.stderr
+
     def test_values_for_every_argument_kind(self, family):
         module = load(family)
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
