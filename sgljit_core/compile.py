@@ -210,11 +210,29 @@ class _Runner:
             first = "the compiler was killed, most likely for lack of memory; SGLJIT_JOBS=1 runs one at a time"
         raise CompileError(
             build=self._spec.label,
-            first_error=first,
+            first_error=first + _hint(first, log, self._directory, cuda=cuda),
             command=shlex.join(command),
             log=log,
             build_directory=self._directory,
         )
+
+
+def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
+    """What an author needs beside a compiler's first error: which wrapper it is about, which type, what to include."""
+    hints = []
+    before = log.partition(first)[0]
+    place = re.match(r"\S*?(generated\.\w+):(\d+)", first)
+    place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here\s*\Z", before)
+    if place is not None:
+        line = (directory / place[1]).read_text().splitlines()[int(place[2]) - 1]
+        hints.append(f"It is about the wrapper {line}")
+    parameter = re.findall(r"read_argument\([^)]*\) \[with T = ([^\]]+)\]", before) if "SGL_EXPORT: " in first else []
+    hints += [f"The type is {parameter[-1]}"] if parameter else []
+    if not cuda and re.search(r"(cuda_\w+\.h|\.cuh): No such file", first):
+        hints.append("The C++ compiler takes no device header: a kernel has a .cuh of its own, which only NVRTC reads")
+    if "'address_of' is not a member of 'host'" in first:
+        hints.append("The file of a deferred function includes <sgl_kernel/deferred.h>")
+    return "".join(f". {hint}" for hint in hints)
 
 
 def _environment(toolchain: Toolchain, directory: Path) -> dict[str, str]:

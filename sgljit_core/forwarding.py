@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +42,18 @@ def exported(load: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable
                     f"{declared.__module__}.{declared.__name__} stands for a function that its module does not export: "
                     f"{error}. Name it in cpp_wrappers: ({declared.__name__!r}, the C++ symbol)"
                 ) from error
+            try:
+                result = call(*args)
+            except TypeError as error:
+                count = re.search(rf"{declared.__name__}\(\): expected (\d+) arguments?, got {len(args)}$", str(error))
+                if count is None:
+                    raise
+                raise InvalidFamilyError(
+                    f"{declared.__module__}.{declared.__name__} declares {len(args)} parameters, and the C++ function "
+                    f"takes {count[1]}: declare the same, in the same order"
+                ) from error
             scope["call"] = call  # in its own place: the next call goes there directly
-            return call(*args)
+            return result
 
         scope["call"] = first
         return forward(declared, "    return call({positional})\n", scope)

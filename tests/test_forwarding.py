@@ -72,3 +72,15 @@ def test_a_function_that_its_module_does_not_export_is_named_with_the_remedy():
 
     with pytest.raises(errors.InvalidFamilyError, match=r"missing stands for .* cpp_wrappers: \('missing'"):
         missing(1)
+
+
+def test_a_declaration_with_another_number_of_parameters_is_refused_with_both():
+    def takes_two(*args: int) -> None:
+        raise TypeError(f"mismatched(): expected 2 arguments, got {len(args)}")
+
+    @exported(lambda: SimpleNamespace(mismatched=takes_two))
+    def mismatched(x: int, y: int = 0, z: int = 0) -> None:
+        """A declaration."""
+
+    with pytest.raises(errors.InvalidFamilyError, match=r"declares 3 parameters, and the C\+\+ function takes 2"):
+        mismatched(1)

@@ -286,6 +286,29 @@ def test_a_matcher_that_verifies_nothing_is_an_error(tmp_path, monkeypatch):
         load(family)
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (
+            "#include <sgl_kernel/tensor.h>\nstruct Mine { int x; };\nvoid f(host::TensorView, Mine) {}\n",
+            r"cannot come from Python.*It is about the wrapper SGL_EXPORT\(f, \(f\)\)\. The type is Mine\n",
+        ),
+        ("void g() {}\n", r"'f' was not declared.*It is about the wrapper SGL_EXPORT\(f, \(f\)\)\n"),
+        ("#include <sgl_kernel/vec.cuh>\nvoid f() {}\n", r"cuda_\w+\.h.*a kernel has a \.cuh of its own"),
+    ],
+)
+def test_an_error_of_the_host_compiler_says_what_it_is_about(family, text, hint):
+    (family.csrc / "wrong.cpp").write_text(text)
+    with pytest.raises(errors.CompileError, match=hint):
+        family.load_host("wrong", cpp_files=["wrong.cpp"], cpp_wrappers=[("f", "f")])
+
+
+def test_a_deferred_file_without_its_header_is_told_to_include_it(family):
+    (family.csrc / "bare.cpp").write_text("void bare() {}\n")
+    with pytest.raises(errors.CompileError, match=r"includes <sgl_kernel/deferred\.h>"):
+        family.build_deferred("bare.cpp", "bare")
+
+
 def test_a_reference_that_would_lose_what_is_written_to_it_is_refused(family):
     (family.csrc / "lost.cpp").write_text("#include <sgl_kernel/tensor.h>\nvoid lost(std::int64_t& x) { x = 1; }\n")
     with pytest.raises(errors.CompileError, match="what a function writes to a reference parameter would be lost"):
