@@ -21,6 +21,7 @@ __all__ = [
     "cpu_target",
     "cuda_target",
     "device_target",
+    "exact",
     "is_arch_support_pdl",
     "override_cuda_arch",
     "override_target",
@@ -64,6 +65,12 @@ def device_target(device_id: int) -> Target:
     import torch
 
     return _target(*torch.cuda.get_device_capability(device_id))
+
+
+def exact(target: Target) -> Target:
+    """A target whatever its suffix, as a device of that capability names it."""
+    assert target.cuda_arch is not None
+    return _target(*target.cuda_arch)
 
 
 def target_in_use() -> Target | None:

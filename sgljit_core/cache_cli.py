@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import arch, cache, plugins, registry
+from . import arch, cache, plugins, progress, registry
 from .parallel import parallel_compile
 
 __all__ = ["app"]
@@ -66,14 +66,20 @@ def build(
         chosen = families or _families_with_variants()
         builders = [builder for family in chosen for builder in registry.declared_variants(family)]
         parallel_compile(builders)
-    typer.echo(f"{len(builders)} modules are in {cache.root()}")
+    held = len(cache.entries())
+    typer.echo(f"{len(builders)} modules are built or were there; {cache.root()} holds {held} artifacts")
+    if progress.was_said("cache_unwritable"):
+        typer.echo("error: not all that was built could be kept; see the warnings", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("prune")
 def prune(
     directory: Directory = None,
-    days: Annotated[float | None, typer.Option(help="Remove what was built more days ago.")] = None,
-    megabytes: Annotated[float | None, typer.Option(help="Remove the oldest until the rest takes no more.")] = None,
+    days: Annotated[float | None, typer.Option(min=0, help="Remove what was built more days ago.")] = None,
+    megabytes: Annotated[
+        float | None, typer.Option(min=0, help="Remove the oldest until the rest takes no more.")
+    ] = None,
     stale: Annotated[
         bool, typer.Option("--stale", help="Remove what families that declare their variants do not declare any more.")
     ] = False,
@@ -103,7 +109,15 @@ def export_archive(
     target: Annotated[str | None, typer.Option(help="Only this target, such as sm_90a.")] = None,
 ) -> None:
     """Write artifacts into one file."""
-    typer.echo(f"wrote {cache.export_archive(file, directory, family=family, target=target)} artifacts to {file}")
+    family = family and family.replace("-", "_")
+    count = cache.export_archive(file, directory, family=family, target=target)
+    typer.echo(f"wrote {count} artifacts to {file}")
+    if count == 0:
+        manifests = [entry.manifest for entry in cache.entries(directory) if entry.manifest]
+        families = ", ".join(sorted({manifest.family for manifest in manifests})) or "none"
+        targets = ", ".join(sorted({manifest.target for manifest in manifests})) or "none"
+        typer.echo(f"error: nothing to write; there are the families {families} and the targets {targets}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("import")

@@ -76,6 +76,6 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line. An error of sgljit is a message on stderr and exit status 1, not a traceback."""
     try:
         app(arguments)
-    except SgljitError as error:
+    except (SgljitError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)

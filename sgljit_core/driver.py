@@ -189,7 +189,9 @@ class _Request(Generic[T]):
         try:
             self.recipe.toolchain(build.label)
         except ToolchainNotFoundError as error:
-            return error.with_cache(f"No artifact of it was found in {searched}{broken}.")
+            near = _explain(self.recipe, build, self.root, None)
+            differs = f" {near}." if near.nearest is not None else ""
+            return error.with_cache(f"No artifact of it was found in {searched}{broken}.{differs}")
         raise AssertionError("the toolchain came back")  # pragma: no cover
 
     def _set_damaged_aside(self) -> None:
@@ -199,12 +201,11 @@ class _Request(Generic[T]):
     def _make_once(self, build: BuildSpec) -> T:
         """Make it while holding its lock, unless another process makes it meanwhile."""
         assert self.toolchain_key is not None
-        with _locked(self.root, self.slot, self.toolchain_key, build.label) as waited:
-            if waited or self.damaged:
-                found = self._load([Tier(self.root)])
-                if found is not None:
-                    return found[0]
-                self._set_damaged_aside()
+        with _locked(self.root, self.slot, self.toolchain_key, build.label):
+            found = self._load([Tier(self.root)])  # somebody may have published it since the first look
+            if found is not None:
+                return found[0]
+            self._set_damaged_aside()
             with contextlib.suppress(OSError):
                 store.collect(self.root)
             return self._make(build)
@@ -301,15 +302,13 @@ def _is_full(staging: Path, error: CompileError) -> bool:
 
 
 @contextmanager
-def _locked(root: Path, slot: Slot, toolchain_key: str, label: str) -> Iterator[bool]:
-    """Hold the lock of an artifact, if that is possible in time. Yields whether somebody else had it before."""
+def _locked(root: Path, slot: Slot, toolchain_key: str, label: str) -> Iterator[None]:
+    """Hold the lock of an artifact, if that is possible in time."""
     lock: FileLock | None = None
-    waited = False
     try:
         path = store.lock_path(root, slot, toolchain_key)
         lock = FileLock(path, label)
-        waited, held = _wait(lock, label)
-        if not held:
+        if not _wait(lock, label):
             lock = None
     except UntrustedCacheError:
         raise
@@ -317,16 +316,16 @@ def _locked(root: Path, slot: Slot, toolchain_key: str, label: str) -> Iterator[
         lock = None  # no lock, no sharing of the work: that is all
         progress.log(logging.INFO, "no_lock", f"{root} cannot be locked ({error.strerror}); building {label} unlocked")
     try:
-        yield waited
+        yield
     finally:
         if lock is not None:
             lock.release(remove=True)
 
 
-def _wait(lock: FileLock, label: str) -> tuple[bool, bool]:
-    """Wait for a lock: (whether it was taken, whether it is held now). Says for whom when it takes long."""
+def _wait(lock: FileLock, label: str) -> bool:
+    """Wait for a lock: whether it is held now. Says for whom when it takes long."""
     if lock.try_acquire():
-        return False, True
+        return True
     start = time.monotonic()
     deadline = start + settings().lock_timeout
     reported = False
@@ -334,7 +333,7 @@ def _wait(lock: FileLock, label: str) -> tuple[bool, bool]:
         while time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             if lock.try_acquire():
-                return True, True
+                return True
             if not reported and time.monotonic() - start >= _REPORT_SECONDS:
                 reported = True
                 holder = lock.holder()
@@ -345,7 +344,7 @@ def _wait(lock: FileLock, label: str) -> tuple[bool, bool]:
         f"{settings().lock_timeout:g} s (SGLJIT_LOCK_TIMEOUT); compiling it here as well"
     )
     progress.log(logging.WARNING, "lock_timeout", text, build=label)
-    return True, False
+    return False
 
 
 def _explain(recipe: Recipe[T], build: BuildSpec, root: Path, tools: Mapping[str, str] | None) -> policy.Explanation:

@@ -16,6 +16,8 @@ from .errors import InvalidFamilyError
 
 __all__ = ["exported", "forward"]
 
+_TARGET = "sgljit_target"  # no parameter is called so
+
 
 def exported(load: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a declaration without a body: a call of it *is* a call of the C++ function of the same name.
@@ -52,11 +54,11 @@ def exported(load: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable
                     f"{declared.__module__}.{declared.__name__} declares {len(args)} parameters, and the C++ function "
                     f"takes {count[1]}: declare the same, in the same order"
                 ) from error
-            scope["call"] = call  # in its own place: the next call goes there directly
+            scope[_TARGET] = call  # in its own place: the next call goes there directly
             return result
 
-        scope["call"] = first
-        return forward(declared, "    return call({positional})\n", scope)
+        scope[_TARGET] = first
+        return forward(declared, f"    return {_TARGET}({{positional}})\n", scope)
 
     return decorate
 

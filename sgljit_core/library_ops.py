@@ -55,7 +55,7 @@ def register(
             f"the return value, and name every tensor that the op writes to in Op(mutates=...)"
         ) from error
     returns_nothing = schema.endswith("-> ()")
-    if returns_nothing and not mutates:
+    if returns_nothing and not mutates and "Tensor" in schema:
         raise InvalidFamilyError(
             f"op {family}.{name} returns nothing and Op(mutates=...) names no parameter that it writes to: a compiled "
             f'graph would leave it out. Write Op({name!r}, ..., mutates=("out",)), every tensor that it changes'
@@ -74,7 +74,8 @@ def dispatching(function: Callable[..., Any], library_op: Any) -> Callable[..., 
     Eager calls pay nothing for it. Dynamo looks for the attribute on every function that it traces, which is how
     functions that are compiled already name their originals.
     """
-    traced = forward(function, "    return library_op({arguments})\n", {"library_op": library_op}, _in_schema)
+    scope = {"sgljit_library_op": library_op}  # no parameter is called so
+    traced = forward(function, "    return sgljit_library_op({arguments})\n", scope, _in_schema)
     function._torchdynamo_inline = traced  # type: ignore[attr-defined]  # noqa: SLF001
     return function
 

@@ -20,7 +20,7 @@ from .store import Slot
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["include_roots", "load_jit", "meanwhile", "with_plugin"]
+__all__ = ["ATTEMPTS", "include_roots", "load_jit", "meanwhile", "with_plugin"]
 
 
 def load_jit(
@@ -104,12 +104,12 @@ meanwhile: ContextVar[Callable[[], None] | None] = ContextVar("sgljit_meanwhile"
 
 _modules: dict[tuple[str, Slot], Module] = {}
 _locks = KeyedLocks()
-_ATTEMPTS = 5
+ATTEMPTS = 5
 
 
 def _module(spec: BuildSpec, root: Path) -> Module:
     """The module of a build, from the cache below ``root`` or compiled now."""
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         recipe = _recipe(spec)
         identity = (str(root), recipe.slot)
         if policy.is_explaining():
@@ -120,7 +120,7 @@ def _module(spec: BuildSpec, root: Path) -> Module:
                     _modules[identity] = driver.obtain(recipe, root)
                 return _modules[identity]
             except SourceChangedError:
-                if attempt == _ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1:
                     raise
     raise AssertionError  # pragma: no cover - the last attempt returns or raises
 

@@ -6,17 +6,20 @@ which version it has are remembered, so that a warm start does not load 100 MB o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
 import json
+import os
+import shutil
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .errors import ToolchainNotFoundError
+from .forks import KeyedLocks
 from .toolchain import remembered_search
 
 __all__ = ["Nvrtc", "RejectedSourceError", "compile_kernel", "find_nvrtc", "precompile_headers"]
@@ -97,12 +100,20 @@ def _library(path: str) -> ctypes.CDLL:
 
 # One compile at a time uses precompiled headers, which halve its time: NVRTC keeps them in the process, and a second
 # thread is better off compiling without than waiting.
-_precompiled = threading.Lock()
+_locks = KeyedLocks()
 
 
-@functools.cache
-def _precompiled_directory() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="sgljit-pch-")  # removed at the process's end
+@functools.lru_cache(maxsize=1)
+def _precompiled_directory(process: int) -> Path:
+    """A directory of a process's own, which that process removes at its end, and no child of it."""
+    directory = Path(tempfile.mkdtemp(prefix="sgljit-pch-"))
+
+    def remove() -> None:
+        if os.getpid() == process:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    atexit.register(remove)
+    return directory
 
 
 def compile_kernel(
@@ -136,16 +147,24 @@ def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], header
 
 @contextlib.contextmanager
 def _precompiling(headers: str) -> Iterator[tuple[str, ...]]:
-    """The options with which NVRTC takes or makes precompiled headers; none while another thread does."""
-    if not _precompiled.acquire(blocking=False):
+    """The options with which NVRTC takes or makes precompiled headers.
+
+    None while another thread does, and none where there is no room for them: they only save time.
+    """
+    lock = _locks["precompiled headers"]
+    if not lock.acquire(blocking=False):
         yield ()
         return
     try:
-        directory = Path(_precompiled_directory().name, headers)
-        directory.mkdir(exist_ok=True)
-        yield ("-pch", f"-pch-dir={directory}")
+        try:
+            directory = _precompiled_directory(os.getpid()) / headers
+            directory.mkdir(parents=True, exist_ok=True)
+            options: tuple[str, ...] = ("-pch", f"-pch-dir={directory}")
+        except OSError:
+            options = ()
+        yield options
     finally:
-        _precompiled.release()
+        lock.release()
 
 
 class _Program:

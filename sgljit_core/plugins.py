@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import importlib_metadata
 
 from .config import settings
 from .errors import IncompatiblePluginError, InvalidBuildError, PluginConflictError, PluginLoadError
+from .forks import KeyedLocks
 from .spec import FamilySpec
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def rescan() -> None:
     _scan.cache_clear()
 
 
-_lock = threading.RLock()
+_locks = KeyedLocks()  # of one key: plugins are loaded one after the other
 _families: dict[str, FamilySpec] = {}
 _failures: dict[str, PluginLoadError | PluginConflictError] = {}
 _registering: list[FamilySpec] = []
@@ -155,7 +155,7 @@ def load(family: str, claims: tuple[Plugin, ...]) -> FamilySpec:
             f"family {family!r} is claimed by {len(claims)} distributions:\n{listed}\n"
             f"Uninstall all but one, or name the ones to use in SGLJIT_PLUGINS=<distribution>,..."
         )
-    with _lock:
+    with _locks["plugins"]:
         if family in _failures:
             raise _failures[family]
         if family not in _families:

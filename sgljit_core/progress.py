@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import plugins
+from .forks import KeyedLocks
 from .spec import BuildSpec
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Batch", "announced", "batch", "log", "once", "showing"]
+__all__ = ["Batch", "announced", "batch", "log", "once", "showing", "was_said"]
 
 _log = logging.getLogger("sgljit")
 _SHOW_SECONDS = 1.0
@@ -53,6 +54,11 @@ def once(event: str, about: str, text: str, **data: Any) -> None:
     if (event, about) not in _said:
         _said.add((event, about))
         log(logging.WARNING, event, text, **data)
+
+
+def was_said(event: str) -> bool:
+    """Whether a warning of that kind was given in this process."""
+    return any(said == event for said, _ in _said)
 
 
 @contextmanager
@@ -88,7 +94,7 @@ def _position() -> str:
     current = batch.get()
     if current is None:
         return ""
-    with _guard:
+    with _locks["display"]:
         current.begun += 1
         return f"{current.begun} of {current.total}: "
 
@@ -122,7 +128,7 @@ def showing(text: str) -> Iterator[None]:
         line.hide()
 
 
-_guard = threading.Lock()
+_locks = KeyedLocks()  # of one key: the display, and the count of a batch
 
 
 class _Line:
@@ -137,7 +143,7 @@ class _Line:
         self._ended = False
 
     def show(self) -> None:
-        with _guard:
+        with _locks["display"]:
             if self._ended:
                 return
             if _Line._display is None:
@@ -147,7 +153,7 @@ class _Line:
             self._task = _Line._display.add_task(self._text, total=None)
 
     def hide(self) -> None:
-        with _guard:
+        with _locks["display"]:
             self._ended = True
             if self._task is None or _Line._display is None:
                 return

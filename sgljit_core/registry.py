@@ -34,6 +34,8 @@ class FamilyOps:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Import an op at its first use. Raises UnknownOpError with the family's ops and the nearest match."""
+        if name.startswith("_"):  # what copy and pickle ask an object for before it has anything
+            raise AttributeError(name)
         op = next((op for op in self._family.ops if op.name == name), None)
         if op is None:
             names = [op.name for op in self._family.ops]

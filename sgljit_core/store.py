@@ -319,6 +319,7 @@ def _set_aside(directory: Path) -> Path:
     root = directory.parents[4]
     place = _own_directory(root, QUARANTINE) / f"{directory.parents[1].name}.{time.time_ns()}"
     directory.rename(place)
+    os.utime(place)  # it is as old as its place here
     return place
 
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from . import arch, cuda_driver, driver, includes, keys, nvrtc, paths
 from .driver import Product, Recipe
-from .errors import ArtifactLoadError, CompileError, InvalidBuildError, SgljitError
+from .errors import ArtifactLoadError, CompileError, InvalidBuildError, SgljitError, SourceChangedError
 from .ffi_errors import passing
 from .forks import KeyedLocks
-from .loader import include_roots, load_jit, with_plugin
+from .loader import ATTEMPTS, include_roots, load_jit, with_plugin
 from .spec import BuildSpec, Target
 
 if TYPE_CHECKING:
@@ -62,7 +62,11 @@ class Cubin:
         start = len(payload) - 4 - int.from_bytes(payload[-4:], "little")
         if not payload.startswith(b"\x7fELF") or start < 0:
             raise ArtifactLoadError("it is not a cubin with its kernel's name")
-        return Cubin(payload[:start], *json.loads(payload[start:-4]))
+        try:
+            symbol, compiler = json.loads(payload[start:-4])
+        except ValueError as error:
+            raise ArtifactLoadError(f"what follows its cubin cannot be read: {error}") from error
+        return Cubin(payload[:start], symbol, compiler)
 
 
 _sources: dict[str, Path] = {}
@@ -125,6 +129,8 @@ def _answer_variant(family: str, file: str, expression: str, device_id: int) -> 
 def build(family: str, csrc: Path, file: str, expression: str) -> Cubin:
     """The cubin of a kernel for the current target, from the cache or made now. Needs no GPU.
 
+    Of the target only the capability counts: a launch asks for kernels made for exactly that of its device.
+
     Args:
         file: the device file, relative to ``csrc``.
         expression: the kernel as C++ names it, ``norm::rmsnorm<4096, true, bf16_t>``.
@@ -133,7 +139,7 @@ def build(family: str, csrc: Path, file: str, expression: str) -> Cubin:
         CompileError: it does not compile; the text has the kernels that there are.
         ToolchainNotFoundError: it must be made and there is no NVRTC.
     """
-    return _obtain(_spec(family, csrc, file, expression, arch.cuda_target()))
+    return _obtain(_spec(family, csrc, file, expression, arch.exact(arch.cuda_target())))
 
 
 def _spec(family: str, csrc: Path, file: str, expression: str, target: Target) -> BuildSpec:
@@ -177,6 +183,13 @@ def _options(spec: BuildSpec, roots: Sequence[includes.Root], compiler: nvrtc.Nv
 
 
 def _obtain(spec: BuildSpec) -> Cubin:
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(SourceChangedError):
+            return _obtain_once(spec)
+    return _obtain_once(spec)
+
+
+def _obtain_once(spec: BuildSpec) -> Cubin:
     roots, generated, scan = _sources_of(spec)
     return driver.obtain(
         Recipe(

@@ -59,7 +59,9 @@ def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: 
         # A process of its own, in which the wheel's content is what is installed, whatever else there may be.
         code = f"import sys; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
         environment = inherited_environment(
-            PYTHONPATH=os.pathsep.join((str(content), *sys.path)), SGLJIT_CACHE_DIR=str(Path(scratch, "cache"))
+            PYTHONPATH=os.pathsep.join((str(content), *sys.path)),
+            SGLJIT_CACHE_DIR=str(Path(scratch, "cache")),
+            SGLJIT_PREBUILT_PATH="",  # what is found elsewhere would not be in the wheel
         )
         _run([sys.executable, "-c", code, wheel.name, str(content), *cuda_archs], environment)
         _check_c_library(content, platform)
@@ -87,7 +89,10 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
         carried = package_directory(plugins.load(name, claims).package) / CARRIED
         with tempfile.TemporaryDirectory() as scratch:
             archive = Path(scratch, "artifacts.tar")
-            cache.export_archive(archive, family=name)
+            if cache.export_archive(archive, family=name) == 0:
+                raise WheelError(
+                    f"{wheel}: nothing was built for family {name!r}; a plugin's sgljit_prebuilt_dirs has it"
+                )
             carried.mkdir(mode=0o700, exist_ok=True)
             cache.import_archive(archive, carried)
 

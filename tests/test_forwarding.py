@@ -84,3 +84,12 @@ def test_a_declaration_with_another_number_of_parameters_is_refused_with_both():
 
     with pytest.raises(errors.InvalidFamilyError, match=r"declares 3 parameters, and the C\+\+ function takes 2"):
         mismatched(1)
+
+
+def test_a_parameter_may_have_any_name():
+    @exported(lambda: SimpleNamespace(named=lambda *args: args))
+    def named(call: int, library_op: int = 2, *, function: int = 3) -> None:
+        """A declaration."""
+
+    assert named(1) == (1, 2, 3)
+    assert named(call=4, function=5) == (4, 2, 5)

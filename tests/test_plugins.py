@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 
@@ -237,3 +238,13 @@ def test_every_installed_entry_point_loads():
     for name in ops:
         if not name.startswith("made_up"):
             assert dir(ops[name])
+
+
+def test_every_declared_op_of_every_installed_family_can_be_had():
+    for family in ("norm", "quant", "hicache", "wait_value"):
+        for name in dir(ops[family]):
+            assert callable(getattr(ops[family], name))
+
+
+def test_the_ops_of_a_family_can_be_copied():
+    assert copy.deepcopy(ops["norm"]).rmsnorm is ops["norm"].rmsnorm

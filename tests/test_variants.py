@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -396,6 +397,34 @@ def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompile
     load(family)
     assert not [thread for thread in threading.enumerate() if thread.name == "sgljit-meanwhile"]
     assert len(precompiled) == 1
+
+
+def test_kernels_compile_without_room_for_precompiled_headers(family, monkeypatch):
+    """Also when a cleaner of /tmp, or a child's end, has taken their directory away."""
+    build(family, "scaling::scale", 201, False, torch.float16)
+    shutil.rmtree(nvrtc._precompiled_directory(os.getpid()))
+    build(family, "scaling::scale", 202, False, torch.float16)
+
+    def no_room(process: int) -> Path:
+        raise OSError("no usable temporary directory")
+
+    monkeypatch.setattr(nvrtc, "_precompiled_directory", no_room)
+    build(family, "scaling::scale", 203, False, torch.float16)
+
+
+def test_a_device_file_that_is_edited_while_it_compiles_is_compiled_again(family, monkeypatch):
+    real = nvrtc.compile_kernel
+    compiled: list[str] = []
+
+    def compile_and_edit(*arguments):
+        compiled.append("once")
+        if len(compiled) == 1:
+            (family.csrc / "params.h").write_text(PARAMS + "// edited\n")
+        return real(*arguments)
+
+    monkeypatch.setattr(nvrtc, "compile_kernel", compile_and_edit)
+    build(family, "scaling::scale", 205, False, torch.float16)
+    assert len(compiled) == 2
 
 
 def test_a_device_file_that_does_not_compile_is_no_error_before_a_kernel_is_asked_for(tmp_path, monkeypatch):

@@ -110,7 +110,8 @@ inline const char* device_type_name(DLDataType dtype) {
   const auto value = argument.value;
   switch (argument.kind) {
     case TemplateArg::kInt:
-      message << value;
+      if (value == INT64_MIN) message << "(-9223372036854775807 - 1)";  // the literal has no minus sign of its own
+      else message << value;
       break;
     case TemplateArg::kUInt:  // as Python's make_cpp_args writes it, so that both mean the same variant
       message << static_cast<std::uint64_t>(value) << (value < 0 ? "u" : "");
@@ -232,15 +233,18 @@ struct Variants {
   [[gnu::cold, gnu::noinline]] Kernel& make(const Variant& variant, std::int32_t device_id, DebugInfo location) {
     Message expression;
     expression << variant;
-    auto* kernel = new Kernel{};
+    // Before anything is allocated: it may throw, each time anew.
+    const auto function = reinterpret_cast<driver::function_t>(
+        details::ask_core("sgljit.variant", {SGL_FAMILY, m_file, expression.c_str()}, device_id));
+    Kernel queried = {};
+    queried.function = function;
+    s_query_params(queried, location);
+    auto* kernel = new Kernel{queried};
     kernel->hash = variant.m_hash;
     kernel->device_id = device_id;
     kernel->num_args = variant.m_num_args;
     kernel->name = variant.m_name;
     std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
-    kernel->function = reinterpret_cast<driver::function_t>(
-        details::ask_core("sgljit.variant", {SGL_FAMILY, m_file, expression.c_str()}, device_id));
-    s_query_params(*kernel, location);
     return insert(variant, kernel);
   }
 
@@ -357,11 +361,19 @@ struct ContextGuard {
 /// Raise the kernel's limit of dynamic shared memory, once for each higher value.
 [[gnu::cold, gnu::noinline]] inline void allow_dynamic_smem(
     LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
-  if (bytes <= __atomic_load_n(&kernel.dynamic_smem_limit, __ATOMIC_RELAXED)) return;
-  driver::check(
-      driver::api().FuncSetAttribute(kernel.function, driver::kMaxDynamicSharedSizeBytes, static_cast<int>(bytes)),
-      location);
-  __atomic_store_n(&kernel.dynamic_smem_limit, static_cast<std::uint32_t>(bytes), __ATOMIC_RELAXED);
+  if (bytes <= __atomic_load_n(&kernel.dynamic_smem_limit, __ATOMIC_ACQUIRE)) return;
+  // One at a time, or the lower of two limits could be set last.
+  static ::pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  ::pthread_mutex_lock(&mutex);
+  driver::result_t status = driver::kSuccess;
+  if (bytes > kernel.dynamic_smem_limit) {
+    status =
+        driver::api().FuncSetAttribute(kernel.function, driver::kMaxDynamicSharedSizeBytes, static_cast<int>(bytes));
+    if (status == driver::kSuccess)
+      __atomic_store_n(&kernel.dynamic_smem_limit, static_cast<std::uint32_t>(bytes), __ATOMIC_RELEASE);
+  }
+  ::pthread_mutex_unlock(&mutex);
+  driver::check(status, location);
 }
 
 [[gnu::noinline]] inline void launch(

@@ -305,7 +305,7 @@ def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(load, cac
     environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many"}
     assert sgljit("cache", "why", "many", **environment).stdout.count("a miss") == 3
     result = sgljit("cache", "build", "many", **environment)
-    assert "3 modules are in" in result.stdout, result.stderr
+    assert "3 modules are built or were there" in result.stdout, result.stderr
     explained = sgljit("cache", "why", "many", **environment).stdout
     assert explained.count("a hit") == 3
     assert "many.number<2> for cpu-" in explained
@@ -313,7 +313,7 @@ def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(load, cac
     source = package / "csrc" / "number.cpp"
     source.write_text(source.read_text() + "// edited\n")
     assert "number.cpp changed" in sgljit("cache", "why", "many", **environment).stdout
-    assert "3 modules are in" in sgljit("cache", "build", **environment).stdout
+    assert "3 modules are built or were there" in sgljit("cache", "build", **environment).stdout
     assert len(artifacts(cache)) == 7
     result = sgljit("cache", "prune", "--stale", **environment)
     assert "removed 3 artifacts" in result.stdout, result.stderr
@@ -322,3 +322,35 @@ def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(load, cac
     assert manifest["plugin"] == "sgljit-many 1.2.3"
     assert manifest["family"] == "many"
     assert {"size", "sha256", "source", "toolchain", "target", "command", "seconds"} <= set(manifest)
+
+
+def test_an_export_of_nothing_fails_and_says_what_there_is(tmp_path, cache):
+    (cache / "sm_90a").mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "sgljit_core", "cache", "export", str(tmp_path / "k.tar"), "--target", "sm_90"]
+    environment = {**os.environ, "SGLJIT_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "error: nothing to write; there are the families none and the targets none" in done.stderr
+
+
+def test_building_ahead_into_a_cache_that_takes_nothing_fails(tmp_path):
+    """As an image's author would meet it: what was built is gone when the command ends."""
+    if os.geteuid() == 0:
+        full = tmp_path / "full"
+        full.mkdir(mode=0o700)
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(full)])
+        if mounted.returncode != 0:
+            pytest.skip("no file system can be mounted here")
+    else:
+        pytest.skip("only root can mount a small file system")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "sgljit_core", "cache", "build", "wait_value", "--cuda-arch", "9.0"],
+            env={**os.environ, "SGLJIT_CACHE_DIR": str(full)},
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "error: not all that was built could be kept" in done.stderr

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(1024, 1)
   const auto dst_indices = static_cast<const Index*>(transfer.dst_indices);
   const auto src_indices = static_cast<const Index*>(transfer.src_indices);
   const uint32_t lane = threadIdx.x % kLanes;
-  const uint32_t worker = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
+  const uint32_t worker = blockIdx.x * (blockDim.x / kLanes) + threadIdx.x / kLanes;
   const uint32_t num_workers = gridDim.x * (blockDim.x / kLanes);
   const uint32_t num_items = transfer.num_rows * transfer.num_layers * kPieces;
 
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(1024, 1)
   const auto dst_indices = static_cast<const Index*>(transfer.dst_indices);
   const auto src_indices = static_cast<const Index*>(transfer.src_indices);
   const uint32_t lane = threadIdx.x % device::kWarpThreads;
-  const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / device::kWarpThreads;
+  const uint32_t warp = blockIdx.x * (blockDim.x / device::kWarpThreads) + threadIdx.x / device::kWarpThreads;
   const uint32_t num_warps = gridDim.x * (blockDim.x / device::kWarpThreads);
   const uint32_t num_items = transfer.num_rows * transfer.num_layers;
   const int64_t num_words = transfer.row_bytes / kWordBytes;

@@ -94,7 +94,7 @@ inline constexpr Launch kToHostBulk{kBulk, 2, 128, 3, 8192};
 inline constexpr std::int64_t kMaxWarps = 32;  // of a block
 
 inline Launch g_override{-1, 0, 0, 0, 0};  // of bench/, see override_launch; zero: as it would be
-inline Launch g_last{};
+inline thread_local Launch g_last{};
 
 inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;

@@ -102,6 +102,10 @@ inline Cache match_cache(
 
 /// K and V of one side must lie alike: one offset serves both.
 inline void match_pair(const char* op, const Cache& k, const Cache& v) {
+  if (k.num_rows != v.num_rows) [[unlikely]]
+    throw host::Error(
+        host::kTensorMatchError, op, ": ", k.name, " and ", v.name, " must have the same number of rows: ", *k.view,
+        " and ", *v.view);
   if (is_same(k.rows, v.rows) || k.num_rows <= 1 || v.num_rows <= 1) [[likely]]
     return;
   throw host::Error(

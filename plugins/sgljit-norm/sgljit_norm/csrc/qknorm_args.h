@@ -74,13 +74,17 @@ inline HeadsArgs match_heads(
   TensorMatcher({symbols.head_dim}).with_dtype(symbols.dtype).with_device(symbols.device).verify(weight);
   const auto dim = symbols.head_dim.unwrap();
   const bool is_flat = x.dim() == 2;
+  const auto num_heads = is_flat ? heads.unwrap() / dim : heads.unwrap();
+  // The stride of a dimension of one element has no meaning, and must not look like a bad alignment.
+  const auto next_head = is_flat || num_heads == 1 ? dim : head_stride.unwrap();
+  const bool one_token = symbols.num_tokens.unwrap() == 1;
   return {
       .data = x.data_ptr(),
       .weight = weight.data_ptr(),
-      .num_heads = is_flat ? heads.unwrap() / dim : heads.unwrap(),
+      .num_heads = num_heads,
       .head_dim = dim,
-      .token_stride = token_stride.unwrap(),
-      .head_stride = is_flat ? dim : head_stride.unwrap(),
+      .token_stride = one_token ? num_heads * next_head : token_stride.unwrap(),
+      .head_stride = next_head,
   };
 }
 
@@ -95,7 +99,8 @@ inline HeadsArgs match_all_heads(QKSymbols& symbols, host::TensorView x, host::T
       .with_device<kDLCPU, kDLCUDA>(symbols.device)
       .verify(x);
   TensorMatcher({size}).with_dtype(symbols.dtype).with_device(symbols.device).verify(weight);
-  return {x.data_ptr(), weight.data_ptr(), 1, size.unwrap(), token_stride.unwrap(), 0};
+  const bool one_token = symbols.num_tokens.unwrap() == 1;  // whose stride has no meaning
+  return {x.data_ptr(), weight.data_ptr(), 1, size.unwrap(), one_token ? size.unwrap() : token_stride.unwrap(), 0};
 }
 
 /// The rest of the checks, of q and k that have matched.
