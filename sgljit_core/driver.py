@@ -44,7 +44,16 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.05
 _REPORT_SECONDS = 2.0
 _EXPLAINED = 64  # manifests that are read to explain a miss
-_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO}
+_UNWRITABLE = {
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EIO,
+}
 _ENDED = "SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
 
 
@@ -124,8 +133,7 @@ class _Request(Generic[T]):
                 return found[0]
         build = self.recipe.named()
         self._check_allowed(build)
-        if self.tools is None:
-            self._set_damaged_aside()
+        if self.tools is None:  # what is damaged stays: the next process shall hear of it too
             raise self._no_toolchain(build)
         return self._make_once(build)
 

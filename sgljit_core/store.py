@@ -181,6 +181,11 @@ def read(directory: Path, *, vouched: bool = False) -> Artifact | None:
     except OSError as error:
         if error.errno == errno.ESTALE:  # NFS: removed by another machine
             return None
+        if error.errno == errno.ENOTDIR and not directory.parent.is_dir():  # the root itself is a file
+            return None
+        if error.errno == errno.EACCES:
+            root = directory.parents[4]
+            raise ManifestError(f"you may not read it; if its owner means you to: chmod -R a+rX {root}") from error
         if not vouched:
             trust.check(directory, directory.lstat())
         raise ManifestError(f"it is not a directory ({error.strerror})") from error

@@ -218,3 +218,23 @@ def test_a_private_directory_that_somebody_else_made_first_is_not_used(tmp_path,
     with pytest.raises(errors.UntrustedCacheError, match="could be replaced by somebody else"):
         trust.private_directory(tmp_path / "open" / "mine")
     assert paths.scratch_directory().name == f"sgljit-{os.getuid()}"
+
+
+def test_prebuilt_artifacts_that_may_not_be_read_are_passed_over_with_the_command_that_helps(
+    load, children, cache, csrc, scratch
+):
+    load()
+    cache.chmod(0o755)  # as `sgljit cache import` leaves a directory that another user then names
+    own = str(scratch / "own")
+    environment = {"SGLJIT_PREBUILT_PATH": str(cache), "SGLJIT_CACHE_DIR": own}
+    output = children.run(AS_NOBODY + LOAD, scratch=str(scratch), env=environment)
+    assert output.endswith("1\n"), output
+    assert f"you may not read it; if its owner means you to: chmod -R a+rX {cache}" in output
+
+
+@pytest.mark.parametrize("root", ["file", "/proc/nothing"])
+def test_a_root_that_is_no_directory_costs_only_the_sharing(children, tmp_path, root):
+    (tmp_path / "file").touch()
+    output = children.run(env={"SGLJIT_CACHE_DIR": str(tmp_path / root)})
+    assert output.endswith("1\n"), output
+    assert f"the cache {tmp_path / root} cannot be written" in output
