@@ -25,6 +25,15 @@ __all__ = ["FamilyOps", "Registry", "declared_variants", "ops", "resolve"]
 _locks = KeyedLocks()
 
 
+def _while_tracing(method: Any) -> Any:
+    """Have torch.compile call a method while it traces, and not trace it: a first use may be in a compiled graph.
+
+    What ``torch.compiler.assume_constant_result`` does, without importing torch. The method returns nothing.
+    """
+    method._dynamo_marked_constant = True  # noqa: SLF001
+    return method
+
+
 class FamilyOps:
     """The ops of one family as attributes."""
 
@@ -36,6 +45,12 @@ class FamilyOps:
         """Import an op at its first use. Raises UnknownOpError with the family's ops and the nearest match."""
         if name.startswith("_"):  # what copy and pickle ask an object for before it has anything
             raise AttributeError(name)
+        self._import(name)
+        found: Callable[..., Any] = vars(self)[name]
+        return found
+
+    @_while_tracing
+    def _import(self, name: str) -> None:
         op = next((op for op in self._family.ops if op.name == name), None)
         if op is None:
             names = [op.name for op in self._family.ops]
@@ -48,8 +63,6 @@ class FamilyOps:
         with _locks[self._family.name, name]:
             if name not in vars(self):  # another thread may have been first
                 setattr(self, name, _callable(self._family, op))  # the next access finds it without coming here
-        found: Callable[..., Any] = vars(self)[name]
-        return found
 
     def __dir__(self) -> list[str]:
         return [op.name for op in self._family.ops]
@@ -65,6 +78,11 @@ class Registry(dict[str, FamilyOps]):
     C; all other questions are answered by what is installed.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        # The same once more: what torch.compile knows of this dictionary is as old as the beginning of its trace.
+        self._loaded: dict[str, FamilyOps] = {}
+
     def __missing__(self, family: str) -> FamilyOps:
         """Load a family at its first use.
 
@@ -72,6 +90,11 @@ class Registry(dict[str, FamilyOps]):
             UnknownFamilyError: no installed plugin provides it; the text has the nearest match and the pip line.
             PluginConflictError, PluginLoadError, IncompatiblePluginError: its plugin cannot be used.
         """
+        self._load(family)
+        return self._loaded[family]
+
+    @_while_tracing
+    def _load(self, family: str) -> None:
         name = family.replace("-", "_")
         claims = plugins.installed().get(name)
         if claims is None:
@@ -81,8 +104,8 @@ class Registry(dict[str, FamilyOps]):
             raise UnknownFamilyError(_unknown(name, list(self)))
         with _locks[name, ""]:
             loaded = dict.get(self, name) or FamilyOps(plugins.load(name, claims), claims[0])
-            self.update({name: loaded, family: loaded})
-        return loaded
+            for dictionary in (self, self._loaded):
+                dictionary.update({name: loaded, family: loaded})
 
     def get(self, family: str, default: Any = None) -> Any:
         try:

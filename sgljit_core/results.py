@@ -1,7 +1,8 @@
 """How do measurements become a file that can be believed?
 
 A page of Markdown: on what machine, when and by which command it was measured, and tables; beside it an SVG plot where
-matplotlib is installed. ``sweep`` fills the rows of a table from a ``triton.testing.Benchmark``.
+matplotlib is installed. ``sweep`` fills the rows of a table from a ``triton.testing.Benchmark``, which
+``make_benchmark`` makes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .benchmark import Figure
@@ -24,9 +26,34 @@ from .benchmark import Figure
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["command", "machine", "sweep", "to_markdown", "with_ratio", "write_plot", "write_results"]
+__all__ = ["command", "machine", "make_benchmark", "sweep", "to_markdown", "with_ratio", "write_plot", "write_results"]
 
 Row = Mapping[str, Any]
+
+
+def make_benchmark(
+    name: str, x_names: Sequence[str], x_vals: Sequence[Any], lines: Sequence[str], line_arg: str = "provider"
+) -> Any:
+    """A ``triton.testing.Benchmark`` where triton is installed; elsewhere what has its fields.
+
+    Args:
+        name: of the plot.
+        x_names, x_vals: what a place is called, and the places.
+        lines: what is compared at each place, by name.
+        line_arg: the keyword that a line is passed by.
+    """
+    fields = {
+        "x_names": list(x_names),
+        "x_vals": list(x_vals),
+        "line_arg": line_arg,
+        "line_vals": list(lines),
+        "line_names": list(lines),
+        "plot_name": name,
+        "args": {},
+    }
+    if importlib.util.find_spec("triton") is None:
+        return SimpleNamespace(**fields)
+    return importlib.import_module("triton.testing").Benchmark(**fields)
 
 
 def sweep(benchmark: Any, run: Callable[..., Any]) -> list[dict[str, Any]]:

@@ -156,7 +156,8 @@ class Op:
         fake: "package.module:function" that computes the shapes of the outputs on fake tensors; only needed for
             torch.compile of an op that returns tensors.
         reference: "package.module:function" with the same signature in plain PyTorch, for tests.
-        samples: "package.module:function" that yields sample arguments, for tests and benchmarks.
+        samples: "package.module:function" that takes a torch.device and yields the arguments of calls on it, each a
+            dictionary by the parameters' names, for tests and benchmarks.
     """
 
     name: str

@@ -72,12 +72,18 @@ compiler, output = sys.argv[1:]
 if compiler == "nvcc":
     nvrtc.compile_kernel = by_nvcc
 
+def contents(tensor):
+    while hasattr(tensor, "memory"):  # a table of addresses, with what they point into
+        tensor = tensor.memory
+    return tensor
+
 def run(case):
     family, op, arguments = case
-    result = getattr(ops[family], op)(*arguments)
+    result = getattr(ops[family], op)(**arguments)
     torch.cuda.synchronize()
-    left = [result, *arguments]
-    return family, op, [t.contiguous().view(torch.uint8).cpu() for t in left if isinstance(t, torch.Tensor)]
+    left = [result, *arguments.values()]
+    left = [contents(tensor) for tensor in left if isinstance(tensor, torch.Tensor)]
+    return family, op, [tensor.cpu().contiguous().view(torch.uint8) for tensor in left]
 
 cases = []
 for spec in {spec.name: spec for spec, _ in device_files()}.values():

@@ -59,6 +59,33 @@ def test_a_compiled_graph_sees_the_mutation_of_out(op):
     assert torch.compile(f, fullgraph=True, backend="aot_eager")(torch.ones(3)).tolist() == [3, 3, 3]
 
 
+FIRST_USES = """
+import torch
+from sgljit_core import ops
+x, weight, family = torch.randn(3, 64), torch.ones(64), ops["norm"]
+
+def of_an_op(x):
+    family.rmsnorm(x, weight)
+    return x + 1
+
+def of_a_family(x):
+    ops["quant"].per_tensor_quant_fp8(x, torch.empty_like(x, dtype=torch.float8_e4m3fn), weight[:1], is_static=True)
+    return x + 1
+
+for function in (of_an_op, of_a_family):
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    first = compiled(x.clone())
+    assert "rmsnorm" in vars(family) and torch.equal(first, function(x.clone()))
+    assert torch.equal(first, compiled(x.clone()))
+print("quant" in dict.keys(ops))
+"""
+
+
+def test_the_first_use_of_a_family_and_of_an_op_may_be_in_a_compiled_graph():
+    done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_an_op_that_returns_a_tensor_compiles_with_its_fake():
     op = dispatching(doubled, register("testing", "doubled", doubled, (), torch.empty_like))
     compiled = torch.compile(lambda x: op(x) + 1, fullgraph=True, backend="aot_eager")

@@ -14,7 +14,7 @@ import torch
 
 from sgljit_core import results
 from sgljit_core.benchmark import Figure
-from sgljit_core.results import sweep, to_markdown, with_ratio, write_plot, write_results
+from sgljit_core.results import make_benchmark, sweep, to_markdown, with_ratio, write_plot, write_results
 
 ROWS = [
     {"shape": "1 x 4096", "ours": Figure(1.5, 1.4, 1.6, num_bytes=100, copy_microseconds=1.2), "theirs": 3.0},
@@ -51,6 +51,20 @@ def test_a_sweep_calls_every_line_at_every_place():
 def test_a_sweep_takes_tritons_own_benchmark():
     testing = pytest.importorskip("triton.testing", exc_type=ImportError)
     check_sweep(testing.Benchmark(**BENCHMARK, plot_name="plot"))
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+def test_a_benchmark_is_made_with_triton_and_without(has_triton: bool, monkeypatch: pytest.MonkeyPatch):
+    if has_triton:
+        pytest.importorskip("triton.testing", exc_type=ImportError)
+    else:
+        monkeypatch.setattr(results.importlib.util, "find_spec", lambda name: None)
+    benchmark = make_benchmark("plot", ["tokens", "hidden"], [(1, 64), (2, 128)], ["a", "b"])
+    assert type(benchmark).__name__ == ("Benchmark" if has_triton else "SimpleNamespace")
+    assert sweep(benchmark, lambda tokens, hidden, provider: f"{tokens} {hidden} {provider}") == [
+        {"tokens": 1, "hidden": 64, "a": "1 64 a", "b": "1 64 b"},
+        {"tokens": 2, "hidden": 128, "a": "2 128 a", "b": "2 128 b"},
+    ]
 
 
 def test_a_table_has_every_column_and_leaves_out_what_is_not_known():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -12,9 +13,10 @@ def add_constant(src: torch.Tensor, constant: int) -> torch.Tensor:
     return src + constant
 
 
-def samples(device: torch.device) -> Iterator[tuple[torch.Tensor, int]]:
+def samples(device: torch.device) -> Iterator[dict[str, Any]]:
     """Arguments: no element, one, a block of threads and its neighbours, the ends of the int32 range."""
     limits = torch.iinfo(torch.int32)
     for length in (0, 1, 255, 256, 257, 100_000):
         for constant in (0, 7, limits.min, limits.max):
-            yield torch.randint(limits.min, limits.max, (length,), dtype=torch.int32, device=device), constant
+            src = torch.randint(limits.min, limits.max, (length,), dtype=torch.int32, device=device)
+            yield {"src": src, "constant": constant}

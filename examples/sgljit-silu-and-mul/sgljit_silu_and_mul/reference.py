@@ -16,10 +16,11 @@ def silu_and_mul(
     out.copy_(torch.nn.functional.silu(gate) * value)
 
 
-def samples(device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def samples(device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
     """Arguments: every dtype, no token, one, several; one element, a block of threads and its neighbours."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         for num_tokens in (0, 1, 3, 100):
             for hidden in (1, 255, 256, 257, 1024):
                 x = (torch.randn(num_tokens, 2 * hidden, device=device) * 4).to(dtype)
-                yield x, torch.full((num_tokens, hidden), float("nan"), device=device, dtype=dtype)
+                out = torch.full((num_tokens, hidden), float("nan"), device=device, dtype=dtype)
+                yield {"input": x, "out": out}

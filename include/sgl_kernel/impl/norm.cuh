@@ -51,7 +51,7 @@ template <typename T, int64_t kDim>
 
 namespace device::norm {
 
-/// \brief Floats of shared memory that `row_sum` and `apply_rmsnorm_cta` want: one for each warp.
+/// \brief Values of shared memory that `row_sum` and `apply_rmsnorm_cta` want: one for each warp.
 inline constexpr uint32_t kSmemBufferSize = kWarpThreads;
 
 /// \brief What one thread holds of a row, in packed pairs: 16 bytes of a row that a block shares, a 32nd of one that a
@@ -72,24 +72,35 @@ template <typename Packed, size_t N>
   return sum;
 }
 
+/// \brief The sum over `kThreads` lanes, a power of two; of a pair, both sums. All lanes of the warp call.
+template <uint32_t kThreads = kWarpThreads>
+[[nodiscard]] SGL_DEVICE float lane_sum(float value) {
+  return warp::reduce_sum<float, kThreads>(value);
+}
+template <uint32_t kThreads = kWarpThreads>
+[[nodiscard]] SGL_DEVICE fp32x2_t lane_sum(fp32x2_t value) {
+  return {warp::reduce_sum<float, kThreads>(value.x), warp::reduce_sum<float, kThreads>(value.y)};
+}
+
 /// \brief The sum over the `kThreads` threads that share a row: every one of them gets it, the same bits.
 ///
-/// Up to 32, a power of two: neighbouring lanes of a warp. All lanes of the warp call; nobody synchronises, and `smem`
-/// is not used. Beyond: all threads of a one-dimensional block of `kThreads`, whole warps. It synchronises once
-/// inside; before `smem`, of `kSmemBufferSize` floats, is used again, the caller does.
-template <uint32_t kThreads>
-[[nodiscard]] SGL_DEVICE float row_sum(float value, float* smem) {
+/// Of a float, or of a pair of them (`fp32x2_t`), at the cost of one barrier either way. Up to 32 threads, a power of
+/// two: neighbouring lanes of a warp. All lanes of the warp call; nobody synchronises, and `smem` is not used. Beyond:
+/// all threads of a one-dimensional block of `kThreads`, whole warps. It synchronises once inside; before `smem`, of
+/// `kSmemBufferSize` values, is used again, the caller does.
+template <uint32_t kThreads, typename Value>
+[[nodiscard]] SGL_DEVICE Value row_sum(Value value, Value* smem) {
   if constexpr (kThreads <= kWarpThreads) {
-    return warp::reduce_sum<float, kThreads>(value);
+    return lane_sum<kThreads>(value);
   } else {
     constexpr uint32_t kWarps = kThreads / kWarpThreads;
     static_assert(kThreads % kWarpThreads == 0, "norm: a row is shared by whole warps, or by part of one");
     const uint32_t lane = threadIdx.x % kWarpThreads;
-    value = warp::reduce_sum(value);
+    value = lane_sum(value);
     if (lane == 0) smem[threadIdx.x / kWarpThreads] = value;
     __syncthreads();
     // Every warp sums up all the warps' sums by itself, which saves the second barrier of a broadcast.
-    return warp::reduce_sum(lane < kWarps ? smem[lane] : 0.0f);
+    return lane_sum(lane < kWarps ? smem[lane] : Value{});
   }
 }
 
@@ -121,7 +132,7 @@ template <bool kPlusOne = false, typename Packed, size_t N>
 template <int64_t kDim, typename Vec>
 [[nodiscard]] SGL_DEVICE Vec apply_rmsnorm_warp(const Vec& input, const Vec& weight, float eps) {
   static_assert(kDim <= 256, "norm: a warp normalises rows of up to 256 elements, use apply_rmsnorm_cta");
-  const float sum = row_sum<kWarpThreads>(sum_of_squares(input), nullptr);
+  const float sum = lane_sum(sum_of_squares(input));
   return scale(input, weight, math::rsqrt(sum / kDim + eps));
 }
 

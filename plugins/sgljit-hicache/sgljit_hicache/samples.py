@@ -1,4 +1,4 @@
-"""Arguments for each op, for tests and benchmarks: positional ones, then keywords."""
+"""Arguments for each op by name, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-Sample = tuple[list[torch.Tensor], dict[str, Any]]
+Sample = dict[str, Any]
 
 _SHAPES = [  # rows of the destination, of the source, moved; elements of a row
     (64, 96, 0, 1024),
@@ -21,9 +21,10 @@ _SHAPES = [  # rows of the destination, of the source, moved; elements of a row
 
 def transfer_hicache_one_layer(device: torch.device) -> Iterator[Sample]:
     """Both kinds of indices, several row sizes, strided rows; from the host and back on CUDA."""
-    for arguments, keywords in transfer_hicache_one_layer_mla(device):
-        cache_dst, indices_dst, cache_src, indices_src = arguments
-        yield [cache_dst, _like(cache_dst), indices_dst, cache_src, _like(cache_src), indices_src], keywords
+    for sample in transfer_hicache_one_layer_mla(device):
+        dst, src = sample.pop("cache_dst"), sample.pop("cache_src")
+        caches = {"k_cache_dst": dst, "v_cache_dst": _like(dst), "k_cache_src": src, "v_cache_src": _like(src)}
+        yield {**caches, **sample}
 
 
 def transfer_hicache_one_layer_mla(device: torch.device) -> Iterator[Sample]:
@@ -33,16 +34,18 @@ def transfer_hicache_one_layer_mla(device: torch.device) -> Iterator[Sample]:
             indices = _indices(dst_rows, count, dtype, device), _indices(src_rows, count, dtype, device)
             for on_dst, on_src in ((device, device), (_host(device), device), (device, _host(device))):
                 dst, src = _cache((dst_rows, width), on_dst), _cache((src_rows, 2, width), on_src)[:, 1]
-                yield [dst, indices[0], src, indices[1]], {}
+                yield {"cache_dst": dst, "indices_dst": indices[0], "cache_src": src, "indices_src": indices[1]}
 
 
 def transfer_hicache_all_layer(device: torch.device) -> Iterator[Sample]:
     """Three layers, from a layer-first pool to a page-first one, whose layers are neighbours in a row."""
-    for arguments, keywords in transfer_hicache_all_layer_mla(device):
-        dst, indices_dst, src, indices_src = arguments
-        halves = [_keeping(half, table) for table in (dst, src) for half in table.chunk(2)]
-        strides = {f"kv_{name}" if name.startswith("cache") else name: value for name, value in keywords.items()}
-        yield [*halves[:2], indices_dst, *halves[2:], indices_src], strides
+    for sample in transfer_hicache_all_layer_mla(device):
+        tables: Sample = {}
+        for side in ("dst", "src"):
+            table = sample.pop(f"ptr_{side}")
+            tables |= {f"{kv}_ptr_{side}": _keeping(half, table) for kv, half in zip("kv", table.chunk(2), strict=True)}
+        others = {f"kv_{name}" if name.startswith("cache") else name: value for name, value in sample.items()}
+        yield {**tables, **others}
 
 
 def transfer_hicache_all_layer_mla(device: torch.device) -> Iterator[Sample]:
@@ -52,11 +55,15 @@ def transfer_hicache_all_layer_mla(device: torch.device) -> Iterator[Sample]:
         dst = torch.tensor([pool_dst[:, layer].data_ptr() for layer in range(6)], dtype=torch.int64)
         src = torch.tensor([pool_src[layer].data_ptr() for layer in range(6)], dtype=torch.int64)
         row = 2 * width
-        indices = (_indices(rows, count, torch.int64, device) for rows in (dst_rows, src_rows))
-        yield (
-            [_keeping(dst, pool_dst), next(indices), _keeping(src, pool_src), next(indices)],
-            {"cache_src_stride_bytes": row, "cache_dst_stride_bytes": 6 * row, "element_size": row},
-        )
+        yield {
+            "ptr_dst": _keeping(dst, pool_dst),
+            "indices_dst": _indices(dst_rows, count, torch.int64, device),
+            "ptr_src": _keeping(src, pool_src),
+            "indices_src": _indices(src_rows, count, torch.int64, device),
+            "cache_src_stride_bytes": row,
+            "cache_dst_stride_bytes": 6 * row,
+            "element_size": row,
+        }
 
 
 def _keeping(table: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:

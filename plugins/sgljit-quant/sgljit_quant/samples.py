@@ -1,28 +1,31 @@
-"""Arguments for each op, for tests and benchmarks."""
+"""Arguments for each op by name, for tests and benchmarks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-TensorArgs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]
-TokenArgs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Sample = dict[str, Any]
 
 
-def per_tensor_quant_fp8(device: torch.device) -> Iterator[TensorArgs]:
+def per_tensor_quant_fp8(device: torch.device) -> Iterator[Sample]:
     """Every dtype, from no element to several clusters of blocks, whole loads and not, strided rows, both scales."""
     for x in _inputs(device):
         for is_static in (False, True):
             scale = torch.full((1,), 0.01, device=device) if is_static else torch.empty(1, device=device)
-            yield x, torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=device), scale, is_static
+            yield {"input": x, "output_q": _quantized(x), "output_s": scale, "is_static": is_static}
 
 
-def per_token_quant_fp8(device: torch.device) -> Iterator[TokenArgs]:
+def per_token_quant_fp8(device: torch.device) -> Iterator[Sample]:
     """Every dtype, rows of every kernel, dense and strided."""
     for x in _inputs(device):
-        scales = torch.empty(*x.shape[:-1], 1, device=device)
-        yield x, torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=device), scales
+        yield {"input": x, "output_q": _quantized(x), "output_s": torch.empty(*x.shape[:-1], 1, device=device)}
+
+
+def _quantized(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
 
 
 def _inputs(device: torch.device) -> Iterator[torch.Tensor]:

@@ -30,7 +30,8 @@ def add_constant():
 
 
 def test_agrees_with_torch(add_constant, device):
-    for src, constant in reference.samples(device):
+    for sample in reference.samples(device):
+        src, constant = sample.values()
         before = src.clone()
         result = add_constant(src, constant)
         torch.testing.assert_close(result, reference.add_constant(src, constant), rtol=0, atol=0)

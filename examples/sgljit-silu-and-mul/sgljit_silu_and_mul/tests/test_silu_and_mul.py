@@ -31,7 +31,8 @@ def silu_and_mul():
 
 
 def test_agrees_with_torch(silu_and_mul, device):
-    for x, out in reference.samples(device):
+    for sample in reference.samples(device):
+        x, out = sample.values()
         before = x.clone()
         expected = torch.empty_like(out, dtype=torch.float64)
         reference.silu_and_mul(x, expected)

@@ -20,24 +20,24 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("name", ["transfer_hicache_one_layer", "transfer_hicache_one_layer_mla"])
 def test_samples_of_one_layer(name: str):
-    for arguments, options in getattr(samples, name)(CPU):
-        dst = [tensor.clone() for tensor in arguments[: len(arguments) // 2 - 1]]
-        getattr(reference, name)(*dst, *arguments[len(dst) :], **options)
-        getattr(family, name)(*arguments, **options)
-        for got, expected in zip(arguments, dst, strict=False):
-            assert_same_bytes(got, expected)
+    for sample in getattr(samples, name)(CPU):
+        expected = {name: sample[name].clone() for name in sample if name.endswith("cache_dst")}
+        getattr(reference, name)(**{**sample, **expected})
+        getattr(family, name)(**sample)
+        for name_of_dst, wanted in expected.items():
+            assert_same_bytes(sample[name_of_dst], wanted)
 
 
 @pytest.mark.parametrize("name", ["transfer_hicache_all_layer", "transfer_hicache_all_layer_mla"])
 def test_samples_of_all_layers(name: str):
-    for arguments, options in getattr(samples, name)(CPU):
-        pool = arguments[0].memory
+    for sample in getattr(samples, name)(CPU):
+        pool = next(iter(sample.values())).memory
         pool = pool if pool.dim() > 1 else pool.memory
         before = pool.clone()
-        getattr(family, name)(*arguments, **options)
+        getattr(family, name)(**sample)
         got = pool.clone()
         pool.copy_(before)
-        getattr(reference, name)(*arguments, **options)
+        getattr(reference, name)(**sample)
         assert_same_bytes(got, pool)
 
 

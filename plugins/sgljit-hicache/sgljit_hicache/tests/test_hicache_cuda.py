@@ -83,13 +83,13 @@ def test_every_declared_variant_builds():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["transfer_hicache_one_layer", "transfer_hicache_one_layer_mla"])
 def test_samples_of_one_layer(name: str):
-    for arguments, options in getattr(samples, name)(torch.device("cuda")):
-        dst = [tensor.clone() for tensor in arguments[: len(arguments) // 2 - 1]]
-        getattr(reference, name)(*dst, *arguments[len(dst) :], **options)
-        getattr(family, name)(*arguments, **options)
+    for sample in getattr(samples, name)(torch.device("cuda")):
+        expected = {name: sample[name].clone() for name in sample if name.endswith("cache_dst")}
+        getattr(reference, name)(**{**sample, **expected})
+        getattr(family, name)(**sample)
         torch.cuda.synchronize()
-        for got, expected in zip(arguments, dst, strict=False):
-            assert_same_bytes(got, expected)
+        for name_of_dst, wanted in expected.items():
+            assert_same_bytes(sample[name_of_dst], wanted)
 
 
 @pytest.mark.gpu

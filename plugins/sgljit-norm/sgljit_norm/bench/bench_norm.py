@@ -21,7 +21,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from torch.nn.functional import layer_norm, rms_norm
 
 from sgljit_core import ops
 from sgljit_core.benchmark import Figure, get_benchmark_range, is_in_ci, measure
-from sgljit_core.results import sweep, with_ratio, write_plot, write_results
+from sgljit_core.results import make_benchmark, sweep, with_ratio, write_plot, write_results
 from sgljit_norm.ops import host_module
 
 Tensors = tuple[torch.Tensor, ...]
@@ -200,9 +199,15 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str
     subject = SUBJECTS[op]
     runs = providers(op, dtype, device, peers)
 
-    def run(tokens: int, size: int, provider: str) -> Figure:
+    def run(tokens: int, size: int, provider: str) -> Figure | float:
         torch.compiler.reset()  # each shape is compiled for itself
-        check(op, runs[provider], subject.make(tokens, size, dtype, device))
+        try:
+            check(op, runs[provider], subject.make(tokens, size, dtype, device))
+        except RuntimeError as error:
+            if provider == "sgljit":
+                raise
+            sys.stderr.write(f"{provider} does not take {tokens} x {size} of {op}: {error}\n")
+            return math.nan
         # Kernels read a model's weights each time they run, so all calls share them.
         shared = [tensor for tensor in subject.make(1, size, dtype, device) if tensor.dim() == 1]
 
@@ -217,26 +222,12 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str
             return measure(runs[provider], [make()], num_bytes=num_bytes, seconds=0.01)
         return measure(runs[provider], make, num_bytes=num_bytes, seconds=0.05)
 
-    spec = SimpleNamespace(
-        x_names=["tokens", "size"],
-        x_vals=get_benchmark_range(subject.shapes[device], subject.shapes[device][1:2]),
-        line_arg="provider",
-        line_vals=list(runs),
-        line_names=list(runs),
-        plot_name=op,
-        args={},
-    )
-    rows = with_ratio(sweep(benchmark_of(spec), run), "sgljit", list(runs)[1:])
+    places = get_benchmark_range(subject.shapes[device], subject.shapes[device][1:2])
+    benchmark = make_benchmark(op, ["tokens", "size"], places, list(runs))
+    rows = with_ratio(sweep(benchmark, run), "sgljit", list(runs)[1:])
     for row in rows:
         row["copy"] = row["sgljit"].copy_microseconds
     return rows
-
-
-def benchmark_of(spec: SimpleNamespace) -> Any:
-    """A ``triton.testing.Benchmark`` where triton is installed; elsewhere what has its fields."""
-    if importlib.util.find_spec("triton") is None:
-        return spec
-    return importlib.import_module("triton.testing").Benchmark(**vars(spec))
 
 
 def overheads() -> list[dict[str, Any]]:

@@ -6,9 +6,25 @@
 /// \brief The device code of y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row x.
 ///
 /// The variance is the mean of (x - mean)^2, in a pass of its own: mean(x^2) - mean(x)^2 would lose all its digits for
-/// rows far from zero. Compiles under NVRTC.
+/// rows far from zero. There a float is too coarse for the mean as well, by as much as half a unit in its last place;
+/// so the same pass finds the mean of x - mean, which is what was missing (the corrected two-pass algorithm of Chan,
+/// Golub and LeVeque, https://doi.org/10.1080/00031305.1983.10483115). Compiles under NVRTC.
 
 namespace norm_kernels {
+
+/// \brief What turns x - mean into the normalised x: (x - mean) * factor + shift.
+struct Moments {
+  float factor, shift;
+
+  /// \param sums of (x - mean)^2 and of x - mean, over `size` elements.
+  SGL_DEVICE Moments(fp32x2_t sums, float size, float eps) {
+    const float missing = sums.y / size;
+    // Rounding may leave a constant row a variance just below zero.
+    const float variance = device::math::max(sums.x / size - missing * missing, 0.0f);
+    factor = device::math::rsqrt(variance + eps);
+    shift = -missing * factor;
+  }
+};
 
 /// \brief Rows of a size known beforehand, held in registers: one read, one write.
 ///
@@ -23,7 +39,9 @@ __global__ __launch_bounds__(
   static_assert(kHiddenSize * sizeof(T) <= kMaxRowBytes, "layernorm: a row must fit into the registers of a block");
   using namespace device;
   constexpr Layout kRows = layout_of(kHiddenSize * sizeof(T), kLoadBytes);
-  __shared__ float smem[2][norm::kSmemBufferSize];  // one for each reduction, so that no barrier is between them
+  // One for each reduction, so that no barrier is between them.
+  __shared__ float sum_smem[norm::kSmemBufferSize];
+  __shared__ fp32x2_t sums_smem[norm::kSmemBufferSize];
   using part_t = RowPart<kRows, T>;
   part_t x, w, b;
 
@@ -47,20 +65,22 @@ __global__ __launch_bounds__(
       sum += d;
     }
   }
-  const float mean = norm::row_sum<kRows.row_threads>(sum, smem[0]) / kHiddenSize;
+  const float mean = norm::row_sum<kRows.row_threads>(sum, sum_smem) / kHiddenSize;
 
-  float squares = 0.0f;
+  fp32x2_t sums = {0.0f, 0.0f};
 #pragma unroll
   for (uint32_t i = 0; i < part_t::kLoads; ++i) {
     if (!part_t::has(i, thread, has_row)) continue;  // a zero outside of the row is not at the mean
 #pragma unroll
     for (uint32_t j = 0; j < part_t::kPairs; ++j) {
       const auto [c, d] = cast<fp32x2_t>(x.loads[i][j]);
-      squares += (c - mean) * (c - mean);
-      squares += (d - mean) * (d - mean);
+      sums.x += (c - mean) * (c - mean);
+      sums.x += (d - mean) * (d - mean);
+      sums.y += (c - mean) + (d - mean);
     }
   }
-  const float factor = math::rsqrt(norm::row_sum<kRows.row_threads>(squares, smem[1]) / kHiddenSize + params.eps);
+  const auto [factor, shift] =
+      Moments(norm::row_sum<kRows.row_threads>(sums, sums_smem), static_cast<float>(kHiddenSize), params.eps);
 
   void* out = pointer::offset(params.out, row * params.out_stride);
 #pragma unroll
@@ -72,7 +92,7 @@ __global__ __launch_bounds__(
     for (uint32_t j = 0; j < part_t::kPairs; ++j) {
       const auto [c, d] = cast<fp32x2_t>(x.loads[i][j]);
       const auto [u, v] = cast<fp32x2_t>(w.loads[i][j]);
-      fp32x2_t y = {(c - mean) * factor * u, (d - mean) * factor * v};
+      fp32x2_t y = {((c - mean) * factor + shift) * u, ((d - mean) * factor + shift) * v};
       if constexpr (kHasBias) {
         const auto [s, t] = cast<fp32x2_t>(b.loads[i][j]);
         y = {y.x + s, y.y + t};
@@ -102,19 +122,23 @@ __global__ void layernorm_any_size(const __grid_constant__ NormParams params) {
       for (uint32_t j = 0; j < kElements; ++j) sum += cast<float>(x[j]);
     });
     const float mean = block_sum(sum) / size;
-    float squares = 0.0f;
+    fp32x2_t sums = {0.0f, 0.0f};
     for_each_load<kElements, T>(input, params.hidden_size, [&](const vec_t& x, int64_t) {
 #pragma unroll
-      for (uint32_t j = 0; j < kElements; ++j) squares += (cast<float>(x[j]) - mean) * (cast<float>(x[j]) - mean);
+      for (uint32_t j = 0; j < kElements; ++j) {
+        const float deviation = cast<float>(x[j]) - mean;
+        sums.x += deviation * deviation;
+        sums.y += deviation;
+      }
     });
-    const float factor = math::rsqrt(block_sum(squares) / size + params.eps);
+    const auto [factor, shift] = Moments({block_sum(sums.x), block_sum(sums.y)}, size, params.eps);
     for_each_load<kElements, T>(input, params.hidden_size, [&](vec_t x, int64_t i) {
       vec_t w, b;
       w.load(params.weight, i);
       if constexpr (kHasBias) b.load(params.bias, i);
 #pragma unroll
       for (uint32_t j = 0; j < kElements; ++j) {
-        float y = (cast<float>(x[j]) - mean) * factor * cast<float>(w[j]);
+        float y = ((cast<float>(x[j]) - mean) * factor + shift) * cast<float>(w[j]);
         if constexpr (kHasBias) y += cast<float>(b[j]);
         x[j] = cast<T>(y);
       }

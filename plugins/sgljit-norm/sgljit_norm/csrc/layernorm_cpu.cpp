@@ -12,20 +12,24 @@ template <typename T>
     const T* input, const T* weight, const T* bias, T* out, std::int64_t size, double eps) {
   using host::cpu::from_float, host::cpu::to_float;
   const double sum = sum_over(size, [=](std::int64_t i) __attribute__((always_inline)) { return to_float(input[i]); });
-  const auto mean = static_cast<float>(sum / static_cast<double>(size));
+  // Of a row far from zero, a float holds the mean too coarsely: what it lacks is a float of its own.
+  const double exact_mean = sum / static_cast<double>(size);
+  const auto mean = static_cast<float>(exact_mean);
+  const auto rest = static_cast<float>(exact_mean - static_cast<double>(mean));
+  const auto deviation = [=](std::int64_t i)
+                             __attribute__((always_inline)) { return (to_float(input[i]) - mean) - rest; };
   const double squares = sum_over(size, [=](std::int64_t i) __attribute__((always_inline)) {
-    const float x = to_float(input[i]) - mean;
+    const float x = deviation(i);
     return x * x;
   });
   const float factor = inverse_root(squares, size, eps);
   if (bias == nullptr) {
     SGL_INDEPENDENT_LOOP
-    for (std::int64_t i = 0; i < size; ++i)
-      out[i] = from_float<T>((to_float(input[i]) - mean) * factor * to_float(weight[i]));
+    for (std::int64_t i = 0; i < size; ++i) out[i] = from_float<T>(deviation(i) * factor * to_float(weight[i]));
   } else {
     SGL_INDEPENDENT_LOOP
     for (std::int64_t i = 0; i < size; ++i)
-      out[i] = from_float<T>((to_float(input[i]) - mean) * factor * to_float(weight[i]) + to_float(bias[i]));
+      out[i] = from_float<T>(deviation(i) * factor * to_float(weight[i]) + to_float(bias[i]));
   }
 }
 

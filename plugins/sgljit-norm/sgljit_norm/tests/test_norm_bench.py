@@ -21,7 +21,7 @@ def test_the_short_range(device: str, tmp_path: Path):
     text = page.read_text()
     assert result.stdout.startswith(text)
     assert f"Command: `python -m sgljit_norm.bench.bench_norm --device {device} --output norm.md`" in text
-    rows = re.findall(r"^\| (?:128|1024) \| \d+ \|(.+)\|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| \d+ \| \d+ \|(.+)\|$", text, re.MULTILINE)
     assert len(rows) == len(re.findall(r"^## .*, bfloat16$", text, re.MULTILINE)) == 5
     for row in rows:
         assert len(re.findall(r"\d+\.\d\d \(\d+ %\)", row)) >= 2

@@ -18,14 +18,13 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from sgljit_core import ops
 from sgljit_core.benchmark import Figure, get_benchmark_range, measure
-from sgljit_core.results import sweep, with_ratio, write_plot, write_results
+from sgljit_core.results import make_benchmark, sweep, with_ratio, write_plot, write_results
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
@@ -138,26 +137,12 @@ def table(kind: str, device: str, peers: Any) -> list[dict[str, Any]]:
         check(runs[provider], f"{provider}, {kind}", make())
         return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.1)
 
-    spec = SimpleNamespace(
-        x_names=["tokens", "hidden"],
-        x_vals=get_benchmark_range(SHAPES[device], [(128, 1024)]),
-        line_arg="provider",
-        line_vals=list(runs),
-        line_names=list(runs),
-        plot_name=kind,
-        args={},
-    )
-    rows = with_ratio(sweep(benchmark_of(spec), run), "sgljit", list(runs)[1:])
+    places = get_benchmark_range(SHAPES[device], [(128, 1024)])
+    benchmark = make_benchmark(kind, ["tokens", "hidden"], places, list(runs))
+    rows = with_ratio(sweep(benchmark, run), "sgljit", list(runs)[1:])
     for row in rows:
         row["copy"] = row["sgljit"].copy_microseconds
     return rows
-
-
-def benchmark_of(spec: SimpleNamespace) -> Any:
-    """A ``triton.testing.Benchmark`` where triton is installed; elsewhere what has its fields."""
-    if importlib.util.find_spec("triton") is None:
-        return spec
-    return importlib.import_module("triton.testing").Benchmark(**vars(spec))
 
 
 def main() -> None:

@@ -36,7 +36,8 @@ def test_a_tensor_without_dimensions_is_one_element():
 
 @pytest.mark.parametrize("name", ["per_tensor_quant_fp8", "per_token_quant_fp8"])
 def test_samples_against_the_reference(name: str):
-    for x, q, s, *rest in getattr(samples, name)(torch.device("cpu")):
+    for sample in getattr(samples, name)(torch.device("cpu")):
+        x, q, s, *rest = sample.values()
         expected_q, expected_s = torch.empty_like(q), s.clone()
         q.view(torch.uint8).fill_(0x2A)
         getattr(family, name)(x, q, s, *rest)

@@ -104,7 +104,8 @@ def test_rows_apart_and_out_of_line(hidden: int, dtype: torch.dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["per_tensor_quant_fp8", "per_token_quant_fp8"])
 def test_samples_against_the_reference(name: str):
-    for x, q, s, *rest in getattr(samples, name)(torch.device("cuda")):
+    for sample in getattr(samples, name)(torch.device("cuda")):
+        x, q, s, *rest = sample.values()
         expected_q, expected_s = torch.empty_like(q), s.clone()
         q.view(torch.uint8).fill_(0x2A)
         getattr(family, name)(x, q, s, *rest)

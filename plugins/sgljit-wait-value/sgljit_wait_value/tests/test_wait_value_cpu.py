@@ -26,12 +26,13 @@ SECONDS = 60  # no wait of these tests, and no child, outlasts them
 
 
 def test_samples():
-    for arguments, options in samples.stream_wait_value(CPU):
-        family.stream_wait_value(*arguments, **options, timeout=SECONDS)
-    for (flag, value), options in samples.stream_write_value(CPU):
+    for sample in samples.stream_wait_value(CPU):
+        family.stream_wait_value(**sample, timeout=SECONDS)
+    for sample in samples.stream_write_value(CPU):
+        flag = sample["flag"]
         expected = flag.clone()
-        reference.stream_write_value(expected, value, **options)
-        family.stream_write_value(flag, value, **options)
+        reference.stream_write_value(**{**sample, "flag": expected})
+        family.stream_write_value(**sample)
         assert torch.equal(flag, expected)
 
 

@@ -71,12 +71,13 @@ def is_done_within(stream: torch.cuda.Stream, seconds: float) -> bool:
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["auto", *MODES])
 def test_samples(mode: str, streams: list[torch.cuda.Stream]):
-    for arguments, options in samples.stream_wait_value(torch.device("cuda")):
-        family.stream_wait_value(*arguments, **options, mode=mode)
-    for (flag, value), options in samples.stream_write_value(torch.device("cuda")):
+    for sample in samples.stream_wait_value(torch.device("cuda")):
+        family.stream_wait_value(**sample, mode=mode)
+    for sample in samples.stream_write_value(torch.device("cuda")):
+        flag = sample["flag"]
         expected = flag.cpu()
-        reference.stream_write_value(expected, value, **options)
-        family.stream_write_value(flag, value, **options, mode=mode)
+        reference.stream_write_value(**{**sample, "flag": expected})
+        family.stream_write_value(**sample, mode=mode)
         assert torch.equal(flag.cpu(), expected)
 
 
