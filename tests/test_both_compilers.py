@@ -44,7 +44,7 @@ def device_files():
     for family, claims in plugins.installed().items():
         spec = plugins.load(family, claims)
         for file in sorted(spec.csrc.glob("*.cuh")):
-            if "host::Variants" in "".join(path.read_text() for path in spec.csrc.glob("*.cpp")):
+            if "host::Variants" in "".join(path.read_text() for path in spec.csrc.glob("*.[ch]*") if path.suffix in (".cpp", ".h")):
                 if "__global__" in file.read_text():
                     yield spec, file.name
 """
