@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sgljit_core import cache_once, exported, is_arch_support_pdl
+from sgljit_core.arch import cuda_target
 
 from .plugin import FAMILY
 
@@ -23,11 +24,10 @@ _EXPORTS = (
     "can_use_hicache_jit_kernel",
     "override_launch",
     "last_launch",
+    "chosen_kernel",
 )
 
-# Of csrc/hicache_params.h and csrc/hicache_launch.h: where addresses come from; warps, stages and bytes of a stage.
-_ONE_LAYER = 0
-_BULK = (4, 3, 8192)
+_ONE_LAYER = 0  # of csrc/hicache_params.h
 
 
 @cache_once
@@ -170,7 +170,11 @@ def variants() -> Iterator[Callable[[], Any]]:
     yield host_module
     yield functools.partial(FAMILY.build_deferred, "hicache_cpu.cpp", "transfer_on_cpu")
     yield functools.partial(FAMILY.build_deferred, "hicache_check.cpp", "check_on_cpu")
+    yield functools.partial(FAMILY.build_deferred, "hicache_check_layers.cpp", "check_layers_on_cpu")
     pdl = is_arch_support_pdl()
+    # As csrc/hicache_launch.h chooses: warps, stages, bytes of a stage. Three stages do not fit the 99 KiB of shared
+    # memory that a block of compute capability 12 has.
+    bulk = (4, 2 if cuda_target().cuda_arch >= (12, 0) else 3, 8192) if pdl else None
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
     for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
         lanes = 8 if row_bytes <= 128 else 16 if row_bytes <= 256 else 32
@@ -178,7 +182,7 @@ def variants() -> Iterator[Callable[[], Any]]:
             yield functools.partial(
                 kernel, "hicache::copy_rows", row_bytes, caches, lanes, False, pdl, index, _ONE_LAYER
             )
-            if pdl:
+            if bulk and row_bytes >= 1024:
                 yield functools.partial(
-                    kernel, "hicache::copy_bulk", row_bytes, caches, *_BULK, False, pdl, index, _ONE_LAYER
+                    kernel, "hicache::copy_bulk", row_bytes, caches, *bulk, False, pdl, index, _ONE_LAYER
                 )

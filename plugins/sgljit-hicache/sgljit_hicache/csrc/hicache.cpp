@@ -2,15 +2,19 @@
 /// \brief The host part: what Python calls, from its arguments to a copy on the CPU or a launch.
 
 #include <sgl_kernel/deferred.h>
+#include <sgl_kernel/message.h>
 #include <sgl_kernel/optional.h>
 #include <sgl_kernel/tensor.h>
 #include <sgl_kernel/variant.h>
 
 #include <cstdint>
+#include <cstring>
 
+#include "hicache_device_check.h"
 #include "hicache_job.h"
 #include "hicache_launch.h"
 #include "hicache_match.h"
+#include "hicache_memory.h"
 #include "hicache_params.h"
 
 namespace {
@@ -41,12 +45,12 @@ void run_on_cpu(const Job& job, const Cache* dst, const Cache* src) {
 void run_on_device(Job& job, const Cache* dst, const Cache* src, bool checks) {
   const host::details::ContextGuard guard(job.device.device_id, host::DebugInfo{});
   hicache::OneLayer table{};
-  hicache::Registered registered(job.op);
+  hicache::Reachable reachable(job);
   std::uint64_t alignment = 0;
   const auto resolve = [&](const Cache& cache, bool& in_host) {
     auto address = reinterpret_cast<std::uint64_t>(cache.data);
     if (hicache::is_host(cache.view->device())) {
-      address = registered.resolve(cache.name, address, cache.span(job.transfer.row_bytes), cache.view);
+      address = reachable.resolve(cache.name, address, cache.span(job.transfer.row_bytes), cache.view);
       in_host = true;
     }
     alignment |= address;
@@ -69,7 +73,7 @@ void transfer_one_layer(
   if (job.transfer.num_rows == 0) return;
   const bool checks = options.checks();
   if (!hicache::is_host(job.device)) return run_on_device(job, dst, src, checks);
-  if (checks) hicache::check_on_cpu(job, job.transfer.dst_indices, job.transfer.src_indices, nullptr);
+  if (checks) hicache::check_on_cpu(job, job.transfer.dst_indices, job.transfer.src_indices);
   run_on_cpu(job, dst, src);
 }
 
@@ -99,33 +103,49 @@ void transfer_hicache_one_layer_mla(
 
 // ---- all layers ----
 
+/// Addresses of some layers, as kernels use them.
+struct SomeLayers {
+  hicache::ManyLayers table = {};
+  std::uint64_t alignment = 0;  ///< has a bit set where some address has
+};
+
+/// As many layers from `begin` on as travel with a launch; sets the job's direction by what they point to.
+SomeLayers resolve_layers(
+    Job& job, const PointerTable* dst, const PointerTable* src, const LayerTables& all, std::uint32_t begin,
+    std::uint32_t count, bool checks) {
+  SomeLayers found;
+  const auto resolve = [&](const PointerTable& pointers, const std::uint64_t* from, std::uint64_t* to, bool& in_host) {
+    hicache::Reachable reachable(job);
+    for (std::uint32_t layer = 0; layer < count; ++layer) {
+      to[layer] = from[begin + layer];
+      // A list of device memory stays as it is; one question about it is enough.
+      if (layer == 0 || reachable.was_host() || checks)
+        to[layer] = reachable.resolve(pointers.name, to[layer], 1, nullptr);
+      found.alignment |= to[layer];
+    }
+    if (reachable.was_host()) in_host = true;
+  };
+  for (int c = 0; c < job.num_caches; ++c) {
+    resolve(dst[c], all.dst[c], found.table.dst[c], job.to_host);
+    resolve(src[c], all.src[c], found.table.src[c], job.from_host);
+  }
+  return found;
+}
+
 /// The addresses are in host memory: they go into the kernel's parameters, and what they point to is known.
 void run_on_device_by_value(
     Job& job, const PointerTable* dst, const PointerTable* src, const LayerTables& all, bool checks) {
-  using hicache::ManyLayers;
   const auto num_layers = job.transfer.num_layers;
-  for (std::uint32_t begin = 0; begin < num_layers; begin += ManyLayers::kMaxLayers) {
-    const auto left = num_layers - begin;
-    job.transfer.num_layers = left < ManyLayers::kMaxLayers ? left : ManyLayers::kMaxLayers;
-    ManyLayers table{};
-    std::uint64_t alignment = 0;
-    const auto resolve = [&](const PointerTable& pointers, const std::uint64_t* from, std::uint64_t* to,
-                             bool& in_host) {
-      hicache::Registered registered(job.op);
-      for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
-        to[layer] = from[begin + layer];
-        // A list of device memory stays as it is; one question about it is enough.
-        if (layer == 0 || registered.was_host() || checks)
-          to[layer] = registered.resolve(pointers.name, to[layer], 1, nullptr);
-        alignment |= to[layer];
-      }
-      if (registered.was_host()) in_host = true;
-    };
-    for (int c = 0; c < job.num_caches; ++c) {
-      resolve(dst[c], all.dst[c], table.dst[c], job.to_host);
-      resolve(src[c], all.src[c], table.src[c], job.from_host);
-    }
-    launch_on_device(job, hicache::kManyLayers, table, alignment);
+  constexpr auto kMost = hicache::ManyLayers::kMaxLayers;
+  const auto count_from = [&](std::uint32_t begin) { return num_layers - begin < kMost ? num_layers - begin : kMost; };
+  if (num_layers > kMost) {  // the first launch must not come before an error in the layers of the second
+    for (std::uint32_t begin = 0; begin < num_layers; begin += kMost)
+      static_cast<void>(resolve_layers(job, dst, src, all, begin, count_from(begin), checks));
+  }
+  for (std::uint32_t begin = 0; begin < num_layers; begin += kMost) {
+    job.transfer.num_layers = count_from(begin);
+    const auto layers = resolve_layers(job, dst, src, all, begin, job.transfer.num_layers, checks);
+    launch_on_device(job, hicache::kManyLayers, layers.table, layers.alignment);
   }
 }
 
@@ -143,14 +163,20 @@ void transfer_all_layers(
   for (int c = 0; c < job.num_caches; ++c) {
     table.dst[c] = static_cast<const std::uint64_t*>(dst[c].view->data_ptr());
     table.src[c] = static_cast<const std::uint64_t*>(src[c].view->data_ptr());
+    if (!is_by_value) continue;
+    refuse_null(job, dst[c], table.dst[c]);
+    refuse_null(job, src[c], table.src[c]);
   }
   const bool checks = options.checks();
   if (hicache::is_host(job.device)) {
-    if (checks) hicache::check_on_cpu(job, job.transfer.dst_indices, job.transfer.src_indices, &table);
+    if (checks) {
+      hicache::check_on_cpu(job, job.transfer.dst_indices, job.transfer.src_indices);
+      hicache::check_layers_on_cpu(job, job.transfer.dst_indices, job.transfer.src_indices, table);
+    }
     return transfer_on_cpu(job, table);
   }
   const host::details::ContextGuard guard(job.device.device_id, host::DebugInfo{});
-  if (checks) check_on_device(job);
+  if (checks) check_layers_on_device(job, dst, src, is_by_value ? &table : nullptr);
   if (is_by_value) return run_on_device_by_value(job, dst, src, table, checks);
   // Where the caches are is out of the host's sight: not to disturb others is the safe choice.
   job.from_host = job.to_host = true;
@@ -199,6 +225,25 @@ bool can_use_hicache_jit_kernel(
 void override_launch(
     std::int64_t method, std::int64_t blocks, std::int64_t threads, std::int64_t stages, std::int64_t stage_bytes) {
   hicache::g_override = {method, blocks, threads, stages, stage_bytes};
+}
+
+/// For tests. Write the kernel that moves rows of one layer on a GPU that need not be there into `text`, as the
+/// expression that names it.
+void chosen_kernel(
+    TensorView text, std::int64_t row_bytes, int num_caches, std::uint32_t num_rows, bool to_host, bool from_host,
+    std::uint8_t index_bits, Optional<std::int64_t> block_quota, std::int64_t num_sms, std::int64_t max_smem,
+    bool is_hopper) {
+  Job job{"chosen_kernel", num_caches};
+  const hicache::Rows dense{row_bytes, 0, hicache::kNoPages};
+  job.transfer = {.dst = dense, .src = dense, .num_rows = num_rows, .num_layers = 1, .row_bytes = row_bytes};
+  job.index_dtype = {kDLInt, index_bits, 1};
+  job.to_host = to_host;
+  job.from_host = from_host;
+  job.block_quota = block_quota;
+  host::Message expression;
+  expression << hicache::choose(job, hicache::kOneLayer, 0, {num_sms, max_smem, is_hopper}).kernel;
+  host::RuntimeCheck(static_cast<std::size_t>(text.numel()) > expression.size(), "the text does not fit");
+  std::memcpy(text.data_ptr(), expression.c_str(), expression.size() + 1);
 }
 
 /// For bench/ and tests. The last launch's method (0 rows, 1 bulk, 2 any), blocks and threads, in 8, 28 and 28 bits.

@@ -91,23 +91,8 @@ void check(const Job& job, const Index* dst, const Index* src) {
   }
 }
 
-/// Whether the destinations of two layers, or K's and V's, are one.
-void check_destinations(const Job& job, const hicache::LayerTables& table) {
-  const auto num_layers = job.transfer.num_layers;
-  IndexSet<std::uint64_t> seen(num_layers * static_cast<std::uint32_t>(job.num_caches));
-  for (std::uint32_t i = 0; i < num_layers * static_cast<std::uint32_t>(job.num_caches); ++i) {
-    const auto address = table.dst[i / num_layers][i % num_layers];
-    const auto before = seen.insert(address, i);
-    if (before != i)
-      throw Error(
-          "ValueError", job.op, ": the destinations of layer ", before % num_layers, " and of layer ", i % num_layers,
-          " have one address: two rows would be written to one place");
-  }
-}
-
-/// Throw for the first bad index, if there is one. `table`, where it is given, names the caches of all layers.
-void check_on_cpu(const Job& job, const void* dst_indices, const void* src_indices, const hicache::LayerTables* table) {
-  if (table != nullptr) check_destinations(job, *table);
+/// Throw for the first bad index, if there is one.
+void check_on_cpu(const Job& job, const void* dst_indices, const void* src_indices) {
   if (host::is_type<std::int32_t>(job.index_dtype)) {
     check(job, static_cast<const std::int32_t*>(dst_indices), static_cast<const std::int32_t*>(src_indices));
   } else {

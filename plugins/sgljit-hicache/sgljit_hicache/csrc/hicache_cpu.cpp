@@ -9,19 +9,11 @@
 #include <cstring>
 
 #include "hicache_job.h"
+#include "hicache_rows.h"
 
 namespace {
 
-using hicache::kNoPages;
-
-/// Where a row lies, in bytes.
-template <typename Index>
-std::int64_t offset_of(const hicache::Rows& rows, Index index) {
-  if (rows.page_size == kNoPages) return static_cast<std::int64_t>(index) * rows.row_stride;
-  const auto page = static_cast<std::int64_t>(index) / rows.page_size;
-  const auto row = static_cast<std::int64_t>(index) % rows.page_size;
-  return page * rows.page_stride + row * rows.row_stride;
-}
+using hicache::offset_of;
 
 /// Positions [begin, end) of one layer of one cache; rows that follow each other on both sides are copied as one.
 template <typename Index>

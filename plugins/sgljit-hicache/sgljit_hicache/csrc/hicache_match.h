@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "hicache_job.h"
+#include "hicache_rows.h"
 
 /// \file hicache_match.h
 /// \brief What a call must satisfy: one set of rules and error texts for every device. Host only.
@@ -34,11 +35,6 @@ struct Cache {
     return num_rows == 0 ? 0 : (num_pages() - 1) * rows.page_stride + page_span(row_bytes);
   }
 };
-
-inline bool is_same(const Rows& a, const Rows& b) {
-  return a.row_stride == b.row_stride && a.page_size == b.page_size &&
-         (a.page_size == kNoPages || a.page_stride == b.page_stride);
-}
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_cache(const char* op, const Cache& cache, const char* why) {
   throw host::Error(host::kTensorMatchError, op, ": ", cache.name, " ", why, ": ", *cache.view);
@@ -132,16 +128,7 @@ inline bool share_memory(const Cache& a, const Cache& b, std::int64_t row_bytes)
   const auto begin_b = reinterpret_cast<std::intptr_t>(b.data);
   if (begin_a + a.span(row_bytes) <= begin_b || begin_b + b.span(row_bytes) <= begin_a) [[likely]]
     return false;
-  if (!is_same(a.rows, b.rows)) return true;
-  // Interleaved, such as two layers of a pool in which layers of a token, or of a page, are neighbours.
-  const auto are_apart = [&](std::int64_t stride, std::int64_t span) {
-    const auto distance = ((begin_b - begin_a) % stride + stride) % stride;
-    return distance >= span && stride - distance >= span;
-  };
-  const bool is_paged = a.rows.page_size != kNoPages;
-  if (is_paged && a.rows.page_stride > 0 && are_apart(a.rows.page_stride, a.page_span(row_bytes))) return false;
-  const bool one_lattice = !is_paged || (a.rows.row_stride > 0 && a.rows.page_stride % a.rows.row_stride == 0);
-  return !(one_lattice && a.rows.row_stride > 0 && are_apart(a.rows.row_stride, row_bytes));
+  return !is_same(a.rows, b.rows) || !are_interleaved(a.rows, begin_b - begin_a, row_bytes);
 }
 
 /// Destinations must not overlap anything but, row for row, their own source. Returns whether they do the latter.
@@ -251,6 +238,16 @@ struct PointerTable {
   const char* name;
   const host::TensorView* view;
 };
+
+/// No layer's address may be null: on the CPU it ends the process, on a device the context.
+inline void refuse_null(const Job& job, const PointerTable& pointers, const std::uint64_t* addresses) {
+  for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
+    if (addresses[layer] == 0) [[unlikely]]
+      throw host::Error(
+          "ValueError", job.op, ": ", pointers.name, "[", layer, "] is a null address: layer ", layer,
+          " has no cache there");
+  }
+}
 
 /// \brief The addresses of all layers; sets their number. Returns whether the host can read them.
 inline bool match_pointers(Job& job, const PointerTable* dst, const PointerTable* src) {

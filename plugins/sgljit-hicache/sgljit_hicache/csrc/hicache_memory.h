@@ -1,0 +1,66 @@
+#pragma once
+
+#include <sgl_kernel/driver.h>
+#include <sgl_kernel/message.h>
+#include <sgl_kernel/tensor_view.h>
+
+#include <cstdint>
+
+#include "hicache_job.h"
+
+/// \file hicache_memory.h
+/// \brief What kernels can reach: host memory must be pinned or registered, device memory that of their device.
+
+namespace hicache {
+
+/// Finds the addresses that kernels use for memory; an error that names the cache if they cannot use it.
+struct Reachable {
+ public:
+  explicit Reachable(const Job& job) : m_job(job) {}
+
+  /// The address of the `size` bytes from `begin`. The driver is not asked again about a neighbour in the same
+  /// allocation. `view`, if it is given, goes into the error.
+  std::uint64_t resolve(const char* name, std::uint64_t begin, std::int64_t size, const host::TensorView* view) {
+    const auto end = begin + static_cast<std::uint64_t>(size > 0 ? size : 1);
+    if (begin < m_memory.begin || begin >= m_memory.begin + m_memory.size) {
+      m_memory = m_find(begin, name, view);
+      m_shift = reinterpret_cast<std::uintptr_t>(m_memory.device_address) - begin;
+    }
+    // A buffer may be registered in part, or in parts: ask about its other end, too.
+    if (end > m_memory.begin + m_memory.size) static_cast<void>(m_find(end - 1, name, view));
+    return begin + m_shift;
+  }
+  /// Whether what was resolved last is in host memory.
+  bool was_host() const {
+    return m_memory.type == host::driver::kMemoryTypeHost;
+  }
+
+ private:
+  host::driver::Memory m_find(std::uintptr_t address, const char* name, const host::TensorView* view) const {
+    const auto memory = host::driver::memory_at(reinterpret_cast<const void*>(address));
+    if (memory.type == 0 || memory.device_address == nullptr) [[unlikely]]
+      m_refuse(name, view);
+    const auto device_id = m_job.device.device_id;
+    if (memory.type == host::driver::kMemoryTypeDevice && memory.device_id >= 0 && memory.device_id != device_id)
+      [[unlikely]]
+      throw host::Error(
+          host::kTensorMatchError, m_job.op, ": two devices are mixed: the indices are on ", m_job.device, " and ",
+          name, " is on ", DLDevice{kDLCUDA, memory.device_id});
+    return memory;
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void m_refuse(const char* name, const host::TensorView* view) const {
+    host::Message text;
+    text
+        << m_job.op << ": " << name
+        << " is in pageable host memory, which a kernel cannot reach: allocate it with pin_memory=True, or register it "
+           "with CUDA";
+    if (view != nullptr) text << ": " << *view;
+    throw host::Error("ValueError", text.c_str());
+  }
+
+  const Job& m_job;
+  host::driver::Memory m_memory;
+  std::uintptr_t m_shift = 0;
+};
+
+}  // namespace hicache
