@@ -322,16 +322,6 @@ def test_all_layers_that_do_not_match(change: Call, error: type[Exception], text
         family.transfer_hicache_all_layer_mla(**{**call, **change})
 
 
-def test_one_destination_for_two_layers():
-    cache = torch.zeros(4, 32, dtype=torch.uint8)
-    dst, src = (torch.tensor([cache.data_ptr()] * 2, dtype=torch.int64) for _ in range(2))
-    rows = torch.arange(2)
-    with pytest.raises(ValueError, match="the destinations of layer 0 and of layer 1 have one address"):
-        family.transfer_hicache_all_layer_mla(
-            dst, rows, src, rows, cache_src_stride_bytes=32, cache_dst_stride_bytes=32, check_indices=True
-        )
-
-
 # ---- CUDA ----
 
 
