@@ -119,7 +119,9 @@ def transfer_hicache_all_layer(
             On the device of the indices, or on the CPU: then (up to 96 layers in a launch) they travel with the
             launch, and the host sees where the caches are, so that it chooses the launch by direction and refuses
             pageable memory. Of addresses on the device nothing is known: it takes the few multiprocessors of a
-            transfer with the host, unless ``block_quota`` says otherwise, and every address must be a multiple of 16.
+            transfer with the host, unless ``block_quota`` says otherwise, and every address must be a multiple of 16
+            (or, of rows or strides that are not, of the largest power of two that divides them). To torch.compile
+            these tensors are what is written and read: see the README.
         indices_dst, indices_src: as for one layer.
         kv_cache_src_stride_bytes, kv_cache_dst_stride_bytes: from a row to the next.
         element_size: bytes of a row; needed where the strides differ.
@@ -129,7 +131,10 @@ def transfer_hicache_all_layer(
             ``page_size`` rows.
         num_rows_src, num_rows_dst: rows of the caches, for checked mode, which otherwise knows of no upper bound.
 
-    Raises: as for one layer.
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError, IndexError: as for one layer.
+        ValueError: a null address in a table on the CPU. Checked: that in any table, an address on the device that
+            kernels cannot use, or a row of a layer that would be written where another is written or read.
     """
 
 
@@ -161,6 +166,9 @@ def can_use_hicache_jit_kernel(*, element_size: int, unroll: int | None = None, 
 
     Others are moved too, by a slower kernel. Nothing is compiled to find out: an error of the toolchain shows as
     itself, at the first transfer.
+
+    Ask outside of what ``torch.compile`` traces: a graph holds no call that returns a bool, so it breaks there, or with
+    ``fullgraph=True`` refuses.
     """
     raise NotImplementedError  # never runs: the decorator calls C++
 
@@ -174,7 +182,8 @@ def variants() -> Iterator[Callable[[], Any]]:
     pdl = is_arch_support_pdl()
     # As csrc/hicache_launch.h chooses: warps, stages, bytes of a stage. Three stages do not fit the 99 KiB of shared
     # memory that a block of compute capability 12 has.
-    bulk = (4, 2 if cuda_target().cuda_arch >= (12, 0) else 3, 8192) if pdl else None
+    has_room = (cuda_target().cuda_arch or (0, 0)) < (12, 0)
+    bulk = (4, 3 if has_room else 2, 8192) if pdl else None
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
     for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
         lanes = 8 if row_bytes <= 128 else 16 if row_bytes <= 256 else 32

@@ -78,8 +78,7 @@ void check_pair(
   if (written.back().offset + row_bytes <= touched.front().offset + distance ||
       touched.back().offset + distance + row_bytes <= written.front().offset)
     return;
-  if (hicache::is_same(dst.rows, side.rows) && distance != 0 &&
-      hicache::are_interleaved(dst.rows, distance, row_bytes))
+  if (hicache::is_same(dst.rows, side.rows) && distance != 0 && hicache::are_interleaved(dst.rows, distance, row_bytes))
     return;
   auto first = touched.begin();
   for (const auto& row : written) {

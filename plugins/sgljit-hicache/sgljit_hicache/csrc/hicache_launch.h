@@ -180,8 +180,7 @@ inline Choice choose(const Job& job, int layers, std::uint64_t alignment, const 
     const auto lanes = lanes_of(job);
     refuse_large(RowsShape::of(t.row_bytes, caches, lanes).pieces);
     return {
-        launch,
-        kernels.get("hicache::copy_rows", t.row_bytes, caches, lanes, is_paged, pdl, job.index_dtype, layers)};
+        launch, kernels.get("hicache::copy_rows", t.row_bytes, caches, lanes, is_paged, pdl, job.index_dtype, layers)};
   }
   refuse_large(1);
   return {launch, kernels.get("hicache::copy_any", word_bytes, caches, is_paged, pdl, job.index_dtype, layers)};

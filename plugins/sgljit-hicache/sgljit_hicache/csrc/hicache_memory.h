@@ -42,7 +42,7 @@ struct Reachable {
       m_refuse(name, view);
     const auto device_id = m_job.device.device_id;
     if (memory.type == host::driver::kMemoryTypeDevice && memory.device_id >= 0 && memory.device_id != device_id)
-      [[unlikely]]
+        [[unlikely]]
       throw host::Error(
           host::kTensorMatchError, m_job.op, ": two devices are mixed: the indices are on ", m_job.device, " and ",
           name, " is on ", DLDevice{kDLCUDA, memory.device_id});

@@ -159,3 +159,43 @@ def test_torch_compile():
     compiled = torch.compile(there_and_back, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*arguments), there_and_back(*copies))
     assert torch.equal(arguments[0], copies[0])
+
+
+def test_torch_compile_of_all_layers_outside_its_graphs():
+    """To a graph the pools are unknown: the README says to keep the call out of graphs."""
+    pools = [torch.zeros(3, 8, 32) for _ in range(2)]
+    tables = [torch.tensor([layer.data_ptr() for layer in pool]) for pool in pools]
+    rows = torch.tensor([0, 3]), torch.tensor([5, 1])
+
+    @torch.compiler.disable
+    def transfer() -> None:
+        family.transfer_hicache_all_layer_mla(
+            tables[0], rows[0], tables[1], rows[1], cache_src_stride_bytes=128, cache_dst_stride_bytes=128
+        )
+
+    def step(dst: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+        src.add_(1)
+        transfer()
+        read = dst * 2
+        dst.add_(3)
+        return read
+
+    compiled = torch.compile(step, backend="aot_eager")
+    for i in (1, 2, 3):
+        expected = pools[0].clone()
+        expected[:, rows[0]] = i
+        assert torch.equal(compiled(*pools), 2 * expected)
+        assert torch.equal(pools[0], expected + 3)
+
+
+def test_torch_compile_asks_for_the_right_kernel_outside_its_graphs():
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if family.can_use_hicache_jit_kernel(element_size=4 * x.shape[-1]) else x - 1
+
+    family.can_use_hicache_jit_kernel(element_size=16)
+    compiled = torch.compile(step, backend="aot_eager")
+    assert torch.equal(compiled(torch.zeros(2, 4)), torch.ones(2, 4))
+    assert torch.equal(compiled(torch.zeros(2, 5)), -torch.ones(2, 5))
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="can_use_hicache_jit_kernel"):
+        torch.compile(step, backend="aot_eager", fullgraph=True)(torch.zeros(2, 4))

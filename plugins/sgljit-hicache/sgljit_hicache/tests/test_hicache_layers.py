@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -179,8 +181,17 @@ def test_layers_that_share_a_pool_but_no_row(device: str, where: str):
     assert torch.equal(pool, expected)
 
 
+def offset_of(index: int, stride: int, page_size: int, page_stride: int) -> int:
+    return index // page_size * page_stride + index % page_size * stride
+
+
 def would_race(
-    dst: list[int], of_dst: list[int], src: list[int], of_src: list[int], row: int, offsets: tuple[Any, Any]
+    dst: list[int],
+    of_dst: list[int],
+    src: list[int],
+    of_src: list[int],
+    row: int,
+    offsets: Sequence[Callable[[int], int]],
 ) -> bool:
     """Every row against every other, byte by byte."""
     written = [(base + offsets[0](i), (layer, at)) for layer, base in enumerate(dst) for at, i in enumerate(of_dst)]
@@ -201,7 +212,7 @@ def test_random_layers_are_refused_if_and_only_if_they_would_race(first: int):
         page_size = random.choice([2, 4])
         pages = [random.choice([None, page_size * stride * n]) for n in random.choices([2, 3], k=2)]
         offsets = [
-            (lambda i, page=page: i // page_size * page + i % page_size * stride) if page else (lambda i: i * stride)
+            functools.partial(offset_of, stride=stride, page_size=page_size, page_stride=page or page_size * stride)
             for page in pages
         ]
         num_layers, count = random.choice([1, 2, 3]), random.choice([1, 2, 3])
@@ -225,7 +236,7 @@ def test_random_layers_are_refused_if_and_only_if_they_would_race(first: int):
             "cache_src_page_stride_bytes": pages[1],
         }
         tables = [[pool.data_ptr() + base for base in bases] for bases in (dst, src)]
-        if would_race(dst, of_dst, src, of_src, row, (offsets[0], offsets[1])):
+        if would_race(dst, of_dst, src, of_src, row, offsets):
             refused += 1
             with pytest.raises(ValueError, match=r"two rows would be written to one place|while the other is read"):
                 transfer(tables[0], of_dst, tables[1], of_src, "cpu", "cpu", **options)
