@@ -8,6 +8,8 @@ from sgljit_core import ops
 
 __all__ = ["Event"]
 
+_MODES = ("auto", "driver", "kernel")
+
 
 class Event:
     """A flag that one stream writes and others wait for.
@@ -33,10 +35,24 @@ class Event:
         Args:
             device: a CUDA device, by default the current one, or "cpu" for an event between threads.
             pinned: keep the flag in pinned host memory, where the CPU sees it and can write it.
-            mode: as in ``stream_wait_value``.
+            mode: as in ``stream_wait_value``; of an event on the CPU "auto".
+
+        Raises:
+            ValueError: there is no such mode, the device is neither CUDA's nor the CPU, or the event is on the CPU and
+                is to be pinned or to have a mode of streams.
         """
         self.device = torch.device("cuda") if device is None else torch.device(device)
         self.mode = mode
+        if mode not in _MODES:
+            raise ValueError(f"Event: mode must be 'auto', 'driver' or 'kernel', got {mode!r}")
+        if self.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"Event: device must be a CUDA device or 'cpu', got {str(self.device)!r}")
+        if self.device.type == "cpu" and (pinned or mode != "auto"):
+            given = "pinned=True" if pinned else f"mode={mode!r}"
+            raise ValueError(
+                f"Event: {given} is for streams, and an event on the CPU is between threads: leave it out, or name a "
+                f"CUDA device"
+            )
         if self.device.type == "cpu" or pinned:
             self.flag = torch.zeros(1, dtype=torch.int32, pin_memory=self.device.type != "cpu")
         else:

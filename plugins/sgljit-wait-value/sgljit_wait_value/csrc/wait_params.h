@@ -23,21 +23,29 @@ constexpr bool is_met(T flag, T value) {
   return static_cast<int64_t>(flag - value) >= 0;
 }
 
-/// A wait that gave up; in pinned host memory. The first fills it in, `count` comes last.
+/// A wait that gave up, in pinned host memory.
 struct TimeoutReport {
-  uint32_t count;
-  uint32_t is_taken;
-  uint64_t flag;  // its address
+  enum State : uint32_t { kFree, kTaken, kFilled };
+  uint32_t state;  ///< the device takes and fills it, then the host frees it
+  uint64_t flag;   ///< its address
   uint64_t value;
   uint64_t seen;
   uint64_t timeout_ns;
 };
 
+/// Those of one device. A wait that finds no free one is only counted.
+struct TimeoutReports {
+  static constexpr int kCount = 16;
+  uint32_t given_up;    ///< waits, ever; counted last, and by the device alone
+  uint32_t unreported;  ///< of these, those that found no free report; by the device alone
+  TimeoutReport reports[kCount];
+};
+
 struct Wait {
   const void* flag;
   uint64_t value;
-  uint64_t timeout_ns;  // 0: wait without end
-  TimeoutReport* report;
+  uint64_t timeout_ns;      // 0: wait without end
+  TimeoutReports* reports;  // null without a timeout
 };
 
 struct Write {

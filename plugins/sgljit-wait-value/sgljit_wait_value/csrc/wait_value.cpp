@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "cpu_wait.h"
+#include "timeouts.h"
 #include "wait_params.h"
 
 namespace {
@@ -162,34 +163,11 @@ Call match_call(const char* op, const TensorView& flag, std::int64_t value, cons
 
 // ---- waits that gave up ----
 
-/// One for the process, in memory that all devices reach; made at the first wait with a timeout. Null before that.
-wait_value::TimeoutReport* g_report = nullptr;
+wait_value::Timeouts g_timeouts;
 
-wait_value::TimeoutReport* report() {
-  auto* found = __atomic_load_n(&g_report, __ATOMIC_ACQUIRE);
-  if (found != nullptr) return found;
-  void* memory = nullptr;
-  driver::check(driver::api().MemHostAlloc(&memory, sizeof(wait_value::TimeoutReport), driver::kHostAllocPortable));
-  auto* made = static_cast<wait_value::TimeoutReport*>(std::memset(memory, 0, sizeof(wait_value::TimeoutReport)));
-  // Where two threads race, one report is never used: it is 48 bytes, once.
-  return __atomic_compare_exchange_n(&g_report, &found, made, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) ? made : found;
-}
-
-/// Throw a TimeoutError if a wait on some stream has given up since the last one; a look at a word of host memory.
+/// Throw a TimeoutError if a wait on some stream has given up since anybody was last told.
 void check_timeouts() {
-  auto* found = __atomic_load_n(&g_report, __ATOMIC_ACQUIRE);
-  if (found == nullptr || __atomic_load_n(&found->count, __ATOMIC_ACQUIRE) == 0) [[likely]]
-    return;
-  const auto count = __atomic_exchange_n(&found->count, 0u, __ATOMIC_ACQ_REL);
-  if (count == 0) return;  // another thread reports it
-  const auto first = *found;
-  __atomic_store_n(&found->is_taken, 0u, __ATOMIC_RELEASE);
-  throw Error(
-      "TimeoutError", "stream_wait_value: ", count, count == 1 ? " wait" : " waits",
-      " on a stream gave up, and what came behind ran without it; the first after ",
-      static_cast<double>(first.timeout_ns) / 1e9, " s, at the flag at ", reinterpret_cast<const void*>(first.flag),
-      ", which was ", static_cast<std::int64_t>(first.seen), " and not as waited for with ",
-      static_cast<std::int64_t>(first.value));
+  g_timeouts.check();
 }
 
 // ---- on a stream ----
@@ -254,12 +232,15 @@ void wait_on_stream(const Call& call, int condition, Mode mode, std::uint64_t ti
                   ? api.StreamWaitValue64(call.stream, call.flag, call.value, flags)
                   : api.StreamWaitValue32(call.stream, call.flag, static_cast<std::uint32_t>(call.value), flags));
   }
-  if (timeout_ns != 0 && __atomic_load_n(&g_report, __ATOMIC_ACQUIRE) == nullptr && is_capturing(call))
-    throw Error(
-        "RuntimeError", call.op,
-        ": the first wait with a timeout in a process allocates memory, which a capture does not allow: wait once "
-        "before");
-  const wait_value::Wait params{call.flag, call.value, timeout_ns, timeout_ns == 0 ? nullptr : report()};
+  wait_value::Wait params{call.flag, call.value, timeout_ns, nullptr};
+  if (timeout_ns != 0) {
+    auto& timeouts = g_timeouts.of(call.device.device_id);
+    if (timeouts.get() == nullptr && is_capturing(call))
+      throw Error(
+          "RuntimeError", call.op, ": the first wait with a timeout on ", call.device,
+          " allocates memory, which a capture does not allow: wait once before");
+    params.reports = timeouts.make();
+  }
   auto launch = host::LaunchKernel(1, 1, call.stream);
   launch(kernels.get("wait_value::wait", condition, word_of(call)), params);
 }

@@ -13,30 +13,61 @@
 
 namespace wait_value {
 
+/// Say that a wait has given up; see timeouts.h for who reads it.
+template <typename T>
+SGL_DEVICE void report_timeout(const Wait& params, T seen) {
+  using device::ptx::load_acquire_system, device::ptx::store_release_system;
+  auto& shared = *params.reports;
+  TimeoutReport* mine = nullptr;
+  for (auto& report : shared.reports) {
+    // Only a report that looks free is tried: the host may write the others.
+    if (load_acquire_system(&report.state) == TimeoutReport::kFree &&
+        atomicCAS(&report.state, TimeoutReport::kFree, TimeoutReport::kTaken) == TimeoutReport::kFree) {
+      mine = &report;
+      break;
+    }
+  }
+  if (mine != nullptr) {
+    mine->flag = reinterpret_cast<uint64_t>(params.flag);
+    mine->value = params.value;
+    mine->seen = sizeof(T) == 4 ? static_cast<uint64_t>(static_cast<int32_t>(seen)) : seen;
+    mine->timeout_ns = params.timeout_ns;
+    store_release_system(&mine->state, TimeoutReport::kFilled);
+  } else {
+    atomicAdd(&shared.unreported, 1u);
+  }
+  __threadfence_system();
+  atomicAdd(&shared.given_up, 1u);
+}
+
 /// \brief Poll until the condition holds, or the time is up. `T` is `uint32_t` or `uint64_t`.
 template <int kCondition, typename T>
 __global__ void __launch_bounds__(1, 1) wait(const __grid_constant__ Wait params) {
-  constexpr uint32_t kNap = 32;  // ns; a look itself takes half a microsecond
+  constexpr int kEagerLooks = 100;  // half a microsecond each, two at host memory: what comes soon is seen at once
+  constexpr uint32_t kNap = 32;     // ns
   const auto flag = static_cast<const T*>(params.flag);
   const auto value = static_cast<T>(params.value);
-  const uint64_t start = params.timeout_ns == 0 ? 0 : device::ptx::global_timer();
-  while (true) {
-    const T seen = device::ptx::load_acquire_system(flag);
+  const bool has_timeout = params.timeout_ns != 0;
+  const uint64_t start = has_timeout ? device::ptx::global_timer() : 0;
+  T seen;
+#pragma unroll 1
+  for (int i = 0; i < kEagerLooks; ++i) {
+    seen = device::ptx::load_acquire_system(flag);
     if (is_met<kCondition>(seen, value)) return;
-    if (params.timeout_ns != 0 && device::ptx::global_timer() - start >= params.timeout_ns) {
-      auto& report = *params.report;
-      if (atomicExch_system(&report.is_taken, 1u) == 0) {
-        report.flag = reinterpret_cast<uint64_t>(params.flag);
-        report.value = params.value;
-        report.seen = seen;
-        report.timeout_ns = params.timeout_ns;
-      }
-      __threadfence_system();
-      atomicAdd_system(&report.count, 1u);
-      return;
-    }
-    __nanosleep(kNap);
   }
+  // Two loops: in one, the compiler reads the clock at each look of an endless wait, too.
+  if (!has_timeout) {
+    do {
+      __nanosleep(kNap);
+    } while (!is_met<kCondition>(device::ptx::load_acquire_system(flag), value));
+    return;
+  }
+  while (device::ptx::global_timer() - start < params.timeout_ns) {
+    __nanosleep(kNap);
+    seen = device::ptx::load_acquire_system(flag);
+    if (is_met<kCondition>(seen, value)) return;
+  }
+  report_timeout(params, seen);
 }
 
 /// \brief Write after everything that came before in the stream.

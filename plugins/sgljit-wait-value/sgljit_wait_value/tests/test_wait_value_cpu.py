@@ -10,14 +10,18 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import tvm_ffi
+from tvm_ffi import Module
 
-from sgljit_core import ops
+from sgljit_core import load_jit, ops
 from sgljit_core.errors import TensorMatchError
 from sgljit_wait_value import Event, reference, samples
+from sgljit_wait_value.plugin import FAMILY
 
 family = ops["wait_value"]
 CPU = torch.device("cpu")
@@ -261,6 +265,107 @@ def test_wrong_arguments(change: dict[str, Any], error: type[Exception], text: s
     if not {"condition", "timeout"} & set(change):
         with pytest.raises(error, match="^" + re.escape(f"stream_write_value: {text}")):
             family.stream_write_value(**{**call, **change})
+
+
+MODES = [
+    ({"device": "cpu", "mode": "zz"}, "mode must be 'auto', 'driver' or 'kernel', got 'zz'"),
+    ({"mode": "polling"}, "mode must be 'auto', 'driver' or 'kernel', got 'polling'"),
+    ({"device": "meta"}, "device must be a CUDA device or 'cpu', got 'meta'"),
+    (
+        {"device": "cpu", "mode": "kernel"},
+        "mode='kernel' is for streams, and an event on the CPU is between threads: leave it out, or name a CUDA device",
+    ),
+    (
+        {"device": "cpu", "pinned": True},
+        "pinned=True is for streams, and an event on the CPU is between threads: leave it out, or name a CUDA device",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), MODES)
+def test_an_event_that_cannot_be(options: dict[str, Any], text: str):
+    with pytest.raises(ValueError, match=f"^Event: {re.escape(text)}$"):
+        Event(**options)
+
+
+@pytest.fixture(scope="module")
+def timeouts() -> Module:
+    """csrc/timeouts.h, and functions that play kernels that give up."""
+    tvm_ffi.register_error("TimeoutError", TimeoutError)
+    names = ("take_report", "fill_report", "ring", "check")
+    return load_jit(
+        "timeouts",
+        cpp_files=["timeouts.cpp"],
+        cpp_wrappers=[(name, name) for name in names],
+        csrc=Path(__file__).parent,
+        extra_include_paths=[FAMILY.csrc],
+    )
+
+
+def give_up(timeouts: Module, device: int, flag: int, value: int, seen: int) -> None:
+    timeouts.fill_report(device, timeouts.take_report(device, flag, value, seen))
+    timeouts.ring(device)
+
+
+def told(timeouts: Module) -> str:
+    with pytest.raises(TimeoutError) as raised:
+        timeouts.check()
+    timeouts.check()  # once
+    return str(raised.value)
+
+
+def test_each_wait_that_gives_up_has_its_own_report(timeouts: Module):
+    timeouts.check()
+    give_up(timeouts, 0, 0x1000, 1, -1)
+    assert told(timeouts) == (
+        "stream_wait_value: 1 wait on a stream gave up, and what came behind ran without it: after 0.25 s, at the flag "
+        "at 0x1000, which was -1 and not as waited for with 1"
+    )
+    give_up(timeouts, 0, 0x1000, 1, 5)
+    give_up(timeouts, 1, 0x2000, 2, 6)
+    give_up(timeouts, 0, 0x3000, 3, 7)
+    assert told(timeouts) == (
+        "stream_wait_value: 3 waits on a stream gave up, and what came behind ran without them: "
+        "after 0.25 s, at the flag at 0x1000, which was 5 and not as waited for with 1; "
+        "after 0.25 s, at the flag at 0x3000, which was 7 and not as waited for with 3; "
+        "after 0.25 s, at the flag at 0x2000, which was 6 and not as waited for with 2"
+    )
+
+
+def test_a_report_that_is_not_finished_is_told_later(timeouts: Module):
+    """Two waits give up at once: the one that is told first does not speak for the other."""
+    slow = timeouts.take_report(0, 0x1000, 1, 0)
+    give_up(timeouts, 0, 0x2000, 2, 0)
+    text = told(timeouts)
+    assert "1 wait on" in text
+    assert "0x2000" in text
+    timeouts.fill_report(0, slow)
+    timeouts.check()  # not yet: it has not said so
+    timeouts.ring(0)
+    text = told(timeouts)
+    assert "1 wait on" in text
+    assert "0x1000" in text
+
+
+def test_a_report_that_was_told_early_is_not_told_again(timeouts: Module):
+    early = timeouts.take_report(0, 0x1000, 1, 0)
+    timeouts.fill_report(0, early)
+    give_up(timeouts, 0, 0x2000, 2, 0)
+    assert "2 waits on" in told(timeouts)
+    timeouts.ring(0)  # of the first
+    timeouts.check()
+
+
+def test_more_waits_than_reports_are_counted(timeouts: Module):
+    for i in range(19):
+        give_up(timeouts, 0, 0x1000 + i, i, 0)
+    text = told(timeouts)
+    assert "19 waits on a stream gave up" in text
+    assert text.count("at the flag at") == 16
+    assert "0x100f" in text
+    assert text.endswith("; and 3 more")
+    give_up(timeouts, 0, 0x5000, 1, 0)
+    assert "1 wait on" in told(timeouts)
 
 
 def test_an_argument_of_another_type():

@@ -6,6 +6,8 @@ A test that fails could hang for ever, so every wait either is released by this 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -270,6 +272,54 @@ def test_timeout(dtype: torch.dtype, streams: list[torch.cuda.Stream]):
         family.stream_wait_value(flag, 3, timeout=10)
     streams[0].synchronize()
     family.check_timeouts()
+
+
+@pytest.mark.gpu
+def test_waits_that_give_up_at_once_have_a_report_each(streams: list[torch.cuda.Stream]):
+    flags = torch.arange(-10, 10, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    gate = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    for _ in range(5):
+        gate[0] = 0
+        many = [torch.cuda.Stream() for _ in range(20)]
+        for i, stream in enumerate(many):
+            with torch.cuda.stream(stream):
+                family.stream_wait_value(gate, 1)
+                family.stream_wait_value(flags[i:], 100 + i, timeout=0.01)
+        gate[0] = 1
+        torch.cuda.synchronize()
+        with pytest.raises(TimeoutError) as raised:
+            family.check_timeouts()
+        text = str(raised.value)
+        assert "20 waits on a stream gave up" in text
+        assert text.endswith("; and 4 more")
+        found = re.findall(r"at the flag at 0x(\w+), which was (-?\d+) and not as waited for with (\d+)", text)
+        places = {int(address, 16): (int(seen), int(value)) for address, seen, value in found}
+        assert len(places) == 16
+        for address, numbers in places.items():
+            i = (address - flags.data_ptr()) // 4
+            assert numbers == (i - 10, 100 + i)
+        family.check_timeouts()
+
+
+@pytest.mark.gpu
+def test_the_first_wait_with_a_timeout_cannot_be_captured():
+    """In a process of its own, which has not waited yet."""
+    program = (
+        "import torch; from sgljit_core import ops; w = ops['wait_value']\n"
+        "flag = torch.ones(1, dtype=torch.int32, device='cuda')\n"
+        "w.stream_wait_value(flag, 1, mode='kernel'); torch.cuda.synchronize()\n"
+        "try:\n"
+        "    with torch.cuda.graph(torch.cuda.CUDAGraph()):\n"
+        "        w.stream_wait_value(flag, 1, timeout=1.0)\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert result.stdout.splitlines()[0] == (
+        "stream_wait_value: the first wait with a timeout on cuda:0 allocates memory, which a capture does not allow: "
+        "wait once before"
+    )
 
 
 @pytest.mark.gpu
