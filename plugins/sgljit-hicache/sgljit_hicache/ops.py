@@ -72,7 +72,7 @@ def transfer_hicache_one_layer(
         sgljit_core.errors.TensorMatchError: shapes, dtypes, strides or devices do not fit.
         ValueError: a cache in pageable host memory in a transfer on CUDA; destinations that overlap themselves, each
             other or a source other than their own; a bad option. Checked: a destination named twice, or also read.
-        IndexError: checked: an index out of range; the first such position.
+        IndexError: indices for a cache without rows. Checked: an index out of range; the first such position.
     """
 
 

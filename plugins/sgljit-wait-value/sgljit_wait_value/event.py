@@ -53,6 +53,8 @@ class Event:
                 f"Event: {given} is for streams, and an event on the CPU is between threads: leave it out, or name a "
                 f"CUDA device"
             )
+        if self.device.type == "cuda":
+            torch.cuda.init()  # where there is no CUDA, it says so
         if self.device.type == "cpu" or pinned:
             self.flag = torch.zeros(1, dtype=torch.int32, pin_memory=self.device.type != "cpu")
         else:

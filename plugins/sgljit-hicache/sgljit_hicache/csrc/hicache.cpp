@@ -169,6 +169,10 @@ void transfer_all_layers(
   }
   const bool checks = options.checks();
   if (hicache::is_host(job.device)) {
+    for (int c = 0; c < job.num_caches; ++c) {  // one question about a list is enough
+      hicache::refuse_device_memory(job, dst[c].name, *table.dst[c]);
+      hicache::refuse_device_memory(job, src[c].name, *table.src[c]);
+    }
     if (checks) {
       hicache::check_on_cpu(job, job.transfer.dst_indices, job.transfer.src_indices);
       hicache::check_layers_on_cpu(job, job.transfer.dst_indices, job.transfer.src_indices, table);

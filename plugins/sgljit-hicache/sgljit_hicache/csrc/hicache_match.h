@@ -230,6 +230,12 @@ inline void match_caches(Job& job, const Cache* dst, const Cache* src) {
   };
   t.dst = rows_of(dst, job.dst_rows);
   t.src = rows_of(src, job.src_rows);
+  for (const auto* side : {dst, src}) {
+    if (t.num_rows > 0 && side->num_rows == 0) [[unlikely]]
+      throw host::Error(
+          "IndexError", job.op, ": there are ", t.num_rows, " indices, and ", side->name,
+          " has no rows: ", *side->view);
+  }
   job.is_in_place = match_overlaps(job.op, dst, src, num_caches, t.row_bytes);
 }
 
@@ -293,9 +299,11 @@ inline Rows match_side(
     const host::Optional<std::int64_t>& page_size) {
   if (stride < 0 || (page_stride.has_value() && *page_stride < 0)) [[unlikely]]
     throw host::Error("ValueError", job.op, ": the strides of the ", name, " must not be negative");
+  if (page_size.has_value() && (*page_size < 1 || *page_size >= kNoPages)) [[unlikely]]
+    throw host::Error("ValueError", job.op, ": page_size must be at least 1, got ", *page_size);
   if (!page_stride.has_value()) return {stride, 0, kNoPages};
-  if (!page_size.has_value() || *page_size < 1 || *page_size >= kNoPages) [[unlikely]]
-    throw host::Error("ValueError", job.op, ": a page stride needs a page_size of at least 1");
+  if (!page_size.has_value()) [[unlikely]]
+    throw host::Error("ValueError", job.op, ": the page stride of the ", name, " needs a page_size");
   if (*page_stride == *page_size * stride) return {stride, 0, kNoPages};
   return {stride, *page_stride, static_cast<std::uint32_t>(*page_size)};
 }

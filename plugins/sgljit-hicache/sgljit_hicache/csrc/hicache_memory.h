@@ -1,15 +1,19 @@
 #pragma once
 
 #include <sgl_kernel/driver.h>
+#include <sgl_kernel/error.h>
 #include <sgl_kernel/message.h>
 #include <sgl_kernel/tensor_view.h>
+
+#include <dlfcn.h>
 
 #include <cstdint>
 
 #include "hicache_job.h"
 
 /// \file hicache_memory.h
-/// \brief What kernels can reach: host memory must be pinned or registered, device memory that of their device.
+/// \brief What kernels can reach: host memory must be pinned or registered, device memory that of their device. And
+/// what the CPU cannot.
 
 namespace hicache {
 
@@ -62,5 +66,29 @@ struct Reachable {
   host::driver::Memory m_memory;
   std::uintptr_t m_shift = 0;
 };
+
+/// \brief Throw if an address for the CPU is of device memory, which would end the process. A process that does not use
+/// CUDA does not begin to.
+inline void refuse_device_memory(const Job& job, const char* name, std::uint64_t address) {
+  namespace driver = host::driver;
+  void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return;
+  const auto query =
+      reinterpret_cast<decltype(driver::Api::PointerGetAttributes)>(::dlsym(library, "cuPointerGetAttributes"));
+  ::dlclose(library);  // the reference of this call; whoever loaded it holds another
+  constexpr int kPointerIsManaged = 8;
+  constexpr int kAttributes[] = {driver::kPointerMemoryType, driver::kPointerDeviceOrdinal, kPointerIsManaged};
+  int type = 0;
+  int device_id = 0;
+  unsigned is_managed = 0;
+  void* values[] = {&type, &device_id, &is_managed};
+  const auto* const pointer = reinterpret_cast<const void*>(address);
+  if (query == nullptr || query(3, kAttributes, values, pointer) != driver::kSuccess) return;
+  if (type != driver::kMemoryTypeDevice || is_managed != 0) [[likely]]
+    return;
+  throw host::Error(
+      host::kTensorMatchError, job.op, ": the indices are on ", job.device, " and ", name, " is on ",
+      DLDevice{kDLCUDA, device_id}, ": a transfer from or to a CUDA device needs its indices on that device");
+}
 
 }  // namespace hicache

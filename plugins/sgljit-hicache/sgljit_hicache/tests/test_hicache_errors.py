@@ -90,6 +90,12 @@ CASES: dict[str, tuple[Callable[[Call], object], type[Exception], str]] = {
         TensorMatchError,
         "Size mismatch for shape#0('number of indices'): expected 4 but got 5",
     ),
+    "no rows": (
+        lambda c: c.update(k_cache_src=torch.zeros(0, 32, dtype=torch.int16), v_cache_src=torch.zeros(0, 32).short()),
+        IndexError,
+        "transfer_hicache_one_layer: there are 4 indices, and k_cache_src has no rows: "
+        "Tensor<0, 32>[strides=<32, 1>, dtype=int16, device={device}]",
+    ),
     "index dtypes": (
         lambda c: c.update(indices_src=torch.arange(4, dtype=torch.int32)),
         TensorMatchError,
@@ -285,7 +291,12 @@ ALL_LAYERS: dict[str, tuple[Call, type[Exception], str]] = {
         ValueError,
         "rows of the destination overlap each other: rows of 32 bytes are 32 bytes apart, or their pages overlap",
     ),
-    "no page size": ({"cache_dst_page_stride_bytes": 512}, ValueError, "a page stride needs a page_size of at least 1"),
+    "no page size": (
+        {"cache_dst_page_stride_bytes": 512},
+        ValueError,
+        "the page stride of the destination needs a page_size",
+    ),
+    "page size": ({"page_size": 0}, ValueError, "page_size must be at least 1, got 0"),
     "no bytes": ({"element_size": 0}, ValueError, "element_size must be at least 1 byte, got 0"),
     "negative stride": (
         {"cache_src_stride_bytes": -32, "element_size": 32},
@@ -389,6 +400,19 @@ def test_addresses_on_the_device_and_indices_on_the_cpu():
     with pytest.raises(TensorMatchError, match="the indices are on cpu and the addresses on cuda:0"):
         family.transfer_hicache_all_layer_mla(
             table, rows, table, rows, cache_src_stride_bytes=8, cache_dst_stride_bytes=8
+        )
+
+
+@pytest.mark.gpu
+def test_addresses_of_device_memory_and_indices_on_the_cpu():
+    """A copy by the CPU would end the process."""
+    caches = [torch.zeros(4, 32), torch.zeros(4, 32, device="cuda")]
+    tables = [torch.tensor([cache.data_ptr()], dtype=torch.int64) for cache in caches]
+    rows = torch.arange(2)
+    text = "the indices are on cpu and ptr_src is on cuda:0: a transfer from or to a CUDA device needs its indices on"
+    with pytest.raises(TensorMatchError, match=text):
+        family.transfer_hicache_all_layer_mla(
+            tables[0], rows, tables[1], rows, cache_src_stride_bytes=128, cache_dst_stride_bytes=128
         )
 
 

@@ -91,7 +91,8 @@ def test_nothing_is_launched_before_an_error_in_a_later_launch():
     dst = torch.zeros(150, 4, ROW, dtype=torch.uint8, pin_memory=True)
     src = torch.ones(150, 4, ROW, dtype=torch.uint8, device="cuda")
     addresses = [layer.data_ptr() for layer in dst]
-    addresses[149] = torch.zeros(4, ROW, dtype=torch.uint8).data_ptr()
+    pageable = torch.zeros(4, ROW, dtype=torch.uint8)
+    addresses[149] = pageable.data_ptr()
     with pytest.raises(ValueError, match="ptr_dst is in pageable host memory"):
         transfer(addresses, [1], [layer.data_ptr() for layer in src], [2], "cuda", "cpu", check_indices=False)
     torch.cuda.synchronize()

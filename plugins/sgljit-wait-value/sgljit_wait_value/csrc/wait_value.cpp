@@ -154,6 +154,10 @@ Call match_call(const char* op, const TensorView& flag, std::int64_t value, cons
   if (!call.is_wide && !host::is_type<std::int32_t>(flag.dtype()))
     throw Error(host::kTensorMatchError, op, ": the flag must be int32 or int64, got ", flag);
   if (flag.numel() < 1) throw Error(host::kTensorMatchError, op, ": the flag is empty: ", flag);
+  if (reinterpret_cast<std::uintptr_t>(flag.data_ptr()) % (call.is_wide ? 8 : 4) != 0)
+    throw Error(
+        host::kTensorMatchError, op, ": the flag must lie at a multiple of its size, got ", flag, " at ",
+        static_cast<const void*>(flag.data_ptr()));
   if (!call.is_wide && (value < INT32_MIN || value > static_cast<std::int64_t>(UINT32_MAX)))
     throw Error("ValueError", op, ": ", value, " does not fit the 32-bit flag ", flag);
   call.value = static_cast<std::uint64_t>(value);

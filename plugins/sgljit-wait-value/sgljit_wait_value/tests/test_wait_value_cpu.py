@@ -267,6 +267,22 @@ def test_wrong_arguments(change: dict[str, Any], error: type[Exception], text: s
             family.stream_write_value(**{**call, **change})
 
 
+def test_a_flag_across_words():
+    """No processor waits for such a flag without looking all the time, and a GPU faults."""
+    flag = torch.frombuffer(bytearray(32), dtype=torch.int64, count=1, offset=4)
+    text = rf"the flag must lie at a multiple of its size, got Tensor<1>\[.*\] at 0x{flag.data_ptr():x}$"
+    with pytest.raises(TensorMatchError, match=f"^stream_wait_value: {text}"):
+        family.stream_wait_value(flag, 0, timeout=SECONDS)
+    with pytest.raises(TensorMatchError, match=f"^stream_write_value: {text}"):
+        family.stream_write_value(flag, 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_an_event_where_there_is_no_cuda():
+    with pytest.raises((RuntimeError, AssertionError), match=r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs"):
+        Event()
+
+
 MODES = [
     ({"device": "cpu", "mode": "zz"}, "mode must be 'auto', 'driver' or 'kernel', got 'zz'"),
     ({"mode": "polling"}, "mode must be 'auto', 'driver' or 'kernel', got 'polling'"),
