@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import arch, cuda_driver, driver, includes, keys, nvrtc, paths
+from .cubin import Cubin
 from .driver import Product, Recipe
-from .errors import ArtifactLoadError, CompileError, InvalidBuildError, SgljitError, SourceChangedError
+from .errors import CompileError, InvalidBuildError, SgljitError, SourceChangedError
 from .ffi_errors import passing
 from .forks import KeyedLocks
 from .loader import ATTEMPTS, include_roots, load_jit, with_plugin
@@ -28,7 +27,7 @@ from .spec import BuildSpec, Target
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["Cubin", "build", "load_deferred", "prepare", "serve"]
+__all__ = ["build", "load_deferred", "prepare", "serve"]
 
 _PAYLOAD = "kernel.cubin"
 _BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\s*)?(?://[^\n]*\s*)?"
@@ -37,40 +36,9 @@ _GLOBAL = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Cubin:
-    """A device kernel as machine code for one target.
-
-    Attributes:
-        image: the ELF file.
-        symbol: the kernel's name in it.
-        compiler: the version of NVRTC that made it.
-    """
-
-    image: bytes
-    symbol: str
-    compiler: str
-
-    def packed(self) -> bytes:
-        """The bytes of an artifact: the ELF file, then the rest; tools that read ELF ignore what follows it."""
-        rest = json.dumps([self.symbol, self.compiler]).encode()
-        return self.image + rest + len(rest).to_bytes(4, "little")
-
-    @staticmethod
-    def unpacked(payload: bytes) -> Cubin:
-        """Undo ``packed``. Raises ArtifactLoadError."""
-        start = len(payload) - 4 - int.from_bytes(payload[-4:], "little")
-        if not payload.startswith(b"\x7fELF") or start < 0:
-            raise ArtifactLoadError("it is not a cubin with its kernel's name")
-        try:
-            symbol, compiler = json.loads(payload[start:-4])
-        except ValueError as error:
-            raise ArtifactLoadError(f"what follows its cubin cannot be read: {error}") from error
-        return Cubin(payload[:start], symbol, compiler)
-
-
 _sources: dict[str, Path] = {}
-_functions: dict[tuple[str, str, str, int], int] = {}
+# A kernel's address and the number of its parameters.
+_kernels: dict[tuple[str, str, str, int], tuple[int, int]] = {}
 _locks = KeyedLocks()
 
 
@@ -84,7 +52,11 @@ def serve(family: str, csrc: Path) -> None:
 def _register() -> None:
     import tvm_ffi
 
-    answers: dict[str, Callable[..., int]] = {"variant": _answer_variant, "deferred": _answer_deferred}
+    answers: dict[str, Callable[..., int]] = {
+        "variant": _answer_variant,
+        "variant_params": _answer_variant_params,
+        "deferred": _answer_deferred,
+    }
     for question, answer in answers.items():
         tvm_ffi.register_global_func(f"sgljit.{question}", passing(answer), override=True)
 
@@ -114,16 +86,24 @@ def load_deferred(family: str, csrc: Path, file: str, symbol: str) -> Module:
 
 def _answer_variant(family: str, file: str, expression: str, device_id: int) -> int:
     """The address of a kernel (a ``CUfunction``) on a device. Called from C++, by any thread."""
+    return _load(family, file, expression, device_id)[0]
+
+
+def _answer_variant_params(family: str, file: str, expression: str, device_id: int) -> int:
+    """How many parameters that kernel takes, -1 if its cubin does not tell. Called from C++, by any thread."""
+    return _load(family, file, expression, device_id)[1]
+
+
+def _load(family: str, file: str, expression: str, device_id: int) -> tuple[int, int]:
     csrc = _csrc(family, file)
     wanted = (family, file, expression, device_id)
     with _locks[wanted]:
-        if wanted not in _functions:
+        if wanted not in _kernels:
             spec = _spec(family, csrc, file, expression, arch.device_target(device_id))
             cubin = _obtain(spec)
-            _functions[wanted] = cuda_driver.load_kernel(
-                cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler
-            )
-        return _functions[wanted]
+            function = cuda_driver.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler)
+            _kernels[wanted] = function, cubin.num_params()
+        return _kernels[wanted]
 
 
 def build(family: str, csrc: Path, file: str, expression: str) -> Cubin:
@@ -256,7 +236,7 @@ def _first_error(spec: BuildSpec, log: str) -> str:
         return _missing_header(spec, missing[1], missing[2])
     first = next((line.strip() for line in log.splitlines() if "error" in line), log.partition("\n")[0])
     if first.startswith("__nv_name_map"):
-        first = f"{spec.kernel}: {first.partition('error: ')[2]}. {_kernels(spec)}"
+        first = f"{spec.kernel}: {first.partition('error: ')[2]}. {_names_in(spec)}"
     return first
 
 
@@ -287,7 +267,7 @@ def _core_headers_of_the_host(spec: BuildSpec) -> Iterator[tuple[Path, str]]:
                 yield path, name
 
 
-def _kernels(spec: BuildSpec) -> str:
+def _names_in(spec: BuildSpec) -> str:
     """The kernels in a device file, as they are declared there."""
     text = (spec.csrc / spec.cuda_files[0]).read_text(errors="replace")
     found = []

@@ -44,9 +44,9 @@ def device_files():
     for family, claims in plugins.installed().items():
         spec = plugins.load(family, claims)
         for file in sorted(spec.csrc.glob("*.cuh")):
-            if "host::Variants" in "".join(path.read_text() for path in spec.csrc.glob("*.[ch]*") if path.suffix in (".cpp", ".h")):
-                if "__global__" in file.read_text():
-                    yield spec, file.name
+            host_part = [path.read_text() for suffix in ("cpp", "h") for path in spec.csrc.glob(f"*.{suffix}")]
+            if "host::Variants" in "".join(host_part) and "__global__" in file.read_text():
+                yield spec, file.name
 """
 
 # Compiles one declared variant of every kernel, with no GPU, and prints the device files that it met.

@@ -28,6 +28,7 @@ from sgljit_core import (
     override_cuda_arch,
     variants,
 )
+from sgljit_core.cubin import Cubin
 from sgljit_core.manifest import Manifest
 from sgljit_core.spec import Target
 
@@ -139,7 +140,7 @@ def family(tmp_path, monkeypatch, request):
     return make_family(tmp_path, f"scaling_{abs(hash(request.node.name)) % 10**8}")
 
 
-def build(family: KernelFamily, *kernel) -> variants.Cubin:
+def build(family: KernelFamily, *kernel) -> Cubin:
     with override_cuda_arch(9, 0):
         family.build_variant("scaling.cuh", *kernel)
 
@@ -189,12 +190,32 @@ def test_a_kernel_is_made_for_any_target_without_a_gpu(family, arch):
 
 
 def test_an_artifact_keeps_image_and_symbol_and_stays_an_elf_file():
-    cubin = variants.Cubin(b"\x7fELF...", "_Z1kv", "13.0")
-    assert variants.Cubin.unpacked(cubin.packed()) == cubin
+    cubin = Cubin(b"\x7fELF...", "_Z1kv", "13.0")
+    assert Cubin.unpacked(cubin.packed()) == cubin
     assert cubin.packed().startswith(cubin.image)
     for broken in (b"", b"\x7fELF", b"not an elf file at all", cubin.packed()[:-1] + b"\xff"):
         with pytest.raises(errors.ArtifactLoadError):
-            variants.Cubin.unpacked(broken)
+            Cubin.unpacked(broken)
+
+
+PARAMETERS = """
+struct Large { char bytes[6000]; };
+__global__ void none() {}
+template <int N> __global__ void five(char a, int b, int* c, float d, short e) { *c = a + b + d + e + N; }
+__global__ void large(const __grid_constant__ Large a, int* b) { *b = a.bytes[7]; }
+"""
+
+
+@pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0), (12, 0)])
+def test_a_cubin_tells_how_many_parameters_its_kernel_takes(family, arch):
+    (family.csrc / "parameters.cuh").write_text(PARAMETERS)
+    for kernel, count in (("none", 0), ("five<3>", 5), ("large", 2)):
+        with override_cuda_arch(*arch):
+            cubin = variants.build(family.name, family.csrc, "parameters.cuh", kernel)
+        assert cubin.num_params() == count
+        assert dataclasses.replace(cubin, symbol="other").num_params() == -1
+        for length in (0, 40, 64, len(cubin.image) // 2):
+            assert dataclasses.replace(cubin, image=cubin.image[:length]).num_params() == -1
 
 
 def test_an_unknown_kernel_names_those_that_there_are(family):
@@ -350,7 +371,7 @@ def test_an_edit_of_the_device_file_makes_another_variant(family):
     assert variants_of(family) == before
 
 
-def variants_of(family: KernelFamily) -> variants.Cubin:
+def variants_of(family: KernelFamily) -> Cubin:
     with override_cuda_arch(9, 0):
         return variants.build(family.name, family.csrc, "scaling.cuh", "scaling::plain")
 

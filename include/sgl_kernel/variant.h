@@ -234,11 +234,12 @@ struct Variants {
     Message expression;
     expression << variant;
     // Before anything is allocated: it may throw, each time anew.
-    const auto function = reinterpret_cast<driver::function_t>(
-        details::ask_core("sgljit.variant", {SGL_FAMILY, m_file, expression.c_str()}, device_id));
+    const auto ask = [&](const char* question) {
+      return details::ask_core(question, {SGL_FAMILY, m_file, expression.c_str()}, device_id);
+    };
     Kernel queried = {};
-    queried.function = function;
-    s_query_params(queried, location);
+    queried.function = reinterpret_cast<driver::function_t>(ask("sgljit.variant"));
+    s_query_params(queried, ask("sgljit.variant_params"), location);
     auto* kernel = new Kernel{queried};
     kernel->hash = variant.m_hash;
     kernel->device_id = device_id;
@@ -280,20 +281,22 @@ struct Variants {
     __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
   }
 
-  /// The driver tells the size of each parameter, but their number only by refusing the one after the last.
-  [[gnu::cold, gnu::noinline]] static void s_query_params(Kernel& kernel, DebugInfo location) {
+  /// Asks the driver for the size of each parameter. `count` of them; where that is not known, -1, those before the one
+  /// that the driver refuses.
+  [[gnu::cold, gnu::noinline]] static void s_query_params(Kernel& kernel, std::int64_t count, DebugInfo location) {
     const auto query = driver::api().FuncGetParamInfo;
     if (query == nullptr) return;
     std::size_t offset = 0;
     std::size_t size = 0;
-    std::size_t count = 0;
-    int status = driver::kSuccess;
-    while ((status = query(kernel.function, count, &offset, &size)) == driver::kSuccess) {
-      RuntimeCheck(location, count < Kernel::kMaxParams, "more than 32 kernel parameters");
-      kernel.param_sizes[count++] = static_cast<std::uint32_t>(size);
+    std::int32_t found = 0;
+    for (; found != count; ++found) {
+      const auto status = query(kernel.function, static_cast<std::size_t>(found), &offset, &size);
+      if (count < 0 && status == driver::kInvalidValue) break;
+      driver::check(status, location);
+      RuntimeCheck(location, found < static_cast<std::int32_t>(Kernel::kMaxParams), "more than 32 kernel parameters");
+      kernel.param_sizes[found] = static_cast<std::uint32_t>(size);
     }
-    if (status != driver::kInvalidValue) driver::check(status, location);
-    kernel.num_params = static_cast<std::int32_t>(count);
+    kernel.num_params = found;
   }
 
   const char* m_file;

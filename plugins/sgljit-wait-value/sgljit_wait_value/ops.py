@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tvm_ffi import Module
 
 _EXPORTS = ("stream_wait_value", "stream_write_value", "check_timeouts", "use_exchange")
-_CONDITIONS = {"ge": 0, "eq": 1, "and": 2, "nor": 3}  # as in csrc/wait_params.h
 
 
 @cache_once
@@ -98,8 +97,5 @@ def check_timeouts() -> None:
 def variants() -> Iterator[Callable[[], Any]]:
     """What is worth building ahead: all of it."""
     yield host_module
-    kernel = functools.partial(FAMILY.build_variant, "wait_value.cuh")
-    for word in (torch.uint32, torch.uint64):
-        yield functools.partial(kernel, "wait_value::write", word)
-        for condition in _CONDITIONS.values():
-            yield functools.partial(kernel, "wait_value::wait", condition, word)
+    for kernel in ("wait_value::wait", "wait_value::write"):
+        yield functools.partial(FAMILY.build_variant, "wait_value.cuh", kernel)

@@ -50,20 +50,6 @@ inline void pause() {
 #endif
 }
 
-template <typename T>
-bool holds(int condition, T seen, T value) {
-  switch (condition) {
-    case kGreaterOrEqual:
-      return is_met<kGreaterOrEqual>(seen, value);
-    case kEqual:
-      return is_met<kEqual>(seen, value);
-    case kAnd:
-      return is_met<kAnd>(seen, value);
-    default:
-      return is_met<kNor>(seen, value);
-  }
-}
-
 }  // namespace details
 
 /// \brief Return once the flag meets the condition; a TimeoutError when the time (unless 0) is up. A signal whose
@@ -76,16 +62,16 @@ void wait_on_cpu(const void* address, int condition, T value, std::uint64_t time
   constexpr std::int64_t kSignalsEvery = 50'000'000;  // a signal may have come to another thread
   const auto* const flag = static_cast<const T*>(address);
   T seen = __atomic_load_n(flag, __ATOMIC_ACQUIRE);
-  for (int i = 0; i < kLooks && !details::holds(condition, seen, value); ++i) {
+  for (int i = 0; i < kLooks && !is_met(condition, seen, value); ++i) {
     details::pause();
     seen = __atomic_load_n(flag, __ATOMIC_ACQUIRE);
   }
-  if (details::holds(condition, seen, value)) return;
+  if (is_met(condition, seen, value)) return;
 
   const auto start = details::now_ns();
   auto asked = start;
   auto ns = kFirstNap;
-  while (!details::holds(condition, seen, value)) {
+  while (!is_met(condition, seen, value)) {
     const auto now = details::now_ns();
     const auto left = timeout_ns == 0 ? INT64_MAX : start + static_cast<std::int64_t>(timeout_ns) - now;
     if (left <= 0)

@@ -14,13 +14,19 @@ inline constexpr int kAnd = 2;             ///< flag & value: some bit of value 
 inline constexpr int kNor = 3;             ///< ~(flag | value): some bit that value leaves out is clear
 
 /// Whether the condition holds. The kernel, the CPU and the driver agree.
-template <int kCondition, typename T>
-constexpr bool is_met(T flag, T value) {
-  if constexpr (kCondition == kEqual) return flag == value;
-  if constexpr (kCondition == kAnd) return (flag & value) != 0;
-  if constexpr (kCondition == kNor) return static_cast<T>(~(flag | value)) != 0;
-  if constexpr (sizeof(T) == 4) return static_cast<int32_t>(flag - value) >= 0;
-  return static_cast<int64_t>(flag - value) >= 0;
+template <typename T>
+constexpr bool is_met(int condition, T flag, T value) {
+  switch (condition) {
+    case kEqual:
+      return flag == value;
+    case kAnd:
+      return (flag & value) != 0;
+    case kNor:
+      return static_cast<T>(~(flag | value)) != 0;
+    default:
+      if constexpr (sizeof(T) == 4) return static_cast<int32_t>(flag - value) >= 0;
+      else return static_cast<int64_t>(flag - value) >= 0;
+  }
 }
 
 /// A wait that gave up, in pinned host memory.
@@ -46,11 +52,14 @@ struct Wait {
   uint64_t value;
   uint64_t timeout_ns;      // 0: wait without end
   TimeoutReports* reports;  // null without a timeout
+  int condition;
+  bool is_wide;  // 64 bits
 };
 
 struct Write {
   void* flag;
   uint64_t value;
+  bool is_wide;
 };
 
 }  // namespace wait_value

@@ -221,8 +221,13 @@ bool use_driver(const Call& call, Mode mode, int condition, bool has_timeout) {
   return true;
 }
 
-DLDataType word_of(const Call& call) {
-  return {kDLUInt, static_cast<std::uint8_t>(call.is_wide ? 64 : 32), 1};
+/// Launch a kernel of one thread. The driver waits for the device while it loads a kernel, so for streams that are
+/// held, too: before any is, the kernel that releases it is loaded as well.
+template <typename Params>
+void launch(const Call& call, const host::Variant& kernel, const Params& params) {
+  (void)kernels.get("wait_value::wait").on(call.device.device_id);
+  (void)kernels.get("wait_value::write").on(call.device.device_id);
+  host::LaunchKernel(1, 1, call.stream)(kernel, params);
 }
 
 void wait_on_stream(const Call& call, int condition, Mode mode, std::uint64_t timeout_ns) {
@@ -236,7 +241,7 @@ void wait_on_stream(const Call& call, int condition, Mode mode, std::uint64_t ti
                   ? api.StreamWaitValue64(call.stream, call.flag, call.value, flags)
                   : api.StreamWaitValue32(call.stream, call.flag, static_cast<std::uint32_t>(call.value), flags));
   }
-  wait_value::Wait params{call.flag, call.value, timeout_ns, nullptr};
+  wait_value::Wait params{call.flag, call.value, timeout_ns, nullptr, condition, call.is_wide};
   if (timeout_ns != 0) {
     auto& timeouts = g_timeouts.of(call.device.device_id);
     if (timeouts.get() == nullptr && is_capturing(call))
@@ -245,8 +250,7 @@ void wait_on_stream(const Call& call, int condition, Mode mode, std::uint64_t ti
           " allocates memory, which a capture does not allow: wait once before");
     params.reports = timeouts.make();
   }
-  auto launch = host::LaunchKernel(1, 1, call.stream);
-  launch(kernels.get("wait_value::wait", condition, word_of(call)), params);
+  launch(call, kernels.get("wait_value::wait"), params);
 }
 
 void write_on_stream(const Call& call, Mode mode) {
@@ -258,9 +262,7 @@ void write_on_stream(const Call& call, Mode mode) {
         call, call.is_wide ? api.StreamWriteValue64(call.stream, call.flag, call.value, 0)
                            : api.StreamWriteValue32(call.stream, call.flag, static_cast<std::uint32_t>(call.value), 0));
   }
-  const wait_value::Write params{call.flag, call.value};
-  auto launch = host::LaunchKernel(1, 1, call.stream);
-  launch(kernels.get("wait_value::write", word_of(call)), params);
+  launch(call, kernels.get("wait_value::write"), wait_value::Write{call.flag, call.value, call.is_wide});
 }
 
 // ---- what Python calls ----

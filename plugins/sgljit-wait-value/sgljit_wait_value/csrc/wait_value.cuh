@@ -40,40 +40,50 @@ SGL_DEVICE void report_timeout(const Wait& params, T seen) {
   atomicAdd(&shared.given_up, 1u);
 }
 
-/// \brief Poll until the condition holds, or the time is up. `T` is `uint32_t` or `uint64_t`.
-template <int kCondition, typename T>
-__global__ void __launch_bounds__(1, 1) wait(const __grid_constant__ Wait params) {
+/// Poll until the condition holds, or the time is up.
+template <typename T>
+SGL_DEVICE void poll(const Wait& params) {
   constexpr int kEagerLooks = 100;  // half a microsecond each, two at host memory: what comes soon is seen at once
   constexpr uint32_t kNap = 32;     // ns
   const auto flag = static_cast<const T*>(params.flag);
   const auto value = static_cast<T>(params.value);
+  const int condition = params.condition;
   const bool has_timeout = params.timeout_ns != 0;
   const uint64_t start = has_timeout ? device::ptx::global_timer() : 0;
   T seen;
 #pragma unroll 1
   for (int i = 0; i < kEagerLooks; ++i) {
     seen = device::ptx::load_acquire_system(flag);
-    if (is_met<kCondition>(seen, value)) return;
+    if (is_met(condition, seen, value)) return;
   }
   // Two loops: in one, the compiler reads the clock at each look of an endless wait, too.
   if (!has_timeout) {
     do {
       __nanosleep(kNap);
-    } while (!is_met<kCondition>(device::ptx::load_acquire_system(flag), value));
+    } while (!is_met(condition, device::ptx::load_acquire_system(flag), value));
     return;
   }
   while (device::ptx::global_timer() - start < params.timeout_ns) {
     __nanosleep(kNap);
     seen = device::ptx::load_acquire_system(flag);
-    if (is_met<kCondition>(seen, value)) return;
+    if (is_met(condition, seen, value)) return;
   }
   report_timeout(params, seen);
 }
 
+/// \brief Hold the stream until the condition holds, or the time is up.
+///
+/// The condition and the width are parameters: to hold streams and to release them takes two kernels in all, which are
+/// loaded together.
+__global__ void __launch_bounds__(1, 1) wait(const __grid_constant__ Wait params) {
+  if (params.is_wide) poll<uint64_t>(params);
+  else poll<uint32_t>(params);
+}
+
 /// \brief Write after everything that came before in the stream.
-template <typename T>
 __global__ void __launch_bounds__(1, 1) write(const __grid_constant__ Write params) {
-  device::ptx::store_release_system(static_cast<T*>(params.flag), static_cast<T>(params.value));
+  if (params.is_wide) device::ptx::store_release_system(static_cast<uint64_t*>(params.flag), params.value);
+  else device::ptx::store_release_system(static_cast<uint32_t*>(params.flag), static_cast<uint32_t>(params.value));
 }
 
 }  // namespace wait_value
