@@ -85,15 +85,17 @@ def run(case):
     left = [contents(tensor) for tensor in left if isinstance(tensor, torch.Tensor)]
     return family, op, [tensor.cpu().contiguous().view(torch.uint8) for tensor in left]
 
-cases = []
-for spec in {spec.name: spec for spec, _ in device_files()}.values():
-    for op in spec.ops:
-        if op.samples is not None:
-            torch.manual_seed(1)
-            samples = list(registry.resolve(op.samples)(torch.device("cuda")))
-            cases += [(spec.name, op.name, arguments) for arguments in samples]
+def cases():
+    for spec in {spec.name: spec for spec, _ in device_files()}.values():
+        for op in spec.ops:
+            if op.samples is not None:
+                torch.manual_seed(1)
+                for arguments in registry.resolve(op.samples)(torch.device("cuda")):
+                    yield spec.name, op.name, arguments
+
 with concurrent.futures.ThreadPoolExecutor(16) as pool:
-    torch.save(list(pool.map(run, cases)), output)
+    list(pool.map(run, list(cases())))  # compiles, side by side; samples may share memory
+torch.save([run(case) for case in cases()], output)
 assert compiler == "nvrtc" or len(compiled) == len(list(device_files())), compiled
 """
 
