@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import InvalidFamilyError
 
-__all__ = ["exported", "forward"]
+__all__ = ["exported", "forward", "guarded"]
 
 _TARGET = "sgljit_target"  # no parameter is called so
 
@@ -61,6 +61,20 @@ def exported(load: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable
         return forward(declared, f"    return {_TARGET}({{positional}})\n", scope)
 
     return decorate
+
+
+def guarded(function: Callable[..., Any], body: str, scope: dict[str, Any]) -> Callable[..., Any]:
+    """A function like ``function``, and in its place, whose ``body`` decides when to call it.
+
+    Args:
+        body: as of ``forward``; ``{call}`` stands for the call. Of an exported function it is that of C++.
+        scope: the other globals of ``body``.
+    """
+    own = function.__globals__
+    if _TARGET in own:
+        own.update(scope)
+        return forward(function, body.replace("{call}", f"{_TARGET}({{positional}})"), own)
+    return forward(function, body.replace("{call}", f"{_TARGET}({{arguments}})"), {_TARGET: function, **scope})
 
 
 def forward(

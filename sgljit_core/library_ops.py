@@ -1,9 +1,10 @@
 """How does an op look to torch.compile?
 
-Each op is also a ``torch.library`` op, ``torch.ops.sgljit_<family>.<op>``, so that a compiled graph can hold it.
-Eager calls go straight to the Python function: the dispatcher would cost several times the call itself. (Code that is
-traced without dynamo, such as a non-strict torch.export, calls ``torch.ops`` by name.) It is
-registered with ``Library.define`` and ``impl``; ``torch.library.custom_op`` is ten times slower per call.
+Each op is also a ``torch.library`` op, ``torch.ops.sgljit_<family>.<op>``, so that a graph can hold it: torch.compile
+traces a call of the op as a call of that one, and so does whatever traces by a dispatch mode or by tensors without
+memory (make_fx, non-strict torch.export, FakeTensorMode, torch.func). Eager calls go straight to the Python function:
+the dispatcher would cost several times the call itself. The library op is registered with ``Library.define`` and
+``impl``; ``torch.library.custom_op`` is ten times slower per call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from .errors import InvalidFamilyError
-from .forwarding import forward
+from .forwarding import forward, guarded
 
 __all__ = ["dispatching", "register"]
 
@@ -68,16 +69,57 @@ def register(
     return getattr(getattr(torch.ops, namespace), name).default
 
 
-def dispatching(function: Callable[..., Any], library_op: Any) -> Callable[..., Any]:
-    """``function`` itself, which torch.compile from now on traces as a call of ``library_op``.
+# What is not eager shows in one of two ways. A dispatch mode sees the calls of library ops alone, and torch tells in a
+# global whether any thread is in one; then the library op is right for all of them. Tensors that stand for others make
+# the function fail, as they have no memory; what costs time, to look at them, comes after that.
+_GUARD = """\
+    if sgljit_modes._is_in_torch_dispatch_mode:
+        return sgljit_traced({arguments})
+    try:
+        return {call}
+    except Exception:
+        if not sgljit_stands_for_others({positional}):
+            raise
+    return sgljit_traced({arguments})
+"""
+# Of a torch without that global, tensors without memory are all that is noticed.
+_modes: Any = torch.utils._python_dispatch  # noqa: SLF001
+if not hasattr(_modes, "_is_in_torch_dispatch_mode"):
+    _modes = types.SimpleNamespace(_is_in_torch_dispatch_mode=False)
 
-    Eager calls pay nothing for it. Dynamo looks for the attribute on every function that it traces, which is how
-    functions that are compiled already name their originals.
+
+def dispatching(function: Callable[..., Any], library_op: Any) -> Callable[..., Any]:
+    """``function``, of which whatever traces it sees a call of ``library_op``.
+
+    Eager calls pay for reading one global. Dynamo looks for the attribute on every function that it traces, which is
+    how functions that are compiled already name their originals.
     """
     scope = {"sgljit_library_op": library_op}  # no parameter is called so
     traced = forward(function, "    return sgljit_library_op({arguments})\n", scope, _in_schema)
     function._torchdynamo_inline = traced  # type: ignore[attr-defined]  # noqa: SLF001
-    return function
+    if not any("Tensor" in str(argument.type) for argument in library_op._schema.arguments):  # noqa: SLF001
+        return function  # it asks about this machine
+    names = tuple(inspect.signature(function).parameters)
+
+    def stands_for_others(*values: Any) -> bool:
+        tensors = {name: value for name, value in zip(names, values, strict=True) if isinstance(value, torch.Tensor)}
+        for name, tensor in tensors.items():
+            if tensor.layout is not torch.strided:
+                raise TypeError(
+                    f"{function.__name__}(): {name} is a tensor of layout {tensor.layout}, and a kernel reads strided "
+                    f"ones: pass {name}.to_dense()"
+                ) from None
+        return not all(map(_has_memory, tensors.values()))
+
+    tells = {"sgljit_modes": _modes, "sgljit_traced": traced, "sgljit_stands_for_others": stands_for_others}
+    return guarded(function, _GUARD, tells)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.numel() == 0 or tensor.data_ptr() >= 1 << 16  # as sgl_kernel/export.h has it
+    except RuntimeError:  # fake tensors and those of torch.func
+        return False
 
 
 def _in_schema(name: str) -> str:

@@ -7,8 +7,11 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sgljit_core import errors
+from sgljit_core import errors, exported, load_jit
 from sgljit_core.library_ops import dispatching, register
 
 calls: list[str] = []
@@ -36,8 +39,141 @@ def test_an_eager_call_goes_straight_to_the_function(op):
     assert x.tolist() == [4, 4, 4]
 
 
-def test_an_eager_call_pays_nothing_for_the_graph(op):
-    assert op is scale_
+def test_it_looks_like_the_function(op):
+    assert op.__name__ == "scale_"
+    assert op.__doc__ == scale_.__doc__
+
+
+def negate_(x: torch.Tensor, out: torch.Tensor | None = None, *, twice: bool = False) -> None:
+    """Write ``-x``, or ``x``, to ``out``, by default to ``x``."""
+
+
+NEGATE = """
+#include <sgl_kernel/optional.h>
+#include <sgl_kernel/tensor.h>
+void negate_(host::TensorView x, host::Optional<host::TensorView> out, bool twice) {
+  const auto target = out.has_value() ? *out : x;
+  for (std::int64_t i = 0; i < x.numel(); ++i)
+    static_cast<float*>(target.data_ptr())[i] = static_cast<const float*>(x.data_ptr())[i] * (twice ? 1.f : -1.f);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def in_cpp(tmp_path_factory):
+    """An op that is an exported function, of which ``torch.ops`` has the name ``sgljit_testing.negate_``."""
+    csrc = tmp_path_factory.mktemp("csrc")
+    (csrc / "negate.cpp").write_text(NEGATE)
+
+    def load():
+        return load_jit("negate", cpp_files=["negate.cpp"], cpp_wrappers=[("negate_", "negate_")], csrc=csrc)
+
+    op = exported(load)(negate_)
+    return dispatching(op, register("testing", "negate_", op, ("x", "out"), None))
+
+
+@pytest.fixture(params=["python", "c++"])
+def either(request, op, in_cpp):
+    return op if request.param == "python" else in_cpp
+
+
+def targets(graph: torch.fx.GraphModule) -> list[str]:
+    return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def changed(op):
+    def f(x):
+        y = x + 1
+        op(y)
+        return y
+
+    return f
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_make_fx_holds_the_op(either, tracing_mode):
+    graph = make_fx(changed(either), tracing_mode=tracing_mode)(torch.ones(3))
+    assert targets(graph) == ["aten.add.Tensor", f"sgljit_testing.{either.__name__}.default"]
+    assert torch.equal(graph(torch.zeros(3)), changed(either)(torch.zeros(3)))
+
+
+def test_an_export_without_dynamo_holds_the_op(either):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return changed(either)(x)
+
+    program = torch.export.export(Model(), (torch.ones(3),), strict=False)
+    assert f"sgljit_testing.{either.__name__}.default" in targets(program.graph_module)
+    assert torch.equal(program.module()(torch.zeros(3)), changed(either)(torch.zeros(3)))
+
+
+def test_on_fake_tensors_nothing_runs(either):
+    calls.clear()
+    with FakeTensorMode():
+        assert either(torch.empty(1 << 40)) is None
+    assert calls == []
+
+
+def test_on_fake_tensors_nothing_runs_outside_of_their_mode_either(in_cpp):
+    with FakeTensorMode() as mode:
+        x = torch.empty(1 << 40)
+    assert in_cpp(x) is None
+    assert in_cpp(mode.from_tensor(torch.ones(8))[2:]) is None  # whose address is its offset
+
+
+def test_on_meta_tensors_nothing_runs(in_cpp):
+    assert in_cpp(torch.empty(1 << 40, device="meta")) is None
+
+
+def test_a_dispatch_mode_sees_the_op_and_may_let_it_run(either):
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    x = torch.ones(3)
+    with Watch():
+        either(x)
+    assert seen[0] == f"sgljit_testing.{either.__name__}.default"
+    expected = torch.ones(3)
+    either(expected)
+    assert torch.equal(x, expected)
+    assert not torch.equal(x, torch.ones(3))
+
+
+def test_transforms_of_functions_are_refused_in_their_own_words(in_cpp):
+    with pytest.raises(RuntimeError, match="Batching rule not implemented for sgljit_testing::negate_"):
+        torch.vmap(in_cpp)(torch.ones(3, 4))
+
+
+def test_a_tensor_whose_memory_was_freed_is_refused(in_cpp):
+    x = torch.ones(3)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match=r"negate_\(\): argument 1: expected tensor with memory, got one of 3 elements"):
+        in_cpp(x)
+
+
+def test_a_sparse_tensor_is_refused_by_name_and_layout(in_cpp):
+    with pytest.raises(TypeError, match=r"negate_\(\): out is a tensor of layout torch.sparse_coo.*out.to_dense\(\)"):
+        in_cpp(torch.ones(2, 2), torch.eye(2).to_sparse())
+
+
+def test_an_error_of_the_function_comes_through(in_cpp):
+    with pytest.raises(TypeError, match=r"negate_\(\): argument 1: expected tensor, got int"):
+        in_cpp(3)
+    in_cpp(torch.empty(0))  # which has no memory and needs none
+
+
+def device_count(minimum: int = 0) -> int:
+    return max(minimum, 1)
+
+
+def test_an_op_that_takes_no_tensor_is_never_traced_by_a_mode():
+    op = dispatching(device_count, register("testing", "device_count", device_count, (), None))
+    with FakeTensorMode():
+        assert op(4) == 4
 
 
 def test_a_compiled_graph_holds_the_op_whole(op):

@@ -18,9 +18,9 @@
 /// The symbol is a function, a function template with its arguments, a static member or a lambda without captures.
 /// Parameters: integers, enums, floats, bool, `host::TensorView`, `host::Optional` of any of these, `const char*`,
 /// `DLDevice`, `DLDataType`, `void*`. Results: void, integers, floats, bool, `host::Tensor`.
-/// A wrong number or type of arguments is a `TypeError` that names the function, the position, what was expected and
-/// what came. Every C++ exception ends here and becomes a Python one: `host::Error` by its name, any other as a
-/// `RuntimeError`.
+/// A wrong number or type of arguments, or a tensor that has elements and no memory (a fake one), is a `TypeError` that
+/// names the function, the position, what was expected and what came. Every C++ exception ends here and becomes a
+/// Python one: `host::Error` by its name, any other as a `RuntimeError`.
 ///
 /// Include it last. When tvm-ffi's C++ headers came before, their types (`tvm::ffi::TensorView`, `Optional`, `String`,
 /// ...) are accepted and returned too, and `tvm::ffi::Error` keeps its kind; otherwise only the C ABI is used.
@@ -39,7 +39,6 @@ inline const char* type_name(std::int32_t type_index) noexcept {
     case kTVMFFINone:
       return "None";
     case kTVMFFIInt:
-    case kTVMFFIBigInt:
       return "int";
     case kTVMFFIBool:
       return "bool";
@@ -92,7 +91,8 @@ struct ArgSlot {
   [[noreturn, gnu::cold, gnu::noinline]] void wrong_type(const char* expected, bool or_none, std::int32_t got) const {
     Message text;
     text << expected << (or_none ? " or None" : "");
-    mismatch(text.c_str(), type_name(got));
+    const bool is_big = got == kTVMFFIBigInt;
+    mismatch(text.c_str(), is_big ? "an int outside of int64, -2**63 to 2**63 - 1" : type_name(got));
   }
   [[noreturn, gnu::cold, gnu::noinline]] void out_of_range(bool is_signed, std::size_t bits, std::int64_t got) const {
     Message expected;
@@ -101,7 +101,32 @@ struct ArgSlot {
     text << "int " << got << ", which does not fit";
     mismatch(expected.c_str(), text.c_str());
   }
+  [[noreturn, gnu::cold, gnu::noinline]] void no_memory(std::uint64_t num_elements) const {
+    Message text;
+    text << "one of " << num_elements << (num_elements == 1 ? " element" : " elements")
+         << " without any: a fake or meta tensor, or one whose storage was freed. Who traces calls the op through "
+            "sgljit_core.ops, or by its name in torch.ops";
+    mismatch("tensor with memory", text.c_str());
+  }
+  /// Refuse what nobody can read: tracers' tensors convert like any other.
+  void check_memory(const DLTensor& tensor) const {
+    // Linux maps nothing so low (vm.mmap_min_addr); a view of a fake tensor has its offset for an address.
+    if (reinterpret_cast<std::uintptr_t>(tensor.data) >= 65536) [[likely]]
+      return;
+    std::uint64_t num_elements = 1;
+    for (std::int32_t i = 0; i < tensor.ndim; ++i) num_elements *= static_cast<std::uint64_t>(tensor.shape[i]);
+    if (num_elements != 0) no_memory(num_elements);
+  }
 };
+
+/// The DLTensor of an argument that is a tensor.
+inline const DLTensor* dl_tensor(const TVMFFIAny& any) noexcept {
+  if (any.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(any.v_ptr);
+  return reinterpret_cast<const DLTensor*>(any.v_obj + 1);  // it follows the object's header
+}
+inline bool is_tensor(const TVMFFIAny& any) noexcept {
+  return any.type_index == kTVMFFIDLTensorPtr || any.type_index == kTVMFFITensor;
+}
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_count(
     const char* name, std::size_t expected, std::int32_t got) {
@@ -161,11 +186,12 @@ template <>
 struct Arg<TensorView> {
   static constexpr const char* kName = "tensor";
   static bool matches(const TVMFFIAny& any) noexcept {
-    return any.type_index == kTVMFFIDLTensorPtr || any.type_index == kTVMFFITensor;
+    return is_tensor(any);
   }
-  static TensorView read(const TVMFFIAny& any, ArgSlot) {
-    if (any.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(any.v_ptr);
-    return reinterpret_cast<const DLTensor*>(any.v_obj + 1);  // the DLTensor follows the object's header
+  static TensorView read(const TVMFFIAny& any, ArgSlot slot) {
+    const TensorView view = dl_tensor(any);
+    slot.check_memory(view.dl_tensor());
+    return view;
   }
 };
 
@@ -282,6 +308,7 @@ auto read_argument(const TVMFFIAny& any, ArgSlot slot) {
         "host::TensorView, const char*, DLDevice, DLDataType, void*, host::Optional of one of these, and tvm-ffi's "
         "own types if its headers are included before sgl_kernel/export.h");
 #if SGL_HAS_TVM_FFI_CPP
+    if (is_tensor(any)) slot.check_memory(*dl_tensor(any));
     if constexpr (std::is_same_v<U, ::tvm::ffi::AnyView>) {
       return reinterpret_cast<const ::tvm::ffi::AnyView&>(any);
     } else if constexpr (std::is_same_v<U, ::tvm::ffi::Any>) {

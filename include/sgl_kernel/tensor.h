@@ -23,14 +23,15 @@
 ///       .with_strides({-1, 1})
 ///       .with_dtype<fp16_t, bf16_t>()
 ///       .with_device<kDLCUDA>(device)
-///       .verify(input)
-///       .verify(output);
+///       .verify(input, "input")
+///       .verify(output, "output");
 ///   const auto num_tokens = N.unwrap();
 /// \endcode
 ///
 /// A symbol takes its value from the first tensor that meets it and must be met by the same value ever after, in this
-/// matcher and in any other. A mismatch throws a `TensorMatchError` that prints the tensor, the place of the `verify`
-/// and the cause. `with_dtype` accepts every type that `dtype_of` (dtype.h) knows; specialise that for your own types.
+/// matcher and in any other. A mismatch throws a `TensorMatchError` that prints the tensor, by its name where `verify`
+/// got one, the place of the `verify` and the cause. `with_dtype` accepts every type that `dtype_of` (dtype.h) knows;
+/// specialise that for your own types.
 
 namespace host {
 
@@ -383,18 +384,24 @@ struct TensorMatcher {
 
   /// \brief Check one tensor and bind the symbols that are still open; throws a `TensorMatchError`.
   auto verify(const TensorView& view, DebugInfo info = {}) const&& -> const TensorMatcher&& {
-    m_verify(view, info);
+    m_verify(view, nullptr, info);
+    return static_cast<const TensorMatcher&&>(*this);
+  }
+  /// \brief As above, for an argument that the error calls by its name: `.verify(weight, "weight")`.
+  auto verify(const TensorView& view, const char* name, DebugInfo info = {}) const&& -> const TensorMatcher&& {
+    m_verify(view, name, info);
     return static_cast<const TensorMatcher&&>(*this);
   }
 
  private:
   // Out of line, as are its parts: inlining it into every kernel's checks buys nothing and costs build time.
-  [[gnu::noinline]] void m_verify(const TensorView& view, DebugInfo info) const {
+  [[gnu::noinline]] void m_verify(const TensorView& view, const char* name, DebugInfo info) const {
     try {
       m_match(view);
     } catch (const Error& cause) {
       details::raise(
-          kTensorMatchError, {"Tensor match failed for ", view, " at ", info, "\n- Root cause: ", cause.what()});
+          kTensorMatchError, {"Tensor match failed for ", name != nullptr ? name : "", name != nullptr ? ", " : "",
+                              view, " at ", info, "\n- Root cause: ", cause.what()});
     }
   }
 

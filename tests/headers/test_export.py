@@ -8,6 +8,9 @@ import gc
 import pytest
 import torch
 import tvm_ffi
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+BIG = "an int outside of int64, -2**63 to 2**63 - 1"
 
 
 def test_functions_of_every_form(host) -> None:
@@ -46,6 +49,19 @@ def test_tensors(host) -> None:
     assert host.numel(torch.zeros(())) == 1
     assert host.numel(tvm_ffi.from_dlpack(x)) == 12  # an owned tensor object, not a view
     assert host.address(x[1:]) == x.data_ptr() + 16
+
+
+def test_tensors_without_memory(host, tvm) -> None:
+    text = r"argument 1: expected tensor with memory, got one of 12 elements without any: a fake or.*torch\.ops"
+    with FakeTensorMode() as mode:
+        fake = torch.zeros(3, 4)
+    for function in (host.numel, host.numel_by_reference, tvm.rows, tvm.light_rows):
+        arguments = (fake, None) if function is tvm.rows else (fake,)
+        with pytest.raises(TypeError, match=text):
+            function(*arguments)
+    with pytest.raises(TypeError, match="got one of 1 element without"):
+        host.numel(mode.from_tensor(torch.zeros(20))[19])  # whose address is its offset
+    assert host.numel(torch.zeros(0, 4)) == 0
 
 
 def test_optional(host) -> None:
@@ -102,7 +118,9 @@ def test_an_error_of_the_allocator_keeps_its_kind(host) -> None:
         ("add", (1.5, "x"), "add(): argument 1: expected int, got float"),
         ("add", ("x", 1), "add(): argument 1: expected int, got str"),
         ("add", (2**40, 1), "add(): argument 1: expected int32, got int 1099511627776, which does not fit"),
-        ("add", (2**70, 1), "add(): argument 1: expected int, got int"),
+        ("add", (2**70, 1), f"add(): argument 1: expected int, got {BIG}"),
+        ("add", (1, -(2**63) - 1), f"add(): argument 2: expected int, got {BIG}"),
+        ("half", (2**63,), f"half(): argument 1: expected float, got {BIG}"),
         ("narrow", (128,), "narrow(): argument 1: expected int8, got int 128, which does not fit"),
         ("mode", (-1,), "mode(): argument 1: expected uint8, got int -1, which does not fit"),
         ("negate", (0.5,), "negate(): argument 1: expected bool, got float"),

@@ -88,6 +88,7 @@ def test_the_whole_text(host) -> None:
         "- Root cause: Size mismatch for stride#0('kv stride'): expected 8 but got 9"
     )
     text = failed(host.match_caches, k.t(), k)
+    assert text.startswith("Tensor match failed for k_cache, Tensor<8, 4>[")
     assert text.endswith("Size mismatch for stride#1: expected 1 but got 8")
     text = failed(host.match_caches, k, k.long())
     assert text.endswith("DType mismatch: expected int32 but got int64")
@@ -98,7 +99,7 @@ def test_the_whole_text(host) -> None:
 
 
 def test_the_line_is_that_of_the_verify(host) -> None:
-    first, second = line_of(".verify(k_cache)"), line_of(".verify(v_cache)")
+    first, second = line_of('.verify(k_cache, "k_cache")'), line_of(".verify(v_cache)")
     k, bad = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, 8)
     for line, arguments in ((first, (bad, k)), (second, (k, bad))):
         with pytest.raises(TensorMatchError, match=rf"host.cpp:{line}\n"):

@@ -74,11 +74,11 @@ std::int64_t match(host::TensorView cache, host::TensorView indices) {
       .with_strides({-1, 1})
       .with_dtype<float, my::half>(dtype)
       .with_device<kDLCPU, kDLCUDA>(device)
-      .verify(cache);
+      .verify(cache, "cache");
   TensorMatcher({D})  // as long as a row of the cache, contiguous, and on its device
       .with_dtype<std::int32_t, std::int64_t>()
       .with_device(device)
-      .verify(indices);
+      .verify(indices, "indices");
   return D.unwrap();
 }
 // end

@@ -33,7 +33,7 @@ void launch_twice(host::TensorView out, host::TensorView in) {
   using namespace host;
   auto N = SymbolicSize{"elements"};
   auto device = SymbolicDevice{};
-  TensorMatcher({N}).with_dtype<float>().with_device<kDLCUDA>(device).verify(out).verify(in);
+  TensorMatcher({N}).with_dtype<float>().with_device<kDLCUDA>(device).verify(out, "out").verify(in, "in");
   LaunchKernel(div_ceil(N.unwrap(), 256), 256, device.unwrap())
       .enable_pdl()(
           twice<true>, static_cast<float*>(out.data_ptr()), static_cast<const float*>(in.data_ptr()), N.unwrap());

@@ -164,7 +164,7 @@ void match_caches(TensorView k_cache, TensorView v_cache) {
       .with_strides({N, 1})
       .with_dtype<std::int32_t, std::int64_t>(dtype)
       .with_device<kDLCUDA, kDLCPU>(device)
-      .verify(k_cache)
+      .verify(k_cache, "k_cache")
       .verify(v_cache);
 }
 void match_long_annotation(TensorView x, const char* annotation) {

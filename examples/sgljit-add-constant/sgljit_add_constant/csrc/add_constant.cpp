@@ -15,8 +15,8 @@ void add_constant(host::TensorView dst, host::TensorView src) {
   TensorMatcher({N})  //
       .with_dtype<std::int32_t>()
       .with_device<kDLCPU>()
-      .verify(src)
-      .verify(dst);
+      .verify(src, "src")
+      .verify(dst, "dst");
 
   const auto* from = static_cast<const std::uint32_t*>(src.data_ptr());  // unsigned, so that sums wrap around
   auto* to = static_cast<std::uint32_t*>(dst.data_ptr());

@@ -20,8 +20,8 @@ void add_constant(host::TensorView dst, host::TensorView src) {
   TensorMatcher({N})  //
       .with_dtype<std::int32_t>()
       .with_device<kDLCUDA>(device)
-      .verify(src)
-      .verify(dst);
+      .verify(src, "src")
+      .verify(dst, "dst");
 
   const std::int64_t length = N.unwrap();
   if (length == 0) return;

@@ -25,12 +25,12 @@ void silu_and_mul(host::TensorView input, host::TensorView out) {
   TensorMatcher({N, D})  //
       .with_dtype<float, __half, __nv_bfloat16>(dtype)
       .with_device<kDLCUDA, kDLCPU>(device)
-      .verify(out);
+      .verify(out, "out");
   D2.set_value(2 * D.unwrap());
   TensorMatcher({N, D2})  //
       .with_dtype(dtype)
       .with_device(device)
-      .verify(input);
+      .verify(input, "input");
 
   const auto params = swiglu::Params{input.data_ptr(), out.data_ptr(), N.unwrap(), D.unwrap()};
   if (params.num_tokens == 0 || params.hidden == 0) return;
