@@ -1,7 +1,8 @@
 """What is in the cache, and what can be done about it?
 
 For operators and for the command line. Everything works on one root, by default the user's own cache; a directory of
-prebuilt artifacts is laid out the same. ``why`` is the exception: it asks for one build, in all tiers.
+prebuilt artifacts is laid out the same, and one that does not exist is a FileNotFoundError. ``why`` is the exception:
+it asks for one build, in all tiers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import archive, paths, policy, store, trust
+from . import archive, paths, policy, progress, store, trust
 from .manifest import Manifest, ManifestError
 from .policy import Explanation
 
@@ -147,7 +148,7 @@ def export_archive(
 ) -> int:
     """Write the artifacts of a root into one file, those of one family or target if named, and tell how many.
 
-    Damaged artifacts are left out.
+    Damaged artifacts are left out, each with a warning.
 
     Raises:
         ArchiveError: the file's suffix is not .tar, .tar.gz, .tgz or .tar.xz.
@@ -171,7 +172,10 @@ def _owner(place: Path) -> tuple[str, str]:
 
 
 def _checked(directory: Path | None) -> Path:
-    place = (directory or paths.cache_root()).absolute()
+    own = paths.cache_root().absolute()
+    place = (directory or own).absolute()
+    if place != own and not place.is_dir():  # the user's own appears with the first artifact
+        raise FileNotFoundError(f"{place} is not a directory, so there are no artifacts in it")
     trust.check_root(place)
     return place
 
@@ -180,10 +184,14 @@ def _whole(place: Path, family: str | None, target: str | None) -> Iterator[stor
     for path in store.artifact_directories(place):
         if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
             continue
-        with contextlib.suppress(ManifestError):
+        try:
             artifact = store.read(path)
-            if artifact is not None:
-                yield artifact
+        except ManifestError as error:
+            text = f"{path} is damaged and left out: {error}"
+            progress.once("artifact_damaged", str(path), text, directory=str(path))
+            continue
+        if artifact is not None:
+            yield artifact
 
 
 def _entry(path: Path, problem: str = "") -> Entry:

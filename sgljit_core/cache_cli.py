@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import arch, cache, plugins, progress, registry
+from . import arch, cache, plugins, policy, progress, registry
 from .parallel import parallel_compile
 
 __all__ = ["app"]
@@ -50,10 +50,19 @@ def verify(directory: Directory = None) -> None:
 
 @app.command("why")
 def why(family: Family, cuda_arch: Arch = None) -> None:
-    """Say for every declared variant of a family whether it is in the cache, and if not, why."""
+    """Say for every declared variant of a family whether it is in the cache, and if not, why.
+
+    Exit status 1 if one is not.
+    """
+    hits = []
     with _target(cuda_arch):
         for builder in registry.declared_variants(family):
-            typer.echo(str(cache.why(builder)))
+            answer = cache.why(builder)
+            hits.append(answer.artifact is not None)
+            typer.echo(str(answer))
+    typer.echo(f"{sum(hits)} of {len(hits)} are in the cache")
+    if not all(hits):
+        raise typer.Exit(1)
 
 
 @app.command("build")
@@ -61,7 +70,11 @@ def build(
     families: Annotated[list[str] | None, typer.Argument(help="The families; by default all.")] = None,
     cuda_arch: Arch = None,
 ) -> None:
-    """Build every declared variant ahead, for this machine's device or, with --cuda-arch, for another."""
+    """Build every declared variant ahead, for this machine's device or, with --cuda-arch, for another.
+
+    It compiles whatever SGLJIT_JIT says: that is about compiling on demand.
+    """
+    policy.freeze("on")
     with _target(cuda_arch):
         chosen = families or _families_with_variants()
         builders = [builder for family in chosen for builder in registry.declared_variants(family)]
@@ -112,6 +125,9 @@ def export_archive(
     family = family and family.replace("-", "_")
     count = cache.export_archive(file, directory, family=family, target=target)
     typer.echo(f"wrote {count} artifacts to {file}")
+    if progress.was_said("artifact_damaged"):
+        typer.echo("error: not all that was asked for could be written; see the warnings", err=True)
+        raise typer.Exit(1)
     if count == 0:
         manifests = [entry.manifest for entry in cache.entries(directory) if entry.manifest]
         families = ", ".join(sorted({manifest.family for manifest in manifests})) or "none"

@@ -28,7 +28,8 @@ class Settings:
             current device's. ``cuda_arch_source`` is the name of the variable it came from.
         plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels; None for all.
         nvcc: ``SGLJIT_NVCC``: the compiler to use; None to search.
-        cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; None to search ``path``.
+        cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; None to search ``path``. ``cxx_source`` is the name of
+            the variable it came from.
         path: ``PATH``.
         search: the variables beside ``PATH`` that lead to a CUDA toolkit, as (name, value).
         prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of finished artifacts, searched first and never written.
@@ -46,6 +47,7 @@ class Settings:
     plugins: frozenset[str] | None
     nvcc: str | None
     cxx: str | None
+    cxx_source: str
     path: str
     search: tuple[tuple[str, str], ...]
     prebuilt: tuple[Path, ...]
@@ -101,6 +103,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     if cache_dir is not None and not Path(cache_dir).expanduser().is_absolute():
         raise ConfigError(f"SGLJIT_CACHE_DIR must be an absolute path, got {cache_dir!r}")
     arch_source = "SGLJIT_CUDA_ARCH" if "SGLJIT_CUDA_ARCH" in given else "TVM_FFI_CUDA_ARCH_LIST"
+    cxx_source = "SGLJIT_CXX" if "SGLJIT_CXX" in given else "CXX"
     allowed = raw.get("SGLJIT_PLUGINS")
     jobs = _number(given, "SGLJIT_JOBS", 1)
     lock_timeout = _number(given, "SGLJIT_LOCK_TIMEOUT", 0)
@@ -110,7 +113,8 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         cuda_arch_source=arch_source,
         plugins=None if allowed is None else frozenset(n.strip() for n in allowed.split(",") if n.strip()),
         nvcc=given.get("SGLJIT_NVCC"),
-        cxx=given.get("SGLJIT_CXX") or given.get("CXX"),
+        cxx=given.get(cxx_source),
+        cxx_source=cxx_source,
         path=raw.get("PATH", os.defpath),
         search=tuple((name, raw.get(name, "")) for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
         prebuilt=_prebuilt(given),

@@ -185,7 +185,8 @@ class _Request(Generic[T]):
         if policy.is_capturing():
             raise CaptureError(build.label, str(explanation))
         if mode == "error":
-            ahead = f"with `sgljit cache build {build.family}`, or " if build.family else ""
+            command = f"sgljit cache build {build.family}{build.target.option}"
+            ahead = f"with `{command}`, or " if build.family else ""
             remedy = f"Build it ahead: {ahead}by loading it once on a machine with compilers before freeze()."
             raise CompileForbiddenError(build.label, forbidden_by=by, why=str(explanation), remedy=remedy)
         level = logging.WARNING if mode == "warn" else logging.INFO
@@ -371,8 +372,18 @@ def _explain(recipe: Recipe[T], build: BuildSpec, root: Path, tools: Mapping[str
         if best is None or rank < best[:2]:
             best = (*rank, directory, texts)
     if best is None:
-        return policy.Explanation(build.label, recipe.slot, None)
-    return policy.Explanation(build.label, recipe.slot, None, best[2], tuple(best[3]))
+        return policy.Explanation(build.label, recipe.slot, None, other_targets=_other_targets(recipe.slot, tiers))
+    _, _, nearest, texts = best
+    texts = texts or [store.fault(nearest, has_toolchain=tools is not None) or "nothing, but it does not load here"]
+    return policy.Explanation(build.label, recipe.slot, None, nearest, tuple(texts))
+
+
+def _other_targets(slot: Slot, roots: Sequence[Path]) -> tuple[str, ...]:
+    """The targets that there are artifacts of the same module for."""
+    module = slot.path.relative_to(slot.target).parent
+    return tuple(
+        sorted({path.name for root in roots for path in root.glob("[!.]*") if any(path.glob(f"{module}/*/*"))})
+    )
 
 
 def _siblings(slot: Slot, roots: Sequence[Path]) -> list[Path]:

@@ -135,10 +135,7 @@ class UntrustedCacheError(SgljitError, PermissionError):
     def __init__(self, path: Path, reason: str, remedy: str) -> None:
         self.path = path
         self.reason = reason
-        super().__init__(
-            f"{path} {reason}, so whoever can write there could run code as you.\n{remedy}, or set SGLJIT_CACHE_DIR "
-            f"to another directory, or accept it with SGLJIT_TRUST_SHARED_CACHE=1"
-        )
+        super().__init__(f"{path} {reason}, so whoever can write there could run code as you.\n{remedy}")
 
 
 class ArtifactLoadError(SgljitError, OSError):

@@ -22,7 +22,7 @@ from .errors import ToolchainNotFoundError
 from .forks import KeyedLocks
 from .toolchain import remembered_search
 
-__all__ = ["Nvrtc", "RejectedSourceError", "compile_kernel", "find_nvrtc", "precompile_headers"]
+__all__ = ["Nvrtc", "RejectedSourceError", "compile_kernel", "find_nvrtc", "precompile_headers", "unknown_target"]
 
 _REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]".'
 _HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
@@ -70,6 +70,22 @@ def find_nvrtc(needed_for: str) -> Nvrtc:
             remedy=_REMEDY,
         )
     return found
+
+
+def unknown_target(nvrtc: Nvrtc, target: str, needed_for: str) -> ToolchainNotFoundError:
+    """The error of a target that this NVRTC does not compile for, with those that it does."""
+    library = _library(nvrtc.library)
+    count = ctypes.c_int()
+    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    known = (ctypes.c_int * count.value)()
+    library.nvrtcGetSupportedArchs(known)
+    listed = ", ".join(f"sm_{number}" for number in known)
+    return ToolchainNotFoundError(
+        f"an NVRTC for {target} (NVRTC {nvrtc.version.partition(' ')[0]} compiles for {listed})",
+        needed_for=needed_for,
+        searched=[nvrtc.library],
+        remedy=f"Name one of these architectures, or install a later compiler. {_REMEDY}",
+    )
 
 
 def _search() -> str | None:

@@ -65,6 +65,7 @@ class Explanation:
         artifact: the directory of the artifact that serves; None for a miss.
         nearest: the directory of the artifact of the same module that differs least; None where there is none.
         differences: what sets the build apart from ``nearest``, most telling first.
+        other_targets: where ``nearest`` is None, the targets that there are artifacts of the same module for.
     """
 
     build: str
@@ -72,6 +73,7 @@ class Explanation:
     artifact: Path | None
     nearest: Path | None = None
     differences: tuple[str, ...] = ()
+    other_targets: tuple[str, ...] = ()
 
     @property
     def source_key(self) -> str:
@@ -82,8 +84,9 @@ class Explanation:
         if self.artifact is not None:
             return f"{self.build}: a hit, {self.artifact}"
         if self.nearest is None:
-            return f"{self.build}: a miss, no artifact of this module and target was ever built here"
-        listed = ", ".join(self.differences) or "it is damaged, or a file that it observed changed"
+            others = f" (there are some for {', '.join(self.other_targets)})" if self.other_targets else ""
+            return f"{self.build}: a miss, no artifact of this module and target was ever built here{others}"
+        listed = ", ".join(self.differences)
         return f"{self.build}: a miss; the nearest artifact ({self.nearest.parent.name[:8]}) differs: {listed}"
 
 

@@ -52,6 +52,14 @@ class Target:
     def is_cuda(self) -> bool:
         return self.cuda_arch is not None
 
+    @property
+    def option(self) -> str:
+        """What asks for it on the command line, such as " --cuda-arch 9.0a"; "" of a CPU target."""
+        if self.cuda_arch is None:
+            return ""
+        major, minor = self.cuda_arch
+        return f" --cuda-arch {major}.{minor}{self.name.removeprefix(f'sm_{major}{minor}')}"
+
 
 @dataclass(frozen=True)
 class BuildSpec:

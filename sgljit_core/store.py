@@ -33,6 +33,7 @@ __all__ = [
     "artifact_directories",
     "collect",
     "discard",
+    "fault",
     "find",
     "keep_failed",
     "lock_path",
@@ -155,16 +156,30 @@ def _is_current(manifest: Manifest, *, has_toolchain: bool) -> bool:
     Where they do not exist, a machine with a toolchain would compile something else, or nothing; one without a
     toolchain is not the machine that the artifact was built on, and has no need of them.
     """
+    return not _changed(manifest, has_toolchain=has_toolchain)
+
+
+def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
+    """The first of these files that is another, and how; "" where none is."""
     for path, digest in manifest.observed.items():
         try:
             current = hashlib.sha256(Path(path).read_bytes()).hexdigest()
         except OSError:
             if has_toolchain:
-                return False
+                return f"{path}, which the compiler read, is gone"
             continue
         if current != digest:
-            return False
-    return True
+            return f"{path}, which the compiler read, changed"
+    return ""
+
+
+def fault(directory: Path, *, has_toolchain: bool) -> str:
+    """What is wrong with an artifact of the very keys that were looked for; "" where nothing is."""
+    try:
+        artifact = read(directory, vouched=True)
+    except ManifestError as error:
+        return f"{directory} is damaged: {error}"
+    return f"{directory} is gone" if artifact is None else _changed(artifact.manifest, has_toolchain=has_toolchain)
 
 
 def read(directory: Path, *, vouched: bool = False) -> Artifact | None:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from .remember import recall, remember
 __all__ = ["Compiler", "Toolchain", "find_cxx", "find_nvcc", "find_toolchain", "processor", "remembered_search"]
 
 _HOST_COMPILERS = ("g++", "clang++", "c++")
+_LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,34 @@ def find_toolchain(*, cuda: bool, needed_for: str) -> Toolchain:
 
 
 def find_cxx(needed_for: str) -> Compiler:
-    """The host C++ compiler: ``SGLJIT_CXX``, ``CXX``, else the first of g++, clang++, c++ on ``PATH``."""
+    """The host C++ compiler: ``SGLJIT_CXX``, ``CXX``, else the first of g++, clang++, c++ on ``PATH``.
+
+    Of a launcher with a compiler, such as "ccache g++", it is the compiler: what it makes is cached already.
+    """
     config = settings()
-    names = (config.cxx,) if config.cxx else _HOST_COMPILERS
-    for name in names:
+    for name in _HOST_COMPILERS if config.cxx is None else (config.cxx, _compiler_of(config.cxx)):
         found = shutil.which(name, path=config.path)
         if found:
             return _identify(Path(found))
-    raise ToolchainNotFoundError(
-        "a C++ compiler",
-        needed_for=needed_for,
-        searched=[f"{name} on PATH={config.path}" for name in names],
-        remedy=_CXX_REMEDY,
-    )
+    if config.cxx is None:
+        searched = [f"{name} on PATH={config.path}" for name in _HOST_COMPILERS]
+        remedy = _CXX_REMEDY
+    else:
+        searched = [f"{config.cxx_source}={config.cxx!r} on PATH={config.path}"]
+        remedy = (
+            f"Let {config.cxx_source} name one program, a C++20 compiler, without flags (those of a build are "
+            f"load_jit's extra_cflags); or unset it, and {', '.join(_HOST_COMPILERS)} are looked for."
+        )
+    raise ToolchainNotFoundError("a C++ compiler", needed_for=needed_for, searched=searched, remedy=remedy)
+
+
+def _compiler_of(command: str) -> str:
+    """The compiler behind a launcher; ``command`` itself where there is none, or more than that."""
+    try:
+        launcher, compiler = shlex.split(command)
+    except ValueError:
+        return command
+    return compiler if Path(launcher).name in _LAUNCHERS else command
 
 
 def find_nvcc(needed_for: str) -> Compiler:
@@ -189,7 +206,7 @@ def _identify(path: Path) -> Compiler:
 
 def _is_script(path: Path) -> bool:
     """Whether a program runs another that it does not name: a script, or ccache and its kind under g++'s name."""
-    if path.resolve().name in ("ccache", "sccache", "distcc", "icecc"):
+    if path.resolve().name in _LAUNCHERS:
         return True
     with path.open("rb") as file:
         return file.read(2) == b"#!"

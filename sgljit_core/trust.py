@@ -11,6 +11,7 @@ import os
 import stat
 from pathlib import Path
 
+from . import paths
 from .config import settings
 from .errors import UntrustedCacheError
 
@@ -29,7 +30,7 @@ def check_root(root: Path) -> None:
         return
     if stat.S_ISLNK(status.st_mode) and not settings().trust_shared_cache:
         target = root.resolve()
-        raise UntrustedCacheError(root, f"is a symbolic link (to {target})", f"Name the directory itself, {target}")
+        raise _untrusted(root, f"is a symbolic link (to {target})", f"Name the directory itself, {target}")
     check(root, status)
 
 
@@ -55,16 +56,29 @@ def check(path: Path, status: os.stat_result) -> None:
     if settings().trust_shared_cache:
         return
     if status.st_uid not in (os.getuid(), 0):
-        raise UntrustedCacheError(
+        raise _untrusted(
             path,
             f"belongs to user {status.st_uid}, not to you (user {os.getuid()})",
             f"Take it over (chown -R {os.getuid()} {path})",
         )
     if status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode):
         mode = stat.S_IMODE(status.st_mode)
-        raise UntrustedCacheError(
+        raise _untrusted(
             path, f"can be written by group or others (mode {mode:04o})", f"Close it (chmod -R go-w {path})"
         )
+
+
+def _untrusted(path: Path, reason: str, remedy: str) -> UntrustedCacheError:
+    if any(path.is_relative_to(place) for named in settings().prebuilt for place in (named, named.resolve())):
+        instead = "leave it out of SGLJIT_PREBUILT_PATH"
+    elif path.is_relative_to(paths.cache_root()):
+        instead = "set SGLJIT_CACHE_DIR to another directory"
+    else:
+        instead = "name another directory"
+    return UntrustedCacheError(path, reason, f"{remedy}, or {instead}, or accept it with SGLJIT_TRUST_SHARED_CACHE=1")
+
+
+_OTHER_PLACES = "let TMPDIR and XDG_RUNTIME_DIR name directories of your own"
 
 
 def private_directory(path: Path) -> Path:
@@ -80,7 +94,7 @@ def private_directory(path: Path) -> Path:
         status = directory.lstat()
         open_to_all = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
         if status.st_uid not in (os.getuid(), 0) or (open_to_all and not stat.S_ISLNK(status.st_mode)):
-            raise UntrustedCacheError(directory, "could be replaced by somebody else", "Close it")
+            raise UntrustedCacheError(directory, "could be replaced by somebody else", f"Close it, or {_OTHER_PLACES}")
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise UntrustedCacheError(path, "is not yours alone", "Remove it")
+        raise UntrustedCacheError(path, "is not yours alone", f"Remove it, or {_OTHER_PLACES}")
     return path

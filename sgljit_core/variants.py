@@ -217,6 +217,8 @@ def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[i
     try:
         image, symbol = nvrtc.compile_kernel(compiler, generated, spec.kernel, options, headers)
     except nvrtc.RejectedSourceError as error:
+        if "invalid value for --gpu-architecture" in str(error):  # one text for all variants, to be told once
+            raise nvrtc.unknown_target(compiler, spec.target.name, f"the kernels of {spec.family}") from error
         raise CompileError(
             build=spec.label,
             first_error=_first_error(spec, str(error)),

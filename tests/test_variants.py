@@ -26,6 +26,7 @@ from sgljit_core import (
     make_cpp_args,
     nvrtc,
     override_cuda_arch,
+    parallel_compile,
     variants,
 )
 from sgljit_core.cubin import Cubin
@@ -225,6 +226,27 @@ def test_an_unknown_kernel_names_those_that_there_are(family):
     assert "scaling::scael<3, false, fp32_t>" in first
     assert "scaling.cuh has line 5: template <int kFactor, bool kNegate, typename T> scale; " in first
     assert first.endswith("line 20: plain. A kernel is named with its namespace")
+
+
+def test_an_unknown_device_file_names_those_that_there_are(family):
+    with override_cuda_arch(9, 0), pytest.raises(errors.SourceNotFoundError) as caught:
+        family.build_variant("scalign.cuh", "scaling::scale", 3, False, torch.float32)
+    assert "source 'scalign.cuh' not found in" in str(caught.value)
+    assert str(caught.value).endswith("that directory holds: host.cpp, params.h, scaling.cuh, scaling_cpu.cpp")
+
+
+def test_a_target_that_nvrtc_does_not_know_is_told_once_with_those_it_knows(family):
+    def builder(factor):
+        return lambda: family.build_variant("scaling.cuh", "scaling::scale", factor, False, torch.float32)
+
+    with override_cuda_arch(9, 9), pytest.raises(errors.ParallelCompileError) as caught:
+        parallel_compile([builder(factor) for factor in range(3)])
+    heading, line = str(caught.value).splitlines()
+    assert heading == "3 of 3 builds failed:"
+    assert line.startswith("  - ToolchainNotFoundError: an NVRTC for sm_99a (NVRTC ")
+    assert re.search(r" compiles for sm_\d+, (sm_\d+, )*sm_90, ", line)
+    assert line.endswith(f"needed to compile the kernels of {family.name}. (3 times)")
+    assert 'pip install "sgljit-core[cuda]"' in str(caught.value.failures[0])
 
 
 def test_wrong_template_arguments_are_nvrtcs_error_with_the_expression(family):

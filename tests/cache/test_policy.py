@@ -75,6 +75,30 @@ def test_a_message_names_the_plugin(children, tmp_path):
     assert "`sgljit cache build some`" in child.output
 
 
+def test_forbidden_for_a_gpu_the_text_names_the_architecture_to_build_and_those_there_are(tmp_path, cache, monkeypatch):
+    import torch
+
+    from sgljit_core import KernelFamily, Op
+
+    (tmp_path / "frozen_family" / "csrc").mkdir(parents=True)
+    (tmp_path / "frozen_family" / "__init__.py").touch()
+    (tmp_path / "frozen_family" / "csrc" / "fill.cuh").write_text(
+        "template <typename T> __global__ void fill(T* p) {}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    family = KernelFamily("frozen", "frozen_family", (Op("fill", "frozen_family.ops:fill"),))
+    with override_cuda_arch(8, 0):
+        family.build_variant("fill.cuh", "fill", torch.float32)
+    freeze()
+    for arch, option in (((9, 0), "9.0a"), ((8, 6), "8.6"), ((10, 0), "10.0a")):
+        with override_cuda_arch(*arch), pytest.raises(errors.CompileForbiddenError) as caught:
+            family.build_variant("fill.cuh", "fill", torch.float32)
+        assert f"with `sgljit cache build frozen --cuda-arch {option}`" in str(caught.value)
+        assert "no artifact of this module and target was ever built here (there are some for sm_80)" in str(
+            caught.value
+        )
+
+
 def test_a_miss_during_a_capture_raises(load, monkeypatch):
     """The real thing is a test on a GPU; here the answer of torch is made up."""
     import torch

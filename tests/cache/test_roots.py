@@ -112,7 +112,7 @@ def test_a_root_of_another_user_is_refused(root_user, load, cache):
     assert f"{cache} belongs to user 1000, not to you (user 0)" in text
     assert "chown -R 0" in text
     assert "SGLJIT_TRUST_SHARED_CACHE=1" in text
-    assert "SGLJIT_CACHE_DIR" in text
+    assert "or set SGLJIT_CACHE_DIR to another directory" in text
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
@@ -215,8 +215,10 @@ def test_a_private_directory_that_somebody_else_made_first_is_not_used(tmp_path,
 
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(errors.UntrustedCacheError, match="could be replaced by somebody else"):
+    with pytest.raises(errors.UntrustedCacheError, match="could be replaced by somebody else") as caught:
         trust.private_directory(tmp_path / "open" / "mine")
+    assert "let TMPDIR and XDG_RUNTIME_DIR name directories of your own" in str(caught.value)
+    assert "SGLJIT_" not in str(caught.value)  # neither would help
     assert paths.scratch_directory().name == f"sgljit-{os.getuid()}"
 
 

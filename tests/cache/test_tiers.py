@@ -53,6 +53,11 @@ def test_a_prebuilt_directory_that_others_can_write_is_refused(load, children, c
     child = children.start(env={"SGLJIT_PREBUILT_PATH": str(prebuilt)})
     child.process.join(60)
     assert f"{prebuilt} can be written by group or others" in child.output
+    assert "or leave it out of SGLJIT_PREBUILT_PATH, or accept it with SGLJIT_TRUST_SHARED_CACHE=1" in child.output
+    assert "SGLJIT_CACHE_DIR" not in child.output
+    result = sgljit("cache", "verify", "--directory", str(prebuilt))
+    assert result.returncode == 1
+    assert "or name another directory, or accept it" in result.stderr
 
 
 def test_a_relative_prebuilt_directory_is_refused(load, monkeypatch):
@@ -282,6 +287,53 @@ def test_the_command_line(load, cache, tmp_path):
     assert "no installed plugin provides the kernel family 'no_such_family'" in result.stderr
 
 
+def test_an_export_that_leaves_damaged_artifacts_out_fails_and_names_them(load, cache, tmp_path):
+    load("whole")
+    load("damaged", flags=("-DVALUE=2",))
+    damaged = next(path for path in artifacts(cache) if b"damaged" in (path / "manifest.json").read_bytes())
+    (damaged / "module.so").write_bytes(b"")
+    result = sgljit("cache", "export", str(tmp_path / "a.tar"))
+    assert result.returncode == 1
+    assert "wrote 1 artifacts" in result.stdout
+    assert f"{damaged} is damaged and left out: module.so has 0 bytes" in result.stderr
+    assert "error: not all that was asked for could be written" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("verify",), ("list",), ("prune",), ("export", "/tmp/none.tar")])
+def test_a_directory_that_is_not_there_is_refused(cache, tmp_path, command):
+    missing = tmp_path / "missing"
+    result = sgljit("cache", *command, "--directory", str(missing))
+    assert result.returncode == 1
+    assert result.stderr == f"error: {missing} is not a directory, so there are no artifacts in it\n"
+    assert not missing.exists()
+
+
+def test_the_users_own_cache_need_not_be_there_yet(cache):
+    result = sgljit("cache", "verify")
+    assert (result.returncode, result.stdout) == (0, "0 damaged of 0\n")
+    assert sgljit("cache", "verify", "--directory", str(cache)).returncode == 0
+
+
+def test_a_miss_without_a_difference_names_the_damaged_artifact_or_the_file_that_changed(load, cache, csrc, tmp_path):
+    header = made(tmp_path / "flagged") / "flagged.h"
+    header.write_text("#define VALUE 1\n")
+    (csrc / "value.h").write_text("#include <flagged.h>\n")
+
+    def observed():
+        return load(flags=(f"-I{header.parent}",))
+
+    observed()
+    (artifact,) = artifacts(cache)
+    header.write_text("#define VALUE 2\n")
+    assert sgljit_core.cache.why(observed).differences == (f"{header}, which the compiler read, changed",)
+    header.unlink()
+    answer = sgljit_core.cache.why(observed)
+    assert str(answer).endswith(f"differs: {header}, which the compiler read, is gone")
+    (artifact / "module.so").write_bytes(b"")
+    (difference,) = sgljit_core.cache.why(observed).differences
+    assert difference.startswith(f"{artifact} is damaged: module.so has 0 bytes, expected ")
+
+
 VARIANTS_PLUGIN = """
 from sgljit_core import KernelFamily, Op, hookimpl
 FAMILY = KernelFamily(name="many", package="sgljit_many", ops=(Op("double", "sgljit_many.ops:double"),),
@@ -303,11 +355,18 @@ def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(load, cac
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     load("of no family")
     environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many"}
-    assert sgljit("cache", "why", "many", **environment).stdout.count("a miss") == 3
-    result = sgljit("cache", "build", "many", **environment)
+    result = sgljit("cache", "why", "many", **environment)
+    assert result.stdout.count("a miss") == 3
+    assert result.stdout.endswith("0 of 3 are in the cache\n")
+    assert result.returncode == 1
+    # Forbidden is what is compiled on demand, not what is asked for.
+    result = sgljit("cache", "build", "many", SGLJIT_JIT="error", **environment)
     assert "3 modules are built or were there" in result.stdout, result.stderr
-    explained = sgljit("cache", "why", "many", **environment).stdout
+    result = sgljit("cache", "why", "many", **environment)
+    assert result.returncode == 0
+    explained = result.stdout
     assert explained.count("a hit") == 3
+    assert explained.endswith("3 of 3 are in the cache\n")
     assert "many.number<2> for cpu-" in explained
     assert "of sgljit-many 1.2.3" in explained
     source = package / "csrc" / "number.cpp"

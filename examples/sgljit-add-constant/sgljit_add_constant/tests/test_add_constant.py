@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sgljit_add_constant import reference
+from sgljit_add_constant.ops import add_constant as function
 from sgljit_add_constant.ops import load_module
 from sgljit_core import ops, override_cuda_arch
 from sgljit_core.errors import TensorMatchError, ToolchainNotFoundError
@@ -64,9 +65,14 @@ def test_a_tensor_the_kernel_cannot_take(add_constant, device, wrong):
         add_constant(src, 7)
 
 
-def test_a_device_without_kernels(add_constant):
+def test_a_device_without_kernels():
     with pytest.raises(ValueError, match="must be on a CUDA device or the CPU, got meta"):
-        add_constant(torch.zeros(4, dtype=torch.int32, device="meta"), 7)
+        function(torch.zeros(4, dtype=torch.int32, device="meta"), 7)
+
+
+def test_on_meta_tensors_the_shape_is_worked_out_and_nothing_runs(add_constant):
+    out = add_constant(torch.zeros(4, dtype=torch.int32, device="meta"), 7)
+    assert (out.shape, out.dtype, out.device.type) == ((4,), torch.int32, "meta")
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])

@@ -1,0 +1,58 @@
+"""Which compiler ``SGLJIT_CXX`` and ``CXX`` name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sgljit_core import errors, toolchain
+
+
+@pytest.fixture
+def cxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler whose path has a blank, and a ccache, on PATH."""
+    for name in ("SGLJIT_CXX", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    directory = tmp_path / "my tools"
+    directory.mkdir()
+    for name in ("my-g++", "ccache"):
+        (directory / name).write_text("#!/bin/sh\necho my compiler 1.0\n")
+        (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(directory), os.environ["PATH"]]))
+    return directory / "my-g++"
+
+
+@pytest.mark.parametrize("variable", ["SGLJIT_CXX", "CXX"])
+@pytest.mark.parametrize("value", ["my-g++", "{}", "ccache my-g++", "/some/where/sccache '{}'"])
+def test_a_compiler_alone_or_behind_a_launcher(cxx, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value.format(cxx))
+    assert toolchain.find_cxx("a test") == toolchain.Compiler(cxx, "my compiler 1.0")
+
+
+@pytest.mark.parametrize(
+    "value", ["no-such-g++", "my-g++ -O2", "ccache no-such-g++", "ccache my-g++ -m64", "'", "env my-g++"]
+)
+def test_what_names_no_program_is_quoted_with_what_to_do(cxx, monkeypatch, value):
+    monkeypatch.setenv("CXX", "my-g++")
+    monkeypatch.setenv("SGLJIT_CXX", value)
+    with pytest.raises(errors.ToolchainNotFoundError) as caught:
+        toolchain.find_cxx("a test")
+    assert f"SGLJIT_CXX={value!r} on PATH={cxx.parent}" in str(caught.value)
+    assert "Let SGLJIT_CXX name one program, a C++20 compiler, without flags" in str(caught.value)
+    monkeypatch.setenv("SGLJIT_CXX", "")
+    monkeypatch.setenv("CXX", value)
+    with pytest.raises(errors.ToolchainNotFoundError, match="Let CXX name one program"):
+        toolchain.find_cxx("a test")
+
+
+def test_with_neither_the_usual_names_are_looked_for(cxx, monkeypatch):
+    found = toolchain.find_cxx("a test").path
+    assert str(found) == next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))
+    monkeypatch.setenv("PATH", str(cxx.parent))
+    with pytest.raises(errors.ToolchainNotFoundError) as caught:
+        toolchain.find_cxx("a test")
+    assert [text.split()[0] for text in caught.value.searched] == ["g++", "clang++", "c++"]
+    assert "apt install g++" in str(caught.value)
