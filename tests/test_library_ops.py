@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -143,6 +144,32 @@ def test_a_dispatch_mode_sees_the_op_and_may_let_it_run(either):
     assert not torch.equal(x, torch.ones(3))
 
 
+def test_another_threads_mode_does_not_see_an_eager_call(in_cpp):
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    x = torch.ones(3)
+    with Watch(), ThreadPoolExecutor(1) as pool:
+        pool.submit(in_cpp, x).result()
+    assert x.tolist() == [-1, -1, -1]
+    assert seen == []
+
+
+def test_a_torch_that_does_not_tell_of_its_modes_costs_only_their_graphs(tmp_path):
+    code = (
+        "import torch\ndel torch.utils._python_dispatch._is_in_torch_dispatch_mode\n"
+        "from sgljit_core import ops\nx = torch.full((2, 64), 3.0)\n"
+        "ops['norm'].rmsnorm(x, torch.ones(64))\nprint(round(x.sum().item()))\n"
+        "print(ops['norm'].rmsnorm(x.to('meta'), torch.ones(64, device='meta')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "128\nNone\n", done.stderr
+
+
 def test_transforms_of_functions_are_refused_in_their_own_words(in_cpp):
     with pytest.raises(RuntimeError, match="Batching rule not implemented for sgljit_testing::negate_"):
         torch.vmap(in_cpp)(torch.ones(3, 4))
@@ -207,6 +234,14 @@ def of_an_op(x):
 def of_a_family(x):
     ops["quant"].per_tensor_quant_fp8(x, torch.empty_like(x, dtype=torch.float8_e4m3fn), weight[:1], is_static=True)
     return x + 1
+
+from torch.fx.experimental.proxy_tensor import make_fx
+
+def traced(x):
+    family.layernorm(x, weight)
+    return x
+
+assert "sgljit_norm.layernorm" in make_fx(traced)(x).code
 
 for function in (of_an_op, of_a_family):
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
