@@ -154,11 +154,11 @@ inline void match_indices(Job& job, const host::TensorView& indices_dst, const h
   auto length = host::SymbolicSize{"number of indices"};
   auto dtype = host::SymbolicDType{};
   auto device = host::SymbolicDevice{};
-  host::TensorMatcher({length})  // indices_dst, indices_src
+  host::TensorMatcher({length})
       .with_dtype<std::int32_t, std::int64_t>(dtype)
       .with_device<kDLCUDA, kDLCPU, kDLCUDAHost>(device)
-      .verify(indices_dst)
-      .verify(indices_src);
+      .verify(indices_dst, "indices_dst")
+      .verify(indices_src, "indices_src");
   host::RuntimeCheck(length.unwrap() < INT32_MAX, job.op, ": too many indices: ", length.unwrap());
   job.transfer.num_rows = static_cast<std::uint32_t>(length.unwrap());
   job.transfer.dst_indices = indices_dst.data_ptr();
@@ -264,7 +264,7 @@ inline bool match_pointers(Job& job, const PointerTable* dst, const PointerTable
       host::TensorMatcher({num_layers})  // addresses, one for each layer
           .with_dtype<std::uint64_t, std::int64_t>()
           .with_device<kDLCUDA, kDLCPU, kDLCUDAHost>(device)
-          .verify(*side[c].view);
+          .verify(*side[c].view, side[c].name);
     }
   }
   host::RuntimeCheck(num_layers.unwrap() < INT32_MAX, job.op, ": too many layers: ", num_layers.unwrap());

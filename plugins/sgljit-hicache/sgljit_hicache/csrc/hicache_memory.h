@@ -3,6 +3,7 @@
 #include <sgl_kernel/driver.h>
 #include <sgl_kernel/error.h>
 #include <sgl_kernel/message.h>
+#include <sgl_kernel/tensor.h>
 #include <sgl_kernel/tensor_view.h>
 
 #include <dlfcn.h>

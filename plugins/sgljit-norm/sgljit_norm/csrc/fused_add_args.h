@@ -42,20 +42,17 @@ inline FusedAddArgs match_fused_add(
   auto residual_stride = SymbolicSize{"residual row stride"};
   auto dtype = SymbolicDType{};
   auto device = SymbolicDevice{};
-  TensorMatcher({N, D})  // input
+  TensorMatcher({N, D})
       .with_strides({input_stride, 1})
       .with_dtype<float, __half, __nv_bfloat16>(dtype)
       .with_device<kDLCPU, kDLCUDA>(device)
-      .verify(input);
-  TensorMatcher({N, D})  // residual
+      .verify(input, "input");
+  TensorMatcher({N, D})
       .with_strides({residual_stride, 1})
       .with_dtype(dtype)
       .with_device(device)
-      .verify(residual);
-  TensorMatcher({D})  // weight
-      .with_dtype(dtype)
-      .with_device(device)
-      .verify(weight);
+      .verify(residual, "residual");
+  TensorMatcher({D}).with_dtype(dtype).with_device(device).verify(weight, "weight");
 
   const auto num_tokens = N.unwrap();
   const auto hidden_size = D.unwrap();

@@ -26,6 +26,11 @@ struct Moments {
   }
 };
 
+/// \brief Bounds the registers at 64 for each thread: with two reductions, more blocks must load while others wait.
+constexpr unsigned layernorm_blocks_per_sm(const Layout& rows) {
+  return rows.row_threads <= device::kWarpThreads ? 0 : 1024 / rows.block_threads;
+}
+
 /// \brief Rows of a size known beforehand, held in registers: one read, one write.
 ///
 /// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, of the row's `layout_of`. Addresses and strides
@@ -33,7 +38,7 @@ struct Moments {
 template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kHasBias, bool kUsePDL, typename T>
 __global__ __launch_bounds__(
     layout_of(kHiddenSize * sizeof(T), kLoadBytes).block_threads,
-    layout_of(kHiddenSize * sizeof(T), kLoadBytes).blocks_per_sm)  //
+    layernorm_blocks_per_sm(layout_of(kHiddenSize * sizeof(T), kLoadBytes)))  //
     void layernorm(const __grid_constant__ NormParams params) {
   static_assert(kHiddenSize * sizeof(T) % kLoadBytes == 0, "layernorm: a row must be a whole number of loads");
   static_assert(kHiddenSize * sizeof(T) <= kMaxRowBytes, "layernorm: a row must fit into the registers of a block");

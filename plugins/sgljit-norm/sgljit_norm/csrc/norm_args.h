@@ -63,25 +63,14 @@ inline NormArgs match_norm(
   auto out_stride = SymbolicSize{"out row stride"};
   auto dtype = SymbolicDType{};
   auto device = SymbolicDevice{};
-  TensorMatcher({N, D})  // input
+  TensorMatcher({N, D})
       .with_strides({input_stride, 1})
       .with_dtype<float, __half, __nv_bfloat16>(dtype)
       .with_device<kDLCPU, kDLCUDA>(device)
-      .verify(input);
-  TensorMatcher({D})  // weight
-      .with_dtype(dtype)
-      .with_device(device)
-      .verify(weight);
-  if (bias.has_value())
-    TensorMatcher({D})  // bias
-        .with_dtype(dtype)
-        .with_device(device)
-        .verify(*bias);
-  TensorMatcher({N, D})  // out
-      .with_strides({out_stride, 1})
-      .with_dtype(dtype)
-      .with_device(device)
-      .verify(out);
+      .verify(input, "input");
+  TensorMatcher({D}).with_dtype(dtype).with_device(device).verify(weight, "weight");
+  if (bias.has_value()) TensorMatcher({D}).with_dtype(dtype).with_device(device).verify(*bias, "bias");
+  TensorMatcher({N, D}).with_strides({out_stride, 1}).with_dtype(dtype).with_device(device).verify(out, "out");
 
   const auto num_tokens = N.unwrap();
   const auto hidden_size = D.unwrap();

@@ -77,7 +77,7 @@ struct Layout {
 /// Each thread has up to 64 bytes of a row under way: then few blocks keep memory busy, and as many rows at a time can
 /// stand in their reductions. Up to 2 KiB that is a warp or part of one, and no barrier is needed; several rows then
 /// share a block, because blocks of less than 4 KiB come and go more slowly than memory delivers. A longer row has a
-/// block to itself.
+/// block to itself; of two inputs, which are both written again, its threads take a single load each.
 constexpr Layout layout_of(long long row_bytes, unsigned load_bytes, unsigned num_inputs = 1) {
   constexpr unsigned kWarp = 32;
   constexpr unsigned kMaxThreads = 1024;
@@ -94,7 +94,7 @@ constexpr Layout layout_of(long long row_bytes, unsigned load_bytes, unsigned nu
     layout.block_threads = layout.loads <= kWarp ? 256 : 128;
     layout.weight_first = true;
   } else {
-    unsigned per_thread = most_loads;
+    unsigned per_thread = num_inputs == 1 ? most_loads : 1;
     while (threads_for(per_thread) > kMaxThreads) per_thread *= 2;
     layout.row_threads = threads_for(per_thread);
     layout.block_threads = layout.row_threads;

@@ -44,8 +44,8 @@ struct QKSymbols {
 
 /// One of q and k, [tokens, heads, head_dim]; or [tokens, heads * head_dim], which needs `head_dim`, else 0.
 inline HeadsArgs match_heads(
-    QKSymbols& symbols, const char* op, const char* name, host::TensorView x, host::TensorView weight,
-    std::int64_t head_dim) {
+    QKSymbols& symbols, const char* op, const char* name, const char* weight_name, host::TensorView x,
+    host::TensorView weight, std::int64_t head_dim) {
   using namespace host;
   auto heads = SymbolicSize{"num_heads"};
   auto token_stride = SymbolicSize{"token stride"};
@@ -59,7 +59,7 @@ inline HeadsArgs match_heads(
         .with_strides({token_stride, 1})
         .with_dtype<float, __half, __nv_bfloat16>(symbols.dtype)
         .with_device<kDLCPU, kDLCUDA>(symbols.device)
-        .verify(x);
+        .verify(x, name);
     if (x.size(1) % head_dim != 0)
       throw Error(
           "ValueError", op, ": head_dim must divide the last dimension of ", name, ": got head_dim ", head_dim, " and ",
@@ -69,9 +69,9 @@ inline HeadsArgs match_heads(
         .with_strides({token_stride, head_stride, 1})
         .with_dtype<float, __half, __nv_bfloat16>(symbols.dtype)
         .with_device<kDLCPU, kDLCUDA>(symbols.device)
-        .verify(x);
+        .verify(x, name);
   }
-  TensorMatcher({symbols.head_dim}).with_dtype(symbols.dtype).with_device(symbols.device).verify(weight);
+  TensorMatcher({symbols.head_dim}).with_dtype(symbols.dtype).with_device(symbols.device).verify(weight, weight_name);
   const auto dim = symbols.head_dim.unwrap();
   const bool is_flat = x.dim() == 2;
   const auto num_heads = is_flat ? heads.unwrap() / dim : heads.unwrap();
@@ -89,7 +89,8 @@ inline HeadsArgs match_heads(
 }
 
 /// One of q and k as [tokens, elements], of which all elements are one row.
-inline HeadsArgs match_all_heads(QKSymbols& symbols, host::TensorView x, host::TensorView weight) {
+inline HeadsArgs match_all_heads(
+    QKSymbols& symbols, const char* name, const char* weight_name, host::TensorView x, host::TensorView weight) {
   using namespace host;
   auto size = SymbolicSize{"hidden_size"};
   auto token_stride = SymbolicSize{"token stride"};
@@ -97,8 +98,8 @@ inline HeadsArgs match_all_heads(QKSymbols& symbols, host::TensorView x, host::T
       .with_strides({token_stride, 1})
       .with_dtype<float, __half, __nv_bfloat16>(symbols.dtype)
       .with_device<kDLCPU, kDLCUDA>(symbols.device)
-      .verify(x);
-  TensorMatcher({size}).with_dtype(symbols.dtype).with_device(symbols.device).verify(weight);
+      .verify(x, name);
+  TensorMatcher({size}).with_dtype(symbols.dtype).with_device(symbols.device).verify(weight, weight_name);
   const bool one_token = symbols.num_tokens.unwrap() == 1;  // whose stride has no meaning
   return {x.data_ptr(), weight.data_ptr(), 1, size.unwrap(), one_token ? size.unwrap() : token_stride.unwrap(), 0};
 }
@@ -137,8 +138,8 @@ inline QKNormArgs match_qknorm(
   if (head_dim < 0) throw host::Error("ValueError", op, ": head_dim must not be negative, got ", head_dim);
   QKSymbols symbols;
   if (head_dim != 0) symbols.head_dim.set_value(head_dim);
-  const auto q_heads = match_heads(symbols, op, "q", q, q_weight, head_dim);
-  const auto k_heads = match_heads(symbols, op, "k", k, k_weight, head_dim);
+  const auto q_heads = match_heads(symbols, op, "q", "q_weight", q, q_weight, head_dim);
+  const auto k_heads = match_heads(symbols, op, "k", "k_weight", k, k_weight, head_dim);
   return check_qknorm(symbols, op, q, k, q_heads, k_heads, eps, plus_one);
 }
 
@@ -149,7 +150,7 @@ inline QKNormArgs match_qknorm_across_heads(
     const char* op, host::TensorView q, host::TensorView k, host::TensorView q_weight, host::TensorView k_weight,
     double eps) {
   QKSymbols symbols;
-  const auto q_heads = match_all_heads(symbols, q, q_weight);
-  const auto k_heads = match_all_heads(symbols, k, k_weight);
+  const auto q_heads = match_all_heads(symbols, "q", "q_weight", q, q_weight);
+  const auto k_heads = match_all_heads(symbols, "k", "k_weight", k, k_weight);
   return check_qknorm(symbols, op, q, k, q_heads, k_heads, eps, false);
 }

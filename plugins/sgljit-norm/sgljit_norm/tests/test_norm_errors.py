@@ -241,7 +241,8 @@ def test_a_call_that_does_not_match(op: str, case: tuple[Call, str, str], device
     before = {name: value.clone() for name, value in call.items() if isinstance(value, torch.Tensor)}
     with pytest.raises(TensorMatchError) as raised:
         getattr(norm, op)(**call)
-    text = re.escape(f"Tensor match failed for {tensor}, device={device}] at ")
+    name = "q" if "head_dim" in change else next(iter(change))  # the tensor at fault
+    text = re.escape(f"Tensor match failed for {name}, {tensor}, device={device}] at ")
     text += r"\S*_args\.h:\d+" + re.escape(f"\n- Root cause: {cause}")
     assert re.fullmatch(text, str(raised.value))
     assert isinstance(raised.value, ValueError)
