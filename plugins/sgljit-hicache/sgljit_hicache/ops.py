@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sgljit_core import cache_once, exported, is_arch_support_pdl
-from sgljit_core.arch import cuda_target
 
 from .plugin import FAMILY
 
@@ -180,10 +179,7 @@ def variants() -> Iterator[Callable[[], Any]]:
     yield functools.partial(FAMILY.build_deferred, "hicache_check.cpp", "check_on_cpu")
     yield functools.partial(FAMILY.build_deferred, "hicache_check_layers.cpp", "check_layers_on_cpu")
     pdl = is_arch_support_pdl()
-    # As csrc/hicache_launch.h chooses: warps, stages, bytes of a stage, in the shared memory of a block: 227 KiB, or 99
-    # with compute capability 12.
-    has_room = (cuda_target().cuda_arch or (0, 0)) < (12, 0)
-    bulk = ((3, 4, 16384) if has_room else (3, 3, 8192)) if pdl else None
+    bulk = (2, 4, 8192) if pdl else None  # as csrc/hicache_launch.h chooses: warps, stages, bytes of a stage
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
     for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
         lanes = 8 if row_bytes <= 128 else 16 if row_bytes <= 256 else 32

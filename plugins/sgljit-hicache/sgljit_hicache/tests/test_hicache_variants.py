@@ -66,9 +66,9 @@ def test_every_declared_kernel_is_asked_for_and_no_other(arch: tuple[int, int]):
 
 
 def test_a_block_of_bulk_copies_has_the_stages_that_fit():
-    def stages(smem: int) -> tuple[int, ...]:
+    def stages(smem: int) -> int:
         text = chosen(2048, 2, 16384, True, False, 64, None, 132, smem, True)
-        assert text.startswith("hicache::copy_bulk<2048, 2, 3, ")
-        return tuple(map(int, text.split(", ")[3:5]))
+        assert text.startswith("hicache::copy_bulk<2048, 2, 2, ")
+        return int(text.split(", ")[3])
 
-    assert [stages(kib << 10) for kib in (227, 200, 199, 99, 64)] == [(4, 16384)] * 2 + [(3, 8192)] * 2 + [(2, 8192)]
+    assert [stages(kib << 10) for kib in (227, 99, 70, 69, 52, 51, 30)] == [4, 4, 4, 3, 3, 2, 2]
