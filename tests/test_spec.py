@@ -1,10 +1,13 @@
-"""What a build and a family refuse to be."""
+"""What a build and a family refuse to be, and what an op names."""
 
 from __future__ import annotations
 
-import pytest
+import inspect
 
-from sgljit_core import KernelFamily, Op, errors, load_jit
+import pytest
+import torch
+
+from sgljit_core import KernelFamily, Op, errors, load_jit, plugins, registry
 
 EXPORT = [("run", "run")]
 
@@ -69,3 +72,14 @@ def test_a_missing_include_directory_is_named(tmp_path):
 def test_a_family_that_cannot_work_is_refused_where_it_is_declared(make, text):
     with pytest.raises(errors.InvalidFamilyError, match=text):
         make()
+
+
+def test_samples_of_every_installed_op_are_arguments_by_name():
+    seen = 0
+    for family, claims in plugins.installed().items():
+        for op in plugins.load(family, claims).ops:
+            for sample in registry.resolve(op.samples)(torch.device("cpu")) if op.samples else ():
+                for function in (op.implementation, op.reference or op.implementation):
+                    inspect.signature(registry.resolve(function)).bind(**sample)
+                seen += 1
+    assert seen > 100
