@@ -300,7 +300,8 @@ inline Rows match_side(
   if (stride < 0 || (page_stride.has_value() && *page_stride < 0)) [[unlikely]]
     throw host::Error("ValueError", job.op, ": the strides of the ", name, " must not be negative");
   if (page_size.has_value() && (*page_size < 1 || *page_size >= kNoPages)) [[unlikely]]
-    throw host::Error("ValueError", job.op, ": page_size must be at least 1, got ", *page_size);
+    throw host::Error(
+        "ValueError", job.op, ": page_size must be at least 1 and less than ", kNoPages, ", got ", *page_size);
   if (!page_stride.has_value()) return {stride, 0, kNoPages};
   if (!page_size.has_value()) [[unlikely]]
     throw host::Error("ValueError", job.op, ": the page stride of the ", name, " needs a page_size");

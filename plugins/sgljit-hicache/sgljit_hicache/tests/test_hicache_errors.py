@@ -296,7 +296,7 @@ ALL_LAYERS: dict[str, tuple[Call, type[Exception], str]] = {
         ValueError,
         "the page stride of the destination needs a page_size",
     ),
-    "page size": ({"page_size": 0}, ValueError, "page_size must be at least 1, got 0"),
+    "page size": ({"page_size": 0}, ValueError, "page_size must be at least 1 and less than 4294967295, got 0"),
     "no bytes": ({"element_size": 0}, ValueError, "element_size must be at least 1 byte, got 0"),
     "negative stride": (
         {"cache_src_stride_bytes": -32, "element_size": 32},
