@@ -24,7 +24,7 @@ from . import limits
 from .errors import CompileError
 from .includes import Root
 from .paths import tvm_ffi_include, tvm_ffi_library
-from .spec import BuildSpec, Target
+from .spec import BuildSpec
 from .supervisor import Supervisor
 from .toolchain import Toolchain
 
@@ -34,6 +34,9 @@ _COMMON = ("-std=c++20", "-O3")
 # Without -fno-gnu-unique the statics of templates and inline functions are shared by every library of the process,
 # so that a second module's one-time initialiser is skipped.
 _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
+# The units of the core's own functions (sgl_kernel/impl/separate.h), and what tells the others that they are there.
+_CORE_UNITS = ("messages.cpp", "kernels.cpp")
+_SEPARATE = ("-DSGL_SEPARATE",)
 # What belongs to the compiler, the C library and the kernel's interface: the toolchain's version stands for it. A name
 # that is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
@@ -50,14 +53,23 @@ _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol", re.
 
 
 def generated_sources(spec: BuildSpec) -> dict[str, str]:
-    """The generated sources by file name: they include the author's files and export the wrappers."""
-    if not spec.header_only:
-        return {}
-    sources = {
-        "generated.cpp": _generate(spec.cpp_files, spec.cpp_wrappers),
-        "generated.cu": _generate(spec.cuda_files, spec.cuda_wrappers),
-    }
+    """The generated sources by file name: they include the author's files and export the wrappers, and the core's."""
+    sources = {}
+    if spec.header_only:
+        sources["generated.cu"] = _generate(spec.cuda_files, spec.cuda_wrappers)
+        sources["generated.cpp"] = _generate(spec.cpp_files, spec.cpp_wrappers)
+    if _is_separate(spec):
+        sources |= {f"core_{unit}": f"#include <sgl_kernel/src/{unit}>\n" for unit in _CORE_UNITS}
     return {name: text for name, text in sources.items() if text}
+
+
+def _is_separate(spec: BuildSpec) -> bool:
+    """Whether the core's own functions are compiled beside the module's files.
+
+    They take as long as a host part, and a quarter of nvcc's time. A small C++ module needs few of them, and compiles
+    sooner with those alone.
+    """
+    return spec.host_part or bool(spec.cuda_files)
 
 
 def _generate(files: Sequence[str], wrappers: Sequence[tuple[str, str]]) -> str:
@@ -73,9 +85,9 @@ def _generate(files: Sequence[str], wrappers: Sequence[tuple[str, str]]) -> str:
 def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
     """The flags of each step, with directories written as the labels of ``roots``: what goes into the key."""
     includes = tuple(f"-I{root.label}" for root in roots)
-    steps = {"cxx": (*_COMMON, *_HOST, *spec.cflags, *includes), "link": spec.ldflags}
+    steps = {"cxx": (*_cxx_flags(spec), *includes), "link": spec.ldflags}
     if spec.target.is_cuda:
-        steps["nvcc"] = (*_nvcc_flags(spec.target), *spec.cuda_cflags, *includes)
+        steps["nvcc"] = (*_nvcc_flags(spec), *includes)
     return {step: tuple(_labelled(flag, roots) for flag in values) for step, values in steps.items()}
 
 
@@ -86,16 +98,22 @@ def _labelled(flag: str, roots: Sequence[Root]) -> str:
     return flag
 
 
-def _nvcc_flags(target: Target) -> tuple[str, ...]:
-    assert target.cuda_arch is not None
-    major, minor = target.cuda_arch
-    compute = target.name.replace("sm_", "compute_")
+def _cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
+    return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *spec.cflags)
+
+
+def _nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
+    assert spec.target.cuda_arch is not None
+    major, minor = spec.target.cuda_arch
+    compute = spec.target.name.replace("sm_", "compute_")
     return (
         *_COMMON,
         "--expt-relaxed-constexpr",
-        f"-gencode=arch={compute},code={target.name}",
+        f"-gencode=arch={compute},code={spec.target.name}",
         f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}",
         *(f"-Xcompiler={flag}" for flag in _HOST),
+        *_SEPARATE,
+        *spec.cuda_cflags,
     )
 
 
@@ -126,7 +144,8 @@ def compile_library(
     """
     for name, text in generated.items():
         (directory / name).write_text(text)
-    units = [directory / name for name in generated] or [spec.csrc / f for f in (*spec.cpp_files, *spec.cuda_files)]
+    own = () if spec.header_only else (*spec.cuda_files, *spec.cpp_files)
+    units = [*(spec.csrc / file for file in own), *(directory / name for name in generated)]
     objects = [directory / f"{index}_{unit.name}.o" for index, unit in enumerate(units)]
     commands = [
         _compile_command(spec, toolchain, unit, output, roots, _is_cuda(unit))
@@ -157,10 +176,10 @@ def _compile_command(
     # Messages of a kernel name its files by label, so that an artifact is the same wherever the tree lies.
     maps = [f"-fmacro-prefix-map={root.directory}/={_shown(root)}" for root in roots]
     if not cuda:
-        own = [*_COMMON, *_HOST, *spec.cflags, *maps, *includes]
+        own = [*_cxx_flags(spec), *maps, *includes]
         return [str(toolchain.cxx.path), "-c", str(unit), "-o", str(output), *depend, *own]
     assert toolchain.nvcc is not None
-    own = [*_nvcc_flags(spec.target), *spec.cuda_cflags, *(f"-Xcompiler={flag}" for flag in maps), *includes]
+    own = [*_nvcc_flags(spec), *(f"-Xcompiler={flag}" for flag in maps), *includes]
     nvcc = [str(toolchain.nvcc.path), f"-ccbin={toolchain.cxx.path}", "-x", "cu"]
     return [*nvcc, "-c", str(unit), "-o", str(output), *depend, *own]
 

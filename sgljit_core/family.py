@@ -55,7 +55,7 @@ class KernelFamily(FamilySpec):
         prepare = functools.partial(variants.prepare, self.name, self.csrc, target) if target else None
         token = meanwhile.set(prepare)
         try:
-            return self.load_jit(*args, extra_cflags=flags, **options)
+            return self.load_jit(*args, extra_cflags=flags, host_part=True, **options)
         finally:
             meanwhile.reset(token)
 

@@ -36,6 +36,7 @@ def load_jit(
     extra_dependencies: Sequence[str] | None = None,
     build_directory: str | Path | None = None,
     header_only: bool = True,
+    host_part: bool = False,
     csrc: str | Path | None = None,
     family: str = "",
 ) -> Module:
@@ -59,6 +60,7 @@ def load_jit(
         build_directory: the root of the cache for this build, instead of the user's.
         header_only: the files are included in a generated source that exports the wrappers. False: each file is a
             translation unit of its own and exports with ``SGL_EXPORT``; there are no wrappers then.
+        host_part: the files are the host part of a family; ``FAMILY.load_host`` says so.
         csrc: the directory of the sources.
         family: the family that the module belongs to. ``FAMILY.load_jit`` passes both for its own sources.
 
@@ -93,6 +95,7 @@ def load_jit(
         include_paths=tuple(Path(path).resolve() for path in extra_include_paths or ()),
         dependencies=tuple(extra_dependencies or ()),
         header_only=header_only,
+        host_part=host_part,
         carried=paths.carried_artifacts(Path(csrc)) if family else None,
     )
     root = paths.cache_root() if build_directory is None else Path(build_directory).absolute()

@@ -73,6 +73,7 @@ class BuildSpec:
         csrc: the directory that file names are relative to.
         header_only: files are included by a generated source that exports ``*_wrappers``; else each file is a
             translation unit of its own and exports itself.
+        host_part: the C++ files are the host part of a family, see ``KernelFamily.load_host``.
         kernel: for an instant variant, the C++ expression that names the device kernel in the one CUDA file.
         carried: the directory of artifacts inside the plugin's own wheel, if it has one.
     """
@@ -92,6 +93,7 @@ class BuildSpec:
     include_paths: tuple[Path, ...] = ()
     dependencies: tuple[str, ...] = ()
     header_only: bool = True
+    host_part: bool = False
     kernel: str = ""
     carried: Path | None = None
 

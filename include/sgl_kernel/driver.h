@@ -1,9 +1,8 @@
 #pragma once
 
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/launch.h>
 #include <sgl_kernel/utils.h>
-
-#include <dlfcn.h>
 
 #include <cstdint>
 
@@ -107,6 +106,42 @@ struct Api {
   result_t (*StreamWriteValue64)(native_stream_t, void*, std::uint64_t, unsigned);
 };
 
+/// \brief The entry points; a RuntimeError if this machine has no CUDA driver.
+SGL_INLINE const Api& api();
+
+namespace details {
+
+[[noreturn, gnu::cold]] SGL_INLINE void raise(result_t error, DebugInfo location, const host::LaunchConfig* launch);
+
+}  // namespace details
+
+/// \brief Throw a RuntimeError with the error's name and `location` unless `error` is success.
+inline void check(result_t error, DebugInfo location = {}, const host::LaunchConfig* launch = nullptr) {
+  if (error != kSuccess) [[unlikely]]
+    details::raise(error, location, launch);
+}
+
+/// \brief What the driver knows about an address; all zero for memory that it has not allocated or registered.
+struct Memory {
+  int type = 0;                    ///< kMemoryTypeHost, kMemoryTypeDevice or 0
+  int device_id = -1;              ///< of the context that it was allocated or registered in
+  void* device_address = nullptr;  ///< where kernels find it; null if they cannot
+  std::uintptr_t begin = 0;        ///< of the allocation
+  std::size_t size = 0;            ///< of the allocation
+};
+
+/// \brief Ask the driver about an address. A context must be current. Takes a few hundred nanoseconds; keep no answer,
+/// since the memory may be freed, or registered, at any time.
+[[nodiscard]] SGL_INLINE Memory memory_at(const void* address, DebugInfo location = {});
+
+}  // namespace host::driver
+
+#if SGL_BODIES
+
+#include <dlfcn.h>
+
+namespace host::driver {
+
 namespace details {
 
 /// The names of `Api`'s members, in their order; after a question mark those that older drivers lack.
@@ -155,18 +190,7 @@ static_assert(sizeof(kNames) / sizeof(*kNames) == sizeof(Api) / sizeof(void*));
   return found;
 }
 
-}  // namespace details
-
-/// \brief The entry points; a RuntimeError if this machine has no CUDA driver.
-inline const Api& api() {
-  static const Api table = details::load_api();
-  return table;
-}
-
-/// \brief Throw a RuntimeError with the error's name and `location` unless `error` is success.
-inline void check(result_t error, DebugInfo location = {}, const host::LaunchConfig* launch = nullptr) {
-  if (error == kSuccess) [[likely]]
-    return;
+SGL_INLINE void raise(result_t error, DebugInfo location, const host::LaunchConfig* launch) {
   const char* name = "unknown";
   const char* text = "";
   api().GetErrorName(error, &name);
@@ -174,18 +198,14 @@ inline void check(result_t error, DebugInfo location = {}, const host::LaunchCon
   host::details::raise_device_error(error, name, text, location, launch);
 }
 
-/// \brief What the driver knows about an address; all zero for memory that it has not allocated or registered.
-struct Memory {
-  int type = 0;                    ///< kMemoryTypeHost, kMemoryTypeDevice or 0
-  int device_id = -1;              ///< of the context that it was allocated or registered in
-  void* device_address = nullptr;  ///< where kernels find it; null if they cannot
-  std::uintptr_t begin = 0;        ///< of the allocation
-  std::size_t size = 0;            ///< of the allocation
-};
+}  // namespace details
 
-/// \brief Ask the driver about an address. A context must be current. Takes a few hundred nanoseconds; keep no answer,
-/// since the memory may be freed, or registered, at any time.
-[[nodiscard]] inline Memory memory_at(const void* address, DebugInfo location = {}) {
+SGL_INLINE const Api& api() {
+  static const Api table = details::load_api();
+  return table;
+}
+
+SGL_INLINE Memory memory_at(const void* address, DebugInfo location) {
   static constexpr int kAttributes[] = {
       kPointerMemoryType, kPointerDeviceOrdinal, kPointerDevicePointer, kPointerRangeStart, kPointerRangeSize};
   Memory memory;
@@ -195,3 +215,5 @@ struct Memory {
 }
 
 }  // namespace host::driver
+
+#endif  // SGL_BODIES

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/message.h>
 
 #include <initializer_list>
@@ -18,10 +19,7 @@ struct Error : std::exception {
  public:
   template <typename... Args>
   explicit Error(const char* kind, const Args&... args) : Error(kind, std::initializer_list<details::Piece>{args...}) {}
-  [[gnu::cold, gnu::noinline]] explicit Error(const char* kind, std::initializer_list<details::Piece> pieces)
-      : m_kind(kind) {
-    for (const auto& piece : pieces) m_message << piece;
-  }
+  [[gnu::cold]] SGL_INLINE explicit Error(const char* kind, std::initializer_list<details::Piece> pieces);
 
   /// \brief The Python exception's name.
   const char* kind() const noexcept {
@@ -39,10 +37,24 @@ struct Error : std::exception {
 
 namespace details {
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise(const char* kind, std::initializer_list<Piece> pieces) {
-  throw Error(kind, pieces);
-}
+[[noreturn, gnu::cold]] SGL_INLINE void raise(const char* kind, std::initializer_list<Piece> pieces);
 
 }  // namespace details
 
 }  // namespace host
+
+#if SGL_BODIES
+
+namespace host {
+
+SGL_INLINE Error::Error(const char* kind, std::initializer_list<details::Piece> pieces) : m_kind(kind) {
+  for (const auto& piece : pieces) m_message << piece;
+}
+
+SGL_INLINE void details::raise(const char* kind, std::initializer_list<Piece> pieces) {
+  throw Error(kind, pieces);
+}
+
+}  // namespace host
+
+#endif  // SGL_BODIES

@@ -2,6 +2,7 @@
 
 #include <sgl_kernel/error.h>
 #include <sgl_kernel/ffi.h>
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/tensor_view.h>
 
 #include <tvm/ffi/c_api.h>
@@ -34,88 +35,22 @@
 namespace host::details {
 
 /// What an argument is, in a Python programmer's words.
-inline const char* type_name(std::int32_t type_index) noexcept {
-  switch (type_index) {
-    case kTVMFFINone:
-      return "None";
-    case kTVMFFIInt:
-      return "int";
-    case kTVMFFIBool:
-      return "bool";
-    case kTVMFFIFloat:
-      return "float";
-    case kTVMFFIOpaquePtr:
-      return "pointer";
-    case kTVMFFIDataType:
-      return "dtype";
-    case kTVMFFIDevice:
-      return "device";
-    case kTVMFFIDLTensorPtr:
-    case kTVMFFITensor:
-      return "tensor";
-    case kTVMFFIRawStr:
-    case kTVMFFISmallStr:
-    case kTVMFFIStr:
-      return "str";
-    case kTVMFFIByteArrayPtr:
-    case kTVMFFISmallBytes:
-    case kTVMFFIBytes:
-      return "bytes";
-    case kTVMFFIError:
-      return "error";
-    case kTVMFFIFunction:
-      return "function";
-    case kTVMFFIShape:
-      return "shape";
-    case kTVMFFIArray:
-    case kTVMFFIList:
-      return "list";
-    case kTVMFFIMap:
-    case kTVMFFIDict:
-      return "dict";
-    case kTVMFFIModule:
-      return "module";
-    default:
-      return "object";
-  }
-}
+[[gnu::cold]] SGL_INLINE const char* type_name(std::int32_t type_index) noexcept;
 
 /// Where an argument stands; all that an error needs.
 struct ArgSlot {
   const char* function;
   std::int32_t position;  // from 1, as Python counts in its own messages
 
-  [[noreturn, gnu::cold, gnu::noinline]] void mismatch(const char* expected, const char* got) const {
-    throw Error("TypeError", function, "(): argument ", position, ": expected ", expected, ", got ", got);
-  }
-  [[noreturn, gnu::cold, gnu::noinline]] void wrong_type(const char* expected, bool or_none, std::int32_t got) const {
-    Message text;
-    text << expected << (or_none ? " or None" : "");
-    const bool is_big = got == kTVMFFIBigInt;
-    mismatch(text.c_str(), is_big ? "an int outside of int64, -2**63 to 2**63 - 1" : type_name(got));
-  }
-  [[noreturn, gnu::cold, gnu::noinline]] void out_of_range(bool is_signed, std::size_t bits, std::int64_t got) const {
-    Message expected;
-    expected << (is_signed ? "int" : "uint") << bits;
-    Message text;
-    text << "int " << got << ", which does not fit";
-    mismatch(expected.c_str(), text.c_str());
-  }
-  [[noreturn, gnu::cold, gnu::noinline]] void no_memory(std::uint64_t num_elements) const {
-    Message text;
-    text << "one of " << num_elements << (num_elements == 1 ? " element" : " elements")
-         << " without any: a fake or meta tensor, or one whose storage was freed. Who traces calls the op through "
-            "sgljit_core.ops, or by its name in torch.ops";
-    mismatch("tensor with memory", text.c_str());
-  }
+  [[noreturn, gnu::cold]] SGL_INLINE void mismatch(const char* expected, const char* got) const;
+  [[noreturn, gnu::cold]] SGL_INLINE void wrong_type(const char* expected, bool or_none, std::int32_t got) const;
+  [[noreturn, gnu::cold]] SGL_INLINE void out_of_range(bool is_signed, std::size_t bits, std::int64_t got) const;
+  [[gnu::cold]] SGL_INLINE void check_empty(const DLTensor& tensor) const;
   /// Refuse what nobody can read: tracers' tensors convert like any other.
   void check_memory(const DLTensor& tensor) const {
     // Linux maps nothing so low (vm.mmap_min_addr); a view of a fake tensor has its offset for an address.
-    if (reinterpret_cast<std::uintptr_t>(tensor.data) >= 65536) [[likely]]
-      return;
-    std::uint64_t num_elements = 1;
-    for (std::int32_t i = 0; i < tensor.ndim; ++i) num_elements *= static_cast<std::uint64_t>(tensor.shape[i]);
-    if (num_elements != 0) no_memory(num_elements);
+    if (reinterpret_cast<std::uintptr_t>(tensor.data) < 65536) [[unlikely]]
+      check_empty(tensor);
   }
 };
 
@@ -128,10 +63,7 @@ inline bool is_tensor(const TVMFFIAny& any) noexcept {
   return any.type_index == kTVMFFIDLTensorPtr || any.type_index == kTVMFFITensor;
 }
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise_count(
-    const char* name, std::size_t expected, std::int32_t got) {
-  throw Error("TypeError", name, "(): expected ", expected, expected == 1 ? " argument" : " arguments", ", got ", got);
-}
+[[noreturn, gnu::cold]] SGL_INLINE void raise_count(const char* name, std::size_t expected, std::int32_t got);
 
 /// How to read a `T` from an argument: `matches` says whether it can be, `read` does it. `kName` is for errors.
 template <typename T>
@@ -427,6 +359,94 @@ int export_call(
 }
 
 }  // namespace host::details
+
+#if SGL_BODIES
+
+namespace host::details {
+
+SGL_INLINE const char* type_name(std::int32_t type_index) noexcept {
+  switch (type_index) {
+    case kTVMFFINone:
+      return "None";
+    case kTVMFFIInt:
+      return "int";
+    case kTVMFFIBool:
+      return "bool";
+    case kTVMFFIFloat:
+      return "float";
+    case kTVMFFIOpaquePtr:
+      return "pointer";
+    case kTVMFFIDataType:
+      return "dtype";
+    case kTVMFFIDevice:
+      return "device";
+    case kTVMFFIDLTensorPtr:
+    case kTVMFFITensor:
+      return "tensor";
+    case kTVMFFIRawStr:
+    case kTVMFFISmallStr:
+    case kTVMFFIStr:
+      return "str";
+    case kTVMFFIByteArrayPtr:
+    case kTVMFFISmallBytes:
+    case kTVMFFIBytes:
+      return "bytes";
+    case kTVMFFIError:
+      return "error";
+    case kTVMFFIFunction:
+      return "function";
+    case kTVMFFIShape:
+      return "shape";
+    case kTVMFFIArray:
+    case kTVMFFIList:
+      return "list";
+    case kTVMFFIMap:
+    case kTVMFFIDict:
+      return "dict";
+    case kTVMFFIModule:
+      return "module";
+    default:
+      return "object";
+  }
+}
+
+SGL_INLINE void ArgSlot::mismatch(const char* expected, const char* got) const {
+  throw Error("TypeError", function, "(): argument ", position, ": expected ", expected, ", got ", got);
+}
+
+SGL_INLINE void ArgSlot::wrong_type(const char* expected, bool or_none, std::int32_t got) const {
+  Message text;
+  text << expected << (or_none ? " or None" : "");
+  const bool is_big = got == kTVMFFIBigInt;
+  mismatch(text.c_str(), is_big ? "an int outside of int64, -2**63 to 2**63 - 1" : type_name(got));
+}
+
+SGL_INLINE void ArgSlot::out_of_range(bool is_signed, std::size_t bits, std::int64_t got) const {
+  Message expected;
+  expected << (is_signed ? "int" : "uint") << bits;
+  Message text;
+  text << "int " << got << ", which does not fit";
+  mismatch(expected.c_str(), text.c_str());
+}
+
+SGL_INLINE void ArgSlot::check_empty(const DLTensor& tensor) const {
+  std::uint64_t num_elements = 1;
+  for (std::int32_t i = 0; i < tensor.ndim; ++i) num_elements *= static_cast<std::uint64_t>(tensor.shape[i]);
+  if (num_elements == 0) return;
+  Message text;
+  text << "one of " << num_elements << (num_elements == 1 ? " element" : " elements")
+       << " without any: a fake or meta tensor, or one whose storage was freed. Who traces calls the op through "
+          "sgljit_core.ops, or by its name in torch.ops";
+  mismatch("tensor with memory", text.c_str());
+}
+
+SGL_INLINE void raise_count(const char* name, std::size_t expected, std::int32_t got) {
+  throw Error("TypeError", name, "(): expected ", expected, expected == 1 ? " argument" : " arguments", ", got ", got);
+}
+
+}  // namespace host::details
+
+#endif  // SGL_BODIES
 
 /// \brief Export `SYMBOL`, in parentheses so that it may hold commas, to Python as `NAME`.
 #define SGL_EXPORT(NAME, SYMBOL)                                                \

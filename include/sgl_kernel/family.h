@@ -1,13 +1,12 @@
 #pragma once
 
 #include <sgl_kernel/ffi.h>
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/utils.h>
 
 #include <tvm/ffi/c_api.h>
 
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <initializer_list>
 
 /// \file family.h
@@ -22,8 +21,18 @@ namespace host::details {
 
 /// Call a global function of the core with strings and, if it is not negative, a device; the result is an address. An
 /// exception of Python's passes through this module unchanged.
-[[gnu::cold, gnu::noinline]] inline std::int64_t ask_core(
-    const char* question, std::initializer_list<const char*> texts, std::int32_t device_id = -1) {
+[[gnu::cold]] SGL_INLINE std::int64_t ask_core(
+    const char* question, std::initializer_list<const char*> texts, std::int32_t device_id = -1);
+
+}  // namespace host::details
+
+#if SGL_BODIES
+
+#include <cstddef>
+#include <cstring>
+
+SGL_INLINE std::int64_t host::details::ask_core(
+    const char* question, std::initializer_list<const char*> texts, std::int32_t device_id) {
   constexpr std::size_t kMaxTexts = 4;
   const TVMFFIByteArray name = {question, std::strlen(question)};
   TVMFFIObjectHandle function = nullptr;
@@ -48,4 +57,4 @@ namespace host::details {
   return result.v_int64;
 }
 
-}  // namespace host::details
+#endif  // SGL_BODIES

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
@@ -62,9 +63,7 @@ struct Dim3 {
 };
 
 /// \brief Prints as `<1, 2, 3>`.
-[[gnu::cold, gnu::noinline]] inline void append_to(Message& message, const Dim3& dim) {
-  message << '<' << dim.x << ", " << dim.y << ", " << dim.z << '>';
-}
+[[gnu::cold]] SGL_INLINE void append_to(Message& message, const Dim3& dim);
 
 /// \brief Everything about a launch but the kernel and its arguments.
 struct LaunchConfig {
@@ -79,46 +78,9 @@ struct LaunchConfig {
 
 namespace details {
 
-/// Whether an error can only come from a kernel that ran: it has ruined the context, and every later call returns it.
-/// The runtime's and the driver's numbers are the same here.
-inline bool is_left_by_a_kernel(int error) noexcept {
-#if defined(USE_ROCM)
-  return error == 700 || error == 719 || error == 710;
-#else
-  switch (error) {
-    case 214:  // uncorrectable ECC error
-    case 220:  // uncorrectable NVLink error
-    case 700:  // illegal address
-    case 702:  // timeout
-    case 710:  // assert
-    case 714:  // hardware stack error
-    case 715:  // illegal instruction
-    case 716:  // misaligned address
-    case 717:  // invalid address space
-    case 718:  // invalid program counter
-    case 719:  // launch failure
-    case 721:  // tensor memory leak
-      return true;
-    default:
-      return false;
-  }
-#endif
-}
-
 /// Throw the error of a CUDA call: its name, number and text, the place, and the launch if it was one.
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise_device_error(
-    int error, const char* name, const char* explanation, DebugInfo location, const LaunchConfig* launch = nullptr) {
-  Message text;
-  text << "CUDA error at " << location << ": " << name << " (" << error << "): " << explanation;
-  if (is_left_by_a_kernel(error)) {
-    text << "\n- It was left by a kernel that ran before this call, not by this call. Run with CUDA_LAUNCH_BLOCKING=1 "
-            "or under compute-sanitizer to find that kernel; this process cannot use the device any more.";
-  } else if (launch != nullptr) {
-    text << "\n- Launch: grid=" << launch->grid << ", block=" << launch->block << ", cluster=" << launch->cluster
-         << ", dynamic_smem=" << launch->dynamic_smem << ", pdl=" << launch->pdl;
-  }
-  throw Error("RuntimeError", text.c_str());
-}
+[[noreturn, gnu::cold]] SGL_INLINE void raise_device_error(
+    int error, const char* name, const char* explanation, DebugInfo location, const LaunchConfig* launch = nullptr);
 
 /// Beyond this a kernel's limit of dynamic shared memory must be raised before it is launched.
 inline constexpr std::size_t kSmemWithoutAsking = 48 * 1024;
@@ -135,15 +97,8 @@ inline constexpr std::size_t kSmemWithoutAsking = 48 * 1024;
 /// `dynamic_smem` beyond 48 KiB is asked for on the kernel's behalf.
 struct LaunchKernel {
  public:
-  [[nodiscard]] explicit LaunchKernel(
-      Dim3 grid_dim, Dim3 block_dim, DLDevice device, std::size_t dynamic_smem = 0, DebugInfo location = {})
-      : m_config{grid_dim, block_dim, dynamic_smem, resolve_device(device), device.device_id, {}, false},
-        m_location(location) {
-    RuntimeCheck(
-        location,
-        device.device_type == kDLCUDA || device.device_type == kDLROCM || device.device_type == kDLCUDAManaged,
-        "kernels run on CUDA devices, got ", device);
-  }
+  [[nodiscard]] SGL_INLINE explicit LaunchKernel(
+      Dim3 grid_dim, Dim3 block_dim, DLDevice device, std::size_t dynamic_smem = 0, DebugInfo location = {});
   [[nodiscard]] explicit LaunchKernel(
       Dim3 grid_dim, Dim3 block_dim, native_stream_t stream, std::size_t dynamic_smem = 0, DebugInfo location = {})
       : m_config{grid_dim, block_dim, dynamic_smem, stream, -1, {}, false}, m_location(location) {}
@@ -186,3 +141,68 @@ struct LaunchKernel {
 };
 
 }  // namespace host
+
+#if SGL_BODIES
+
+namespace host {
+
+SGL_INLINE void append_to(Message& message, const Dim3& dim) {
+  message << '<' << dim.x << ", " << dim.y << ", " << dim.z << '>';
+}
+
+namespace details {
+
+/// Whether an error can only come from a kernel that ran: it has ruined the context, and every later call returns it.
+/// The runtime's and the driver's numbers are the same here.
+SGL_INLINE bool is_left_by_a_kernel(int error) noexcept {
+#if defined(USE_ROCM)
+  return error == 700 || error == 719 || error == 710;
+#else
+  switch (error) {
+    case 214:  // uncorrectable ECC error
+    case 220:  // uncorrectable NVLink error
+    case 700:  // illegal address
+    case 702:  // timeout
+    case 710:  // assert
+    case 714:  // hardware stack error
+    case 715:  // illegal instruction
+    case 716:  // misaligned address
+    case 717:  // invalid address space
+    case 718:  // invalid program counter
+    case 719:  // launch failure
+    case 721:  // tensor memory leak
+      return true;
+    default:
+      return false;
+  }
+#endif
+}
+
+SGL_INLINE void raise_device_error(
+    int error, const char* name, const char* explanation, DebugInfo location, const LaunchConfig* launch) {
+  Message text;
+  text << "CUDA error at " << location << ": " << name << " (" << error << "): " << explanation;
+  if (is_left_by_a_kernel(error)) {
+    text << "\n- It was left by a kernel that ran before this call, not by this call. Run with CUDA_LAUNCH_BLOCKING=1 "
+            "or under compute-sanitizer to find that kernel; this process cannot use the device any more.";
+  } else if (launch != nullptr) {
+    text << "\n- Launch: grid=" << launch->grid << ", block=" << launch->block << ", cluster=" << launch->cluster
+         << ", dynamic_smem=" << launch->dynamic_smem << ", pdl=" << launch->pdl;
+  }
+  throw Error("RuntimeError", text.c_str());
+}
+
+}  // namespace details
+
+SGL_INLINE LaunchKernel::LaunchKernel(
+    Dim3 grid_dim, Dim3 block_dim, DLDevice device, std::size_t dynamic_smem, DebugInfo location)
+    : m_config{grid_dim, block_dim, dynamic_smem, resolve_device(device), device.device_id, {}, false},
+      m_location(location) {
+  RuntimeCheck(
+      location, device.device_type == kDLCUDA || device.device_type == kDLROCM || device.device_type == kDLCUDAManaged,
+      "kernels run on CUDA devices, got ", device);
+}
+
+}  // namespace host
+
+#endif  // SGL_BODIES

@@ -1,12 +1,11 @@
 #pragma once
 
+#include <sgl_kernel/impl/separate.h>
+
 #include <dlpack/dlpack.h>
 
 #include <concepts>
 #include <cstddef>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <type_traits>
 
 /// \file message.h
@@ -79,46 +78,19 @@ struct Message {
   }
 
   /// \brief Append `size` bytes. Once the buffer is full, later text is dropped.
-  [[gnu::cold, gnu::noinline]] void append(const char* text, std::size_t size) noexcept {
-    if (m_cut) return;
-    if (size <= kCapacity - m_size) {
-      std::memcpy(m_text + m_size, text, size);
-      m_size += size;
-    } else {
-      std::memcpy(m_text + m_size, text, kCapacity - m_size);
-      m_size = s_cut_at_character(m_text, kCapacity - 3);
-      std::memcpy(m_text + m_size, "...", 3);
-      m_size += 3;
-      m_cut = true;
-    }
-    m_text[m_size] = '\0';
-  }
+  [[gnu::cold]] SGL_INLINE void append(const char* text, std::size_t size) noexcept;
 
   /// \brief Append a C string.
-  [[gnu::cold, gnu::noinline]] void append(const char* text) noexcept {
-    if (text == nullptr) text = "(null)";
-    append(text, std::strlen(text));
-  }
+  [[gnu::cold]] SGL_INLINE void append(const char* text) noexcept;
 
   /// \brief Append at most `limit` bytes of `text`; what is cut becomes "...".
-  [[gnu::cold, gnu::noinline]] void append_limited(const char* text, std::size_t limit) noexcept {
-    const std::size_t size = std::strlen(text);
-    if (size <= limit) return append(text, size);
-    append(text, s_cut_at_character(text, limit - 3));
-    append("...");
-  }
+  [[gnu::cold]] SGL_INLINE void append_limited(const char* text, std::size_t limit) noexcept;
 
-  [[gnu::cold, gnu::noinline]] Message& operator<<(const details::Piece& piece) {
-    piece.print(*this, piece);
-    return *this;
-  }
+  [[gnu::cold]] SGL_INLINE Message& operator<<(const details::Piece& piece);
 
  private:
   /// The largest size up to `limit` that does not split a UTF-8 character.
-  static std::size_t s_cut_at_character(const char* text, std::size_t limit) noexcept {
-    while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0u) == 0x80u) --limit;
-    return limit;
-  }
+  static SGL_INLINE std::size_t s_cut_at_character(const char* text, std::size_t limit) noexcept;
 
   std::size_t m_size = 0;
   bool m_cut = false;
@@ -127,104 +99,13 @@ struct Message {
 
 namespace details {
 
-[[gnu::cold, gnu::noinline]] inline void print_integer(Message& message, const Piece& piece) {
-  char digits[24];
-  message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%lld", piece.integer)));
-}
-
-[[gnu::cold, gnu::noinline]] inline void print_natural(Message& message, const Piece& piece) {
-  char digits[24];
-  message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%llu", piece.natural)));
-}
-
-/// `size` is that of the type, which decides when the digits are enough.
-[[gnu::cold, gnu::noinline]] inline void print_number(Message& message, const Piece& piece) {
-  char digits[40];
-  for (int precision = 6; precision <= 17; ++precision) {
-    std::snprintf(digits, sizeof(digits), "%.*g", precision, piece.number);
-    if (piece.size == sizeof(float) ? std::strtof(digits, nullptr) == static_cast<float>(piece.number)
-                                    : std::strtod(digits, nullptr) == piece.number)
-      break;
-  }
-  message.append(digits);
-}
-
-[[gnu::cold, gnu::noinline]] inline void print_text(Message& message, const Piece& piece) {
-  if (piece.size == static_cast<std::size_t>(-1)) return message.append(static_cast<const char*>(piece.pointer));
-  message.append(static_cast<const char*>(piece.pointer), piece.size);
-}
-
-[[gnu::cold, gnu::noinline]] inline void print_pointer(Message& message, const Piece& piece) {
-  char digits[24];
-  message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%p", piece.pointer)));
-}
-
-[[gnu::cold, gnu::noinline]] inline void print_dtype(Message& message, const Piece& piece) {
-  // The index is the DLPack code; a name in brackets is followed by the number of bits.
-  static constexpr const char* kNames[] = {
-      "int",
-      "uint",
-      "float",
-      "handle",
-      "bfloat",
-      "complex",
-      "bool",
-      "float8_e3m4",
-      "float8_e4m3",
-      "float8_e4m3b11fnuz",
-      "float8_e4m3fn",
-      "float8_e4m3fnuz",
-      "float8_e5m2",
-      "float8_e5m2fnuz",
-      "float8_e8m0fnu",
-      "float6_e2m3fn",
-      "float6_e3m2fn",
-      "float4_e2m1fn",
-  };
-  const auto dtype = *static_cast<const DLDataType*>(piece.pointer);
-  if (dtype.code >= sizeof(kNames) / sizeof(kNames[0])) {
-    message << "dtype(code=" << dtype.code << ", bits=" << dtype.bits << ')';
-  } else {
-    message << kNames[dtype.code];
-    if (dtype.code < kDLBool) message << dtype.bits;  // the later ones have one width, or carry it in the name
-  }
-  if (dtype.lanes != 1) message << 'x' << dtype.lanes;
-}
-
-[[gnu::cold, gnu::noinline]] inline void print_device(Message& message, const Piece& piece) {
-  struct Name {
-    int type;
-    const char* text;
-  };
-  static constexpr Name kNames[] = {
-      {kDLCPU, "cpu"},
-      {kDLCUDA, "cuda"},
-      {kDLCUDAHost, "cuda_host"},
-      {kDLCUDAManaged, "cuda_managed"},
-      {kDLROCM, "rocm"},
-      {kDLROCMHost, "rocm_host"},
-      {kDLOpenCL, "opencl"},
-      {kDLVulkan, "vulkan"},
-      {kDLMetal, "metal"},
-      {kDLVPI, "vpi"},
-      {kDLExtDev, "ext_dev"},
-      {kDLOneAPI, "oneapi"},
-      {kDLWebGPU, "webgpu"},
-      {kDLHexagon, "hexagon"},
-      {kDLMAIA, "maia"},
-      {kDLTrn, "trn"},
-  };
-  const auto device = *static_cast<const DLDevice*>(piece.pointer);
-  const int type = device.device_type;
-  const char* text = nullptr;
-  for (const auto& name : kNames) {
-    if (name.type == type) text = name.text;
-  }
-  if (text != nullptr) message << text;
-  else message << "device_type(" << type << ')';
-  // There is one CPU only, and an index below zero stands for any.
-  if (type != kDLCPU && device.device_id >= 0) message << ':' << device.device_id;
-}
+[[gnu::cold]] SGL_INLINE void print_integer(Message& message, const Piece& piece);
+[[gnu::cold]] SGL_INLINE void print_natural(Message& message, const Piece& piece);
+[[gnu::cold]] SGL_INLINE void print_number(Message& message, const Piece& piece);
+[[gnu::cold]] SGL_INLINE void print_text(Message& message, const Piece& piece);
+[[gnu::cold]] SGL_INLINE void print_pointer(Message& message, const Piece& piece);
+[[gnu::cold]] SGL_INLINE void print_dtype(Message& message, const Piece& piece);
+[[gnu::cold]] SGL_INLINE void print_device(Message& message, const Piece& piece);
 
 template <typename T>
 [[gnu::cold]] void print_custom(Message& message, const Piece& piece) {
@@ -300,3 +181,155 @@ Piece::Piece(const T& value) noexcept : print(nullptr), integer(0) {
 }  // namespace details
 
 }  // namespace host
+
+#if SGL_BODIES
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace host {
+
+SGL_INLINE void Message::append(const char* text, std::size_t size) noexcept {
+  if (m_cut) return;
+  if (size <= kCapacity - m_size) {
+    std::memcpy(m_text + m_size, text, size);
+    m_size += size;
+  } else {
+    std::memcpy(m_text + m_size, text, kCapacity - m_size);
+    m_size = s_cut_at_character(m_text, kCapacity - 3);
+    std::memcpy(m_text + m_size, "...", 3);
+    m_size += 3;
+    m_cut = true;
+  }
+  m_text[m_size] = '\0';
+}
+
+SGL_INLINE void Message::append(const char* text) noexcept {
+  if (text == nullptr) text = "(null)";
+  append(text, std::strlen(text));
+}
+
+SGL_INLINE void Message::append_limited(const char* text, std::size_t limit) noexcept {
+  const std::size_t size = std::strlen(text);
+  if (size <= limit) return append(text, size);
+  append(text, s_cut_at_character(text, limit - 3));
+  append("...");
+}
+
+SGL_INLINE Message& Message::operator<<(const details::Piece& piece) {
+  piece.print(*this, piece);
+  return *this;
+}
+
+SGL_INLINE std::size_t Message::s_cut_at_character(const char* text, std::size_t limit) noexcept {
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0u) == 0x80u) --limit;
+  return limit;
+}
+
+namespace details {
+
+SGL_INLINE void print_integer(Message& message, const Piece& piece) {
+  char digits[24];
+  message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%lld", piece.integer)));
+}
+
+SGL_INLINE void print_natural(Message& message, const Piece& piece) {
+  char digits[24];
+  message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%llu", piece.natural)));
+}
+
+/// `size` is that of the type, which decides when the digits are enough.
+SGL_INLINE void print_number(Message& message, const Piece& piece) {
+  char digits[40];
+  for (int precision = 6; precision <= 17; ++precision) {
+    std::snprintf(digits, sizeof(digits), "%.*g", precision, piece.number);
+    if (piece.size == sizeof(float) ? std::strtof(digits, nullptr) == static_cast<float>(piece.number)
+                                    : std::strtod(digits, nullptr) == piece.number)
+      break;
+  }
+  message.append(digits);
+}
+
+SGL_INLINE void print_text(Message& message, const Piece& piece) {
+  if (piece.size == static_cast<std::size_t>(-1)) return message.append(static_cast<const char*>(piece.pointer));
+  message.append(static_cast<const char*>(piece.pointer), piece.size);
+}
+
+SGL_INLINE void print_pointer(Message& message, const Piece& piece) {
+  char digits[24];
+  message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%p", piece.pointer)));
+}
+
+SGL_INLINE void print_dtype(Message& message, const Piece& piece) {
+  // The index is the DLPack code; a name in brackets is followed by the number of bits.
+  static constexpr const char* kNames[] = {
+      "int",
+      "uint",
+      "float",
+      "handle",
+      "bfloat",
+      "complex",
+      "bool",
+      "float8_e3m4",
+      "float8_e4m3",
+      "float8_e4m3b11fnuz",
+      "float8_e4m3fn",
+      "float8_e4m3fnuz",
+      "float8_e5m2",
+      "float8_e5m2fnuz",
+      "float8_e8m0fnu",
+      "float6_e2m3fn",
+      "float6_e3m2fn",
+      "float4_e2m1fn",
+  };
+  const auto dtype = *static_cast<const DLDataType*>(piece.pointer);
+  if (dtype.code >= sizeof(kNames) / sizeof(kNames[0])) {
+    message << "dtype(code=" << dtype.code << ", bits=" << dtype.bits << ')';
+  } else {
+    message << kNames[dtype.code];
+    if (dtype.code < kDLBool) message << dtype.bits;  // the later ones have one width, or carry it in the name
+  }
+  if (dtype.lanes != 1) message << 'x' << dtype.lanes;
+}
+
+SGL_INLINE void print_device(Message& message, const Piece& piece) {
+  struct Name {
+    int type;
+    const char* text;
+  };
+  static constexpr Name kNames[] = {
+      {kDLCPU, "cpu"},
+      {kDLCUDA, "cuda"},
+      {kDLCUDAHost, "cuda_host"},
+      {kDLCUDAManaged, "cuda_managed"},
+      {kDLROCM, "rocm"},
+      {kDLROCMHost, "rocm_host"},
+      {kDLOpenCL, "opencl"},
+      {kDLVulkan, "vulkan"},
+      {kDLMetal, "metal"},
+      {kDLVPI, "vpi"},
+      {kDLExtDev, "ext_dev"},
+      {kDLOneAPI, "oneapi"},
+      {kDLWebGPU, "webgpu"},
+      {kDLHexagon, "hexagon"},
+      {kDLMAIA, "maia"},
+      {kDLTrn, "trn"},
+  };
+  const auto device = *static_cast<const DLDevice*>(piece.pointer);
+  const int type = device.device_type;
+  const char* text = nullptr;
+  for (const auto& name : kNames) {
+    if (name.type == type) text = name.text;
+  }
+  if (text != nullptr) message << text;
+  else message << "device_type(" << type << ')';
+  // There is one CPU only, and an index below zero stands for any.
+  if (type != kDLCPU && device.device_id >= 0) message << ':' << device.device_id;
+}
+
+}  // namespace details
+
+}  // namespace host
+
+#endif  // SGL_BODIES

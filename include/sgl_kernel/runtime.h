@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sgl_kernel/driver.h>
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/utils.h>
 
 #include <cstddef>
@@ -16,12 +17,7 @@ namespace host::runtime {
 
 namespace details {
 
-inline int attribute(int which, int device_id, DebugInfo location) {
-  if (device_id < 0 && driver::api().CtxGetDevice(&device_id) != driver::kSuccess) device_id = 0;
-  int value = 0;
-  driver::check(driver::api().DeviceGetAttribute(&value, which, device_id), location);
-  return value;
-}
+SGL_INLINE int attribute(int which, int device_id, DebugInfo location);
 
 }  // namespace details
 
@@ -58,3 +54,14 @@ inline int attribute(int which, int device_id, DebugInfo location) {
 }
 
 }  // namespace host::runtime
+
+#if SGL_BODIES
+
+SGL_INLINE int host::runtime::details::attribute(int which, int device_id, DebugInfo location) {
+  if (device_id < 0 && driver::api().CtxGetDevice(&device_id) != driver::kSuccess) device_id = 0;
+  int value = 0;
+  driver::check(driver::api().DeviceGetAttribute(&value, which, device_id), location);
+  return value;
+}
+
+#endif  // SGL_BODIES

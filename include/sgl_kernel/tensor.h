@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sgl_kernel/dtype.h>
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/tensor_view.h>
 #include <sgl_kernel/utils.h>
 
@@ -78,22 +79,6 @@ struct Options {
   std::size_t m_size = 0;
 };
 
-/// Throw the error of a dtype or device that is not as expected.
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise_mismatch(
-    const char* what, const Piece& expected, const Piece& got) {
-  throw Error(kTensorMatchError, what, " mismatch: expected ", expected, " but got ", got);
-}
-template <typename T>
-[[noreturn, gnu::cold, gnu::noinline]] void raise_mismatch(const char* what, const Options<T>& options, const T& got) {
-  Message text;
-  const char* separator = "[";
-  for (const auto& option : options) {
-    text << separator << option;
-    separator = ", ";
-  }
-  throw Error(kTensorMatchError, what, " mismatch: expected one of ", text.c_str(), "] but got ", got);
-}
-
 template <typename... Ts>
   requires(HasDType<Ts> && ...)
 inline constexpr DLDataType kDTypeList[] = {dtype_of<Ts>::value...};
@@ -133,11 +118,7 @@ struct SymbolicSize {
     return m_has_value;
   }
   /// \brief Fix the value before the first match, so that every tensor must meet it.
-  void set_value(std::int64_t value, DebugInfo info = {}) {
-    RuntimeCheck(info, !m_has_value, "the value of size '", m_annotation, "' is already set to ", m_value);
-    m_value = value;
-    m_has_value = true;
-  }
+  SGL_INLINE void set_value(std::int64_t value, DebugInfo info = {});
   /// \brief The value; a RuntimeError if no match has set it.
   [[nodiscard]] std::int64_t unwrap(DebugInfo info = {}) const {
     RuntimeCheck(info, m_has_value, "the value of size '", m_annotation, "' is not set");
@@ -154,18 +135,8 @@ struct SymbolicSize {
   }
 
   /// \brief Throw the error of a size that is not as expected.
-  [[noreturn, gnu::cold, gnu::noinline]] static void s_mismatch(
-      const char* prefix, std::int64_t dim, const char* annotation, std::int64_t expected, std::int64_t got) {
-    Message text;
-    text << "Size mismatch for " << prefix << '#' << dim;
-    if (annotation != nullptr && annotation[0] != '\0') {
-      text << "('";
-      text.append_limited(annotation, 200);  // leave room for what follows
-      text << "')";
-    }
-    text << ": expected " << expected << " but got " << got;
-    throw Error(kTensorMatchError, text.c_str());
-  }
+  [[noreturn, gnu::cold]] SGL_INLINE static void s_mismatch(
+      const char* prefix, std::int64_t dim, const char* annotation, std::int64_t expected, std::int64_t got);
 
  private:
   const char* m_annotation;
@@ -183,10 +154,7 @@ struct SymbolicDType {
   [[nodiscard]] bool has_value() const noexcept {
     return m_has_value;
   }
-  void set_value(DLDataType value, DebugInfo info = {}) {
-    RuntimeCheck(info, !m_has_value, "the dtype is already set to ", m_value);
-    verify(value);
-  }
+  SGL_INLINE void set_value(DLDataType value, DebugInfo info = {});
   [[nodiscard]] DLDataType unwrap(DebugInfo info = {}) const {
     RuntimeCheck(info, m_has_value, "the dtype is not set");
     return m_value;
@@ -200,16 +168,7 @@ struct SymbolicDType {
     verify(dtype, {});
   }
   /// \brief Take `dtype`, or compare with the one taken before; it must also be among both lists of options.
-  [[gnu::noinline]] void verify(DLDataType dtype, const details::Options<DLDataType>& options) {
-    if (m_has_value && !::host::operator==(m_value, dtype)) [[unlikely]]
-      details::raise_mismatch("DType", m_value, dtype);
-    if (!options.allow(dtype)) [[unlikely]]
-      details::raise_mismatch("DType", options, dtype);
-    if (!m_options.allow(dtype)) [[unlikely]]
-      details::raise_mismatch("DType", m_options, dtype);
-    m_value = dtype;
-    m_has_value = true;
-  }
+  SGL_INLINE void verify(DLDataType dtype, const details::Options<DLDataType>& options);
   /// \brief Whether the value is the dtype of `T`; false while there is no value.
   template <typename T>
   [[nodiscard]] bool is_type() const noexcept {
@@ -232,10 +191,7 @@ struct SymbolicDevice {
   [[nodiscard]] bool has_value() const noexcept {
     return m_has_value;
   }
-  void set_value(DLDevice value, DebugInfo info = {}) {
-    RuntimeCheck(info, !m_has_value, "the device is already set to ", m_value);
-    verify(value);
-  }
+  SGL_INLINE void set_value(DLDevice value, DebugInfo info = {});
   [[nodiscard]] DLDevice unwrap(DebugInfo info = {}) const {
     RuntimeCheck(info, m_has_value, "the device is not set");
     return m_value;
@@ -249,16 +205,7 @@ struct SymbolicDevice {
     verify(device, {});
   }
   /// \brief Take `device`, or compare with the one taken before; it must also be among both lists of options.
-  [[gnu::noinline]] void verify(DLDevice device, const details::Options<DLDevice>& options) {
-    if (m_has_value && !::host::operator==(m_value, device)) [[unlikely]]
-      details::raise_mismatch("Device", m_value, device);
-    if (!options.allow(device)) [[unlikely]]
-      details::raise_mismatch("Device", options, device);
-    if (!m_options.allow(device)) [[unlikely]]
-      details::raise_mismatch("Device", m_options, device);
-    m_value = device;
-    m_has_value = true;
-  }
+  SGL_INLINE void verify(DLDevice device, const details::Options<DLDevice>& options);
 
  private:
   details::Options<DLDevice> m_options;
@@ -341,16 +288,8 @@ struct TensorMatcher {
   TensorMatcher& operator=(const TensorMatcher&) = delete;
 
   /// \brief Expect these strides, in elements, in place of a contiguous tensor.
-  [[nodiscard]] auto with_strides(
-      std::initializer_list<details::SizeRef> strides, DebugInfo info = {}) && -> TensorMatcher&& {
-    RuntimeCheck(info, !m_has_strides, "with_strides is given twice");
-    RuntimeCheck(
-        info, strides.size() == m_shape.size(), "with_strides has ", strides.size(), " entries for a shape of ",
-        m_shape.size());
-    m_strides = strides;
-    m_has_strides = true;
-    return static_cast<TensorMatcher&&>(*this);
-  }
+  [[nodiscard]] SGL_INLINE auto with_strides(
+      std::initializer_list<details::SizeRef> strides, DebugInfo info = {}) && -> TensorMatcher&&;
 
   /// \brief Expect one of the dtypes of `Ts`.
   template <typename... Ts>
@@ -394,33 +333,9 @@ struct TensorMatcher {
   }
 
  private:
-  // Out of line, as are its parts: inlining it into every kernel's checks buys nothing and costs build time.
-  [[gnu::noinline]] void m_verify(const TensorView& view, const char* name, DebugInfo info) const {
-    try {
-      m_match(view);
-    } catch (const Error& cause) {
-      details::raise(
-          kTensorMatchError, {"Tensor match failed for ", name != nullptr ? name : "", name != nullptr ? ", " : "",
-                              view, " at ", info, "\n- Root cause: ", cause.what()});
-    }
-  }
+  SGL_INLINE void m_verify(const TensorView& view, const char* name, DebugInfo info) const;
 
-  void m_match(const TensorView& view) const {
-    const auto rank = static_cast<std::int64_t>(m_shape.size());
-    if (view.ndim() != rank) [[unlikely]]
-      details::raise(kTensorMatchError, {"Dimension mismatch: expected ", rank, " but got ", view.ndim()});
-    for (std::int64_t i = 0; i < rank; ++i) m_shape.begin()[i].verify(view.size(i), "shape", i);
-    if (m_has_strides) {
-      for (std::int64_t i = 0; i < rank; ++i) {
-        const auto& expected = m_strides.begin()[i];
-        if (view.size(i) != 1 || !expected.is_bound()) expected.verify(view.stride(i), "stride", i);
-      }
-    } else if (!view.is_contiguous()) [[unlikely]] {
-      details::raise(kTensorMatchError, {"Stride mismatch: expected a contiguous tensor"});
-    }
-    m_dtype.verify(view.dtype());
-    m_device.verify(view.device());
-  }
+  SGL_INLINE void m_match(const TensorView& view) const;
 
   std::initializer_list<details::SizeRef> m_shape;
   std::initializer_list<details::SizeRef> m_strides;
@@ -430,3 +345,120 @@ struct TensorMatcher {
 };
 
 }  // namespace host
+
+#if SGL_BODIES
+
+namespace host {
+
+namespace details {
+
+/// Throw the error of a dtype or device that is not as expected.
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_mismatch(
+    const char* what, const Piece& expected, const Piece& got) {
+  throw Error(kTensorMatchError, what, " mismatch: expected ", expected, " but got ", got);
+}
+template <typename T>
+[[noreturn, gnu::cold, gnu::noinline]] void raise_mismatch(const char* what, const Options<T>& options, const T& got) {
+  Message text;
+  const char* separator = "[";
+  for (const auto& option : options) {
+    text << separator << option;
+    separator = ", ";
+  }
+  throw Error(kTensorMatchError, what, " mismatch: expected one of ", text.c_str(), "] but got ", got);
+}
+
+}  // namespace details
+
+SGL_INLINE void SymbolicSize::set_value(std::int64_t value, DebugInfo info) {
+  RuntimeCheck(info, !m_has_value, "the value of size '", m_annotation, "' is already set to ", m_value);
+  m_value = value;
+  m_has_value = true;
+}
+
+SGL_INLINE void SymbolicSize::s_mismatch(
+    const char* prefix, std::int64_t dim, const char* annotation, std::int64_t expected, std::int64_t got) {
+  Message text;
+  text << "Size mismatch for " << prefix << '#' << dim;
+  if (annotation != nullptr && annotation[0] != '\0') {
+    text << "('";
+    text.append_limited(annotation, 200);  // leave room for what follows
+    text << "')";
+  }
+  text << ": expected " << expected << " but got " << got;
+  throw Error(kTensorMatchError, text.c_str());
+}
+
+SGL_INLINE void SymbolicDType::set_value(DLDataType value, DebugInfo info) {
+  RuntimeCheck(info, !m_has_value, "the dtype is already set to ", m_value);
+  verify(value);
+}
+
+SGL_INLINE void SymbolicDType::verify(DLDataType dtype, const details::Options<DLDataType>& options) {
+  if (m_has_value && !::host::operator==(m_value, dtype)) [[unlikely]]
+    details::raise_mismatch("DType", m_value, dtype);
+  if (!options.allow(dtype)) [[unlikely]]
+    details::raise_mismatch("DType", options, dtype);
+  if (!m_options.allow(dtype)) [[unlikely]]
+    details::raise_mismatch("DType", m_options, dtype);
+  m_value = dtype;
+  m_has_value = true;
+}
+
+SGL_INLINE void SymbolicDevice::set_value(DLDevice value, DebugInfo info) {
+  RuntimeCheck(info, !m_has_value, "the device is already set to ", m_value);
+  verify(value);
+}
+
+SGL_INLINE void SymbolicDevice::verify(DLDevice device, const details::Options<DLDevice>& options) {
+  if (m_has_value && !::host::operator==(m_value, device)) [[unlikely]]
+    details::raise_mismatch("Device", m_value, device);
+  if (!options.allow(device)) [[unlikely]]
+    details::raise_mismatch("Device", options, device);
+  if (!m_options.allow(device)) [[unlikely]]
+    details::raise_mismatch("Device", m_options, device);
+  m_value = device;
+  m_has_value = true;
+}
+
+SGL_INLINE auto TensorMatcher::with_strides(
+    std::initializer_list<details::SizeRef> strides, DebugInfo info) && -> TensorMatcher&& {
+  RuntimeCheck(info, !m_has_strides, "with_strides is given twice");
+  RuntimeCheck(
+      info, strides.size() == m_shape.size(), "with_strides has ", strides.size(), " entries for a shape of ",
+      m_shape.size());
+  m_strides = strides;
+  m_has_strides = true;
+  return static_cast<TensorMatcher&&>(*this);
+}
+
+SGL_INLINE void TensorMatcher::m_verify(const TensorView& view, const char* name, DebugInfo info) const {
+  try {
+    m_match(view);
+  } catch (const Error& cause) {
+    details::raise(
+        kTensorMatchError, {"Tensor match failed for ", name != nullptr ? name : "", name != nullptr ? ", " : "", view,
+                            " at ", info, "\n- Root cause: ", cause.what()});
+  }
+}
+
+SGL_INLINE void TensorMatcher::m_match(const TensorView& view) const {
+  const auto rank = static_cast<std::int64_t>(m_shape.size());
+  if (view.ndim() != rank) [[unlikely]]
+    details::raise(kTensorMatchError, {"Dimension mismatch: expected ", rank, " but got ", view.ndim()});
+  for (std::int64_t i = 0; i < rank; ++i) m_shape.begin()[i].verify(view.size(i), "shape", i);
+  if (m_has_strides) {
+    for (std::int64_t i = 0; i < rank; ++i) {
+      const auto& expected = m_strides.begin()[i];
+      if (view.size(i) != 1 || !expected.is_bound()) expected.verify(view.stride(i), "stride", i);
+    }
+  } else if (!view.is_contiguous()) [[unlikely]] {
+    details::raise(kTensorMatchError, {"Stride mismatch: expected a contiguous tensor"});
+  }
+  m_dtype.verify(view.dtype());
+  m_device.verify(view.device());
+}
+
+}  // namespace host
+
+#endif  // SGL_BODIES

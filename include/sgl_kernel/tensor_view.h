@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
@@ -134,18 +135,7 @@ struct TensorView {
   }
   /// \brief Whether the elements lie in row-major order without gaps. As in PyTorch, the stride of a dimension of
   /// size 1 does not matter, and a tensor without elements is contiguous.
-  bool is_contiguous() const noexcept {
-    if (m_tensor.strides == nullptr) return true;
-    bool dense = true;
-    std::uint64_t expected = 1;
-    for (auto i = m_tensor.ndim - 1; i >= 0; --i) {
-      const auto size = m_tensor.shape[i];
-      if (size == 0) return true;
-      if (size != 1 && static_cast<std::uint64_t>(m_tensor.strides[i]) != expected) dense = false;
-      expected *= static_cast<std::uint64_t>(size);
-    }
-    return dense;
-  }
+  SGL_INLINE bool is_contiguous() const noexcept;
   /// \brief The `DLTensor` behind the view, for code that speaks DLPack.
   const DLTensor& dl_tensor() const noexcept {
     return m_tensor;
@@ -164,7 +154,28 @@ struct TensorView {
 };
 
 /// \brief Prints as `Tensor<2, 3>[strides=<3, 1>, dtype=float32, device=cpu]`.
-[[gnu::cold, gnu::noinline]] inline void append_to(Message& message, const TensorView& view) {
+[[gnu::cold]] SGL_INLINE void append_to(Message& message, const TensorView& view);
+
+}  // namespace host
+
+#if SGL_BODIES
+
+namespace host {
+
+SGL_INLINE bool TensorView::is_contiguous() const noexcept {
+  if (m_tensor.strides == nullptr) return true;
+  bool dense = true;
+  std::uint64_t expected = 1;
+  for (auto i = m_tensor.ndim - 1; i >= 0; --i) {
+    const auto size = m_tensor.shape[i];
+    if (size == 0) return true;
+    if (size != 1 && static_cast<std::uint64_t>(m_tensor.strides[i]) != expected) dense = false;
+    expected *= static_cast<std::uint64_t>(size);
+  }
+  return dense;
+}
+
+SGL_INLINE void append_to(Message& message, const TensorView& view) {
   message << "Tensor<";
   for (std::int32_t i = 0; i < view.ndim(); ++i) message << (i > 0 ? ", " : "") << view.size(i);
   message << ">[strides=<";
@@ -173,3 +184,5 @@ struct TensorView {
 }
 
 }  // namespace host
+
+#endif  // SGL_BODIES

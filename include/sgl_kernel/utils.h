@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sgl_kernel/error.h>
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/source_location.h>
 
 #include <dlpack/dlpack.h>
@@ -27,27 +28,11 @@ struct DebugInfo : source_location_t {
 };
 
 /// \brief Prints as `file:line`; of a path beyond 512 bytes, the end.
-[[gnu::cold, gnu::noinline]] inline void append_to(Message& message, const DebugInfo& info) {
-  constexpr std::size_t kLimit = 512;
-  const char* file = info.file_name();
-  const std::size_t size = std::strlen(file);
-  if (size > kLimit) message << "..." << file + (size - kLimit);
-  else message << file;
-  message << ':' << info.line();
-}
+[[gnu::cold]] SGL_INLINE void append_to(Message& message, const DebugInfo& info);
 
 namespace details {
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise_at(DebugInfo location, std::initializer_list<Piece> pieces) {
-  Message text;
-  text << "Runtime check failed at " << location;
-  const char* separator = ": ";
-  for (const auto& piece : pieces) {
-    text << separator << piece;
-    separator = "";
-  }
-  raise("RuntimeError", {text.c_str()});
-}
+[[noreturn, gnu::cold]] SGL_INLINE void raise_at(DebugInfo location, std::initializer_list<Piece> pieces);
 
 }  // namespace details
 
@@ -182,3 +167,31 @@ template <typename T, std::integral... U>
 }  // namespace pointer
 
 }  // namespace host
+
+#if SGL_BODIES
+
+namespace host {
+
+SGL_INLINE void append_to(Message& message, const DebugInfo& info) {
+  constexpr std::size_t kLimit = 512;
+  const char* file = info.file_name();
+  const std::size_t size = std::strlen(file);
+  if (size > kLimit) message << "..." << file + (size - kLimit);
+  else message << file;
+  message << ':' << info.line();
+}
+
+SGL_INLINE void details::raise_at(DebugInfo location, std::initializer_list<Piece> pieces) {
+  Message text;
+  text << "Runtime check failed at " << location;
+  const char* separator = ": ";
+  for (const auto& piece : pieces) {
+    text << separator << piece;
+    separator = "";
+  }
+  raise("RuntimeError", {text.c_str()});
+}
+
+}  // namespace host
+
+#endif  // SGL_BODIES

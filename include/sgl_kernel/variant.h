@@ -3,6 +3,7 @@
 #include <sgl_kernel/driver.h>
 #include <sgl_kernel/dtype.h>
 #include <sgl_kernel/family.h>
+#include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/launch.h>
 #include <sgl_kernel/runtime.h>
 #include <sgl_kernel/utils.h>
@@ -13,7 +14,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
@@ -77,60 +77,7 @@ TemplateArg template_argument(const T& value) noexcept {
   }
 }
 
-/// The names of sgl_kernel/device.cuh.
-inline const char* device_type_name(DLDataType dtype) {
-  struct Name {
-    DLDataType dtype;
-    const char* text;
-  };
-  static constexpr Name kNames[] = {
-      {{kDLFloat, 64, 1}, "double"},
-      {{kDLFloat, 32, 1}, "fp32_t"},
-      {{kDLFloat, 16, 1}, "fp16_t"},
-      {{kDLBfloat, 16, 1}, "bf16_t"},
-      {{kDLInt, 8, 1}, "int8_t"},
-      {{kDLInt, 16, 1}, "int16_t"},
-      {{kDLInt, 32, 1}, "int32_t"},
-      {{kDLInt, 64, 1}, "int64_t"},
-      {{kDLUInt, 8, 1}, "uint8_t"},
-      {{kDLUInt, 16, 1}, "uint16_t"},
-      {{kDLUInt, 32, 1}, "uint32_t"},
-      {{kDLUInt, 64, 1}, "uint64_t"},
-      {{kDLBool, 8, 1}, "bool"},
-      {{kDLFloat8_e4m3fn, 8, 1}, "fp8_e4m3_t"},
-      {{kDLFloat8_e5m2, 8, 1}, "fp8_e5m2_t"},
-  };
-  for (const auto& name : kNames) {
-    if (name.dtype == dtype) return name.text;
-  }
-  throw Error("ValueError", "no kernel can be specialised for dtype ", dtype);
-}
-
-[[gnu::cold, gnu::noinline]] inline void append_to(Message& message, const TemplateArg& argument) {
-  const auto value = argument.value;
-  switch (argument.kind) {
-    case TemplateArg::kInt:
-      if (value == INT64_MIN) message << "(-9223372036854775807 - 1)";  // the literal has no minus sign of its own
-      else message << value;
-      break;
-    case TemplateArg::kUInt:  // as Python's make_cpp_args writes it, so that both mean the same variant
-      message << static_cast<std::uint64_t>(value) << (value < 0 ? "u" : "");
-      break;
-    case TemplateArg::kBool:
-      message << (value != 0);
-      break;
-    case TemplateArg::kEnum:
-      message << "static_cast<";
-      message.append(argument.type, argument.type_size);
-      message << ">(" << value << ')';
-      break;
-    case TemplateArg::kDType:
-      message << device_type_name(
-          {static_cast<std::uint8_t>(value), static_cast<std::uint8_t>(value >> 8),
-           static_cast<std::uint16_t>(value >> 16)});
-      break;
-  }
-}
+[[gnu::cold]] SGL_INLINE void append_to(Message& message, const TemplateArg& argument);
 
 /// A kernel that is loaded on a device. Made once, then read by any thread; only the shared memory limit ever grows.
 struct LoadedKernel {
@@ -152,33 +99,25 @@ struct LoadedKernel {
 }  // namespace details
 
 struct Variants;
+struct Variant;
+
+[[gnu::cold]] SGL_INLINE void append_to(Message& message, const Variant& variant);
 
 /// \brief A kernel by name and template arguments; a small value, good for as long as its name, a literal.
 struct Variant {
  public:
   /// \brief The kernel on a device: from the table, else made by the core. Thread-safe.
-  [[nodiscard]] details::LoadedKernel& on(std::int32_t device_id, DebugInfo location = {}) const;
+  [[nodiscard]] SGL_INLINE details::LoadedKernel& on(std::int32_t device_id, DebugInfo location = {}) const;
 
   /// \brief Prints as the C++ expression that names the kernel: `rmsnorm_cta<4096, true, bf16_t>`.
-  [[gnu::cold, gnu::noinline]] friend void append_to(Message& message, const Variant& variant) {
-    message << variant.m_name;
-    if (variant.m_num_args == 0) return;
-    for (std::uint32_t i = 0; i < variant.m_num_args; ++i) message << (i == 0 ? "<" : ", ") << variant.m_args[i];
-    message << '>';
-  }
+  friend void append_to(Message& message, const Variant& variant);
 
  private:
   friend struct Variants;
   Variant(Variants& table, const char* name, std::uint64_t hash) noexcept
       : m_table(&table), m_name(name), m_hash(hash) {}
 
-  bool m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept {
-    if (kernel.hash != m_hash || kernel.device_id != device_id || kernel.num_args != m_num_args) return false;
-    for (std::uint32_t i = 0; i < m_num_args; ++i) {
-      if (!(kernel.args[i] == m_args[i])) return false;
-    }
-    return kernel.name == m_name || std::strcmp(kernel.name, m_name) == 0;
-  }
+  SGL_INLINE bool m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept;
 
   Variants* m_table;
   const char* m_name;
@@ -220,115 +159,27 @@ struct Variants {
     Kernel* slots[];
   };
 
-  Kernel* find(const Variant& variant, std::int32_t device_id) const noexcept {
-    const Table* table = __atomic_load_n(&m_table, __ATOMIC_ACQUIRE);
-    if (table == nullptr) return nullptr;
-    for (std::size_t i = variant.m_hash & table->mask;; i = (i + 1) & table->mask) {
-      Kernel* kernel = __atomic_load_n(&table->slots[i], __ATOMIC_ACQUIRE);
-      if (kernel == nullptr || variant.m_is(*kernel, device_id)) return kernel;
-    }
-  }
+  SGL_INLINE Kernel* find(const Variant& variant, std::int32_t device_id) const noexcept;
 
   /// Ask the core for the kernel. No lock is held: the core may take a second, and call back into other modules.
-  [[gnu::cold, gnu::noinline]] Kernel& make(const Variant& variant, std::int32_t device_id, DebugInfo location) {
-    Message expression;
-    expression << variant;
-    // Before anything is allocated: it may throw, each time anew.
-    const auto ask = [&](const char* question) {
-      return details::ask_core(question, {SGL_FAMILY, m_file, expression.c_str()}, device_id);
-    };
-    Kernel queried = {};
-    queried.function = reinterpret_cast<driver::function_t>(ask("sgljit.variant"));
-    s_query_params(queried, ask("sgljit.variant_params"), location);
-    auto* kernel = new Kernel{queried};
-    kernel->hash = variant.m_hash;
-    kernel->device_id = device_id;
-    kernel->num_args = variant.m_num_args;
-    kernel->name = variant.m_name;
-    std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
-    return insert(variant, kernel);
-  }
+  [[gnu::cold]] SGL_INLINE Kernel& make(const Variant& variant, std::int32_t device_id, DebugInfo location);
 
-  [[gnu::cold, gnu::noinline]] Kernel& insert(const Variant& variant, Kernel* kernel) {
-    ::pthread_mutex_lock(&m_mutex);
-    if (Kernel* other = find(variant, kernel->device_id)) {  // another thread was first
-      ::pthread_mutex_unlock(&m_mutex);
-      delete kernel;
-      return *other;
-    }
-    Table* table = m_table;
-    if (table == nullptr || 2 * (table->used + 1) > table->mask + 1) table = grow(table);
-    place(*table, kernel);
-    __atomic_store_n(&m_table, table, __ATOMIC_RELEASE);
-    ::pthread_mutex_unlock(&m_mutex);
-    return *kernel;
-  }
+  [[gnu::cold]] SGL_INLINE Kernel& insert(const Variant& variant, Kernel* kernel);
 
-  static Table* grow(const Table* old) {
-    const std::size_t size = old == nullptr ? 64 : 2 * (old->mask + 1);
-    auto* table = static_cast<Table*>(std::calloc(1, sizeof(Table) + size * sizeof(Kernel*)));
-    table->mask = size - 1;
-    for (std::size_t i = 0; old != nullptr && i <= old->mask; ++i) {
-      if (old->slots[i] != nullptr) place(*table, old->slots[i]);
-    }
-    return table;
-  }
+  SGL_INLINE static Table* grow(const Table* old);
 
-  static void place(Table& table, Kernel* kernel) noexcept {
-    std::size_t i = kernel->hash & table.mask;
-    while (table.slots[i] != nullptr) i = (i + 1) & table.mask;
-    ++table.used;
-    __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
-  }
+  SGL_INLINE static void place(Table& table, Kernel* kernel) noexcept;
 
   /// Asks the driver for the size of each parameter. `count` of them; where that is not known, -1, those before the one
   /// that the driver refuses.
-  [[gnu::cold, gnu::noinline]] static void s_query_params(Kernel& kernel, std::int64_t count, DebugInfo location) {
-    const auto query = driver::api().FuncGetParamInfo;
-    if (query == nullptr) return;
-    std::size_t offset = 0;
-    std::size_t size = 0;
-    std::int32_t found = 0;
-    for (; found != count; ++found) {
-      const auto status = query(kernel.function, static_cast<std::size_t>(found), &offset, &size);
-      if (count < 0 && status == driver::kInvalidValue) break;
-      driver::check(status, location);
-      RuntimeCheck(location, found < static_cast<std::int32_t>(Kernel::kMaxParams), "more than 32 kernel parameters");
-      kernel.param_sizes[found] = static_cast<std::uint32_t>(size);
-    }
-    kernel.num_params = found;
-  }
+  [[gnu::cold]] SGL_INLINE static void s_query_params(Kernel& kernel, std::int64_t count, DebugInfo location);
 
   const char* m_file;
   Table* m_table = nullptr;
   ::pthread_mutex_t m_mutex = PTHREAD_MUTEX_INITIALIZER;
 };
 
-inline details::LoadedKernel& Variant::on(std::int32_t device_id, DebugInfo location) const {
-  if (auto* kernel = m_table->find(*this, device_id)) [[likely]]
-    return *kernel;
-  return m_table->make(*this, device_id, location);
-}
-
 namespace details {
-
-/// The kernel's own parameters, asked of the driver, against what the host part passes: a size that differs would
-/// read beyond an argument, or leave part of it unread.
-[[gnu::cold, gnu::noinline]] inline void raise_params(
-    const Variant& variant, const LoadedKernel& kernel, const std::uint32_t* sizes, std::int32_t num_sizes,
-    DebugInfo location) {
-  Message text;
-  text << "the parameters of " << variant << " do not fit the launch at " << location << ": the kernel takes ";
-  const auto list = [&text](const std::uint32_t* begin, std::int32_t count) {
-    text << count << (count == 1 ? " parameter of " : " parameters of ");
-    for (std::int32_t i = 0; i < count; ++i) text << (i > 0 ? ", " : "") << begin[i];
-    text << " bytes";
-  };
-  list(kernel.param_sizes, kernel.num_params);
-  text << ", the launch passes ";
-  list(sizes, num_sizes);
-  throw Error("TypeError", text.c_str());
-}
 
 /// Makes the primary context of a device current for the length of a scope, if it is not.
 struct ContextGuard {
@@ -347,19 +198,238 @@ struct ContextGuard {
   ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
-  [[gnu::cold, gnu::noinline]] void m_push(std::int32_t device_id, DebugInfo location) {
-    driver::context_t context = nullptr;
-    driver::check(driver::api().DevicePrimaryCtxRetain(&context, device_id), location);
-    driver::check(driver::api().CtxPushCurrent(context), location);
-    m_pushed = true;
-  }
-  [[gnu::cold, gnu::noinline]] void m_pop() noexcept {
-    driver::context_t context = nullptr;
-    driver::api().CtxPopCurrent(&context);
-  }
+  [[gnu::cold]] SGL_INLINE void m_push(std::int32_t device_id, DebugInfo location);
+  [[gnu::cold]] SGL_INLINE void m_pop() noexcept;
 
   bool m_pushed = false;
 };
+
+SGL_INLINE void launch(
+    const LaunchConfig& config, DebugInfo location, const Variant& variant, const std::uint32_t* sizes,
+    std::int32_t num_sizes, void** arguments);
+
+}  // namespace details
+
+/// What `LaunchKernel` does with a variant: every argument is passed as it is, with its own type.
+template <typename... Args>
+void launch_on(const LaunchConfig& config, DebugInfo location, const Variant& variant, const Args&... args) {
+  static_assert(
+      (std::is_trivially_copyable_v<Args> && ...), "LaunchKernel: a kernel's argument must be trivially copyable");
+  void* arguments[sizeof...(Args) + 1] = {const_cast<void*>(static_cast<const void*>(&args))..., nullptr};
+  static constexpr std::uint32_t kSizes[sizeof...(Args) + 1] = {sizeof(Args)..., 0};
+  details::launch(config, location, variant, kSizes, sizeof...(Args), arguments);
+}
+
+namespace runtime {
+
+/// \brief How many blocks of `variant` one multiprocessor of the device holds at a time; 0 if none fits. Makes the
+/// variant if it is not there yet.
+[[nodiscard]] SGL_INLINE auto get_blocks_per_sm(
+    const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
+    DebugInfo location = {}) -> std::uint32_t;
+
+/// \brief The most dynamic shared memory with which `num_blocks` blocks of `variant` still fit on a multiprocessor.
+[[nodiscard]] SGL_INLINE auto get_available_dynamic_smem_per_block(
+    const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location = {})
+    -> std::size_t;
+
+}  // namespace runtime
+
+}  // namespace host
+
+#if SGL_BODIES
+
+#include <cstdlib>
+
+namespace host {
+
+namespace details {
+
+/// The names of sgl_kernel/device.cuh.
+inline const char* device_type_name(DLDataType dtype) {
+  struct Name {
+    DLDataType dtype;
+    const char* text;
+  };
+  static constexpr Name kNames[] = {
+      {{kDLFloat, 64, 1}, "double"},
+      {{kDLFloat, 32, 1}, "fp32_t"},
+      {{kDLFloat, 16, 1}, "fp16_t"},
+      {{kDLBfloat, 16, 1}, "bf16_t"},
+      {{kDLInt, 8, 1}, "int8_t"},
+      {{kDLInt, 16, 1}, "int16_t"},
+      {{kDLInt, 32, 1}, "int32_t"},
+      {{kDLInt, 64, 1}, "int64_t"},
+      {{kDLUInt, 8, 1}, "uint8_t"},
+      {{kDLUInt, 16, 1}, "uint16_t"},
+      {{kDLUInt, 32, 1}, "uint32_t"},
+      {{kDLUInt, 64, 1}, "uint64_t"},
+      {{kDLBool, 8, 1}, "bool"},
+      {{kDLFloat8_e4m3fn, 8, 1}, "fp8_e4m3_t"},
+      {{kDLFloat8_e5m2, 8, 1}, "fp8_e5m2_t"},
+  };
+  for (const auto& name : kNames) {
+    if (name.dtype == dtype) return name.text;
+  }
+  throw Error("ValueError", "no kernel can be specialised for dtype ", dtype);
+}
+
+SGL_INLINE void append_to(Message& message, const TemplateArg& argument) {
+  const auto value = argument.value;
+  switch (argument.kind) {
+    case TemplateArg::kInt:
+      if (value == INT64_MIN) message << "(-9223372036854775807 - 1)";  // the literal has no minus sign of its own
+      else message << value;
+      break;
+    case TemplateArg::kUInt:  // as Python's make_cpp_args writes it, so that both mean the same variant
+      message << static_cast<std::uint64_t>(value) << (value < 0 ? "u" : "");
+      break;
+    case TemplateArg::kBool:
+      message << (value != 0);
+      break;
+    case TemplateArg::kEnum:
+      message << "static_cast<";
+      message.append(argument.type, argument.type_size);
+      message << ">(" << value << ')';
+      break;
+    case TemplateArg::kDType:
+      message << device_type_name(
+          {static_cast<std::uint8_t>(value), static_cast<std::uint8_t>(value >> 8),
+           static_cast<std::uint16_t>(value >> 16)});
+      break;
+  }
+}
+
+}  // namespace details
+
+SGL_INLINE void append_to(Message& message, const Variant& variant) {
+  message << variant.m_name;
+  if (variant.m_num_args == 0) return;
+  for (std::uint32_t i = 0; i < variant.m_num_args; ++i) message << (i == 0 ? "<" : ", ") << variant.m_args[i];
+  message << '>';
+}
+
+SGL_INLINE bool Variant::m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept {
+  if (kernel.hash != m_hash || kernel.device_id != device_id || kernel.num_args != m_num_args) return false;
+  for (std::uint32_t i = 0; i < m_num_args; ++i) {
+    if (!(kernel.args[i] == m_args[i])) return false;
+  }
+  return kernel.name == m_name || std::strcmp(kernel.name, m_name) == 0;
+}
+
+SGL_INLINE Variants::Kernel* Variants::find(const Variant& variant, std::int32_t device_id) const noexcept {
+  const Table* table = __atomic_load_n(&m_table, __ATOMIC_ACQUIRE);
+  if (table == nullptr) return nullptr;
+  for (std::size_t i = variant.m_hash & table->mask;; i = (i + 1) & table->mask) {
+    Kernel* kernel = __atomic_load_n(&table->slots[i], __ATOMIC_ACQUIRE);
+    if (kernel == nullptr || variant.m_is(*kernel, device_id)) return kernel;
+  }
+}
+
+SGL_INLINE Variants::Kernel& Variants::make(const Variant& variant, std::int32_t device_id, DebugInfo location) {
+  Message expression;
+  expression << variant;
+  // Before anything is allocated: it may throw, each time anew.
+  const auto ask = [&](const char* question) {
+    return details::ask_core(question, {SGL_FAMILY, m_file, expression.c_str()}, device_id);
+  };
+  Kernel queried = {};
+  queried.function = reinterpret_cast<driver::function_t>(ask("sgljit.variant"));
+  s_query_params(queried, ask("sgljit.variant_params"), location);
+  auto* kernel = new Kernel{queried};
+  kernel->hash = variant.m_hash;
+  kernel->device_id = device_id;
+  kernel->num_args = variant.m_num_args;
+  kernel->name = variant.m_name;
+  std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
+  return insert(variant, kernel);
+}
+
+SGL_INLINE Variants::Kernel& Variants::insert(const Variant& variant, Kernel* kernel) {
+  ::pthread_mutex_lock(&m_mutex);
+  if (Kernel* other = find(variant, kernel->device_id)) {  // another thread was first
+    ::pthread_mutex_unlock(&m_mutex);
+    delete kernel;
+    return *other;
+  }
+  Table* table = m_table;
+  if (table == nullptr || 2 * (table->used + 1) > table->mask + 1) table = grow(table);
+  place(*table, kernel);
+  __atomic_store_n(&m_table, table, __ATOMIC_RELEASE);
+  ::pthread_mutex_unlock(&m_mutex);
+  return *kernel;
+}
+
+SGL_INLINE Variants::Table* Variants::grow(const Table* old) {
+  const std::size_t size = old == nullptr ? 64 : 2 * (old->mask + 1);
+  auto* table = static_cast<Table*>(std::calloc(1, sizeof(Table) + size * sizeof(Kernel*)));
+  table->mask = size - 1;
+  for (std::size_t i = 0; old != nullptr && i <= old->mask; ++i) {
+    if (old->slots[i] != nullptr) place(*table, old->slots[i]);
+  }
+  return table;
+}
+
+SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
+  std::size_t i = kernel->hash & table.mask;
+  while (table.slots[i] != nullptr) i = (i + 1) & table.mask;
+  ++table.used;
+  __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
+}
+
+SGL_INLINE void Variants::s_query_params(Kernel& kernel, std::int64_t count, DebugInfo location) {
+  const auto query = driver::api().FuncGetParamInfo;
+  if (query == nullptr) return;
+  std::size_t offset = 0;
+  std::size_t size = 0;
+  std::int32_t found = 0;
+  for (; found != count; ++found) {
+    const auto status = query(kernel.function, static_cast<std::size_t>(found), &offset, &size);
+    if (count < 0 && status == driver::kInvalidValue) break;
+    driver::check(status, location);
+    RuntimeCheck(location, found < static_cast<std::int32_t>(Kernel::kMaxParams), "more than 32 kernel parameters");
+    kernel.param_sizes[found] = static_cast<std::uint32_t>(size);
+  }
+  kernel.num_params = found;
+}
+
+SGL_INLINE details::LoadedKernel& Variant::on(std::int32_t device_id, DebugInfo location) const {
+  if (auto* kernel = m_table->find(*this, device_id)) [[likely]]
+    return *kernel;
+  return m_table->make(*this, device_id, location);
+}
+
+namespace details {
+
+/// The kernel's own parameters, asked of the driver, against what the host part passes: a size that differs would
+/// read beyond an argument, or leave part of it unread.
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_params(
+    const Variant& variant, const LoadedKernel& kernel, const std::uint32_t* sizes, std::int32_t num_sizes,
+    DebugInfo location) {
+  Message text;
+  text << "the parameters of " << variant << " do not fit the launch at " << location << ": the kernel takes ";
+  const auto list = [&text](const std::uint32_t* begin, std::int32_t count) {
+    text << count << (count == 1 ? " parameter of " : " parameters of ");
+    for (std::int32_t i = 0; i < count; ++i) text << (i > 0 ? ", " : "") << begin[i];
+    text << " bytes";
+  };
+  list(kernel.param_sizes, kernel.num_params);
+  text << ", the launch passes ";
+  list(sizes, num_sizes);
+  throw Error("TypeError", text.c_str());
+}
+
+SGL_INLINE void ContextGuard::m_push(std::int32_t device_id, DebugInfo location) {
+  driver::context_t context = nullptr;
+  driver::check(driver::api().DevicePrimaryCtxRetain(&context, device_id), location);
+  driver::check(driver::api().CtxPushCurrent(context), location);
+  m_pushed = true;
+}
+
+SGL_INLINE void ContextGuard::m_pop() noexcept {
+  driver::context_t context = nullptr;
+  driver::api().CtxPopCurrent(&context);
+}
 
 /// Raise the kernel's limit of dynamic shared memory, once for each higher value.
 [[gnu::cold, gnu::noinline]] inline void allow_dynamic_smem(
@@ -379,7 +449,7 @@ struct ContextGuard {
   driver::check(status, location);
 }
 
-[[gnu::noinline]] inline void launch(
+SGL_INLINE void launch(
     const LaunchConfig& config, DebugInfo location, const Variant& variant, const std::uint32_t* sizes,
     std::int32_t num_sizes, void** arguments) {
   if (config.grid.is_empty()) return;
@@ -419,23 +489,11 @@ struct ContextGuard {
 
 }  // namespace details
 
-/// What `LaunchKernel` does with a variant: every argument is passed as it is, with its own type.
-template <typename... Args>
-void launch_on(const LaunchConfig& config, DebugInfo location, const Variant& variant, const Args&... args) {
-  static_assert(
-      (std::is_trivially_copyable_v<Args> && ...), "LaunchKernel: a kernel's argument must be trivially copyable");
-  void* arguments[sizeof...(Args) + 1] = {const_cast<void*>(static_cast<const void*>(&args))..., nullptr};
-  static constexpr std::uint32_t kSizes[sizeof...(Args) + 1] = {sizeof(Args)..., 0};
-  details::launch(config, location, variant, kSizes, sizeof...(Args), arguments);
-}
-
 namespace runtime {
 
-/// \brief How many blocks of `variant` one multiprocessor of the device holds at a time; 0 if none fits. Makes the
-/// variant if it is not there yet.
-[[nodiscard]] inline auto get_blocks_per_sm(
+SGL_INLINE auto get_blocks_per_sm(
     const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
-    DebugInfo location = {}) -> std::uint32_t {
+    DebugInfo location) -> std::uint32_t {
   const host::details::ContextGuard guard(device_id, location);
   auto& kernel = variant.on(device_id, location);
   if (dynamic_smem > host::details::kSmemWithoutAsking)
@@ -447,10 +505,8 @@ namespace runtime {
   return static_cast<std::uint32_t>(blocks);
 }
 
-/// \brief The most dynamic shared memory with which `num_blocks` blocks of `variant` still fit on a multiprocessor.
-[[nodiscard]] inline auto get_available_dynamic_smem_per_block(
-    const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location = {})
-    -> std::size_t {
+SGL_INLINE auto get_available_dynamic_smem_per_block(
+    const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location) -> std::size_t {
   const host::details::ContextGuard guard(device_id, location);
   const auto& api = driver::api();
   auto& kernel = variant.on(device_id, location);
@@ -466,3 +522,5 @@ namespace runtime {
 }  // namespace runtime
 
 }  // namespace host
+
+#endif  // SGL_BODIES

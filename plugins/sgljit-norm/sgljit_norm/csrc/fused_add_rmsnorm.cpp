@@ -2,6 +2,7 @@
 /// \brief The host part of RMSNorm after a residual addition: what Python calls, and the choice of a kernel.
 
 #include <sgl_kernel/deferred.h>
+#include <sgl_kernel/export.h>
 
 #include "fused_add_args.h"
 #include "norm_launch.h"
@@ -54,3 +55,6 @@ void gemma_fused_add_rmsnorm(host::TensorView input, host::TensorView residual, 
 }
 
 }  // namespace
+
+SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm))
+SGL_EXPORT(gemma_fused_add_rmsnorm, (gemma_fused_add_rmsnorm))

@@ -2,6 +2,7 @@
 /// \brief The host part of layer normalisation: what Python calls, and the choice of a kernel.
 
 #include <sgl_kernel/deferred.h>
+#include <sgl_kernel/export.h>
 
 #include "norm.h"
 
@@ -34,3 +35,5 @@ void layernorm(
 }
 
 }  // namespace
+
+SGL_EXPORT(layernorm, (layernorm))

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 /// \file memory_rows.h
 /// \brief Which rows share memory: with what one row writes, another must not be read or written, or the result would
@@ -34,7 +33,10 @@ struct MemoryRows {
       begin += dimension->extent();
       dimension->stride = -dimension->stride;
     }
-    if (outer.stride < inner.stride) std::swap(outer, inner);
+    if (outer.stride >= inner.stride) return;
+    const auto shorter = outer;
+    outer = inner;
+    inner = shorter;
   }
 
   bool is_empty() const {

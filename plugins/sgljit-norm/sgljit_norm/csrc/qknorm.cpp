@@ -2,6 +2,7 @@
 /// \brief The host part of RMSNorm over q and k: what Python calls, and the choice of a kernel.
 
 #include <sgl_kernel/deferred.h>
+#include <sgl_kernel/export.h>
 
 #include "norm_launch.h"
 #include "qknorm_args.h"
@@ -110,3 +111,7 @@ void fused_inplace_qknorm_across_heads(
 }
 
 }  // namespace
+
+SGL_EXPORT(fused_inplace_qknorm, (fused_inplace_qknorm))
+SGL_EXPORT(gemma_fused_inplace_qknorm, (gemma_fused_inplace_qknorm))
+SGL_EXPORT(fused_inplace_qknorm_across_heads, (fused_inplace_qknorm_across_heads))

@@ -2,6 +2,7 @@
 /// \brief The host part of RMSNorm: what Python calls, and the choice of a kernel.
 
 #include <sgl_kernel/deferred.h>
+#include <sgl_kernel/export.h>
 
 #include "norm.h"
 
@@ -39,3 +40,6 @@ void gemma_rmsnorm(host::TensorView input, host::TensorView weight, host::Option
 }
 
 }  // namespace
+
+SGL_EXPORT(rmsnorm, (rmsnorm))
+SGL_EXPORT(gemma_rmsnorm, (gemma_rmsnorm))
