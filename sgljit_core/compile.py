@@ -144,8 +144,8 @@ def compile_library(
     """
     for name, text in generated.items():
         (directory / name).write_text(text)
-    own = () if spec.header_only else (*spec.cuda_files, *spec.cpp_files)
-    units = [*(spec.csrc / file for file in own), *(directory / name for name in generated)]
+    files = () if spec.header_only else (*spec.cuda_files, *spec.cpp_files)
+    units = [*(spec.csrc / file for file in files), *(directory / name for name in generated)]
     objects = [directory / f"{index}_{unit.name}.o" for index, unit in enumerate(units)]
     commands = [
         _compile_command(spec, toolchain, unit, output, roots, _is_cuda(unit))
