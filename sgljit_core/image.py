@@ -4,8 +4,10 @@ The bytes that were verified are the bytes that are loaded: they go into an anon
 and loaded through its descriptor. A library that is truncated, replaced or pruned on disk (or on another machine, on
 NFS) can then neither be executed unverified nor kill the process with SIGBUS later. It costs 1 ms for 1 MB.
 
-The loader of the C library takes two libraries of the same name for one, and descriptors' numbers are used again, so
-each load spells the path differently.
+The descriptor stays open, as the library's name is its path: whoever reads a library by its name, to print a C++
+backtrace or in a debugger, finds it. Behind a number that is used again it might be an empty file, which libbacktrace
+(tvm-ffi reports errors with it) maps and reads: a SIGBUS. The loader of the C library takes two libraries of the same
+name for one, and others may close descriptors that they do not know, so each load spells the path differently too.
 """
 
 from __future__ import annotations
@@ -41,13 +43,15 @@ def load_library(payload: bytes, name: str) -> Module:
         descriptor = _memory_file(payload, name)
     except OSError:
         return _load_from_disk(payload, name)
+    path = f"/proc/self/{_spelling(next(_loads))}fd/{descriptor}"
     try:
-        path = f"/proc/self/{_spelling(next(_loads))}fd/{descriptor}"
-        if not Path(path).exists():  # no /proc
-            return _load_from_disk(payload, name)
-        return _load(path, name)
-    finally:
+        if Path(path).exists():
+            return _load(path, name)
+    except BaseException:
         os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return _load_from_disk(payload, name)  # no /proc
 
 
 def _memory_file(payload: bytes, name: str) -> int:
