@@ -15,7 +15,9 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,7 @@ _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
 # The units of the core's own functions (sgl_kernel/impl/separate.h), and what tells the others that they are there.
 _CORE_UNITS = ("messages.cpp", "kernels.cpp")
 _SEPARATE = ("-DSGL_SEPARATE",)
+_SECONDS_TO_START = 0.1
 # What belongs to the compiler, the C library and the kernel's interface: the toolchain's version stands for it. A name
 # that is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
@@ -133,11 +136,13 @@ def compile_library(
     roots: Sequence[Root],
     keyed: Collection[str],
     directory: Path,
+    meanwhile: Callable[[], None],
 ) -> Compiled:
     """Compile and link in ``directory``.
 
     Args:
         keyed: paths of the files that the source key covers.
+        meanwhile: what to do in this thread while the compilers run.
 
     Raises:
         CompileError: a compiler failed; ``directory`` holds what it got and made.
@@ -155,7 +160,7 @@ def compile_library(
     link = _link_command(spec, toolchain, objects, library)
     run = _Runner(spec, toolchain, directory)
     with contextlib.closing(run.supervisor):
-        run.side_by_side(commands, [_is_cuda(unit) for unit in units])
+        run.side_by_side(commands, [_is_cuda(unit) for unit in units], meanwhile)
         trace = run(link, cuda=False)
     read = [path for output in objects for path in _dependencies(output.with_suffix(".d"))]
     own = (directory, tvm_ffi_include(), *([toolchain.cuda_home] if toolchain.nvcc else []))
@@ -203,14 +208,19 @@ class _Runner:
         self._spec = spec
         self._directory = directory
         self._environment = _environment(toolchain, directory)
+        self._started = threading.Semaphore(0)
 
-    def side_by_side(self, commands: Sequence[Sequence[str]], cuda: Sequence[bool]) -> None:
-        if len(commands) == 1:
-            self(commands[0], cuda=cuda[0])
-            return
+    def side_by_side(
+        self, commands: Sequence[Sequence[str]], cuda: Sequence[bool], meanwhile: Callable[[], None]
+    ) -> None:
         with ThreadPoolExecutor(len(commands)) as pool:
             futures = [pool.submit(self, command, cuda=c) for command, c in zip(commands, cuda, strict=True)]
             try:
+                # Python code would keep the compilers from being started. Some of them may wait for a core.
+                deadline = time.monotonic() + _SECONDS_TO_START
+                for _ in commands:
+                    self._started.acquire(timeout=max(0.0, deadline - time.monotonic()))
+                meanwhile()
                 for future in futures:
                     future.result()
             except BaseException:
@@ -219,7 +229,9 @@ class _Runner:
 
     def __call__(self, command: Sequence[str], *, cuda: bool) -> str:
         with limits.slot(cuda=cuda):
-            finished = self.supervisor.run(command, cwd=self._directory, env=self._environment)
+            finished = self.supervisor.run(
+                command, cwd=self._directory, env=self._environment, started=self._started.release
+            )
         if finished.status == 0:
             return finished.output
         log = finished.output.strip() or f"no output; exit status {finished.status}"

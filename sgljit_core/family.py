@@ -47,7 +47,6 @@ class KernelFamily(FamilySpec):
             args: the name of the module.
             options: the keywords of ``load_jit`` for C++.
         """
-        variants.serve(self.name, self.csrc)
         # Thin code gains nothing from -O3, and compiles half as long.
         # A matcher without its verify checks nothing: that is an error.
         flags = ["-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags]
@@ -55,9 +54,11 @@ class KernelFamily(FamilySpec):
         prepare = functools.partial(variants.prepare, self.name, self.csrc, target) if target else None
         token = meanwhile.set(prepare)
         try:
-            return self.load_jit(*args, extra_cflags=flags, host_part=True, **options)
+            module = self.load_jit(*args, extra_cflags=flags, host_part=True, **options)
         finally:
             meanwhile.reset(token)
+        variants.serve(self.name, self.csrc)  # not before: it imports tvm_ffi, for which a compile leaves time
+        return module
 
     def build_deferred(self, file: str, symbol: str) -> Module:
         """Compile a deferred C++ function (``sgl_kernel/deferred.h``) ahead of its first call.

@@ -134,7 +134,12 @@ def _recipe(spec: BuildSpec) -> Recipe[Module]:
     generated = generated_sources(spec)
     scan = includes.scan((*spec.cpp_files, *spec.cuda_files), roots, "".join(generated.values()))
     source = keys.source_ingredients(
-        spec, generated, scan, flags(spec, roots), tvm_ffi=image.tvm_ffi_version(), cpu=toolchain.processor()
+        spec,
+        generated,
+        scan,
+        flags(spec, roots),
+        tvm_ffi=image.tvm_ffi_version() if scan.uses_tvm_cpp else "",
+        cpu=toolchain.processor(),
     )
 
     def tools(needed_for: str) -> toolchain.Toolchain:
@@ -142,9 +147,13 @@ def _recipe(spec: BuildSpec) -> Recipe[Module]:
 
     def make(build: BuildSpec, directory: Path) -> Product:
         beside = meanwhile.get()
-        if beside is not None:
-            threading.Thread(target=beside, name="sgljit-meanwhile").start()
-        made = compile_library(build, tools(build.label), generated, roots, scan.stamps, directory)
+
+        def use_the_time() -> None:
+            if beside is not None:
+                threading.Thread(target=beside, name="sgljit-meanwhile").start()
+            image.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
+
+        made = compile_library(build, tools(build.label), generated, roots, scan.stamps, directory, use_the_time)
         return Product(made.library, made.command, made.observed)
 
     return Recipe(

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +47,10 @@ class Supervisor:
         self._closed = False
         _live.add(self)
 
-    def run(self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Finished:
-        """Run a command to its end."""
+    def run(
+        self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], started: Callable[[], object]
+    ) -> Finished:
+        """Run a command to its end. ``started`` is called once it runs."""
         # A forked child must not keep the writing end: then this process's death would go unnoticed.
         reading, writing = forks.open_private(lambda: os.pipe2(os.O_CLOEXEC))
         # The output goes to a file in memory: a daemon that the compiler leaves behind would keep a pipe open.
@@ -63,6 +65,7 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            started()
             status = self._wait(process)
             os.lseek(output, 0, os.SEEK_SET)
             with open(output, "rb", closefd=False) as file:

@@ -136,26 +136,38 @@ def _spec(family: str, csrc: Path, file: str, expression: str, target: Target) -
 
 
 def prepare(family: str, csrc: Path, target: Target) -> None:
-    """Have NVRTC ready for a family's first kernel: load it and precompile the headers of the device files.
+    """Have NVRTC ready for a family's first kernel: load it and precompile what all device files begin with.
 
     For the time in which a host part is compiled, since both take as long as a kernel. What goes wrong here is no
     error: it will be one, with all that there is to say, when a kernel is asked for.
     """
     with contextlib.suppress(SgljitError, nvrtc.RejectedSourceError, OSError):
         compiler = nvrtc.find_nvrtc(family)
-        for file in sorted(csrc.glob("*.cuh")):
-            if "__global__" in file.read_text(errors="replace"):
-                spec = _spec(family, csrc, file.name, file.stem, target)
-                roots, generated, scan = _sources_of(spec)
-                nvrtc.precompile_headers(compiler, generated, _options(spec, roots, compiler), keys.key(scan.files))
+        spec = _spec(family, csrc, _device_files(csrc)[0], family, target)
+        roots = include_roots(spec)
+        nvrtc.precompile_headers(compiler, _INCLUDE_DEVICE, _options(spec, roots, compiler), _headers(spec, roots))
+
+
+# The names of element types come first, as a dtype among the template arguments is one of them.
+_INCLUDE_DEVICE = "#include <sgl_kernel/device.cuh>\n"
 
 
 def _sources_of(spec: BuildSpec) -> tuple[list[includes.Root], str, includes.Scan]:
     """Where a device file's includes are searched, the text that is compiled, and what it reaches."""
     roots = include_roots(spec)
-    # The names of element types come first, as a dtype among the template arguments is one of them.
-    generated = f'#include <sgl_kernel/device.cuh>\n#include "{spec.cuda_files[0]}"\n'
+    generated = f'{_INCLUDE_DEVICE}#include "{spec.cuda_files[0]}"\n'
     return roots, generated, includes.scan(spec.cuda_files, roots, generated)
+
+
+def _headers(spec: BuildSpec, roots: Sequence[includes.Root]) -> str:
+    """What identifies the content of all that the family's device files include: they share precompiled headers."""
+    device_files = _device_files(spec.csrc)
+    text = "".join((_INCLUDE_DEVICE, *(f'#include "{name}"\n' for name in device_files)))
+    return keys.key(includes.scan(device_files, roots, text).files)
+
+
+def _device_files(csrc: Path) -> list[str]:
+    return sorted(str(path.relative_to(csrc)) for path in csrc.rglob("*.cuh"))
 
 
 def _options(spec: BuildSpec, roots: Sequence[includes.Root], compiler: nvrtc.Nvrtc) -> list[str]:
@@ -178,7 +190,7 @@ def _obtain_once(spec: BuildSpec) -> Cubin:
             payload=_PAYLOAD,
             named=lambda: with_plugin(spec),
             toolchain=_toolchain,
-            make=functools.partial(_make, generated=generated, roots=roots, headers=keys.key(scan.files)),
+            make=functools.partial(_make, generated=generated, roots=roots),
             is_current=scan.is_current,
             load=Cubin.unpacked,
             serves=_serves,
@@ -209,13 +221,13 @@ def _serves(toolchain: Mapping[str, str]) -> bool:
     return major is None or int(toolchain["nvrtc"].partition(".")[0]) <= major
 
 
-def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[includes.Root], headers: str) -> Product:
+def _make(spec: BuildSpec, directory: Path, *, generated: str, roots: Sequence[includes.Root]) -> Product:
     compiler = nvrtc.find_nvrtc(spec.label)
     options = _options(spec, roots, compiler)
     (directory / "variant.cu").write_text(generated)
     command = f"nvrtc {' '.join(options)} variant.cu  # {spec.kernel}"
     try:
-        image, symbol = nvrtc.compile_kernel(compiler, generated, spec.kernel, options, headers)
+        image, symbol = nvrtc.compile_kernel(compiler, generated, spec.kernel, options, _headers(spec, roots))
     except nvrtc.RejectedSourceError as error:
         if "invalid value for --gpu-architecture" in str(error):  # one text for all variants, to be told once
             raise nvrtc.unknown_target(compiler, spec.target.name, f"the kernels of {spec.family}") from error
