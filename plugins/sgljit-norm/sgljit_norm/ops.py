@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tvm_ffi import Module
 
 # Compiled side by side, so that the first call of one waits as long as for that one alone.
-_HOST_FILES = ["rmsnorm.cpp", "fused_add_rmsnorm.cpp", "qknorm.cpp", "layernorm.cpp"]
+_HOST_FILES = ["rmsnorm.cpp", "fused_add_rmsnorm.cpp", "qknorm.cpp", "qknorm_across_heads.cpp", "layernorm.cpp"]
 
 
 @cache_once
