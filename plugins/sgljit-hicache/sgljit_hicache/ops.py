@@ -179,7 +179,7 @@ def variants() -> Iterator[Callable[[], Any]]:
     yield functools.partial(FAMILY.build_deferred, "hicache_check.cpp", "check_on_cpu")
     yield functools.partial(FAMILY.build_deferred, "hicache_check_layers.cpp", "check_layers_on_cpu")
     pdl = is_arch_support_pdl()
-    bulk = (2, 4, 8192) if pdl else None  # as csrc/hicache_launch.h chooses: warps, stages, bytes of a stage
+    bulk = [(4, 4, 4096), (2, 4, 8192)] if pdl else []  # as csrc/hicache_launch.h chooses: warps, stages, bytes of one
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
     for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
         lanes = 8 if row_bytes <= 128 else 16 if row_bytes <= 256 else 32
@@ -187,7 +187,8 @@ def variants() -> Iterator[Callable[[], Any]]:
             yield functools.partial(
                 kernel, "hicache::copy_rows", row_bytes, caches, lanes, False, pdl, index, _ONE_LAYER
             )
-            if bulk and row_bytes >= 1024:
-                yield functools.partial(
-                    kernel, "hicache::copy_bulk", row_bytes, caches, *bulk, False, pdl, index, _ONE_LAYER
-                )
+            if row_bytes >= 1024:
+                for shape in bulk:
+                    yield functools.partial(
+                        kernel, "hicache::copy_bulk", row_bytes, caches, *shape, False, pdl, index, _ONE_LAYER
+                    )

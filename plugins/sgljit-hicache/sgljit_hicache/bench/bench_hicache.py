@@ -8,7 +8,8 @@ rows        one layer, K and V, rows of 2048 bytes: GB/s one way, and the launch
 pages       the same, with indices in pages of 16 and 64 rows
 sizes       32 MiB of each cache in rows of other sizes, 576 bytes (one cache) among them
 layers      32 layers in one launch, addresses on the CPU and on the device
-gemm        how much slower a bfloat16 matrix product runs beside a transfer, and the transfer beside it
+gemm        how much slower a bfloat16 matrix product runs beside a transfer, also than beside a peer's default,
+            with the interval of the median; and the transfer beside it
 
 Transfers are replayed from CUDA graphs; each call of a graph takes other rows, together more than the last cache.
 ``--output`` gets hicache.md, the numbers as hicache.json, and plots; ``--draw`` makes the plots from such a file.
@@ -21,6 +22,7 @@ import functools
 import importlib
 import json
 import math
+import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -204,7 +206,7 @@ class Products:
         self._out = torch.empty_like(self._factors[0])
         self._stream, self._beside = torch.cuda.Stream(), torch.cuda.Stream()
 
-    def run(self, transfers: torch.cuda.CUDAGraph | None, count: int = 24) -> tuple[float, float]:
+    def run(self, transfers: torch.cuda.CUDAGraph | None, count: int = 8) -> tuple[float, float]:
         """Milliseconds of a product, and the graph's replays in a millisecond while the products ran."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         marks: list[torch.cuda.Event] = []
@@ -236,31 +238,50 @@ def capture(run: Transfer, work: Workload) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def table_gemm(peers: Peers, rounds: int = 15) -> list[Row]:
-    """All take turns, so that a clock that changes changes for all. The medians of the rounds."""
-    products, rows = Products(), []
+def median_and_interval(samples: list[float]) -> tuple[float, str]:
+    """The median, and the order statistics between which the true one lies with 95 % confidence.
+
+    Their ranks are 1.96 standard deviations of a binomial distribution away from the middle.
+    """
+    ordered, count = sorted(samples), len(samples)
+    rank = max(0, math.floor(count / 2 - 1.96 * math.sqrt(count) / 2))
+    return statistics.median(ordered), f"{ordered[rank]:.1f} to {ordered[count - 1 - rank]:.1f}"
+
+
+def table_gemm(peers: Peers, rounds: int = 100) -> list[Row]:
+    """In a round all run twice, in an order by chance and then in its reverse.
+
+    A clock that drifts, and what ran before, so fall on all alike; two of them are compared in pairs, by the round.
+    """
+    products, rows, chance = Products(), [], random.Random(0)  # noqa: S311 - no secret
     for direction in ("h2d", "d2h"):
-        for count in (256, 16384):
-            work = make_workload(direction, count)
-            graphs, launches = {}, {}
+        pools = [make_pool(where) for where in DIRECTIONS[direction] for _ in "kv"]
+        for count in (256, 1024, 16384):
+            work = make_workload(direction, count, pools=pools)
+            work = Workload(work.calls[: max(1, 4096 // count)], work.bytes_of_a_call)  # several in a run
+            graphs: dict[str, torch.cuda.CUDAGraph | None] = {"alone": None}
+            launches: dict[str, str] = {}
             for name, run in [("ours", ours), *peers.one_layer()]:
                 graphs[name] = capture(run, work)
                 launches[name] = last_launch() if name == "ours" else ""
-            slower: dict[str, list[float]] = {name: [] for name in graphs}
+            times: dict[str, list[float]] = {name: [] for name in graphs}
             rates: dict[str, list[float]] = {name: [] for name in graphs}
             products.run(None)
             for _ in range(rounds):
-                for name, graph in graphs.items():
-                    alone = products.run(None)[0]
-                    beside, replays = products.run(graph)
-                    slower[name].append(100 * (beside / alone - 1))
-                    rates[name].append(replays * work.bytes_of_a_call * len(work.calls) / 1e6)
-            for name in graphs:
+                order = chance.sample(list(graphs), len(graphs))
+                found = [(name, *products.run(graphs[name])) for name in order + order[::-1]]
+                for name in graphs:
+                    times[name].append(sum(time for of, time, _ in found if of == name) / 2)
+                    rates[name] += [rate for of, _, rate in found if of == name]
+            for name in launches:
                 row: Row = {"direction": direction, "rows": str(count), "kernel": name, "launch": launches[name]}
-                row["product slower by, %"] = statistics.median(slower[name])
-                low, *_, high = statistics.quantiles(slower[name], n=4)
-                row["quartiles"] = f"{low:.1f} to {high:.1f}"
-                rows.append({**row, "transfer beside, GB/s": statistics.median(rates[name])})
+                for column, other in (("product slower by, %", "alone"), ("than beside q2, %", "q2")):
+                    if other in times:
+                        triples = zip(times[name], times[other], times["alone"], strict=True)
+                        slower = [100 * (time - of_other) / alone for time, of_other, alone in triples]
+                        row[column], row[f"{column}: 95 %"] = median_and_interval(slower)
+                rate = statistics.mean(rates[name]) * work.bytes_of_a_call * len(work.calls) / 1e6
+                rows.append({**row, "transfer beside, GB/s": rate})
     return rows
 
 

@@ -82,7 +82,8 @@ using Table = typename details::TableOf<kLayers>::type;
 /// \brief Rows through registers: `kLanes` threads, a power of two up to 32, move a row or a piece of one.
 ///
 /// Any grid of blocks that are a multiple of 32 threads, up to 1024. A pass issues all its loads, then fetches the next
-/// pass's indices while they are on their way, then stores.
+/// pass's indices while they are on their way, then stores. Behind another kernel the first `ahead` workers bring their
+/// rows into L2 before it has ended; not for rows in host memory, which L2 need not see change.
 template <int kRowBytes, int kCaches, int kLanes, bool kPaged, bool kUsePDL, typename Index, int kLayers>
 __global__ void __launch_bounds__(1024, 1)
     copy_rows(const __grid_constant__ Transfer transfer, const __grid_constant__ Table<kLayers> table) {
@@ -93,6 +94,7 @@ __global__ void __launch_bounds__(1024, 1)
   constexpr auto kLoads = static_cast<int>(kShape.loads);
   constexpr auto kPieceWords = static_cast<uint32_t>(kShape.piece_bytes / sizeof(uint4));
   constexpr auto kRowWords = static_cast<uint32_t>(kRowBytes / sizeof(uint4));
+  constexpr int64_t kLineBytes = 128;
 
   const auto dst_indices = static_cast<const Index*>(transfer.dst_indices);
   const auto src_indices = static_cast<const Index*>(transfer.src_indices);
@@ -116,9 +118,19 @@ __global__ void __launch_bounds__(1024, 1)
   };
 
   if (kUsePDL && worker < num_items) {  // while the kernel before this one, which may write them, still runs
-    const auto position = details::item_of<kPieces, kLayers>(worker, transfer, transfer.num_rows).position;
-    device::ptx::prefetch(&src_indices[position]);
-    device::ptx::prefetch(&dst_indices[position]);
+    const auto item = details::item_of<kPieces, kLayers>(worker, transfer, transfer.num_rows);
+    device::ptx::prefetch(&src_indices[item.position]);
+    device::ptx::prefetch(&dst_indices[item.position]);
+    if (worker < transfer.ahead) {
+      // Rows, too. An index that is not final names a wrong one: that costs a read. Volatile, to be read again below.
+      const Index index = *static_cast<const volatile Index*>(&src_indices[item.position]);
+      const auto begin = details::row_offset<kPaged>(transfer.src, index) + item.piece * kShape.piece_bytes;
+#pragma unroll
+      for (int c = 0; c < kCaches; ++c) {
+        for (int64_t at = lane * kLineBytes; at < kShape.piece_bytes; at += kLanes * kLineBytes)
+          device::ptx::prefetch(details::source(table, c, item.layer) + begin + at);
+      }
+    }
   }
   device::PDLWaitPrimary<kUsePDL>();
   fetch(worker);

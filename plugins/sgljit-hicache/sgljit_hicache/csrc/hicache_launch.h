@@ -25,6 +25,7 @@ struct Launch {
   std::int64_t threads;
   std::int64_t stages = 0;       // of copy_bulk
   std::int64_t stage_bytes = 0;  // of copy_bulk
+  std::int64_t ahead = 0;        // of copy_rows: see Transfer
 };
 
 /// \brief What a choice takes from the device: numbers, so that it can be made for a device that is not there.
@@ -40,21 +41,27 @@ struct Gpu {
   }
 };
 
-// Transfers that cross to the host. PCIe is full with some 150 KiB on their way, for which two multiprocessors suffice.
-// What is small is latency, and four are done with it sooner. To the host, stores from registers queue up in front of
-// PCIe and slow down whoever else uses memory; the bulk copies of a few warps do so half as much, but begin later, and
-// cost more for each short row. Alone, a bulk block reaches 23 to 34 GB/s, depending on where a process's memory lies:
-// two fill PCIe in some processes, four in all. Beside a matrix product they get about half of the time: a block leaves
-// room for the next transfer's, but not for what comes in between.
-inline constexpr std::int64_t kHostInFlight = 256 << 10;
+// Transfers that cross to the host. PCIe is full with some 130 KiB on their way: two blocks of 16 warps. What is small is
+// latency, and four blocks are done with it sooner. What others lose beside them is time on multiprocessors that a
+// transfer holds when a matrix product begins: two blocks of 16 warps, and those of the transfer behind them, fit on one
+// multiprocessor and get out of the way. But they lose it as quickly to the product's next part; a long transfer from
+// the host keeps going with three whole multiprocessors, and the product loses no more.
+// To the host, stores from registers queue up in front of PCIe and slow down whoever else uses memory; the bulk copies
+// of a few warps do so half as much, but begin later, and cost more for each short row. Alone, a bulk block reaches 23
+// to 34 GB/s, depending on where a process's memory lies: two fill PCIe in some processes, four in all.
+inline constexpr std::int64_t kMaxWarps = 32;  // of a block
+inline constexpr std::int64_t kHostInFlight = 128 << 10;
+inline constexpr std::int64_t kHostWarps = 16;
 inline constexpr std::int64_t kHostBlocks = 2;
 inline constexpr std::int64_t kHostFewBytes = 256 << 10;
 inline constexpr std::int64_t kHostFewBlocks = 4;
 inline constexpr std::int64_t kHostMaxBlocks = 16;
-inline constexpr std::int64_t kToHostBulkBytes = 2 << 20;
+inline constexpr std::int64_t kFromHostLongBytes = 16 << 20;
+inline constexpr std::int64_t kFromHostLongBlocks = 3;
+inline constexpr std::int64_t kToHostLongBytes = 2 << 20;
 inline constexpr std::int64_t kToHostBulkRowBytes = 1024;
-inline constexpr Launch kToHostBulk{kBulk, 4, 64, 4, 8192};
-inline constexpr std::int64_t kMaxWarps = 32;  // of a block
+inline constexpr Launch kToHostBulk{kBulk, 2, 128, 4, 4096};
+inline constexpr Launch kToHostLongBulk{kBulk, 4, 64, 4, 8192};
 
 inline Launch g_override{-1, 0, 0, 0, 0};  // of bench/, see override_launch; zero: as it would be
 inline thread_local Launch g_last{};
@@ -86,28 +93,41 @@ inline Pass pass_of(const Job& job, bool is_any) {
   return {host::div_ceil(items * shape.pieces, pieces), pieces * shape.piece_bytes * job.num_caches};
 }
 
+// A transfer on the device takes all of it, in blocks of the size that measured best. Rows that the first four warps of
+// each multiprocessor ask for early hide how long memory takes to answer; more of them push each other out of L2.
+inline constexpr std::int64_t kAheadWarps = 4;
+
+inline Launch launch_on_the_device(const Job& job, bool is_any, const Pass& pass, const Gpu& gpu) {
+  const auto per_sm = host::div_ceil(pass.num_warps, gpu.num_sms);
+  const bool is_half = per_sm > 8 && per_sm <= 16;  // of what is resident at a time
+  const auto most = is_any ? kMaxWarps / 2 : pass.bytes < 2048 ? 4 : 2;
+  const auto per_block = is_half ? kMaxWarps : smaller(per_sm, most);
+  Launch launch{is_any ? kAny : kRows, host::div_ceil(pass.num_warps, per_block), per_block * 32};
+  if (!is_any && !is_half) launch.ahead = kAheadWarps * gpu.num_sms * (32 / lanes_of(job));
+  return launch;
+}
+
 /// \param is_any the rows, or where they lie, are no multiples of 16 bytes.
 inline Launch launch_by_direction(const Job& job, bool is_any, const Gpu& gpu) {
   const auto& t = job.transfer;
   const auto method = is_any ? kAny : kRows;
   const auto pass = pass_of(job, is_any);
   const bool crosses_host = job.from_host || job.to_host;
-  if (!crosses_host && !job.block_quota.has_value()) {
-    const auto per_sm = host::div_ceil(pass.num_warps, gpu.num_sms);
-    const auto per_block = per_sm <= 8 ? per_sm : per_sm <= 16 ? kMaxWarps : kMaxWarps / 2;  // as measured
-    return {method, host::div_ceil(pass.num_warps, per_block), per_block * 32};
-  }
+  if (!crosses_host && !job.block_quota.has_value()) return launch_on_the_device(job, is_any, pass, gpu);
   const auto bytes = static_cast<std::int64_t>(t.num_rows) * t.num_layers * t.row_bytes * job.num_caches;
-  const bool is_bulk = bytes > kToHostBulkBytes && t.row_bytes >= kToHostBulkRowBytes;
+  const bool is_few = bytes <= kHostFewBytes;
+  const bool is_bulk = !is_few && t.row_bytes >= kToHostBulkRowBytes;
   if (job.to_host && !job.from_host && is_bulk && gpu.is_hopper && !is_any && !job.unroll.has_value()) {
-    auto launch = kToHostBulk;
+    auto launch = bytes > kToHostLongBytes ? kToHostLongBulk : kToHostBulk;
     launch.blocks = job.block_quota.value_or(launch.blocks);
     return launch;
   }
-  const auto least = bytes > kHostFewBytes ? kHostBlocks : kHostFewBlocks;
-  const auto needed = smaller(host::div_ceil(kHostInFlight, kMaxWarps * pass.bytes), kHostMaxBlocks);
+  const bool is_long = !job.to_host && bytes > kFromHostLongBytes;
+  const auto least = is_few ? kHostFewBlocks : is_long ? kFromHostLongBlocks : kHostBlocks;
+  const auto needed = smaller(host::div_ceil(kHostInFlight, kHostWarps * pass.bytes), kHostMaxBlocks);
   const auto quota = job.block_quota.value_or(least > needed ? least : needed);
-  const auto per_block = smaller(host::div_ceil(pass.num_warps, quota), kMaxWarps);
+  const bool is_whole = is_few || is_long || is_any || job.block_quota.has_value();
+  const auto per_block = smaller(host::div_ceil(pass.num_warps, quota), is_whole ? kMaxWarps : kHostWarps);
   return {method, smaller(host::div_ceil(pass.num_warps, per_block), quota), per_block * 32};
 }
 
@@ -118,9 +138,9 @@ inline void override_choice(Launch& launch) {
   launch.method = g_override.method;
   if (g_override.blocks > 0) launch.blocks = g_override.blocks;
   if (g_override.threads > 0) launch.threads = g_override.threads;
-  else if (launch.method == kBulk) launch.threads = kToHostBulk.threads;
-  launch.stages = g_override.stages > 0 ? g_override.stages : kToHostBulk.stages;
-  launch.stage_bytes = g_override.stage_bytes > 0 ? g_override.stage_bytes : kToHostBulk.stage_bytes;
+  else if (launch.method == kBulk) launch.threads = kToHostLongBulk.threads;
+  launch.stages = g_override.stages > 0 ? g_override.stages : kToHostLongBulk.stages;
+  launch.stage_bytes = g_override.stage_bytes > 0 ? g_override.stage_bytes : kToHostLongBulk.stage_bytes;
 }
 
 /// The largest word of up to 16 bytes that divides `alignment`, in which some address or stride has each of its bits.
@@ -192,8 +212,10 @@ inline void launch_on_device(const Job& job, int layers, const Table& table, std
   const auto gpu = Gpu::of(job.device.device_id);
   const auto choice = choose(job, layers, alignment, gpu);
   g_last = choice.launch;
+  auto transfer = job.transfer;
+  transfer.ahead = static_cast<std::uint32_t>(choice.launch.ahead);
   host::LaunchKernel(choice.launch.blocks, choice.launch.threads, job.device, choice.smem)
-      .enable_pdl(gpu.is_hopper)(choice.kernel, job.transfer, table);
+      .enable_pdl(gpu.is_hopper)(choice.kernel, transfer, table);
 }
 
 }  // namespace hicache

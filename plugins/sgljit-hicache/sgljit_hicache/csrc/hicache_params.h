@@ -33,6 +33,7 @@ struct Transfer {
   uint32_t num_layers;
   int64_t row_bytes;
   uint32_t by_layer;  ///< 1: a layer after the other; 0: all layers of a row, and then the next row
+  uint32_t ahead;     ///< of `copy_rows`: so many workers, the first, ask for rows before the kernel ahead has ended
 };
 
 // K and V, or in the first place the only cache.

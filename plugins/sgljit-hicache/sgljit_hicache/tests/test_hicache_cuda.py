@@ -274,8 +274,12 @@ def test_the_default_launch_goes_by_direction():
     pinned = torch.zeros(16384, 2048, dtype=torch.uint8, pin_memory=True)
     rows = torch.randperm(16384, device="cuda")
     for dst, src in ((on_device[0], pinned), (pinned, on_device[0])):
+        to_host = dst is pinned
         family.transfer_hicache_one_layer_mla(dst, rows, src, rows)
-        assert last_launch()[:2] == ((BULK, 4) if is_hopper() and dst is pinned else (ROWS, 2))
+        whole = (ROWS, 2, 512) if to_host else (ROWS, 3, 1024)
+        assert last_launch() == ((BULK, 4, 64) if is_hopper() and to_host else whole)
+        family.transfer_hicache_one_layer_mla(dst, rows[:512], src, rows[:512])
+        assert last_launch() == ((BULK, 2, 128) if is_hopper() and to_host else (ROWS, 2, 512))
         family.transfer_hicache_one_layer_mla(dst, rows, src, rows, block_quota=3)
         assert last_launch()[1] == 3
         family.transfer_hicache_one_layer_mla(dst, rows[:16], src, rows[:16])

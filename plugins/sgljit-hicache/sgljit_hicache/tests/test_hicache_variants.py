@@ -52,7 +52,7 @@ def asked_for(arch: tuple[int, int]) -> set[str]:
         chosen(*row, num_rows, *ways, bits, quota, num_sms, smem << 10, arch >= (9, 0))
         for row, num_rows, ways, bits, quota in itertools.product(
             ROWS,
-            (1, 16, 300, 2048, 16384, 200_000),
+            (1, 16, 100, 300, 2048, 16384, 200_000),
             itertools.product((False, True), repeat=2),
             (32, 64),
             (None, 1, 4, 1000),
