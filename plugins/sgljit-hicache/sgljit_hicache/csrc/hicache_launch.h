@@ -42,13 +42,13 @@ struct Gpu {
 };
 
 // Transfers that cross to the host. PCIe is full with some 130 KiB on their way: two blocks of 16 warps. What is small is
-// latency, and four blocks are done with it sooner. What others lose beside them is time on multiprocessors that a
-// transfer holds when a matrix product begins: two blocks of 16 warps, and those of the transfer behind them, fit on one
-// multiprocessor and get out of the way. But they lose it as quickly to the product's next part; a long transfer from
-// the host keeps going with three whole multiprocessors, and the product loses no more.
+// latency, and four blocks are done with it sooner. A block of 32 warps fills a multiprocessor, and the transfer behind
+// waits on others meanwhile; one of 16 leaves room for it, and a matrix product beside loses less. Among very long
+// transfers from the host, three whole multiprocessors cost the product least.
 // To the host, stores from registers queue up in front of PCIe and slow down whoever else uses memory; the bulk copies
-// of a few warps do so half as much, but begin later, and cost more for each short row. Alone, a bulk block reaches 23
-// to 34 GB/s, depending on where a process's memory lies: two fill PCIe in some processes, four in all.
+// of a few warps do so half as much, but begin later, and cost more for each short row. Alone, a bulk block with 64 KiB
+// on its way reaches 23 to 34 GB/s, depending on where a process's memory lies: two fill PCIe in some processes, four in
+// all. What is not long gets by with two, which cost a product beside it less.
 inline constexpr std::int64_t kMaxWarps = 32;  // of a block
 inline constexpr std::int64_t kHostInFlight = 128 << 10;
 inline constexpr std::int64_t kHostWarps = 16;
@@ -56,9 +56,9 @@ inline constexpr std::int64_t kHostBlocks = 2;
 inline constexpr std::int64_t kHostFewBytes = 256 << 10;
 inline constexpr std::int64_t kHostFewBlocks = 4;
 inline constexpr std::int64_t kHostMaxBlocks = 16;
-inline constexpr std::int64_t kFromHostLongBytes = 16 << 20;
+inline constexpr std::int64_t kFromHostLongBytes = 32 << 20;
 inline constexpr std::int64_t kFromHostLongBlocks = 3;
-inline constexpr std::int64_t kToHostLongBytes = 2 << 20;
+inline constexpr std::int64_t kToHostLongBytes = 4 << 20;
 inline constexpr std::int64_t kToHostBulkRowBytes = 1024;
 inline constexpr Launch kToHostBulk{kBulk, 2, 128, 4, 4096};
 inline constexpr Launch kToHostLongBulk{kBulk, 4, 64, 4, 8192};

@@ -276,8 +276,7 @@ def test_the_default_launch_goes_by_direction():
     for dst, src in ((on_device[0], pinned), (pinned, on_device[0])):
         to_host = dst is pinned
         family.transfer_hicache_one_layer_mla(dst, rows, src, rows)
-        whole = (ROWS, 2, 512) if to_host else (ROWS, 3, 1024)
-        assert last_launch() == ((BULK, 4, 64) if is_hopper() and to_host else whole)
+        assert last_launch() == ((BULK, 4, 64) if is_hopper() and to_host else (ROWS, 2, 512))
         family.transfer_hicache_one_layer_mla(dst, rows[:512], src, rows[:512])
         assert last_launch() == ((BULK, 2, 128) if is_hopper() and to_host else (ROWS, 2, 512))
         family.transfer_hicache_one_layer_mla(dst, rows, src, rows, block_quota=3)
@@ -285,6 +284,8 @@ def test_the_default_launch_goes_by_direction():
         family.transfer_hicache_one_layer_mla(dst, rows[:16], src, rows[:16])
         assert last_launch()[0] == ROWS
         assert last_launch()[1] <= 4
+    family.transfer_hicache_one_layer(*on_device, rows, pinned, pinned, rows)  # 64 MiB
+    assert last_launch() == (ROWS, 3, 1024)
     family.transfer_hicache_one_layer_mla(on_device[0], rows, on_device[1], rows)
     assert last_launch()[1] >= sms
     family.transfer_hicache_one_layer_mla(on_device[0], rows, on_device[1], rows, block_quota=5)
