@@ -41,14 +41,14 @@ struct Gpu {
   }
 };
 
-// Transfers that cross to the host. PCIe is full with some 130 KiB on their way: two blocks of 16 warps. What is small is
-// latency, and four blocks are done with it sooner. A block of 32 warps fills a multiprocessor, and the transfer behind
-// waits on others meanwhile; one of 16 leaves room for it, and a matrix product beside loses less. Among very long
-// transfers from the host, three whole multiprocessors cost the product least.
-// To the host, stores from registers queue up in front of PCIe and slow down whoever else uses memory; the bulk copies
-// of a few warps do so half as much, but begin later, and cost more for each short row. Alone, a bulk block with 64 KiB
-// on its way reaches 23 to 34 GB/s, depending on where a process's memory lies: two fill PCIe in some processes, four in
-// all. What is not long gets by with two, which cost a product beside it less.
+// Transfers that cross to the host. PCIe is full with some 130 KiB on their way: two blocks of 16 warps. What is small
+// is latency, and four blocks are done with it sooner. A block of 32 warps fills a multiprocessor, and the transfer
+// behind waits on others meanwhile; one of 16 leaves room for it, and a matrix product beside loses less. Among very
+// long transfers from the host, three whole multiprocessors cost the product least. To the host, stores from registers
+// queue up in front of PCIe and slow down whoever else uses memory; the bulk copies of a few warps do so half as much,
+// but begin later, and cost more for each short row. Alone, a bulk block with 64 KiB on its way reaches 23 to 34 GB/s,
+// depending on where a process's memory lies: two fill PCIe in some processes, four in all. What is not long gets by
+// with two, which cost a product beside it less.
 inline constexpr std::int64_t kMaxWarps = 32;  // of a block
 inline constexpr std::int64_t kHostInFlight = 128 << 10;
 inline constexpr std::int64_t kHostWarps = 16;
