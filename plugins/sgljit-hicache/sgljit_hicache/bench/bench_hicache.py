@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import itertools
 import json
 import math
 import random
@@ -38,6 +39,7 @@ from sgljit_hicache.ops import host_module
 
 from .workload import (
     DIRECTIONS,
+    POOL_ROWS,
     ROW_BYTES,
     Transfer,
     Workload,
@@ -48,6 +50,7 @@ from .workload import (
     memcpy_gigabytes_per_second,
 )
 
+LARGE_POOL_ROWS = 32 * POOL_ROWS
 ROWS = [16, 64, 256, 1024, 2048, 8192, 16384]
 METHODS = ["rows", "bulk", "any"]
 GEMM = 8192
@@ -117,6 +120,22 @@ def measure(work: Workload, peers: Peers) -> Row:
     if others:
         row["ours / best peer"] = row["ours"] / max(others.values())
     return row
+
+
+def table_large(peers: Peers) -> list[Row]:
+    """One layer of larger pools, by direction, pool and number of rows."""
+    rows = []
+    for direction in ("h2d", "d2h"):
+        for pool_rows in (4 * POOL_ROWS, LARGE_POOL_ROWS):
+            pools = [make_pool(where, pool_rows) for where in DIRECTIONS[direction] for _ in "kv"]
+            for count in (64, 256, 1024, 2048, 16384):
+                row = {"direction": direction, "pools of": _size_of(pools[0]), "rows": str(count)}
+                rows.append({**row, **measure(make_workload(direction, count, pools=pools), peers)})
+    return rows
+
+
+def _size_of(pool: torch.Tensor) -> str:
+    return f"{pool.nbytes >> 20} MiB"
 
 
 def table_rows(peers: Peers) -> list[Row]:
@@ -248,14 +267,14 @@ def median_and_interval(samples: list[float]) -> tuple[float, str]:
     return statistics.median(ordered), f"{ordered[rank]:.1f} to {ordered[count - 1 - rank]:.1f}"
 
 
-def table_gemm(peers: Peers, rounds: int = 100) -> list[Row]:
+def table_gemm(peers: Peers, rounds: int = 60) -> list[Row]:
     """In a round all run twice, in an order by chance and then in its reverse.
 
     A clock that drifts, and what ran before, so fall on all alike; two of them are compared in pairs, by the round.
     """
     products, rows, chance = Products(), [], random.Random(0)  # noqa: S311 - no secret
-    for direction in ("h2d", "d2h"):
-        pools = [make_pool(where) for where in DIRECTIONS[direction] for _ in "kv"]
+    for direction, pool_rows in itertools.product(("h2d", "d2h"), (POOL_ROWS, LARGE_POOL_ROWS)):
+        pools = [make_pool(where, pool_rows) for where in DIRECTIONS[direction] for _ in "kv"]
         for count in (256, 1024, 16384):
             work = make_workload(direction, count, pools=pools)
             work = Workload(work.calls[: max(1, 4096 // count)], work.bytes_of_a_call)  # several in a run
@@ -274,7 +293,8 @@ def table_gemm(peers: Peers, rounds: int = 100) -> list[Row]:
                     times[name].append(sum(time for of, time, _ in found if of == name) / 2)
                     rates[name] += [rate for of, _, rate in found if of == name]
             for name in launches:
-                row: Row = {"direction": direction, "rows": str(count), "kernel": name, "launch": launches[name]}
+                row: Row = {"direction": direction, "pools of": _size_of(pools[0]), "rows": str(count)}
+                row |= {"kernel": name, "launch": launches[name]}
                 for column, other in (("product slower by, %", "alone"), ("than beside q2, %", "q2")):
                     if other in times:
                         triples = zip(times[name], times[other], times["alone"], strict=True)
@@ -287,7 +307,8 @@ def table_gemm(peers: Peers, rounds: int = 100) -> list[Row]:
 
 TABLES = {
     "rows": (table_rows, "One layer, K and V, rows of 2048 bytes at random places"),
-    "pages": (table_pages, "The same in pages"),
+    "large": (table_large, "The same in larger pools, whose addresses miss the TLB"),
+    "pages": (table_pages, "One layer, in pages"),
     "sizes": (table_sizes, "Other row sizes, 32 MiB of each cache"),
     "layers": (table_layers, "32 layers of K and V in one launch"),
     "gemm": (table_gemm, f"A bfloat16 product of {GEMM}^3 beside transfers"),

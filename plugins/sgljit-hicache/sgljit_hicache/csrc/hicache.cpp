@@ -60,6 +60,7 @@ void run_on_device(Job& job, const Cache* dst, const Cache* src, bool checks) {
     table.dst[c] = resolve(dst[c], job.to_host);
     table.src[c] = resolve(src[c], job.from_host);
   }
+  job.host_pool = reachable.host_bytes();
   if (checks) check_on_device(job);
   launch_on_device(job, hicache::kOneLayer, table, alignment);
 }
@@ -114,6 +115,7 @@ SomeLayers resolve_layers(
     Job& job, const PointerTable* dst, const PointerTable* src, const LayerTables& all, std::uint32_t begin,
     std::uint32_t count, bool checks) {
   SomeLayers found;
+  job.host_pool = 0;
   const auto resolve = [&](const PointerTable& pointers, const std::uint64_t* from, std::uint64_t* to, bool& in_host) {
     hicache::Reachable reachable(job);
     for (std::uint32_t layer = 0; layer < count; ++layer) {
@@ -124,6 +126,7 @@ SomeLayers resolve_layers(
       found.alignment |= to[layer];
     }
     if (reachable.was_host()) in_host = true;
+    job.host_pool += reachable.host_bytes();
   };
   for (int c = 0; c < job.num_caches; ++c) {
     resolve(dst[c], all.dst[c], found.table.dst[c], job.to_host);
@@ -138,9 +141,12 @@ void run_on_device_by_value(
   const auto num_layers = job.transfer.num_layers;
   constexpr auto kMost = hicache::ManyLayers::kMaxLayers;
   const auto count_from = [&](std::uint32_t begin) { return num_layers - begin < kMost ? num_layers - begin : kMost; };
-  if (num_layers > kMost) {  // the first launch must not come before an error in the layers of the second
-    for (std::uint32_t begin = 0; begin < num_layers; begin += kMost)
-      static_cast<void>(resolve_layers(job, dst, src, all, begin, count_from(begin), checks));
+  if (num_layers > kMost) {  // the first launch must not come before an error in the layers or kernel of the second
+    for (std::uint32_t begin = 0; begin < num_layers; begin += kMost) {
+      job.transfer.num_layers = count_from(begin);
+      const auto layers = resolve_layers(job, dst, src, all, begin, job.transfer.num_layers, checks);
+      load(job, hicache::kManyLayers, layers.alignment);
+    }
   }
   for (std::uint32_t begin = 0; begin < num_layers; begin += kMost) {
     job.transfer.num_layers = count_from(begin);
@@ -184,6 +190,7 @@ void transfer_all_layers(
   if (is_by_value) return run_on_device_by_value(job, dst, src, table, checks);
   // Where the caches are is out of the host's sight: not to disturb others is the safe choice.
   job.from_host = job.to_host = true;
+  job.host_pool = hicache::kUnknownPool;
   launch_on_device(job, hicache::kLayerTables, table, 0);
 }
 
@@ -235,8 +242,8 @@ void override_launch(
 /// expression that names it.
 void chosen_kernel(
     TensorView text, std::int64_t row_bytes, int num_caches, std::uint32_t num_rows, bool to_host, bool from_host,
-    std::uint8_t index_bits, Optional<std::int64_t> block_quota, std::int64_t num_sms, std::int64_t max_smem,
-    bool is_hopper) {
+    std::uint8_t index_bits, Optional<std::int64_t> block_quota, std::uint64_t host_pool, std::int64_t num_sms,
+    std::int64_t max_smem, bool is_hopper) {
   Job job{"chosen_kernel", num_caches};
   const hicache::Rows dense{row_bytes, 0, hicache::kNoPages};
   job.transfer = {.dst = dense, .src = dense, .num_rows = num_rows, .num_layers = 1, .row_bytes = row_bytes};
@@ -244,6 +251,7 @@ void chosen_kernel(
   job.to_host = to_host;
   job.from_host = from_host;
   job.block_quota = block_quota;
+  job.host_pool = host_pool;
   host::Message expression;
   expression << hicache::choose(job, hicache::kOneLayer, 0, {num_sms, max_smem, is_hopper}).kernel;
   host::RuntimeCheck(static_cast<std::size_t>(text.numel()) > expression.size(), "the text does not fit");

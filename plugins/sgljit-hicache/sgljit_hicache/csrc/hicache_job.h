@@ -17,6 +17,8 @@ namespace hicache {
 /// The number of rows where the caller has not said.
 inline constexpr std::int64_t kUnknownRows = INT64_MAX;
 
+inline constexpr std::uint64_t kUnknownPool = UINT64_MAX;
+
 /// \brief What decides a transfer, but for the caches' addresses.
 struct Job {
   const char* op;  ///< for errors
@@ -26,9 +28,10 @@ struct Job {
   DLDevice device = {};  ///< of the indices; it does the work
   std::int64_t dst_rows = kUnknownRows;
   std::int64_t src_rows = kUnknownRows;
-  bool is_in_place = false;  ///< source and destination are one cache
-  bool from_host = false;    ///< the source is in host memory, or may be
-  bool to_host = false;      ///< the destination is, or may be
+  bool is_in_place = false;     ///< source and destination are one cache
+  bool from_host = false;       ///< the source is in host memory, or may be
+  bool to_host = false;         ///< the destination is, or may be
+  std::uint64_t host_pool = 0;  ///< bytes of the allocations of host memory that it touches, `kUnknownPool` if unknown
   host::Optional<std::int64_t> unroll = {};
   host::Optional<std::int64_t> block_quota = {};
 };

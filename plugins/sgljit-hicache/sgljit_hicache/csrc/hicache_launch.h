@@ -49,6 +49,10 @@ struct Gpu {
 // but begin later, and cost more for each short row. Alone, a bulk block with 64 KiB on its way reaches 23 to 34 GB/s,
 // depending on where a process's memory lies: two fill PCIe in some processes, four in all. What is not long gets by
 // with two, which cost a product beside it less.
+//
+// All this is so as long as a multiprocessor finds the addresses of host memory in its TLB. Rows at random places of
+// more than some 256 MiB miss it, the more often the larger the pool, and one multiprocessor has few misses on their
+// way: in pools of 4 GiB bulk copies by four blocks fall to 15 GB/s, and four blocks of 16 warps keep 48.
 inline constexpr std::int64_t kMaxWarps = 32;  // of a block
 inline constexpr std::int64_t kHostInFlight = 128 << 10;
 inline constexpr std::int64_t kHostWarps = 16;
@@ -56,6 +60,8 @@ inline constexpr std::int64_t kHostBlocks = 2;
 inline constexpr std::int64_t kHostFewBytes = 256 << 10;
 inline constexpr std::int64_t kHostFewBlocks = 4;
 inline constexpr std::int64_t kHostMaxBlocks = 16;
+inline constexpr std::uint64_t kHostSmallPool = 256 << 20;
+inline constexpr std::int64_t kHostLargePoolBlocks = 4;
 inline constexpr std::int64_t kFromHostLongBytes = 32 << 20;
 inline constexpr std::int64_t kFromHostLongBlocks = 3;
 inline constexpr std::int64_t kToHostLongBytes = 4 << 20;
@@ -116,14 +122,18 @@ inline Launch launch_by_direction(const Job& job, bool is_any, const Gpu& gpu) {
   if (!crosses_host && !job.block_quota.has_value()) return launch_on_the_device(job, is_any, pass, gpu);
   const auto bytes = static_cast<std::int64_t>(t.num_rows) * t.num_layers * t.row_bytes * job.num_caches;
   const bool is_few = bytes <= kHostFewBytes;
-  const bool is_bulk = !is_few && t.row_bytes >= kToHostBulkRowBytes;
+  const bool is_large = job.host_pool > kHostSmallPool;
+  const bool is_bulk = !is_few && !is_large && t.row_bytes >= kToHostBulkRowBytes;
   if (job.to_host && !job.from_host && is_bulk && gpu.is_hopper && !is_any && !job.unroll.has_value()) {
     auto launch = bytes > kToHostLongBytes ? kToHostLongBulk : kToHostBulk;
     launch.blocks = job.block_quota.value_or(launch.blocks);
     return launch;
   }
-  const bool is_long = !job.to_host && bytes > kFromHostLongBytes;
-  const auto least = is_few ? kHostFewBlocks : is_long ? kFromHostLongBlocks : kHostBlocks;
+  const bool is_long = !job.to_host && !is_large && bytes > kFromHostLongBytes;
+  const auto least = is_few     ? kHostFewBlocks
+                     : is_large ? kHostLargePoolBlocks
+                     : is_long  ? kFromHostLongBlocks
+                                : kHostBlocks;
   const auto needed = smaller(host::div_ceil(kHostInFlight, kHostWarps * pass.bytes), kHostMaxBlocks);
   const auto quota = job.block_quota.value_or(least > needed ? least : needed);
   const bool is_whole = is_few || is_long || is_any || job.block_quota.has_value();
@@ -205,6 +215,11 @@ inline Choice choose(const Job& job, int layers, std::uint64_t alignment, const 
   }
   refuse_large(1);
   return {launch, kernels.get("hicache::copy_any", word_bytes, caches, is_paged, pdl, job.index_dtype, layers)};
+}
+
+/// \brief Make the kernel of a later `launch_on_device`, if it is not there.
+inline void load(const Job& job, int layers, std::uint64_t alignment) {
+  static_cast<void>(choose(job, layers, alignment, Gpu::of(job.device.device_id)).kernel.on(job.device.device_id));
 }
 
 template <typename Table>

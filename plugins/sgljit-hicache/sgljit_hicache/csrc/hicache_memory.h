@@ -30,6 +30,7 @@ struct Reachable {
     if (begin < m_memory.begin || begin >= m_memory.begin + m_memory.size) {
       m_memory = m_find(begin, name, view);
       m_shift = reinterpret_cast<std::uintptr_t>(m_memory.device_address) - begin;
+      if (was_host()) m_host_bytes += m_memory.size;
     }
     // A buffer may be registered in part, or in parts: ask about its other end, too.
     if (end > m_memory.begin + m_memory.size) static_cast<void>(m_find(end - 1, name, view));
@@ -38,6 +39,10 @@ struct Reachable {
   /// Whether what was resolved last is in host memory.
   bool was_host() const {
     return m_memory.type == host::driver::kMemoryTypeHost;
+  }
+  /// The bytes of all allocations of host memory that were met; one that was met again after another counts again.
+  std::uint64_t host_bytes() const {
+    return m_host_bytes;
   }
 
  private:
@@ -66,6 +71,7 @@ struct Reachable {
   const Job& m_job;
   host::driver::Memory m_memory;
   std::uintptr_t m_shift = 0;
+  std::uint64_t m_host_bytes = 0;
 };
 
 /// \brief Throw if an address for the CPU is of device memory, which would end the process. A process that does not use

@@ -286,6 +286,11 @@ def test_the_default_launch_goes_by_direction():
         assert last_launch()[1] <= 4
     family.transfer_hicache_one_layer(*on_device, rows, pinned, pinned, rows)  # 64 MiB
     assert last_launch() == (ROWS, 3, 1024)
+    large = torch.empty(300 << 20, dtype=torch.uint8, pin_memory=True)[: 16384 * 2048].view(16384, 2048)
+    for dst, src in ((on_device[0], large), (large, on_device[0])):  # what counts is the whole allocation
+        for count in (16384, 512):
+            family.transfer_hicache_one_layer_mla(dst, rows[:count], src, rows[:count])
+            assert last_launch() == (ROWS, 4, 512)
     family.transfer_hicache_one_layer_mla(on_device[0], rows, on_device[1], rows)
     assert last_launch()[1] >= sms
     family.transfer_hicache_one_layer_mla(on_device[0], rows, on_device[1], rows, block_quota=5)

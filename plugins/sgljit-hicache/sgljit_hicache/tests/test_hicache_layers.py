@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from sgljit_core import ops
-from sgljit_core.errors import TensorMatchError
+from sgljit_core import freeze, ops
+from sgljit_core.errors import CompileForbiddenError, TensorMatchError
 
 from .configurations import noise
 
@@ -73,6 +73,36 @@ def test_addresses_on_the_device_that_cannot_be_used():
         far = torch.zeros_like(good)
         with pytest.raises(ValueError, match=re.escape(text)):
             transfer([good.data_ptr(), far.data_ptr()], [0], [other.data_ptr(), address], [0], "cuda", "cuda")
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_cannot_be_made_is_known_before_anything_moves():
+    """Of 98 layers two travel with a second launch: bytes so few that their kernel is another one."""
+    num_layers, row_bytes = 98, 3088  # a size that no other test makes kernels for
+    device = torch.ones(num_layers, 8, row_bytes, dtype=torch.uint8, device="cuda")
+    pinned = torch.zeros(num_layers, 8, row_bytes, dtype=torch.uint8, pin_memory=True)
+    tables = [table([layer.data_ptr() for layer in cache]) for cache in (pinned, device)]
+    rows = torch.arange(8, device="cuda")
+
+    def move(layers: int) -> None:
+        dst, src = (addresses[:layers] for addresses in tables)
+        family.transfer_hicache_all_layer_mla(
+            dst, rows, src, rows, cache_dst_stride_bytes=row_bytes, cache_src_stride_bytes=row_bytes
+        )
+        torch.cuda.synchronize()
+
+    move(96)
+    pinned.zero_()
+    if torch.cuda.get_device_capability() >= (9, 0):
+        freeze("error")
+        try:
+            with pytest.raises(CompileForbiddenError, match="copy_rows<3088"):
+                move(num_layers)
+        finally:
+            freeze("on")
+        assert not pinned.any()
+    move(num_layers)
+    assert pinned.all()
 
 
 @pytest.mark.gpu

@@ -49,13 +49,14 @@ def asked_for(arch: tuple[int, int]) -> set[str]:
     """The kernels that transfers of usual rows take there, few and many, in every direction, with and without quota."""
     num_sms, smem = GPUS[arch]
     return {
-        chosen(*row, num_rows, *ways, bits, quota, num_sms, smem << 10, arch >= (9, 0))
-        for row, num_rows, ways, bits, quota in itertools.product(
+        chosen(*row, num_rows, *ways, bits, quota, pool, num_sms, smem << 10, arch >= (9, 0))
+        for row, num_rows, ways, bits, quota, pool in itertools.product(
             ROWS,
             (1, 16, 100, 300, 2048, 16384, 200_000),
             itertools.product((False, True), repeat=2),
             (32, 64),
             (None, 1, 4, 1000),
+            (0, 1 << 40),
         )
     }
 
@@ -67,7 +68,7 @@ def test_every_declared_kernel_is_asked_for_and_no_other(arch: tuple[int, int]):
 
 def test_a_block_of_bulk_copies_has_the_stages_that_fit():
     def stages(smem: int) -> int:
-        text = chosen(2048, 2, 16384, True, False, 64, None, 132, smem, True)
+        text = chosen(2048, 2, 16384, True, False, 64, None, 0, 132, smem, True)
         assert text.startswith("hicache::copy_bulk<2048, 2, 2, ")
         return int(text.split(", ")[3])
 
