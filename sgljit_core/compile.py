@@ -13,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import queue
 import re
 import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,14 +52,14 @@ _PLATFORM = re.compile(
     r"termio|termios|tgmath|threads|time|uchar|ucontext|ulimit|unistd|utime|utmp|utmpx|values|wait|wchar|wctype|wordexp|"
     r"xlocale)\.h$)"
 )
-_ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol", re.IGNORECASE)
+_ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol|multiple definition", re.IGNORECASE)
 
 
 def generated_sources(spec: BuildSpec) -> dict[str, str]:
     """The generated sources by file name: they include the author's files and export the wrappers, and the core's."""
     sources = {}
     if spec.header_only:
-        sources["generated.cu"] = _generate(spec.cuda_files, spec.cuda_wrappers)
+        sources["generated.cu"] = _generate(spec.cuda_files, spec.cuda_wrappers)  # first, as it takes longest
         sources["generated.cpp"] = _generate(spec.cpp_files, spec.cpp_wrappers)
     if _is_separate(spec):
         sources |= {f"core_{unit}": f"#include <sgl_kernel/src/{unit}>\n" for unit in _CORE_UNITS}
@@ -102,7 +102,9 @@ def _labelled(flag: str, roots: Sequence[Root]) -> str:
 
 
 def _cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
-    return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *spec.cflags)
+    # Flags for C++ files are not for the core's alone: where there are no others, nobody has tried them.
+    own = spec.cflags if spec.cpp_files else ()
+    return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *own)
 
 
 def _nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
@@ -196,8 +198,9 @@ def _shown(root: Root) -> str:
 def _link_command(spec: BuildSpec, toolchain: Toolchain, objects: Sequence[Path], library: Path) -> list[str]:
     command = [str(toolchain.cxx.path), "-shared", "-o", str(library), *map(str, objects), str(tvm_ffi_library())]
     if spec.target.is_cuda:
-        command += [str(toolchain.cudart), "-ldl", "-lrt", "-lpthread"]
-    return [*command, *spec.ldflags, "-Wl,--trace"]  # the trace names the files that were linked in
+        command += [str(toolchain.cudart), "-lrt", "-lpthread"]
+    # What nobody defines would end the process when it is first called. The trace names the files that were linked in.
+    return [*command, "-ldl", "-Wl,-z,defs", *spec.ldflags, "-Wl,--trace"]
 
 
 class _Runner:
@@ -213,22 +216,39 @@ class _Runner:
     def side_by_side(
         self, commands: Sequence[Sequence[str]], cuda: Sequence[bool], meanwhile: Callable[[], None]
     ) -> None:
-        with ThreadPoolExecutor(len(commands)) as pool:
-            futures = [pool.submit(self, command, cuda=c) for command, c in zip(commands, cuda, strict=True)]
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def work(command: Sequence[str], of_cuda: bool) -> None:
             try:
-                # Python code would keep the compilers from being started. Some of them may wait for a core.
-                deadline = time.monotonic() + _SECONDS_TO_START
-                for _ in commands:
-                    self._started.acquire(timeout=max(0.0, deadline - time.monotonic()))
-                meanwhile()
-                for future in futures:
-                    future.result()
-            except BaseException:
-                self.supervisor.close()
-                raise
+                self(command, cuda=of_cuda)
+            except BaseException as error:  # noqa: BLE001 - handed on
+                ended.put(error)
+            else:
+                ended.put(None)
+
+        threads = [threading.Thread(target=work, args=of) for of in zip(commands, cuda, strict=True)]
+        try:
+            for thread in threads:
+                thread.start()
+            # Python code would keep the compilers from being started. Some of them may wait for a core.
+            deadline = time.monotonic() + _SECONDS_TO_START
+            for _ in commands:
+                self._started.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            meanwhile()
+            for _ in commands:
+                error = ended.get()
+                if error is not None:
+                    raise error
+        except BaseException:
+            self.supervisor.close()
+            raise
+        finally:
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
 
     def __call__(self, command: Sequence[str], *, cuda: bool) -> str:
-        with limits.slot(cuda=cuda):
+        with limits.slot(cuda=cuda, cancelled=self.supervisor.is_closed):
             finished = self.supervisor.run(
                 command, cwd=self._directory, env=self._environment, started=self._started.release
             )
@@ -263,6 +283,13 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
         hints.append("The C++ compiler takes no device header: a kernel has a .cuh of its own, which only NVRTC reads")
     if "'address_of' is not a member of 'host'" in first:
         hints.append("The file of a deferred function includes <sgl_kernel/deferred.h>")
+    exported_twice = re.search(r"multiple definition of `__tvm_ffi_(\w+)'", first)
+    if exported_twice is not None:
+        hints.append(f"Two files export {exported_twice[1]} with SGL_EXPORT")
+    elif "multiple definition of" in first:
+        hints.append("What a file has for itself alone goes into an anonymous namespace")
+    if "undefined reference" in first:
+        hints.append("Name the file that defines it in cpp_files, or its library in extra_ldflags")
     return "".join(f". {hint}" for hint in hints)
 
 

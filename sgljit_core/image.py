@@ -12,6 +12,7 @@ name for one, and others may close descriptors that they do not know, so each lo
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -41,7 +42,12 @@ def load_library(payload: bytes, name: str) -> Module:
     """
     try:
         descriptor = _memory_file(payload, name)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise ArtifactLoadError(
+                f"{name} cannot be loaded: {error.strerror}. Each loaded module keeps a file open: raise the limit "
+                f"(ulimit -n)"
+            ) from error
         return _load_from_disk(payload, name)
     path = f"/proc/self/{_spelling(next(_loads))}fd/{descriptor}"
     try:

@@ -15,7 +15,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,30 +36,32 @@ _PROC = Path("/proc")
 
 
 @contextmanager
-def slot(*, cuda: bool) -> Iterator[None]:
-    """Wait until another compiler may run, and count as one inside the block."""
+def slot(*, cuda: bool, cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Wait until another compiler may run, and count as one inside the block. Do not wait once it is cancelled."""
     memory = NVCC_MEMORY if cuda else CXX_MEMORY
     try:
         directory = private_directory(paths.runtime_directory())
-        lock = _wait(directory, memory)
+        lock = _wait(directory, memory, cancelled)
     except (OSError, UntrustedCacheError):
         # No place to meet the other processes: the threads of this one still share.
-        with _threads.running(memory):
+        with _threads.running(memory, cancelled):
             yield
         return
     try:
         yield
     finally:
-        lock.release(remove=False)
+        if lock is not None:
+            lock.release(remove=False)
 
 
-def _wait(directory: Path, memory: int) -> FileLock:
-    while True:
+def _wait(directory: Path, memory: int, cancelled: Callable[[], bool]) -> FileLock | None:
+    while not cancelled():
         for index in range(capacity(memory)):  # anew each time: running compilers take memory
             lock = FileLock(directory / f"job-{index}.lock", "a job slot")
             if lock.try_acquire():
                 return lock
         time.sleep(_POLL_SECONDS)
+    return None
 
 
 class _Threads:
@@ -70,9 +72,9 @@ class _Threads:
         self._count = 0
 
     @contextmanager
-    def running(self, memory: int) -> Iterator[None]:
+    def running(self, memory: int, cancelled: Callable[[], bool]) -> Iterator[None]:
         with self._free:
-            while self._count >= capacity(memory):
+            while self._count >= capacity(memory) and not cancelled():
                 self._free.wait(_POLL_SECONDS)
             self._count += 1
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -149,9 +150,16 @@ def _recipe(spec: BuildSpec) -> Recipe[Module]:
         beside = meanwhile.get()
 
         def use_the_time() -> None:
-            if beside is not None:
-                threading.Thread(target=beside, name="sgljit-meanwhile").start()
-            image.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
+            # Ctrl-C in the middle of an import would leave half a module; a thread does not get it.
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
+                threading.Thread(target=prepare, name="sgljit-meanwhile").start()
+
+        def prepare() -> None:
+            # What goes wrong here will be told when it is needed.
+            with contextlib.suppress(Exception):
+                image.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
+                if beside is not None:
+                    beside()
 
         made = compile_library(build, tools(build.label), generated, roots, scan.stamps, directory, use_the_time)
         return Product(made.library, made.command, made.observed)

@@ -75,6 +75,11 @@ class Supervisor:
             forks.close(writing)
             os.close(output)
 
+    def is_closed(self) -> bool:
+        """Whether commands are ended, and none is to be started."""
+        with self._lock:
+            return self._closed
+
     def close(self) -> None:
         """End every command that still runs."""
         with self._lock:

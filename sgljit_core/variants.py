@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -143,7 +144,10 @@ def prepare(family: str, csrc: Path, target: Target) -> None:
     """
     with contextlib.suppress(SgljitError, nvrtc.RejectedSourceError, OSError):
         compiler = nvrtc.find_nvrtc(family)
-        spec = _spec(family, csrc, _device_files(csrc)[0], family, target)
+        files = _device_files(csrc)
+        if not files:
+            return
+        spec = _spec(family, csrc, files[0], family, target)
         roots = include_roots(spec)
         nvrtc.precompile_headers(compiler, _INCLUDE_DEVICE, _options(spec, roots, compiler), _headers(spec, roots))
 
@@ -160,14 +164,18 @@ def _sources_of(spec: BuildSpec) -> tuple[list[includes.Root], str, includes.Sca
 
 
 def _headers(spec: BuildSpec, roots: Sequence[includes.Root]) -> str:
-    """What identifies the content of all that the family's device files include: they share precompiled headers."""
-    device_files = _device_files(spec.csrc)
+    """What identifies the content of all that a device file and its neighbours include: they share precompiled headers.
+
+    A file that lies elsewhere, below another directory of csrc, has its own.
+    """
+    device_files = sorted({*_device_files(spec.csrc), *spec.cuda_files})
     text = "".join((_INCLUDE_DEVICE, *(f'#include "{name}"\n' for name in device_files)))
     return keys.key(includes.scan(device_files, roots, text).files)
 
 
 def _device_files(csrc: Path) -> list[str]:
-    return sorted(str(path.relative_to(csrc)) for path in csrc.rglob("*.cuh"))
+    """Those that can be read; an editor's lock is a link to nowhere."""
+    return sorted(path.name for path in csrc.glob("*.cuh") if path.is_file() and os.access(path, os.R_OK))
 
 
 def _options(spec: BuildSpec, roots: Sequence[includes.Root], compiler: nvrtc.Nvrtc) -> list[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from sgljit_core import errors, load_jit, override_cuda_arch
+from sgljit_core.compile import flags
+from sgljit_core.spec import BuildSpec, Target
 
 SCALE = """
 #include <sgl_kernel/tensor.h>
@@ -102,6 +106,83 @@ def test_files_that_export_themselves_are_units_of_their_own(tmp_path):
     text += "SGL_EXPORT(answer, (answer))\n"
     csrc = write(tmp_path, a__cpp=text, b__cpp="int helper() { return 42; }\n")
     assert load_jit("units", cpp_files=["a.cpp", "b.cpp"], header_only=False, csrc=csrc).answer() == 42
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        ("int help(); int a() { return help(); }", "", r"undefined reference to `help\(\)'.* in cpp_files, or its"),
+        ("int help() { return 1; } int a() { return help(); }", "int help() { return 2; }", "an anonymous namespace"),
+        ("int a() { return 1; }", "namespace { int a() { return 2; } } SGL_EXPORT(a, (a))", "Two files export a with"),
+    ],
+    ids=["nobody defines it", "two define it", "two export it"],
+)
+def test_units_that_do_not_link_are_an_error_that_names_the_symbol(tmp_path, a, b, text):
+    """And not the end of the process at the first call."""
+    include = "#include <sgl_kernel/export.h>\n"
+    csrc = write(tmp_path, a__cpp=f"{include}{a}\nSGL_EXPORT(a, (a))\n", b__cpp=f"{include}{b}\n")
+    with pytest.raises(errors.CompileError, match=text):
+        load_jit("units", cpp_files=["a.cpp", "b.cpp"], header_only=False, csrc=csrc)
+
+
+def test_an_error_in_one_unit_ends_the_others(tmp_path, monkeypatch):
+    compiler = tmp_path / "slow-g++"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *slow.cpp*) sleep 60 ;; esac\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("SGLJIT_CXX", str(compiler))
+    monkeypatch.setenv("SGLJIT_JOBS", "2")
+    csrc = write(tmp_path, slow__cpp="int f() { return 1; }\n", bad__cpp="nonsense\n")
+    start = time.monotonic()
+    with pytest.raises(errors.CompileError, match="nonsense"):
+        load_jit("units", cpp_files=["slow.cpp", "bad.cpp"], header_only=False, csrc=csrc)
+    assert time.monotonic() - start < 30
+
+
+LATE = """
+import atexit, threading, time, torch
+from sgljit_core import load_jit
+def load(name):
+    print(load_jit(name, cpp_files=["n.cpp"], cpp_wrappers=[("n", "n")], csrc={csrc!r}).n(), flush=True)
+atexit.register(load, "at_the_end")
+def outlive():
+    threading.main_thread().join()
+    load("outliving")
+threading.Thread(target=outlive).start()
+"""
+
+
+def test_modules_are_compiled_while_the_interpreter_ends(tmp_path):
+    """In a thread that outlives the main thread, and by a function of atexit."""
+    write(tmp_path, n__cpp="int n() { return 7; }\n")
+    code = LATE.format(csrc=str(tmp_path))
+    child = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
+    assert child.stdout == "7\n7\n", child.stderr
+
+
+def test_flags_for_cpp_files_do_not_reach_the_core_where_there_are_none(tmp_path):
+    spec = BuildSpec(
+        ("m",), tmp_path, Target("sm_90a", (9, 0)), cuda_files=("m.cu",), cuda_wrappers=(("m", "m"),), cflags=("-Odd",)
+    )
+    assert "-Odd" not in flags(spec, [])["cxx"]
+    assert "-Odd" in flags(dataclasses.replace(spec, cpp_files=("m.cpp",)), [])["cxx"]
+
+
+NO_DESCRIPTOR = """
+import resource
+import tvm_ffi
+from sgljit_core import errors, image
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 4096))
+try:
+    image.load_library(b"", "one_more")
+except errors.ArtifactLoadError as error:
+    print(error)
+"""
+
+
+def test_without_a_free_descriptor_the_error_says_how_to_get_one():
+    child = subprocess.run([sys.executable, "-c", NO_DESCRIPTOR], capture_output=True, text=True, check=False)
+    text = "one_more cannot be loaded: Too many open files. Each loaded module keeps a file open: raise the limit"
+    assert child.stdout.startswith(text), child.stderr
 
 
 def test_a_kernel_with_tvm_ffis_own_types_runs_unchanged(tmp_path):

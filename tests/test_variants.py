@@ -455,6 +455,27 @@ def test_kernels_compile_without_room_for_precompiled_headers(family, monkeypatc
     build(family, "scaling::scale", 203, False, torch.float16)
 
 
+@pytest.mark.parametrize("file", ["number.cuh", "number.cu", "below/number.cuh"])
+def test_an_edited_header_is_seen_by_device_files_of_any_name(family, file):
+    """NVRTC itself does not look whether a header has changed since it was precompiled."""
+    source = family.csrc / file
+    source.parent.mkdir(exist_ok=True)
+    source.write_text('#include "value.h"\n__global__ void number(int* x) { *x = VALUE; }\n')
+    for value in (123456789, 987654321):
+        (source.parent / "value.h").write_text(f"#define VALUE {value}\n")
+        with override_cuda_arch(9, 0):
+            cubin = variants.build(family.name, family.csrc, file, "number")
+        assert value.to_bytes(4, "little") in cubin.image
+
+
+def test_files_that_are_no_device_files_are_in_nobodys_way(family, tmp_path, monkeypatch):
+    (family.csrc / ".#scaling.cuh").symlink_to("somebody@somewhere.1:2")  # an editor's lock
+    (family.csrc / "directory.cuh").mkdir()
+    build(family, "scaling::plain")
+    empty = KernelFamily("empty", "empty", (Op("f", "empty.ops:f"),))
+    variants.prepare(empty.name, tmp_path / "nowhere", Target("sm_90a", (9, 0)))  # no error, no kernel to prepare for
+
+
 def test_a_device_file_that_is_edited_while_it_compiles_is_compiled_again(family, monkeypatch):
     real = nvrtc.compile_kernel
     compiled: list[str] = []

@@ -154,7 +154,7 @@ namespace details {
 
 /// Whether an error can only come from a kernel that ran: it has ruined the context, and every later call returns it.
 /// The runtime's and the driver's numbers are the same here.
-SGL_INLINE bool is_left_by_a_kernel(int error) noexcept {
+inline bool is_left_by_a_kernel(int error) noexcept {
 #if defined(USE_ROCM)
   return error == 700 || error == 719 || error == 710;
 #else

@@ -130,7 +130,8 @@ struct Variant {
 struct Variants {
  public:
   /// \param file the device file, relative to the family's csrc; a literal.
-  explicit constexpr Variants(const char* file) noexcept : m_file(file) {}
+  explicit constexpr Variants(const char* file, const char* family = SGL_FAMILY) noexcept
+      : m_file(file), m_family(family) {}
   Variants(const Variants&) = delete;
   Variants& operator=(const Variants&) = delete;
 
@@ -175,6 +176,7 @@ struct Variants {
   [[gnu::cold]] SGL_INLINE static void s_query_params(Kernel& kernel, std::int64_t count, DebugInfo location);
 
   const char* m_file;
+  const char* m_family;
   Table* m_table = nullptr;
   ::pthread_mutex_t m_mutex = PTHREAD_MUTEX_INITIALIZER;
 };
@@ -331,7 +333,7 @@ SGL_INLINE Variants::Kernel& Variants::make(const Variant& variant, std::int32_t
   expression << variant;
   // Before anything is allocated: it may throw, each time anew.
   const auto ask = [&](const char* question) {
-    return details::ask_core(question, {SGL_FAMILY, m_file, expression.c_str()}, device_id);
+    return details::ask_core(question, {m_family, m_file, expression.c_str()}, device_id);
   };
   Kernel queried = {};
   queried.function = reinterpret_cast<driver::function_t>(ask("sgljit.variant"));

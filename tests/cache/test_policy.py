@@ -257,6 +257,25 @@ def test_a_free_slot_is_waited_for(cache, monkeypatch):
     assert entered.is_set()
 
 
+def test_who_is_cancelled_does_not_wait_for_a_slot(cache, monkeypatch):
+    """A build that Ctrl-C ends must not first wait until another process is done."""
+    monkeypatch.setenv("SGLJIT_JOBS", "1")
+    cancelled = threading.Event()
+    ended = threading.Event()
+
+    def second():
+        with limits.slot(cuda=False, cancelled=cancelled.is_set):
+            ended.set()
+
+    with limits.slot(cuda=False):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert not ended.wait(0.2)
+        cancelled.set()
+        assert ended.wait(5)
+        thread.join(5)
+
+
 def _machine(tmp_path, cgroup, **files):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(cgroup)

@@ -6,8 +6,8 @@
 ///
 /// A header declares such functions as `SGL_INLINE` and has their bodies at its end, where `SGL_BODIES` is 1. That is
 /// the case everywhere, unless `SGL_SEPARATE` is defined: the core does so when it compiles a host part
-/// (`KernelFamily.load_host`), and adds the units of `sgl_kernel/src`, each of which has the bodies of some headers.
-/// They take a compiler as long as a family's own code does, and are compiled side by side with it.
+/// (`KernelFamily.load_host`) or a module with CUDA files, and adds the units of `sgl_kernel/src`, each of which has
+/// the bodies of some headers. They take a compiler as long as a host part does, and are compiled side by side with it.
 
 #if !defined(SGL_SEPARATE)
 #define SGL_INLINE inline

@@ -17,7 +17,7 @@ from .plugin import FAMILY
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-# Compiled side by side, so that the first call of one waits as long as for that one alone.
+# Compiled side by side: where there are cores for it, the first call of any op waits for the slowest alone.
 _HOST_FILES = ["rmsnorm.cpp", "fused_add_rmsnorm.cpp", "qknorm.cpp", "qknorm_across_heads.cpp", "layernorm.cpp"]
 
 
