@@ -48,14 +48,15 @@ struct Reachable {
  private:
   host::driver::Memory m_find(std::uintptr_t address, const char* name, const host::TensorView* view) const {
     const auto memory = host::driver::memory_at(reinterpret_cast<const void*>(address));
-    if (memory.type == 0 || memory.device_address == nullptr) [[unlikely]]
-      m_refuse(name, view);
     const auto device_id = m_job.device.device_id;
     if (memory.type == host::driver::kMemoryTypeDevice && memory.device_id >= 0 && memory.device_id != device_id)
         [[unlikely]]
       throw host::Error(
           host::kTensorMatchError, m_job.op, ": two devices are mixed: the indices are on ", m_job.device, " and ",
           name, " is on ", DLDevice{kDLCUDA, memory.device_id});
+    // Of memory that kernels here cannot use there is no address, also where it is another device's.
+    if (memory.type == 0 || memory.device_address == nullptr) [[unlikely]]
+      m_refuse(name, view);
     return memory;
   }
   [[noreturn, gnu::cold, gnu::noinline]] void m_refuse(const char* name, const host::TensorView* view) const {
