@@ -62,7 +62,8 @@ def add_artifacts_to_wheel(
     platform: Annotated[str | None, typer.Option(help="The platform tag; by default this machine's.")] = None,
 ) -> None:
     """Write a wheel that carries what its families declare, so that its users need no compiler."""
-    typer.echo(f"wrote {wheels.add_artifacts(wheel, cuda_arch, into, platform)}")
+    made = wheels.add_artifacts(wheel, cuda_arch, into, platform)
+    typer.echo(f"wrote {made.path}, which carries {made.artifacts} artifacts for {' and '.join(made.targets)}")
 
 
 def _device_target() -> Target:

@@ -71,7 +71,7 @@ class Plugin:
     @property
     def location(self) -> Path:
         """The directory that the distribution is installed in."""
-        return Path(str(self._dist.locate_file("")))
+        return Path(str(self._dist.locate_file(""))).resolve()  # an entry of sys.path may be relative
 
     @property
     def _dist(self) -> Any:

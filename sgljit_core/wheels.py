@@ -16,19 +16,29 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from . import cache, plugins, registry
+from . import cache, plugins, registry, store
 from .arch import override_target
 from .config import inherited_environment
 from .errors import SgljitError, WheelError
 from .parallel import parallel_compile
 from .paths import CARRIED, package_directory
 
-__all__ = ["add_artifacts", "prebuild"]
+__all__ = ["PlatformWheel", "add_artifacts", "prebuild"]
 
 
-def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: str | None = None) -> Path:
+@dataclass(frozen=True)
+class PlatformWheel:
+    """A wheel that carries artifacts: how many, and the targets that they are for."""
+
+    path: Path
+    artifacts: int
+    targets: tuple[str, ...]
+
+
+def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: str | None = None) -> PlatformWheel:
     """Write the wheel that carries what ``wheel`` declares, built for some architectures and this machine's CPU.
 
     Args:
@@ -39,7 +49,7 @@ def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: 
             manylinux tag, build on the oldest system that the tag stands for and name it here.
 
     Raises:
-        WheelError: the file is no wheel of a plugin whose families declare variants.
+        WheelError: the file is no wheel of a plugin whose families declare variants, or nothing came into it.
         CompileError, ToolchainNotFoundError: something cannot be built.
     """
     if not wheel.name.endswith(".whl") or not wheel.is_file():
@@ -53,41 +63,59 @@ def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: 
         )
     with tempfile.TemporaryDirectory(prefix="sgljit-wheel-") as scratch:
         unpacked, packed = Path(scratch, "unpacked"), Path(scratch, "packed")
-        _wheel("unpack", str(wheel), "--dest", str(unpacked))
+        _wheel("unpack", str(wheel.absolute()), "--dest", str(unpacked), cwd=Path(scratch))
         (content,) = unpacked.iterdir()
         packed.mkdir()
-        # A process of its own, in which the wheel's content is what is installed, whatever else there may be.
+        # A process of its own, in which the wheel's content is what is installed, whatever else there may be. It runs
+        # there, since Python imports from the current directory first, and the caller's may hold the plugin's sources.
         code = f"import sys; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
         environment = inherited_environment(
-            PYTHONPATH=os.pathsep.join((str(content), *sys.path)),
+            PYTHONPATH=os.pathsep.join((str(content), *map(os.path.abspath, sys.path))),
             SGLJIT_CACHE_DIR=str(Path(scratch, "cache")),
             SGLJIT_PREBUILT_PATH="",  # what is found elsewhere would not be in the wheel
             SGLJIT_JIT="on",  # it is asked for, whatever the environment says of compiling on demand
         )
-        _run([sys.executable, "-c", code, wheel.name, str(content), *cuda_archs], environment)
+        _run([sys.executable, "-c", code, wheel.name, str(content), *cuda_archs], cwd=content, environment=environment)
+        artifacts = [
+            place.relative_to(carried)
+            for carried in content.rglob(CARRIED)
+            for place in store.artifact_directories(carried)
+        ]
+        if not artifacts:
+            raise WheelError(f"{wheel.name}: nothing was added to it")
         _check_c_library(content, platform)
-        _wheel("pack", str(content), "--dest-dir", str(packed))
+        _wheel("pack", str(content), "--dest-dir", str(packed), cwd=Path(scratch))
         (pure,) = packed.iterdir()
-        _wheel("tags", "--remove", "--platform-tag", platform, str(pure))
+        _wheel("tags", "--remove", "--platform-tag", platform, str(pure), cwd=Path(scratch))
         (tagged,) = packed.iterdir()
         into.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.copy(tagged, into))
+        targets = sorted({place.parts[0] for place in artifacts})
+        return PlatformWheel(Path(shutil.copy(tagged, into)), len(artifacts), tuple(targets))
 
 
 def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
     """Build what the families below ``content`` declare, and put it beside their sources.
 
     Raises:
-        WheelError: there is no such family, or one that declares no variants.
+        WheelError: there is no such family, its package was imported from elsewhere, or nothing was built.
+        InvalidFamilyError: it declares no variants.
     """
-    found = {name: claims for name, claims in plugins.installed().items() if claims[0].location.is_relative_to(content)}
+    inside = Path(content).resolve()
+    found = {name: claims for name, claims in plugins.installed().items() if claims[0].location.is_relative_to(inside)}
     if not found:
         raise WheelError(f"{wheel} registers no kernel family: it has no entry point in the group sgljit.kernels")
     for name, claims in found.items():
+        package = plugins.load(name, claims).package
+        directory = package_directory(package)
+        if not directory.is_relative_to(inside):
+            raise WheelError(
+                f"{wheel}: the package {package!r} of family {name!r} was imported from {directory}, not from the "
+                f"wheel; its name in KernelFamily(package=...) must be that of a package in the wheel"
+            )
         for cuda_arch in cuda_archs:
             with override_target(cuda_arch, "--cuda-arch"):
                 parallel_compile(registry.declared_variants(name))
-        carried = package_directory(plugins.load(name, claims).package) / CARRIED
+        carried = directory / CARRIED
         with tempfile.TemporaryDirectory() as scratch:
             archive = Path(scratch, "artifacts.tar")
             if cache.export_archive(archive, family=name) == 0:
@@ -121,16 +149,16 @@ def main(*arguments: str) -> str | None:
     return None
 
 
-def _wheel(*arguments: str) -> None:
+def _wheel(*arguments: str, cwd: Path) -> None:
     """Run the command line of the ``wheel`` package, which is all the interface that it has."""
     if importlib.util.find_spec("wheel") is None:
         raise WheelError('the "wheel" package is needed: pip install "sgljit-core[wheel]"')
-    _run([sys.executable, "-m", "wheel", *arguments])
+    _run([sys.executable, "-m", "wheel", *arguments], cwd=cwd)
 
 
-def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
+def _run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> None:
     done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode != 0:
         raise WheelError(done.stdout.strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 import subprocess
 import sys
 import zipfile
@@ -23,9 +24,43 @@ with override_cuda_arch(9, 0):
 """
 
 
-def add_artifacts(wheel: Path, into: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def add_artifacts(
+    wheel: Path, into: Path, *arguments: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sgljit_core", "wheel", str(wheel), "--into", str(into), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.fixture
+def example(tmp_path) -> isolated.Built:
+    """The example of the README, built from a copy of its sources."""
+    (tmp_path / "built").mkdir()
+    source = isolated.copy_sources(isolated.ROOT / "examples" / "sgljit-silu-and-mul", tmp_path)
+    return isolated.build(source, tmp_path / "built")
+
+
+def test_in_the_projects_own_directory_it_builds_what_is_in_the_wheel(example, tmp_path):
+    done = add_artifacts(example.wheel, Path("out"), "--cuda-arch", "9.0", cwd=example.project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (example.project / "out").iterdir()
+    names = zipfile.ZipFile(wheel).namelist()
+    carried = {name.rpartition("/")[0] for name in names if name.startswith("sgljit_silu_and_mul/prebuilt/")}
+    assert carried
+    machine = platform.machine()
+    assert f"wrote out/{wheel.name}, which carries {len(carried)} artifacts for cpu-{machine} and sm_90a" in done.stdout
+    assert not [name for name in names if "__pycache__" in name]
+    assert not (example.project / "sgljit_silu_and_mul" / "prebuilt").exists()
+
+
+def test_a_package_that_is_not_in_the_wheel_is_refused(example, tmp_path):
+    plugin = example.project / "sgljit_silu_and_mul" / "plugin.py"
+    plugin.write_text(plugin.read_text().replace('package="sgljit_silu_and_mul"', 'package="sgljit_norm"'))
+    (tmp_path / "again").mkdir()
+    wheel = isolated.build(example.project, tmp_path / "again").wheel
+    done = add_artifacts(wheel, tmp_path / "out", "--cuda-arch", "9.0")
+    assert done.returncode == 1
+    assert "the package 'sgljit_norm' of family 'silu_and_mul' was imported from " in done.stderr
+    assert "not from the wheel; its name in KernelFamily(package=...)" in done.stderr
 
 
 def test_it_serves_a_machine_without_compilers_from_an_empty_cache(distribution, tmp_path):
