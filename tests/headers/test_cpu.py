@@ -80,3 +80,33 @@ def test_omp_num_threads_is_a_limit(variable: str, most: int) -> None:
     everywhere, on_one = map(int, printed.stdout.split())
     assert everywhere <= most
     assert on_one == 1
+
+
+several_processors = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor, so one thread")
+
+
+@pytest.mark.parametrize("grain", [1, 1 << 40], ids=["threads", "caller"])
+@pytest.mark.parametrize("bad", [0, 500_000, (1 << 20) - 1])
+def test_an_exception_in_a_loop_is_that_of_the_caller(cpu, grain: int, bad: int) -> None:
+    visits = torch.zeros(1 << 20, dtype=torch.int32)
+    with pytest.raises(ValueError, match=rf"^item {bad} is bad"):
+        cpu.visit_but(visits, grain, bad)
+    assert visits.max() <= 1
+    assert visits[bad] == 0
+
+
+def test_of_many_exceptions_in_a_loop_one_arrives_and_the_next_loop_is_whole(cpu) -> None:
+    visits = torch.zeros(1 << 16, dtype=torch.int32)
+    for _ in range(200):
+        with pytest.raises(ValueError, match=r"^item \d+ is bad"):
+            cpu.visit_but(visits, 1, -1)
+    assert visits.count_nonzero() == 0
+    cpu.visit_but(visits, 1, 1 << 16)
+    assert (visits == 1).all()
+
+
+@several_processors
+def test_an_exception_of_a_thread_that_the_loop_started_arrives_in_the_caller(cpu) -> None:
+    for _ in range(50):
+        with pytest.raises(RuntimeError, match="bad_alloc"):
+            cpu.throw_elsewhere(1 << 10)

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 
 /// \file parallel.h
 /// \brief A parallel loop for inputs that are large enough to pay for starting threads.
@@ -53,8 +54,11 @@ inline std::int64_t requested_threads() {
 /// \param grain how many items, at least 1, are worth a thread: 50 to 100 us of work, as starting one takes about 20.
 /// Below two
 ///   grains the caller does all in one call, and that is the whole cost.
-/// \param body must not throw. Ranges are handed out as threads become free, so that a thread that the system puts
-///   aside does not hold up the rest.
+/// \param body may be called by several threads at once. Ranges are handed out as threads become free, so that a thread
+///   that the system puts aside does not hold up the rest.
+/// \throws whatever `body` throws, the first of it, in the calling thread: not before every thread has ended, so that
+///   none still uses what the caller owns. Calls that had begun elsewhere run to their end; ranges that nobody had begun
+///   are left out.
 template <typename Body>
 void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
   const auto smaller = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
@@ -68,21 +72,33 @@ void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
     const Body& body;
     std::int64_t total;
     std::int64_t piece;
-    std::int64_t next;
+    std::int64_t next = 0;
+    bool has_failed = false;
+    std::exception_ptr error = nullptr;  // written by the thread that sets has_failed, read when all have been joined
 
     static void* run(void* self) {
       auto& job = *static_cast<Job*>(self);
+      try {
+        job.work();
+      } catch (...) {  // beyond a thread's first function there is only std::terminate
+        if (!__atomic_exchange_n(&job.has_failed, true, __ATOMIC_RELAXED)) job.error = std::current_exception();
+        __atomic_store_n(&job.next, job.total, __ATOMIC_RELAXED);
+      }
+      return nullptr;
+    }
+
+    void work() {
       while (true) {
-        const auto begin = __atomic_fetch_add(&job.next, job.piece, __ATOMIC_RELAXED);
-        if (begin >= job.total) return nullptr;
-        const auto left = job.total - begin;
-        job.body(begin, begin + (left < job.piece ? left : job.piece));
+        const auto begin = __atomic_fetch_add(&next, piece, __ATOMIC_RELAXED);
+        if (begin >= total) return;
+        const auto left = total - begin;
+        body(begin, begin + (left < piece ? left : piece));
       }
     }
   };
   constexpr std::int64_t kPiecesPerThread = 4;
   const auto num_pieces = num_threads * kPiecesPerThread;
-  Job job{body, total, (total + num_pieces - 1) / num_pieces, 0};
+  Job job{body, total, (total + num_pieces - 1) / num_pieces};
 
   pthread_t workers[details::kMaxThreads];
   std::int64_t started = 0;
@@ -90,6 +106,7 @@ void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
   while (started < num_threads - 1 && pthread_create(&workers[started], nullptr, Job::run, &job) == 0) ++started;
   Job::run(&job);
   for (std::int64_t i = 0; i < started; ++i) pthread_join(workers[i], nullptr);
+  if (job.error != nullptr) std::rethrow_exception(job.error);
 }
 
 }  // namespace host::cpu

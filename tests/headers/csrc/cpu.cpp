@@ -36,6 +36,31 @@ void visit(host::TensorView visits, host::TensorView threads, std::int64_t grain
   });
 }
 
+/// Throws at the item `bad`, or at each where that is -1, and counts the others.
+void visit_but(host::TensorView visits, std::int64_t grain, std::int64_t bad) {
+  auto* count = static_cast<std::int32_t*>(visits.data_ptr());
+  parallel_for(visits.numel(), grain, [=](std::int64_t begin, std::int64_t end) {
+    for (auto i = begin; i < end; ++i) {
+      if (bad == -1 || bad == i) throw host::Error("ValueError", "item ", i, " is bad");
+      count[i] += 1;
+    }
+  });
+}
+
+/// Throws in a thread that the loop has started; the caller waits for it in the midst of its own range.
+void throw_elsewhere(std::int64_t total) {
+  const auto caller = pthread_self();
+  bool thrown = false;
+  parallel_for(total, 1, [&](std::int64_t, std::int64_t) {
+    if (pthread_equal(pthread_self(), caller)) {
+      while (!__atomic_load_n(&thrown, __ATOMIC_ACQUIRE)) sched_yield();
+      return;
+    }
+    __atomic_store_n(&thrown, true, __ATOMIC_RELEASE);
+    throw std::bad_alloc();
+  });
+}
+
 }  // namespace
 
 SGL_EXPORT(float_to_fp16, (convert<fp16_t, float>));
@@ -43,3 +68,5 @@ SGL_EXPORT(float_to_bf16, (convert<bf16_t, float>));
 SGL_EXPORT(fp16_to_float, (convert<float, fp16_t>));
 SGL_EXPORT(bf16_to_float, (convert<float, bf16_t>));
 SGL_EXPORT(visit, (visit));
+SGL_EXPORT(visit_but, (visit_but));
+SGL_EXPORT(throw_elsewhere, (throw_elsewhere));
