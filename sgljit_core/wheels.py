@@ -73,6 +73,7 @@ def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: 
             PYTHONPATH=os.pathsep.join((str(content), *map(os.path.abspath, sys.path))),
             SGLJIT_CACHE_DIR=str(Path(scratch, "cache")),
             SGLJIT_PREBUILT_PATH="",  # what is found elsewhere would not be in the wheel
+            PYTHONDONTWRITEBYTECODE="1",  # the wheel is packed from there
             SGLJIT_JIT="on",  # it is asked for, whatever the environment says of compiling on demand
         )
         _run([sys.executable, "-c", code, wheel.name, str(content), *cuda_archs], cwd=content, environment=environment)

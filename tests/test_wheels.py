@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def add_artifacts(
     wheel: Path, into: Path, *arguments: str, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sgljit_core", "wheel", str(wheel), "--into", str(into), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=variables)
 
 
 @pytest.fixture
