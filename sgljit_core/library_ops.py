@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .errors import InvalidFamilyError
+from .errors import InvalidFamilyError, TensorMatchError
 from .forwarding import forward, guarded
 
 __all__ = ["dispatching", "register"]
@@ -111,10 +111,31 @@ def dispatching(function: Callable[..., Any], library_op: Any) -> Callable[..., 
                     f"{function.__name__}(): {name} is a tensor of layout {tensor.layout}, and a kernel reads strided "
                     f"ones: pass {name}.to_dense()"
                 ) from None
-        return not all(map(_has_memory, tensors.values()))
+        if all(map(_has_memory, tensors.values())):
+            return False
+        _check_meta(function.__name__, tensors)
+        return True
 
     tells = {"sgljit_modes": _modes, "sgljit_traced": traced, "sgljit_stands_for_others": stands_for_others}
     return guarded(function, _GUARD, tells)
+
+
+def _check_meta(function: str, tensors: dict[str, torch.Tensor]) -> None:
+    """Where one tensor is on meta, none has a device: nothing would run, and what should be written would stay.
+
+    PyTorch's own ops have the same rule, and the same exception: a single number of the CPU goes with any device.
+    """
+    meta = next((name for name, tensor in tensors.items() if tensor.device.type == "meta"), None)
+    for name, tensor in tensors.items():
+        if (
+            meta is not None
+            and tensor.device.type != "meta"
+            and not (tensor.device.type == "cpu" and tensor.dim() == 0)
+        ):
+            raise TensorMatchError(
+                f"{function}(): {meta} is a meta tensor and {name} is on {tensor.device}, so nothing can be computed: "
+                f"put all tensors on one device, or all on meta"
+            ) from None
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -126,6 +126,28 @@ def test_on_meta_tensors_nothing_runs(in_cpp):
     assert in_cpp(torch.empty(1 << 40, device="meta")) is None
 
 
+@pytest.mark.parametrize("real", ["x", "out"])
+def test_a_meta_tensor_beside_a_real_one_is_refused_and_nothing_written(in_cpp, real):
+    tensors = {"x": torch.ones(3), "out": torch.full((3,), 7.0)}
+    meta = "out" if real == "x" else "x"
+    mixed = {**tensors, meta: tensors[meta].to("meta")}
+    text = rf"negate_\(\): {meta} is a meta tensor and {real} is on cpu, so nothing can be computed: put all tensors on"
+    with pytest.raises(errors.TensorMatchError, match=text):
+        in_cpp(**mixed)
+    assert tensors["out"].tolist() == [7, 7, 7]
+
+
+def test_a_number_of_the_cpu_goes_with_meta_tensors_as_in_torch(in_cpp):
+    assert in_cpp(torch.ones(3, device="meta"), torch.tensor(1.0)) is None
+    assert (torch.ones(3, device="meta") + torch.tensor(1.0)).is_meta
+
+
+def test_fake_tensors_of_meta_and_of_other_devices_are_those_of_their_mode(in_cpp):
+    with FakeTensorMode():
+        assert in_cpp(torch.empty(3), torch.empty(3)) is None
+        assert in_cpp(torch.empty(3, device="meta"), torch.empty(3, device="meta")) is None
+
+
 def test_a_dispatch_mode_sees_the_op_and_may_let_it_run(either):
     seen = []
 
