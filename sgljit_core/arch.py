@@ -12,13 +12,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from .config import settings
-from .errors import ConfigError
+from .errors import ConfigError, NoTargetError
 from .spec import Target
 
 __all__ = [
     "cpu_target",
+    "cuda_in_use",
     "cuda_target",
     "device_target",
     "exact",
@@ -43,7 +45,8 @@ def cuda_target() -> Target:
     """The target of a module with CUDA code.
 
     Raises:
-        ConfigError: there is no override, no variable and no device, or the variable cannot be read.
+        NoTargetError: there is no override, no variable and no device.
+        ConfigError: the variable cannot be read.
     """
     override = _override.get()
     if override is not None:
@@ -53,7 +56,7 @@ def cuda_target() -> Target:
         return parse_cuda_target(config.cuda_arch, config.cuda_arch_source)
     capability = _device_capability()
     if capability is None:
-        raise ConfigError(
+        raise NoTargetError(
             "no CUDA device to compile for; where there is none, name the target: --cuda-arch 9.0 on the command line, "
             "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0) in Python"
         )
@@ -75,10 +78,14 @@ def exact(target: Target) -> Target:
 
 def target_in_use() -> Target | None:
     """The target of the current device, if this process uses CUDA already; never the first to touch a GPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    return _target(*torch.cuda.get_device_capability())
+    cuda = cuda_in_use()
+    return None if cuda is None else _target(*cuda.get_device_capability())
+
+
+def cuda_in_use() -> Any | None:
+    """``torch.cuda``, if this process uses it already; never the first to import torch or to touch a GPU."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # not there while another thread imports torch
+    return cuda if cuda is not None and cuda.is_initialized() else None
 
 
 @contextmanager
@@ -121,10 +128,10 @@ def scope() -> Target | None:
     override = _override.get()
     if override is not None:
         return override
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or torch.cuda.device_count() < 2:
+    cuda = cuda_in_use()
+    if cuda is None or cuda.device_count() < 2:
         return None
-    capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    capabilities = {cuda.get_device_capability(i) for i in range(cuda.device_count())}
     return None if len(capabilities) == 1 else cuda_target()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import arch, cache, plugins, policy, progress, registry
+from .errors import NoTargetError, ParallelCompileError
 from .parallel import parallel_compile
 
 __all__ = ["app"]
@@ -52,16 +54,19 @@ def verify(directory: Directory = None) -> None:
 def why(family: Family, cuda_arch: Arch = None) -> None:
     """Say for every declared variant of a family whether it is in the cache, and if not, why.
 
-    Exit status 1 if one is not.
+    Exit status 1 if one is not. Without a device and without --cuda-arch it is about what is for the CPU.
     """
     hits = []
     with _target(cuda_arch):
-        for builder in registry.declared_variants(family):
-            answer = cache.why(builder)
-            hits.append(answer.artifact is not None)
-            typer.echo(str(answer))
+        builders = registry.declared_variants(family)
+        for builder in builders:
+            answer = _why(builder)
+            if answer is not None:
+                hits.append(answer.artifact is not None)
+                typer.echo(str(answer))
     typer.echo(f"{sum(hits)} of {len(hits)} are in the cache")
-    if not all(hits):
+    _tell_left_out(len(builders) - len(hits))
+    if not all(hits) or (builders and not hits):
         raise typer.Exit(1)
 
 
@@ -72,15 +77,17 @@ def build(
 ) -> None:
     """Build every declared variant ahead, for this machine's device or, with --cuda-arch, for another.
 
-    It compiles whatever SGLJIT_JIT says: that is about compiling on demand.
+    Without a device and without --cuda-arch it builds what is for the CPU, and tells what it left out. It compiles
+    whatever SGLJIT_JIT says: that is about compiling on demand.
     """
     policy.freeze("on")
     with _target(cuda_arch):
         chosen = families or _families_with_variants()
         builders = [builder for family in chosen for builder in registry.declared_variants(family)]
-        parallel_compile(builders)
+        left_out = _build(builders)
     held = len(cache.entries())
-    typer.echo(f"{len(builders)} modules are built or were there; {cache.root()} holds {held} artifacts")
+    typer.echo(f"{len(builders) - left_out} modules are built or were there; {cache.root()} holds {held} artifacts")
+    _tell_left_out(left_out)
     if progress.was_said("cache_unwritable"):
         typer.echo("error: not all that was built could be kept; see the warnings", err=True)
         raise typer.Exit(1)
@@ -102,9 +109,8 @@ def prune(
     keep = None
     if stale:
         with _target(cuda_arch):
-            keep = [
-                cache.why(builder) for name in _families_with_variants() for builder in registry.declared_variants(name)
-            ]
+            declared = [builder for name in _families_with_variants() for builder in registry.declared_variants(name)]
+            keep = [answer for builder in declared if (answer := _why(builder)) is not None]
     gone = cache.prune(
         directory,
         older_than=None if days is None else days * 86400,
@@ -148,6 +154,37 @@ def import_archive(
 def _families_with_variants() -> list[str]:
     """The families that declare variants; one that declares none has nothing to build ahead."""
     return [name for name, claims in plugins.installed().items() if plugins.load(name, claims).variants is not None]
+
+
+def _build(builders: Sequence[Callable[[], Any]]) -> int:
+    """Build all that there is a target for, and tell how many are left out for want of one."""
+    try:
+        parallel_compile(builders)
+    except ParallelCompileError as error:
+        others = [failure for failure in error.failures if not isinstance(failure, NoTargetError)]
+        if others:
+            raise ParallelCompileError(others, len(builders)) from others[0]
+        if len(error.failures) == len(builders):
+            raise error.failures[0] from None
+        return len(error.failures)
+    return 0
+
+
+def _why(builder: Callable[[], Any]) -> cache.Explanation | None:
+    """``cache.why``, or None of what there is no target for."""
+    try:
+        return cache.why(builder)
+    except NoTargetError:
+        return None
+
+
+def _tell_left_out(number: int) -> None:
+    if number:
+        typer.echo(
+            f"left out: {number} kernels for CUDA, as there is no device here; --cuda-arch 9.0 names the architecture "
+            f"that they are to be for",
+            err=True,
+        )
 
 
 def _target(cuda_arch: str | None) -> contextlib.AbstractContextManager[object]:

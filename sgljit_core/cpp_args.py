@@ -108,5 +108,5 @@ def _convert_float(value: float) -> str:
 
 
 def _is_dtype(arg: Any) -> bool:
-    torch = sys.modules.get("torch")  # a dtype exists only where torch was imported
-    return torch is not None and isinstance(arg, torch.dtype)
+    # A dtype exists only where torch was imported; another thread may be at it.
+    return isinstance(arg, getattr(sys.modules.get("torch"), "dtype", ()))

@@ -6,7 +6,6 @@ An error carries its data as attributes and says in its text: what failed, expec
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ __all__ = [
     "IncompatiblePluginError",
     "InvalidBuildError",
     "InvalidFamilyError",
+    "NoTargetError",
     "ParallelCompileError",
     "PluginConflictError",
     "PluginLoadError",
@@ -36,16 +36,29 @@ __all__ = [
 ]
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
 class SgljitError(Exception):
     """The base of every error that sgljit raises on purpose."""
 
+    @property
+    def cause(self) -> str:
+        """What it has in common with errors of other builds that the same remedy mends."""
+        return _first_line(self)
+
 
 class TensorMatchError(SgljitError, ValueError, RuntimeError):
-    """A tensor does not have the shape, strides, dtype or device that a kernel demands. Raised from C++."""
+    """A tensor does not have the shape, strides, dtype or device that a kernel demands."""
 
 
 class ConfigError(SgljitError, ValueError):
     """An environment variable holds something that sgljit cannot read."""
+
+
+class NoTargetError(ConfigError):
+    """Something must be compiled for CUDA, there is no device, and no architecture was named."""
 
 
 class InvalidBuildError(SgljitError, ValueError):
@@ -71,6 +84,10 @@ class ToolchainNotFoundError(SgljitError, RuntimeError):
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.cache}" if self.cache else super().__str__()
 
+    @property
+    def cause(self) -> str:
+        return f"{self.tool}: {self.remedy}"
+
     def with_cache(self, cache: str) -> ToolchainNotFoundError:
         """Add what the cache had to say: why a compiler is needed at all."""
         self.cache = cache
@@ -93,19 +110,33 @@ class CompileError(SgljitError, RuntimeError):
             f"Whole log:\n{log}"
         )
 
+    @property
+    def cause(self) -> str:
+        return self.first_error
+
 
 class SourceChangedError(SgljitError, RuntimeError):
     """Files of a build were edited each time that it was compiled, so that no result belongs to what is on disk."""
 
 
 class ParallelCompileError(SgljitError, RuntimeError):
-    """Some builds of ``parallel_compile`` failed; ``failures`` holds their exceptions in order."""
+    """Some builds of ``parallel_compile`` failed; ``failures`` holds their exceptions in order.
+
+    The text has a line for each cause, and the whole of the first error.
+    """
 
     def __init__(self, failures: Sequence[Exception], total: int) -> None:
         self.failures = tuple(failures)
-        texts = Counter(f"{type(f).__name__}: {str(f).partition(chr(10))[0]}" for f in failures)
-        listed = "\n".join(f"  - {text}{f' ({count} times)' if count > 1 else ''}" for text, count in texts.items())
-        super().__init__(f"{len(self.failures)} of {total} builds failed:\n{listed}")
+        causes: dict[tuple[str, str], list[Exception]] = {}
+        for failure in failures:
+            cause = failure.cause if isinstance(failure, SgljitError) else _first_line(failure)
+            causes.setdefault((type(failure).__name__, cause), []).append(failure)
+        listed = "\n".join(
+            f"  - {kind}: {_first_line(same[0])}{f' ({len(same)} times)' if len(same) > 1 else ''}"
+            for (kind, _), same in causes.items()
+        )
+        whole = f"\nThe first in whole:\n{failures[0]}" if str(failures[0]) != _first_line(failures[0]) else ""
+        super().__init__(f"{len(self.failures)} of {total} builds failed:\n{listed}{whole}")
 
 
 class CompileForbiddenError(SgljitError, RuntimeError):

@@ -6,7 +6,6 @@ it is never allowed. A question (``explaining``) is answered without compiling o
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from . import arch
 from .config import settings
 from .errors import SgljitError
 from .store import Slot
@@ -51,8 +51,8 @@ def forbidden_by() -> tuple[Mode, str]:
 
 def is_capturing() -> bool:
     """Whether the current CUDA stream is capturing a graph. Initialises nothing."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+    cuda = arch.cuda_in_use()
+    return cuda is not None and bool(cuda.is_current_stream_capturing())
 
 
 @dataclass(frozen=True)

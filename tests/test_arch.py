@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 
 import pytest
 import torch
 
-from sgljit_core import errors, is_arch_support_pdl, override_cuda_arch
+from sgljit_core import arch, errors, is_arch_support_pdl, make_cpp_args, override_cuda_arch, policy
 from sgljit_core.arch import cpu_target, cuda_target
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device answers first")
@@ -80,3 +82,11 @@ def test_dependent_launch_begins_with_hopper():
 def test_the_cpu_target_names_the_machine():
     assert cpu_target().name.startswith("cpu-")
     assert not cpu_target().is_cuda
+
+
+def test_while_another_thread_imports_torch_nothing_uses_cuda_yet(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert arch.target_in_use() is None
+    assert arch.scope() is None
+    assert not policy.is_capturing()
+    assert list(make_cpp_args(3)) == ["3"]

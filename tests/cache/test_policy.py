@@ -353,7 +353,27 @@ def test_a_real_limit_of_memory(children, tmp_path):
 
 
 def test_failures_of_one_text_are_told_once_with_their_number():
-    failures = [errors.ConfigError("no device\nmore"), errors.ConfigError("no device"), ValueError("else")]
+    failures = [errors.ConfigError("no device"), errors.ConfigError("no device\nmore"), ValueError("else")]
     error = errors.ParallelCompileError(failures, 5)
     assert str(error) == "3 of 5 builds failed:\n  - ConfigError: no device (2 times)\n  - ValueError: else"
     assert error.failures == tuple(failures)
+
+
+def test_failures_of_one_cause_are_told_once_and_the_first_in_whole(tmp_path):
+    def no_compiler(build):
+        return errors.ToolchainNotFoundError("g++", needed_for=build, searched=["PATH"], remedy="apt install g++")
+
+    def wrong(build, first_error):
+        return errors.CompileError(
+            build=build, first_error=first_error, command="nvrtc", log="log", build_directory=tmp_path
+        )
+
+    failures = [no_compiler("one"), no_compiler("two"), wrong("three", "x"), wrong("four", "x"), wrong("five", "y")]
+    assert str(errors.ParallelCompileError(failures, 9)) == (
+        "5 of 9 builds failed:\n"
+        "  - ToolchainNotFoundError: g++ not found; it is needed to compile one. (2 times)\n"
+        "  - CompileError: three does not compile: x (2 times)\n"
+        "  - CompileError: five does not compile: y\n"
+        f"The first in whole:\n{failures[0]}"
+    )
+    assert str(failures[0]).endswith("Looked in:\n  - PATH\napt install g++")

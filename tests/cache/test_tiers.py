@@ -413,3 +413,56 @@ def test_building_ahead_into_a_cache_that_takes_nothing_fails(tmp_path):
         subprocess.run(["umount", str(full)], check=True)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "error: not all that was built could be kept" in done.stderr
+
+
+BOTH_SIDES = VARIANTS_PLUGIN.replace(
+    '[("number", f"number<{i}>")])',
+    """[("number", f"number<{i}>")])
+        yield lambda i=i: FAMILY.build_variant("fill.cuh", "fill", i)""",
+)
+
+
+def test_without_a_device_what_is_for_the_cpu_is_built_and_explained_and_the_rest_named(cache, tmp_path):
+    site = tmp_path / "site"
+    package = plugin_on_disk.install(site, "sgljit-many", "many", plugin=BOTH_SIDES)
+    (package / "csrc" / "number.cpp").write_text("template <int N> int number() { return N; }\n")
+    (package / "csrc" / "fill.cuh").write_text("template <int N> __global__ void fill(int* p) { *p = N; }\n")
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many", "CUDA_VISIBLE_DEVICES": ""}
+    left_out = "left out: 3 kernels for CUDA, as there is no device here; --cuda-arch 9.0 names the architecture"
+
+    result = sgljit("cache", "build", "many", **environment)
+    assert result.returncode == 0, result.stderr
+    assert "3 modules are built or were there" in result.stdout
+    assert left_out in result.stderr
+    result = sgljit("cache", "why", "many", **environment)
+    assert result.returncode == 0
+    assert result.stdout.count("a hit") == 3
+    assert result.stdout.endswith("3 of 3 are in the cache\n")
+    assert left_out in result.stderr
+    assert "removed 0 artifacts" in sgljit("cache", "prune", "--stale", **environment).stdout
+
+    result = sgljit("cache", "why", "many", "--cuda-arch", "9.0", **environment)
+    assert result.returncode == 1
+    assert result.stdout.endswith("3 of 6 are in the cache\n")
+    (package / "csrc" / "number.cpp").write_text("nonsense\n")  # what does not compile is not passed over
+    result = sgljit("cache", "build", "many", **environment)
+    assert result.returncode == 1
+    assert "error: 3 of 6 builds failed:\n  - CompileError: many.number<0> " in result.stderr
+
+
+def test_without_a_device_a_family_of_kernels_alone_asks_for_the_architecture(cache, tmp_path):
+    site = tmp_path / "site"
+    plugin = BOTH_SIDES.replace("FAMILY.load_jit(", "FAMILY.build_variant('fill.cuh', 'fill', 9) or dict(").replace(
+        '"number", str(i), ', ""
+    )
+    package = plugin_on_disk.install(site, "sgljit-many", "many", plugin=plugin)
+    (package / "csrc" / "fill.cuh").write_text("template <int N> __global__ void fill(int* p) { *p = N; }\n")
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many", "CUDA_VISIBLE_DEVICES": ""}
+    result = sgljit("cache", "build", "many", **environment)
+    assert result.returncode == 1
+    assert (
+        "error: no CUDA device to compile for; where there is none, name the target: --cuda-arch 9.0" in result.stderr
+    )
+    assert sgljit("cache", "why", "many", **environment).returncode == 1
