@@ -6,6 +6,7 @@ generated, with the signature of the function that it stands for.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import re
@@ -40,10 +41,7 @@ def exported(load: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable
             try:
                 call = getattr(module, declared.__name__)
             except AttributeError as error:
-                raise InvalidFamilyError(
-                    f"{declared.__module__}.{declared.__name__} stands for a function that its module does not export: "
-                    f"{error}. Name it in cpp_wrappers: ({declared.__name__!r}, the C++ symbol)"
-                ) from error
+                raise InvalidFamilyError(_not_exported(declared, module)) from error
             try:
                 result = call(*args)
             except TypeError as error:
@@ -61,6 +59,19 @@ def exported(load: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable
         return forward(declared, f"    return {_TARGET}({{positional}})\n", scope)
 
     return decorate
+
+
+def _not_exported(declared: Callable[..., Any], module: Any) -> str:
+    from .image import exports  # with what loads libraries, which a declaration does not need
+
+    name, names = declared.__name__, exports(module)
+    near = difflib.get_close_matches(name, names, n=1)
+    return (
+        f"{declared.__module__}.{name} stands for a function that its module does not export"
+        f"{f'; did you mean {near[0]!r}?' if near else ''}; the module exports: {', '.join(names) or 'nothing'}. "
+        f"With header_only=False, end the file of {name} with SGL_EXPORT({name}, ({name})); else name it in "
+        f"cpp_wrappers: ({name!r}, the C++ symbol)"
+    )
 
 
 def guarded(function: Callable[..., Any], body: str, scope: dict[str, Any]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from .errors import ArtifactLoadError
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["load_library", "tvm_ffi_version"]
+__all__ = ["exports", "load_library", "tvm_ffi_version"]
 
 _loads = itertools.count()
 
@@ -102,7 +103,19 @@ def _load(path: str, name: str) -> Module:
     except RuntimeError as error:
         raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {_reason(error)}") from error
     ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
+    vars(module)[_PATH] = path
     return module
+
+
+_PATH = "sgljit path"  # no function of a module is called so
+
+
+def exports(module: Module) -> list[str]:
+    """The names of the functions that a loaded library exports; none where its file is gone. For messages."""
+    path = Path(vars(module).get(_PATH, ""))
+    content = path.read_bytes() if path.is_file() else b""
+    names = {name.decode() for name in re.findall(rb"\0__tvm_ffi_([A-Za-z]\w*)(?=\0)", content)}
+    return sorted(name for name in names if module.implements_function(name))
 
 
 def _reason(error: RuntimeError) -> str:

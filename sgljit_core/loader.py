@@ -190,5 +190,7 @@ def include_roots(spec: BuildSpec) -> list[includes.Root]:
         roots += [includes.Root(f"{name}:{i}", path) for i, path in enumerate(plugins.header_dependency(name))]
     for root in roots:
         if not root.directory.is_dir():
-            raise SourceNotFoundError(f"{spec.label}: directory {root.directory} does not exist")
+            carries = "; the installed package does not carry it: name it as package data (setuptools: package-data)"
+            hint = carries if spec.family and root is roots[0] else ""
+            raise SourceNotFoundError(f"{spec.label}: directory {root.directory} does not exist{hint}")
     return [*roots, includes.Root("core:", paths.core_include(), own=False)]

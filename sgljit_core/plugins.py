@@ -164,7 +164,9 @@ def load(family: str, claims: tuple[Plugin, ...]) -> FamilySpec:
                 if family not in _families:
                     raise PluginLoadError(
                         str(claims[0]),
-                        f"its entry point promises the family {family!r}, which {claims[0].module} does not register",
+                        f"its entry point promises the family {family!r}, which {claims[0].module} does not register: "
+                        f"it needs `@hookimpl def sgljit_register_kernels(register)`, with that name and decorator, "
+                        f"that calls register(FAMILY)",
                     )
             except (PluginLoadError, PluginConflictError) as error:
                 _failures[family] = error
@@ -200,8 +202,13 @@ def _described(plugin: Plugin) -> str:
 
 
 def _import(plugin: Plugin) -> Any:
+    module, _, attribute = plugin.module.partition(":")
+    if attribute:
+        raise PluginLoadError(
+            str(plugin), f"its entry point names {plugin.module!r}, and must name a module, without {':' + attribute!r}"
+        )
     try:
-        return importlib.import_module(plugin.module)
+        return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise _load_error(plugin, error) from error
 

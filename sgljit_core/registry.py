@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import pkgutil
+import sys
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
@@ -147,9 +149,17 @@ def _callable(family: FamilySpec, op: Op) -> Callable[..., Any]:
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """Import what "package.module:function" names. Raises InvalidFamilyError where the module has no such name."""
+    """Import what "package.module:function" names. Raises InvalidFamilyError where there is no such module or name."""
     module_name, _, name = reference.partition(":")
-    module = importlib.import_module(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports another that is not
+        raise InvalidFamilyError(
+            f"a plugin names {reference!r}, but there is no module {error.name!r}"
+            f"{_nearest(error.name, _siblings(error.name))}"
+        ) from error
     if not hasattr(module, name):
         raise InvalidFamilyError(
             f"a plugin names {reference!r}, but {module.__file__} has no {name!r}{_nearest(name, dir(module))}"
@@ -158,12 +168,19 @@ def resolve(reference: str) -> Callable[..., Any]:
     return function
 
 
+def _siblings(module_name: str) -> list[str]:
+    """The modules of the package that a module would be in."""
+    package = module_name.rpartition(".")[0]
+    path = getattr(sys.modules.get(package), "__path__", ())
+    return [module.name for module in pkgutil.iter_modules(path, f"{package}.")]
+
+
 def declared_variants(family: str) -> list[Callable[[], Any]]:
     """What a family declares worth building ahead: functions without arguments that each build one thing.
 
     Raises:
         UnknownFamilyError: no installed plugin provides the family.
-        InvalidFamilyError: it declares no variants.
+        InvalidFamilyError: it declares no variants, or something else than functions.
     """
     name = family.replace("-", "_")
     claims = plugins.installed().get(name, ())
@@ -172,7 +189,14 @@ def declared_variants(family: str) -> list[Callable[[], Any]]:
     spec = plugins.load(name, claims)
     if spec.variants is None:
         raise InvalidFamilyError(f"family {name!r} ({claims[0]}) declares no variants; see KernelFamily(variants=...)")
-    return list(resolve(spec.variants)())
+    builders = list(resolve(spec.variants)() or ())
+    for number, builder in enumerate(builders, 1):
+        if not callable(builder):
+            raise InvalidFamilyError(
+                f"family {name!r} ({claims[0]}): {spec.variants} must yield callables without arguments; #{number} is "
+                f"a {type(builder).__name__}. Yield the function and do not call it, or functools.partial"
+            )
+    return builders
 
 
 def _unknown(name: str, known: list[str]) -> str:

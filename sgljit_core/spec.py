@@ -126,7 +126,10 @@ class BuildSpec:
             if exports.count(export) > 1:
                 raise InvalidBuildError(f"{self.label}: export name {export!r} is given twice")
         if self.header_only and not wrappers and not self.kernel:
-            raise InvalidBuildError(f"{self.label}: nothing is exported; pass cpp_wrappers or cuda_wrappers")
+            raise InvalidBuildError(
+                f"{self.label}: nothing is exported; pass cpp_wrappers or cuda_wrappers, or header_only=False where "
+                f"the files export themselves (SGL_EXPORT)"
+            )
         if not self.header_only and wrappers:
             raise InvalidBuildError(
                 f"{self.label}: with header_only=False the files export themselves (SGL_EXPORT); "

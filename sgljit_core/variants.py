@@ -70,7 +70,11 @@ def _csrc(family: str, file: str) -> Path:
 
 def _answer_deferred(family: str, file: str, symbol: str, signature: str) -> int:
     """The address of a C++ function of type ``signature``. Called from C++, by any thread."""
-    address: int = load_deferred(family, _csrc(family, file), file, symbol).address(signature)
+    module = load_deferred(family, _csrc(family, file), file, symbol)
+    try:
+        address: int = module.address(signature)
+    except TypeError as error:
+        raise TypeError(f"{symbol} in {family}/{file}: {error}") from error
     return address
 
 

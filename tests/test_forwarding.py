@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sgljit_core import errors, exported
+from sgljit_core import errors, exported, load_jit
 
 loads: list[str] = []
 
@@ -70,8 +70,29 @@ def test_a_function_that_its_module_does_not_export_is_named_with_the_remedy():
     def missing(x: int) -> None:
         """A declaration."""
 
-    with pytest.raises(errors.InvalidFamilyError, match=r"missing stands for .* cpp_wrappers: \('missing'"):
+    with pytest.raises(errors.InvalidFamilyError) as caught:
         missing(1)
+    text = str(caught.value)
+    assert "missing stands for a function that its module does not export; the module exports: nothing." in text
+    assert "With header_only=False, end the file of missing with SGL_EXPORT(missing, (missing));" in text
+    assert text.endswith("else name it in cpp_wrappers: ('missing', the C++ symbol)")
+
+
+def test_a_misspelt_export_is_named_with_what_the_module_exports(tmp_path):
+    code = (
+        "#include <cstdint>\nstd::int64_t rotate_half(std::int64_t x) { return x; }\n#include <sgl_kernel/export.h>\n"
+    )
+    (tmp_path / "rotate.cpp").write_text(
+        f"{code}SGL_EXPORT(rotate_hlaf, (rotate_half))\nSGL_EXPORT(a, (rotate_half))\n"
+    )
+
+    @exported(lambda: load_jit("rotate", cpp_files=["rotate.cpp"], header_only=False, csrc=tmp_path))
+    def rotate_half(x: int) -> int:
+        """A declaration."""
+
+    with pytest.raises(errors.InvalidFamilyError) as caught:
+        rotate_half(1)
+    assert "does not export; did you mean 'rotate_hlaf'?; the module exports: a, rotate_hlaf. " in str(caught.value)
 
 
 def test_a_declaration_with_another_number_of_parameters_is_refused_with_both():

@@ -10,7 +10,7 @@ import plugin_on_disk
 import pytest
 
 from sgljit_core import errors, ops, plugins
-from sgljit_core.registry import Registry
+from sgljit_core.registry import Registry, declared_variants
 
 _names = (f"made_up_{i}" for i in itertools.count())
 
@@ -82,6 +82,37 @@ def test_an_implementation_that_is_not_there_is_named_with_its_file(site, family
     (directory / "ops.py").write_text("def triple(x): ...\n")
     with pytest.raises(errors.InvalidFamilyError, match=r"ops:double', but .*ops\.py has no 'double'"):
         ops[family].double  # noqa: B018
+
+
+def test_an_implementation_in_a_module_that_is_not_there_is_named_with_the_nearest(site, family):
+    directory = plugin_on_disk.install(site, f"stranger-{family}", family)
+    plugin = directory / "plugin.py"
+    plugin.write_text(plugin.read_text().replace(".ops:double", ".opz:double"))
+    with pytest.raises(errors.InvalidFamilyError) as caught:
+        ops[family].double  # noqa: B018
+    module = f"stranger_{family}.op"
+    assert str(caught.value) == (
+        f"a plugin names '{module}z:double', but there is no module '{module}z'; did you mean '{module}s'?"
+    )
+
+
+def test_an_implementation_whose_imports_fail_says_so_itself(site, family):
+    directory = plugin_on_disk.install(site, f"stranger-{family}", family)
+    (directory / "ops.py").write_text("import not_there_at_all\n")
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        ops[family].double  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("yields", "text"), [("yield len; yield 3", "#2 is a int"), ("return [module]", "#1 is a module")]
+)
+def test_variants_that_are_no_functions_are_refused_by_number_and_type(site, family, yields, text):
+    directory = plugin_on_disk.install(site, f"stranger-{family}", family)
+    plugin = directory / "plugin.py"
+    plugin.write_text(plugin.read_text().replace("ops=", f"variants='{directory.name}.ops:variants', ops="))
+    (directory / "ops.py").write_text(f"import sys as module\ndef variants(): {yields}\n")
+    with pytest.raises(errors.InvalidFamilyError, match=f"ops:variants must yield callables without arguments; {text}"):
+        declared_variants(family)
 
 
 def test_an_unknown_op_names_the_nearest_and_what_there_is(site, family):
@@ -167,9 +198,20 @@ def test_a_plugin_that_registers_nothing_is_reported(site, family):
     plugin_on_disk.install(site, f"empty-{family}", family, plugin="")
     with pytest.raises(
         errors.PluginLoadError,
-        match=f"entry point promises the family '{family}', which empty_{family}.plugin does not register",
+        match=f"entry point promises the family '{family}', which empty_{family}.plugin does not register: it needs "
+        r"`@hookimpl def sgljit_register_kernels\(register\)`, with that name and decorator, that calls register",
     ):
         ops[family]
+
+
+def test_an_entry_point_with_an_attribute_is_told_to_name_the_module(site, family):
+    directory = plugin_on_disk.install(site, f"attribute-{family}", family)
+    points = site / f"{directory.name}-1.2.3.dist-info" / "entry_points.txt"
+    points.write_text(points.read_text().replace(".plugin", ".plugin:FAMILY"))
+    with pytest.raises(errors.PluginLoadError) as caught:
+        ops[family]
+    named = f"its entry point names '{directory.name}.plugin:FAMILY', and must name a module, without ':FAMILY'"
+    assert named in str(caught.value)
 
 
 def test_a_plugin_that_registers_anothers_family_is_reported_with_the_owner(site, family):

@@ -17,7 +17,11 @@ EXPORT = [("run", "run")]
     [
         ((), {"cpp_files": ["a.cpp"], "cpp_wrappers": EXPORT}, "needs at least one marker"),
         (("m",), {"cpp_wrappers": EXPORT}, "no source; pass cpp_files or cuda_files"),
-        (("m",), {"cpp_files": ["a.cpp"]}, "nothing is exported"),
+        (
+            ("m",),
+            {"cpp_files": ["a.cpp"]},
+            "pass cpp_wrappers or cuda_wrappers, or header_only=False where the files export",
+        ),
         (("m",), {"cpp_files": ["../a.cpp"], "cpp_wrappers": EXPORT}, r"'../a.cpp' must be relative to csrc"),
         (("m",), {"cpp_files": ["/etc/passwd"], "cpp_wrappers": EXPORT}, "must be relative to csrc"),
         (("m",), {"cpp_files": ["a.cpp"], "cpp_wrappers": [("2run", "run")]}, "'2run' is not a C identifier"),

@@ -152,10 +152,16 @@ def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(family):
     assert x.tolist() == [0, -3, -6, -9]
 
 
+MISTYPED = (
+    r"^scale_on_cpu in mistyped/scaling_cpu\.cpp: the deferred function is declared with another type than it has: "
+    r"declared \[with T = .*int\)\], defined \[with T = .*double\)\]"
+)
+
+
 def test_a_deferred_function_of_another_type_is_refused_with_both_types(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     family = make_family(tmp_path, "mistyped", **{"scaling_cpu.cpp": CPU.replace("int factor", "double factor")})
-    with pytest.raises(TypeError, match=r"declared \[with T = .*int\)\], defined \[with T = .*double\)\]"):
+    with pytest.raises(TypeError, match=MISTYPED):
         load(family).scale3(torch.ones(1), False)
 
 
@@ -228,6 +234,16 @@ def test_an_unknown_kernel_names_those_that_there_are(family):
     assert first.endswith("line 20: plain. A kernel is named with its namespace")
 
 
+def test_a_package_without_its_sources_is_told_how_to_carry_them(family):
+    shutil.rmtree(family.csrc)
+    with pytest.raises(errors.SourceNotFoundError) as caught:
+        load(family)
+    assert str(caught.value).endswith(
+        f"directory {family.csrc} does not exist; the installed package does not carry it: name it as package data "
+        f"(setuptools: package-data)"
+    )
+
+
 def test_an_unknown_device_file_names_those_that_there_are(family):
     with override_cuda_arch(9, 0), pytest.raises(errors.SourceNotFoundError) as caught:
         family.build_variant("scalign.cuh", "scaling::scale", 3, False, torch.float32)
@@ -241,12 +257,12 @@ def test_a_target_that_nvrtc_does_not_know_is_told_once_with_those_it_knows(fami
 
     with override_cuda_arch(9, 9), pytest.raises(errors.ParallelCompileError) as caught:
         parallel_compile([builder(factor) for factor in range(3)])
-    heading, line = str(caught.value).splitlines()
+    heading, line, _, *first = str(caught.value).splitlines()
     assert heading == "3 of 3 builds failed:"
     assert line.startswith("  - ToolchainNotFoundError: an NVRTC for sm_99a (NVRTC ")
     assert re.search(r" compiles for sm_\d+, (sm_\d+, )*sm_90, ", line)
     assert line.endswith(f"needed to compile the kernels of {family.name}. (3 times)")
-    assert 'pip install "sgljit-core[cuda]"' in str(caught.value.failures[0])
+    assert 'pip install "sgljit-core[cuda]"' in "\n".join(first)
 
 
 def test_wrong_template_arguments_are_nvrtcs_error_with_the_expression(family):

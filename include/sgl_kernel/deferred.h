@@ -81,7 +81,7 @@ std::int64_t address_of(const char* expected) {
   const char* actual = details::spelling_of<decltype(kFunction)>();
   if (std::strcmp(actual, expected) != 0)
     throw Error(
-        "TypeError", "a deferred function is declared with another type than it has: declared [",
+        "TypeError", "the deferred function is declared with another type than it has: declared [",
         details::type_in(expected), ", defined [", details::type_in(actual));
   return reinterpret_cast<std::int64_t>(kFunction);
 }

@@ -57,8 +57,8 @@ inline std::int64_t requested_threads() {
 /// \param body may be called by several threads at once. Ranges are handed out as threads become free, so that a thread
 ///   that the system puts aside does not hold up the rest.
 /// \throws whatever `body` throws, the first of it, in the calling thread: not before every thread has ended, so that
-///   none still uses what the caller owns. Calls that had begun elsewhere run to their end; ranges that nobody had begun
-///   are left out.
+///   none still uses what the caller owns. Calls that had begun elsewhere run to their end; ranges that nobody had
+///   begun are left out.
 template <typename Body>
 void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
   const auto smaller = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
