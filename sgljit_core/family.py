@@ -37,7 +37,18 @@ class KernelFamily(FamilySpec):
         """``sgljit_core.load_jit`` on the family's own sources; the same keywords."""
         return load_jit(*args, **{"csrc": self.csrc, "family": self.name, **options})
 
-    def load_host(self, *args: str, extra_cflags: Sequence[str] = (), **options: Any) -> Module:
+    def load_host(
+        self,
+        *args: str,
+        cpp_files: Sequence[str],
+        cpp_wrappers: Sequence[tuple[str, str]] | None = None,
+        header_only: bool = True,
+        extra_cflags: Sequence[str] = (),
+        extra_ldflags: Sequence[str] | None = None,
+        extra_include_paths: Sequence[str | Path] | None = None,
+        extra_dependencies: Sequence[str] | None = None,
+        build_directory: str | Path | None = None,
+    ) -> Module:
         """Load the family's host part: C++ that asks for its device kernels by name (``sgl_kernel/variant.h``).
 
         It is compiled once, by the host compiler alone, for the CPU and every GPU; a wheel may carry it. Its device
@@ -45,7 +56,8 @@ class KernelFamily(FamilySpec):
 
         Args:
             args: the name of the module.
-            options: the keywords of ``load_jit`` for C++.
+            cpp_files, cpp_wrappers, header_only, extra_cflags, extra_ldflags, extra_include_paths, extra_dependencies,
+                build_directory: as of ``load_jit``, which also has the errors.
         """
         # Thin code gains nothing from -O3, and compiles half as long.
         # A matcher without its verify checks nothing: that is an error.
@@ -54,7 +66,18 @@ class KernelFamily(FamilySpec):
         prepare = functools.partial(variants.prepare, self.name, self.csrc, target) if target else None
         token = meanwhile.set(prepare)
         try:
-            module = self.load_jit(*args, extra_cflags=flags, host_part=True, **options)
+            module = self.load_jit(
+                *args,
+                cpp_files=cpp_files,
+                cpp_wrappers=cpp_wrappers,
+                header_only=header_only,
+                extra_cflags=flags,
+                extra_ldflags=extra_ldflags,
+                extra_include_paths=extra_include_paths,
+                extra_dependencies=extra_dependencies,
+                build_directory=build_directory,
+                host_part=True,
+            )
         finally:
             meanwhile.reset(token)
         variants.serve(self.name, self.csrc)  # not before: it imports tvm_ffi, for which a compile leaves time
