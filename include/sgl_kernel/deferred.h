@@ -12,14 +12,16 @@
 /// A host part is compiled in a fraction of a second as long as it is thin. What is heavy and not always needed, such
 /// as a CPU kernel on a machine with a GPU, goes into a file of its own and is asked for by name:
 /// \code
-///   // norm.cpp, the host part
+///   // norm.cpp, the host part; in an unnamed namespace, as all that it defines
 ///   host::Deferred<void(const Args&)> norm_on_cpu{"norm_cpu.cpp", "norm_on_cpu"};
 ///   ... norm_on_cpu(args);
 ///
 ///   // norm_cpu.cpp, which includes deferred.h too
 ///   void norm_on_cpu(const Args& args) { ... }
 /// \endcode
-/// The core compiles the file on the same rules as any module. Host only.
+/// The function may be `static` or in an unnamed namespace; one in a named namespace is asked for with it,
+/// "norm::norm_on_cpu". What it throws reaches the caller. The core compiles the file on the same rules as any module.
+/// Host only.
 
 namespace host {
 

@@ -53,11 +53,16 @@ def test_host_examples(host_examples) -> None:
     assert host_examples.total(x, 2 * torch.ones(12)) == 132
     assert host_examples.shift(4) == 7
     assert host_examples.twice(1.5) == 3
+    x = torch.full((1 << 16,), 2.0)
+    host_examples.reciprocals(x)
+    assert (x == 0.5).all()
 
 
 def test_host_examples_that_fail(host_examples) -> None:
     with pytest.raises(ValueError, match=r"^k must be positive, got 0$"):
         host_examples.set_top_k(0)
+    with pytest.raises(ValueError, match=r"^element 40000 is zero$"):
+        host_examples.reciprocals((torch.arange(1 << 16) - 40000).float())
     host_examples.check_scale(1.0)
     with pytest.raises(RuntimeError, match=r"examples.cpp:\d+: scale 3 is not in \[0.5, 2\]$"):
         host_examples.check_scale(3.0)

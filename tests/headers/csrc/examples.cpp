@@ -2,6 +2,7 @@
 /// \brief The host examples of docs/headers.md, between `// example:` and `// end`; test_docs.py compares and runs
 /// them.
 
+#include <sgl_kernel/cpu/parallel.h>
 #include <sgl_kernel/ffi.h>
 #include <sgl_kernel/optional.h>
 #include <sgl_kernel/tensor.h>
@@ -55,6 +56,18 @@ static_assert(host::is_type<my::half>({kDLFloat, 16, 1}));
 // end
 
 namespace {
+
+// example: parallel
+void reciprocals(host::TensorView x) {
+  auto* data = static_cast<float*>(x.data_ptr());
+  host::cpu::parallel_for(x.numel(), 1 << 14, [=](std::int64_t begin, std::int64_t end) {
+    for (auto i = begin; i < end; ++i) {
+      if (data[i] == 0) throw host::Error("ValueError", "element ", i, " is zero");
+      data[i] = 1 / data[i];
+    }
+  });
+}
+// end
 
 // example: tensor_view
 std::int64_t last_row(host::TensorView x) {  // a tensor of 3 x 4
@@ -118,6 +131,7 @@ SGL_EXPORT(twice, ([](double x) { return 2 * x; }))
 SGL_EXPORT(utils, (utils))
 SGL_EXPORT(set_top_k, (set_top_k))
 SGL_EXPORT(check_scale, (check_scale))
+SGL_EXPORT(reciprocals, (reciprocals))
 SGL_EXPORT(last_row, (last_row))
 SGL_EXPORT(match, (match))
 SGL_EXPORT(iota, (iota))

@@ -1,0 +1,79 @@
+"""docs/variants.md: the family that it shows is built and run as it stands there, and its tables are complete."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import plugin_on_disk
+import pytest
+import torch
+
+from sgljit_core import KernelFamily, load_jit, make_cpp_args
+
+DOC = (Path(__file__).resolve().parent.parent / "docs" / "variants.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^```\w+\n(?://|#) (sgljit_scaling/\S+)\n(.*?)^```", DOC, re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs Python where the family of the page is installed."""
+    plugin_on_disk.install(tmp_path, "sgljit-scaling", "scaling")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    return run
+
+
+def test_the_family_of_the_page_builds_ahead_and_passes_the_test_of_the_page(run):
+    built = run("-m", "sgljit_core", "cache", "build", "scaling", "--cuda-arch", "9.0")
+    assert "4 modules are built or were there" in built
+    assert " passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", "sgljit_scaling/test_scaling.py")
+
+
+@pytest.mark.parametrize(
+    ("opening", "name"),
+    [("namespace {", "scale_on_cpu"), ("namespace scaling {", "scaling::scale_on_cpu"), ("static", "scale_on_cpu")],
+)
+def test_a_deferred_function_may_be_static_and_in_a_namespace(run, tmp_path, opening, name):
+    csrc = tmp_path / "sgljit_scaling" / "csrc"
+    text = FILES["sgljit_scaling/csrc/scaling_cpu.cpp"].replace("void scale_on_cpu", f"{opening} void scale_on_cpu")
+    (csrc / "scaling_cpu.cpp").write_text(text + ("}\n" if opening.endswith("{") else ""))
+    host_part = FILES["sgljit_scaling/csrc/scale3.cpp"].replace('"scale_on_cpu"', f'"{name}"')
+    (csrc / "scale3.cpp").write_text(host_part)
+    use = "import torch\nfrom sgljit_core import ops\nx = torch.ones(3)\nops['scaling'].scale3(x)\nprint(x.tolist())"
+    assert run("-c", use) == "[3.0, 3.0, 3.0]\n"
+
+
+def test_the_table_of_keywords_is_that_of_the_functions():
+    rows = re.findall(r"^\| (`.+?`) \| (yes|no) \|", DOC, re.MULTILINE)
+    of_host = {name for names, yes in rows if yes == "yes" for name in re.findall(r"`(\w+)`", names)}
+    listed = {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)}
+    assert of_host == set(inspect.signature(KernelFamily.load_host).parameters) - {"self", "args"}
+    assert listed == set(inspect.signature(load_jit).parameters) - {"args"}
+
+
+def test_the_table_of_dtypes_has_the_names_that_kernels_get():
+    rows = re.findall(r"^\| (`(?:float|bfloat|int|bool).*) \|$", DOC, re.MULTILINE)
+    cells = [[re.findall(r"`([^`]+)`", cell) for cell in row.split("|")] for row in rows]
+    names = [pair for torch_names, _, device_names, _ in cells for pair in zip(torch_names, device_names, strict=True)]
+    assert len(names) >= 10
+    for name, device_name in names:
+        assert make_cpp_args(getattr(torch, name)) == [device_name]
