@@ -14,11 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import archive, paths, policy, progress, store, trust
+from . import archive, paths, plugins, policy, progress, store, trust
+from .errors import SgljitError
 from .manifest import Manifest, ManifestError
 from .policy import Explanation
 
-__all__ = ["Entry", "Explanation", "entries", "export_archive", "import_archive", "prune", "root", "verify", "why"]
+__all__ = [
+    "Entry",
+    "Explanation",
+    "carried",
+    "entries",
+    "export_archive",
+    "import_archive",
+    "prune",
+    "root",
+    "verify",
+    "why",
+]
 
 
 @dataclass(frozen=True)
@@ -45,33 +57,51 @@ def root() -> Path:
     return paths.cache_root()
 
 
-def entries(directory: Path | None = None) -> list[Entry]:
+def carried() -> dict[Path, str]:
+    """The roots that installed plugins carry in their packages, each with the distribution's name and version."""
+    found = {}
+    for family, claims in plugins.installed().items():
+        with contextlib.suppress(SgljitError, ImportError):  # a plugin that cannot be loaded says so where it is used
+            package = paths.package_directory(plugins.load(family, claims).package)
+            place = paths.carried_artifacts(package / "csrc")
+            if place is not None:
+                found[place] = str(claims[0])
+    return found
+
+
+def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts below a root, by their manifests; payloads are not read (``verify`` does).
+
+    Args:
+        vouched: the root is as trusted as the plugin that carries it, so it does not matter who can write it.
 
     Raises:
         UntrustedCacheError: somebody else could have written the root.
     """
-    place = _checked(directory)
+    place = _checked(directory, vouched=vouched)
     return [_entry(path) for path in store.artifact_directories(place)]
 
 
-def verify(directory: Path | None = None) -> list[Entry]:
+def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts below a root that are damaged, found by reading everything. Changes nothing.
+
+    Args:
+        vouched: as of ``entries``.
 
     Raises:
         UntrustedCacheError: somebody else could have written the root or an artifact.
     """
     damaged = []
-    for path in store.artifact_directories(_checked(directory)):
-        problem = _problem(path)
+    for path in store.artifact_directories(_checked(directory, vouched=vouched)):
+        problem = _problem(path, vouched=vouched)
         if problem:
             damaged.append(_entry(path, problem))
     return damaged
 
 
-def _problem(path: Path) -> str:
+def _problem(path: Path, *, vouched: bool) -> str:
     try:
-        store.read(path)
+        store.read(path, vouched=vouched)
     except ManifestError as error:
         return str(error)
     return ""
@@ -171,12 +201,13 @@ def _owner(place: Path) -> tuple[str, str]:
     return place.parents[2].name, place.parents[1].name
 
 
-def _checked(directory: Path | None) -> Path:
+def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
     own = paths.cache_root().absolute()
     place = (directory or own).absolute()
     if place != own and not place.is_dir():  # the user's own appears with the first artifact
         raise FileNotFoundError(f"{place} is not a directory, so there are no artifacts in it")
-    trust.check_root(place)
+    if not vouched:
+        trust.check_root(place)
     return place
 
 

@@ -30,8 +30,14 @@ def show_path() -> None:
 
 @app.command("list")
 def list_entries(directory: Directory = None) -> None:
-    """List the artifacts."""
-    found = cache.entries(directory)
+    """List the artifacts: those of a directory, or of the user's own cache and of the installed plugins."""
+    _list(cache.entries(directory))
+    for place, plugin in _carried(directory):
+        typer.echo(f"{plugin} carries, in {place}:")
+        _list(cache.entries(place, vouched=True))
+
+
+def _list(found: Sequence[cache.Entry]) -> None:
     for entry in found:
         manifest = entry.manifest
         what = f"{manifest.build}, {manifest.seconds:.1f} s" if manifest else f"damaged: {entry.problem}"
@@ -41,11 +47,14 @@ def list_entries(directory: Directory = None) -> None:
 
 @app.command("verify")
 def verify(directory: Directory = None) -> None:
-    """Read every artifact and compare it with its manifest. Exit status 1 if one is damaged."""
-    damaged = cache.verify(directory)
+    """Read every artifact that `sgljit cache list` lists. Exit status 1 if one is not what its manifest says."""
+    damaged, total = cache.verify(directory), len(cache.entries(directory))
+    for place, _ in _carried(directory):
+        damaged += cache.verify(place, vouched=True)
+        total += len(cache.entries(place, vouched=True))
     for entry in damaged:
         typer.echo(f"{entry.directory}: {entry.problem}")
-    typer.echo(f"{len(damaged)} damaged of {len(cache.entries(directory))}")
+    typer.echo(f"{len(damaged)} damaged of {total}")
     if damaged:
         raise typer.Exit(1)
 
@@ -154,6 +163,11 @@ def import_archive(
 def _families_with_variants() -> list[str]:
     """The families that declare variants; one that declares none has nothing to build ahead."""
     return [name for name, claims in plugins.installed().items() if plugins.load(name, claims).variants is not None]
+
+
+def _carried(directory: Path | None) -> list[tuple[Path, str]]:
+    """The roots to look at besides the user's own cache, where no directory is named."""
+    return [] if directory else sorted(cache.carried().items())
 
 
 def _build(builders: Sequence[Callable[[], Any]]) -> int:

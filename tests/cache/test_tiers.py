@@ -451,6 +451,30 @@ def test_without_a_device_what_is_for_the_cpu_is_built_and_explained_and_the_res
     assert "error: 3 of 6 builds failed:\n  - CompileError: many.number<0> " in result.stderr
 
 
+def test_what_a_package_carries_is_listed_and_verified_whoever_can_write_it(cache, tmp_path):
+    site = tmp_path / "site"
+    package = plugin_on_disk.install(site, "sgljit-many", "many", plugin=VARIANTS_PLUGIN)
+    plugin_on_disk.install(site, "sgljit-broken", "broken", plugin="raise ValueError")
+    (package / "csrc" / "number.cpp").write_text("template <int N> int number() { return N; }\n")
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many,sgljit-broken"}
+    assert sgljit("cache", "build", "many", **environment).returncode == 0
+    cache.rename(package / "prebuilt")
+    (package / "prebuilt").chmod(0o777)
+
+    heading, *listed, count = sgljit("cache", "list", **environment).stdout.splitlines()[1:]
+    assert heading == f"sgljit-many 1.2.3 carries, in {package / 'prebuilt'}:"
+    assert len([line for line in listed if "many.number<" in line]) == 3
+    assert count.startswith("3 artifacts, ")
+    result = sgljit("cache", "verify", **environment)
+    assert (result.returncode, result.stdout) == (0, "0 damaged of 3\n")
+    (artifacts(package / "prebuilt")[0] / "module.so").write_bytes(b"")
+    result = sgljit("cache", "verify", **environment)
+    assert result.returncode == 1
+    assert "module.so has 0 bytes" in result.stdout
+    assert result.stdout.endswith("1 damaged of 3\n")
+
+
 def test_without_a_device_a_family_of_kernels_alone_asks_for_the_architecture(cache, tmp_path):
     site = tmp_path / "site"
     plugin = BOTH_SIDES.replace("FAMILY.load_jit(", "FAMILY.build_variant('fill.cuh', 'fill', 9) or dict(").replace(
