@@ -126,12 +126,11 @@ def _check_meta(function: str, tensors: dict[str, torch.Tensor]) -> None:
     PyTorch's own ops have the same rule, and the same exception: a single number of the CPU goes with any device.
     """
     meta = next((name for name, tensor in tensors.items() if tensor.device.type == "meta"), None)
+    if meta is None:
+        return
     for name, tensor in tensors.items():
-        if (
-            meta is not None
-            and tensor.device.type != "meta"
-            and not (tensor.device.type == "cpu" and tensor.dim() == 0)
-        ):
+        is_number = tensor.device.type == "cpu" and tensor.dim() == 0
+        if tensor.device.type != "meta" and not is_number:
             raise TensorMatchError(
                 f"{function}(): {meta} is a meta tensor and {name} is on {tensor.device}, so nothing can be computed: "
                 f"put all tensors on one device, or all on meta"

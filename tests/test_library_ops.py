@@ -148,18 +148,23 @@ def test_fake_tensors_of_meta_and_of_other_devices_are_those_of_their_mode(in_cp
         assert in_cpp(torch.empty(3, device="meta"), torch.empty(3, device="meta")) is None
 
 
+class Watch(TorchDispatchMode):
+    """Lets everything run, and keeps the names of what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
 def test_a_dispatch_mode_sees_the_op_and_may_let_it_run(either):
-    seen = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     x = torch.ones(3)
-    with Watch():
+    with Watch() as watch:
         either(x)
-    assert seen[0] == f"sgljit_testing.{either.__name__}.default"
+    assert watch.seen[0] == f"sgljit_testing.{either.__name__}.default"
     expected = torch.ones(3)
     either(expected)
     assert torch.equal(x, expected)
@@ -167,18 +172,11 @@ def test_a_dispatch_mode_sees_the_op_and_may_let_it_run(either):
 
 
 def test_another_threads_mode_does_not_see_an_eager_call(in_cpp):
-    seen = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     x = torch.ones(3)
-    with Watch(), ThreadPoolExecutor(1) as pool:
+    with Watch() as watch, ThreadPoolExecutor(1) as pool:
         pool.submit(in_cpp, x).result()
     assert x.tolist() == [-1, -1, -1]
-    assert seen == []
+    assert watch.seen == []
 
 
 def test_a_torch_that_does_not_tell_of_its_modes_costs_only_their_graphs(tmp_path):
