@@ -18,7 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sgljit_core import paths, results, toolchain
+from sgljit_core import paths
+from sgljit_core.benchmark import results
+from sgljit_core.compilers import toolchain
 
 TYPICAL = ("sgl_kernel/tensor.h", "sgl_kernel/utils.cuh", "sgl_kernel/vec.cuh", "sgl_kernel/warp.cuh")
 FLOATS = ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h")

@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from sgljit_core import load_jit, ops, override_cuda_arch
-from sgljit_core.results import write_results
+from sgljit_core.benchmark.results import write_results
 
 FIRST_HIDDEN = 1032
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/sgljit-silu-and-mul/sgljit_silu_and_mul/csrc"
@@ -96,7 +96,8 @@ def peer_builds(variants: int) -> list[float]:
     """Seconds of one `load_inline` for each variant, its process ready."""
     import cold_start
 
-    from sgljit_core import paths, toolchain
+    from sgljit_core import paths
+    from sgljit_core.compilers import toolchain
 
     tools = toolchain.find_toolchain(cuda=True, needed_for="bench/instant_variants.py")
     os.environ["TVM_FFI_CUDA_ARCH_LIST"] = "9.0a"

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.benchmark import Timer
 
-from sgljit_core import __version__, ops, plugins
+from sgljit_core import __version__, ops
+from sgljit_core.families import discovery as plugins
 
 NUM_TOKENS, HIDDEN_SIZE = 4096, 4096  # a prefill of a model of 8 billion parameters
 EPS = 1e-6

@@ -14,17 +14,17 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from . import cache, errors
-    from .arch import is_arch_support_pdl, override_cuda_arch
-    from .cpp_args import CppEnum, make_cpp_args
-    from .family import KernelFamily
-    from .forwarding import exported
-    from .hookspecs import hookimpl
-    from .loader import load_jit
-    from .memo import cache_once
-    from .parallel import parallel_compile
-    from .policy import freeze
-    from .registry import ops
-    from .spec import Op
+    from .build.modules import load_jit
+    from .build.parallel import parallel_compile
+    from .build.policy import freeze
+    from .compilers.arch import is_arch_support_pdl, override_cuda_arch
+    from .families.family import KernelFamily
+    from .families.forwarding import exported
+    from .families.hookspecs import hookimpl
+    from .families.memo import cache_once
+    from .families.registry import ops
+    from .model.arguments import CppEnum, make_cpp_args
+    from .model.build import Op
 
 __all__ = [
     "CppEnum",
@@ -46,19 +46,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CppEnum": "cpp_args",
-    "KernelFamily": "family",
-    "Op": "spec",
-    "cache_once": "memo",
-    "exported": "forwarding",
-    "freeze": "policy",
-    "hookimpl": "hookspecs",
-    "is_arch_support_pdl": "arch",
-    "load_jit": "loader",
-    "make_cpp_args": "cpp_args",
-    "ops": "registry",
-    "override_cuda_arch": "arch",
-    "parallel_compile": "parallel",
+    "CppEnum": "model.arguments",
+    "KernelFamily": "families.family",
+    "Op": "model.build",
+    "cache_once": "families.memo",
+    "exported": "families.forwarding",
+    "freeze": "build.policy",
+    "hookimpl": "families.hookspecs",
+    "is_arch_support_pdl": "compilers.arch",
+    "load_jit": "build.modules",
+    "make_cpp_args": "model.arguments",
+    "ops": "families.registry",
+    "override_cuda_arch": "compilers.arch",
+    "parallel_compile": "build.parallel",
 }
 _MODULES = ("cache", "errors")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .cli import main
+from .cli.main import main
 
 arguments = sys.argv[1:]
 main(arguments if arguments and not arguments[0].startswith("--") else ["clangd", *arguments])

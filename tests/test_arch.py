@@ -9,8 +9,10 @@ import types
 import pytest
 import torch
 
-from sgljit_core import arch, errors, is_arch_support_pdl, make_cpp_args, override_cuda_arch, policy
-from sgljit_core.arch import cpu_target, cuda_target
+from sgljit_core import errors, is_arch_support_pdl, make_cpp_args, override_cuda_arch
+from sgljit_core.build import policy
+from sgljit_core.compilers import arch
+from sgljit_core.compilers.arch import cpu_target, cuda_target
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device answers first")
 

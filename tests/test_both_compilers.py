@@ -10,14 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from sgljit_core import errors, toolchain
+from sgljit_core import errors
+from sgljit_core.compilers import toolchain
 
 # Has nvcc compile what NVRTC compiles, under the name that NVRTC gives it.
 BY_NVCC = """
 import concurrent.futures, functools, subprocess, sys, tempfile
 from pathlib import Path
 import torch
-from sgljit_core import nvrtc, ops, override_cuda_arch, plugins, registry, toolchain, variants
+from sgljit_core import ops, override_cuda_arch
+from sgljit_core.compilers import nvrtc
+from sgljit_core.families import discovery as plugins
+from sgljit_core.families import registry
+from sgljit_core.compilers import toolchain
+from sgljit_core.build import kernels as variants
 
 compiled = set()
 

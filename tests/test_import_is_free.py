@@ -43,7 +43,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_the_registry_is_not_hidden_by_a_module_of_the_same_name():
-    code = "import sgljit_core.registry as r, sgljit_core.memo as m, sgljit_core as c\n"
+    code = "import sgljit_core.families.registry as r, sgljit_core.families.memo as m, sgljit_core as c\n"
     code += "print(c.ops is r.ops, c.cache_once is m.cache_once)"
     assert run(code).strip() == "True True"
 

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sgljit_core import errors, exported, load_jit
-from sgljit_core.library_ops import dispatching, register
+from sgljit_core.families.library_ops import dispatching, register
 
 calls: list[str] = []
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from sgljit_core import errors, load_jit, override_cuda_arch
-from sgljit_core.compile import flags
-from sgljit_core.spec import BuildSpec, Target
+from sgljit_core.compilers.native import flags
+from sgljit_core.model.build import BuildSpec, Target
 
 SCALE = """
 #include <sgl_kernel/tensor.h>
@@ -171,7 +171,8 @@ def test_flags_for_cpp_files_do_not_reach_the_core_where_there_are_none(tmp_path
 NO_DESCRIPTOR = """
 import resource
 import tvm_ffi
-from sgljit_core import errors, image
+from sgljit_core import errors
+from sgljit_core.load import library as image
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 4096))
 try:
     image.load_library(b"", "one_more")

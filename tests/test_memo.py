@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sgljit_core import cache_once, override_cuda_arch
-from sgljit_core.arch import cuda_target
+from sgljit_core.compilers.arch import cuda_target
 
 
 def test_a_result_is_kept_by_arguments_and_keywords():

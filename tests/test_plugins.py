@@ -9,8 +9,9 @@ import sys
 import plugin_on_disk
 import pytest
 
-from sgljit_core import errors, ops, plugins
-from sgljit_core.registry import Registry, declared_variants
+from sgljit_core import errors, ops
+from sgljit_core.families import discovery as plugins
+from sgljit_core.families.registry import Registry, declared_variants
 
 _names = (f"made_up_{i}" for i in itertools.count())
 
@@ -264,7 +265,7 @@ def test_named_headers_come_from_an_extension_and_a_broken_one_is_left_out(tmp_p
     plugin_on_disk.install(tmp_path, "headers", "headers", plugin=headers, group="sgljit.plugins")
     plugin_on_disk.install(tmp_path, "broken", "broken", plugin="raise ValueError('no luck')", group="sgljit.plugins")
     code = (
-        "import logging; logging.basicConfig()\nfrom sgljit_core import plugins\n"
+        "import logging; logging.basicConfig()\nfrom sgljit_core.families import discovery as plugins\n"
         "print(plugins.header_dependency('cutlass'))\nplugins.header_dependency('cutlas')"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sgljit_core import results
-from sgljit_core.benchmark import Figure
-from sgljit_core.results import make_benchmark, sweep, to_markdown, with_ratio, write_plot, write_results
+from sgljit_core.benchmark import Figure, results
+from sgljit_core.benchmark.results import make_benchmark, sweep, to_markdown, with_ratio, write_plot, write_results
 
 ROWS = [
     {"shape": "1 x 4096", "ours": Figure(1.5, 1.4, 1.6, num_bytes=100, copy_microseconds=1.2), "theirs": 3.0},

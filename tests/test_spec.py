@@ -7,7 +7,9 @@ import inspect
 import pytest
 import torch
 
-from sgljit_core import KernelFamily, Op, errors, load_jit, plugins, registry
+from sgljit_core import KernelFamily, Op, errors, load_jit
+from sgljit_core.families import discovery as plugins
+from sgljit_core.families import registry
 
 EXPORT = [("run", "run")]
 

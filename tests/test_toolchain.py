@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sgljit_core import errors, toolchain
+from sgljit_core import errors
+from sgljit_core.compilers import toolchain
 
 
 @pytest.fixture

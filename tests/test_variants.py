@@ -14,24 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from sgljit_core import (
-    CppEnum,
-    KernelFamily,
-    Op,
-    arch,
-    cuda_driver,
-    errors,
-    freeze,
-    loader,
-    make_cpp_args,
-    nvrtc,
-    override_cuda_arch,
-    parallel_compile,
-    variants,
-)
-from sgljit_core.cubin import Cubin
-from sgljit_core.manifest import Manifest
-from sgljit_core.spec import Target
+from sgljit_core import CppEnum, KernelFamily, Op, errors, freeze, make_cpp_args, override_cuda_arch, parallel_compile
+from sgljit_core.build import kernels as variants
+from sgljit_core.build import modules as loader
+from sgljit_core.cache.manifest import Manifest
+from sgljit_core.compilers import arch, nvrtc
+from sgljit_core.load import gpu as cuda_driver
+from sgljit_core.load.cubin import Cubin
+from sgljit_core.model.build import Target
 
 DEVICE = """\
 #pragma once

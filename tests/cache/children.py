@@ -11,10 +11,6 @@ from pathlib import Path
 import torch  # noqa: F401
 import tvm_ffi  # noqa: F401
 
-import sgljit_core.cache
-import sgljit_core.loader
-import sgljit_core.parallel  # noqa: F401
-
 
 def run(code: str, environment: dict[str, str], output: str, arguments: dict[str, object]) -> None:
     """Execute ``code`` with ``arguments`` as its globals; what it prints goes to the file ``output``."""

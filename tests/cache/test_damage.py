@@ -75,7 +75,7 @@ def test_a_payload_outside_the_artifact_is_refused(load, children, cache):
     (artifact,) = artifacts(cache)
     document = json.loads((artifact / "manifest.json").read_text())
     document["manifest"]["payload"] = "../../module.so"
-    from sgljit_core import keys
+    from sgljit_core.cache import keys
 
     document["sha256"] = keys.digest(keys.canonical(document["manifest"]))
     (artifact / "manifest.json").write_text(json.dumps(document))
@@ -90,7 +90,7 @@ def test_a_library_that_this_machine_cannot_load_is_built_again(children, compil
     (artifact / "module.so").write_bytes(library.replace(b"libtvm_ffi.so", b"libtvm_ff_.so"))
     import hashlib
 
-    from sgljit_core import keys
+    from sgljit_core.cache import keys
 
     document = json.loads((artifact / "manifest.json").read_text())
     document["manifest"]["sha256"] = hashlib.sha256((artifact / "module.so").read_bytes()).hexdigest()

@@ -11,9 +11,10 @@ import pytest
 from cache.kit import artifacts
 
 from sgljit_core import cache as cache_tools
-from sgljit_core import errors, explain, keys
-from sgljit_core.includes import Scan
-from sgljit_core.spec import BuildSpec, Target
+from sgljit_core import errors
+from sgljit_core.cache import explain, keys
+from sgljit_core.compilers.includes import Scan
+from sgljit_core.model.build import BuildSpec, Target
 
 
 def test_the_format_is_stable():
@@ -322,7 +323,7 @@ def test_an_edit_while_the_compiler_runs_is_not_published_under_the_old_key(chil
 
 
 def test_sources_that_never_rest_are_an_error(load, csrc, monkeypatch):
-    from sgljit_core import includes
+    from sgljit_core.compilers import includes
 
     monkeypatch.setattr(includes.Scan, "is_current", lambda self: False)
     with pytest.raises(

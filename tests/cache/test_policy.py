@@ -10,7 +10,9 @@ import time
 import pytest
 from cache.kit import LOAD, until
 
-from sgljit_core import errors, freeze, limits, override_cuda_arch, parallel_compile, policy
+from sgljit_core import errors, freeze, override_cuda_arch, parallel_compile
+from sgljit_core.build import policy
+from sgljit_core.machine import jobs as limits
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +68,7 @@ def test_a_message_names_the_plugin(children, tmp_path):
     package = plugin_on_disk.install(tmp_path / "site", "sgljit-some", "some")
     (package / "csrc" / "number.cpp").write_text("int number() { return 1; }\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-    code += "from sgljit_core import plugins\nplugins.rescan()\n"
+    code += "from sgljit_core.families import discovery as plugins\nplugins.rescan()\n"
     code += LOAD.replace("csrc=csrc", "csrc=csrc, family='some'")
     child = children.start(code, csrc=str(package / "csrc"), env={"SGLJIT_JIT": "error"})
     child.process.join(60)
@@ -150,7 +152,7 @@ def test_a_plugin_observes_builds_and_no_hits(children, csrc, tmp_path):
 
 
 def test_an_observer_that_raises_stops_no_build(load, monkeypatch, caplog):
-    from sgljit_core import plugins
+    from sgljit_core.families import discovery as plugins
 
     class Broken:
         def sgljit_build_started(self, build):
@@ -159,7 +161,7 @@ def test_an_observer_that_raises_stops_no_build(load, monkeypatch, caplog):
         sgljit_build_finished = sgljit_build_started
 
     monkeypatch.setattr(plugins, "hooks", Broken)
-    from sgljit_core import progress
+    from sgljit_core.build import progress
 
     progress._said.clear()
     assert load("observed", flags=("-DVALUE=5",)).number() == 5
@@ -192,7 +194,7 @@ def test_a_line_on_a_terminal_after_a_second(children, compiler):
 def test_builders_run_side_by_side_in_the_callers_context(load):
     mine = contextvars.ContextVar("mine", default=0)
     mine.set(7)
-    from sgljit_core import arch
+    from sgljit_core.compilers import arch
 
     with override_cuda_arch(8, 0):
         results = parallel_compile([lambda i=i: (i, mine.get(), arch.cuda_target().name) for i in range(5)])
@@ -342,7 +344,7 @@ def test_a_real_limit_of_memory(children, tmp_path):
         (group / name).write_text(str(3 << 30))
     except OSError as error:
         pytest.skip(f"no cgroup can be made here: {error}")
-    code = "import os\nPath(procs).write_text(str(os.getpid()))\nfrom sgljit_core import limits\n"
+    code = "import os\nPath(procs).write_text(str(os.getpid()))\nfrom sgljit_core.machine import jobs as limits\n"
     code += "print(limits.available_memory() <= 3 << 30, limits.capacity(limits.NVCC_MEMORY))\n"
     try:
         assert children.run(code, procs=str(group / "cgroup.procs")) == "True 1\n"

@@ -211,7 +211,7 @@ def test_a_file_system_that_cannot_lock(csrc, cache, tmp_path):
 
 
 def test_a_private_directory_that_somebody_else_made_first_is_not_used(tmp_path, monkeypatch):
-    from sgljit_core import trust
+    from sgljit_core.machine import trust
 
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)

@@ -16,7 +16,7 @@ from cache.kit import LOAD, artifacts, leftovers, made
 
 import sgljit_core.cache
 from sgljit_core import errors
-from sgljit_core.store import QUARANTINE
+from sgljit_core.cache.store import QUARANTINE
 
 NO_COMPILER = {"PATH": "", "SGLJIT_CXX": "none"}
 

@@ -60,7 +60,7 @@ def test_a_cuda_hit_needs_no_nvcc(csrc, cache):
 
 def test_an_upgraded_compiler_is_noticed(csrc, load, children, tmp_path):
     """A memory of a compiler's version lasts only as long as its file stays the same."""
-    from sgljit_core import toolchain
+    from sgljit_core.compilers import toolchain
 
     program = tmp_path / "fake-g++"
     source = tmp_path / "fake.cpp"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sgljit_core.compile import generated_sources
+from sgljit_core.compilers.native import generated_sources
+from sgljit_core.compilers.toolchain import find_toolchain
+from sgljit_core.model.build import BuildSpec, Target
 from sgljit_core.paths import core_include, tvm_ffi_include
-from sgljit_core.spec import BuildSpec, Target
-from sgljit_core.toolchain import find_toolchain
 
 UNITS = sorted((core_include() / "sgl_kernel" / "src").glob("*.cpp"))
 

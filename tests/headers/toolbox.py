@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sgljit_core import errors, load_jit, paths, toolchain
+from sgljit_core import errors, load_jit, paths
+from sgljit_core.compilers import toolchain
 
 INCLUDE = paths.core_include()
 ROOT = INCLUDE / "sgl_kernel"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sgljit_core import cache_once, exported, is_arch_support_pdl
-from sgljit_core.arch import cuda_target
+from sgljit_core.compilers.arch import cuda_target
 
 from .plugin import FAMILY
 

@@ -34,7 +34,7 @@ import torch
 
 from sgljit_core import ops
 from sgljit_core.benchmark import run_benchmark
-from sgljit_core.results import to_markdown, write_plot, write_results
+from sgljit_core.benchmark.results import to_markdown, write_plot, write_results
 from sgljit_hicache.ops import host_module
 
 from .workload import (

@@ -28,7 +28,7 @@ from torch.nn.functional import layer_norm, rms_norm
 
 from sgljit_core import ops
 from sgljit_core.benchmark import Figure, get_benchmark_range, is_in_ci, measure
-from sgljit_core.results import make_benchmark, sweep, with_ratio, write_plot, write_results
+from sgljit_core.benchmark.results import make_benchmark, sweep, with_ratio, write_plot, write_results
 from sgljit_norm.ops import host_module
 
 Tensors = tuple[torch.Tensor, ...]

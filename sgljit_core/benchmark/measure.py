@@ -1,0 +1,353 @@
+"""How long does a call take, and how near is that to what the machine could do?
+
+``run_benchmark`` for a script on ``triton.testing.perf_report``; ``measure`` for the same time as a rate and as a share
+of what a plain copy of as many bytes reaches on the same device in the same process. Both give each call the next of
+several sets of arguments, together larger than the last cache, so that data comes from memory as it does in a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sgljit_core.config import settings
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Figure",
+    "cache_bytes",
+    "copy_figure",
+    "get_benchmark_range",
+    "is_in_ci",
+    "measure",
+    "rotate",
+    "run_benchmark",
+]
+
+T = TypeVar("T")
+Arguments = Sequence[Any]
+
+QUANTILES = (0.5, 0.2, 0.8)
+_CACHES = 2  # sets of arguments hold as many times the last cache: what comes round again has been evicted
+_MAX_SETS = 8192  # and calls in one turn, so nodes in a graph
+_PIECE = 256 * 2**20  # bytes that are copied at once
+_WARM_UP = 3  # turns
+_MIN_SAMPLES = 10
+_SAMPLE_SECONDS = {"cuda": 2e-3, "cpu": 1e-3}  # the start of a graph and the reading of a clock vanish in that
+_CPU_CACHE = 32 * 2**20  # where the system does not say
+
+
+def is_in_ci() -> bool:
+    """Whether ``CI`` is set in the environment, as continuous integration does, to anything but 0, false or no."""
+    return settings().ci
+
+
+def get_benchmark_range(full_range: Sequence[T], ci_range: Sequence[T]) -> list[T]:
+    """What to measure: the full range, or in continuous integration the short one."""
+    return list(ci_range if is_in_ci() else full_range)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measurement.
+
+    Attributes:
+        microseconds: per call, the median of all samples.
+        low, high: the 20 % and the 80 % quantile of the samples.
+        calls: in one sample.
+        samples: how many there are.
+        num_bytes: read plus written by one call; 0 where it was not said.
+        flops: operations of one call; 0 where it was not said.
+        copy_microseconds: of a plain copy that reads and writes ``num_bytes`` in all; NaN where that is 0.
+    """
+
+    microseconds: float
+    low: float
+    high: float
+    calls: int = 1
+    samples: int = 1
+    num_bytes: int = 0
+    flops: int = 0
+    copy_microseconds: float = math.nan
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        """In units of 10^9 bytes, read plus written."""
+        return self.num_bytes / self.microseconds / 1e3
+
+    @property
+    def teraflops_per_second(self) -> float:
+        """In units of 10^12 operations."""
+        return self.flops / self.microseconds / 1e6
+
+    @property
+    def percent_of_copy(self) -> float:
+        """The rate, relative to that of the plain copy; NaN where there was none."""
+        return 100 * self.copy_microseconds / self.microseconds
+
+
+def run_benchmark(
+    fn: Callable[..., object],
+    inputs: Sequence[Arguments] | Callable[[], Arguments] = ((),),
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+    device: torch.device | str | None = None,
+    graph: bool = True,
+    seconds: float = 0.2,
+) -> tuple[float, ...]:
+    """Microseconds of one call of ``fn``: median, 20 % and 80 % quantile, the order that ``perf_report`` takes.
+
+    On CUDA a CUDA graph of calls is replayed between two events, which leaves the host out; on the CPU calls are timed
+    by the clock. What a call returns stays alive for a turn of all arguments, so that a function which allocates its
+    result writes to other memory each time, like one that is handed its outputs.
+
+    Args:
+        fn: called as ``fn(*arguments)``. Compiled and warm after one turn, which is not timed.
+        inputs: sets of arguments that take turns; or a function that makes one, called until the sets are larger than
+            the last cache (see ``rotate``). Without it, ``fn()`` finds its data where the call before left them:
+            usually in a cache.
+        quantiles: of the samples, in the order of the result.
+        device: default: that of the first CUDA tensor in ``inputs``, else of any tensor; without tensors, the current
+            CUDA device if there is one.
+        graph: False for what no graph can hold: calls are then timed by the clock until the device has finished, host
+            included.
+        seconds: how long to take samples, at least; there are at least 10.
+
+    Raises:
+        ValueError: there is no set of arguments, or ``inputs`` returned the same memory twice.
+    """
+    sets = _sets(inputs)
+    samples, _ = _sample(fn, sets, _device_of(sets, device), graph, seconds)
+    return _quantiles(samples, quantiles)
+
+
+def measure(
+    fn: Callable[..., object],
+    inputs: Sequence[Arguments] | Callable[[], Arguments] = ((),),
+    *,
+    num_bytes: int = 0,
+    flops: int = 0,
+    device: torch.device | str | None = None,
+    graph: bool = True,
+    seconds: float = 0.2,
+) -> Figure:
+    """As ``run_benchmark``, with what a call moves or computes set in relation to its time.
+
+    Args:
+        fn, inputs, device, graph, seconds: as of ``run_benchmark``.
+        num_bytes: that one call must read plus those that it must write, each once. Given, a plain copy is measured
+            too, once in a process for each number of bytes.
+        flops: operations of one call.
+
+    Raises:
+        ValueError: as ``run_benchmark``.
+    """
+    sets = _sets(inputs)
+    where = _device_of(sets, device)
+    samples, calls = _sample(fn, sets, where, graph, seconds)
+    median, low, high = _quantiles(samples, QUANTILES)
+    copy = copy_figure(num_bytes, where).microseconds if num_bytes else math.nan
+    return Figure(median, low, high, calls, len(samples), num_bytes, flops, copy)
+
+
+def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
+    """A plain copy, ``Tensor.copy_``, that reads and writes ``num_bytes`` in all, from memory to memory.
+
+    In pieces of 256 MiB: the driver copies twice as much in one piece at two thirds of the rate (an H200, CUDA 13.0).
+    Measured once in a process for each number of bytes and device.
+    """
+    import torch
+
+    return _copy_figure(num_bytes, torch.empty(0, device=device).device)  # with its index
+
+
+@functools.cache
+def _copy_figure(num_bytes: int, device: torch.device) -> Figure:
+    import torch
+
+    half = max(1, num_bytes // 2)
+
+    def make() -> Arguments:
+        return [torch.randint(0, 256, (half,), dtype=torch.uint8, device=device) for _ in ("to", "from")]
+
+    sets = rotate(make)
+    samples, calls = _sample(_copy_in_pieces, sets, device, True, 0.2)
+    median, low, high = _quantiles(samples, QUANTILES)
+    return Figure(median, low, high, calls, len(samples), 2 * half, 0, median)
+
+
+def _copy_in_pieces(to: torch.Tensor, from_: torch.Tensor) -> None:
+    for piece, source in zip(to.split(_PIECE), from_.split(_PIECE), strict=True):
+        piece.copy_(source)
+
+
+def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
+    """Sets of arguments that together hold twice the bytes of the last cache of their device, at least one.
+
+    There are at most 8192, so that a call of less than some 16 KiB may still find its data in a cache.
+
+    Args:
+        make: makes one set. Memory that an earlier set has too, say a weight, counts once.
+
+    Raises:
+        ValueError: the second set has no memory of its own.
+    """
+    sets = [make()]
+    storages = _storages(sets[0])
+    wanted = _CACHES * cache_bytes(_device_of(sets, None)) if storages else 0
+    while sum(storages.values()) < wanted and len(sets) < _MAX_SETS:
+        sets.append(make())
+        before = len(storages)
+        storages |= _storages(sets[-1])
+        if len(storages) == before:
+            raise ValueError(
+                "rotate: the second set of arguments has no memory of its own, so calls would find their data in a "
+                "cache; expected new tensors at each call of make (or hand a list of sets)"
+            )
+    return sets
+
+
+def cache_bytes(device: torch.device | str) -> int:
+    """The size of a device's last cache: L2 of a GPU, the largest that Linux names for the first core of a CPU."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = [_CPU_CACHE // 1024]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = file.read_text().strip()  # such as 32768K
+        if text.endswith("K") and text[:-1].isdecimal():
+            sizes.append(int(text[:-1]))
+    return max(sizes) * 1024
+
+
+def _sets(inputs: Sequence[Arguments] | Callable[[], Arguments]) -> Sequence[Arguments]:
+    sets = rotate(inputs) if callable(inputs) else inputs
+    if not sets:
+        raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
+    return sets
+
+
+def _tensors(arguments: Arguments) -> list[torch.Tensor]:
+    import torch
+
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+
+
+def _storages(arguments: Arguments) -> dict[tuple[torch.device, int], int]:
+    """The bytes of each piece of memory, by its address."""
+    storages = [tensor.untyped_storage() for tensor in _tensors(arguments)]
+    return {(storage.device, storage.data_ptr()): storage.nbytes() for storage in storages}
+
+
+def _device_of(sets: Sequence[Arguments], device: torch.device | str | None) -> torch.device:
+    import torch
+
+    if device is not None:
+        return torch.device(device)
+    devices = [tensor.device for tensor in _tensors(sets[0])]
+    on_cuda = [found for found in devices if found.type == "cuda"]
+    if devices:
+        return (on_cuda or devices)[0]
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _sample(
+    fn: Callable[..., object], sets: Sequence[Arguments], device: torch.device, graph: bool, seconds: float
+) -> tuple[list[float], int]:
+    """Microseconds of a call, once for each sample; and calls in a sample."""
+    import torch
+
+    only = sets[0]
+
+    def run(turns: int) -> None:
+        if len(sets) == 1:  # the least that a loop costs: some calls on the CPU take no longer than a list
+            for _ in range(turns):
+                kept = fn(*only)
+        else:
+            for _ in range(turns):
+                kept = [fn(*arguments) for arguments in sets]
+        del kept
+
+    if device.type != "cuda":
+        return _sample_by_clock(run, len(sets), lambda: None, seconds)
+    with torch.cuda.device(device):
+        if graph:
+            return _sample_graph(run, len(sets), seconds)
+        return _sample_by_clock(run, len(sets), torch.cuda.synchronize, seconds)
+
+
+def _sample_by_clock(
+    run: Callable[[int], None], calls: int, finish: Callable[[], None], seconds: float
+) -> tuple[list[float], int]:
+    def timed(turns: int) -> float:
+        start = time.perf_counter()
+        run(turns)
+        finish()
+        return time.perf_counter() - start
+
+    timed(1)
+    turns = math.ceil(_SAMPLE_SECONDS["cpu"] / timed(1))
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
+        times.append(timed(turns))
+    return [sample / (turns * calls) * 1e6 for sample in times], turns * calls
+
+
+def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tuple[list[float], int]:
+    import torch
+
+    stream = torch.cuda.Stream()
+
+    def captured(turns: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            run(turns)
+        return graph
+
+    def timed(graph: torch.cuda.CUDAGraph) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record(stream)
+        graph.replay()
+        end.record(stream)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    stream.wait_stream(torch.cuda.current_stream())  # which made the arguments
+    with torch.cuda.stream(stream):
+        run(1)
+    graph = captured(1)
+    with torch.cuda.stream(stream):
+        once = min(timed(graph) for _ in range(_WARM_UP))
+        turns = math.ceil(_SAMPLE_SECONDS["cuda"] / once)
+    if turns > 1:
+        graph = captured(turns)
+    times: list[float] = []
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP):
+            timed(graph)
+        deadline = time.perf_counter() + seconds
+        while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
+            times.append(timed(graph))
+    return [sample / (turns * calls) * 1e6 for sample in times], turns * calls
+
+
+def _quantiles(samples: Sequence[float], quantiles: Sequence[float]) -> tuple[float, ...]:
+    """Between two samples, linearly."""
+    ordered = sorted(samples)
+    found = []
+    for quantile in quantiles:
+        place = quantile * (len(ordered) - 1)
+        below = math.floor(place)
+        above = min(below + 1, len(ordered) - 1)
+        found.append(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
+    return tuple(found)

@@ -1,0 +1,255 @@
+"""What is in the cache, and what can be done about it?
+
+For operators and for the command line. Everything works on one root, by default the user's own cache; a directory of
+prebuilt artifacts is laid out the same, and one that does not exist is a FileNotFoundError. ``why`` is the exception:
+it asks for one build, in all tiers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sgljit_core import paths
+from sgljit_core.build import policy, progress
+from sgljit_core.build.policy import Explanation
+from sgljit_core.errors import SgljitError
+from sgljit_core.families import discovery
+from sgljit_core.machine import trust
+
+from . import archive, store
+from .manifest import Manifest, ManifestError
+
+__all__ = [
+    "Entry",
+    "Explanation",
+    "carried",
+    "entries",
+    "export_archive",
+    "import_archive",
+    "prune",
+    "root",
+    "verify",
+    "why",
+]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One artifact.
+
+    Attributes:
+        directory: where it is.
+        manifest: what is known of it; None where the manifest cannot be read.
+        size: the bytes it takes.
+        built: when, in seconds since 1970.
+        problem: what is wrong with it; "" where nothing is known to be.
+    """
+
+    directory: Path
+    manifest: Manifest | None
+    size: int
+    built: float
+    problem: str = ""
+
+
+def root() -> Path:
+    """The root of the user's own cache."""
+    return paths.cache_root()
+
+
+def carried() -> dict[Path, str]:
+    """The roots that installed plugins carry in their packages, each with the distribution's name and version."""
+    found = {}
+    for family, claims in discovery.installed().items():
+        with contextlib.suppress(SgljitError, ImportError):  # a plugin that cannot be loaded says so where it is used
+            package = paths.package_directory(discovery.load(family, claims).package)
+            place = paths.carried_artifacts(package / "csrc")
+            if place is not None:
+                found[place] = str(claims[0])
+    return found
+
+
+def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
+    """The artifacts below a root, by their manifests; payloads are not read (``verify`` does).
+
+    Args:
+        vouched: the root is as trusted as the plugin that carries it, so it does not matter who can write it.
+
+    Raises:
+        UntrustedCacheError: somebody else could have written the root.
+    """
+    place = _checked(directory, vouched=vouched)
+    return [_entry(path) for path in store.artifact_directories(place)]
+
+
+def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
+    """The artifacts below a root that are damaged, found by reading everything. Changes nothing.
+
+    Args:
+        vouched: as of ``entries``.
+
+    Raises:
+        UntrustedCacheError: somebody else could have written the root or an artifact.
+    """
+    damaged = []
+    for path in store.artifact_directories(_checked(directory, vouched=vouched)):
+        problem = _problem(path, vouched=vouched)
+        if problem:
+            damaged.append(_entry(path, problem))
+    return damaged
+
+
+def _problem(path: Path, *, vouched: bool) -> str:
+    try:
+        store.read(path, vouched=vouched)
+    except ManifestError as error:
+        return str(error)
+    return ""
+
+
+def why(builder: Callable[[], Any]) -> Explanation:
+    """Whether what ``builder`` loads is in the cache, and if not, what sets it apart from the nearest artifact.
+
+    >>> print(why(lambda: load_jit("scale", "2", cpp_files=["scale.cpp"], ...)))
+    scale<2> for cpu-x86_64: a miss; the nearest artifact (1f0c77ab) differs: flag -O2 added (cxx)
+
+    Nothing is compiled or loaded.
+
+    Raises:
+        ValueError: ``builder`` asked for no module, for example because it has kept one from before.
+    """
+    try:
+        with policy.explaining():
+            builder()
+    except policy.Explained as answer:
+        return answer.explanation
+    raise ValueError("the builder did not ask for a module; ask in a process where it has not been loaded before")
+
+
+def prune(
+    directory: Path | None = None,
+    *,
+    older_than: float | None = None,
+    larger_than: int | None = None,
+    keep: Iterable[Explanation] | None = None,
+    damaged: bool = True,
+) -> list[Entry]:
+    """Remove artifacts, and what dead processes left behind.
+
+    Safe while others use the cache: what is loaded is in memory, and what is missing is built again.
+
+    Args:
+        older_than: seconds; removes what was built longer ago.
+        larger_than: bytes; removes the oldest until the rest takes no more.
+        keep: answers of ``why``; of each family and target that is among them, removes every other source key, such
+            as those of sources that were edited since.
+        damaged: removes artifacts whose content is not what their manifest says.
+
+    Returns:
+        The artifacts that were removed.
+
+    Raises:
+        UntrustedCacheError: somebody else could have written the root.
+    """
+    place = _checked(directory)
+    store.collect(place)
+    broken = {entry.directory for entry in verify(place)} if damaged else set()
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for answer in keep or ():
+        wanted.setdefault(_owner(answer.slot.path), set()).add(answer.source_key)
+    gone: list[Entry] = []
+    rest: list[Entry] = []
+    for entry in sorted(entries(place), key=lambda e: e.built):
+        source_key = entry.directory.parent.name
+        stale = source_key not in wanted.get(_owner(entry.directory.parent), {source_key})
+        old = older_than is not None and time.time() - entry.built > older_than
+        (gone if stale or old or entry.directory in broken else rest).append(entry)
+    size = sum(entry.size for entry in rest)
+    while larger_than is not None and rest and size > larger_than:
+        size -= rest[0].size
+        gone.append(rest.pop(0))
+    for entry in gone:
+        _remove(entry.directory, place)
+    return gone
+
+
+def export_archive(
+    file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
+) -> int:
+    """Write the artifacts of a root into one file, those of one family or target if named, and tell how many.
+
+    Damaged artifacts are left out, each with a warning.
+
+    Raises:
+        ArchiveError: the file's suffix is not .tar, .tar.gz, .tgz or .tar.xz.
+    """
+    place = _checked(directory)
+    return archive.pack(Path(file), _whole(place, family, target), place)
+
+
+def import_archive(file: str | Path, directory: Path | None = None) -> int:
+    """Put the artifacts of an archive into a root and tell how many.
+
+    Raises:
+        ArchiveError: the file is no archive of artifacts, or is damaged.
+    """
+    return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
+
+
+def _owner(place: Path) -> tuple[str, str]:
+    """Target and family of the directory of a source key."""
+    return place.parents[2].name, place.parents[1].name
+
+
+def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
+    own = paths.cache_root().absolute()
+    place = (directory or own).absolute()
+    if place != own and not place.is_dir():  # the user's own appears with the first artifact
+        raise FileNotFoundError(f"{place} is not a directory, so there are no artifacts in it")
+    if not vouched:
+        trust.check_root(place)
+    return place
+
+
+def _whole(place: Path, family: str | None, target: str | None) -> Iterator[store.Artifact]:
+    for path in store.artifact_directories(place):
+        if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
+            continue
+        try:
+            artifact = store.read(path)
+        except ManifestError as error:
+            text = f"{path} is damaged and left out: {error}"
+            progress.once("artifact_damaged", str(path), text, directory=str(path))
+            continue
+        if artifact is not None:
+            yield artifact
+
+
+def _entry(path: Path, problem: str = "") -> Entry:
+    size, built, manifest = 0, 0.0, None
+    with contextlib.suppress(OSError):
+        built = path.stat().st_mtime
+        size = sum(file.lstat().st_size for file in path.iterdir())
+    try:
+        manifest = store.read_manifest(path)
+    except (OSError, ManifestError) as error:
+        problem = problem or str(error)
+    return Entry(path, manifest, size, manifest.created if manifest else built, problem)
+
+
+def _remove(path: Path, place: Path) -> None:
+    """Take an artifact out of sight at once, then remove it and the directories that it leaves empty."""
+    trash = store.staging_directory(place, "removed")
+    with contextlib.suppress(OSError):
+        path.rename(trash / path.name)
+    store.discard(trash)
+    for parent in path.parents:
+        if parent == place:
+            break
+        with contextlib.suppress(OSError):
+            parent.rmdir()

@@ -1,0 +1,83 @@
+"""When are two builds the same build? Pure functions from ingredients to keys.
+
+The *source key* covers everything that decides the program and can be known without a compiler: the generated
+source, the content of every file it can reach, flags, target. The *toolchain key* covers the compilers. Both hash
+the canonical JSON of a flat mapping, so that two manifests can be compared ingredient by ingredient. Paths appear
+only relative to a labelled root: a moved checkout keeps its keys. docs/cache.md documents the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from sgljit_core.compilers.includes import Scan
+from sgljit_core.compilers.toolchain import Toolchain
+from sgljit_core.model.build import BuildSpec
+
+__all__ = ["FORMAT", "canonical", "digest", "key", "source_ingredients", "toolchain_ingredients", "variant_ingredients"]
+
+# Raise it when the meaning of an ingredient changes; the C ABI is the one of tvm-ffi that artifacts are built on.
+FORMAT = 1
+_C_ABI = "tvm-ffi 0.1"
+
+
+def source_ingredients(
+    spec: BuildSpec,
+    generated: Mapping[str, str],
+    scan: Scan,
+    flags: Mapping[str, tuple[str, ...]],
+    *,
+    tvm_ffi: str,
+    cpu: str,
+) -> dict[str, str]:
+    """What the source key is made of.
+
+    Args:
+        generated: the generated sources by file name.
+        flags: flags by step ("cxx", "nvcc", "link"), with roots written as labels.
+        tvm_ffi: the version of tvm-ffi, an ingredient only where its unstable C++ ABI is used.
+        cpu: this machine's processor, an ingredient only where a flag asks for code for it (``-march=native``).
+    """
+    ingredients = {"format": str(FORMAT), "target": spec.target.name, "c_abi": _C_ABI}
+    ingredients |= {f"generated {name}": digest(text) for name, text in generated.items()}
+    ingredients |= {f"file {name}": content for name, content in scan.files.items()}
+    ingredients |= {f"flags {step}": json.dumps(values) for step, values in flags.items()}
+    if not spec.header_only:
+        ingredients["units"] = json.dumps([*spec.cpp_files, *spec.cuda_files])
+    if scan.uses_tvm_cpp:
+        ingredients["tvm_ffi"] = tvm_ffi
+    if any(flag.endswith("=native") for values in flags.values() for flag in values):
+        ingredients["cpu"] = cpu
+    return ingredients
+
+
+def variant_ingredients(spec: BuildSpec, generated: str, scan: Scan, flags: tuple[str, ...]) -> dict[str, str]:
+    """What the source key of an instant variant is made of. It binds to no C ABI: a cubin calls nothing."""
+    ingredients = {"format": str(FORMAT), "target": spec.target.name, "kernel": spec.kernel}
+    ingredients |= {"generated variant.cu": digest(generated), "flags nvrtc": json.dumps(flags)}
+    return ingredients | {f"file {name}": content for name, content in scan.files.items()}
+
+
+def toolchain_ingredients(toolchain: Toolchain) -> dict[str, str]:
+    """What the toolchain key is made of."""
+    ingredients = {"cxx": toolchain.cxx.version}
+    if toolchain.nvcc is not None:
+        ingredients["nvcc"] = toolchain.nvcc.version
+    return ingredients
+
+
+def key(ingredients: Mapping[str, str]) -> str:
+    """The key of a set of ingredients: 32 hexadecimal digits of the sha256 of its canonical JSON."""
+    return digest(canonical(ingredients))[:32]
+
+
+def canonical(value: object) -> str:
+    """The one JSON text of a value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def digest(text: str) -> str:
+    """The sha256 of a text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Finding compilers, running them, and knowing what they read."""

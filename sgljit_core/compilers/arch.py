@@ -1,0 +1,158 @@
+"""Which target do we compile for?
+
+In this order: ``override_cuda_arch``, ``SGLJIT_CUDA_ARCH``, ``TVM_FFI_CUDA_ARCH_LIST``, the current device.
+The answer is asked for at every build and never kept for the process: two devices may differ.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from sgljit_core.config import settings
+from sgljit_core.errors import ConfigError, NoTargetError
+from sgljit_core.model.build import Target
+
+__all__ = [
+    "cpu_target",
+    "cuda_in_use",
+    "cuda_target",
+    "device_target",
+    "exact",
+    "is_arch_support_pdl",
+    "override_cuda_arch",
+    "override_target",
+    "parse_cuda_target",
+    "scope",
+    "target_in_use",
+]
+
+_override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
+_ARCH = re.compile(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)")
+
+
+def cpu_target() -> Target:
+    """The target of a module without CUDA code."""
+    return Target(f"cpu-{platform.machine()}")
+
+
+def cuda_target() -> Target:
+    """The target of a module with CUDA code.
+
+    Raises:
+        NoTargetError: there is no override, no variable and no device.
+        ConfigError: the variable cannot be read.
+    """
+    override = _override.get()
+    if override is not None:
+        return override
+    config = settings()
+    if config.cuda_arch is not None:
+        return parse_cuda_target(config.cuda_arch, config.cuda_arch_source)
+    capability = _device_capability()
+    if capability is None:
+        raise NoTargetError(
+            "no CUDA device to compile for; where there is none, name the target: --cuda-arch 9.0 on the command line, "
+            "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0) in Python"
+        )
+    return _target(*capability)
+
+
+def device_target(device_id: int) -> Target:
+    """The target of one device of this machine, whatever is overridden: what it can run."""
+    import torch
+
+    return _target(*torch.cuda.get_device_capability(device_id))
+
+
+def exact(target: Target) -> Target:
+    """A target whatever its suffix, as a device of that capability names it."""
+    assert target.cuda_arch is not None
+    return _target(*target.cuda_arch)
+
+
+def target_in_use() -> Target | None:
+    """The target of the current device, if this process uses CUDA already; never the first to touch a GPU."""
+    cuda = cuda_in_use()
+    return None if cuda is None else _target(*cuda.get_device_capability())
+
+
+def cuda_in_use() -> Any | None:
+    """``torch.cuda``, if this process uses it already; never the first to import torch or to touch a GPU."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # not there while another thread imports torch
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+@contextmanager
+def override_cuda_arch(major: int, minor: int, suffix: str | None = None) -> Iterator[Target]:
+    """Compile for another architecture inside the ``with`` block, with or without a GPU.
+
+    Args:
+        major, minor: the compute capability, such as 9, 0.
+        suffix: "a" (architecture-specific), "f" (family-specific) or "" (portable); by default "a" from 9.0 on,
+            which is what unlocks wgmma and the like.
+    """
+    token = _override.set(_target(major, minor, suffix))
+    try:
+        yield cuda_target()
+    finally:
+        _override.reset(token)
+
+
+@contextmanager
+def override_target(text: str, source: str) -> Iterator[Target]:
+    """``override_cuda_arch`` for a target as text, such as "9.0a"; ``source`` names where it came from in the error."""
+    token = _override.set(parse_cuda_target(text, source))
+    try:
+        yield cuda_target()
+    finally:
+        _override.reset(token)
+
+
+def is_arch_support_pdl() -> bool:
+    """Whether the CUDA target has programmatic dependent launch (compute capability 9.0 and later)."""
+    target = cuda_target()
+    return target.cuda_arch is not None and target.cuda_arch >= (9, 0)
+
+
+def scope() -> Target | None:
+    """What a cached module depends on besides its arguments: None where every device of the process is alike.
+
+    Cheap where nothing is overridden: it never initialises CUDA.
+    """
+    override = _override.get()
+    if override is not None:
+        return override
+    cuda = cuda_in_use()
+    if cuda is None or cuda.device_count() < 2:
+        return None
+    capabilities = {cuda.get_device_capability(i) for i in range(cuda.device_count())}
+    return None if len(capabilities) == 1 else cuda_target()
+
+
+def parse_cuda_target(text: str, source: str) -> Target:
+    """The target that ``text`` names ("8.0", "9.0a", "sm_100f"); ``source`` names where it came from in the error."""
+    match = _ARCH.fullmatch(text)
+    if match is None:
+        several = len(re.split(r"[ ,;]+", text)) > 1
+        problem = "names several architectures, and a module is compiled for one" if several else "is not one"
+        raise ConfigError(f'{source}={text!r} {problem}; expected an architecture such as "8.0", "9.0a" or "10.0f"')
+    major, minor = match[1] or match[3], match[2] or match[4]
+    return _target(int(major), int(minor), match[5] or None)
+
+
+def _device_capability() -> tuple[int, int] | None:
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
+def _target(major: int, minor: int, suffix: str | None = None) -> Target:
+    if suffix is None:
+        suffix = "a" if major >= 9 else ""
+    return Target(f"sm_{major}{minor}{suffix}", (major, minor))

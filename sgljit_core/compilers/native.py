@@ -1,0 +1,332 @@
+"""How is a build turned into a shared library?
+
+The compilers run directly, translation units side by side, in an environment that holds nothing but what is set
+here: variables such as ``CPATH`` or ``NVCC_APPEND_FLAGS`` change what a compiler makes and are in no key. Each counts
+against the machine's limit of compilers and dies with this process.
+
+The compiler says what it has read. Whatever of it no key covers is returned with its hash, for the look-up to check:
+a header reached by a macro or a flag, a static library that was linked in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import re
+import shlex
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sgljit_core.errors import CompileError
+from sgljit_core.machine import jobs
+from sgljit_core.machine.supervisor import Supervisor
+from sgljit_core.model.build import BuildSpec
+from sgljit_core.paths import tvm_ffi_include, tvm_ffi_library
+
+from .includes import Root
+from .toolchain import Toolchain
+
+__all__ = ["Compiled", "compile_library", "flags", "generated_sources"]
+
+_COMMON = ("-std=c++20", "-O3")
+# Without -fno-gnu-unique the statics of templates and inline functions are shared by every library of the process,
+# so that a second module's one-time initialiser is skipped.
+_HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
+# The units of the core's own functions (sgl_kernel/impl/separate.h), and what tells the others that they are there.
+_CORE_UNITS = ("messages.cpp", "kernels.cpp")
+_SEPARATE = ("-DSGL_SEPARATE",)
+_SECONDS_TO_START = 0.1
+# What belongs to the compiler, the C library and the kernel's interface: the toolchain's version stands for it. A name
+# that is missing here costs one more hash to check, nothing else.
+_PLATFORM = re.compile(
+    r"/lib(?:32|64|exec)?/(?:gcc|clang|llvm-\d+)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
+    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|net|netinet|arpa)/|(?:aio|alloca|assert|byteswap|complex|cpio|ctype|"
+    r"dirent|dlfcn|elf|endian|err|errno|error|execinfo|fcntl|features|features-time64|fenv|float|fnmatch|ftw|getopt|glob|"
+    r"grp|iconv|ifaddrs|inttypes|langinfo|lastlog|libgen|libintl|limits|link|locale|malloc|math|mcheck|memory|mntent|"
+    r"monetary|mqueue|netdb|nl_types|nss|obstack|paths|poll|printf|pthread|pty|pwd|regex|resolv|sched|search|semaphore|"
+    r"setjmp|sgtty|shadow|signal|spawn|stdc-predef|stdint|stdio|stdio_ext|stdlib|string|strings|syscall|syslog|tar|"
+    r"termio|termios|tgmath|threads|time|uchar|ucontext|ulimit|unistd|utime|utmp|utmpx|values|wait|wchar|wctype|wordexp|"
+    r"xlocale)\.h$)"
+)
+_ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol|multiple definition", re.IGNORECASE)
+
+
+def generated_sources(spec: BuildSpec) -> dict[str, str]:
+    """The generated sources by file name: they include the author's files and export the wrappers, and the core's."""
+    sources = {}
+    if spec.header_only:
+        sources["generated.cu"] = _generate(spec.cuda_files, spec.cuda_wrappers)  # first, as it takes longest
+        sources["generated.cpp"] = _generate(spec.cpp_files, spec.cpp_wrappers)
+    if _is_separate(spec):
+        sources |= {f"core_{unit}": f"#include <sgl_kernel/src/{unit}>\n" for unit in _CORE_UNITS}
+    return {name: text for name, text in sources.items() if text}
+
+
+def _is_separate(spec: BuildSpec) -> bool:
+    """Whether the core's own functions are compiled beside the module's files.
+
+    They take as long as a host part, and a quarter of nvcc's time. A small C++ module needs few of them, and compiles
+    sooner with those alone.
+    """
+    return spec.host_part or bool(spec.cuda_files)
+
+
+def _generate(files: Sequence[str], wrappers: Sequence[tuple[str, str]]) -> str:
+    if not files:
+        return ""
+    lines = [f'#include "{file}"' for file in files]
+    # The export header comes last, so that it can see which of tvm-ffi's own headers the files include.
+    lines += ["#include <sgl_kernel/export.h>"]
+    lines += [f"SGL_EXPORT({export}, ({symbol}))" for export, symbol in wrappers]
+    return "\n".join(lines) + "\n"
+
+
+def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
+    """The flags of each step, with directories written as the labels of ``roots``: what goes into the key."""
+    includes = tuple(f"-I{root.label}" for root in roots)
+    steps = {"cxx": (*_cxx_flags(spec), *includes), "link": spec.ldflags}
+    if spec.target.is_cuda:
+        steps["nvcc"] = (*_nvcc_flags(spec), *includes)
+    return {step: tuple(_labelled(flag, roots) for flag in values) for step, values in steps.items()}
+
+
+def _labelled(flag: str, roots: Sequence[Root]) -> str:
+    """A flag with the directories of the build written as labels, so that it is the same wherever the tree lies."""
+    for root in roots:
+        flag = flag.replace(f"{root.directory}/", f"{root.label}/")
+    return flag
+
+
+def _cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
+    # Flags for C++ files are not for the core's alone: where there are no others, nobody has tried them.
+    own = spec.cflags if spec.cpp_files else ()
+    return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *own)
+
+
+def _nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
+    assert spec.target.cuda_arch is not None
+    major, minor = spec.target.cuda_arch
+    compute = spec.target.name.replace("sm_", "compute_")
+    return (
+        *_COMMON,
+        "--expt-relaxed-constexpr",
+        f"-gencode=arch={compute},code={spec.target.name}",
+        f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}",
+        *(f"-Xcompiler={flag}" for flag in _HOST),
+        *_SEPARATE,
+        *spec.cuda_cflags,
+    )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A library, the commands that made it, and sha256 by path of files that were read and that no key covers."""
+
+    library: Path
+    command: str
+    observed: dict[str, str]
+
+
+def compile_library(
+    spec: BuildSpec,
+    toolchain: Toolchain,
+    generated: Mapping[str, str],
+    roots: Sequence[Root],
+    keyed: Collection[str],
+    directory: Path,
+    meanwhile: Callable[[], None],
+) -> Compiled:
+    """Compile and link in ``directory``.
+
+    Args:
+        keyed: paths of the files that the source key covers.
+        meanwhile: what to do in this thread while the compilers run.
+
+    Raises:
+        CompileError: a compiler failed; ``directory`` holds what it got and made.
+    """
+    for name, text in generated.items():
+        (directory / name).write_text(text)
+    files = () if spec.header_only else (*spec.cuda_files, *spec.cpp_files)
+    units = [*(spec.csrc / file for file in files), *(directory / name for name in generated)]
+    objects = [directory / f"{index}_{unit.name}.o" for index, unit in enumerate(units)]
+    commands = [
+        _compile_command(spec, toolchain, unit, output, roots, _is_cuda(unit))
+        for unit, output in zip(units, objects, strict=True)
+    ]
+    library = directory / "module.so"
+    link = _link_command(spec, toolchain, objects, library)
+    run = _Runner(spec, toolchain, directory)
+    with contextlib.closing(run.supervisor):
+        run.side_by_side(commands, [_is_cuda(unit) for unit in units], meanwhile)
+        trace = run(link, cuda=False)
+    read = [path for output in objects for path in _dependencies(output.with_suffix(".d"))]
+    own = (directory, tvm_ffi_include(), *([toolchain.cuda_home] if toolchain.nvcc else []))
+    observed = _observed((*read, *_archives(trace)), own, keyed)
+    return Compiled(library, "\n".join(shlex.join(command) for command in (*commands, link)), observed)
+
+
+def _is_cuda(unit: Path) -> bool:
+    return unit.suffix in (".cu", ".cuh")
+
+
+def _compile_command(
+    spec: BuildSpec, toolchain: Toolchain, unit: Path, output: Path, roots: Sequence[Root], cuda: bool
+) -> list[str]:
+    includes = [f"-I{root.directory}" for root in roots]
+    includes += ["-isystem", str(tvm_ffi_include())]
+    depend = ["-MD", "-MF", str(output.with_suffix(".d"))]
+    # Messages of a kernel name its files by label, so that an artifact is the same wherever the tree lies.
+    maps = [f"-fmacro-prefix-map={root.directory}/={_shown(root)}" for root in roots]
+    if not cuda:
+        own = [*_cxx_flags(spec), *maps, *includes]
+        return [str(toolchain.cxx.path), "-c", str(unit), "-o", str(output), *depend, *own]
+    assert toolchain.nvcc is not None
+    own = [*_nvcc_flags(spec), *(f"-Xcompiler={flag}" for flag in maps), *includes]
+    nvcc = [str(toolchain.nvcc.path), f"-ccbin={toolchain.cxx.path}", "-x", "cu"]
+    return [*nvcc, "-c", str(unit), "-o", str(output), *depend, *own]
+
+
+def _shown(root: Root) -> str:
+    return f"{root.label}/" if root.own else ""
+
+
+def _link_command(spec: BuildSpec, toolchain: Toolchain, objects: Sequence[Path], library: Path) -> list[str]:
+    command = [str(toolchain.cxx.path), "-shared", "-o", str(library), *map(str, objects), str(tvm_ffi_library())]
+    if spec.target.is_cuda:
+        command += [str(toolchain.cudart), "-lrt", "-lpthread"]
+    # What nobody defines would end the process when it is first called. The trace names the files that were linked in.
+    return [*command, "-ldl", "-Wl,-z,defs", *spec.ldflags, "-Wl,--trace"]
+
+
+class _Runner:
+    """Runs the commands of one build; the first that fails ends the others."""
+
+    def __init__(self, spec: BuildSpec, toolchain: Toolchain, directory: Path) -> None:
+        self.supervisor = Supervisor()
+        self._spec = spec
+        self._directory = directory
+        self._environment = _environment(toolchain, directory)
+        self._started = threading.Semaphore(0)
+
+    def side_by_side(
+        self, commands: Sequence[Sequence[str]], cuda: Sequence[bool], meanwhile: Callable[[], None]
+    ) -> None:
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def work(command: Sequence[str], of_cuda: bool) -> None:
+            try:
+                self(command, cuda=of_cuda)
+            except BaseException as error:  # noqa: BLE001 - handed on
+                ended.put(error)
+            else:
+                ended.put(None)
+
+        threads = [threading.Thread(target=work, args=of) for of in zip(commands, cuda, strict=True)]
+        try:
+            for thread in threads:
+                thread.start()
+            # Python code would keep the compilers from being started. Some of them may wait for a core.
+            deadline = time.monotonic() + _SECONDS_TO_START
+            for _ in commands:
+                self._started.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            meanwhile()
+            for _ in commands:
+                error = ended.get()
+                if error is not None:
+                    raise error
+        except BaseException:
+            self.supervisor.close()
+            raise
+        finally:
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+
+    def __call__(self, command: Sequence[str], *, cuda: bool) -> str:
+        with jobs.slot(cuda=cuda, cancelled=self.supervisor.is_closed):
+            finished = self.supervisor.run(
+                command, cwd=self._directory, env=self._environment, started=self._started.release
+            )
+        if finished.status == 0:
+            return finished.output
+        log = finished.output.strip() or f"no output; exit status {finished.status}"
+        lines = log.splitlines()
+        first = next((line.strip() for line in lines if _ERROR.search(line)), lines[-1].strip())
+        if finished.status == 128 + 9:
+            first = "the compiler was killed, most likely for lack of memory; SGLJIT_JOBS=1 runs one at a time"
+        raise CompileError(
+            build=self._spec.label,
+            first_error=first + _hint(first, log, self._directory, cuda=cuda),
+            command=shlex.join(command),
+            log=log,
+            build_directory=self._directory,
+        )
+
+
+def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
+    """What an author needs beside a compiler's first error: which wrapper it is about, which type, what to include."""
+    hints = []
+    before = log.partition(first)[0]
+    place = re.match(r"\S*?(generated\.\w+):(\d+)", first)
+    place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here\s*\Z", before)
+    if place is not None:
+        line = (directory / place[1]).read_text().splitlines()[int(place[2]) - 1]
+        hints.append(f"It is about the wrapper {line}")
+    parameter = re.findall(r"read_argument\([^)]*\) \[with T = ([^\]]+)\]", before) if "SGL_EXPORT: " in first else []
+    hints += [f"The type is {parameter[-1]}"] if parameter else []
+    if not cuda and re.search(r"(cuda_\w+\.h|\.cuh): No such file", first):
+        hints.append("The C++ compiler takes no device header: a kernel has a .cuh of its own, which only NVRTC reads")
+    if "'address_of' is not a member of 'host'" in first:
+        hints.append("The file of a deferred function includes <sgl_kernel/deferred.h>")
+    exported_twice = re.search(r"multiple definition of `__tvm_ffi_(\w+)'", first)
+    if exported_twice is not None:
+        hints.append(f"Two files export {exported_twice[1]} with SGL_EXPORT")
+    elif "multiple definition of" in first:
+        hints.append("What a file has for itself alone goes into an anonymous namespace")
+    if "undefined reference" in first:
+        hints.append("Name the file that defines it in cpp_files, or its library in extra_ldflags")
+    return "".join(f". {hint}" for hint in hints)
+
+
+def _environment(toolchain: Toolchain, directory: Path) -> dict[str, str]:
+    """A compiler finds its own programs beside itself, and the assembler and linker in the system's directories."""
+    programs = [toolchain.cxx.path.parent] + ([toolchain.nvcc.path.parent] if toolchain.nvcc else [])
+    return {
+        "PATH": os.pathsep.join([*map(str, programs), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "TMPDIR": str(directory),
+        "LC_ALL": "C",
+        "SOURCE_DATE_EPOCH": "0",  # what __DATE__ and __TIME__ say
+    }
+
+
+def _dependencies(file: Path) -> list[str]:
+    r"""The files that a compiler read, from the make rule it wrote: "target: file file \" with escaped blanks."""
+    text = file.read_text(errors="surrogateescape").replace("\\\n", " ")
+    _, _, files = text.partition(": ")
+    return [re.sub(r"\\([ #\\])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\.|\S)+", files)]
+
+
+def _archives(trace: str) -> list[str]:
+    """The object files and static libraries in a linker's trace; a shared library counts by its name alone."""
+    lines = [re.sub(r"\([^)]*\)$", "", re.sub(r"^\(([^)]*)\)", r"\1", line.strip())) for line in trace.splitlines()]
+    return [line for line in lines if line.endswith((".a", ".o")) and not re.match(r"/(usr/)?lib(64)?/", line)]
+
+
+def _observed(read: Iterable[str], own: Sequence[Path], keyed: Collection[str]) -> dict[str, str]:
+    """Sha256 of each file that was read, but for the toolchain's, those below ``own`` and those in a key."""
+    covered = {os.path.realpath(path) for path in keyed}
+    below = tuple(f"{os.path.realpath(directory)}/" for directory in own)
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(read):
+        path = os.path.realpath(own[0] / name)  # a relative name is relative to where the compiler ran
+        if path in covered or path in found or path.startswith(below) or _PLATFORM.search(path):
+            continue
+        with contextlib.suppress(OSError):  # nvcc names files of its own that are gone by now
+            found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return dict(sorted(found.items()))

@@ -1,0 +1,248 @@
+"""Which compilers are there, and which versions?
+
+nvcc is found with cuda-pathfinder (environment wheels, conda, CUDA_HOME, system). The host compiler is one and
+the same for C++ files, as nvcc's ``-ccbin`` and for linking, so that what is asked for its version is what runs.
+On a warm start no compiler runs: where nvcc is and what a compiler's version is are remembered for the state of the
+files that decide it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sgljit_core.config import settings
+from sgljit_core.errors import ToolchainNotFoundError
+from sgljit_core.machine.answers import recall, remember
+
+__all__ = ["Compiler", "Toolchain", "find_cxx", "find_nvcc", "find_toolchain", "processor", "remembered_search"]
+
+_HOST_COMPILERS = ("g++", "clang++", "c++")
+_LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """One compiler: the program, and the line it identifies itself with."""
+
+    path: Path
+    version: str
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What turns a build into a library. ``nvcc`` is None where the build has no CUDA code."""
+
+    cxx: Compiler
+    nvcc: Compiler | None
+
+    @property
+    def cuda_home(self) -> Path:
+        """The CUDA toolkit that nvcc belongs to."""
+        assert self.nvcc is not None
+        if _is_script(self.nvcc.path):  # a wrapper, which may lie anywhere; nvcc itself knows its place
+            command = [str(self.nvcc.path), "--dryrun", "-x", "cu", "-c", os.devnull]
+            match = re.search(r"^#\$ TOP=(.+)$", _run(command).stderr, re.MULTILINE)
+            if match is not None:
+                return Path(match[1]).resolve()
+        return self.nvcc.path.parent.parent
+
+    @property
+    def cudart(self) -> Path:
+        """The static CUDA runtime: an artifact then needs nothing but the driver at run time.
+
+        Raises:
+            ToolchainNotFoundError: the toolkit has no ``libcudart_static.a``.
+        """
+        candidates = [self.cuda_home / d / "libcudart_static.a" for d in ("lib64", "lib", "targets/x86_64-linux/lib")]
+        for candidate in candidates:
+            if candidate.is_file():
+                return candidate
+        raise ToolchainNotFoundError(
+            "libcudart_static.a",
+            needed_for="CUDA kernels",
+            searched=[str(c) for c in candidates],
+            remedy=_CUDA_REMEDY,
+        )
+
+
+_CUDA_REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]". Or set SGLJIT_NVCC to an nvcc.'
+_CXX_REMEDY = (
+    "Install a C++20 compiler (Debian, Ubuntu: apt install g++; conda: conda install gxx), or set SGLJIT_CXX to one."
+)
+
+
+def find_toolchain(*, cuda: bool, needed_for: str) -> Toolchain:
+    """The compilers for a build.
+
+    Args:
+        cuda: whether the build has CUDA code.
+        needed_for: the build, for the error's text.
+
+    Raises:
+        ToolchainNotFoundError: with every place that was searched and the command that installs what is missing.
+    """
+    return Toolchain(cxx=find_cxx(needed_for), nvcc=find_nvcc(needed_for) if cuda else None)
+
+
+def find_cxx(needed_for: str) -> Compiler:
+    """The host C++ compiler: ``SGLJIT_CXX``, ``CXX``, else the first of g++, clang++, c++ on ``PATH``.
+
+    Of a launcher with a compiler, such as "ccache g++", it is the compiler: what it makes is cached already.
+    """
+    config = settings()
+    for name in _HOST_COMPILERS if config.cxx is None else (config.cxx, _compiler_of(config.cxx)):
+        found = shutil.which(name, path=config.path)
+        if found:
+            return _identify(Path(found))
+    if config.cxx is None:
+        searched = [f"{name} on PATH={config.path}" for name in _HOST_COMPILERS]
+        remedy = _CXX_REMEDY
+    else:
+        searched = [f"{config.cxx_source}={config.cxx!r} on PATH={config.path}"]
+        remedy = (
+            f"Let {config.cxx_source} name one program, a C++20 compiler, without flags (those of a build are "
+            f"load_jit's extra_cflags); or unset it, and {', '.join(_HOST_COMPILERS)} are looked for."
+        )
+    raise ToolchainNotFoundError("a C++ compiler", needed_for=needed_for, searched=searched, remedy=remedy)
+
+
+def _compiler_of(command: str) -> str:
+    """The compiler behind a launcher; ``command`` itself where there is none, or more than that."""
+    try:
+        launcher, compiler = shlex.split(command)
+    except ValueError:
+        return command
+    return compiler if Path(launcher).name in _LAUNCHERS else command
+
+
+def find_nvcc(needed_for: str) -> Compiler:
+    """NVIDIA's compiler: ``SGLJIT_NVCC``, else what cuda-pathfinder finds."""
+    configured = settings().nvcc
+    if configured is not None:
+        found = shutil.which(configured)
+        searched = [f"SGLJIT_NVCC={configured}"]
+    else:
+        found = _search_nvcc()
+        searched = [
+            "the nvidia-cuda-nvcc wheel of this environment",
+            "the conda environment (CONDA_PREFIX)",
+            "CUDA_HOME and CUDA_PATH",
+            f"PATH={settings().path}",
+            "/usr/local/cuda",
+        ]
+    if not found:
+        raise ToolchainNotFoundError("nvcc", needed_for=needed_for, searched=searched, remedy=_CUDA_REMEDY)
+    return _identify(Path(found).resolve())
+
+
+def _search_nvcc() -> str | None:
+    found = remembered_search("nvcc", _ask_pathfinder_for_nvcc)
+    return found if found and Path(found).is_file() else _ask_pathfinder_for_nvcc()
+
+
+def _ask_pathfinder_for_nvcc() -> str | None:
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    found: str | None = find_nvidia_binary_utility("nvcc")
+    return found
+
+
+def remembered_search(what: str, search: Callable[[], str | None]) -> str | None:
+    """What ``search`` finds with cuda-pathfinder's help, asked once for each state of the places where that looks.
+
+    A search takes 70 ms, most of a warm start.
+    """
+    config = settings()
+    prefixes = [Path(value) for _, value in config.search if value] + [Path("/usr/local/cuda")]
+    places = [*prefixes, *(prefix / "bin" / "nvcc" for prefix in prefixes)]
+    places += [Path(shutil.which("nvcc", path=config.path) or os.devnull)]
+    packages = [entry for entry in sys.path if entry.endswith("-packages")]
+    places += [directory for entry in packages for directory in (Path(entry), Path(entry, "nvidia"))]
+    question = [what, sys.prefix, config.path, *(value for _, value in config.search), *map(_state, places)]
+    answer = recall(question)
+    if answer is None:
+        answer = search()
+        if answer:
+            remember(question, answer)
+    return answer
+
+
+def _state(path: Path) -> str:
+    """What tells one state of a file or directory from another: where it really is, and its stamp."""
+    try:
+        status = path.stat()
+    except OSError:
+        return f"no {path}"
+    return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
+
+
+_versions: dict[str, str] = {}
+
+
+def _identify(path: Path) -> Compiler:
+    """Ask a compiler for its version, once for each state of the file."""
+    state = f"{path} {_state(path)}"
+    if state not in _versions:
+        # What a script runs may change without the script: its answer holds for this process alone.
+        lasting = not _is_script(path)
+        version = recall(["version", state]) if lasting else None
+        if version is None:
+            version = _ask_version(path)
+            if lasting:
+                remember(["version", state], version)
+        _versions[state] = version
+    return Compiler(path, _versions[state])
+
+
+def _is_script(path: Path) -> bool:
+    """Whether a program runs another that it does not name: a script, or ccache and its kind under g++'s name."""
+    if path.resolve().name in _LAUNCHERS:
+        return True
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+def _ask_version(path: Path) -> str:
+    result = _run([str(path), "--version"])
+    lines = [line for line in result.stdout.splitlines() if line.strip()]
+    if result.returncode != 0 or not lines:
+        raise ToolchainNotFoundError(
+            f"a working {path.name}",
+            needed_for="kernels",
+            searched=[f"{path} (--version failed with {result.returncode}: {result.stderr.strip()})"],
+            remedy=_CUDA_REMEDY if path.name == "nvcc" else _CXX_REMEDY,
+        )
+    # nvcc names its release on the fourth line, others identify themselves on the first.
+    return next((line for line in lines if "release" in line), lines[0])
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.pathsep.join((str(Path(command[0]).parent), os.defpath)), "LC_ALL": "C"}
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
+        )
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", str(error))
+
+
+@functools.cache
+def processor() -> str:
+    """This machine's processor, as far as it decides what ``-march=native`` means."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return "unknown"
+    first = text.partition("\n\n")[0].splitlines()
+    lines = [line for line in first if line.startswith(("vendor_id", "model", "flags", "Features", "CPU "))]
+    return hashlib.sha256("\n".join(line for line in lines if "MHz" not in line).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Kernel families: finding their plugins, binding their ops."""

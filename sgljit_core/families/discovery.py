@@ -1,0 +1,289 @@
+"""Which plugins are installed, and how is one loaded?
+
+Discovery reads the metadata of installed distributions and imports nothing of theirs. A plugin is imported when its
+family is first asked for. Whatever one plugin does wrong is kept with its name and raised when *its* family is
+asked for; the others work.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import importlib_metadata
+
+from sgljit_core.config import settings
+from sgljit_core.errors import IncompatiblePluginError, InvalidBuildError, PluginConflictError, PluginLoadError
+from sgljit_core.machine.forks import KeyedLocks
+from sgljit_core.model.build import FamilySpec
+
+if TYPE_CHECKING:
+    from importlib_metadata import EntryPoint
+    from pluggy import PluginManager
+
+__all__ = ["Plugin", "header_dependency", "hooks", "installed", "load", "plugin_of", "prebuilt_directories", "rescan"]
+
+KERNELS = "sgljit.kernels"
+EXTENSIONS = "sgljit.plugins"
+
+_log = logging.getLogger("sgljit")
+
+
+class Plugin:
+    """One entry point of an installed distribution, as its metadata tells it.
+
+    The metadata file is parsed when it is first asked for: listing names must stay cheap.
+    """
+
+    def __init__(self, point: EntryPoint) -> None:
+        self._point = point
+
+    @property
+    def name(self) -> str:
+        """The entry point's name; for a kernel plugin, the family."""
+        return str(self._point.name)
+
+    @property
+    def module(self) -> str:
+        """The module that the entry point names."""
+        return str(self._point.value)
+
+    @functools.cached_property
+    def distribution(self) -> str:
+        """The name of the distribution that ships it."""
+        return str(self._dist.name)
+
+    @functools.cached_property
+    def version(self) -> str:
+        """The distribution's version."""
+        return str(self._dist.version)
+
+    @functools.cached_property
+    def requires(self) -> tuple[str, ...]:
+        """The distribution's requirements."""
+        return tuple(self._dist.requires or ())
+
+    @property
+    def location(self) -> Path:
+        """The directory that the distribution is installed in."""
+        return Path(str(self._dist.locate_file(""))).resolve()  # an entry of sys.path may be relative
+
+    @property
+    def _dist(self) -> Any:
+        return self._point.dist  # set on every entry point that entry_points() finds
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+def installed() -> dict[str, tuple[Plugin, ...]]:
+    """The kernel plugins by family, from metadata alone. More than one plugin for a family is a conflict."""
+    families: dict[str, tuple[Plugin, ...]] = {}
+    for plugin in _entry_points(KERNELS):
+        name = plugin.name.replace("-", "_")
+        families[name] = (*families.get(name, ()), plugin)
+    return dict(sorted(families.items()))
+
+
+def plugin_of(family: str) -> Plugin | None:
+    """The plugin that ships a family, if just one does."""
+    claims = installed().get(family, ())
+    return claims[0] if len(claims) == 1 else None
+
+
+def _entry_points(group: str) -> list[Plugin]:
+    allowed = settings().plugins
+    if allowed is None:
+        return _scan(group)
+    from packaging.utils import canonicalize_name
+
+    names = {canonicalize_name(name) for name in allowed}
+    return [plugin for plugin in _scan(group) if canonicalize_name(plugin.distribution) in names]
+
+
+@functools.cache
+def _scan(group: str) -> list[Plugin]:
+    return [Plugin(point) for point in importlib_metadata.entry_points(group=group)]
+
+
+def rescan() -> None:
+    """Forget what is installed, so that the next question reads the metadata anew."""
+    _scan.cache_clear()
+
+
+_locks = KeyedLocks()  # of one key: plugins are loaded one after the other
+_families: dict[str, FamilySpec] = {}
+_failures: dict[str, PluginLoadError | PluginConflictError] = {}
+_registering: list[FamilySpec] = []
+
+
+@functools.cache
+def _manager() -> PluginManager:
+    import pluggy
+
+    from . import hookspecs
+
+    manager = pluggy.PluginManager("sgljit")
+    manager.add_hookspecs(hookspecs)
+    # Historic: every plugin that is registered from now on is called back at once with this ``register``.
+    manager.hook.sgljit_register_kernels.call_historic(kwargs={"register": _register})
+    return manager
+
+
+def _register(family: FamilySpec) -> None:
+    if not isinstance(family, FamilySpec):
+        raise TypeError(f"register() expects a KernelFamily, got {type(family).__name__}")
+    _registering.append(family)
+
+
+def load(family: str, claims: tuple[Plugin, ...]) -> FamilySpec:
+    """Import the plugin of a family and return what it registered.
+
+    Raises:
+        PluginConflictError: several distributions claim the family, or the plugin registers another's.
+        PluginLoadError: the plugin cannot be imported, registers something else, or has failed before.
+        IncompatiblePluginError: its metadata excludes the running core.
+    """
+    if len(claims) > 1:
+        listed = "\n".join(f"  - {_described(plugin)}" for plugin in claims)
+        raise PluginConflictError(
+            f"family {family!r} is claimed by {len(claims)} distributions:\n{listed}\n"
+            f"Uninstall all but one, or name the ones to use in SGLJIT_PLUGINS=<distribution>,..."
+        )
+    with _locks["plugins"]:
+        if family in _failures:
+            raise _failures[family]
+        if family not in _families:
+            try:
+                _load(claims[0])
+                if family not in _families:
+                    raise PluginLoadError(
+                        str(claims[0]),
+                        f"its entry point promises the family {family!r}, which {claims[0].module} does not register: "
+                        f"it needs `@hookimpl def sgljit_register_kernels(register)`, with that name and decorator, "
+                        f"that calls register(FAMILY)",
+                    )
+            except (PluginLoadError, PluginConflictError) as error:
+                _failures[family] = error
+                raise
+        return _families[family]
+
+
+def _load(plugin: Plugin) -> None:
+    """Import a plugin and take the families that it registers."""
+    _check_requirements(plugin)
+    module = _import(plugin)
+    _registering.clear()
+    try:
+        _manager().register(module)
+    except (Exception, SystemExit) as error:
+        if _manager().is_registered(module):
+            _manager().unregister(module)
+        raise _load_error(plugin, error) from error
+    claims = installed()
+    for family in _registering:
+        owners = claims.get(family.name, ())
+        if plugin.distribution not in {owner.distribution for owner in owners}:
+            raise PluginConflictError(
+                f"{_described(plugin)} registers the family {family.name!r}, "
+                + (f"which belongs to {_described(owners[0])}" if owners else "for which it has no entry point")
+                + f". A distribution registers the families that its entry points in {KERNELS!r} name."
+            )
+    _families.update({family.name: family for family in _registering})
+
+
+def _described(plugin: Plugin) -> str:
+    return f"{plugin} ({plugin.module} in {plugin.location})"
+
+
+def _import(plugin: Plugin) -> Any:
+    module, _, attribute = plugin.module.partition(":")
+    if attribute:
+        raise PluginLoadError(
+            str(plugin), f"its entry point names {plugin.module!r}, and must name a module, without {':' + attribute!r}"
+        )
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise _load_error(plugin, error) from error
+
+
+def _load_error(plugin: Plugin, error: BaseException) -> PluginLoadError:
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    return PluginLoadError(str(plugin), f"importing {plugin.module} raised {type(error).__name__}: {error}\n{trace}")
+
+
+def _check_requirements(plugin: Plugin) -> None:
+    """Compare the plugin's own requirement on sgljit-core with the running core."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    from sgljit_core._version import __version__
+
+    for text in plugin.requires:
+        requirement = Requirement(text)
+        if canonicalize_name(requirement.name) != "sgljit-core":
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if not requirement.specifier.contains(__version__, prereleases=True):
+            raise IncompatiblePluginError(
+                str(plugin),
+                f"it requires {text}, and sgljit-core {__version__} is running; "
+                f"pip install --upgrade sgljit-core {plugin.distribution}",
+            )
+
+
+def hooks() -> Any:
+    """The hook callers, after every plugin of the group ``sgljit.plugins`` was loaded.
+
+    One that fails is reported as a warning, once, and left out: a broken observer must not stop a build.
+    """
+    _load_extensions()
+    return _manager().hook
+
+
+@functools.cache
+def _load_extensions() -> None:
+    for plugin in _entry_points(EXTENSIONS):
+        error = _load_extension(plugin)
+        if error is not None:
+            _log.warning("%s", error)
+
+
+def _load_extension(plugin: Plugin) -> PluginLoadError | None:
+    try:
+        _check_requirements(plugin)
+        _manager().register(_import(plugin))
+    except PluginLoadError as error:
+        return error
+    return None
+
+
+def header_dependency(name: str) -> list[Path]:
+    """The include directories of a named header library.
+
+    Raises:
+        InvalidBuildError: no plugin provides the name; the text lists the names there are.
+    """
+    providers: dict[str, Callable[[], list[Path]]] = {}
+    for answer in hooks().sgljit_header_dependencies():
+        providers |= answer
+    if name not in providers:
+        known = ", ".join(sorted(providers)) or "none"
+        raise InvalidBuildError(
+            f"extra_dependencies: no installed plugin provides the headers {name!r} (provided: {known})"
+        )
+    return [Path(path) for path in providers[name]()]
+
+
+def prebuilt_directories() -> list[Path]:
+    """Where plugins keep finished artifacts. Asks nobody where no plugin could answer."""
+    if not _entry_points(EXTENSIONS):
+        return []
+    return [Path(path) for answer in hooks().sgljit_prebuilt_dirs() for path in answer]

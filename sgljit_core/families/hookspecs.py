@@ -1,0 +1,50 @@
+"""What may a plugin hook into?
+
+Kernel plugins (entry-point group ``sgljit.kernels``) implement the first hook. The others serve plugins of the
+group ``sgljit.plugins``, which provide no kernels; those are loaded before the first build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pluggy
+
+from sgljit_core.model.build import BuildSpec, FamilySpec
+
+__all__ = ["hookimpl", "hookspec"]
+
+hookspec = pluggy.HookspecMarker("sgljit")
+hookimpl = pluggy.HookimplMarker("sgljit")
+
+
+@hookspec(historic=True)
+def sgljit_register_kernels(register: Callable[[FamilySpec], None]) -> None:
+    """Declare kernel families: call ``register(FAMILY)`` once for each."""
+
+
+@hookspec
+def sgljit_header_dependencies() -> dict[str, Callable[[], list[Path]]]:
+    """Named header libraries that builds may ask for with ``extra_dependencies=["cutlass"]``.
+
+    Returns:
+        By name, a callable that returns the include directories; it runs only when a build asks for the name.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def sgljit_prebuilt_dirs() -> list[Path]:
+    """Directories of finished artifacts, laid out like the cache; what a plugin's wheel ships. Never written."""
+    raise NotImplementedError
+
+
+@hookspec
+def sgljit_build_started(build: BuildSpec) -> None:
+    """A compiler is about to run. May be called from any thread."""
+
+
+@hookspec
+def sgljit_build_finished(build: BuildSpec, seconds: float, error: Exception | None) -> None:
+    """A compiler run has ended: after ``seconds`` of wall time, with ``error`` or None."""

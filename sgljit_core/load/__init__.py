@@ -1,0 +1,1 @@
+"""Verified bytes become a loaded library or a kernel on a device."""
