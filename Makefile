@@ -3,11 +3,13 @@
 #
 #   PYTHON=python3.12   the interpreter that .venv is made with, and that test-gpu runs
 #   CUDA=system|pypi    where nvcc comes from; "none" leaves it out (the default finds out)
-#   PYTEST="-k norm"    more arguments for test and test-gpu
+#   PYTEST="-k norm"    more arguments for test, test-slow and test-gpu
+#   WORKERS=1           how many processes test and test-slow spread over (by default one per core, 8 at most)
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST ?=
+WORKERS ?= auto
 CUDA ?= $(shell { nvcc --version || "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" --version; } >/dev/null 2>&1 \
           && echo system || echo pypi)
 
@@ -17,10 +19,11 @@ MINOR := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])
 READY := $(VENV)/.ready-$(MINOR)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 CXX_FILES = $(shell find include plugins examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
+PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint types format clean
+.PHONY: help setup demo test test-slow test-gpu lint types format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,8 +33,11 @@ setup: $(READY) ## make .venv, if it is not there yet
 demo: $(READY) ## find the kernel families, compile rmsnorm for this machine, check and time it
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) ## run every test that this machine can run
-	@$(BIN)/pytest $(PYTEST)
+test: $(READY) ## run the tests that this machine can run, but for the slow ones
+	@$(PARALLEL_PYTEST) -m "not slow" $(PYTEST)
+
+test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugins' suites from wheels, packaging
+	@$(PARALLEL_PYTEST) -m slow $(PYTEST)
 
 test-gpu: ## run the tests marked gpu with PYTHON as it is: installs nothing, needs no network
 	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins examples

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch  # noqa: F401
 import tvm_ffi  # noqa: F401
 
+from sgljit_core import cache, load_jit, parallel_compile  # noqa: F401
+
 
 def run(code: str, environment: dict[str, str], output: str, arguments: dict[str, object]) -> None:
     """Execute ``code`` with ``arguments`` as its globals; what it prints goes to the file ``output``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -98,14 +99,19 @@ def mount() -> Iterator[Callable[..., Path]]:
 
 
 @pytest.fixture(scope="session")
-def distribution(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], isolated.Built]:
-    """Build a distribution of this repository, by name, from a copy of the sources."""
-    sources = isolated.copy_sources(isolated.ROOT, tmp_path_factory.mktemp("sources"))
-    built: dict[str, isolated.Built] = {}
+def distribution(shared: Path) -> Callable[[str], isolated.Built]:
+    """Build a distribution of this repository, by name, from a copy of the sources: once in a run."""
 
+    @functools.cache
     def get(name: str) -> isolated.Built:
-        if name not in built:
-            built[name] = isolated.build(sources / isolated.PROJECTS[name], tmp_path_factory.mktemp(name))
-        return built[name]
+        sources = shared / "sources"
+        project, built = sources / isolated.ROOT.name / isolated.PROJECTS[name], shared / name
+        with isolated.locked(shared / "distributions.lock"):
+            if not sources.exists():
+                isolated.copy_sources(isolated.ROOT, sources)
+            if not built.exists():
+                built.mkdir()
+                isolated.build(project, built)
+        return isolated.Built.found(project, built)
 
     return get

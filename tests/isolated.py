@@ -7,6 +7,8 @@ not there, just as in an environment that an installer has filled.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -17,7 +19,7 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
@@ -62,6 +64,14 @@ def copy_sources(project: Path, into: Path) -> Path:
     return Path(shutil.copytree(project, into / project.name, ignore=_LEFTOVERS))
 
 
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold a lock against the other processes of the run."""
+    with file.open("w") as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
 @dataclass(frozen=True)
 class Built:
     """A built distribution: where it was built from, and the two files."""
@@ -69,6 +79,12 @@ class Built:
     project: Path
     sdist: Path
     wheel: Path
+
+    @classmethod
+    def found(cls, project: Path, directory: Path) -> Built:
+        (sdist,) = directory.glob("*.tar.gz")
+        (wheel,) = directory.glob("*.whl")
+        return cls(project, sdist, wheel)
 
     @cached_property
     def wheel_files(self) -> set[str]:
@@ -95,9 +111,7 @@ class Built:
 def build(project: Path, into: Path) -> Built:
     """Build an sdist, and a wheel from that sdist, with the installed backend."""
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", into, project, cwd=into)
-    (sdist,) = into.glob("*.tar.gz")
-    (wheel,) = into.glob("*.whl")
-    return Built(project, sdist, wheel)
+    return Built.found(project, into)
 
 
 def closure(requirements: Iterable[Requirement], without: set[str]) -> dict[str, metadata.Distribution]:
