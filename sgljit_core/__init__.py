@@ -14,9 +14,9 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from . import cache, errors
-    from .build.modules import load_jit
-    from .build.parallel import parallel_compile
-    from .build.policy import freeze
+    from .builds.modules import load_jit
+    from .builds.parallel import parallel_compile
+    from .builds.policy import freeze
     from .compilers.arch import is_arch_support_pdl, override_cuda_arch
     from .families.family import KernelFamily
     from .families.forwarding import exported
@@ -51,14 +51,14 @@ _HOMES = {
     "Op": "model.build",
     "cache_once": "families.memo",
     "exported": "families.forwarding",
-    "freeze": "build.policy",
+    "freeze": "builds.policy",
     "hookimpl": "families.hookspecs",
     "is_arch_support_pdl": "compilers.arch",
-    "load_jit": "build.modules",
+    "load_jit": "builds.modules",
     "make_cpp_args": "model.arguments",
     "ops": "families.registry",
     "override_cuda_arch": "compilers.arch",
-    "parallel_compile": "build.parallel",
+    "parallel_compile": "builds.parallel",
 }
 _MODULES = ("cache", "errors")
 

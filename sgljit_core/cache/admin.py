@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sgljit_core import paths
-from sgljit_core.build import policy, progress
-from sgljit_core.build.policy import Explanation
+from sgljit_core.builds import policy, progress
+from sgljit_core.builds.policy import Explanation
 from sgljit_core.errors import SgljitError
 from sgljit_core.families import discovery
 from sgljit_core.machine import trust

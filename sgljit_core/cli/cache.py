@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sgljit_core.build import policy, progress
-from sgljit_core.build.parallel import parallel_compile
+from sgljit_core.builds import policy, progress
+from sgljit_core.builds.parallel import parallel_compile
 from sgljit_core.cache import admin as cache
 from sgljit_core.compilers import arch
 from sgljit_core.errors import NoTargetError, ParallelCompileError

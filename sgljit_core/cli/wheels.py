@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgljit_core.build.parallel import parallel_compile
+from sgljit_core.builds.parallel import parallel_compile
 from sgljit_core.cache import admin as cache
 from sgljit_core.cache import store
 from sgljit_core.compilers.arch import override_target

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgljit_core import paths
-from sgljit_core.build import kernels
-from sgljit_core.build.modules import load_jit, meanwhile
+from sgljit_core.builds import kernels
+from sgljit_core.builds.modules import load_jit, meanwhile
 from sgljit_core.compilers import arch
 from sgljit_core.model.arguments import make_cpp_args
 from sgljit_core.model.build import FamilySpec

@@ -16,9 +16,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..families import discovery
-from ..machine.forks import KeyedLocks
-from ..model.build import BuildSpec
+from sgljit_core.families import discovery
+from sgljit_core.machine.forks import KeyedLocks
+from sgljit_core.model.build import BuildSpec
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -16,20 +16,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compilers import arch
-from ..load import gpu
+from sgljit_core import paths
+from sgljit_core.cache import keys
+from sgljit_core.compilers import arch, includes, nvrtc
+from sgljit_core.errors import CompileError, InvalidBuildError, SgljitError, SourceChangedError
+from sgljit_core.load import gpu
+from sgljit_core.load.cubin import Cubin
+from sgljit_core.load.exceptions import passing
+from sgljit_core.machine.forks import KeyedLocks
+from sgljit_core.model.build import BuildSpec, Target
+
 from . import obtain
-from ..compilers import includes
-from ..cache import keys
-from ..compilers import nvrtc
-from .. import paths
-from ..load.cubin import Cubin
-from .obtain import Product, Recipe
-from ..errors import CompileError, InvalidBuildError, SgljitError, SourceChangedError
-from ..load.exceptions import passing
-from ..machine.forks import KeyedLocks
 from .modules import ATTEMPTS, include_roots, load_jit, with_plugin
-from ..model.build import BuildSpec, Target
+from .obtain import Product, Recipe
 
 if TYPE_CHECKING:
     from tvm_ffi import Module

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..compilers import arch
-from ..config import settings
-from ..errors import SgljitError
-from ..cache.store import Slot
+from sgljit_core.cache.store import Slot
+from sgljit_core.compilers import arch
+from sgljit_core.config import settings
+from sgljit_core.errors import SgljitError
 
 __all__ = ["Explained", "Explanation", "explaining", "forbidden_by", "freeze", "is_capturing", "is_explaining"]
 

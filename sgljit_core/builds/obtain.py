@@ -20,17 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ..cache import explain
-from ..cache import keys
-from .. import paths
-from ..families import discovery
-from . import policy
-from . import progress
-from ..cache import store
-from ..machine import trust
-from .._version import __version__
-from ..config import settings
-from ..errors import (
+from sgljit_core import paths
+from sgljit_core._version import __version__
+from sgljit_core.cache import explain, keys, store
+from sgljit_core.cache.manifest import Manifest, ManifestError
+from sgljit_core.cache.store import Search, Slot, Tier
+from sgljit_core.config import settings
+from sgljit_core.errors import (
     ArtifactLoadError,
     CaptureError,
     CompileError,
@@ -39,10 +35,12 @@ from ..errors import (
     ToolchainNotFoundError,
     UntrustedCacheError,
 )
-from ..machine.locks import FileLock
-from ..cache.manifest import Manifest, ManifestError
-from ..model.build import BuildSpec
-from ..cache.store import Search, Slot, Tier
+from sgljit_core.families import discovery
+from sgljit_core.machine import trust
+from sgljit_core.machine.locks import FileLock
+from sgljit_core.model.build import BuildSpec
+
+from . import policy, progress
 
 __all__ = ["Product", "Recipe", "obtain"]
 

@@ -10,21 +10,19 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compilers import arch
-from . import obtain
-from ..load import library
-from ..compilers import includes
-from ..cache import keys
-from .. import paths
-from ..families import discovery
-from . import policy
-from ..compilers import toolchain
-from ..compilers.native import compile_library, flags, generated_sources
+from sgljit_core import paths
+from sgljit_core.cache import keys
+from sgljit_core.cache.store import Slot
+from sgljit_core.compilers import arch, includes, toolchain
+from sgljit_core.compilers.native import compile_library, flags, generated_sources
+from sgljit_core.errors import InvalidBuildError, SourceChangedError, SourceNotFoundError
+from sgljit_core.families import discovery
+from sgljit_core.load import library
+from sgljit_core.machine.forks import KeyedLocks
+from sgljit_core.model.build import BuildSpec
+
+from . import obtain, policy
 from .obtain import Product, Recipe
-from ..errors import InvalidBuildError, SourceChangedError, SourceNotFoundError
-from ..machine.forks import KeyedLocks
-from ..model.build import BuildSpec
-from ..cache.store import Slot
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
