@@ -11,12 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
+from .builds.extensions import provide
 
 if TYPE_CHECKING:
     from . import cache, errors
     from .builds.modules import load_jit
     from .builds.parallel import parallel_compile
-    from .builds.policy import freeze
+    from .builds.policy import freeze, why
     from .compilers.arch import is_arch_support_pdl, override_cuda_arch
     from .families.family import KernelFamily
     from .families.forwarding import exported
@@ -43,6 +44,7 @@ __all__ = [
     "ops",
     "override_cuda_arch",
     "parallel_compile",
+    "why",
 ]
 
 _HOMES = {
@@ -59,8 +61,18 @@ _HOMES = {
     "ops": "families.registry",
     "override_cuda_arch": "compilers.arch",
     "parallel_compile": "builds.parallel",
+    "why": "builds.policy",
 }
 _MODULES = ("cache", "errors")
+
+
+def _plugins() -> Any:
+    from .families.extensions import Plugins
+
+    return Plugins()
+
+
+provide(_plugins)  # the build engine knows no plugins by itself
 
 
 def __getattr__(name: str) -> Any:

@@ -1,24 +1,22 @@
 """May something be compiled now?
 
 Serving must not stall on a compiler, so a process may forbid it once it is warm; while a CUDA stream captures a graph
-it is never allowed. A question (``explaining``) is answered without compiling or loading anything.
+it is never allowed. ``why`` asks whether something would be compiled, and compiles and loads nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from sgljit_core.cache.store import Slot
+from sgljit_core.cache.explain import Explanation
 from sgljit_core.compilers import arch
 from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError
 
-__all__ = ["Explained", "Explanation", "explaining", "forbidden_by", "freeze", "is_capturing", "is_explaining"]
+__all__ = ["Explained", "forbidden_by", "freeze", "is_capturing", "is_explaining", "why"]
 
 Mode = Literal["on", "warn", "error"]
 
@@ -55,41 +53,6 @@ def is_capturing() -> bool:
     return cuda is not None and bool(cuda.is_current_stream_capturing())
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Why a build is a hit or a miss.
-
-    Attributes:
-        build: what messages call it.
-        slot: where its artifacts would lie below a root.
-        artifact: the directory of the artifact that serves; None for a miss.
-        nearest: the directory of the artifact of the same module that differs least; None where there is none.
-        differences: what sets the build apart from ``nearest``, most telling first.
-        other_targets: where ``nearest`` is None, the targets that there are artifacts of the same module for.
-    """
-
-    build: str
-    slot: Slot
-    artifact: Path | None
-    nearest: Path | None = None
-    differences: tuple[str, ...] = ()
-    other_targets: tuple[str, ...] = ()
-
-    @property
-    def source_key(self) -> str:
-        """Its source key."""
-        return self.slot.source_key
-
-    def __str__(self) -> str:
-        if self.artifact is not None:
-            return f"{self.build}: a hit, {self.artifact}"
-        if self.nearest is None:
-            others = f" (there are some for {', '.join(self.other_targets)})" if self.other_targets else ""
-            return f"{self.build}: a miss, no artifact of this module and target was ever built here{others}"
-        listed = ", ".join(self.differences)
-        return f"{self.build}: a miss; the nearest artifact ({self.nearest.parent.name[:8]}) differs: {listed}"
-
-
 class Explained(SgljitError):  # noqa: N818 - an answer, not an error
     """The answer to a question, raised in place of loading, so that no caller keeps a module that is none."""
 
@@ -101,9 +64,14 @@ class Explained(SgljitError):  # noqa: N818 - an answer, not an error
 _explaining: ContextVar[bool] = ContextVar("sgljit_explaining", default=False)
 
 
+def is_explaining() -> bool:
+    """Whether requests are questions."""
+    return _explaining.get()
+
+
 @contextmanager
-def explaining() -> Iterator[None]:
-    """Inside the block every request for a module raises ``Explained``."""
+def _explain() -> Iterator[None]:
+    """Inside the block every request for code raises ``Explained``."""
     token = _explaining.set(True)
     try:
         yield
@@ -111,6 +79,20 @@ def explaining() -> Iterator[None]:
         _explaining.reset(token)
 
 
-def is_explaining() -> bool:
-    """Whether requests are questions."""
-    return _explaining.get()
+def why(builder: Callable[[], Any]) -> Explanation:
+    """Whether the cache has what ``builder`` would load, and if not, what sets it apart from the nearest artifact.
+
+    Nothing is compiled or loaded.
+
+    Args:
+        builder: a callable without arguments that loads one module or kernel, such as those of a family's ``variants``.
+
+    Raises:
+        ValueError: the builder did not ask for anything, because this process has loaded it before.
+    """
+    try:
+        with _explain():
+            builder()
+    except Explained as answer:
+        return answer.explanation
+    raise ValueError("the builder did not ask for a module; ask in a process where it has not been loaded before")
