@@ -1,11 +1,100 @@
-"""What the packaging tests share: each distribution is built once."""
+"""What the tests share: small builds on a cold cache, child processes, and distributions that are built once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
 
 import isolated
 import pytest
+from kit import COMPILER, Children, Compiler, made
+
+from sgljit_core import load_jit
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a cold cache, which does not exist yet."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(root))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(made(tmp_path / "run")))
+    return root
+
+
+@pytest.fixture
+def csrc(tmp_path: Path) -> Path:
+    """Sources of a function ``number`` that returns VALUE, of value.h."""
+    directory = made(tmp_path / "csrc")
+    (directory / "number.cpp").write_text('#include "value.h"\nint number() { return VALUE; }\n')
+    (directory / "value.h").write_text("#pragma once\n#ifndef VALUE\n#define VALUE 1\n#endif\n")
+    return directory
+
+
+@pytest.fixture
+def load(csrc: Path, cache: Path) -> Callable[..., Any]:
+    """Load the module of ``csrc`` in this process."""
+
+    def load(*markers: str, flags: tuple[str, ...] = (), csrc: Path = csrc, **options: Any) -> Any:
+        wrappers = [("number", "number")]
+        options = {"cpp_files": ["number.cpp"], "cpp_wrappers": wrappers, "extra_cflags": flags, **options}
+        return load_jit("number", *markers, csrc=csrc, **options)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def _server() -> None:
+    forkserver.set_forkserver_preload(["children"])
+    with pytest.MonkeyPatch.context() as patch:  # the server's sys.path is its own
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
+
+
+@pytest.fixture
+def children(_server: None, cache: Path, csrc: Path, tmp_path: Path) -> Iterator[Children]:
+    """Processes of this test; those that still run at its end are killed."""
+    group = Children(csrc, made(tmp_path / "outputs"))
+    yield group
+    for child in group.started:
+        if child.process.is_alive():
+            child.kill()
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """The host compiler of this test and its children."""
+    real = shutil.which(os.environ.get("SGLJIT_CXX") or os.environ.get("CXX") or "g++")
+    assert real
+    directory = made(tmp_path / "compiler")
+    script = COMPILER.replace("$REAL", real).replace("$DIRECTORY", str(directory))
+    (directory / "g++").write_text(script)
+    (directory / "g++").chmod(0o755)
+    monkeypatch.setenv("SGLJIT_CXX", str(directory / "g++"))
+    return Compiler(directory)
+
+
+@pytest.fixture
+def mount() -> Iterator[Callable[..., Path]]:
+    """Mount something for the length of the test; skips it where that is not permitted."""
+    mounted: list[Path] = []
+
+    def mount(point: Path, *arguments: str) -> Path:
+        point.mkdir(exist_ok=True, parents=True)
+        result = subprocess.run(["mount", *arguments, str(point)], capture_output=True, text=True)
+        if result.returncode != 0:
+            pytest.skip(f"cannot mount here: {result.stderr.strip()}")
+        mounted.append(point)
+        return point
+
+    yield mount
+    for point in reversed(mounted):
+        subprocess.run(["umount", "-l", str(point)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from cache.kit import artifacts
+from kit import artifacts
 
 import sgljit_core.cache
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cache.kit import artifacts
+from kit import artifacts
 
 from sgljit_core import cache as cache_tools
 from sgljit_core import errors
@@ -227,7 +227,7 @@ def sgljit_header_dependencies():
 
 def test_an_edit_of_a_registered_dependency_rebuilds(children, csrc, compiler, tmp_path):
     import plugin_on_disk
-    from cache.kit import LOAD
+    from kit import LOAD
 
     package = plugin_on_disk.install(
         tmp_path / "site", "sgljit-headers", "headers", plugin=DEPENDENCY, group="sgljit.plugins"
@@ -307,7 +307,7 @@ print(load_jit("number", cpp_files=["number.cpp"], cpp_wrappers=[("number", "num
 
 
 def test_an_edit_while_the_compiler_runs_is_not_published_under_the_old_key(children, compiler, csrc, cache):
-    from cache.kit import until
+    from kit import until
 
     compiler.hold()
     child = children.start()

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cache.kit import LOAD, artifacts, made
+from kit import LOAD, artifacts, made
 
 from sgljit_core import errors, paths
 

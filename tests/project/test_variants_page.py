@@ -15,7 +15,7 @@ import torch
 
 from sgljit_core import KernelFamily, load_jit, make_cpp_args
 
-DOC = (Path(__file__).resolve().parent.parent / "docs" / "variants.md").read_text(encoding="utf-8")
+DOC = (Path(__file__).resolve().parents[2] / "docs" / "variants.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^```\w+\n(?://|#) (sgljit_scaling/\S+)\n(.*?)^```", DOC, re.MULTILINE | re.DOTALL))
 
 

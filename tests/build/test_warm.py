@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from cache.kit import python
+from kit import python
 
 CODE = """
 import sys, time
@@ -82,7 +82,7 @@ def test_an_upgraded_compiler_is_noticed(csrc, load, children, tmp_path):
 
 
 def test_a_compiler_with_another_version_builds_its_own_artifact(load, children, compiler, csrc, cache):
-    from cache.kit import artifacts
+    from kit import artifacts
 
     children.run()
     text = compiler.path.read_text()

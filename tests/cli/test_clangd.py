@@ -13,7 +13,7 @@ import pytest
 
 import sgljit_core
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HEADERS = sorted((ROOT / "include").rglob("*.*"))
 KERNELS = sorted(f for d in ("plugins", "examples") for f in (ROOT / d).glob("*/*/csrc/**/*.*"))
 

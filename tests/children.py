@@ -1,4 +1,4 @@
-"""What a child process of the cache tests runs: a piece of code, in an environment of its own."""
+"""What a child process of the tests runs: a piece of code, in an environment of its own."""
 
 from __future__ import annotations
 

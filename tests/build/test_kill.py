@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from cache.kit import LOAD, artifacts, leftovers, running_below, until
+from kit import LOAD, artifacts, leftovers, running_below, until
 
 import sgljit_core.cache
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from cache.kit import LOAD, until
+from kit import LOAD, until
 
 from sgljit_core import errors, freeze, override_cuda_arch, parallel_compile
 from sgljit_core.builds import policy

@@ -12,7 +12,7 @@ import time
 
 import plugin_on_disk
 import pytest
-from cache.kit import LOAD, artifacts, leftovers, made
+from kit import LOAD, artifacts, leftovers, made
 
 import sgljit_core.cache
 from sgljit_core import errors

@@ -1,4 +1,4 @@
-"""What the cache tests share: child processes, a compiler that can be held, and a look at the disk."""
+"""What tests of builds share: child processes, a compiler that can be held, and a look at the disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from cache import children
+import children
 
 LOAD = """
 from sgljit_core import load_jit

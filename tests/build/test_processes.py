@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from cache.kit import LOAD, artifacts, leftovers, until
+from kit import LOAD, artifacts, leftovers, until
 
 from sgljit_core import load_jit
 

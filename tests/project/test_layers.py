@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sgljit_core"
 FREE = {"__init__", "__main__", "_version"}  # the lazy package and its version stand outside the stack
 
