@@ -11,12 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
+from .builds.extensions import provide
 
 if TYPE_CHECKING:
     from . import cache, errors
-    from .build.modules import load_jit
-    from .build.parallel import parallel_compile
-    from .build.policy import freeze
+    from .builds.modules import load_jit
+    from .builds.parallel import parallel_compile
+    from .builds.policy import freeze, why
     from .compilers.arch import is_arch_support_pdl, override_cuda_arch
     from .families.family import KernelFamily
     from .families.forwarding import exported
@@ -43,6 +44,7 @@ __all__ = [
     "ops",
     "override_cuda_arch",
     "parallel_compile",
+    "why",
 ]
 
 _HOMES = {
@@ -51,16 +53,26 @@ _HOMES = {
     "Op": "model.build",
     "cache_once": "families.memo",
     "exported": "families.forwarding",
-    "freeze": "build.policy",
+    "freeze": "builds.policy",
     "hookimpl": "families.hookspecs",
     "is_arch_support_pdl": "compilers.arch",
-    "load_jit": "build.modules",
+    "load_jit": "builds.modules",
     "make_cpp_args": "model.arguments",
     "ops": "families.registry",
     "override_cuda_arch": "compilers.arch",
-    "parallel_compile": "build.parallel",
+    "parallel_compile": "builds.parallel",
+    "why": "builds.policy",
 }
 _MODULES = ("cache", "errors")
+
+
+def _plugins() -> Any:
+    from .families.extensions import Plugins
+
+    return Plugins()
+
+
+provide(_plugins)  # the build engine knows no plugins by itself
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,6 @@ class Settings:
         prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of finished artifacts, searched first and never written.
         jit: ``SGLJIT_JIT``: what happens when something must be compiled: "on", "warn" or "error".
         jobs: ``SGLJIT_JOBS``: how many compilers may run at once; None to ask the machine.
-        lock_timeout: ``SGLJIT_LOCK_TIMEOUT``: seconds to wait for another process that builds the same.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: accept caches that others can write.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for locks, if there is one.
         ci: ``CI``: whether continuous integration runs this; 0, false and no say that it does not.
@@ -53,7 +52,6 @@ class Settings:
     prebuilt: tuple[Path, ...]
     jit: str
     jobs: int | None
-    lock_timeout: float
     trust_shared_cache: bool
     runtime_dir: Path | None
     ci: bool
@@ -71,7 +69,6 @@ _VARIABLES = (
     "SGLJIT_CUDA_ARCH",
     "SGLJIT_JIT",
     "SGLJIT_JOBS",
-    "SGLJIT_LOCK_TIMEOUT",
     "SGLJIT_NVCC",
     "SGLJIT_CXX",
     "SGLJIT_PLUGINS",
@@ -81,7 +78,6 @@ _VARIABLES = (
     "XDG_RUNTIME_DIR",
 )
 _JIT = ("on", "warn", "error")
-_LOCK_TIMEOUT = 300.0
 
 
 def settings() -> Settings:
@@ -106,7 +102,6 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     cxx_source = "SGLJIT_CXX" if "SGLJIT_CXX" in given else "CXX"
     allowed = raw.get("SGLJIT_PLUGINS")
     jobs = _number(given, "SGLJIT_JOBS", 1)
-    lock_timeout = _number(given, "SGLJIT_LOCK_TIMEOUT", 0)
     return Settings(
         cache_dir=None if cache_dir is None else Path(cache_dir).expanduser(),
         cuda_arch=given.get(arch_source),
@@ -120,7 +115,6 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         prebuilt=_prebuilt(given),
         jit=_one_of(given, "SGLJIT_JIT", _JIT),
         jobs=None if jobs is None else int(jobs),
-        lock_timeout=_LOCK_TIMEOUT if lock_timeout is None else lock_timeout,
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,
         ci=given.get("CI", "no").lower() not in ("0", "false", "no"),

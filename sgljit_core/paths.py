@@ -15,6 +15,7 @@ from .errors import SourceNotFoundError
 
 __all__ = [
     "CARRIED",
+    "build_root",
     "cache_root",
     "carried_artifacts",
     "core_include",
@@ -40,6 +41,11 @@ def cache_root() -> Path:
     except RuntimeError:
         root = Path("~")
     return root if root.is_absolute() else scratch_directory() / "cache"
+
+
+def build_root(build_directory: str | Path | None) -> Path:
+    """The writable root of one build: ``build_directory``, else the user's cache."""
+    return cache_root() if build_directory is None else Path(build_directory).absolute()
 
 
 def scratch_directory() -> Path:

@@ -1,40 +1,33 @@
-"""What is in the cache, and what can be done about it?
+"""The operations on a cache, for operators and for the command line: list, verify, prune, export, import.
 
-For operators and for the command line. Everything works on one root, by default the user's own cache; a directory of
-prebuilt artifacts is laid out the same, and one that does not exist is a FileNotFoundError. ``why`` is the exception:
-it asks for one build, in all tiers.
+Everything works on one root, by default the user's own cache. A directory of prebuilt artifacts has the same layout.
+One that does not exist is a FileNotFoundError.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from sgljit_core import paths
-from sgljit_core.build import policy, progress
-from sgljit_core.build.policy import Explanation
-from sgljit_core.errors import SgljitError
-from sgljit_core.families import discovery
+from sgljit_core import log, paths
 from sgljit_core.machine import trust
 
 from . import archive, store
+from .explain import Explanation
 from .manifest import Manifest, ManifestError
 
 __all__ = [
     "Entry",
-    "Explanation",
-    "carried",
+    "copy",
     "entries",
     "export_archive",
     "import_archive",
     "prune",
     "root",
     "verify",
-    "why",
 ]
 
 
@@ -60,18 +53,6 @@ class Entry:
 def root() -> Path:
     """The root of the user's own cache."""
     return paths.cache_root()
-
-
-def carried() -> dict[Path, str]:
-    """The roots that installed plugins carry in their packages, each with the distribution's name and version."""
-    found = {}
-    for family, claims in discovery.installed().items():
-        with contextlib.suppress(SgljitError, ImportError):  # a plugin that cannot be loaded says so where it is used
-            package = paths.package_directory(discovery.load(family, claims).package)
-            place = paths.carried_artifacts(package / "csrc")
-            if place is not None:
-                found[place] = str(claims[0])
-    return found
 
 
 def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
@@ -112,25 +93,6 @@ def _problem(path: Path, *, vouched: bool) -> str:
     return ""
 
 
-def why(builder: Callable[[], Any]) -> Explanation:
-    """Whether what ``builder`` loads is in the cache, and if not, what sets it apart from the nearest artifact.
-
-    >>> print(why(lambda: load_jit("scale", "2", cpp_files=["scale.cpp"], ...)))
-    scale<2> for cpu-x86_64: a miss; the nearest artifact (1f0c77ab) differs: flag -O2 added (cxx)
-
-    Nothing is compiled or loaded.
-
-    Raises:
-        ValueError: ``builder`` asked for no module, for example because it has kept one from before.
-    """
-    try:
-        with policy.explaining():
-            builder()
-    except policy.Explained as answer:
-        return answer.explanation
-    raise ValueError("the builder did not ask for a module; ask in a process where it has not been loaded before")
-
-
 def prune(
     directory: Path | None = None,
     *,
@@ -161,7 +123,7 @@ def prune(
     broken = {entry.directory for entry in verify(place)} if damaged else set()
     wanted: dict[tuple[str, str], set[str]] = {}
     for answer in keep or ():
-        wanted.setdefault(_owner(answer.slot.path), set()).add(answer.source_key)
+        wanted.setdefault(_owner(answer.location.path), set()).add(answer.source_key)
     gone: list[Entry] = []
     rest: list[Entry] = []
     for entry in sorted(entries(place), key=lambda e: e.built):
@@ -190,6 +152,24 @@ def export_archive(
     """
     place = _checked(directory)
     return archive.pack(Path(file), _whole(place, family, target), place)
+
+
+def copy(into: Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None) -> int:
+    """Copy artifacts of one root into another, and count them. One that is there and whole already stays.
+
+    Raises:
+        UntrustedCacheError: somebody else could have written a root.
+    """
+    place = _checked(directory)
+    count = 0
+    for artifact in _whole(place, family, target):
+        staging = store.staging_directory(into, "copy")
+        try:
+            store.publish(staging, into, artifact.manifest.location, artifact.manifest, artifact.payload)
+        finally:
+            store.discard(staging)
+        count += 1
+    return count
 
 
 def import_archive(file: str | Path, directory: Path | None = None) -> int:
@@ -224,7 +204,7 @@ def _whole(place: Path, family: str | None, target: str | None) -> Iterator[stor
             artifact = store.read(path)
         except ManifestError as error:
             text = f"{path} is damaged and left out: {error}"
-            progress.once("artifact_damaged", str(path), text, directory=str(path))
+            log.once("artifact_damaged", str(path), text, directory=str(path))
             continue
         if artifact is not None:
             yield artifact

@@ -102,7 +102,7 @@ def _extract(archive: tarfile.TarFile, file: Path, staging: Path) -> list[Path]:
         content = archive.extractfile(member)
         assert content is not None
         path = staging / member.name
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        trust.make_directories(path.parent)
         with content, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             while chunk := content.read(1 << 20):
                 out.write(chunk)

@@ -1,13 +1,105 @@
-"""Why is this build not that one? Pure comparison of ingredients, in words."""
+"""Why a build is a hit or a miss, in words: what sets it apart from the nearest artifact of its module."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
-from collections.abc import Mapping
-from pathlib import PurePosixPath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-__all__ = ["differences"]
+from . import store
+from .location import Location
+from .manifest import ManifestError
+
+__all__ = ["Explanation", "differences", "explain_miss"]
+
+_MOST = 64  # manifests that are read to explain a miss
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a build is a hit or a miss.
+
+    Attributes:
+        build: what messages call it.
+        location: where its artifacts would lie below a root.
+        artifact: the directory of the artifact that serves; None for a miss.
+        nearest: the directory of the artifact of the same module that differs least; None where there is none.
+        differences: what sets the build apart from ``nearest``, most telling first.
+        other_targets: where ``nearest`` is None, the targets that there are artifacts of the same module for.
+    """
+
+    build: str
+    location: Location
+    artifact: Path | None
+    nearest: Path | None = None
+    differences: tuple[str, ...] = ()
+    other_targets: tuple[str, ...] = ()
+
+    @property
+    def source_key(self) -> str:
+        """Its source key."""
+        return self.location.source_key
+
+    def __str__(self) -> str:
+        if self.artifact is not None:
+            return f"{self.build}: a hit, {self.artifact}"
+        if self.nearest is None:
+            others = f" (there are some for {', '.join(self.other_targets)})" if self.other_targets else ""
+            return f"{self.build}: a miss, no artifact of this module and target was ever built here{others}"
+        listed = ", ".join(self.differences)
+        return f"{self.build}: a miss; the nearest artifact ({self.nearest.parent.name[:8]}) differs: {listed}"
+
+
+def explain_miss(
+    build: str,
+    markers: Sequence[str],
+    location: Location,
+    source: Mapping[str, str],
+    tools: Mapping[str, str] | None,
+    roots: Sequence[Path],
+) -> Explanation:
+    """What sets a build apart from the nearest artifact of its module. Reads up to 64 manifests.
+
+    Args:
+        build: what messages call it.
+        markers: of two artifacts that differ as much, the one with these markers is nearer.
+        source, tools: the ingredients of its keys; no tools where there is no toolchain.
+        roots: the roots to look in.
+    """
+    best: tuple[int, int, Path, list[str]] | None = None
+    for directory in _neighbours(location, roots):
+        try:
+            manifest = store.read_manifest(directory)
+        except (OSError, ManifestError):
+            continue
+        texts = differences(source, tools or {}, manifest.source, manifest.toolchain)
+        rank = (len(texts), int(manifest.markers != tuple(markers)))
+        if best is None or rank < best[:2]:
+            best = (*rank, directory, texts)
+    if best is None:
+        return Explanation(build, location, None, other_targets=_other_targets(location, roots))
+    _, _, nearest, texts = best
+    texts = texts or [store.fault(nearest, has_toolchain=tools is not None) or "nothing, but it does not load here"]
+    return Explanation(build, location, None, nearest, tuple(texts))
+
+
+def _neighbours(location: Location, roots: Sequence[Path]) -> list[Path]:
+    """The newest artifacts of the same module and target."""
+    found = [path for root in roots for path in (root / location.path.parent).glob("*/*") if path.is_dir()]
+    with contextlib.suppress(OSError):
+        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    return found[:_MOST]
+
+
+def _other_targets(location: Location, roots: Sequence[Path]) -> tuple[str, ...]:
+    """The targets that there are artifacts of the same module for."""
+    module = location.path.relative_to(location.target).parent
+    return tuple(
+        sorted({path.name for root in roots for path in root.glob("[!.]*") if any(path.glob(f"{module}/*/*"))})
+    )
 
 
 def differences(
@@ -27,7 +119,7 @@ def differences(
 
 
 def _names(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Every name of both; what is generated comes last, because a change there often follows from another."""
+    """Every name of both; generated sources come last, because a change there often follows from another."""
     return sorted({*one, *other}, key=lambda name: (name.startswith("generated "), name))
 
 

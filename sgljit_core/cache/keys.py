@@ -16,7 +16,16 @@ from sgljit_core.compilers.includes import Scan
 from sgljit_core.compilers.toolchain import Toolchain
 from sgljit_core.model.build import BuildSpec
 
-__all__ = ["FORMAT", "canonical", "digest", "key", "source_ingredients", "toolchain_ingredients", "variant_ingredients"]
+__all__ = [
+    "FORMAT",
+    "canonical",
+    "depends_on_processor",
+    "digest",
+    "key",
+    "source_ingredients",
+    "toolchain_ingredients",
+    "variant_ingredients",
+]
 
 # Raise it when the meaning of an ingredient changes; the C ABI is the one of tvm-ffi that artifacts are built on.
 FORMAT = 1
@@ -38,7 +47,7 @@ def source_ingredients(
         generated: the generated sources by file name.
         flags: flags by step ("cxx", "nvcc", "link"), with roots written as labels.
         tvm_ffi: the version of tvm-ffi, an ingredient only where its unstable C++ ABI is used.
-        cpu: this machine's processor, an ingredient only where a flag asks for code for it (``-march=native``).
+        cpu: this machine's processor, an ingredient only where ``depends_on_processor``.
     """
     ingredients = {"format": str(FORMAT), "target": spec.target.name, "c_abi": _C_ABI}
     ingredients |= {f"generated {name}": digest(text) for name, text in generated.items()}
@@ -48,9 +57,14 @@ def source_ingredients(
         ingredients["units"] = json.dumps([*spec.cpp_files, *spec.cuda_files])
     if scan.uses_tvm_cpp:
         ingredients["tvm_ffi"] = tvm_ffi
-    if any(flag.endswith("=native") for values in flags.values() for flag in values):
+    if depends_on_processor(flags):
         ingredients["cpu"] = cpu
     return ingredients
+
+
+def depends_on_processor(flags: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether a flag asks for code for the processor of this machine, such as ``-march=native``."""
+    return any(flag.endswith("=native") for values in flags.values() for flag in values)
 
 
 def variant_ingredients(spec: BuildSpec, generated: str, scan: Scan, flags: tuple[str, ...]) -> dict[str, str]:

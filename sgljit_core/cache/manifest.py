@@ -1,4 +1,4 @@
-"""What is known of an artifact: enough to verify it, to find it again and to tell why another build differs.
+"""What is recorded about an artifact: enough to verify it, to find it again and to tell why another build differs.
 
 The file holds the manifest and the sha256 of its canonical JSON, so that a damaged manifest shows as well as a
 damaged payload; the keys it claims must be those of the directory that it lies in.
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from . import keys
+from .location import Location
 
 __all__ = ["FILE", "Manifest", "ManifestError"]
 
@@ -70,6 +71,11 @@ class Manifest:
     def age(self) -> float:
         """Seconds since it was built."""
         return time.time() - self.created
+
+    @property
+    def location(self) -> Location:
+        """Where it lies below a root."""
+        return Location(self.target, self.family, self.module, self.source_key)
 
     def entry_name(self) -> str:
         """The name of the artifact's directory below its source key."""

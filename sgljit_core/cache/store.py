@@ -1,4 +1,4 @@
-"""Where is the artifact, and how does one get in?
+"""Looking artifacts up, and putting them in.
 
 An artifact is a directory ``<root>/<target>/<family>/<module>/<source key>/<toolchain key>`` with ``manifest.json``
 and the payload it names. It appears by one rename and is never changed, so readers take no lock. What readers get is
@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgljit_core.machine import locks, processes, trust
+from sgljit_core.machine import processes, trust
 
+from .location import Location
 from .manifest import FILE, Manifest, ManifestError
 
 __all__ = [
     "Artifact",
     "Damage",
     "Search",
-    "Slot",
     "Tier",
     "artifact_directories",
     "collect",
@@ -65,20 +65,6 @@ class Tier:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Where a build's artifacts live below a root: one directory for each toolchain."""
-
-    target: str
-    family: str
-    module: str
-    source_key: str
-
-    @property
-    def path(self) -> Path:
-        return Path(self.target, self.family or "_", self.module, self.source_key)
-
-
-@dataclass(frozen=True)
 class Artifact:
     """A verified artifact: its directory, its manifest and its payload's bytes."""
 
@@ -105,7 +91,7 @@ class Search:
 
 def find(
     tiers: Sequence[Tier],
-    slot: Slot,
+    location: Location,
     toolchain_key: str | None,
     serves: Callable[[Mapping[str, str]], bool] = lambda toolchain: True,
 ) -> Search:
@@ -123,7 +109,7 @@ def find(
     for tier in tiers:
         if not tier.vouched:
             trust.check_root(tier.root)
-        place = tier.root / slot.path
+        place = tier.root / location.path
         for name in _candidates(place, toolchain_key, only=not tier.vouched):
             try:
                 artifact = read(place / name, vouched=tier.vouched)
@@ -252,14 +238,15 @@ def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
             raise ManifestError(f"{name} cannot be read ({error.strerror})") from error
 
 
-def lock_path(root: Path, slot: Slot, toolchain_key: str) -> Path:
+def lock_path(root: Path, location: Location) -> Path:
     """The file whose lock says that a process of this user builds an artifact. Makes its directory.
+
+    Artifacts share 4096 files, so that none is ever removed. Two that meet in one wait for each other once in a while.
 
     Raises:
         OSError: the root cannot be written.
     """
-    directory = _own_directory(root, LOCKS)
-    return directory / f"{slot.source_key}-{toolchain_key}.lock"
+    return _own_directory(root, LOCKS) / f"{location.source_key[:3]}.lock"
 
 
 def staging_directory(root: Path, module: str) -> Path:
@@ -291,8 +278,8 @@ def discard(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def publish(staging: Path, root: Path, slot: Slot, manifest: Manifest, payload: bytes) -> Path:
-    """Move a build into its slot, under its root. Of several processes that publish the same one, the first wins.
+def publish(staging: Path, root: Path, location: Location, manifest: Manifest, payload: bytes) -> Path:
+    """Move a build into its location, under its root. Of several processes that publish the same one, the first wins.
 
     Returns:
         The artifact's directory.
@@ -305,13 +292,13 @@ def publish(staging: Path, root: Path, slot: Slot, manifest: Manifest, payload: 
     _write(package / manifest.payload, payload)
     _write(package / FILE, manifest.dump())
     _sync(package)
-    return settle(package, root / slot.path / manifest.entry_name())
+    return settle(package, root / location.path / manifest.entry_name())
 
 
 def settle(package: Path, destination: Path) -> Path:
     """Rename a complete directory to where it belongs; a whole artifact that is there already stays."""
     for _ in range(3):  # prune may remove the emptied parent in between; another may publish in between
-        destination.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        trust.make_directories(destination.parent)
         try:
             package.rename(destination)
         except FileNotFoundError:
@@ -363,7 +350,7 @@ def collect(root: Path) -> int:
     Returns:
         How many things were removed.
     """
-    removed = locks.collect(root / LOCKS)
+    removed = 0
     kept: list[Path] = []
     for directory in _entries(root / STAGING):
         if (directory / _FAILED).exists():

@@ -1,18 +1,48 @@
-"""What does an editor need to know? The ``.clangd`` file: a JIT has no static compile_commands.json."""
+"""``sgljit clangd``: the ``.clangd`` file for an editor, as a JIT has no static compile_commands.json."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from sgljit_core import paths
+from sgljit_core.compilers import arch
 from sgljit_core.compilers.toolchain import find_nvcc
-from sgljit_core.errors import SgljitError, ToolchainNotFoundError
+from sgljit_core.errors import ConfigError, SgljitError, ToolchainNotFoundError
 from sgljit_core.families import discovery
 from sgljit_core.model.build import Target
 
-__all__ = ["configuration"]
+__all__ = ["configuration", "write_clangd"]
+
+
+def write_clangd(
+    cuda_target: Annotated[
+        str | None,
+        typer.Option("--cuda-arch", "--cuda-target", help="The architecture, such as 9.0; by default the device's."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing .clangd.")] = False,
+) -> None:
+    """Write .clangd for the current directory, so that clangd understands the kernels."""
+    target = arch.parse_cuda_target(cuda_target, "--cuda-target") if cuda_target else _device_target()
+    text = configuration(target)
+    file = Path(".clangd")
+    if file.exists() and not overwrite:
+        typer.echo(f"{file.absolute()} exists and is kept; --overwrite replaces it. It would read:", err=True)
+        typer.echo(text, nl=False)
+        raise typer.Exit(1)
+    file.write_text(text)
+    typer.echo(f"wrote {file.absolute()} for {target.name}")
+
+
+def _device_target() -> Target:
+    try:
+        return arch.cuda_target()
+    except ConfigError as error:
+        raise ConfigError("no CUDA device to write the configuration for; name one: --cuda-target 9.0") from error
 
 
 def configuration(target: Target) -> str:

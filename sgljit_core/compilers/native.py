@@ -249,7 +249,7 @@ class _Runner:
                     thread.join()
 
     def __call__(self, command: Sequence[str], *, cuda: bool) -> str:
-        with jobs.slot(cuda=cuda, cancelled=self.supervisor.is_closed):
+        with jobs.running(cuda=cuda, cancelled=self.supervisor.is_closed):
             finished = self.supervisor.run(
                 command, cwd=self._directory, env=self._environment, started=self._started.release
             )

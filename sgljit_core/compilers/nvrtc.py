@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sgljit_core.errors import ToolchainNotFoundError
-from sgljit_core.machine.forks import KeyedLocks
+from sgljit_core.machine.forks import ForkLock
 
 from .toolchain import remembered_search
 
@@ -117,7 +117,7 @@ def _library(path: str) -> ctypes.CDLL:
 
 # One compile at a time uses precompiled headers, which halve its time: NVRTC keeps them in the process, and a second
 # thread is better off compiling without than waiting.
-_locks = KeyedLocks()
+_precompiled = ForkLock()
 
 
 @functools.lru_cache(maxsize=1)
@@ -168,7 +168,7 @@ def _precompiling(headers: str) -> Iterator[tuple[str, ...]]:
 
     None while another thread does, and none where there is no room for them: they only save time.
     """
-    lock = _locks["precompiled headers"]
+    lock = _precompiled.here()
     if not lock.acquire(blocking=False):
         yield ()
         return

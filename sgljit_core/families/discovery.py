@@ -7,26 +7,36 @@ asked for; the others work.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import importlib_metadata
 
+from sgljit_core import paths
 from sgljit_core.config import settings
-from sgljit_core.errors import IncompatiblePluginError, InvalidBuildError, PluginConflictError, PluginLoadError
-from sgljit_core.machine.forks import KeyedLocks
+from sgljit_core.errors import IncompatiblePluginError, PluginConflictError, PluginLoadError, SgljitError
+from sgljit_core.machine.forks import ForkLock
 from sgljit_core.model.build import FamilySpec
 
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
     from pluggy import PluginManager
 
-__all__ = ["Plugin", "header_dependency", "hooks", "installed", "load", "plugin_of", "prebuilt_directories", "rescan"]
+__all__ = [
+    "Plugin",
+    "carried_artifacts",
+    "has_extensions",
+    "hooks",
+    "installed",
+    "load",
+    "plugin_of",
+    "rescan",
+]
 
 KERNELS = "sgljit.kernels"
 EXTENSIONS = "sgljit.plugins"
@@ -116,7 +126,7 @@ def rescan() -> None:
     _scan.cache_clear()
 
 
-_locks = KeyedLocks()  # of one key: plugins are loaded one after the other
+_lock = ForkLock()  # plugins are loaded one after the other
 _families: dict[str, FamilySpec] = {}
 _failures: dict[str, PluginLoadError | PluginConflictError] = {}
 _registering: list[FamilySpec] = []
@@ -155,7 +165,7 @@ def load(family: str, claims: tuple[Plugin, ...]) -> FamilySpec:
             f"family {family!r} is claimed by {len(claims)} distributions:\n{listed}\n"
             f"Uninstall all but one, or name the ones to use in SGLJIT_PLUGINS=<distribution>,..."
         )
-    with _locks["plugins"]:
+    with _lock.here():
         if family in _failures:
             raise _failures[family]
         if family not in _families:
@@ -265,25 +275,18 @@ def _load_extension(plugin: Plugin) -> PluginLoadError | None:
     return None
 
 
-def header_dependency(name: str) -> list[Path]:
-    """The include directories of a named header library.
-
-    Raises:
-        InvalidBuildError: no plugin provides the name; the text lists the names there are.
-    """
-    providers: dict[str, Callable[[], list[Path]]] = {}
-    for answer in hooks().sgljit_header_dependencies():
-        providers |= answer
-    if name not in providers:
-        known = ", ".join(sorted(providers)) or "none"
-        raise InvalidBuildError(
-            f"extra_dependencies: no installed plugin provides the headers {name!r} (provided: {known})"
-        )
-    return [Path(path) for path in providers[name]()]
+def has_extensions() -> bool:
+    """Whether a plugin of the group ``sgljit.plugins`` is installed; imports none."""
+    return bool(_entry_points(EXTENSIONS))
 
 
-def prebuilt_directories() -> list[Path]:
-    """Where plugins keep finished artifacts. Asks nobody where no plugin could answer."""
-    if not _entry_points(EXTENSIONS):
-        return []
-    return [Path(path) for answer in hooks().sgljit_prebuilt_dirs() for path in answer]
+def carried_artifacts() -> dict[Path, str]:
+    """The roots that installed plugins carry in their packages, each with the distribution's name and version."""
+    found = {}
+    for family, claims in installed().items():
+        with contextlib.suppress(SgljitError, ImportError):  # a plugin that cannot be loaded says so where it is used
+            package = paths.package_directory(load(family, claims).package)
+            place = paths.carried_artifacts(package / "csrc")
+            if place is not None:
+                found[place] = str(claims[0])
+    return found

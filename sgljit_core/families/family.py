@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgljit_core import paths
-from sgljit_core.build import kernels
-from sgljit_core.build.modules import load_jit, meanwhile
+from sgljit_core.builds import kernels
+from sgljit_core.builds.modules import load_jit
 from sgljit_core.compilers import arch
 from sgljit_core.model.arguments import make_cpp_args
-from sgljit_core.model.build import FamilySpec
+from sgljit_core.model.build import BuildSpec, FamilySpec
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
@@ -58,43 +58,42 @@ class KernelFamily(FamilySpec):
 
         Args:
             args: the name of the module.
-            cpp_files, cpp_wrappers, header_only, extra_cflags, extra_ldflags, extra_include_paths, extra_dependencies,
-                build_directory: as of ``load_jit``, which also has the errors.
+            cpp_files, cpp_wrappers, header_only, extra_cflags, extra_ldflags, extra_include_paths, extra_dependencies:
+                as in ``load_jit``, which also has the errors.
+            build_directory: the root of the cache for the host part and for all that it asks for: device kernels and
+                deferred functions.
         """
         # Thin code gains nothing from -O3, and compiles half as long.
         # A matcher without its verify checks nothing: that is an error.
-        flags = ["-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags]
-        target = arch.target_in_use()
-        prepare = functools.partial(kernels.prepare, self.name, self.csrc, target) if target else None
-        token = meanwhile.set(prepare)
-        try:
-            module = self.load_jit(
-                *args,
-                cpp_files=cpp_files,
-                cpp_wrappers=cpp_wrappers,
-                header_only=header_only,
-                extra_cflags=flags,
-                extra_ldflags=extra_ldflags,
-                extra_include_paths=extra_include_paths,
-                extra_dependencies=extra_dependencies,
-                build_directory=build_directory,
-                host_part=True,
-            )
-        finally:
-            meanwhile.reset(token)
-        kernels.serve(self.name, self.csrc)  # not before: it imports tvm_ffi, for which a compile leaves time
-        return module
+        flags = ("-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags)
+        spec = BuildSpec(
+            markers=args,
+            family=self.name,
+            csrc=self.csrc,
+            target=arch.cpu_target(),
+            cpp_files=tuple(cpp_files),
+            cpp_wrappers=tuple(cpp_wrappers or ()),
+            cflags=flags,
+            ldflags=tuple(extra_ldflags or ()),
+            include_paths=tuple(Path(path).resolve() for path in extra_include_paths or ()),
+            dependencies=tuple(extra_dependencies or ()),
+            header_only=header_only,
+            host_part=True,
+            carried=paths.carried_artifacts(self.csrc),
+        )
+        return kernels.load_host(self._sources(build_directory), spec)
 
-    def build_deferred(self, file: str, symbol: str) -> Module:
+    def build_deferred(self, file: str, symbol: str, *, build_directory: str | Path | None = None) -> Module:
         """Compile a deferred C++ function (``sgl_kernel/deferred.h``) ahead of its first call.
 
         Args:
             file: the C++ file, relative to ``csrc``.
             symbol: the function's name in it.
+            build_directory: as in ``load_jit``; the one of ``load_host`` where that has another.
         """
-        return kernels.load_deferred(self.name, self.csrc, file, symbol)
+        return kernels.load_deferred(self._sources(build_directory), file, symbol)
 
-    def build_variant(self, file: str, kernel: str, *args: CppArg) -> None:
+    def build_variant(self, file: str, kernel: str, *args: CppArg, build_directory: str | Path | None = None) -> None:
         """Make a device kernel for the current target ahead of its first launch. Needs no GPU.
 
         >>> with override_cuda_arch(9, 0):
@@ -104,9 +103,14 @@ class KernelFamily(FamilySpec):
             file: the device file, relative to ``csrc``.
             kernel: the kernel's name, with its namespace.
             args: its template arguments, as the host part passes them.
+            build_directory: as in ``load_jit``; the one of ``load_host`` where that has another.
 
         Raises:
             CompileError: it does not compile.
             ToolchainNotFoundError: it must be made and there is no NVRTC.
         """
-        kernels.build(self.name, self.csrc, file, f"{kernel}<{make_cpp_args(*args)}>" if args else kernel)
+        expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
+        kernels.build_kernel(self._sources(build_directory), file, expression)
+
+    def _sources(self, build_directory: str | Path | None) -> kernels.Sources:
+        return kernels.Sources(self.name, self.csrc, paths.build_root(build_directory))

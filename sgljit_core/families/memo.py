@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from sgljit_core.compilers import arch
-from sgljit_core.machine.forks import KeyedLocks
+from sgljit_core.machine.forks import OncePerKey
 
 __all__ = ["cache_once"]
 
@@ -22,23 +22,14 @@ def cache_once(function: Callable[P, R]) -> Callable[P, R]:
     constant to torch.compile, and gives ``override_cuda_arch`` and devices of another capability a result of their
     own. Arguments must be hashable. An exception is not kept: the next call tries again.
     """
-    results: dict[Any, R] = {}
-    locks = KeyedLocks()  # one for each key, so that two variants build side by side
+    results: OncePerKey[Any, R] = OncePerKey()
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         # The types belong to the key: 1, 1.0 and True are equal, but other template arguments.
         named = tuple((name, type(kwargs[name]), kwargs[name]) for name in sorted(kwargs)) if kwargs else ()
         key = (arch.scope(), args, tuple(map(type, args)), named)
-        if key in results:
-            return results[key]
-        return fill(key, args, kwargs)
-
-    def fill(key: Any, args: Any, kwargs: Any) -> R:
-        with locks[key]:
-            if key not in results:
-                results[key] = function(*args, **kwargs)
-        return results[key]
+        return results.get(key, lambda: function(*args, **kwargs))
 
     # What torch.compiler.assume_constant_result does, without its import of dynamo: while tracing, the function is
     # called rather than traced, and its result is a constant of the graph.

@@ -15,7 +15,7 @@ from typing import Any
 
 from sgljit_core.config import settings
 from sgljit_core.errors import InvalidFamilyError, UnknownFamilyError, UnknownOpError
-from sgljit_core.machine.forks import KeyedLocks
+from sgljit_core.machine.forks import ForkLock
 from sgljit_core.model.build import FamilySpec, Op
 
 from . import discovery
@@ -25,7 +25,7 @@ __all__ = ["FamilyOps", "Registry", "declared_variants", "ops", "resolve"]
 
 
 # A family is loaded once and an op registered once, whichever threads ask for them first.
-_locks = KeyedLocks()
+_lock = ForkLock()
 
 
 def _while_tracing(method: Any) -> Any:
@@ -63,7 +63,7 @@ class FamilyOps:
                 name=name,
                 obj=self,
             )
-        with _locks[self._family.name, name]:
+        with _lock.here():
             if name not in vars(self):  # another thread may have been first
                 setattr(self, name, _callable(self._family, op))  # the next access finds it without coming here
 
@@ -105,7 +105,7 @@ class Registry(dict[str, FamilyOps]):
             claims = discovery.installed().get(name)
         if claims is None:
             raise UnknownFamilyError(_unknown(name, list(self)))
-        with _locks[name, ""]:
+        with _lock.here():
             loaded = dict.get(self, name) or FamilyOps(discovery.load(name, claims), claims[0])
             for dictionary in (self, self._loaded):
                 dictionary.update({name: loaded, family: loaded})

@@ -1,9 +1,12 @@
-"""Which process may go ahead? An advisory lock on a file, for saving double work and never for correctness.
+"""Advisory file locks between processes, for saving double work and never for correctness.
 
 ``flock`` on a descriptor of our own, which the kernel releases when the process dies. The filelock package is not
 used: its releases differ in what they do to the file's content and when the file is removed, and where ``flock`` is
 missing it turns to a lock file that survives its owner and then blocks for ever. Here a file system that cannot lock
 raises OSError, and the caller goes ahead without.
+
+Lock files stay. A file that its holder removes must be compared with the path after each attempt, and left ones must
+be collected; a fixed set of files needs neither.
 """
 
 from __future__ import annotations
@@ -13,12 +16,28 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import forks, processes
 
-__all__ = ["FileLock", "Holder", "collect"]
+__all__ = ["FileLock", "Holder", "back_off"]
+
+_SHORTEST, _LONGEST = 0.005, 0.5
+
+
+def back_off(seconds: float) -> Iterator[float]:
+    """Sleep a little longer each time, for at most ``seconds`` in all; yields the seconds since the first sleep.
+
+    Nobody is woken when another process gives a lock back, so a waiter looks again. From 5 ms it doubles to 0.5 s.
+    """
+    start = time.monotonic()
+    pause = _SHORTEST
+    while (left := start + seconds - time.monotonic()) > 0:
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LONGEST)
+        yield time.monotonic() - start
 
 
 @dataclass(frozen=True)
@@ -60,15 +79,14 @@ class FileLock:
         (descriptor,) = forks.open_private(lambda: (os.open(self._path, flags, 0o600),))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._is_current(descriptor):
-                self._sign(descriptor)
-                self._descriptor = descriptor
-        except BlockingIOError:
-            return False
-        finally:
-            if self._descriptor is None:
-                forks.close(descriptor)
-        return self._descriptor is not None
+        except BaseException as error:
+            forks.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        self._descriptor = descriptor
+        self._sign(descriptor)
+        return True
 
     def holder(self) -> Holder | None:
         """Who holds the lock; None where the file does not (yet) say."""
@@ -77,39 +95,18 @@ class FileLock:
         except (OSError, ValueError, TypeError):
             return None
 
-    def release(self, *, remove: bool) -> None:
-        """Give the lock back. ``remove`` takes the file away, which the holder alone may do."""
+    def release(self) -> None:
+        """Give the lock back."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None or os.getpid() != self._pid:  # a forked child does not hold what its parent holds
             return
-        if remove:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
         with contextlib.suppress(OSError):
+            os.truncate(descriptor, 0)  # nobody is named in a file that nobody holds
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         forks.close(descriptor)
-
-    def _is_current(self, descriptor: int) -> bool:
-        """Whether the locked file is still the one at the path: its holder may have removed it in between."""
-        try:
-            return os.path.samestat(os.fstat(descriptor), self._path.lstat())
-        except FileNotFoundError:
-            return False
 
     def _sign(self, descriptor: int) -> None:
         note = {"host": processes.host_name(), "pid": os.getpid(), "op": self._op, "since": time.time()}
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
             os.truncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(note).encode(), 0)
-
-
-def collect(directory: Path) -> int:
-    """Remove the lock files of a directory that nobody holds, and tell how many there were."""
-    removed = 0
-    for path in sorted(directory.glob("*.lock")):
-        lock = FileLock(path, "collecting")
-        with contextlib.suppress(OSError):
-            if lock.try_acquire():
-                lock.release(remove=True)
-                removed += 1
-    return removed

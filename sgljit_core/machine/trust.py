@@ -15,7 +15,7 @@ from sgljit_core import paths
 from sgljit_core.config import settings
 from sgljit_core.errors import UntrustedCacheError
 
-__all__ = ["check", "check_root", "make_root", "private_directory"]
+__all__ = ["check", "check_root", "make_directories", "make_root", "private_directory"]
 
 
 def check_root(root: Path) -> None:
@@ -41,10 +41,22 @@ def make_root(root: Path) -> None:
         UntrustedCacheError: others could have written it.
         OSError: it cannot be made.
     """
-    if not root.exists():
-        root.parent.mkdir(parents=True, exist_ok=True)
-        root.mkdir(mode=0o700, exist_ok=True)
+    make_directories(root)
     check_root(root)
+
+
+def make_directories(path: Path) -> None:
+    """Make a directory and those above it that are missing, all for the user alone, whatever the umask says.
+
+    ``Path.mkdir(parents=True, mode=...)`` gives the mode to the last one only.
+
+    Raises:
+        OSError: one cannot be made.
+    """
+    if path.is_dir():
+        return
+    make_directories(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def check(path: Path, status: os.stat_result) -> None:

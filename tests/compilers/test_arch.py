@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sgljit_core import errors, is_arch_support_pdl, make_cpp_args, override_cuda_arch
-from sgljit_core.build import policy
+from sgljit_core.builds import policy
 from sgljit_core.compilers import arch
 from sgljit_core.compilers.arch import cpu_target, cuda_target
 

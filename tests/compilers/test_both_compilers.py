@@ -23,7 +23,7 @@ from sgljit_core.compilers import nvrtc
 from sgljit_core.families import discovery as plugins
 from sgljit_core.families import registry
 from sgljit_core.compilers import toolchain
-from sgljit_core.build import kernels as variants
+from sgljit_core.builds import kernels as variants
 
 compiled = set()
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from ..machine import supervisor
-from ..errors import ParallelCompileError
+from sgljit_core.errors import ParallelCompileError
+from sgljit_core.machine import supervisor
+
 from .progress import Batch, batch
 
 __all__ = ["parallel_compile"]

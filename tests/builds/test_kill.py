@@ -13,7 +13,7 @@ import sgljit_core.cache
 # Stops in a function of the driver's way: ``before`` or after it has run, and says so.
 STOP = """
 import time
-from sgljit_core.build import obtain as driver
+from sgljit_core.builds import obtain as driver
 from sgljit_core.cache import store
 place = {"store": store, "request": driver._Request}[where]
 real = getattr(place, function)

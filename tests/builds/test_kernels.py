@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from sgljit_core import CppEnum, KernelFamily, Op, errors, freeze, make_cpp_args, override_cuda_arch, parallel_compile
-from sgljit_core.build import kernels as variants
-from sgljit_core.build import modules as loader
+from sgljit_core.builds import kernels as variants
+from sgljit_core.builds import modules as loader
 from sgljit_core.cache.manifest import Manifest
 from sgljit_core.compilers import arch, nvrtc
 from sgljit_core.load import gpu as cuda_driver

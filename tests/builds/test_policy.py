@@ -11,7 +11,7 @@ import pytest
 from kit import LOAD, until
 
 from sgljit_core import errors, freeze, override_cuda_arch, parallel_compile
-from sgljit_core.build import policy
+from sgljit_core.builds import policy
 from sgljit_core.machine import jobs as limits
 
 
@@ -161,7 +161,7 @@ def test_an_observer_that_raises_stops_no_build(load, monkeypatch, caplog):
         sgljit_build_finished = sgljit_build_started
 
     monkeypatch.setattr(plugins, "hooks", Broken)
-    from sgljit_core.build import progress
+    from sgljit_core.builds import progress
 
     progress._said.clear()
     assert load("observed", flags=("-DVALUE=5",)).number() == 5

@@ -1,4 +1,4 @@
-"""How does a plugin's wheel come to carry what its users would have to compile?
+"""``sgljit wheel``: make a plugin's wheel carry what its users would have to compile.
 
 A pure wheel is unpacked, what its families declare is built beside their sources (``prebuilt/``), and it is packed
 again for this platform. What is carried is found by its key like any artifact: it serves where the sources and the
@@ -18,8 +18,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from sgljit_core.build.parallel import parallel_compile
+import typer
+
+from sgljit_core.builds.parallel import parallel_compile
 from sgljit_core.cache import admin as cache
 from sgljit_core.cache import store
 from sgljit_core.compilers.arch import override_target
@@ -28,7 +31,18 @@ from sgljit_core.errors import SgljitError, WheelError
 from sgljit_core.families import discovery, registry
 from sgljit_core.paths import CARRIED, package_directory
 
-__all__ = ["PlatformWheel", "add_artifacts", "prebuild"]
+__all__ = ["PlatformWheel", "add_artifacts", "add_artifacts_to_wheel", "prebuild"]
+
+
+def add_artifacts_to_wheel(
+    wheel: Annotated[Path, typer.Argument(help="A plugin's wheel, as `pip wheel --no-deps` makes it.")],
+    cuda_arch: Annotated[list[str], typer.Option(help="An architecture to build for, such as 9.0; may be repeated.")],
+    into: Annotated[Path, typer.Option("--into", help="The directory to write to.")] = Path("dist"),
+    platform: Annotated[str | None, typer.Option(help="The platform tag; by default this machine's.")] = None,
+) -> None:
+    """Write a wheel that carries the declared variants of its families, so that its users need no compiler."""
+    made = add_artifacts(wheel, cuda_arch, into, platform)
+    typer.echo(f"wrote {made.path}, which carries {made.artifacts} artifacts for {' and '.join(made.targets)}")
 
 
 @dataclass(frozen=True)
@@ -121,14 +135,9 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
             with override_target(cuda_arch, "--cuda-arch"):
                 parallel_compile(registry.declared_variants(name))
         carried = directory / CARRIED
-        with tempfile.TemporaryDirectory() as scratch:
-            archive = Path(scratch, "artifacts.tar")
-            if cache.export_archive(archive, family=name) == 0:
-                raise WheelError(
-                    f"{wheel}: nothing was built for family {name!r}; a plugin's sgljit_prebuilt_dirs has it"
-                )
-            carried.mkdir(mode=0o700, exist_ok=True)
-            cache.import_archive(archive, carried)
+        carried.mkdir(mode=0o700, exist_ok=True)
+        if cache.copy(carried, family=name) == 0:
+            raise WheelError(f"{wheel}: nothing was built for family {name!r}; a plugin's sgljit_prebuilt_dirs has it")
 
 
 def _check_c_library(content: Path, platform: str) -> None:

@@ -1,35 +1,32 @@
-"""``load_jit``: find an artifact or build it, and load it."""
+"""``load_jit``: C++ and CUDA sources become a loaded module, from the cache or compiled now."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compilers import arch
-from . import obtain
-from ..load import library
-from ..compilers import includes
-from ..cache import keys
-from .. import paths
-from ..families import discovery
+from sgljit_core import paths
+from sgljit_core.cache import keys
+from sgljit_core.cache.location import Location
+from sgljit_core.compilers import arch, includes, toolchain
+from sgljit_core.compilers.native import compile_library, flags, generated_sources
+from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
+from sgljit_core.load import library
+from sgljit_core.machine.forks import OncePerKey
+from sgljit_core.model.build import BuildSpec
+
 from . import policy
-from ..compilers import toolchain
-from ..compilers.native import compile_library, flags, generated_sources
-from .obtain import Product, Recipe
-from ..errors import InvalidBuildError, SourceChangedError, SourceNotFoundError
-from ..machine.forks import KeyedLocks
-from ..model.build import BuildSpec
-from ..cache.store import Slot
+from .extensions import extensions
+from .obtain import obtain, until_current
+from .request import Product, Request
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["ATTEMPTS", "include_roots", "load_jit", "meanwhile", "with_plugin"]
+__all__ = ["include_roots", "load_jit", "load_module"]
 
 
 def load_jit(
@@ -45,7 +42,6 @@ def load_jit(
     extra_dependencies: Sequence[str] | None = None,
     build_directory: str | Path | None = None,
     header_only: bool = True,
-    host_part: bool = False,
     csrc: str | Path | None = None,
     family: str = "",
 ) -> Module:
@@ -58,7 +54,7 @@ def load_jit(
         args: the name of the module, then its template arguments. They name the build in messages and in the
             cache; two builds that differ in anything else never share an artifact.
         cpp_files: C++ sources, compiled by the host compiler; relative to ``csrc``.
-        cuda_files: CUDA sources, compiled by nvcc for ``arch.cuda_target()``; relative to ``csrc``.
+        cuda_files: CUDA sources, compiled by nvcc for ``cuda_target()``; relative to ``csrc``.
         cpp_wrappers: (export name, C++ symbol with template arguments) for symbols of ``cpp_files``.
         cuda_wrappers: the same for symbols of ``cuda_files``.
         extra_cflags: more flags for the host compiler on ``cpp_files``.
@@ -69,7 +65,6 @@ def load_jit(
         build_directory: the root of the cache for this build, instead of the user's.
         header_only: the files are included in a generated source that exports the wrappers. False: each file is a
             translation unit of its own and exports with ``SGL_EXPORT``; there are no wrappers then.
-        host_part: the files are the host part of a family; ``FAMILY.load_host`` says so.
         csrc: the directory of the sources.
         family: the family that the module belongs to. ``FAMILY.load_jit`` passes both for its own sources.
 
@@ -104,90 +99,79 @@ def load_jit(
         include_paths=tuple(Path(path).resolve() for path in extra_include_paths or ()),
         dependencies=tuple(extra_dependencies or ()),
         header_only=header_only,
-        host_part=host_part,
         carried=paths.carried_artifacts(Path(csrc)) if family else None,
     )
-    root = paths.cache_root() if build_directory is None else Path(build_directory).absolute()
-    return _module(spec, root)
+    return load_module(spec, paths.build_root(build_directory))
 
 
-# What to do beside the compilers, in a thread of its own, when a module of this context must be compiled.
-meanwhile: ContextVar[Callable[[], None] | None] = ContextVar("sgljit_meanwhile", default=None)
-
-_modules: dict[tuple[str, Slot], Module] = {}
-_locks = KeyedLocks()
-ATTEMPTS = 5
+_modules: OncePerKey[tuple[Path, Location], Module] = OncePerKey()
 
 
-def _module(spec: BuildSpec, root: Path) -> Module:
-    """The module of a build, from the cache below ``root`` or compiled now."""
-    for attempt in range(ATTEMPTS):
-        recipe = _recipe(spec)
-        identity = (str(root), recipe.slot)
+def load_module(spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> Module:
+    """The module of a build, from the cache below ``root`` or compiled now.
+
+    Args:
+        beside: what to do in a thread of its own while compilers run.
+    """
+
+    def attempt() -> Module:
+        request = ModuleRequest(spec, root, beside)
         if policy.is_explaining():
-            return obtain.obtain(recipe, root)
-        with _locks[identity]:
-            try:
-                if identity not in _modules:
-                    _modules[identity] = obtain.obtain(recipe, root)
-                return _modules[identity]
-            except SourceChangedError:
-                if attempt == ATTEMPTS - 1:
-                    raise
-    raise AssertionError  # pragma: no cover - the last attempt returns or raises
+            return obtain(request)
+        return _modules.get((root, request.location), lambda: obtain(request))
+
+    return until_current(attempt)
 
 
-def _recipe(spec: BuildSpec) -> Recipe[Module]:
-    """How a module is identified, compiled and loaded."""
-    roots = include_roots(spec)
-    generated = generated_sources(spec)
-    scan = includes.scan((*spec.cpp_files, *spec.cuda_files), roots, "".join(generated.values()))
-    source = keys.source_ingredients(
-        spec,
-        generated,
-        scan,
-        flags(spec, roots),
-        tvm_ffi=library.tvm_ffi_version() if scan.uses_tvm_cpp else "",
-        cpu=toolchain.processor(),
-    )
+class ModuleRequest(Request["Module"]):
+    """A request for a shared library."""
 
-    def tools(needed_for: str) -> toolchain.Toolchain:
-        return toolchain.find_toolchain(cuda=spec.target.is_cuda, needed_for=needed_for)
+    payload = "module.so"
 
-    def make(build: BuildSpec, directory: Path) -> Product:
-        beside = meanwhile.get()
+    def __init__(self, spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> None:
+        self._roots = include_roots(spec)
+        self._generated = generated_sources(spec)
+        self._beside = beside
+        self._toolchain: toolchain.Toolchain | None = None
+        scan = includes.scan((*spec.cpp_files, *spec.cuda_files), self._roots, "".join(self._generated.values()))
+        steps = flags(spec, self._roots)
+        source = keys.source_ingredients(
+            spec,
+            self._generated,
+            scan,
+            steps,
+            tvm_ffi=library.tvm_ffi_version() if scan.uses_tvm_cpp else "",
+            cpu=toolchain.processor() if keys.depends_on_processor(steps) else "",
+        )
+        super().__init__(spec, root, source, scan)
 
-        def use_the_time() -> None:
-            # Ctrl-C in the middle of an import would leave half a module; a thread does not get it.
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
-                threading.Thread(target=prepare, name="sgljit-meanwhile").start()
+    def find_tools(self, needed_for: str) -> Mapping[str, str]:
+        self._toolchain = toolchain.find_toolchain(cuda=self.build.target.is_cuda, needed_for=needed_for)
+        return keys.toolchain_ingredients(self._toolchain)
 
-        def prepare() -> None:
-            # What goes wrong here will be told when it is needed.
-            with contextlib.suppress(Exception):
-                library.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
-                if beside is not None:
-                    beside()
-
-        made = compile_library(build, tools(build.label), generated, roots, scan.stamps, directory, use_the_time)
+    def make(self, directory: Path) -> Product:
+        assert self._toolchain is not None
+        keyed = self._scan.stamps
+        made = compile_library(
+            self.named, self._toolchain, self._generated, self._roots, keyed, directory, self._use_the_time
+        )
         return Product(made.library, made.command, made.observed)
 
-    return Recipe(
-        build=spec,
-        source=source,
-        payload="module.so",
-        named=lambda: with_plugin(spec),
-        toolchain=lambda needed_for: keys.toolchain_ingredients(tools(needed_for)),
-        make=make,
-        is_current=scan.is_current,
-        load=lambda payload: library.load_library(payload, spec.module),
-    )
+    def _use_the_time(self) -> None:
+        """Start what can be done while compilers run."""
+        # Ctrl-C in the middle of an import would leave half a module; a thread does not get it.
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
+            threading.Thread(target=self._prepare, name="sgljit-meanwhile").start()
 
+    def _prepare(self) -> None:
+        # An error here comes back, with all that there is to say, when the result is needed.
+        with contextlib.suppress(Exception):
+            library.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
+            if self._beside is not None:
+                self._beside()
 
-def with_plugin(spec: BuildSpec) -> BuildSpec:
-    """A build with the name and version of its plugin. Reading them takes longer than a hit, so not before a miss."""
-    plugin = discovery.plugin_of(spec.family) if spec.family else None
-    return dataclasses.replace(spec, plugin=str(plugin)) if plugin else spec
+    def load(self, payload: bytes) -> Module:
+        return library.load_library(payload, self.build.module)
 
 
 def include_roots(spec: BuildSpec) -> list[includes.Root]:
@@ -195,7 +179,7 @@ def include_roots(spec: BuildSpec) -> list[includes.Root]:
     roots = [includes.Root(spec.family or "csrc", spec.csrc)]
     roots += [includes.Root(f"include:{i}", path) for i, path in enumerate(spec.include_paths)]
     for name in spec.dependencies:
-        roots += [includes.Root(f"{name}:{i}", path) for i, path in enumerate(discovery.header_dependency(name))]
+        roots += [includes.Root(f"{name}:{i}", path) for i, path in enumerate(extensions().header_directories(name))]
     for root in roots:
         if not root.directory.is_dir():
             carries = "; the installed package does not carry it: name it as package data (setuptools: package-data)"

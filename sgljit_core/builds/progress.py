@@ -1,4 +1,4 @@
-"""Who is told that a compiler runs? A silent compile looks like a hang.
+"""Saying that a compiler runs: a silent compile looks like a hang.
 
 Plugins, through hooks. The log: one record when a compiler starts, one when it ends, one more when it takes long;
 each carries its data as ``record.sgljit``. On a terminal, a line for every build that takes more than a second.
@@ -14,18 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..families import discovery
-from ..machine.forks import KeyedLocks
-from ..model.build import BuildSpec
+from sgljit_core import log
+from sgljit_core.machine.forks import ForkLock
+from sgljit_core.model.build import BuildSpec
+
+from .extensions import extensions
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Batch", "announced", "batch", "log", "once", "showing", "was_said"]
+__all__ = ["Batch", "announced", "batch", "showing"]
 
-_log = logging.getLogger("sgljit")
 _SHOW_SECONDS = 1.0
 _LONG_SECONDS = 10.0
 
@@ -38,35 +39,16 @@ class Batch:
     begun: int = 0
 
 
+_lock = ForkLock()  # for the display, and the count of a batch
 batch: ContextVar[Batch | None] = ContextVar("sgljit_batch", default=None)
-
-
-def log(level: int, event: str, text: str, **data: Any) -> None:
-    """A log record with its data: ``record.sgljit`` is a mapping with the event's name and ``data``."""
-    _log.log(level, "%s", text, extra={"sgljit": {"event": event, **data}})
-
-
-_said: set[tuple[str, str]] = set()
-
-
-def once(event: str, about: str, text: str, **data: Any) -> None:
-    """A warning that is given once in a process for each event and what it is about."""
-    if (event, about) not in _said:
-        _said.add((event, about))
-        log(logging.WARNING, event, text, **data)
-
-
-def was_said(event: str) -> bool:
-    """Whether a warning of that kind was given in this process."""
-    return any(said == event for said, _ in _said)
 
 
 @contextmanager
 def announced(build: BuildSpec) -> Iterator[None]:
     """Around a compiler run."""
-    _call_hooks("sgljit_build_started", build=build)
+    extensions().build_started(build)
     data = {"build": build.label, "family": build.family, "module": build.module, "target": build.target.name}
-    log(logging.INFO, "build_started", f"compiling {build.label}", **data)
+    log.log(logging.INFO, "build_started", f"compiling {build.label}", **data)
     start = time.perf_counter()
     error: Exception | None = None
     try:
@@ -78,23 +60,15 @@ def announced(build: BuildSpec) -> Iterator[None]:
     finally:
         seconds = time.perf_counter() - start
         verb = "failed to compile" if error else "compiled"
-        log(logging.INFO, "build_finished", f"{verb} {build.label} in {seconds:.2f} s", seconds=seconds, **data)
-        _call_hooks("sgljit_build_finished", build=build, seconds=seconds, error=error)
-
-
-def _call_hooks(name: str, **arguments: Any) -> None:
-    """A broken observer must not stop a build."""
-    try:
-        getattr(discovery.hooks(), name)(**arguments)
-    except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
-        once("hook_failed", name, f"a plugin's {name} raised {type(error).__name__}: {error}")
+        log.log(logging.INFO, "build_finished", f"{verb} {build.label} in {seconds:.2f} s", seconds=seconds, **data)
+        extensions().build_finished(build, seconds, error)
 
 
 def _position() -> str:
     current = batch.get()
     if current is None:
         return ""
-    with _locks["display"]:
+    with _lock.here():
         current.begun += 1
         return f"{current.begun} of {current.total}: "
 
@@ -102,7 +76,7 @@ def _position() -> str:
 @contextmanager
 def _reminder(label: str, data: dict[str, str]) -> Iterator[None]:
     text = f"still compiling {label} after {_LONG_SECONDS:.0f} s"
-    timer = threading.Timer(_LONG_SECONDS, log, (logging.WARNING, "build_slow", text), data)
+    timer = threading.Timer(_LONG_SECONDS, log.log, (logging.WARNING, "build_slow", text), data)
     timer.daemon = True
     timer.start()
     try:
@@ -128,9 +102,6 @@ def showing(text: str) -> Iterator[None]:
         line.hide()
 
 
-_locks = KeyedLocks()  # of one key: the display, and the count of a batch
-
-
 class _Line:
     """One line of the display, which all builds of the process share: a terminal has room for one display."""
 
@@ -143,7 +114,7 @@ class _Line:
         self._ended = False
 
     def show(self) -> None:
-        with _locks["display"]:
+        with _lock.here():
             if self._ended:
                 return
             if _Line._display is None:
@@ -153,7 +124,7 @@ class _Line:
             self._task = _Line._display.add_task(self._text, total=None)
 
     def hide(self) -> None:
-        with _locks["display"]:
+        with _lock.here():
             self._ended = True
             if self._task is None or _Line._display is None:
                 return

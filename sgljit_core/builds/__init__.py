@@ -1,0 +1,1 @@
+"""Answering a request for code: from the cache, or by compiling it."""

@@ -1,0 +1,98 @@
+"""May something be compiled now?
+
+Serving must not stall on a compiler, so a process may forbid it once it is warm; while a CUDA stream captures a graph
+it is never allowed. ``why`` asks whether something would be compiled, and compiles and loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from sgljit_core.cache.explain import Explanation
+from sgljit_core.compilers import arch
+from sgljit_core.config import settings
+from sgljit_core.errors import SgljitError
+
+__all__ = ["Explained", "forbidden_by", "freeze", "is_capturing", "is_explaining", "why"]
+
+Mode = Literal["on", "warn", "error"]
+
+_frozen: list[Mode] = []  # what freeze() asked for last; the environment's word where it never did
+
+
+def freeze(mode: Mode = "error") -> None:
+    """Say what happens from now on when something is in no tier of the cache and must be compiled.
+
+    Call it after the warm-up, so that an op that was forgotten shows at once and does not stall a request.
+
+    Args:
+        mode: "error" raises CompileForbiddenError, "warn" logs a warning and compiles, "on" compiles.
+
+    Raises:
+        ValueError: for any other mode.
+    """
+    if mode not in ("on", "warn", "error"):
+        raise ValueError(f'freeze() takes "error", "warn" or "on", got {mode!r}')
+    _frozen[:] = [mode]
+
+
+def forbidden_by() -> tuple[Mode, str]:
+    """The mode, and who asked for it, for messages."""
+    if _frozen:
+        return _frozen[0], f'freeze("{_frozen[0]}")'
+    mode = settings().jit
+    return ("on" if mode == "on" else "warn" if mode == "warn" else "error"), f"SGLJIT_JIT={mode}"
+
+
+def is_capturing() -> bool:
+    """Whether the current CUDA stream is capturing a graph. Initialises nothing."""
+    cuda = arch.cuda_in_use()
+    return cuda is not None and bool(cuda.is_current_stream_capturing())
+
+
+class Explained(SgljitError):  # noqa: N818 - an answer, not an error
+    """The answer to a question, raised in place of loading, so that no caller keeps a module that is none."""
+
+    def __init__(self, explanation: Explanation) -> None:
+        self.explanation = explanation
+        super().__init__(str(explanation))
+
+
+_explaining: ContextVar[bool] = ContextVar("sgljit_explaining", default=False)
+
+
+def is_explaining() -> bool:
+    """Whether requests are questions."""
+    return _explaining.get()
+
+
+@contextmanager
+def _explain() -> Iterator[None]:
+    """Inside the block every request for code raises ``Explained``."""
+    token = _explaining.set(True)
+    try:
+        yield
+    finally:
+        _explaining.reset(token)
+
+
+def why(builder: Callable[[], Any]) -> Explanation:
+    """Whether the cache has what ``builder`` would load, and if not, what sets it apart from the nearest artifact.
+
+    Nothing is compiled or loaded.
+
+    Args:
+        builder: a callable without arguments that loads one module or kernel, such as those of a family's ``variants``.
+
+    Raises:
+        ValueError: the builder did not ask for anything, because this process has loaded it before.
+    """
+    try:
+        with _explain():
+            builder()
+    except Explained as answer:
+        return answer.explanation
+    raise ValueError("the builder did not ask for a module; ask in a process where it has not been loaded before")

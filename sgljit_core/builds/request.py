@@ -1,0 +1,96 @@
+"""A piece of code that was asked for: what identifies it, and how it is made and loaded.
+
+All that identifies it is computed once, when the request is made, and kept for the call. If a source is edited
+meanwhile, the request is out of date, and a new one is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from sgljit_core.cache import keys
+from sgljit_core.cache.location import Location
+from sgljit_core.compilers.includes import Scan
+from sgljit_core.errors import ToolchainNotFoundError
+from sgljit_core.model.build import BuildSpec
+
+from .extensions import extensions
+
+__all__ = ["Product", "Request"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Product:
+    """What was made: the payload's file, the commands, and the files read that no key covers."""
+
+    payload: Path
+    command: str
+    observed: Mapping[str, str]
+
+
+class Request(ABC, Generic[T]):
+    """A request for a module (``modules``) or for a device kernel (``kernels``).
+
+    Attributes:
+        payload: the name of the payload's file in an artifact.
+        build: what is asked for.
+        root: the writable root of the cache, and of all that is made.
+        source: the ingredients of the source key.
+        location: where artifacts of it lie below a root.
+    """
+
+    payload: ClassVar[str]
+
+    def __init__(self, build: BuildSpec, root: Path, source: Mapping[str, str], scan: Scan) -> None:
+        self.build = build
+        self.root = root
+        self.source = source
+        self.location = Location(build.target.name, build.family, build.module, keys.key(source))
+        self._scan = scan
+
+    @functools.cached_property
+    def named(self) -> BuildSpec:
+        """The build with the name and version of its plugin: for messages, as reading them takes longer than a hit."""
+        family = self.build.family
+        return dataclasses.replace(self.build, plugin=extensions().plugin_of(family)) if family else self.build
+
+    @functools.cached_property
+    def tools(self) -> Mapping[str, str] | None:
+        """The ingredients of the toolchain key; None where a compiler is missing."""
+        try:
+            return self.find_tools(self.build.label)
+        except ToolchainNotFoundError:
+            return None
+
+    @functools.cached_property
+    def toolchain_key(self) -> str | None:
+        """The toolchain key; None where a compiler is missing."""
+        return None if self.tools is None else keys.key(self.tools)
+
+    def is_current(self) -> bool:
+        """Whether no source was written since the request was made."""
+        return self._scan.is_current()
+
+    @abstractmethod
+    def find_tools(self, needed_for: str) -> Mapping[str, str]:
+        """The ingredients of the toolchain key. Raises ToolchainNotFoundError, with ``needed_for`` in its text."""
+
+    @abstractmethod
+    def make(self, directory: Path) -> Product:
+        """Make the payload in a directory. Raises CompileError."""
+
+    @abstractmethod
+    def load(self, payload: bytes) -> T:
+        """Load verified bytes. Raises ArtifactLoadError."""
+
+    def serves(self, toolchain: Mapping[str, str]) -> bool:
+        """Whether this machine can run what another toolchain made; asked about artifacts that a plugin carries."""
+        return True

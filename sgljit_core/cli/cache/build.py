@@ -1,0 +1,56 @@
+"""``sgljit cache build``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from sgljit_core import log
+from sgljit_core.builds import policy
+from sgljit_core.builds.parallel import parallel_compile
+from sgljit_core.cache import admin
+from sgljit_core.errors import NoTargetError, ParallelCompileError
+from sgljit_core.families import registry
+
+from .options import Arch, target_of
+from .variants import families_with_variants, report_left_out
+
+__all__ = ["build"]
+
+
+def build(
+    families: Annotated[list[str] | None, typer.Argument(help="The families; by default all.")] = None,
+    cuda_arch: Arch = None,
+) -> None:
+    """Build every declared variant ahead, for this machine's device or, with --cuda-arch, for another.
+
+    Without a device and without --cuda-arch it builds the variants for the CPU, and says how many it left out. It
+    compiles whatever SGLJIT_JIT says: that is about compiling on demand.
+    """
+    policy.freeze("on")
+    with target_of(cuda_arch):
+        chosen = families or families_with_variants()
+        builders = [builder for family in chosen for builder in registry.declared_variants(family)]
+        left_out = _build(builders)
+    held = len(admin.entries())
+    typer.echo(f"{len(builders) - left_out} modules are built or were there; {admin.root()} holds {held} artifacts")
+    report_left_out(left_out)
+    if log.was_said("cache_unwritable"):
+        typer.echo("error: not all that was built could be kept; see the warnings", err=True)
+        raise typer.Exit(1)
+
+
+def _build(builders: Sequence[Callable[[], Any]]) -> int:
+    """Build all that there is a target for; the number of the others."""
+    try:
+        parallel_compile(builders)
+    except ParallelCompileError as error:
+        others = [failure for failure in error.failures if not isinstance(failure, NoTargetError)]
+        if others:
+            raise ParallelCompileError(others, len(builders)) from others[0]
+        if len(error.failures) == len(builders):
+            raise error.failures[0] from None
+        return len(error.failures)
+    return 0

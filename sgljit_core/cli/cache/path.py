@@ -1,0 +1,14 @@
+"""``sgljit cache path``."""
+
+from __future__ import annotations
+
+import typer
+
+from sgljit_core.cache import admin
+
+__all__ = ["show_path"]
+
+
+def show_path() -> None:
+    """Show where the cache is."""
+    typer.echo(admin.root())

@@ -1,0 +1,41 @@
+"""``sgljit cache prune``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sgljit_core.cache import admin
+from sgljit_core.families import registry
+
+from .options import Arch, Directory, size_text, target_of
+from .variants import explain, families_with_variants
+
+__all__ = ["prune"]
+
+
+def prune(
+    directory: Directory = None,
+    days: Annotated[float | None, typer.Option(min=0, help="Remove what was built more days ago.")] = None,
+    megabytes: Annotated[
+        float | None, typer.Option(min=0, help="Remove the oldest until the rest takes no more.")
+    ] = None,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Remove what families that declare their variants do not declare any more.")
+    ] = False,
+    cuda_arch: Arch = None,
+) -> None:
+    """Remove artifacts, damaged ones in any case, and what killed builds left behind."""
+    keep = None
+    if stale:
+        with target_of(cuda_arch):
+            declared = [builder for name in families_with_variants() for builder in registry.declared_variants(name)]
+            keep = [answer for builder in declared if (answer := explain(builder)) is not None]
+    gone = admin.prune(
+        directory,
+        older_than=None if days is None else days * 86400,
+        larger_than=None if megabytes is None else int(megabytes * 1e6),
+        keep=keep,
+    )
+    typer.echo(f"removed {len(gone)} artifacts, {size_text(sum(entry.size for entry in gone))}")

@@ -1,0 +1,20 @@
+"""``sgljit list``."""
+
+from __future__ import annotations
+
+from sgljit_core._version import __version__
+from sgljit_core.families import discovery
+
+__all__ = ["list_families"]
+
+
+def list_families() -> None:
+    """List the installed kernel families, with distribution and version. Imports none of them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("family", "distribution", "version", "module", title=f"sgljit-core {__version__}")
+    for family, claims in discovery.installed().items():
+        for plugin in claims:
+            table.add_row(family, plugin.distribution, plugin.version, plugin.module)
+    Console().print(table)

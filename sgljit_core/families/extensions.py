@@ -1,0 +1,54 @@
+"""What installed plugins answer the build engine: header libraries, prebuilt artifacts, observers of builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sgljit_core import log
+from sgljit_core.builds.extensions import Extensions
+from sgljit_core.errors import InvalidBuildError
+from sgljit_core.model.build import BuildSpec
+
+from . import discovery
+
+__all__ = ["Plugins"]
+
+
+class Plugins(Extensions):
+    """The answers of the installed plugins."""
+
+    def plugin_of(self, family: str) -> str:
+        plugin = discovery.plugin_of(family)
+        return "" if plugin is None else str(plugin)
+
+    def header_directories(self, name: str) -> list[Path]:
+        providers: dict[str, Callable[[], list[Path]]] = {}
+        for answer in discovery.hooks().sgljit_header_dependencies():
+            providers |= answer
+        if name not in providers:
+            known = ", ".join(sorted(providers)) or "none"
+            raise InvalidBuildError(
+                f"extra_dependencies: no installed plugin provides the headers {name!r} (provided: {known})"
+            )
+        return [Path(path) for path in providers[name]()]
+
+    def prebuilt_roots(self) -> list[Path]:
+        if not discovery.has_extensions():  # then nobody could answer, and pluggy need not be imported
+            return []
+        return [Path(path) for answer in discovery.hooks().sgljit_prebuilt_dirs() for path in answer]
+
+    def build_started(self, build: BuildSpec) -> None:
+        _call("sgljit_build_started", build=build)
+
+    def build_finished(self, build: BuildSpec, seconds: float, error: Exception | None) -> None:
+        _call("sgljit_build_finished", build=build, seconds=seconds, error=error)
+
+
+def _call(name: str, **arguments: Any) -> None:
+    """A broken observer must not stop a build."""
+    try:
+        getattr(discovery.hooks(), name)(**arguments)
+    except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
+        log.once("hook_failed", name, f"a plugin's {name} raised {type(error).__name__}: {error}")
