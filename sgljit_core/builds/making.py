@@ -42,8 +42,6 @@ from .extensions import extensions
 from .obtain import Finder
 from .request import Product, Request
 
-__all__ = ["LOCK_SECONDS", "make_once"]
-
 T = TypeVar("T")
 
 LOCK_SECONDS = 300.0  # after which somebody else's build is no longer waited for

@@ -26,8 +26,6 @@ from .request import Product, Request
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["include_roots", "load_jit", "load_module"]
-
 
 def load_jit(
     *args: str,

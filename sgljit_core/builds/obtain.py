@@ -19,8 +19,6 @@ from . import policy
 from .extensions import extensions
 from .request import Request
 
-__all__ = ["Finder", "obtain", "until_current"]
-
 T = TypeVar("T")
 
 _ATTEMPTS = 5

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sgljit_core.cache.explain import Explanation
     from sgljit_core.cache.location import Location
 
-__all__ = ["Explained", "forbidden_by", "freeze", "hit", "is_capturing", "is_explaining", "why"]
 
 Mode = Literal["on", "warn", "error"]
 

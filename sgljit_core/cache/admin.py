@@ -19,17 +19,6 @@ from . import archive, lookup, store
 from .explain import Explanation
 from .manifest import Manifest, ManifestError
 
-__all__ = [
-    "Entry",
-    "copy",
-    "entries",
-    "export_archive",
-    "import_archive",
-    "prune",
-    "root",
-    "verify",
-]
-
 
 @dataclass(frozen=True)
 class Entry:

@@ -21,8 +21,6 @@ from sgljit_core.machine import trust
 from . import lookup, store
 from .manifest import FILE, Manifest, ManifestError
 
-__all__ = ["pack", "unpack"]
-
 _MEMBER = re.compile(r"[\w.+-]+/\w+/[\w.+-]+/[0-9a-f]{32}/[0-9a-f]{32}(?:\.[0-9a-f]{8})?/[\w.+-]+")
 _MODES: dict[str, Literal["w", "w:gz", "w:xz"]] = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz"}
 _LARGEST = 4 << 30

@@ -13,8 +13,6 @@ from . import lookup
 from .location import Location
 from .manifest import ManifestError
 
-__all__ = ["Explanation", "differences", "explain_miss"]
-
 _MOST = 64  # manifests that are read to explain a miss
 
 

@@ -20,8 +20,6 @@ from sgljit_core.machine import trust
 from .location import Location
 from .manifest import FILE, Manifest, ManifestError
 
-__all__ = ["Artifact", "Damage", "Search", "Tier", "fault", "find", "read", "read_manifest"]
-
 
 @dataclass(frozen=True)
 class Tier:

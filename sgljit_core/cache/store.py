@@ -23,18 +23,6 @@ from .location import Location
 from .lookup import Damage, read
 from .manifest import FILE, Manifest, ManifestError
 
-__all__ = [
-    "artifact_directories",
-    "collect",
-    "discard",
-    "keep_failed",
-    "lock_path",
-    "publish",
-    "quarantine",
-    "settle",
-    "staging_directory",
-]
-
 STAGING = ".staging"
 QUARANTINE = ".quarantine"
 LOCKS = ".locks"

@@ -28,8 +28,6 @@ from pathlib import Path
 from sgljit_core.errors import SourceNotFoundError
 from sgljit_core.machine.answers import recall, remember
 
-__all__ = ["Root", "Scan", "scan"]
-
 _DIRECTIVE = re.compile(
     rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(<[^>\n]+>|"[^"\n]+"|[^\n]*)', re.MULTILINE
 )

@@ -32,8 +32,6 @@ from .includes import Root
 from .recipe import cxx_flags, nvcc_flags
 from .toolchain import Toolchain
 
-__all__ = ["Compiled", "compile_library"]
-
 _SECONDS_TO_START = 0.1
 # What belongs to the compiler, the C library and the kernel's interface: the toolchain's version stands for it. A name
 # that is missing here costs one more hash to check, nothing else.

@@ -8,8 +8,6 @@ from sgljit_core.model.build import BuildSpec
 
 from .includes import Root
 
-__all__ = ["cxx_flags", "flags", "generated_sources", "nvcc_flags"]
-
 _COMMON = ("-std=c++20", "-O3")
 # Without -fno-gnu-unique the statics of templates and inline functions are shared by every library of the process,
 # so that a second module's one-time initialiser is skipped.

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
     from pluggy import PluginManager
 
-__all__ = [
-    "Plugin",
-    "carried_artifacts",
-    "has_extensions",
-    "hooks",
-    "installed",
-    "load",
-    "plugin_of",
-    "rescan",
-]
 
 KERNELS = "sgljit.kernels"
 EXTENSIONS = "sgljit.plugins"

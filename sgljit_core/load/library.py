@@ -27,7 +27,6 @@ from . import exceptions
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["exports", "load_library", "tvm_ffi_version"]
 
 _numbers: set[int] = set()  # of the descriptors that libraries were loaded by
 
