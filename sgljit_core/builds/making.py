@@ -39,7 +39,7 @@ from sgljit_core.machine.locks import FileLock, back_off
 
 from . import policy, progress
 from .extensions import extensions
-from .obtain import Finder
+from .finding import Finder
 from .request import Product, Request
 
 T = TypeVar("T")
