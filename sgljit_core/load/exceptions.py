@@ -1,8 +1,8 @@
-"""How does an exception of ours pass through C++ unchanged?
+"""Exceptions pass through C++ unchanged.
 
-tvm-ffi carries an exception across C++ as a name and a message. A class that is made from more than a message would
-arrive as a RuntimeError, without its data and its traceback. So the thread keeps the exception itself, and the name
-leads back to it.
+tvm-ffi carries an exception across C++ as a name and a message: one that is made from more would arrive as a
+RuntimeError, without its data and its traceback, and so would Ctrl-C. So the thread keeps the exception itself, and C++
+carries another in its place, whose name leads back to it.
 """
 
 from __future__ import annotations
@@ -17,39 +17,48 @@ from sgljit_core import errors
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_raised = threading.local()
+_NAME = "sgljit.Passing"  # no Python exception is called so
+_kept = threading.local()
+
+
+class _Passing(Exception):  # noqa: N818 - nobody sees it
+    """What C++ carries. Releases of tvm-ffi differ in whether they carry more than an Exception."""
 
 
 def passing(function: Callable[P, R]) -> Callable[P, R]:
-    """A function for C++ to call, whose exceptions reach the Python code that called C++."""
+    """A function for C++ to call, whose exceptions reach the Python code that called C++, each the same object."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except errors.SgljitError as error:
-            _raised.error = error
-            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised where C++ returns
+            _kept.error = error
+            carried = _Passing(f"{type(error).__name__}: {error}")  # the text is for C++ that prints it
+        raise carried
 
     return wrapper
 
 
 def register(tvm_ffi: Any) -> None:
-    """Tell tvm-ffi about every class of ours."""
+    """Introduce to tvm-ffi what passes, and the classes of ours, which C++ raises by their names."""
+    tvm_ffi.register_error(_NAME, _Passing)
+    tvm_ffi.register_error(_NAME, _calling(_restore))
+    # A signal's handler may run in ``wrapper`` before its ``try``.
+    for interrupt in (KeyboardInterrupt, SystemExit):
+        tvm_ffi.register_error(interrupt.__name__, interrupt)
     for name in errors.__all__:
         cls = getattr(errors, name)
-        tvm_ffi.register_error(name, cls)  # the name of the class
-        tvm_ffi.register_error(name, _restorer(cls))  # what the name stands for: tvm-ffi wants a class to call
+        tvm_ffi.register_error(name, cls)
+        tvm_ffi.register_error(name, _calling(functools.partial(cls.__new__, cls)))
 
 
-def _restorer(cls: type[errors.SgljitError]) -> type:
-    """A class whose call returns the exception that this thread saw last, or makes one of ``cls`` that C++ raised."""
+def _restore(text: str) -> BaseException:
+    """The exception that this thread keeps, if that is the one of this text."""
+    error: BaseException | None = _kept.__dict__.pop("error", None)
+    return error if error is not None and f"{type(error).__name__}: {error}" == text else RuntimeError(text)
 
-    def restore(_: type, message: str) -> errors.SgljitError:
-        error: errors.SgljitError | None = getattr(_raised, "error", None)
-        _raised.error = None
-        if type(error) is cls and str(error) == message:
-            return error
-        return cls.__new__(cls, message)
 
-    return type(cls.__name__, (), {"__new__": restore})
+def _calling(make: Callable[[str], BaseException]) -> type:
+    """A class that makes exceptions of another: tvm-ffi takes nothing but classes."""
+    return type("Raised", (), {"__new__": lambda _, text: make(text)})
