@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .builds.modules import load_jit
     from .builds.parallel import parallel_compile
     from .builds.policy import freeze, why
+    from .builds.record import stats
     from .compilers.arch import is_arch_support_pdl, override_cuda_arch
     from .families.family import KernelFamily
     from .families.forwarding import exported
@@ -44,6 +45,7 @@ __all__ = [
     "ops",
     "override_cuda_arch",
     "parallel_compile",
+    "stats",
     "why",
 ]
 
@@ -61,6 +63,7 @@ _HOMES = {
     "ops": "families.registry",
     "override_cuda_arch": "compilers.arch",
     "parallel_compile": "builds.parallel",
+    "stats": "builds.record",
     "why": "builds.policy",
 }
 _MODULES = ("cache", "errors")

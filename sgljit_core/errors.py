@@ -27,6 +27,7 @@ __all__ = [
     "SgljitError",
     "SourceChangedError",
     "SourceNotFoundError",
+    "StorageError",
     "TensorMatchError",
     "ToolchainNotFoundError",
     "UnknownFamilyError",
@@ -167,6 +168,10 @@ class UntrustedCacheError(SgljitError, PermissionError):
         self.path = path
         self.reason = reason
         super().__init__(f"{path} {reason}, so whoever can write there could run code as you.\n{remedy}")
+
+
+class StorageError(SgljitError, OSError):
+    """No directory takes the files of a build, or an operation on a cache met an error of its file system."""
 
 
 class ArtifactLoadError(SgljitError, OSError):

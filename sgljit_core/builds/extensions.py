@@ -34,8 +34,13 @@ class Extensions:
     def build_started(self, build: BuildSpec) -> None:
         """A compiler is about to run."""
 
-    def build_finished(self, build: BuildSpec, seconds: float, error: Exception | None) -> None:
-        """A compiler run has ended."""
+    def build_finished(
+        self, build: BuildSpec, seconds: float, error: BaseException | None, key: str, directory: Path, outcome: str
+    ) -> None:
+        """A compiler run has ended: "compiled", "private", "failed" or "interrupted"."""
+
+    def loaded(self, build: BuildSpec, key: str, directory: Path, tier: str) -> None:
+        """Code was loaded, from a tier of the cache or as it was made."""
 
 
 _provider: Callable[[], Extensions] = Extensions

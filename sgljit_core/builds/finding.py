@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 from sgljit_core import log
 from sgljit_core.cache import lookup
-from sgljit_core.cache.lookup import Damage, Tier
+from sgljit_core.cache.lookup import Damage, Search, Tier
 from sgljit_core.config import settings
 from sgljit_core.errors import ArtifactLoadError
 
-from . import policy
+from . import policy, record
 from .extensions import extensions
 from .request import Request
 
@@ -43,14 +44,14 @@ class Finder(Generic[T]):
 
     def tiers(self) -> Iterator[list[Tier]]:
         """The tiers in the order of the search; plugins, which take a while to ask, are asked last."""
-        prebuilt = [Tier(directory.resolve()) for directory in settings().prebuilt]
+        prebuilt = [Tier(directory.resolve(), name="prebuilt") for directory in settings().prebuilt]
         for tier in prebuilt:
-            if not tier.root.is_dir():
+            if not os.path.isdir(tier.root):  # noqa: PTH112 - it raises nothing, also below a closed directory
                 text = f"SGLJIT_PREBUILT_PATH names {tier.root}, which is not a directory"
                 log.once("prebuilt_missing", str(tier.root), text)
         carried = self.request.build.carried
-        yield [*prebuilt, *([Tier(carried, vouched=True)] if carried else []), Tier(self.request.root)]
-        vouched = [Tier(directory, vouched=True) for directory in extensions().prebuilt_roots()]
+        yield [*prebuilt, *([Tier(carried, True, "carried")] if carried else []), Tier(self.request.root)]
+        vouched = [Tier(directory, True, "plugin") for directory in extensions().prebuilt_roots()]
         if vouched:
             yield vouched
 
@@ -58,20 +59,25 @@ class Finder(Generic[T]):
         """Find and load. An artifact that is damaged or that this machine cannot load counts as none."""
         request = self.request
         search = lookup.find(tiers, request.location, request.toolchain_key, request.serves)
-        self._note(search.damaged)
+        self._note(search)
         artifact = search.artifact
-        if artifact is None:
+        if artifact is None or search.tier is None:
             return None
         if policy.is_explaining():
             raise policy.hit(request.named.label, request.location, artifact.directory)
         try:
-            return (request.load(artifact.payload),)
+            code = request.load(artifact.payload)
         except ArtifactLoadError as error:
-            log.once("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
+            record.survived("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
             return None
+        record.loaded(request, artifact.directory, search.tier.name)
+        return (code,)
 
-    def _note(self, damaged: Sequence[Damage]) -> None:
-        self.damaged += tuple(damage for damage in damaged if damage not in self.damaged)
-        for damage in damaged:
+    def _note(self, search: Search) -> None:
+        self.damaged += tuple(damage for damage in search.damaged if damage not in self.damaged)
+        for damage in search.damaged:
             text = f"{damage.directory} is damaged and not used: {damage.reason}"
-            log.once("artifact_damaged", str(damage.directory), text, directory=str(damage.directory))
+            record.survived("artifact_damaged", str(damage.directory), text, directory=str(damage.directory))
+        for tier, error in search.unreadable:
+            text = f"{tier.root} cannot be read ({error.strerror}): its artifacts are looked for elsewhere, or compiled"
+            record.survived("cache_unreadable", str(tier.root), text, root=str(tier.root), reason=str(error))

@@ -31,13 +31,14 @@ from sgljit_core.errors import (
     CompileForbiddenError,
     SgljitError,
     SourceChangedError,
+    StorageError,
     ToolchainNotFoundError,
     UntrustedCacheError,
 )
-from sgljit_core.machine import trust
+from sgljit_core.machine import forks, trust
 from sgljit_core.machine.locks import FileLock, back_off
 
-from . import policy, progress
+from . import policy, progress, record
 from .extensions import extensions
 from .finding import Finder
 from .request import Product, Request
@@ -56,19 +57,22 @@ def make_once(finder: Finder[T]) -> T:
         CompileForbiddenError, CaptureError: it may not be made.
         ToolchainNotFoundError: a compiler is missing.
         CompileError: it cannot be made.
+        StorageError: there is no directory to make it in.
         SourceChangedError: a source was written while it was being made.
     """
     request = finder.request
     _check_allowed(request)
     if request.tools is None:  # damaged artifacts stay: the next process shall hear about them too
         raise _no_toolchain(finder)
-    with _locked(request):
+    record.missed()
+    with forks.building(), _locked(request):
         found = finder.find_again()
         if found is not None:
             return found[0]
         for damage in finder.damaged:
             store.quarantine(damage, request.root)
-        return _Maker(request).make()
+        with progress.announced(request.named, request.location.source_key, request.root) as run:
+            return _Maker(request, run).make()
 
 
 def _explain(request: Request[T]) -> Explanation:
@@ -76,7 +80,10 @@ def _explain(request: Request[T]) -> Explanation:
     roots = [request.root, *settings().prebuilt, *extensions().prebuilt_roots()]
     roots += [request.build.carried] if request.build.carried else []
     label, markers = request.named.label, request.build.markers
-    return explain_miss(label, markers, request.location, request.source, request.tools, roots)
+    try:
+        return explain_miss(label, markers, request.location, request.source, request.tools, roots)
+    except OSError:  # an answer only says why; nothing fails for want of it
+        return Explanation(label, request.location, None)
 
 
 def _check_allowed(request: Request[T]) -> None:
@@ -114,61 +121,71 @@ def _no_toolchain(finder: Finder[T]) -> ToolchainNotFoundError:
 class _Maker(Generic[T]):
     """One payload being made."""
 
-    def __init__(self, request: Request[T]) -> None:
+    def __init__(self, request: Request[T], run: progress.Run) -> None:
         self.request = request
+        self.run = run
 
     def make(self) -> T:
         """Make it in the root's staging area, or privately where the root takes no files."""
         root = self.request.root
-        staging: Path | None = None
         try:
-            with contextlib.suppress(OSError):
-                store.collect(root)
-            staging = store.staging_directory(root, self.request.build.module)
-            return self._make_in(staging, publish=True)
-        except CompileError as error:
-            assert staging is not None
-            if not _is_full(staging, error):
-                raise
-            reason = "no space left on its device"
+            return self._make_below(root, publish=True)
         except OSError as error:
             if isinstance(error, SgljitError):
                 raise
-            reason = str(error.strerror)
-        if staging is not None:
-            store.discard(staging)
-        return self._make_privately(reason)
-
-    def _make_privately(self, reason: str) -> T:
-        root = self.request.root
+            reason = _reason(error)
         text = (
             f"the cache {root} cannot be written ({reason}): what is compiled now serves this process alone. {_ENDED}"
         )
-        log.once("cache_unwritable", str(root), text, root=str(root), reason=reason)
-        scratch = trust.private_directory(paths.scratch_directory())
-        store.collect(scratch)
-        return self._make_in(store.staging_directory(scratch, self.request.build.module), publish=False)
+        record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
+        try:
+            return self._make_below(trust.private_directory(paths.scratch_directory()), publish=False)
+        except OSError as error:
+            if isinstance(error, SgljitError):
+                raise
+            raise StorageError(
+                f"{self.request.named.label} cannot be compiled for lack of a directory: {root} cannot be written "
+                f"({reason}), nor can {paths.scratch_directory()} ({_reason(error)}).\nMake room, or let "
+                f"SGLJIT_CACHE_DIR or TMPDIR name a directory of yours that takes files"
+            ) from error
+
+    def _make_below(self, root: Path, *, publish: bool) -> T:
+        """Make it in a staging directory of a root; again, once, if somebody removes that meanwhile.
+
+        Raises:
+            OSError: the root takes no files.
+        """
+        with contextlib.suppress(OSError):
+            store.collect(root)
+        try:
+            return self._make_in(store.staging_directory(root, self.request.build.module), publish=publish)
+        except FileNotFoundError as error:
+            if isinstance(error, SgljitError):
+                raise
+        return self._make_in(store.staging_directory(root, self.request.build.module), publish=publish)
 
     def _make_in(self, staging: Path, *, publish: bool) -> T:
-        request = self.request
+        request, self.run.directory = self.request, staging
         start = time.perf_counter()
         try:
-            with progress.announced(request.named):
-                product = request.make(staging)
+            product = request.make(staging)
             payload = product.payload.read_bytes()
             manifest = self._manifest(product, payload, time.perf_counter() - start)
             loaded = request.load(payload)
             if not request.is_current():
                 raise SourceChangedError(f"{request.named.label}: a source was written while it was compiled")
-            if publish:
-                self._publish(staging, manifest, payload)
-        except (CompileError, ArtifactLoadError):
+            if not publish or not self._publish(staging, manifest, payload):
+                self.run.outcome = "private"
+        except (CompileError, ArtifactLoadError) as error:
+            if isinstance(error, CompileError):
+                _check_room(staging)
             store.keep_failed(staging)
             raise
         except BaseException:
             store.discard(staging)
             raise
         store.discard(staging)
+        record.loaded(request, self.run.directory, "made")
         return loaded
 
     def _manifest(self, product: Product, payload: bytes, seconds: float) -> Manifest:
@@ -193,28 +210,41 @@ class _Maker(Generic[T]):
             observed=dict(product.observed),
         )
 
-    def _publish(self, staging: Path, manifest: Manifest, payload: bytes) -> None:
+    def _publish(self, staging: Path, manifest: Manifest, payload: bytes) -> bool:
         root = self.request.root
         try:
-            store.publish(staging, root, self.request.location, manifest, payload)
+            self.run.directory = store.publish(staging, root, self.request.location, manifest, payload)
         except OSError as error:
-            text = f"the cache {root} did not take an artifact ({error.strerror}); it serves this process alone"
-            log.once("cache_unwritable", str(root), text, root=str(root), reason=str(error))
-
-
-def _is_full(staging: Path, error: CompileError) -> bool:
-    if "No space left on device" in error.log or "Disk quota exceeded" in error.log:
+            reason = _reason(error)
+            text = f"the cache {root} did not take an artifact ({reason}); it serves this process alone"
+            record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
+            return False
         return True
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _check_room(staging: Path) -> None:
+    """Raise OSError where a compiler failed because its directory is gone or full: that is no fault of the source."""
+    probe = staging / "probe"
     try:
-        (staging / "probe").write_bytes(bytes(1 << 16))
-    except OSError as probe:
-        return probe.errno in (errno.ENOSPC, errno.EDQUOT)
-    return False
+        probe.write_bytes(bytes(1 << 16))
+        probe.unlink()
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        error.strerror = "no space left on its device" if full else error.strerror
+        store.discard(staging)
+        raise
 
 
 @contextmanager
 def _locked(request: Request[T]) -> Iterator[None]:
-    """Hold the lock of an artifact, if that is possible in time."""
+    """Hold the lock of an artifact, if that is possible in time. Who interrupts a build of its own does not wait."""
+    if forks.is_interrupting():
+        yield
+        return
     held: FileLock | None = None
     try:
         lock = FileLock(store.lock_path(request.root, request.location), request.named.label)
@@ -223,7 +253,7 @@ def _locked(request: Request[T]) -> Iterator[None]:
         raise
     except OSError as error:  # no lock, no sharing of the work: that is all
         label = request.named.label
-        text = f"{request.root} cannot be locked ({error.strerror}); building {label} unlocked"
+        text = f"{request.root} cannot be locked ({_reason(error)}); building {label} unlocked"
         log.log(logging.INFO, "no_lock", text)
     try:
         yield

@@ -74,6 +74,7 @@ def load_jit(
         SourceNotFoundError: a source or a directory does not exist.
         ToolchainNotFoundError: the module must be compiled and a compiler is missing.
         CompileError: a compiler rejected the source.
+        StorageError: neither the cache nor the directory for temporary files takes a build.
         ConfigError: there is no CUDA device and no architecture was named.
         CompileForbiddenError: the module must be compiled, and ``freeze()`` or ``SGLJIT_JIT`` forbids it.
         CaptureError: the module must be compiled, and a CUDA stream is capturing a graph.

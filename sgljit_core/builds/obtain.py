@@ -35,6 +35,7 @@ def obtain(request: Request[T]) -> T:
         CompileForbiddenError, CaptureError: it must be made and may not be.
         ToolchainNotFoundError: it must be made and a compiler is missing.
         CompileError: it cannot be made.
+        StorageError: there is no directory to make it in.
         SourceChangedError: a source was written while it was being made; make a new request.
         UntrustedCacheError: a tier could have been written by somebody else.
     """

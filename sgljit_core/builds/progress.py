@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgljit_core import log
 from sgljit_core.machine.forks import ForkLock
 from sgljit_core.model.build import BuildSpec
 
+from . import record
 from .extensions import extensions
 
 if TYPE_CHECKING:
@@ -42,25 +44,45 @@ _lock = ForkLock()  # for the display, and the count of a batch
 batch: ContextVar[Batch | None] = ContextVar("sgljit_batch", default=None)
 
 
+@dataclass
+class Run:
+    """A build under way: its source key, the directory that it is in, and how it ended."""
+
+    key: str
+    directory: Path
+    outcome: str = "compiled"
+
+
+_SAID = {
+    "compiled": "compiled {} in {:.2f} s",
+    "private": "compiled {} in {:.2f} s, for this process alone",
+    "failed": "failed to compile {} after {:.2f} s",
+    "interrupted": "interrupted while compiling {} after {:.2f} s",
+}
+
+
 @contextmanager
-def announced(build: BuildSpec) -> Iterator[None]:
-    """Around a compiler run."""
+def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
+    """Around a build. Whoever makes it sets the directory and the outcome."""
+    run = Run(key, root)
     extensions().build_started(build)
     data = {"build": build.label, "family": build.family, "module": build.module, "target": build.target.name}
     log.log(logging.INFO, "build_started", f"compiling {build.label}", **data)
     start = time.perf_counter()
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         with showing(f"compiling {_position()}{build.label}"), _reminder(build.label, data):
-            yield
-    except Exception as raised:
+            yield run
+    except BaseException as raised:
         error = raised
+        run.outcome = "failed" if isinstance(raised, Exception) else "interrupted"
         raise
     finally:
         seconds = time.perf_counter() - start
-        verb = "failed to compile" if error else "compiled"
-        log.log(logging.INFO, "build_finished", f"{verb} {build.label} in {seconds:.2f} s", seconds=seconds, **data)
-        extensions().build_finished(build, seconds, error)
+        record.built(run.outcome, seconds)
+        ended = {**data, "key": key, "directory": str(run.directory), "outcome": run.outcome, "seconds": seconds}
+        log.log(logging.INFO, "build_finished", _SAID[run.outcome].format(build.label, seconds), **ended)
+        extensions().build_finished(build, seconds, error, key, run.directory, run.outcome)
 
 
 def _position() -> str:

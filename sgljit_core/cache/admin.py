@@ -7,12 +7,15 @@ One that does not exist is a FileNotFoundError.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from sgljit_core import log, paths
+from sgljit_core.errors import SgljitError, StorageError
 from sgljit_core.machine import trust
 
 from . import archive, lookup, store
@@ -39,11 +42,32 @@ class Entry:
     problem: str = ""
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _failing_plainly(operation: Callable[P, R]) -> Callable[P, R]:
+    """An operation whose errors of the file system are StorageErrors."""
+
+    @functools.wraps(operation)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return operation(*args, **kwargs)
+        except OSError as error:
+            if error.errno is None:  # it says already what is wrong
+                raise
+            remedy = "Try again; if it happens again, look at that directory's file system and its permissions"
+            raise StorageError(f"{operation.__name__}: {error}. {remedy}") from error
+
+    return wrapper
+
+
 def root() -> Path:
     """The root of the user's own cache."""
     return paths.cache_root()
 
 
+@_failing_plainly
 def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts below a root, by their manifests; payloads are not read (``verify`` does).
 
@@ -57,6 +81,7 @@ def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Ent
     return [_entry(path) for path in store.artifact_directories(place)]
 
 
+@_failing_plainly
 def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts below a root that are damaged, found by reading everything. Changes nothing.
 
@@ -74,14 +99,20 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
     return damaged
 
 
-def _problem(path: Path, *, vouched: bool) -> str:
+def _problem(path: Path, *, vouched: bool = False, unreadable: bool = True) -> str:
+    """What is wrong with an artifact; whether that it cannot be read now counts."""
     try:
         lookup.read(path, vouched=vouched)
     except ManifestError as error:
         return str(error)
+    except OSError as error:
+        if isinstance(error, SgljitError):
+            raise
+        return f"it cannot be read ({error.strerror})" if unreadable else ""
     return ""
 
 
+@_failing_plainly
 def prune(
     directory: Path | None = None,
     *,
@@ -109,7 +140,7 @@ def prune(
     """
     place = _checked(directory)
     store.collect(place)
-    broken = {entry.directory for entry in verify(place)} if damaged else set()
+    broken = {path for path in store.artifact_directories(place) if damaged and _problem(path, unreadable=False)}
     wanted: dict[tuple[str, str], set[str]] = {}
     for answer in keep or ():
         wanted.setdefault(_owner(answer.location.path), set()).add(answer.source_key)
@@ -129,6 +160,7 @@ def prune(
     return gone
 
 
+@_failing_plainly
 def export_archive(
     file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
 ) -> int:
@@ -143,6 +175,7 @@ def export_archive(
     return archive.pack(Path(file), _whole(place, family, target), place)
 
 
+@_failing_plainly
 def copy(into: Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None) -> int:
     """Copy artifacts of one root into another, and count them. One that is there and whole already stays.
 
@@ -161,6 +194,7 @@ def copy(into: Path, directory: Path | None = None, *, family: str | None = None
     return count
 
 
+@_failing_plainly
 def import_archive(file: str | Path, directory: Path | None = None) -> int:
     """Put the artifacts of an archive into a root and tell how many.
 
@@ -214,7 +248,7 @@ def _entry(path: Path, problem: str = "") -> Entry:
 def _remove(path: Path, place: Path) -> None:
     """Take an artifact out of sight at once, then remove it and the directories that it leaves empty."""
     trash = store.staging_directory(place, "removed")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError):
         path.rename(trash / path.name)
     store.discard(trash)
     for parent in path.parents:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -86,7 +87,7 @@ def explain_miss(
 
 def _neighbours(location: Location, roots: Sequence[Path]) -> list[Path]:
     """The newest artifacts of the same module and target."""
-    found = [path for root in roots for path in (root / location.path.parent).glob("*/*") if path.is_dir()]
+    found = [path for root in roots for path in (root / location.path.parent).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
     with contextlib.suppress(OSError):
         found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     return found[:_MOST]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sgljit_core.errors import UntrustedCacheError
 from sgljit_core.machine import trust
 
 from .location import Location
@@ -23,10 +24,16 @@ from .manifest import FILE, Manifest, ManifestError
 
 @dataclass(frozen=True)
 class Tier:
-    """A root that artifacts are looked up in. ``vouched``: a plugin named it, so it is as trusted as that code."""
+    """A root that artifacts are looked up in.
+
+    Attributes:
+        vouched: a plugin named it, so it is as trusted as that code.
+        name: what records call it.
+    """
 
     root: Path
     vouched: bool = False
+    name: str = "cache"
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,19 @@ class Damage:
 
 @dataclass(frozen=True)
 class Search:
-    """What a look-up found: an artifact or None, and what was passed over because it is damaged."""
+    """What a look-up found.
+
+    Attributes:
+        artifact: the artifact, or None.
+        tier: where it was found.
+        damaged: what was passed over because it is damaged.
+        unreadable: the tiers that were passed over because they cannot be read now, each with the error.
+    """
 
     artifact: Artifact | None
-    damaged: tuple[Damage, ...] = ()
+    tier: Tier | None
+    damaged: tuple[Damage, ...]
+    unreadable: tuple[tuple[Tier, OSError], ...]
 
 
 def find(
@@ -71,32 +87,43 @@ def find(
         UntrustedCacheError: a tier or the artifact could have been written by somebody else.
     """
     damaged: list[Damage] = []
+    unreadable: list[tuple[Tier, OSError]] = []
     for tier in tiers:
-        if not tier.vouched:
-            trust.check_root(tier.root)
-        place = tier.root / location.path
-        for name in _candidates(place, toolchain_key, only=not tier.vouched):
-            try:
-                artifact = read(place / name, vouched=tier.vouched)
-            except ManifestError as error:
-                damaged.append(Damage(place / name, str(error)))
-                continue
-            if artifact is None:
-                continue
-            if tier.vouched:
-                usable = serves(artifact.manifest.toolchain)
-            else:
-                usable = _is_current(artifact.manifest, has_toolchain=toolchain_key is not None)
-            if usable:
-                return Search(artifact, tuple(damaged))
-    return Search(None, tuple(damaged))
+        try:
+            for artifact in _whole(tier, location, toolchain_key, damaged):
+                if tier.vouched:
+                    usable = serves(artifact.manifest.toolchain)
+                else:
+                    usable = _is_current(artifact.manifest, has_toolchain=toolchain_key is not None)
+                if usable:
+                    return Search(artifact, tier, tuple(damaged), tuple(unreadable))
+        except OSError as error:  # noqa: PERF203 - a tier for itself
+            if isinstance(error, UntrustedCacheError):
+                raise
+            unreadable.append((tier, error))
+    return Search(None, None, tuple(damaged), tuple(unreadable))
+
+
+def _whole(tier: Tier, location: Location, toolchain_key: str | None, damaged: list[Damage]) -> Iterator[Artifact]:
+    """The artifacts of a tier that may serve; adds to those that are damaged."""
+    if not tier.vouched:
+        trust.check_root(tier.root)
+    place = tier.root / location.path
+    for name in _candidates(place, toolchain_key, only=not tier.vouched):
+        try:
+            artifact = read(place / name, vouched=tier.vouched)
+        except ManifestError as error:
+            damaged.append(Damage(place / name, str(error)))
+            continue
+        if artifact is not None:
+            yield artifact
 
 
 def _candidates(place: Path, toolchain_key: str | None, *, only: bool) -> Iterator[str]:
     """The artifacts of a source: that of the toolchain first, then, unless it is the ``only`` one, those of others."""
     if toolchain_key is not None:
         yield toolchain_key
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = sorted(os.listdir(place))  # noqa: PTH208 - half the time of iterdir
         only = only and toolchain_key is not None
         yield from (n for n in names if not only or n.startswith(f"{toolchain_key}."))
@@ -125,11 +152,14 @@ def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
     return ""
 
 
+_PASSING = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EINTR)
+
+
 def fault(directory: Path, *, has_toolchain: bool) -> str:
     """What is wrong with an artifact of the very keys that were looked for; "" where nothing is."""
     try:
         artifact = read(directory, vouched=True)
-    except ManifestError as error:
+    except (ManifestError, OSError) as error:
         return f"{directory} is damaged: {error}"
     return f"{directory} is gone" if artifact is None else _changed(artifact.manifest, has_toolchain=has_toolchain)
 
@@ -140,6 +170,7 @@ def read(directory: Path, *, vouched: bool = False) -> Artifact | None:
     Raises:
         ManifestError: it is damaged.
         UntrustedCacheError: somebody else could have written it.
+        OSError: it cannot be read now.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -148,11 +179,13 @@ def read(directory: Path, *, vouched: bool = False) -> Artifact | None:
     except OSError as error:
         if error.errno == errno.ESTALE:  # NFS: removed by another machine
             return None
-        if error.errno == errno.ENOTDIR and not directory.parent.is_dir():  # the root itself is a file
-            return None
+        if error.errno == errno.ENOTDIR and not os.path.isdir(directory.parent):  # noqa: PTH112 - it raises nothing
+            return None  # the root itself is a file
         if error.errno == errno.EACCES:
             root = directory.parents[4]
             raise ManifestError(f"you may not read it; if its owner means you to: chmod -R a+rX {root}") from error
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
         if not vouched:
             trust.check(directory, directory.lstat())
         raise ManifestError(f"it is not a directory ({error.strerror})") from error
@@ -189,15 +222,16 @@ def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
+        if error.errno in _PASSING:
+            raise
         raise ManifestError(f"{name} cannot be opened ({error.strerror})") from error
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise ManifestError(f"{name} is not a plain file")
-    with os.fdopen(descriptor, "rb") as file:
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ManifestError(f"{name} is not a plain file")
         if not vouched:
             trust.check(path / name, status)
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             return file.read()
-        except OSError as error:
-            raise ManifestError(f"{name} cannot be read ({error.strerror})") from error
+    finally:
+        os.close(descriptor)

@@ -14,7 +14,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sgljit_core.machine import processes, trust
@@ -113,7 +113,7 @@ def settle(package: Path, destination: Path) -> Path:
 def _is_whole(directory: Path) -> bool:
     try:
         return read(directory) is not None
-    except ManifestError:
+    except (ManifestError, OSError):
         return False
 
 
@@ -195,16 +195,24 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # some file systems do not know it for directories
+    with contextlib.suppress(OSError):  # some file systems do not know it for directories
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def artifact_directories(root: Path) -> Iterator[Path]:
-    """Every artifact's directory below a root, whole or not."""
-    for target in _entries(root):
-        if not target.name.startswith("."):
-            yield from sorted(path for path in target.glob("*/*/*/*"))
+def artifact_directories(root: Path) -> list[Path]:
+    """Every artifact's directory below a root, whole or not. Raises OSError."""
+    places = [path for path in _children(root) if not path.name.startswith(".")]
+    for _ in range(4):
+        places = [path for place in places for path in _children(place)]
+    return places
+
+
+def _children(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sgljit_core.errors import CompileError
-from sgljit_core.machine import jobs
-from sgljit_core.machine.supervisor import Supervisor
+from sgljit_core.machine import forks, jobs, supervisor
 from sgljit_core.model.build import BuildSpec
 from sgljit_core.paths import tvm_ffi_include, tvm_ffi_library
 
@@ -45,6 +44,7 @@ _PLATFORM = re.compile(
     r"termio|termios|tgmath|threads|time|uchar|ucontext|ulimit|unistd|utime|utmp|utmpx|values|wait|wchar|wctype|wordexp|"
     r"xlocale)\.h$)"
 )
+_NO_MEMORY = re.compile(r"out of memory|memory exhausted|bad_alloc|cannot allocate memory", re.IGNORECASE)
 _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol|multiple definition", re.IGNORECASE)
 
 
@@ -133,7 +133,8 @@ class _Runner:
     """Runs the commands of one build; the first that fails ends the others."""
 
     def __init__(self, spec: BuildSpec, toolchain: Toolchain, directory: Path) -> None:
-        self.supervisor = Supervisor()
+        self.supervisor = supervisor.Supervisor()
+        self._interrupts = forks.is_interrupting()
         self._spec = spec
         self._directory = directory
         self._environment = _environment(toolchain, directory)
@@ -173,18 +174,33 @@ class _Runner:
                 if thread.ident is not None:
                     thread.join()
 
+    def _is_hurried(self) -> bool:
+        return self._interrupts or self.supervisor.is_closed()
+
     def __call__(self, command: Sequence[str], *, cuda: bool) -> str:
-        with jobs.running(cuda=cuda, cancelled=self.supervisor.is_closed):
+        with jobs.running(self._spec.label, cuda=cuda, hurried=self._is_hurried):
             finished = self.supervisor.run(
-                command, cwd=self._directory, env=self._environment, started=self._started.release
+                command,
+                cwd=self._directory,
+                env=self._environment,
+                started=self._started.release,
+                memory=jobs.available_memory(),
             )
         if finished.status == 0:
             return finished.output
         log = finished.output.strip() or f"no output; exit status {finished.status}"
         lines = log.splitlines()
         first = next((line.strip() for line in lines if _ERROR.search(line)), lines[-1].strip())
-        if finished.status == 128 + 9:
+        if finished.late:
+            first = f"the compiler did not end within {supervisor.SECONDS / 60:g} minutes and was ended"
+        elif finished.status == 128 + 9:
             first = "the compiler was killed, most likely for lack of memory; SGLJIT_JOBS=1 runs one at a time"
+        elif finished.memory is not None and _NO_MEMORY.search(log):
+            gigabytes = finished.memory / (1 << 30)
+            first = (
+                f"the compiler ran out of memory: it could take {gigabytes:.1f} GiB, which the machine had left; "
+                f"SGLJIT_JOBS=1 runs one at a time. It says: {first}"
+            )
         raise CompileError(
             build=self._spec.label,
             first_error=first + _hint(first, log, self._directory, cuda=cuda),

@@ -290,6 +290,11 @@ def _load_extension(plugin: Plugin) -> PluginLoadError | None:
     return None
 
 
+def are_extensions_loaded() -> bool:
+    """Whether the plugins of the group ``sgljit.plugins`` were loaded by now."""
+    return _load_extensions.cache_info().currsize > 0
+
+
 def has_extensions() -> bool:
     """Whether a plugin of the group ``sgljit.plugins`` is installed; imports none."""
     return bool(_entry_points(EXTENSIONS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,27 @@ class Plugins(Extensions):
 
     def build_started(self, build: BuildSpec) -> None:
         _call("sgljit_build_started", build=build)
+        _report()
 
-    def build_finished(self, build: BuildSpec, seconds: float, error: Exception | None) -> None:
-        _call("sgljit_build_finished", build=build, seconds=seconds, error=error)
+    def build_finished(
+        self, build: BuildSpec, seconds: float, error: BaseException | None, key: str, directory: Path, outcome: str
+    ) -> None:
+        ended = {"seconds": seconds, "error": error, "key": key, "directory": directory, "outcome": outcome}
+        _call("sgljit_build_finished", build=build, **ended)
+
+    def loaded(self, build: BuildSpec, key: str, directory: Path, tier: str) -> None:
+        _unreported.append({"build": build, "key": key, "directory": directory, "tier": tier})
+        if discovery.are_extensions_loaded():
+            _report()
+
+
+# Loading the plugins takes longer than a hit, so the loads before are reported when they are loaded.
+_unreported: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
+
+
+def _report() -> None:
+    while _unreported:
+        _call("sgljit_loaded", **_unreported.popleft())
 
 
 def _call(name: str, **arguments: Any) -> None:

@@ -46,5 +46,26 @@ def sgljit_build_started(build: BuildSpec) -> None:
 
 
 @hookspec
-def sgljit_build_finished(build: BuildSpec, seconds: float, error: Exception | None) -> None:
-    """A compiler run has ended: after ``seconds`` of wall time, with ``error`` or None."""
+def sgljit_build_finished(
+    build: BuildSpec, seconds: float, error: BaseException | None, key: str, directory: Path, outcome: str
+) -> None:
+    """A build has ended. May be called from any thread.
+
+    Args:
+        seconds: the time that it took, by the clock.
+        error: what it raised, or None.
+        key: its source key.
+        directory: the artifact's; where there is none, the one that it was made in, which may be gone.
+        outcome: "compiled", "private" (it serves this process alone), "failed" or "interrupted".
+    """
+
+
+@hookspec
+def sgljit_loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> None:
+    """Code was loaded. May be called from any thread; what was loaded before the plugins were is reported then.
+
+    Args:
+        key: its source key.
+        directory: the artifact's.
+        tier: where it was found: "cache", "prebuilt", "carried" or "plugin"; "made" where it was compiled.
+    """

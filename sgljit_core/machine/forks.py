@@ -1,7 +1,10 @@
-"""Locks and descriptors that a forked child does not inherit.
+"""Locks and descriptors that a forked child does not inherit, and builds that interrupt others.
 
 A lock that another thread held at the fork is never released in the child, and a descriptor that the child keeps
 open holds a file lock, or a pipe, beyond its parent's death. Both are dealt with here, at the fork itself.
+
+A signal's handler, or a plugin's hook, may ask for code while its own thread builds. It must not wait for what it
+interrupts, nor for a thread that waits for that: so it takes a lock only where that is free.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -45,15 +49,49 @@ class OncePerKey(Generic[K, V]):
 
     def get(self, key: K, make: Callable[[], V]) -> V:
         if key not in self.made:
-            with self._making.setdefault(key, ForkLock()).here():
+            lock = self._making.setdefault(key, ForkLock()).here()
+            held = lock.acquire(blocking=not is_building())
+            try:
                 if key not in self.made:
-                    self.made[key] = make()
+                    self.made.setdefault(key, make())  # a handler in this thread may have been faster
+            finally:
+                if held:
+                    lock.release()
             self._making.pop(key, None)
         return self.made[key]
 
 
+_thread = threading.local()
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Around a build."""
+    depth = _depth()
+    _thread.depth = depth + 1
+    try:
+        yield
+    finally:
+        _thread.depth = depth
+
+
+def is_building() -> bool:
+    """Whether this thread is in the midst of a build."""
+    return _depth() > 0
+
+
+def is_interrupting() -> bool:
+    """Whether the build of this thread interrupts another of the same thread."""
+    return _depth() > 1
+
+
+def _depth() -> int:
+    depth: int = getattr(_thread, "depth", 0)
+    return depth
+
+
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
-_guard = threading.Lock()  # held during a fork, so that no descriptor is open and not yet known
+_guard = threading.RLock()  # held during a fork, so that no descriptor is open and not yet known
 _private: set[int] = set()
 
 

@@ -4,6 +4,9 @@ As many as there are cores, as the scheduler and the cgroup's CPU quota see it, 
 kernel and the cgroup's limit see it. The processes of a user on a machine share the number: each running compiler
 holds the lock of one of N files. ``SGLJIT_JOBS`` sets N.
 
+The number only spares the machine. So nobody waits for a process that is stopped, nor longer than five minutes for
+the same processes to go on: the compiler then runs beside them.
+
 Memory of a job: nvcc on a light kernel takes 0.2 GB at its peak and on one with tvm-ffi's C++ headers 0.4 GB, but
 template-heavy kernels (CUTLASS, flash attention) are known for several. 2 GB is a guess between them that errs on
 the side of a machine that stays alive; g++ gets half of it.
@@ -12,17 +15,20 @@ the side of a machine that stays alive; g++ gets half of it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sgljit_core import paths
+from sgljit_core import log, paths
 from sgljit_core.config import settings
 from sgljit_core.errors import UntrustedCacheError
 
-from .locks import FileLock, back_off
+from . import processes
+from .locks import FileLock, Holder, back_off
 from .trust import private_directory
 
 GIB = 1 << 30
@@ -31,16 +37,22 @@ CXX_MEMORY = 1 * GIB
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 _FOREVER = float("inf")
+SECONDS = 300.0  # after which holders that are still the same are no longer waited for
 
 
 @contextmanager
-def running(*, cuda: bool, cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Wait until another compiler may run, and count as one inside the block. Do not wait once it is cancelled."""
+def running(what: str, *, cuda: bool, hurried: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Wait until another compiler may run, and count as one inside the block.
+
+    Args:
+        what: what it compiles, for whoever waits.
+        hurried: whether not to wait any more.
+    """
     memory = NVCC_MEMORY if cuda else CXX_MEMORY
-    with _queue.turn(memory, cancelled):
+    with _queue.turn(memory, hurried):
         lock = None
         with contextlib.suppress(OSError, UntrustedCacheError):  # no place to meet: the threads of this process share
-            lock = _wait(private_directory(paths.runtime_directory()), memory, cancelled)
+            lock = _wait(private_directory(paths.runtime_directory()), what, memory, hurried)
         try:
             yield
         finally:
@@ -48,22 +60,36 @@ def running(*, cuda: bool, cancelled: Callable[[], bool] = lambda: False) -> Ite
                 lock.release()
 
 
-def _wait(directory: Path, memory: int, cancelled: Callable[[], bool]) -> FileLock | None:
+def _wait(directory: Path, what: str, memory: int, hurried: Callable[[], bool]) -> FileLock | None:
     """Wait for the processes of this user to leave room for one more."""
-    lock = _free(directory, memory)
     waits = back_off(_FOREVER)
-    while lock is None and not cancelled():
-        next(waits)
-        lock = _free(directory, memory)
-    return lock
+    before: set[_Held] = set()
+    since = time.monotonic()
+    while True:
+        held: set[_Held] = set()
+        # The room is asked for anew each time: running compilers take memory. One that is given up leaves its own.
+        while len(held) < capacity(memory) + len(held & _given_up):
+            lock = FileLock(directory / f"job-{len(held)}.lock", what)
+            if lock.try_acquire():
+                return lock
+            held.add((len(held), lock.holder()))
+        if hurried():
+            return None
+        if held != before:
+            before, since = held, time.monotonic()
+        waited = time.monotonic() - since > SECONDS
+        stuck = {one for one in held - _given_up if waited or (one[1] and processes.is_stopped(one[1].pid))}
+        for _, holder in sorted(stuck, key=str):
+            who = holder or "another process"
+            text = f"{who} holds a compiler job and does not go on; {what} is compiled beside it"
+            log.log(logging.WARNING, "job_given_up", text, build=what, holder=str(holder))
+        _given_up.update(stuck)
+        if not stuck:
+            next(waits)
 
 
-def _free(directory: Path, memory: int) -> FileLock | None:
-    for index in range(capacity(memory)):  # anew each time: running compilers take memory
-        lock = FileLock(directory / f"job-{index}.lock", "a compiler job")
-        if lock.try_acquire():
-            return lock
-    return None
+_Held = tuple[int, Holder | None]  # the number of a job, and whose it is
+_given_up: set[_Held] = set()  # those that were waited for in vain
 
 
 class _Queue:
@@ -78,11 +104,11 @@ class _Queue:
         self._count = 0
 
     @contextmanager
-    def turn(self, memory: int, cancelled: Callable[[], bool]) -> Iterator[None]:
+    def turn(self, memory: int, hurried: Callable[[], bool]) -> Iterator[None]:
         changed = self._changed
         with changed:
-            # Nobody wakes the threads when memory comes free or a build is cancelled: so they look, now and then.
-            while self._count >= capacity(memory) and not cancelled():
+            # Nobody wakes the threads when memory comes free or a build is hurried: so they look, now and then.
+            while self._count >= capacity(memory) and not hurried():
                 changed.wait(0.5)
             self._count += 1
         try:

@@ -26,9 +26,9 @@ class Owner:
 
 
 def current() -> Owner:
-    """This process."""
+    """This process. Raises OSError."""
     pid = os.getpid()
-    return Owner(_machine(), pid, _started(pid) or 0)
+    return Owner(_machine(), pid, _started(pid))
 
 
 def parse(token: str) -> Owner | None:
@@ -41,7 +41,18 @@ def parse(token: str) -> Owner | None:
 
 def is_dead(owner: Owner) -> bool:
     """Whether the process has certainly ended. Of another machine's processes nothing is known: False."""
-    return owner.machine == _machine() and _started(owner.pid) != owner.started
+    try:
+        return owner.machine == _machine() and _started(owner.pid) != owner.started
+    except OSError:
+        return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this machine was stopped, by a signal or a debugger."""
+    try:
+        return _state(pid)[:1] in (["T"], ["t"])
+    except OSError:
+        return False
 
 
 def host_name() -> str:
@@ -54,16 +65,21 @@ def _machine() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/pid").readlink()
-    except OSError:
+    except (FileNotFoundError, PermissionError):  # no /proc; another failure may pass
         boot, namespace = host_name(), Path()
     return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:12]
 
 
-def _started(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot; None where there is none (a zombie counts as none)."""
+def _started(pid: int) -> int:
+    """When a process started, in clock ticks since the boot; 0 where there is none (a zombie counts as none)."""
+    fields = _state(pid)
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _state(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; nothing where there is none."""
     try:
         # The second field, the program's name, may hold anything; what follows it is fixed.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, PermissionError, ProcessLookupError):
+        return []

@@ -5,6 +5,9 @@ killed sends no signal at all. Each command therefore runs in a process group of
 reading end of a pipe; the builder holds the only writing end. The kernel closes it when the builder dies, however it
 dies, and the shell then kills the group.
 
+A command ends after half an hour, which no compiler needs. Each of its processes may take as much memory as the machine
+had left when it started, and at least 4 GiB: one that runs away then fails, rather than whoever the kernel picks.
+
 ``PR_SET_PDEATHSIG`` was rejected: grandchildren do not inherit it, and it fires when the thread that started the
 compiler ends. A helper in Python was rejected: it takes 15 ms to start, the shell one.
 """
@@ -25,15 +28,28 @@ from pathlib import Path
 from . import forks
 
 # The command does not get the pipe. The watch ends when the group is killed, by itself or by the builder.
-_SCRIPT = 'exec 3<&0 </dev/null; { read -r l <&3; kill -KILL 0; } >/dev/null 2>&1 & "$@" 3<&- & wait $!'
+_LIMIT = 'ulimit -S -v "$0" 2>/dev/null; '
+_SCRIPT = _LIMIT + 'exec 3<&0 </dev/null; { read -r l <&3; kill -KILL 0; } >/dev/null 2>&1 & "$@" 3<&- & wait $!'
+
+SECONDS = 1800.0  # after which a command is ended
+LEAST_MEMORY = 4 << 30
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that has ended: its exit status (128 + n for signal n) and all that it printed."""
+    """A command that has ended.
+
+    Attributes:
+        status: its exit status, 128 + n for signal n.
+        output: all that it printed.
+        late: whether it was ended because it took too long.
+        memory: the bytes that each of its processes could take; None for any number.
+    """
 
     status: int
     output: str
+    late: bool
+    memory: int | None
 
 
 class Supervisor:
@@ -46,16 +62,28 @@ class Supervisor:
         _live.add(self)
 
     def run(
-        self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], started: Callable[[], object]
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        started: Callable[[], object],
+        memory: int | None = None,
     ) -> Finished:
-        """Run a command to its end. ``started`` is called once it runs."""
+        """Run a command to its end.
+
+        Args:
+            started: called once it runs.
+            memory: the bytes that the machine has left for it.
+        """
+        memory = None if memory is None else max(memory, LEAST_MEMORY)
         # A forked child must not keep the writing end: then this process's death would go unnoticed.
         reading, writing = forks.open_private(lambda: os.pipe2(os.O_CLOEXEC))
         # The output goes to a file in memory: a daemon that the compiler leaves behind would keep a pipe open.
         output = _output_file()
         try:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", _SCRIPT, "sh", *command],
+                ["/bin/sh", "-c", _SCRIPT, str(memory // 1024) if memory else "unlimited", *command],
                 cwd=cwd,
                 env=dict(env),
                 stdin=reading,
@@ -64,10 +92,10 @@ class Supervisor:
                 start_new_session=True,
             )
             started()
-            status = self._wait(process)
+            status, late = self._wait(process)
             os.lseek(output, 0, os.SEEK_SET)
             with open(output, "rb", closefd=False) as file:
-                return Finished(status, file.read().decode(errors="replace"))
+                return Finished(status, file.read().decode(errors="replace"), late, memory)
         finally:
             forks.close(reading)
             forks.close(writing)
@@ -85,21 +113,34 @@ class Supervisor:
             for group in self._running:
                 _kill(group)
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+    def _wait(self, process: subprocess.Popen[bytes]) -> tuple[int, bool]:
+        """Wait for a command's end: its status, and whether it was ended because it took too long."""
         group = process.pid
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            with self._lock:
+                if group in self._running:
+                    _kill(group)
+
+        limit = threading.Timer(SECONDS, end)
+        limit.daemon = True
         with self._lock:
             self._running.add(group)
             if self._closed:
                 _kill(group)
         try:
+            limit.start()
             # Not reaped yet: while the leader is a zombie, no other process group can get its number.
             os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT)
         finally:
+            limit.cancel()
             with self._lock:
                 _kill(group)
                 self._running.discard(group)
             status = process.wait()
-        return status if status >= 0 else 128 - status
+        return status if status >= 0 else 128 - status, late.is_set()
 
 
 def _output_file() -> int:

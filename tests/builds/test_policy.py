@@ -161,6 +161,9 @@ def test_an_observer_that_raises_stops_no_build(load, monkeypatch):
 
         sgljit_build_finished = sgljit_build_started
 
+        def sgljit_loaded(self, **data):
+            pass
+
     monkeypatch.setattr(discovery, "hooks", Broken)
     monkeypatch.setattr(log, "once", lambda event, about, text, **data: said.append(text))
     said: list[str] = []
@@ -253,10 +256,10 @@ def test_a_free_slot_is_waited_for(cache, monkeypatch):
     entered = threading.Event()
 
     def second():
-        with jobs.running(cuda=False):
+        with jobs.running("number", cuda=False):
             entered.set()
 
-    with jobs.running(cuda=False):
+    with jobs.running("number", cuda=False):
         thread = threading.Thread(target=second)
         thread.start()
         assert not entered.wait(0.2)
@@ -271,10 +274,10 @@ def test_who_is_cancelled_does_not_wait_for_a_slot(cache, monkeypatch):
     ended = threading.Event()
 
     def second():
-        with jobs.running(cuda=False, cancelled=cancelled.is_set):
+        with jobs.running("second", cuda=False, hurried=cancelled.is_set):
             ended.set()
 
-    with jobs.running(cuda=False):
+    with jobs.running("number", cuda=False):
         thread = threading.Thread(target=second)
         thread.start()
         assert not ended.wait(0.2)
