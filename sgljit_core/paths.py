@@ -27,7 +27,19 @@ def cache_root() -> Path:
         root = platformdirs.user_cache_path("sgljit", appauthor=False)
     except RuntimeError:
         root = Path("~")
-    return root if root.is_absolute() else scratch_directory() / "cache"
+    return root if root.is_absolute() and not _is_foreign(root) else scratch_directory() / "cache"
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a directory, or the one that it would be made in, is another user's: HOME may be somebody else's."""
+    for place in (path, *path.parents):
+        try:
+            return place.stat().st_uid not in (os.getuid(), 0)
+        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203 - the next one up
+            continue
+        except OSError:
+            return False  # who writes there finds out
+    return False
 
 
 def build_root(build_directory: str | Path | None) -> Path:
@@ -37,7 +49,11 @@ def build_root(build_directory: str | Path | None) -> Path:
 
 def scratch_directory() -> Path:
     """The user's directory among the machine's temporary files: private builds where the cache takes none."""
-    return Path(tempfile.gettempdir()) / f"sgljit-{os.getuid()}"
+    try:
+        place = tempfile.gettempdir()
+    except FileNotFoundError:  # no directory takes a file
+        place = "/tmp"  # noqa: S108 - the error of whoever writes there names it
+    return Path(place) / f"sgljit-{os.getuid()}"
 
 
 def runtime_directory() -> Path:

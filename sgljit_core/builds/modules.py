@@ -172,7 +172,7 @@ class ModuleRequest(Request["Module"]):
                 self._beside()
 
     def load(self, payload: bytes) -> Module:
-        return library.load_library(payload, self.build.module)
+        return library.load_library(payload, f"{self.build.module}-{self.location.source_key[:8]}")
 
 
 def include_roots(spec: BuildSpec) -> list[includes.Root]:

@@ -147,7 +147,12 @@ def compile_kernel(
         RejectedSourceError: with NVRTC's log.
     """
     with _precompiling(headers) as precompile:
-        return _Program(_library(nvrtc.library), source).compile(expression, (*options, *precompile))
+        try:
+            return _Program(_library(nvrtc.library), source).compile(expression, (*options, *precompile))
+        except RejectedSourceError:  # it may be for the files of the precompiled headers
+            if not precompile:
+                raise
+    return _Program(_library(nvrtc.library), source).compile(expression, options)
 
 
 def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], headers: str) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from sgljit_core.config import settings
 from sgljit_core.errors import ToolchainNotFoundError
+from sgljit_core.machine import processes
 from sgljit_core.machine.answers import recall, remember
 
 _HOST_COMPILERS = ("g++", "clang++", "c++")
@@ -234,13 +235,17 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 127, "", str(error))
 
 
-@functools.cache
 def processor() -> str:
     """This machine's processor, as far as it decides what ``-march=native`` means."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return "unknown"
+        return _processor()
+    except OSError:  # not kept, as it may pass
+        return f"that of {processes.host_name()}"
+
+
+@functools.cache
+def _processor() -> str:
+    text = Path("/proc/cpuinfo").read_text()
     first = text.partition("\n\n")[0].splitlines()
     lines = [line for line in first if line.startswith(("vendor_id", "model", "flags", "Features", "CPU "))]
     return hashlib.sha256("\n".join(line for line in lines if "MHz" not in line).encode()).hexdigest()[:16]

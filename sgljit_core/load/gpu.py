@@ -43,21 +43,25 @@ def load_kernel(cubin: bytes, symbol: str, device_id: int, label: str, compiler:
     return function.value
 
 
-@functools.cache
 def supported_major() -> int | None:
     """The major version of CUDA that the driver supports; None without a driver. Within one, any minor runs."""
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        library = _library()
     except OSError:
         return None
     version = ctypes.c_int()
     return version.value // 1000 if library.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
 
 
+@functools.cache  # keeps no failure, which may pass
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
 @functools.cache
 def _driver() -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        library = _library()
     except OSError as error:
         raise DriverError(f"no CUDA driver on this machine: {error}") from error
     _check(library.cuInit(0), library)

@@ -1,25 +1,32 @@
 """Verified code becomes a loaded library.
 
-The bytes that were verified are the bytes that are loaded: they go into an anonymous file in memory, which is loaded
-through its descriptor. A library that is truncated, replaced or pruned on disk (or on another machine, on NFS) can then
-neither be executed unverified nor kill the process with SIGBUS later. It costs 1 ms for 1 MB.
+The bytes that were verified are the bytes that are loaded, from an anonymous file in memory. A library that is
+truncated, replaced or pruned on disk (or on another machine, on NFS) can then neither be executed unverified nor kill
+the process with SIGBUS later. It costs 1 ms for 1 MB.
 
-The descriptor stays open, as the library's name is its path: whoever reads a library by its name, to print a C++
-backtrace or in a debugger, finds it. Behind a number that is used again it might be an empty file, which libbacktrace
-(tvm-ffi reports errors with it) maps and reads: a SIGBUS.
+A library's name is the path that it was loaded by, and two rules hold for it. No two libraries have one name, as the C
+library takes them for the same. And nothing else is found there later: libbacktrace (tvm-ffi reports errors with it)
+maps and reads what it finds, and an empty file would be a SIGBUS. So the path is a link to the descriptor, in a
+directory of the user's own, with a name at random; when the library is loaded, both are removed. Where no such link
+can be made, the path is the descriptor's own, which then stays open.
+
+A library is never unloaded, as functions and kernels of it may be in use: each keeps its mappings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
-import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgljit_core import errors, paths
-from sgljit_core.errors import ArtifactLoadError
+from sgljit_core import paths
+from sgljit_core.errors import ArtifactLoadError, UntrustedCacheError
 from sgljit_core.machine import trust
 
 from . import exceptions
@@ -28,7 +35,9 @@ if TYPE_CHECKING:
     from tvm_ffi import Module
 
 
-_numbers: set[int] = set()  # of the descriptors that libraries were loaded by
+_PREFIX = b"\0__tvm_ffi_"  # of an exported function's name in a library
+_EXPORTS = "sgljit exports"  # no function of a module is called so
+_count = itertools.count(1)
 
 
 def load_library(payload: bytes, name: str) -> Module:
@@ -41,61 +50,83 @@ def load_library(payload: bytes, name: str) -> Module:
         ArtifactLoadError: this machine cannot load it, because of a missing library or symbol version.
     """
     try:
+        with _file(payload, name) as path:
+            module = _load(path, name)
+    except OSError as error:
+        if isinstance(error, ArtifactLoadError):
+            raise
+        remedy = " Raise the limit (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        raise ArtifactLoadError(f"{name} cannot be loaded, as there is no file for it: {error}.{remedy}") from error
+    vars(module)[_EXPORTS] = [part.partition(b"\0")[0].decode() for part in payload.split(_PREFIX)[1:]]
+    return module
+
+
+@contextmanager
+def _file(payload: bytes, name: str) -> Iterator[str]:
+    """A path to load a library by, while the block runs."""
+    try:
         descriptor = _memory_file(payload, name)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise ArtifactLoadError(
-                f"{name} cannot be loaded: {error.strerror}. Each loaded module keeps a file open: raise the limit "
-                f"(ulimit -n)"
-            ) from error
-        return _load_from_disk(payload, name)
-    path = f"/proc/self/fd/{descriptor}"
+            raise
+        with _file_on_disk(payload, name) as on_disk:
+            yield on_disk
+        return
+    own = f"/proc/self/fd/{'./' * next(_count)}{descriptor}"  # another number may come again
+    link = None
+    with contextlib.suppress(OSError, UntrustedCacheError):
+        path = trust.private_directory(paths.runtime_directory()) / f"{name}-{os.urandom(8).hex()}"
+        path.symlink_to(f"/proc/self/fd/{descriptor}")
+        link = path
+    loaded = False
     try:
-        if Path(path).exists():
-            return _load(path, name)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return _load_from_disk(payload, name)  # no /proc
+        if not os.path.exists(own):  # noqa: PTH110 - no /proc
+            with _file_on_disk(payload, name) as instead:
+                yield instead
+        else:
+            yield own if link is None else str(link)
+            loaded = True
+    finally:
+        if link is not None:
+            with contextlib.suppress(OSError):
+                link.unlink()
+        if link is not None or not loaded:
+            os.close(descriptor)
 
 
 def _memory_file(payload: bytes, name: str) -> int:
-    """A file in memory, whose descriptor has a number that no library was loaded by.
-
-    The C library takes two libraries of one name for the same. A number comes again where somebody else closes
-    descriptors that they do not know, as a daemon does.
-    """
-    descriptors = [os.memfd_create(f"sgljit:{name}"[:200], os.MFD_CLOEXEC)]
+    descriptor = os.memfd_create(f"sgljit:{name}"[:200], os.MFD_CLOEXEC)
     try:
-        while descriptors[-1] in _numbers:
-            descriptors.append(os.dup(descriptors[-1]))
-        view = memoryview(payload)
-        while view:
-            view = view[os.write(descriptors[-1], view) :]
+        _write(descriptor, payload)
     except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise
-    for descriptor in descriptors[:-1]:
         os.close(descriptor)
-    _numbers.add(descriptors[-1])
-    return descriptors[-1]
+        raise
+    return descriptor
 
 
-def _load_from_disk(payload: bytes, name: str) -> Module:
+def _write(descriptor: int, payload: bytes) -> None:
+    view = memoryview(payload)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+@contextmanager
+def _file_on_disk(payload: bytes, name: str) -> Iterator[str]:
     """The way without /proc or memory files: a private file, gone once it is loaded."""
     try:
         parent = trust.private_directory(paths.scratch_directory())
-    except (OSError, errors.UntrustedCacheError):
+    except (OSError, UntrustedCacheError):
         parent = Path(tempfile.gettempdir())
     descriptor, path = tempfile.mkstemp(dir=parent, prefix=f"{name}-", suffix=".so")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(payload)
-        return _load(path, name)
+        try:
+            _write(descriptor, payload)
+        finally:
+            os.close(descriptor)
+        yield path
     finally:
-        Path(path).unlink()
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
 
 
 def _load(path: str, name: str) -> Module:
@@ -106,19 +137,12 @@ def _load(path: str, name: str) -> Module:
     except RuntimeError as error:
         raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {_reason(error)}") from error
     ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
-    vars(module)[_PATH] = path
     return module
 
 
-_PATH = "sgljit path"  # no function of a module is called so
-
-
 def exports(module: Module) -> list[str]:
-    """The names of the functions that a loaded library exports; none where its file is gone. For messages."""
-    path = Path(vars(module).get(_PATH, ""))
-    content = path.read_bytes() if path.is_file() else b""
-    names = {name.decode() for name in re.findall(rb"\0__tvm_ffi_([A-Za-z]\w*)(?=\0)", content)}
-    return sorted(name for name in names if module.implements_function(name))
+    """The names of the functions that a loaded library exports, for messages."""
+    return sorted(name for name in set(vars(module).get(_EXPORTS, ())) if module.implements_function(name))
 
 
 def _reason(error: RuntimeError) -> str:

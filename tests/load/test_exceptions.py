@@ -65,8 +65,8 @@ def test_an_exception_that_cpp_drops_is_not_taken_for_a_later_one():
         raise ValueError(text)
 
     first = through_cpp(lambda: fails("first"))
-    with pytest.raises(ValueError, match="^first$") as one:
+    with pytest.raises(ValueError, match=r"^first$") as one:
         first()
-    with pytest.raises(ValueError, match="^first$") as other:
+    with pytest.raises(ValueError, match=r"^first$") as other:
         first()
     assert one.value is not other.value

@@ -86,7 +86,7 @@ def test_beside_a_holder_that_is_given_up_there_is_one_job_and_no_more(holder, m
 def test_a_compiler_that_does_not_end_is_ended(load, compiler, monkeypatch):
     monkeypatch.setattr(supervisor, "SECONDS", 1.0)
     compiler.hold()
-    with pytest.raises(errors.CompileError, match="the compiler did not end within 0.0166667 minutes and was ended"):
+    with pytest.raises(errors.CompileError, match=r"the compiler did not end within 0\.0166667 minutes and was ended"):
         load()
 
 
