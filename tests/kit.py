@@ -115,7 +115,7 @@ def artifacts(root: Path) -> list[Path]:
 
 def leftovers(root: Path) -> list[Path]:
     """What killed builds have left below a root."""
-    return sorted(path for name in (".staging", ".locks") for path in (root / name).glob("*"))
+    return sorted((root / ".staging").glob("*"))
 
 
 def running_below(root: Path) -> list[str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from sgljit_core.load.cubin import Cubin
 
-__all__ = ["Sources", "build_kernel", "load_deferred", "load_host"]
+__all__ = ["Sources", "build_kernel", "load_deferred", "load_host", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ _kernels: OncePerKey[tuple[Sources, str, str, int], tuple[int, int]] = OncePerKe
 def load_host(sources: Sources, spec: BuildSpec) -> Module:
     """Load a family's host part and answer its requests from now on."""
     target = arch.target_in_use()
-    beside = functools.partial(_prepare, sources, target) if target else None
+    beside = functools.partial(prepare, sources, target) if target else None
     module = load_module(spec, sources.root, beside)
     _served[sources.family] = sources
     _register()  # not before: it imports tvm_ffi, for which a compile leaves time
@@ -165,7 +165,7 @@ def _obtain(spec: BuildSpec, root: Path) -> Cubin:
     return until_current(lambda: obtain(KernelRequest(spec, root)))
 
 
-def _prepare(sources: Sources, target: Target) -> None:
+def prepare(sources: Sources, target: Target) -> None:
     """Have NVRTC ready for a family's first kernel, in the time in which a host part is compiled.
 
     An error here is dropped: it comes again, with all that there is to say, when a kernel is asked for.

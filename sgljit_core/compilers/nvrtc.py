@@ -23,7 +23,15 @@ from sgljit_core.machine.forks import ForkLock
 
 from .toolchain import remembered_search
 
-__all__ = ["Nvrtc", "RejectedSourceError", "compile_kernel", "find_nvrtc", "precompile_headers", "unknown_target"]
+__all__ = [
+    "Nvrtc",
+    "RejectedSourceError",
+    "compile_kernel",
+    "find_nvrtc",
+    "precompile_headers",
+    "precompiled_directory",
+    "unknown_target",
+]
 
 _REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]".'
 _HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
@@ -121,7 +129,7 @@ _precompiled = ForkLock()
 
 
 @functools.lru_cache(maxsize=1)
-def _precompiled_directory(process: int) -> Path:
+def precompiled_directory(process: int) -> Path:
     """A directory of a process's own, which that process removes at its end, and no child of it."""
     directory = Path(tempfile.mkdtemp(prefix="sgljit-pch-"))
 
@@ -174,7 +182,7 @@ def _precompiling(headers: str) -> Iterator[tuple[str, ...]]:
         return
     try:
         try:
-            directory = _precompiled_directory(os.getpid()) / headers
+            directory = precompiled_directory(os.getpid()) / headers
             directory.mkdir(parents=True, exist_ok=True)
             options: tuple[str, ...] = ("-pch", f"-pch-dir={directory}")
         except OSError:

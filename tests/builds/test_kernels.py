@@ -14,14 +14,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from sgljit_core import CppEnum, KernelFamily, Op, errors, freeze, make_cpp_args, override_cuda_arch, parallel_compile
-from sgljit_core.builds import kernels as variants
-from sgljit_core.builds import modules as loader
+import sgljit_core.cache
+from sgljit_core import (
+    CppEnum,
+    KernelFamily,
+    Op,
+    errors,
+    freeze,
+    make_cpp_args,
+    override_cuda_arch,
+    parallel_compile,
+    paths,
+)
+from sgljit_core.builds import kernels
+from sgljit_core.builds.cubins import KernelRequest
 from sgljit_core.cache.manifest import Manifest
 from sgljit_core.compilers import arch, nvrtc
-from sgljit_core.load import gpu as cuda_driver
+from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
-from sgljit_core.model.build import Target
+from sgljit_core.model.build import BuildSpec, Target
 
 DEVICE = """\
 #pragma once
@@ -121,14 +132,23 @@ def make_family(site: Path, name: str, **replaced: str) -> KernelFamily:
     return KernelFamily(name, name, (Op("scale3", f"{name}.ops:scale3"),))
 
 
-def load(family: KernelFamily):
-    return family.load_host("host", cpp_files=["host.cpp"], cpp_wrappers=[(name, name) for name in EXPORTS])
+def load(family: KernelFamily, **options):
+    exports = [(name, name) for name in EXPORTS]
+    return family.load_host("host", cpp_files=["host.cpp"], cpp_wrappers=exports, **options)
 
 
 @pytest.fixture
 def family(tmp_path, monkeypatch, request):
     monkeypatch.syspath_prepend(tmp_path)
     return make_family(tmp_path, f"scaling_{abs(hash(request.node.name)) % 10**8}")
+
+
+def sources_of(family: KernelFamily) -> kernels.Sources:
+    return kernels.Sources(family.name, family.csrc, paths.cache_root())
+
+
+def cubin_of(family: KernelFamily, file: str, expression: str) -> Cubin:
+    return kernels.build_kernel(sources_of(family), file, expression)
 
 
 def build(family: KernelFamily, *kernel) -> Cubin:
@@ -180,7 +200,7 @@ def test_without_a_driver_a_launch_says_so(family):
 def test_a_kernel_is_made_for_any_target_without_a_gpu(family, arch):
     with override_cuda_arch(*arch) as target:
         family.build_variant("scaling.cuh", "scaling::scale", 3, False, torch.bfloat16)
-        cubin = variants.build(family.name, family.csrc, "scaling.cuh", "scaling::plain")
+        cubin = cubin_of(family, "scaling.cuh", "scaling::plain")
     assert cubin.image.startswith(b"\x7fELF")
     assert "plain" in cubin.symbol
     assert target.name.encode().removeprefix(b"sm_") in cubin.image
@@ -208,7 +228,7 @@ def test_a_cubin_tells_how_many_parameters_its_kernel_takes(family, arch):
     (family.csrc / "parameters.cuh").write_text(PARAMETERS)
     for kernel, count in (("none", 0), ("five<3>", 5), ("large", 2)):
         with override_cuda_arch(*arch):
-            cubin = variants.build(family.name, family.csrc, "parameters.cuh", kernel)
+            cubin = cubin_of(family, "parameters.cuh", kernel)
         assert cubin.num_params() == count
         assert dataclasses.replace(cubin, symbol="other").num_params() == -1
         for length in (0, 40, 64, len(cubin.image) // 2):
@@ -401,7 +421,7 @@ def test_an_edit_of_the_device_file_makes_another_variant(family):
 
 def variants_of(family: KernelFamily) -> Cubin:
     with override_cuda_arch(9, 0):
-        return variants.build(family.name, family.csrc, "scaling.cuh", "scaling::plain")
+        return cubin_of(family, "scaling.cuh", "scaling::plain")
 
 
 def test_threads_that_make_the_same_and_other_variants_at_once(family):
@@ -442,8 +462,8 @@ def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompile
     assert precompiled == ["#include <sgl_kernel/device.cuh>\n"]
     build(family, "scaling::plain")
 
-    loader._modules.clear()
-    load(family)
+    again = paths.cache_root()  # by another name, so that the process looks on disk
+    load(family, build_directory=again / ".." / again.name)
     assert not [thread for thread in threading.enumerate() if thread.name == "sgljit-meanwhile"]
     assert len(precompiled) == 1
 
@@ -451,13 +471,13 @@ def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompile
 def test_kernels_compile_without_room_for_precompiled_headers(family, monkeypatch):
     """Also when a cleaner of /tmp, or a child's end, has taken their directory away."""
     build(family, "scaling::scale", 201, False, torch.float16)
-    shutil.rmtree(nvrtc._precompiled_directory(os.getpid()))
+    shutil.rmtree(nvrtc.precompiled_directory(os.getpid()))
     build(family, "scaling::scale", 202, False, torch.float16)
 
     def no_room(process: int) -> Path:
         raise OSError("no usable temporary directory")
 
-    monkeypatch.setattr(nvrtc, "_precompiled_directory", no_room)
+    monkeypatch.setattr(nvrtc, "precompiled_directory", no_room)
     build(family, "scaling::scale", 203, False, torch.float16)
 
 
@@ -470,7 +490,7 @@ def test_an_edited_header_is_seen_by_device_files_of_any_name(family, file):
     for value in (123456789, 987654321):
         (source.parent / "value.h").write_text(f"#define VALUE {value}\n")
         with override_cuda_arch(9, 0):
-            cubin = variants.build(family.name, family.csrc, file, "number")
+            cubin = cubin_of(family, file, "number")
         assert value.to_bytes(4, "little") in cubin.image
 
 
@@ -478,8 +498,8 @@ def test_files_that_are_no_device_files_are_in_nobodys_way(family, tmp_path, mon
     (family.csrc / ".#scaling.cuh").symlink_to("somebody@somewhere.1:2")  # an editor's lock
     (family.csrc / "directory.cuh").mkdir()
     build(family, "scaling::plain")
-    empty = KernelFamily("empty", "empty", (Op("f", "empty.ops:f"),))
-    variants.prepare(empty.name, tmp_path / "nowhere", Target("sm_90a", (9, 0)))  # no error, no kernel to prepare for
+    nowhere = kernels.Sources("empty", tmp_path / "nowhere", tmp_path)
+    kernels.prepare(nowhere, Target("sm_90a", (9, 0)))  # no error, no kernel to prepare for
 
 
 def test_a_device_file_that_is_edited_while_it_compiles_is_compiled_again(family, monkeypatch):
@@ -500,9 +520,21 @@ def test_a_device_file_that_is_edited_while_it_compiles_is_compiled_again(family
 def test_a_device_file_that_does_not_compile_is_no_error_before_a_kernel_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     family = make_family(tmp_path, "unready", **{"scaling.cuh": DEVICE + "nonsense"})
-    variants.prepare(family.name, family.csrc, Target("sm_90a", (9, 0)))
+    kernels.prepare(sources_of(family), Target("sm_90a", (9, 0)))
     with pytest.raises(errors.CompileError, match=r"nonsense|expected a"):
         build(family, "scaling::plain")
+
+
+def test_a_build_directory_holds_all_that_a_family_makes(family, tmp_path):
+    """The host part, what it asks for when it is called, and what is built ahead."""
+    elsewhere = tmp_path / "elsewhere"
+    module = load(family, build_directory=elsewhere)
+    module.scale3(torch.ones(2), False)  # asks for a deferred function
+    with override_cuda_arch(9, 0):
+        family.build_variant("scaling.cuh", "scaling::plain", build_directory=elsewhere)
+    made = {entry.manifest.module for entry in sgljit_core.cache.entries(elsewhere)}
+    assert made == {"host", "scale_on_cpu", "scaling.plain"}
+    assert family.name not in {entry.manifest.family for entry in sgljit_core.cache.entries()}
 
 
 def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
@@ -539,12 +571,14 @@ def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
 
 
 def test_a_carried_kernel_of_a_later_cuda_than_the_drivers_is_passed_over(family, monkeypatch):
-    monkeypatch.setattr(cuda_driver, "supported_major", lambda: 12)
-    assert variants._serves({"nvrtc": "12.8 (1 bytes)"})
-    assert variants._serves({"nvrtc": "11.8 (1 bytes)"})
-    assert not variants._serves({"nvrtc": "13.0 (1 bytes)"})
-    monkeypatch.setattr(cuda_driver, "supported_major", lambda: None)
-    assert variants._serves({"nvrtc": "13.0 (1 bytes)"})
+    monkeypatch.setattr(gpu, "supported_major", lambda: 12)
+    spec = BuildSpec(("plain",), family.csrc, Target("sm_90a", (9, 0)), cuda_files=("scaling.cuh",), kernel="plain")
+    request = KernelRequest(spec, paths.cache_root())
+    assert request.serves({"nvrtc": "12.8 (1 bytes)"})
+    assert request.serves({"nvrtc": "11.8 (1 bytes)"})
+    assert not request.serves({"nvrtc": "13.0 (1 bytes)"})
+    monkeypatch.setattr(gpu, "supported_major", lambda: None)
+    assert request.serves({"nvrtc": "13.0 (1 bytes)"})
 
 
 @pytest.mark.gpu

@@ -13,9 +13,9 @@ import sgljit_core.cache
 # Stops in a function of the driver's way: ``before`` or after it has run, and says so.
 STOP = """
 import time
-from sgljit_core.builds import obtain as driver
+from sgljit_core.builds.modules import ModuleRequest
 from sgljit_core.cache import store
-place = {"store": store, "request": driver._Request}[where]
+place = {"store": store, "request": ModuleRequest}[where]
 real = getattr(place, function)
 def stop(*args, **kwargs):
     if not before:
@@ -27,7 +27,7 @@ setattr(place, function, stop)
 
 PHASES = {
     "lock held": ("store", "collect", True),
-    "staging made": ("request", "_make_in", True),
+    "staging made": ("request", "make", True),
     "staged": ("store", "publish", True),
     "before the rename": ("store", "settle", True),
     "after the rename": ("store", "settle", False),

@@ -172,10 +172,10 @@ NO_DESCRIPTOR = """
 import resource
 import tvm_ffi
 from sgljit_core import errors
-from sgljit_core.load import library as image
+from sgljit_core.load import library
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 4096))
 try:
-    image.load_library(b"", "one_more")
+    library.load_library(b"", "one_more")
 except errors.ArtifactLoadError as error:
     print(error)
 """

@@ -58,16 +58,19 @@ def test_a_waiter_says_after_two_seconds_who_holds_the_lock_and_since_when(child
     assert compiler.calls() == 1
 
 
+WAIT_FOR = "from sgljit_core.builds import obtain\nobtain.LOCK_SECONDS = {seconds}\n"
+
+
 def test_after_the_deadline_a_waiter_compiles_itself(children, compiler, cache):
     compiler.hold()
     builder = children.start()
     until(compiler.is_held)
-    waiter = children.start(env={"SGLJIT_LOCK_TIMEOUT": "0.3", "SGLJIT_CXX": "g++"})
+    waiter = children.start(WAIT_FOR.format(seconds=0.3) + LOAD, env={"SGLJIT_CXX": "g++"})
     # Another compiler path, so that it is not held; g++ tells the same version, so that the key is the same.
     assert waiter.join().endswith("1\n")
     assert f"process {builder.process.pid} on" in waiter.output
     assert "has held the lock of number" in waiter.output
-    assert "SGLJIT_LOCK_TIMEOUT" in waiter.output
+    assert "for more than 0.3 s; compiling it here as well" in waiter.output
     compiler.let_go()
     assert builder.join() == "1\n"
     assert len(artifacts(cache)) == 1
@@ -134,7 +137,7 @@ def test_a_forked_child_keeps_neither_lock_nor_compiler_of_its_killed_parent(chi
     builder.kill()
     compiler.let_go()
     start = time.monotonic()
-    assert children.run(env={"SGLJIT_LOCK_TIMEOUT": "20"}) == "1\n"
+    assert children.run(WAIT_FOR.format(seconds=20) + LOAD) == "1\n"
     assert time.monotonic() - start < 15
 
 

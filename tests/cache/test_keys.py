@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kit import artifacts
 
-from sgljit_core import cache as cache_tools
+import sgljit_core
 from sgljit_core import errors
 from sgljit_core.cache import explain, keys
 from sgljit_core.compilers.includes import Scan
@@ -54,7 +54,7 @@ def test_native_code_is_keyed_by_the_processor_and_nothing_else_is():
 
 
 def key_of(load, *markers, **options) -> str:
-    return cache_tools.why(lambda: load(*markers, **options)).source_key
+    return sgljit_core.why(lambda: load(*markers, **options)).source_key
 
 
 def test_a_touch_does_not_rebuild_an_edit_does_and_reverting_hits(load, csrc, compiler):

@@ -189,7 +189,7 @@ def test_what_is_no_archive_is_refused(cache, tmp_path):
 
 
 def test_why_names_the_first_difference(load, csrc, compiler, monkeypatch):
-    why = sgljit_core.cache.why
+    why = sgljit_core.why
     assert why(load).artifact is None
     assert str(why(load)).endswith("no artifact of this module and target was ever built here")
     load()
@@ -227,8 +227,8 @@ def test_entries_verify_and_prune(load, cache):
         e.directory for e in by_age[:2]
     ]
     value = by_age[-1].manifest.markers[1]
-    newest = sgljit_core.cache.why(lambda: load(value, flags=(f"-DVALUE={value}",)))
-    other = sgljit_core.cache.why(lambda: load("edited", flags=("-DVALUE=4",)))
+    newest = sgljit_core.why(lambda: load(value, flags=(f"-DVALUE={value}",)))
+    other = sgljit_core.why(lambda: load("edited", flags=("-DVALUE=4",)))
     assert sgljit_core.cache.prune(keep=[newest]) == []
     assert sgljit_core.cache.prune(keep=[]) == []
     assert len(sgljit_core.cache.prune(keep=[other])) == 1
@@ -325,12 +325,12 @@ def test_a_miss_without_a_difference_names_the_damaged_artifact_or_the_file_that
     observed()
     (artifact,) = artifacts(cache)
     header.write_text("#define VALUE 2\n")
-    assert sgljit_core.cache.why(observed).differences == (f"{header}, which the compiler read, changed",)
+    assert sgljit_core.why(observed).differences == (f"{header}, which the compiler read, changed",)
     header.unlink()
-    answer = sgljit_core.cache.why(observed)
+    answer = sgljit_core.why(observed)
     assert str(answer).endswith(f"differs: {header}, which the compiler read, is gone")
     (artifact / "module.so").write_bytes(b"")
-    (difference,) = sgljit_core.cache.why(observed).differences
+    (difference,) = sgljit_core.why(observed).differences
     assert difference.startswith(f"{artifact} is damaged: module.so has 0 bytes, expected ")
 
 

@@ -265,8 +265,8 @@ def test_named_headers_come_from_an_extension_and_a_broken_one_is_left_out(tmp_p
     plugin_on_disk.install(tmp_path, "headers", "headers", plugin=headers, group="sgljit.plugins")
     plugin_on_disk.install(tmp_path, "broken", "broken", plugin="raise ValueError('no luck')", group="sgljit.plugins")
     code = (
-        "import logging; logging.basicConfig()\nfrom sgljit_core.families import discovery as plugins\n"
-        "print(plugins.header_dependency('cutlass'))\nplugins.header_dependency('cutlas')"
+        "import logging; logging.basicConfig()\nfrom sgljit_core.families.extensions import Plugins\n"
+        "print(Plugins().header_directories('cutlass'))\nPlugins().header_directories('cutlas')"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     result = subprocess.run(
