@@ -15,8 +15,6 @@ from pathlib import Path
 
 from .errors import ConfigError
 
-__all__ = ["Settings", "inherited_environment", "settings"]
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-__all__ = ["is_wanted", "log", "once", "was_said"]
-
 _log = logging.getLogger("sgljit")
 
 

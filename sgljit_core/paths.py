@@ -13,19 +13,6 @@ from pathlib import Path
 from .config import settings
 from .errors import SourceNotFoundError
 
-__all__ = [
-    "CARRIED",
-    "build_root",
-    "cache_root",
-    "carried_artifacts",
-    "core_include",
-    "package_directory",
-    "runtime_directory",
-    "scratch_directory",
-    "tvm_ffi_include",
-    "tvm_ffi_library",
-]
-
 
 def cache_root() -> Path:
     """The root of the writable artifact cache: ``SGLJIT_CACHE_DIR``, else the platform's user cache directory."""

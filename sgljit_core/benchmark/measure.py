@@ -20,16 +20,6 @@ from sgljit_core.config import settings
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Figure",
-    "cache_bytes",
-    "copy_figure",
-    "get_benchmark_range",
-    "is_in_ci",
-    "measure",
-    "rotate",
-    "run_benchmark",
-]
 
 T = TypeVar("T")
 Arguments = Sequence[Any]

@@ -26,7 +26,6 @@ from .measure import Figure
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["command", "machine", "make_benchmark", "sweep", "to_markdown", "with_ratio", "write_plot", "write_results"]
 
 Row = Mapping[str, Any]
 

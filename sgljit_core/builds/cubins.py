@@ -19,8 +19,6 @@ from sgljit_core.model.build import BuildSpec, Target
 from .modules import include_roots
 from .request import Product, Request
 
-__all__ = ["KernelRequest", "precompile"]
-
 # The names of element types come first, as a dtype among the template arguments is one of them.
 _INCLUDE_DEVICE = "#include <sgl_kernel/device.cuh>\n"
 _BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\s*)?(?://[^\n]*\s*)?"

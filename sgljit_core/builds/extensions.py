@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sgljit_core.model.build import BuildSpec
 
-__all__ = ["Extensions", "extensions", "provide"]
-
 
 class Extensions:
     """The answers where nothing is installed."""

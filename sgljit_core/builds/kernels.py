@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from sgljit_core.load.cubin import Cubin
 
-__all__ = ["Sources", "build_kernel", "load_deferred", "load_host", "prepare"]
-
 
 @dataclass(frozen=True)
 class Sources:

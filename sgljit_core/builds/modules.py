@@ -12,7 +12,7 @@ from sgljit_core import paths
 from sgljit_core.cache import keys
 from sgljit_core.cache.location import Location
 from sgljit_core.compilers import arch, includes, toolchain
-from sgljit_core.compilers.native import compile_library, flags, generated_sources
+from sgljit_core.compilers.recipe import flags, generated_sources
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 from sgljit_core.load import library
 from sgljit_core.machine.forks import OncePerKey
@@ -25,8 +25,6 @@ from .request import Product, Request
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
-
-__all__ = ["include_roots", "load_jit", "load_module"]
 
 
 def load_jit(
@@ -150,6 +148,8 @@ class ModuleRequest(Request["Module"]):
         return keys.toolchain_ingredients(self._toolchain)
 
     def make(self, directory: Path) -> Product:
+        from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler
+
         assert self._toolchain is not None
         keyed = self._scan.stamps
         made = compile_library(

@@ -13,8 +13,6 @@ from sgljit_core.machine import supervisor
 
 from .progress import Batch, batch
 
-__all__ = ["parallel_compile"]
-
 T = TypeVar("T")
 
 

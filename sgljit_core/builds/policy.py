@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from sgljit_core.cache.explain import Explanation
 from sgljit_core.compilers import arch
 from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError
 
-__all__ = ["Explained", "forbidden_by", "freeze", "is_capturing", "is_explaining", "why"]
+if TYPE_CHECKING:
+    from sgljit_core.cache.explain import Explanation
+    from sgljit_core.cache.location import Location
+
 
 Mode = Literal["on", "warn", "error"]
 
@@ -59,6 +62,13 @@ class Explained(SgljitError):  # noqa: N818 - an answer, not an error
     def __init__(self, explanation: Explanation) -> None:
         self.explanation = explanation
         super().__init__(str(explanation))
+
+
+def hit(build: str, location: Location, artifact: Path) -> Explained:
+    """The answer that an artifact serves."""
+    from sgljit_core.cache.explain import Explanation  # a warm start asks no questions
+
+    return Explained(Explanation(build, location, artifact))
 
 
 _explaining: ContextVar[bool] = ContextVar("sgljit_explaining", default=False)

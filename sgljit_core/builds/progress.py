@@ -25,7 +25,6 @@ from .extensions import extensions
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Batch", "announced", "batch", "showing"]
 
 _SHOW_SECONDS = 1.0
 _LONG_SECONDS = 10.0

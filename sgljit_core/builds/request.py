@@ -22,8 +22,6 @@ from sgljit_core.model.build import BuildSpec
 
 from .extensions import extensions
 
-__all__ = ["Product", "Request"]
-
 T = TypeVar("T")
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .admin import Entry, entries, export_archive, import_archive, prune, root, verify
+    from .admin import Entry, copy, entries, export_archive, import_archive, prune, root, verify
 
-__all__ = ["Entry", "entries", "export_archive", "import_archive", "prune", "root", "verify"]
+__all__ = ["Entry", "copy", "entries", "export_archive", "import_archive", "prune", "root", "verify"]
 
 
 def __getattr__(name: str) -> Any:

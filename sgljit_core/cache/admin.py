@@ -15,20 +15,9 @@ from pathlib import Path
 from sgljit_core import log, paths
 from sgljit_core.machine import trust
 
-from . import archive, store
+from . import archive, lookup, store
 from .explain import Explanation
 from .manifest import Manifest, ManifestError
-
-__all__ = [
-    "Entry",
-    "copy",
-    "entries",
-    "export_archive",
-    "import_archive",
-    "prune",
-    "root",
-    "verify",
-]
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
 
 def _problem(path: Path, *, vouched: bool) -> str:
     try:
-        store.read(path, vouched=vouched)
+        lookup.read(path, vouched=vouched)
     except ManifestError as error:
         return str(error)
     return ""
@@ -196,12 +185,12 @@ def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
     return place
 
 
-def _whole(place: Path, family: str | None, target: str | None) -> Iterator[store.Artifact]:
+def _whole(place: Path, family: str | None, target: str | None) -> Iterator[lookup.Artifact]:
     for path in store.artifact_directories(place):
         if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
             continue
         try:
-            artifact = store.read(path)
+            artifact = lookup.read(path)
         except ManifestError as error:
             text = f"{path} is damaged and left out: {error}"
             log.once("artifact_damaged", str(path), text, directory=str(path))
@@ -216,7 +205,7 @@ def _entry(path: Path, problem: str = "") -> Entry:
         built = path.stat().st_mtime
         size = sum(file.lstat().st_size for file in path.iterdir())
     try:
-        manifest = store.read_manifest(path)
+        manifest = lookup.read_manifest(path)
     except (OSError, ManifestError) as error:
         problem = problem or str(error)
     return Entry(path, manifest, size, manifest.created if manifest else built, problem)

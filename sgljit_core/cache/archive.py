@@ -18,17 +18,15 @@ from typing import Literal
 from sgljit_core.errors import ArchiveError
 from sgljit_core.machine import trust
 
-from . import store
+from . import lookup, store
 from .manifest import FILE, Manifest, ManifestError
-
-__all__ = ["pack", "unpack"]
 
 _MEMBER = re.compile(r"[\w.+-]+/\w+/[\w.+-]+/[0-9a-f]{32}/[0-9a-f]{32}(?:\.[0-9a-f]{8})?/[\w.+-]+")
 _MODES: dict[str, Literal["w", "w:gz", "w:xz"]] = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz"}
 _LARGEST = 4 << 30
 
 
-def pack(file: Path, artifacts: Iterable[store.Artifact], root: Path) -> int:
+def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
     """Write artifacts of a root into an archive and tell how many. The same artifacts make the same tar.
 
     Raises:
@@ -114,7 +112,7 @@ def _extract(archive: tarfile.TarFile, file: Path, staging: Path) -> list[Path]:
 
 def _verify(file: Path, directory: Path) -> None:
     try:
-        artifact = store.read(directory)
+        artifact = lookup.read(directory)
     except ManifestError as error:
         raise ArchiveError(f"{file}: {'/'.join(directory.parts[-5:])} is damaged: {error}") from error
     if artifact is None:

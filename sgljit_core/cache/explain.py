@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from . import store
+from . import lookup
 from .location import Location
 from .manifest import ManifestError
-
-__all__ = ["Explanation", "differences", "explain_miss"]
 
 _MOST = 64  # manifests that are read to explain a miss
 
@@ -72,7 +70,7 @@ def explain_miss(
     best: tuple[int, int, Path, list[str]] | None = None
     for directory in _neighbours(location, roots):
         try:
-            manifest = store.read_manifest(directory)
+            manifest = lookup.read_manifest(directory)
         except (OSError, ManifestError):
             continue
         texts = differences(source, tools or {}, manifest.source, manifest.toolchain)
@@ -82,7 +80,7 @@ def explain_miss(
     if best is None:
         return Explanation(build, location, None, other_targets=_other_targets(location, roots))
     _, _, nearest, texts = best
-    texts = texts or [store.fault(nearest, has_toolchain=tools is not None) or "nothing, but it does not load here"]
+    texts = texts or [lookup.fault(nearest, has_toolchain=tools is not None) or "nothing, but it does not load here"]
     return Explanation(build, location, None, nearest, tuple(texts))
 
 

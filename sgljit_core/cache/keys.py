@@ -16,17 +16,6 @@ from sgljit_core.compilers.includes import Scan
 from sgljit_core.compilers.toolchain import Toolchain
 from sgljit_core.model.build import BuildSpec
 
-__all__ = [
-    "FORMAT",
-    "canonical",
-    "depends_on_processor",
-    "digest",
-    "key",
-    "source_ingredients",
-    "toolchain_ingredients",
-    "variant_ingredients",
-]
-
 # Raise it when the meaning of an ingredient changes; the C ABI is the one of tvm-ffi that artifacts are built on.
 FORMAT = 1
 _C_ABI = "tvm-ffi 0.1"

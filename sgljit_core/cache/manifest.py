@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from . import keys
 from .location import Location
 
-__all__ = ["FILE", "Manifest", "ManifestError"]
-
 FILE = "manifest.json"
 _FORMAT = 1
 

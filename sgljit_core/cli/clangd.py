@@ -16,8 +16,6 @@ from sgljit_core.errors import ConfigError, SgljitError, ToolchainNotFoundError
 from sgljit_core.families import discovery
 from sgljit_core.model.build import Target
 
-__all__ = ["configuration", "write_clangd"]
-
 
 def write_clangd(
     cuda_target: Annotated[

@@ -5,8 +5,6 @@ from __future__ import annotations
 from sgljit_core._version import __version__
 from sgljit_core.families import discovery
 
-__all__ = ["list_families"]
-
 
 def list_families() -> None:
     """List the installed kernel families, with distribution and version. Imports none of them."""

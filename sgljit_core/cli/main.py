@@ -13,8 +13,6 @@ from .clangd import write_clangd
 from .list import list_families
 from .wheel import add_artifacts_to_wheel
 
-__all__ = ["main"]
-
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Kernels that compile on first use, from many packages."
 )

@@ -31,8 +31,6 @@ from sgljit_core.errors import SgljitError, WheelError
 from sgljit_core.families import discovery, registry
 from sgljit_core.paths import CARRIED, package_directory
 
-__all__ = ["PlatformWheel", "add_artifacts", "add_artifacts_to_wheel", "prebuild"]
-
 
 def add_artifacts_to_wheel(
     wheel: Annotated[Path, typer.Argument(help="A plugin's wheel, as `pip wheel --no-deps` makes it.")],

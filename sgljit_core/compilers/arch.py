@@ -18,20 +18,6 @@ from sgljit_core.config import settings
 from sgljit_core.errors import ConfigError, NoTargetError
 from sgljit_core.model.build import Target
 
-__all__ = [
-    "cpu_target",
-    "cuda_in_use",
-    "cuda_target",
-    "device_target",
-    "exact",
-    "is_arch_support_pdl",
-    "override_cuda_arch",
-    "override_target",
-    "parse_cuda_target",
-    "scope",
-    "target_in_use",
-]
-
 _override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
 _ARCH = re.compile(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)")
 

@@ -1,10 +1,13 @@
-"""Which files decide a build, found by reading their ``#include`` lines rather than by asking a compiler?
+"""Which files decide a build, found by reading their ``#include`` lines rather than by asking a compiler.
 
 The scan takes every branch of every ``#if``, so it names a superset of what the compiler reads: a change in an
 inactive branch may rebuild, a change that matters always does. An include that only the preprocessor can resolve
 (``#include MACRO``) makes every file of the build's own directories count. What gets past the scan all the same (an
 include behind a comment, a directory named in a flag) is in the compiler's own dependency file and is recorded with
 the artifact; see ``store``.
+
+A scan is remembered with the state of every file and directory that it looked at. As long as none has changed, a warm
+start opens the files and reads none.
 
 The rejected alternative, the compiler's dependency file alone, needs the compiler on a warm start, and does not know
 about a header that appears later in an earlier directory. Paths are strings here: this runs on every warm start, and
@@ -14,19 +17,21 @@ about a header that appears later in an earlier directory. Paths are strings her
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sgljit_core.errors import SourceNotFoundError
-
-__all__ = ["Root", "Scan", "scan"]
+from sgljit_core.machine.answers import recall, remember
 
 _DIRECTIVE = re.compile(
     rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(<[^>\n]+>|"[^"\n]+"|[^\n]*)', re.MULTILINE
 )
+SETTLED_NS = 2_000_000_000  # the coarsest time stamps of a file system (FAT)
 _HAS_INCLUDE = re.compile(rb'__has_include\s*\(\s*(<[^>\n]+>|"[^"\n]+")')
 # What light code may include of tvm-ffi: its C ABI. Anything else binds the artifact to one version of tvm-ffi.
 _C_ABI_HEADERS = frozenset({"tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h"})
@@ -77,6 +82,11 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "") -> S
     Raises:
         SourceNotFoundError: a source does not exist; the text lists what its directory holds.
     """
+    question = ["scan", *files, *(f"{root.label} {root.own} {root.directory}" for root in roots), extra_text]
+    remembered = _recalled(question)
+    if remembered is not None:
+        return remembered
+    now = time.time_ns()
     scanner = _Scanner(roots)
     for file in files:
         path = roots[0].directory / file
@@ -84,7 +94,49 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "") -> S
             raise SourceNotFoundError(f"source {file!r} not found in {roots[0].directory}{_nearby(path)}")
         scanner.add(str(path), 0)
     scanner.follow(_included(extra_text.encode()), str(roots[0].directory), 0)
-    return Scan(dict(sorted(scanner.files.items())), scanner.stamps, scanner.uses_tvm_cpp)
+    found = Scan(dict(sorted(scanner.files.items())), scanner.stamps, scanner.uses_tvm_cpp)
+    if scanner.is_repeatable(now):
+        directories = scanner.directory_stamps
+        remember(question, json.dumps([found.files, found.stamps, found.uses_tvm_cpp, directories]))
+    return found
+
+
+def _recalled(question: Sequence[str]) -> Scan | None:
+    """The same scan of an earlier process, if all that it looked at is as it was."""
+    answer = recall(question)
+    if answer is None:
+        return None
+    files, stamps, uses_tvm_cpp, directories = json.loads(answer)
+    for directory, stamp in directories.items():
+        if _directory_stamp(directory) != _tuple(stamp):
+            return None
+    stamps = {path: _tuple(stamp) for path, stamp in stamps.items()}
+    try:
+        current = all(_open_stamp(path) == stamp for path, stamp in stamps.items())
+    except OSError:
+        return None
+    return Scan(files, stamps, uses_tvm_cpp) if current else None
+
+
+def _tuple(stamp: list[int] | None) -> tuple[int, ...] | None:
+    return None if stamp is None else tuple(stamp)
+
+
+def _open_stamp(path: str) -> tuple[int, ...]:
+    """The state of a file. NFS asks its server when a file is opened, but not for a mere ``stat``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _stamp(os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _directory_stamp(path: str) -> tuple[int, ...] | None:
+    """The state of a directory, which changes with every name that comes or goes; None where there is none."""
+    try:
+        return _stamp(os.stat(path))  # noqa: PTH116
+    except OSError:
+        return None
 
 
 class _Scanner:
@@ -94,8 +146,21 @@ class _Scanner:
         self.files: dict[str, str] = {}
         self.stamps: dict[str, tuple[int, ...]] = {}
         self.uses_tvm_cpp = False
+        self.directory_stamps: dict[str, tuple[int, ...] | None] = {}
         self._seen: set[str] = set()
         self._listed: dict[str, frozenset[str]] = {}
+        self._is_stable = True
+
+    def is_repeatable(self, started: int) -> bool:
+        """Whether the states of files and directories are enough to know that the scan would find the same.
+
+        A file that was written in the last seconds may be written again without a change of its time stamps.
+
+        Args:
+            started: when the scan began, in nanoseconds since 1970.
+        """
+        stamps = (*self.stamps.values(), *filter(None, self.directory_stamps.values()))
+        return self._is_stable and all(max(stamp[-2:]) < started - SETTLED_NS for stamp in stamps)
 
     def add(self, path: str, root: int) -> None:
         """Take a file, and what it includes."""
@@ -141,10 +206,16 @@ class _Scanner:
         """Most answers are no, for standard headers: so each directory is listed once and most ask nothing more."""
         directory, _, name = path.rpartition("/")
         if directory not in self._listed:
+            self.directory_stamps[directory] = _directory_stamp(directory)
             self._listed[directory] = _names(directory)
-        return name in self._listed[directory] and os.path.isfile(path)  # noqa: PTH113
+        if name not in self._listed[directory]:
+            return False
+        is_file = os.path.isfile(path)  # noqa: PTH113
+        self._is_stable &= is_file  # a link to nowhere may lead somewhere tomorrow, and no directory changes
+        return is_file
 
     def _add_everything(self) -> None:
+        self._is_stable = False  # the directories of a whole tree are not worth remembering
         for index, root in enumerate(self.roots):
             if root.own:
                 for path in _tree(str(root.directory)):

@@ -1,4 +1,4 @@
-"""How is a build turned into a shared library?
+"""Running nvcc, the host compiler and the linker: a build becomes a shared library.
 
 The compilers run directly, translation units side by side, in an environment that holds nothing but what is set
 here: variables such as ``CPATH`` or ``NVCC_APPEND_FLAGS`` change what a compiler makes and are in no key. Each counts
@@ -29,17 +29,9 @@ from sgljit_core.model.build import BuildSpec
 from sgljit_core.paths import tvm_ffi_include, tvm_ffi_library
 
 from .includes import Root
+from .recipe import cxx_flags, nvcc_flags
 from .toolchain import Toolchain
 
-__all__ = ["Compiled", "compile_library", "flags", "generated_sources"]
-
-_COMMON = ("-std=c++20", "-O3")
-# Without -fno-gnu-unique the statics of templates and inline functions are shared by every library of the process,
-# so that a second module's one-time initialiser is skipped.
-_HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
-# The units of the core's own functions (sgl_kernel/impl/separate.h), and what tells the others that they are there.
-_CORE_UNITS = ("messages.cpp", "kernels.cpp")
-_SEPARATE = ("-DSGL_SEPARATE",)
 _SECONDS_TO_START = 0.1
 # What belongs to the compiler, the C library and the kernel's interface: the toolchain's version stands for it. A name
 # that is missing here costs one more hash to check, nothing else.
@@ -54,73 +46,6 @@ _PLATFORM = re.compile(
     r"xlocale)\.h$)"
 )
 _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol|multiple definition", re.IGNORECASE)
-
-
-def generated_sources(spec: BuildSpec) -> dict[str, str]:
-    """The generated sources by file name: they include the author's files and export the wrappers, and the core's."""
-    sources = {}
-    if spec.header_only:
-        sources["generated.cu"] = _generate(spec.cuda_files, spec.cuda_wrappers)  # first, as it takes longest
-        sources["generated.cpp"] = _generate(spec.cpp_files, spec.cpp_wrappers)
-    if _is_separate(spec):
-        sources |= {f"core_{unit}": f"#include <sgl_kernel/src/{unit}>\n" for unit in _CORE_UNITS}
-    return {name: text for name, text in sources.items() if text}
-
-
-def _is_separate(spec: BuildSpec) -> bool:
-    """Whether the core's own functions are compiled beside the module's files.
-
-    They take as long as a host part, and a quarter of nvcc's time. A small C++ module needs few of them, and compiles
-    sooner with those alone.
-    """
-    return spec.host_part or bool(spec.cuda_files)
-
-
-def _generate(files: Sequence[str], wrappers: Sequence[tuple[str, str]]) -> str:
-    if not files:
-        return ""
-    lines = [f'#include "{file}"' for file in files]
-    # The export header comes last, so that it can see which of tvm-ffi's own headers the files include.
-    lines += ["#include <sgl_kernel/export.h>"]
-    lines += [f"SGL_EXPORT({export}, ({symbol}))" for export, symbol in wrappers]
-    return "\n".join(lines) + "\n"
-
-
-def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
-    """The flags of each step, with directories written as the labels of ``roots``: what goes into the key."""
-    includes = tuple(f"-I{root.label}" for root in roots)
-    steps = {"cxx": (*_cxx_flags(spec), *includes), "link": spec.ldflags}
-    if spec.target.is_cuda:
-        steps["nvcc"] = (*_nvcc_flags(spec), *includes)
-    return {step: tuple(_labelled(flag, roots) for flag in values) for step, values in steps.items()}
-
-
-def _labelled(flag: str, roots: Sequence[Root]) -> str:
-    """A flag with the directories of the build written as labels, so that it is the same wherever the tree lies."""
-    for root in roots:
-        flag = flag.replace(f"{root.directory}/", f"{root.label}/")
-    return flag
-
-
-def _cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
-    # Flags for C++ files are not for the core's alone: where there are no others, nobody has tried them.
-    own = spec.cflags if spec.cpp_files else ()
-    return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *own)
-
-
-def _nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
-    assert spec.target.cuda_arch is not None
-    major, minor = spec.target.cuda_arch
-    compute = spec.target.name.replace("sm_", "compute_")
-    return (
-        *_COMMON,
-        "--expt-relaxed-constexpr",
-        f"-gencode=arch={compute},code={spec.target.name}",
-        f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}",
-        *(f"-Xcompiler={flag}" for flag in _HOST),
-        *_SEPARATE,
-        *spec.cuda_cflags,
-    )
 
 
 @dataclass(frozen=True)
@@ -184,10 +109,10 @@ def _compile_command(
     # Messages of a kernel name its files by label, so that an artifact is the same wherever the tree lies.
     maps = [f"-fmacro-prefix-map={root.directory}/={_shown(root)}" for root in roots]
     if not cuda:
-        own = [*_cxx_flags(spec), *maps, *includes]
+        own = [*cxx_flags(spec), *maps, *includes]
         return [str(toolchain.cxx.path), "-c", str(unit), "-o", str(output), *depend, *own]
     assert toolchain.nvcc is not None
-    own = [*_nvcc_flags(spec), *(f"-Xcompiler={flag}" for flag in maps), *includes]
+    own = [*nvcc_flags(spec), *(f"-Xcompiler={flag}" for flag in maps), *includes]
     nvcc = [str(toolchain.nvcc.path), f"-ccbin={toolchain.cxx.path}", "-x", "cu"]
     return [*nvcc, "-c", str(unit), "-o", str(output), *depend, *own]
 

@@ -23,16 +23,6 @@ from sgljit_core.machine.forks import ForkLock
 
 from .toolchain import remembered_search
 
-__all__ = [
-    "Nvrtc",
-    "RejectedSourceError",
-    "compile_kernel",
-    "find_nvrtc",
-    "precompile_headers",
-    "precompiled_directory",
-    "unknown_target",
-]
-
 _REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]".'
 _HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
 

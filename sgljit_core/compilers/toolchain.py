@@ -24,8 +24,6 @@ from sgljit_core.config import settings
 from sgljit_core.errors import ToolchainNotFoundError
 from sgljit_core.machine.answers import recall, remember
 
-__all__ = ["Compiler", "Toolchain", "find_cxx", "find_nvcc", "find_toolchain", "processor", "remembered_search"]
-
 _HOST_COMPILERS = ("g++", "clang++", "c++")
 _LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import re
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import importlib_metadata
 
 from sgljit_core import paths
+from sgljit_core._version import __version__
 from sgljit_core.config import settings
 from sgljit_core.errors import IncompatiblePluginError, PluginConflictError, PluginLoadError, SgljitError
+from sgljit_core.machine import answers
 from sgljit_core.machine.forks import ForkLock
 from sgljit_core.model.build import FamilySpec
 
@@ -27,16 +30,6 @@ if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
     from pluggy import PluginManager
 
-__all__ = [
-    "Plugin",
-    "carried_artifacts",
-    "has_extensions",
-    "hooks",
-    "installed",
-    "load",
-    "plugin_of",
-    "rescan",
-]
 
 KERNELS = "sgljit.kernels"
 EXTENSIONS = "sgljit.plugins"
@@ -63,20 +56,33 @@ class Plugin:
         """The module that the entry point names."""
         return str(self._point.value)
 
-    @functools.cached_property
+    @property
     def distribution(self) -> str:
         """The name of the distribution that ships it."""
-        return str(self._dist.name)
+        return self._metadata["Name"][0]
 
-    @functools.cached_property
+    @property
     def version(self) -> str:
         """The distribution's version."""
-        return str(self._dist.version)
+        return self._metadata["Version"][0]
 
-    @functools.cached_property
+    @property
     def requires(self) -> tuple[str, ...]:
         """The distribution's requirements."""
-        return tuple(self._dist.requires or ())
+        return tuple(self._metadata["Requires-Dist"])
+
+    @functools.cached_property
+    def _metadata(self) -> dict[str, list[str]]:
+        """The fields above. ``importlib.metadata`` reads them with the email package, which takes 100 ms to import."""
+        fields: dict[str, list[str]] = {"Name": ["unknown"], "Version": ["0"], "Requires-Dist": []}
+        text = self._dist.read_text("METADATA") or self._dist.read_text("PKG-INFO") or ""
+        for line in text.partition("\n\n")[0].splitlines():
+            name, _, value = line.partition(": ")
+            if name == "Requires-Dist":
+                fields[name].append(value.strip())
+            elif name in fields:
+                fields[name] = [value.strip()]
+        return fields
 
     @property
     def location(self) -> Path:
@@ -230,23 +236,32 @@ def _load_error(plugin: Plugin, error: BaseException) -> PluginLoadError:
 
 def _check_requirements(plugin: Plugin) -> None:
     """Compare the plugin's own requirement on sgljit-core with the running core."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    from sgljit_core._version import __version__
-
     for text in plugin.requires:
-        requirement = Requirement(text)
-        if canonicalize_name(requirement.name) != "sgljit-core":
+        if not _ON_CORE.match(text):
             continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        question = ["requirement", text, __version__]
+        if answers.recall(question) == "met":  # packaging takes 10 ms to import
             continue
-        if not requirement.specifier.contains(__version__, prereleases=True):
+        if not _is_met(text):
             raise IncompatiblePluginError(
                 str(plugin),
                 f"it requires {text}, and sgljit-core {__version__} is running; "
                 f"pip install --upgrade sgljit-core {plugin.distribution}",
             )
+        answers.remember(question, "met")
+
+
+_ON_CORE = re.compile(r"sgljit[-_.]+core(?![-_.\w])", re.IGNORECASE)
+
+
+def _is_met(text: str) -> bool:
+    """Whether the running core meets a requirement on it, or the requirement does not count here."""
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(text)
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return True
+    return requirement.specifier.contains(__version__, prereleases=True)
 
 
 def hooks() -> Any:

@@ -13,8 +13,6 @@ from sgljit_core.model.build import BuildSpec
 
 from . import discovery
 
-__all__ = ["Plugins"]
-
 
 class Plugins(Extensions):
     """The answers of the installed plugins."""

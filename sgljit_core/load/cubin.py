@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from sgljit_core.errors import ArtifactLoadError
 
-__all__ = ["Cubin"]
-
 _SIZED = 4  # the format of an attribute whose value follows
 _PARAMETERS = (0x17, 0x45)  # EIATTR_KPARAM_INFO, one for each parameter; the other where they exceed 4 KiB
 

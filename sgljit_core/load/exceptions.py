@@ -14,8 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from sgljit_core import errors
 
-__all__ = ["passing", "register"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

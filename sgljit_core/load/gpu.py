@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from sgljit_core.errors import DriverError
 
-__all__ = ["load_kernel", "supported_major"]
-
 _NEEDS_NEWER_DRIVER = {200, 209, 222, 223}  # invalid image, no binary for the GPU, unsupported PTX or JIT
 
 

@@ -1,20 +1,17 @@
-"""How does verified code become a loaded library?
+"""Verified code becomes a loaded library.
 
-The bytes that were verified are the bytes that are loaded: they go into an anonymous file in memory, which is sealed
-and loaded through its descriptor. A library that is truncated, replaced or pruned on disk (or on another machine, on
-NFS) can then neither be executed unverified nor kill the process with SIGBUS later. It costs 1 ms for 1 MB.
+The bytes that were verified are the bytes that are loaded: they go into an anonymous file in memory, which is loaded
+through its descriptor. A library that is truncated, replaced or pruned on disk (or on another machine, on NFS) can then
+neither be executed unverified nor kill the process with SIGBUS later. It costs 1 ms for 1 MB.
 
 The descriptor stays open, as the library's name is its path: whoever reads a library by its name, to print a C++
 backtrace or in a debugger, finds it. Behind a number that is used again it might be an empty file, which libbacktrace
-(tvm-ffi reports errors with it) maps and reads: a SIGBUS. The loader of the C library takes two libraries of the same
-name for one, and others may close descriptors that they do not know, so each load spells the path differently too.
+(tvm-ffi reports errors with it) maps and reads: a SIGBUS.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import itertools
 import os
 import re
 import tempfile
@@ -30,9 +27,8 @@ from . import exceptions
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-__all__ = ["exports", "load_library", "tvm_ffi_version"]
 
-_loads = itertools.count()
+_numbers: set[int] = set()  # of the descriptors that libraries were loaded by
 
 
 def load_library(payload: bytes, name: str) -> Module:
@@ -53,7 +49,7 @@ def load_library(payload: bytes, name: str) -> Module:
                 f"(ulimit -n)"
             ) from error
         return _load_from_disk(payload, name)
-    path = f"/proc/self/{_spelling(next(_loads))}fd/{descriptor}"
+    path = f"/proc/self/fd/{descriptor}"
     try:
         if Path(path).exists():
             return _load(path, name)
@@ -65,22 +61,26 @@ def load_library(payload: bytes, name: str) -> Module:
 
 
 def _memory_file(payload: bytes, name: str) -> int:
-    descriptor = os.memfd_create(f"sgljit:{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    """A file in memory, whose descriptor has a number that no library was loaded by.
+
+    The C library takes two libraries of one name for the same. A number comes again where somebody else closes
+    descriptors that they do not know, as a daemon does.
+    """
+    descriptors = [os.memfd_create(f"sgljit:{name}"[:200], os.MFD_CLOEXEC)]
     try:
+        while descriptors[-1] in _numbers:
+            descriptors.append(os.dup(descriptors[-1]))
         view = memoryview(payload)
         while view:
-            view = view[os.write(descriptor, view) :]
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+            view = view[os.write(descriptors[-1], view) :]
     except BaseException:
-        os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
         raise
-    return descriptor
-
-
-def _spelling(number: int) -> str:
-    """A number as path components that lead nowhere: a digit is "./" or ".//"."""
-    return "".join("./" if digit == "0" else ".//" for digit in f"{number:b}")
+    for descriptor in descriptors[:-1]:
+        os.close(descriptor)
+    _numbers.add(descriptors[-1])
+    return descriptors[-1]
 
 
 def _load_from_disk(payload: bytes, name: str) -> Module:

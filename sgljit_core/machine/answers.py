@@ -20,8 +20,6 @@ from sgljit_core.errors import SgljitError
 
 from . import trust
 
-__all__ = ["DIRECTORY", "recall", "remember"]
-
 DIRECTORY = ".answers"
 
 

@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["ForkLock", "OncePerKey", "close", "open_private"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -25,8 +25,6 @@ from sgljit_core.errors import UntrustedCacheError
 from .locks import FileLock, back_off
 from .trust import private_directory
 
-__all__ = ["available_cores", "available_memory", "capacity", "running"]
-
 GIB = 1 << 30
 NVCC_MEMORY = 2 * GIB
 CXX_MEMORY = 1 * GIB

@@ -22,8 +22,6 @@ from pathlib import Path
 
 from . import forks, processes
 
-__all__ = ["FileLock", "Holder", "back_off"]
-
 _SHORTEST, _LONGEST = 0.005, 0.5
 
 

@@ -12,8 +12,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Owner", "current", "host_name", "is_dead", "parse"]
-
 
 @dataclass(frozen=True)
 class Owner:

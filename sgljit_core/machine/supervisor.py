@@ -24,8 +24,6 @@ from pathlib import Path
 
 from . import forks
 
-__all__ = ["Finished", "Supervisor", "end_all"]
-
 # The command does not get the pipe. The watch ends when the group is killed, by itself or by the builder.
 _SCRIPT = 'exec 3<&0 </dev/null; { read -r l <&3; kill -KILL 0; } >/dev/null 2>&1 & "$@" 3<&- & wait $!'
 

@@ -15,8 +15,6 @@ from sgljit_core import paths
 from sgljit_core.config import settings
 from sgljit_core.errors import UntrustedCacheError
 
-__all__ = ["check", "check_root", "make_directories", "make_root", "private_directory"]
-
 
 def check_root(root: Path) -> None:
     """Refuse the root of a tier that others could have written. One that does not exist is fine.
@@ -65,19 +63,18 @@ def check(path: Path, status: os.stat_result) -> None:
     Raises:
         UntrustedCacheError: with what is wrong and the command that rights it.
     """
-    if settings().trust_shared_cache:
+    foreign = status.st_uid not in (os.getuid(), 0)
+    open_to_others = status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode)
+    if not (foreign or open_to_others) or settings().trust_shared_cache:
         return
-    if status.st_uid not in (os.getuid(), 0):
+    if foreign:
         raise _untrusted(
             path,
             f"belongs to user {status.st_uid}, not to you (user {os.getuid()})",
             f"Take it over (chown -R {os.getuid()} {path})",
         )
-    if status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode):
-        mode = stat.S_IMODE(status.st_mode)
-        raise _untrusted(
-            path, f"can be written by group or others (mode {mode:04o})", f"Close it (chmod -R go-w {path})"
-        )
+    mode = stat.S_IMODE(status.st_mode)
+    raise _untrusted(path, f"can be written by group or others (mode {mode:04o})", f"Close it (chmod -R go-w {path})")
 
 
 def _untrusted(path: Path, reason: str, remedy: str) -> UntrustedCacheError:

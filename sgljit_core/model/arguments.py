@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     CppArg: TypeAlias = "int | float | bool | torch.dtype | CppEnum"
 
-__all__ = ["CppArgs", "CppEnum", "make_cpp_args"]
 
 # The type aliases of sgl_kernel/device.cuh.
 _DTYPES = {

@@ -9,8 +9,6 @@ from pathlib import Path, PurePosixPath
 
 from sgljit_core.errors import InvalidBuildError, InvalidFamilyError
 
-__all__ = ["BuildSpec", "FamilySpec", "Op", "Target"]
-
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")  # it names a directory
 _FILE = re.compile(r'[^"\\\x00-\x1f]+')  # it stands in an #include line

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sgljit_core import errors, load_jit, override_cuda_arch
-from sgljit_core.compilers.native import flags
+from sgljit_core.compilers.recipe import flags
 from sgljit_core.model.build import BuildSpec, Target
 
 SCALE = """

@@ -58,7 +58,7 @@ def test_a_waiter_says_after_two_seconds_who_holds_the_lock_and_since_when(child
     assert compiler.calls() == 1
 
 
-WAIT_FOR = "from sgljit_core.builds import obtain\nobtain.LOCK_SECONDS = {seconds}\n"
+WAIT_FOR = "from sgljit_core.builds import making\nmaking.LOCK_SECONDS = {seconds}\n"
 
 
 def test_after_the_deadline_a_waiter_compiles_itself(children, compiler, cache):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sgljit_core.compilers.native import generated_sources
+from sgljit_core.compilers.recipe import generated_sources
 from sgljit_core.compilers.toolchain import find_toolchain
 from sgljit_core.model.build import BuildSpec, Target
 from sgljit_core.paths import core_include, tvm_ffi_include

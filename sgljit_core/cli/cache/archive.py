@@ -12,8 +12,6 @@ from sgljit_core.cache import admin
 
 from .options import Directory
 
-__all__ = ["export_archive", "import_archive"]
-
 
 def export_archive(
     file: Annotated[Path, typer.Argument(help="What to write: a .tar, .tar.gz or .tar.xz.")],

@@ -17,8 +17,6 @@ from sgljit_core.families import registry
 from .options import Arch, target_of
 from .variants import families_with_variants, report_left_out
 
-__all__ = ["build"]
-
 
 def build(
     families: Annotated[list[str] | None, typer.Argument(help="The families; by default all.")] = None,

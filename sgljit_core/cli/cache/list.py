@@ -12,8 +12,6 @@ from sgljit_core.families import discovery
 
 from .options import Directory, size_text
 
-__all__ = ["list_entries", "verify"]
-
 
 def list_entries(directory: Directory = None) -> None:
     """List the artifacts: those of a directory, or of the user's own cache and of the installed plugins."""

@@ -10,8 +10,6 @@ import typer
 
 from sgljit_core.compilers import arch
 
-__all__ = ["Arch", "Directory", "Family", "size_text", "target_of"]
-
 Directory = Annotated[Path | None, typer.Option("--directory", help="Another root than the user's own cache.")]
 Arch = Annotated[str | None, typer.Option(help="The architecture, such as 9.0; by default the current device's.")]
 Family = Annotated[str, typer.Argument(help="The family's name, as in `sgljit list`.")]

@@ -6,8 +6,6 @@ import typer
 
 from sgljit_core.cache import admin
 
-__all__ = ["show_path"]
-
 
 def show_path() -> None:
     """Show where the cache is."""

@@ -12,8 +12,6 @@ from sgljit_core.families import registry
 from .options import Arch, Directory, size_text, target_of
 from .variants import explain, families_with_variants
 
-__all__ = ["prune"]
-
 
 def prune(
     directory: Directory = None,

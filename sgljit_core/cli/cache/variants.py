@@ -12,8 +12,6 @@ from sgljit_core.cache.explain import Explanation
 from sgljit_core.errors import NoTargetError
 from sgljit_core.families import discovery
 
-__all__ = ["explain", "families_with_variants", "report_left_out"]
-
 
 def families_with_variants() -> list[str]:
     """The families that declare variants; one that declares none has nothing to build ahead."""

@@ -9,8 +9,6 @@ from sgljit_core.families import registry
 from .options import Arch, Family, target_of
 from .variants import explain, report_left_out
 
-__all__ = ["why"]
-
 
 def why(family: Family, cuda_arch: Arch = None) -> None:
     """Say for every declared variant of a family whether it is in the cache, and if not, why.

@@ -1,0 +1,77 @@
+"""The search for a piece of code in the tiers of the cache. A warm start ends here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+from sgljit_core import log
+from sgljit_core.cache import lookup
+from sgljit_core.cache.lookup import Damage, Tier
+from sgljit_core.config import settings
+from sgljit_core.errors import ArtifactLoadError
+
+from . import policy
+from .extensions import extensions
+from .request import Request
+
+T = TypeVar("T")
+
+
+class Finder(Generic[T]):
+    """The search for what one request asks for.
+
+    Attributes:
+        damaged: the damaged artifacts that were met on the way.
+    """
+
+    def __init__(self, request: Request[T]) -> None:
+        self.request = request
+        self.damaged: tuple[Damage, ...] = ()
+
+    def find(self) -> tuple[T] | None:
+        """Look in all tiers."""
+        for tiers in self.tiers():
+            found = self._load(tiers)
+            if found is not None:
+                return found
+        return None
+
+    def find_again(self) -> tuple[T] | None:
+        """Look in the writable root alone: somebody may have published it since the first look."""
+        return self._load([Tier(self.request.root)])
+
+    def tiers(self) -> Iterator[list[Tier]]:
+        """The tiers in the order of the search; plugins, which take a while to ask, are asked last."""
+        prebuilt = [Tier(directory.resolve()) for directory in settings().prebuilt]
+        for tier in prebuilt:
+            if not tier.root.is_dir():
+                text = f"SGLJIT_PREBUILT_PATH names {tier.root}, which is not a directory"
+                log.once("prebuilt_missing", str(tier.root), text)
+        carried = self.request.build.carried
+        yield [*prebuilt, *([Tier(carried, vouched=True)] if carried else []), Tier(self.request.root)]
+        vouched = [Tier(directory, vouched=True) for directory in extensions().prebuilt_roots()]
+        if vouched:
+            yield vouched
+
+    def _load(self, tiers: Sequence[Tier]) -> tuple[T] | None:
+        """Find and load. An artifact that is damaged or that this machine cannot load counts as none."""
+        request = self.request
+        search = lookup.find(tiers, request.location, request.toolchain_key, request.serves)
+        self._note(search.damaged)
+        artifact = search.artifact
+        if artifact is None:
+            return None
+        if policy.is_explaining():
+            raise policy.hit(request.named.label, request.location, artifact.directory)
+        try:
+            return (request.load(artifact.payload),)
+        except ArtifactLoadError as error:
+            log.once("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
+            return None
+
+    def _note(self, damaged: Sequence[Damage]) -> None:
+        self.damaged += tuple(damage for damage in damaged if damage not in self.damaged)
+        for damage in damaged:
+            text = f"{damage.directory} is damaged and not used: {damage.reason}"
+            log.once("artifact_damaged", str(damage.directory), text, directory=str(damage.directory))

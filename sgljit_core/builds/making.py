@@ -1,0 +1,254 @@
+"""What happens when no tier has what a request asks for: decide, lock, look again, make it, load it, publish it.
+
+A made payload is loaded *before* it is published, so that nothing that does not load is ever visible to anybody else.
+
+Nothing that goes wrong with the cache itself stops a build: a root that cannot be written, a full disk or a file
+system without locks costs only the sharing, and is said once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from sgljit_core import log, paths
+from sgljit_core._version import __version__
+from sgljit_core.cache import store
+from sgljit_core.cache.explain import Explanation, explain_miss
+from sgljit_core.cache.manifest import Manifest
+from sgljit_core.config import settings
+from sgljit_core.errors import (
+    ArtifactLoadError,
+    CaptureError,
+    CompileError,
+    CompileForbiddenError,
+    SgljitError,
+    SourceChangedError,
+    ToolchainNotFoundError,
+    UntrustedCacheError,
+)
+from sgljit_core.machine import trust
+from sgljit_core.machine.locks import FileLock, back_off
+
+from . import policy, progress
+from .extensions import extensions
+from .finding import Finder
+from .request import Product, Request
+
+T = TypeVar("T")
+
+LOCK_SECONDS = 300.0  # after which somebody else's build is no longer waited for
+_REPORT_SECONDS = 2.0
+_ENDED = "SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
+
+
+def make_once(finder: Finder[T]) -> T:
+    """Make what a search did not find, unless another process makes it meanwhile.
+
+    Raises:
+        CompileForbiddenError, CaptureError: it may not be made.
+        ToolchainNotFoundError: a compiler is missing.
+        CompileError: it cannot be made.
+        SourceChangedError: a source was written while it was being made.
+    """
+    request = finder.request
+    _check_allowed(request)
+    if request.tools is None:  # damaged artifacts stay: the next process shall hear about them too
+        raise _no_toolchain(finder)
+    with _locked(request):
+        found = finder.find_again()
+        if found is not None:
+            return found[0]
+        for damage in finder.damaged:
+            store.quarantine(damage, request.root)
+        return _Maker(request).make()
+
+
+def _explain(request: Request[T]) -> Explanation:
+    """What sets a request apart from the nearest artifact, in any tier. It reads many manifests."""
+    roots = [request.root, *settings().prebuilt, *extensions().prebuilt_roots()]
+    roots += [request.build.carried] if request.build.carried else []
+    label, markers = request.named.label, request.build.markers
+    return explain_miss(label, markers, request.location, request.source, request.tools, roots)
+
+
+def _check_allowed(request: Request[T]) -> None:
+    """Raise where nothing may be compiled now; else say why something will be, to whoever listens."""
+    if policy.is_explaining():
+        raise policy.Explained(_explain(request))
+    build = request.named
+    if policy.is_capturing():
+        raise CaptureError(build.label, str(_explain(request)))
+    mode, by = policy.forbidden_by()
+    if mode == "error":
+        command = f"sgljit cache build {build.family}{build.target.option}"
+        ahead = f"with `{command}`, or " if build.family else ""
+        remedy = f"Build it ahead: {ahead}by loading it once on a machine with compilers before freeze()."
+        raise CompileForbiddenError(build.label, forbidden_by=by, why=str(_explain(request)), remedy=remedy)
+    level = logging.WARNING if mode == "warn" else logging.INFO
+    if log.is_wanted(level):
+        explanation = _explain(request)
+        log.log(level, "miss", str(explanation), build=build.label, differences=explanation.differences)
+
+
+def _no_toolchain(finder: Finder[T]) -> ToolchainNotFoundError:
+    request = finder.request
+    searched = ", ".join(str(t.root) for tiers in finder.tiers() for t in tiers)
+    broken = "".join(f"; {d.directory} was found and is damaged: {d.reason}" for d in finder.damaged)
+    try:
+        request.find_tools(request.named.label)
+    except ToolchainNotFoundError as error:
+        near = _explain(request)
+        differs = f" {near}." if near.nearest is not None else ""
+        return error.with_cache(f"No artifact of it was found in {searched}{broken}.{differs}")
+    raise AssertionError("the toolchain came back")  # pragma: no cover
+
+
+class _Maker(Generic[T]):
+    """One payload being made."""
+
+    def __init__(self, request: Request[T]) -> None:
+        self.request = request
+
+    def make(self) -> T:
+        """Make it in the root's staging area, or privately where the root takes no files."""
+        root = self.request.root
+        staging: Path | None = None
+        try:
+            with contextlib.suppress(OSError):
+                store.collect(root)
+            staging = store.staging_directory(root, self.request.build.module)
+            return self._make_in(staging, publish=True)
+        except CompileError as error:
+            assert staging is not None
+            if not _is_full(staging, error):
+                raise
+            reason = "no space left on its device"
+        except OSError as error:
+            if isinstance(error, SgljitError):
+                raise
+            reason = str(error.strerror)
+        if staging is not None:
+            store.discard(staging)
+        return self._make_privately(reason)
+
+    def _make_privately(self, reason: str) -> T:
+        root = self.request.root
+        text = (
+            f"the cache {root} cannot be written ({reason}): what is compiled now serves this process alone. {_ENDED}"
+        )
+        log.once("cache_unwritable", str(root), text, root=str(root), reason=reason)
+        scratch = trust.private_directory(paths.scratch_directory())
+        store.collect(scratch)
+        return self._make_in(store.staging_directory(scratch, self.request.build.module), publish=False)
+
+    def _make_in(self, staging: Path, *, publish: bool) -> T:
+        request = self.request
+        start = time.perf_counter()
+        try:
+            with progress.announced(request.named):
+                product = request.make(staging)
+            payload = product.payload.read_bytes()
+            manifest = self._manifest(product, payload, time.perf_counter() - start)
+            loaded = request.load(payload)
+            if not request.is_current():
+                raise SourceChangedError(f"{request.named.label}: a source was written while it was compiled")
+            if publish:
+                self._publish(staging, manifest, payload)
+        except (CompileError, ArtifactLoadError):
+            store.keep_failed(staging)
+            raise
+        except BaseException:
+            store.discard(staging)
+            raise
+        store.discard(staging)
+        return loaded
+
+    def _manifest(self, product: Product, payload: bytes, seconds: float) -> Manifest:
+        request, build = self.request, self.request.named
+        assert request.tools is not None
+        return Manifest(
+            payload=request.payload,
+            size=len(payload),
+            sha256=hashlib.sha256(payload).hexdigest(),
+            build=build.label,
+            target=build.target.name,
+            family=build.family,
+            module=build.module,
+            markers=build.markers,
+            plugin=build.plugin,
+            core=__version__,
+            command=product.command,
+            seconds=round(seconds, 3),
+            created=round(time.time(), 3),
+            source=dict(request.source),
+            toolchain=dict(request.tools),
+            observed=dict(product.observed),
+        )
+
+    def _publish(self, staging: Path, manifest: Manifest, payload: bytes) -> None:
+        root = self.request.root
+        try:
+            store.publish(staging, root, self.request.location, manifest, payload)
+        except OSError as error:
+            text = f"the cache {root} did not take an artifact ({error.strerror}); it serves this process alone"
+            log.once("cache_unwritable", str(root), text, root=str(root), reason=str(error))
+
+
+def _is_full(staging: Path, error: CompileError) -> bool:
+    if "No space left on device" in error.log or "Disk quota exceeded" in error.log:
+        return True
+    try:
+        (staging / "probe").write_bytes(bytes(1 << 16))
+    except OSError as probe:
+        return probe.errno in (errno.ENOSPC, errno.EDQUOT)
+    return False
+
+
+@contextmanager
+def _locked(request: Request[T]) -> Iterator[None]:
+    """Hold the lock of an artifact, if that is possible in time."""
+    held: FileLock | None = None
+    try:
+        lock = FileLock(store.lock_path(request.root, request.location), request.named.label)
+        held = lock if _wait(lock, request.named.label) else None
+    except UntrustedCacheError:
+        raise
+    except OSError as error:  # no lock, no sharing of the work: that is all
+        label = request.named.label
+        text = f"{request.root} cannot be locked ({error.strerror}); building {label} unlocked"
+        log.log(logging.INFO, "no_lock", text)
+    try:
+        yield
+    finally:
+        if held is not None:
+            held.release()
+
+
+def _wait(lock: FileLock, label: str) -> bool:
+    """Wait for a lock: whether it is held now. Says for whom when it takes long."""
+    if lock.try_acquire():
+        return True
+    reported = False
+    with progress.showing(f"waiting for another process to compile {label}"):
+        for seconds in back_off(LOCK_SECONDS):
+            if lock.try_acquire():
+                return True
+            if not reported and seconds >= _REPORT_SECONDS:
+                reported = True
+                holder = lock.holder()
+                text = f"waiting for {holder or 'another process'} to compile {label}"
+                log.log(logging.WARNING, "waiting", text, build=label, holder=str(holder))
+    text = (
+        f"{lock.holder() or 'another process'} has held the lock of {label} for more than {LOCK_SECONDS:g} s; "
+        f"compiling it here as well"
+    )
+    log.log(logging.WARNING, "lock_timeout", text, build=label)
+    return False
