@@ -119,6 +119,7 @@ def child(code: str, cache: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_nvcc_takes_every_declared_kernel(tmp_path):
     try:
         toolchain.find_toolchain(cuda=True, needed_for="a test")
@@ -129,6 +130,7 @@ def test_nvcc_takes_every_declared_kernel(tmp_path):
     assert printed.endswith("device files without one: []\n")
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_nvcc_and_nvrtc_give_the_same_results_for_every_op(tmp_path):
     left = {}
