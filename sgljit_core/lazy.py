@@ -28,10 +28,8 @@ def attributes(
     """
 
     def find(name: str) -> Any:
-        for home, names in homes.items():
-            if name in names:
-                break
-        else:
+        home = next((home for home, names in homes.items() if name in names), None)
+        if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if not home:
             return importlib.import_module(f"{package}.{name}")

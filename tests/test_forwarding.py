@@ -8,6 +8,7 @@ import itertools
 import pickle
 import pstats
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -106,8 +107,7 @@ def failing(x: torch.Tensor) -> None:
 
 
 def line_of(text: str) -> int:
-    with open(__file__, encoding="utf-8") as file:
-        return 1 + file.read().splitlines().index(text)
+    return 1 + Path(__file__).read_text(encoding="utf-8").splitlines().index(text)
 
 
 def test_a_traceback_and_a_profile_name_the_line_of_the_declaration():

@@ -67,7 +67,10 @@ def test_a_missing_include_directory_is_named(tmp_path):
         (lambda: KernelFamily("_hidden", "p"), "must be a public"),
         (lambda: KernelFamily("norm", "p/q"), "family norm: package must name a module, got 'p/q'"),
         (lambda: KernelFamily("norm", "p", ops="p.ops:rmsnorm"), "ops must name a module, got 'p.ops:rmsnorm'"),
-        (lambda: KernelFamily("norm", "p", variants="p.f"), "variants must read \"package.module:function\", got 'p.f'"),
+        (
+            lambda: KernelFamily("norm", "p", variants="p.f"),
+            "variants must read \"package.module:function\", got 'p.f'",
+        ),
     ],
 )
 def test_a_family_that_cannot_work_is_refused_where_it_is_declared(make, text):

@@ -1,7 +1,7 @@
 """What happens where somebody wants a gradient through an op?
 
-No op has one. An argument that requires grad is refused, as PyTorch refuses to write to a leaf; so is one with a tangent
-of forward-mode differentiation.
+No op has one. An argument that requires grad is refused, as PyTorch refuses to write to a leaf. So is an argument with
+a tangent of forward-mode differentiation.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ def _text(op: str, argument: str, why: str) -> str:
     )
 
 
-def _tensors(
-    names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, torch.Tensor):

@@ -44,11 +44,13 @@ class LibraryOps:
 
     Attributes:
         overloads: one; with ``inplace`` two, the one that writes ``out`` and the one that works in place.
+        variants: what each overload is.
         library: keeps the ops; without it they are gone.
         place: file and line of the declaration.
     """
 
     overloads: Sequence[Any]
+    variants: Sequence[Variant]
     library: torch.library.Library
     place: str
 
@@ -96,7 +98,7 @@ def define(
             op = f"{family}.{declaration.name}"
             refuse_gradients(library, variant.name, route.overload, op, variant.names)
     place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-    return generated.function, LibraryOps([route.overload for route in routes], library, place)
+    return generated.function, LibraryOps([route.overload for route in routes], variants, library, place)
 
 
 def _overload(namespace: str, name: str) -> Any:
@@ -112,6 +114,10 @@ def _generated(
     routes: Sequence[Route],
 ) -> Generated:
     """The function that users call, and what the library ops run."""
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        return generated.runs[0](*args, **kwargs)
+
     scope: dict[str, Any] = {}
     if not declaration.takes_tensors:
         scope["sgl_is_compiling"] = torch.compiler.is_compiling
@@ -119,7 +125,7 @@ def _generated(
             scope[ORDER.name] = _ORDER_STATE
             traced = "sgl_route0({passed0})"
         else:  # it asks about this machine: graphs hold the answer
-            scope["sgl_constant"] = constant(lambda *args, **kwargs: generated.runs[0](*args, **kwargs))
+            scope["sgl_constant"] = constant(ask)
             traced = "sgl_constant.call({passed0})"
         text = f"  if sgl_is_compiling():\n   return {traced}\n  return {{body}}"
     else:
@@ -131,33 +137,41 @@ def _generated(
     return generated
 
 
-def _direct(
-    declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, namespace: str
-) -> str:
+def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, namespace: str) -> str:
     """The statements that call the body with plain tensors. What they are not for goes on behind them."""
-    plain, grads = [], []
+    plain, others, grads = [], [], []
     for name in declaration.tensors:
-        is_plain = f"sgl_type({name}) is sgl_Tensor or sgl_type({name}) is sgl_Parameter"
-        optional = declaration.may_be_none(name)
-        plain.append(f"({name} is None or {is_plain})" if optional else f"({is_plain})")
-        grads.append(f"{name} is not None and {name}.requires_grad" if optional else f"{name}.requires_grad")
-    conditions = [*plain, "not sgl_is_tracing()", f"not (sgl_is_grad_enabled() and ({' or '.join(grads)}))"]
+        none, no_none = (f"{name} is None or ", f"{name} is not None and ") * declaration.may_be_none(name) or ("", "")
+        plain.append(f"({none}sgl_type({name}) is sgl_Tensor or sgl_type({name}) is sgl_Parameter)")
+        others.append(f"({none}sgl_isinstance({name}, sgl_Tensor))")
+        grads.append(f"{no_none}{name}.requires_grad")
     scope.update(
         sgl_type=type,
+        sgl_isinstance=isinstance,
         sgl_Tensor=torch.Tensor,
         sgl_Parameter=torch.nn.Parameter,
         sgl_is_tracing=torch.compiler.is_dynamo_compiling,
         sgl_is_grad_enabled=torch.is_grad_enabled,
         sgl_stand_in=_stand_in(declaration),
     )
-    if tensors.HEAP_IS_LOW:
-        scope["sgl_have_memory"] = tensors.all_have_memory
-        conditions.append("sgl_have_memory({arguments})")
-    lines = [f"if {' and '.join(conditions)}:", " try:", "  return {body}", " except Exception:"]
+    no_gradient = f"not (sgl_is_grad_enabled() and ({' or '.join(grads)}))"
+    lines = [
+        f"if {' and '.join(plain)} and not sgl_is_tracing() and {no_gradient}:",
+        " try:",
+        "  return {body}",
+        " except Exception:",
+        "  if not sgl_stand_in({arguments}):",
+        "   raise",
+        # What is no tensor at all, the body names as it names any wrong argument.
+        f"if not sgl_is_tracing() and not ({' and '.join(others)}):",
+        " return {body}",
+    ]
     if declaration.mutates and declaration.returns_nothing:
         scope["sgl_on_copies"] = _OnCopies(declaration, library, namespace)
-        lines += ["  if sgl_on_copies({arguments}):", "   return None"]
-    lines += ["  if not sgl_stand_in({arguments}):", "   raise"]
+        lines[4:4] = ["  if sgl_on_copies({arguments}):", "   return None"]
+    if tensors.HEAP_IS_LOW:
+        scope["sgl_require_memory"] = tensors.require_memory
+        lines[2:2] = ["  sgl_require_memory({arguments})"]
     return "".join(f"  {line}\n" for line in lines)
 
 

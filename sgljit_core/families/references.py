@@ -59,6 +59,6 @@ def _siblings(module_name: str) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" where a known name is near, else nothing."""
+    """A question for the end of an error: did you mean the nearest of the known names? Empty where none is near."""
     matches = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""

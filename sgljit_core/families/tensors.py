@@ -15,7 +15,7 @@ import torch
 
 from sgljit_core.errors import TensorMatchError
 
-__all__ = ["HEAP_IS_LOW", "all_have_memory", "has_memory", "is_functional", "stand_in"]
+__all__ = ["HEAP_IS_LOW", "has_memory", "is_functional", "require_memory", "stand_in"]
 
 
 def _heap_is_low() -> bool:
@@ -40,9 +40,10 @@ def has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
-def all_have_memory(*values: Any) -> bool:
-    """Whether every tensor among these has memory."""
-    return all(has_memory(value) for value in values if isinstance(value, torch.Tensor))
+def require_memory(*values: Any) -> None:
+    """Raise TypeError where a tensor among these has no memory."""
+    if not all(has_memory(value) for value in values if isinstance(value, torch.Tensor)):
+        raise TypeError("a tensor has elements and no memory")
 
 
 def is_functional(value: object) -> bool:
