@@ -18,6 +18,11 @@ from sgljit_core.errors import TensorMatchError
 __all__ = ["HEAP_IS_LOW", "has_memory", "is_functional", "require_memory", "stand_in"]
 
 
+# A tensor that has no storage, no address or symbolic sizes says so in one of these ways; PyTorch's text about a
+# symbolic size can itself fail, with a TypeError.
+_REFUSALS = (RuntimeError, NotImplementedError, TypeError)
+
+
 def _heap_is_low() -> bool:
     """Whether this process may have memory below 4 GiB: an executable at a fixed address, with its heap behind it.
 
@@ -35,8 +40,9 @@ HEAP_IS_LOW = _heap_is_low()
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether there is something to read, or no element to be read."""
     try:
+        tensor.data_ptr()  # it raises, too, where sizes are symbolic
         return tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0
-    except RuntimeError:  # NotImplementedError, too: it has no storage, or one without an address
+    except _REFUSALS:
         return False
 
 
@@ -48,15 +54,18 @@ def require_memory(*values: Any) -> None:
 
 def is_functional(value: object) -> bool:
     """Whether it is a tensor of ``torch.func.functionalize``: it has a storage, and the storage no address."""
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or value.is_meta:
         return False
     try:
         storage = value.untyped_storage()
-    except RuntimeError:
+    except NotImplementedError:  # another transform's
         return False
+    except _REFUSALS:  # the storage's size is symbolic
+        return True
     try:
         storage.data_ptr()
-    except RuntimeError:
+        value.data_ptr()
+    except _REFUSALS:
         return True
     return False
 

@@ -166,8 +166,7 @@ def can_use_hicache_jit_kernel(*, element_size: int, unroll: int | None = None, 
     Others are moved too, by a slower kernel. Nothing is compiled to find out: an error of the toolchain shows as
     itself, at the first transfer.
 
-    Ask outside of what ``torch.compile`` traces: a graph holds no call that returns a bool, so it breaks there, or with
-    ``fullgraph=True`` refuses.
+    To ``torch.compile`` the answer is a constant. A size that it keeps symbolic breaks the graph there.
     """
     raise NotImplementedError  # never runs: the decorator calls C++
 
