@@ -93,7 +93,7 @@ def define(
     for variant, route, run in zip(variants, routes, generated.runs, strict=True):
         library.impl(variant.name, run, "CompositeExplicitAutograd")
         imitation = _fake(declaration, variant, run)
-        torch.library.register_fake(f"{namespace}::{variant.name}", imitation, lib=library)
+        library.impl(variant.name, imitation, "Meta")
         if declaration.takes_tensors:
             op = f"{family}.{declaration.name}"
             refuse_gradients(library, variant.name, route.overload, op, variant.names)
