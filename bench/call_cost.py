@@ -23,7 +23,7 @@ from sgljit_core.benchmark import results
 from sgljit_norm import rmsnorm
 from sgljit_norm.ops import host_module
 
-TURNS, CALLS = 200, 1000
+TURNS, CALLS = 100, 1000
 LIMIT = 1.30
 MODES: dict[str, Callable[[], Any]] = {
     "grad mode": contextlib.nullcontext,

@@ -48,6 +48,11 @@ class Op:
     _named: Mapping[str, str]
 
     @property
+    def mutates(self) -> tuple[str, ...]:
+        """The parameters that a call may write to, in place or not."""
+        return tuple(dict.fromkeys(name for variant in self.library.variants for name in variant.mutates))
+
+    @property
     def reference(self) -> Callable[..., Any] | None:
         return self._beside("reference")
 

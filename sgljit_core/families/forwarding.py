@@ -86,29 +86,31 @@ def generate(
         own_names = dict(zip(route.names, (parameter.name for parameter in route.parameters), strict=True))
         passed = as_arguments(parameters, [own_names.get(name, "None") for name in names], by_position)
         takes = _takes(route.parameters, names_of_scope)
-        runs.append(f" def sgl_run{number}({takes}):\n  return sgl_body({passed})\n")
+        runs.append(f"def sgl_run{number}({takes}):\n return sgl_body({passed})\n")
     source = (
-        f" def {declared.__name__}({_takes(parameters, names_of_scope)}):\n{text.format(**calls)}\n{''.join(runs)}"
-        " def sgl_bind(sgl_function):\n  nonlocal sgl_body\n  sgl_body = sgl_function\n"
-        f" return {declared.__name__}, sgl_bind, [{', '.join(f'sgl_run{number}' for number in range(len(runs)))}]\n"
+        f"def {declared.__name__}({_takes(parameters, names_of_scope)}):\n{text.format(**calls)}\n{''.join(runs)}"
+        f"def sgl_bind(sgl_function):\n global sgl_body\n sgl_body = sgl_function\n"
     )
-    function, bind, runners = _made(declared, source, names_of_scope)
-    return Generated(functools.wraps(declared)(function), runners, bind)
+    _run(declared, source, names_of_scope)
+    function = functools.wraps(declared)(names_of_scope[declared.__name__])
+    runners = [names_of_scope[f"sgl_run{number}"] for number in range(len(runs))]
+    return Generated(function, runners, names_of_scope["sgl_bind"])
 
 
-def _made(declared: Callable[..., Any], source: str, scope: Mapping[str, Any]) -> Any:
-    """Compile the text of a closure over ``scope``, as if it stood where ``declared`` does, and call it."""
+def _run(declared: Callable[..., Any], source: str, scope: dict[str, Any]) -> None:
+    """Define the functions of a text in ``scope``, as if each stood where ``declared`` does.
+
+    What they name are globals of their own: a closure would copy its cells at each call.
+    """
     code = declared.__code__
     line = _line_of_def(code.co_filename, code.co_firstlineno)
-    tree = ast.parse(f"def sgl_make({', '.join(scope)}):\n{source}")
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         if hasattr(node, "lineno"):
             node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
             node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
-    made: dict[str, Any] = {}
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
-    exec(compiled, declared.__globals__, made)  # noqa: S102 - the text is built from identifiers alone
-    return made["sgl_make"](**scope)
+    exec(compiled, scope)  # noqa: S102 - the text is built from identifiers alone
 
 
 def _line_of_def(file: str, first: int) -> int:

@@ -14,6 +14,7 @@ tensors) cannot be seen that way; who traces so calls ``torch.ops``.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -213,7 +214,7 @@ class _OnCopies:
 
     def __init__(self, declaration: Declaration, library: torch.library.Library, namespace: str) -> None:
         self._declaration = declaration
-        self._library = library
+        self._library = weakref.ref(library)  # it lives as long as the declaration, see KernelFamily
         self._namespace = namespace
 
     def __call__(self, *values: Any) -> bool:
@@ -249,6 +250,9 @@ class _OnCopies:
             overload(**{**arguments.arguments, **copies})
             return list(copies.values())
 
-        self._library.define(name + self._declaration.schema(variant, returns=list[torch.Tensor]))
-        self._library.impl(name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{self._namespace}::{name}", run, lib=self._library)
+        library = self._library()
+        if library is None:
+            raise RuntimeError(f"{self._declaration.where}: the op was declared anew; use what its module has now")
+        library.define(name + self._declaration.schema(variant, returns=list[torch.Tensor]))
+        library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{self._namespace}::{name}", run, lib=library)

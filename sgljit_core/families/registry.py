@@ -111,10 +111,9 @@ class Registry(Mapping[str, FamilyOps]):
             UnknownFamilyError: no installed plugin provides it; the text has the nearest match and the pip line.
             PluginConflictError, PluginLoadError, IncompatiblePluginError: its plugin cannot be used.
         """
-        if family.startswith("_"):  # a module object has such attributes of its own
+        if family[:1] == "_":  # a module object has such attributes of its own
             raise UnknownFamilyError(_unknown(family, list(self)))
-        found: FamilyOps = getattr(self._loaded, family)
-        return found
+        return getattr(self._loaded, family)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
         return iter(discovery.installed())

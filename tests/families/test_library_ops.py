@@ -225,7 +225,8 @@ def test_where_addresses_may_be_low_the_op_asks_before_the_call(tmp_path, monkey
     def look(x: torch.Tensor) -> None:
         seen.append(x)
 
-    op = KernelFamily("careful", "nowhere").op(mutates=("x",))(look)
+    family = KernelFamily("careful", "nowhere")
+    op = family.op(mutates=("x",))(look)
     torch.func.functionalize(lambda x: (op(x), x)[1])(torch.ones(3))
     assert len(seen) == 1  # the copy, which has memory
     op(torch.ones(3))
