@@ -7,6 +7,8 @@
 
 #include <tvm/ffi/c_api.h>
 
+#include <unistd.h>
+
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +39,11 @@ namespace host::details {
 /// What an argument is, in a Python programmer's words.
 [[gnu::cold]] SGL_INLINE const char* type_name(std::int32_t type_index) noexcept;
 
+/// No tensor's memory is below. A view of a tensor without memory has its offset for an address, so the bound is 4 GiB;
+/// where the executable, and with it the heap, lies at a fixed low address, only what Linux never maps.
+inline const std::uintptr_t kLowestAddress =
+    reinterpret_cast<std::uintptr_t>(::sbrk(0)) >> 32 ? std::uintptr_t{1} << 32 : 65536;
+
 /// Where an argument stands; all that an error needs.
 struct ArgSlot {
   const char* function;
@@ -46,10 +53,9 @@ struct ArgSlot {
   [[noreturn, gnu::cold]] SGL_INLINE void wrong_type(const char* expected, bool or_none, std::int32_t got) const;
   [[noreturn, gnu::cold]] SGL_INLINE void out_of_range(bool is_signed, std::size_t bits, std::int64_t got) const;
   [[gnu::cold]] SGL_INLINE void check_empty(const DLTensor& tensor) const;
-  /// Refuse what nobody can read: tracers' tensors convert like any other.
+  /// Refuse what nobody can read: tensors without memory convert like any other.
   void check_memory(const DLTensor& tensor) const {
-    // Linux maps nothing so low (vm.mmap_min_addr); a view of a fake tensor has its offset for an address.
-    if (reinterpret_cast<std::uintptr_t>(tensor.data) < 65536) [[unlikely]]
+    if (reinterpret_cast<std::uintptr_t>(tensor.data) < kLowestAddress) [[unlikely]]
       check_empty(tensor);
   }
 };
@@ -435,8 +441,8 @@ SGL_INLINE void ArgSlot::check_empty(const DLTensor& tensor) const {
   if (num_elements == 0) return;
   Message text;
   text << "one of " << num_elements << (num_elements == 1 ? " element" : " elements")
-       << " without any: a fake or meta tensor, or one whose storage was freed. Who traces calls the op through "
-          "sgljit_core.ops, or by its name in torch.ops";
+       << " without any: a fake or meta tensor, or one whose storage was freed. Call an op by its Python function or "
+          "by its name in torch.ops, which take such tensors";
   mismatch("tensor with memory", text.c_str());
 }
 

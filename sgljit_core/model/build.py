@@ -1,18 +1,16 @@
-"""What is a build, a family, an op? Frozen data that checks itself, and nothing else."""
+"""What is a build, and what is it for? Frozen data that checks itself, and nothing else."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sgljit_core.errors import InvalidBuildError, InvalidFamilyError
+from sgljit_core.errors import InvalidBuildError
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")  # it names a directory
 _FILE = re.compile(r'[^"\\\x00-\x1f]+')  # it stands in an #include line
-_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 # Flags that make a build depend on what no key covers, and why. A flag of another program inside one of the
 # compiler's (-Wl,... and -Xcompiler=...) is checked as if it stood alone.
@@ -155,64 +153,6 @@ class BuildSpec:
         return f"{name}{module}{arguments} for {self.target.name}{plugin}"
 
 
-@dataclass(frozen=True)
-class Op:
-    """One op of a family.
-
-    Attributes:
-        name: what users call it.
-        implementation: "package.module:function", imported at the first use. The function's signature and type
-            annotations are the op's.
-        mutates: names of the tensor parameters that the op writes to.
-        fake: "package.module:function" that computes the shapes of the outputs on fake tensors; only needed for
-            torch.compile of an op that returns tensors.
-        reference: "package.module:function" with the same signature in plain PyTorch, for tests.
-        samples: "package.module:function" that takes a torch.device and yields the arguments of calls on it, each a
-            dictionary by the parameters' names, for tests and benchmarks.
-    """
-
-    name: str
-    implementation: str
-    mutates: tuple[str, ...] = ()
-    fake: str | None = None
-    reference: str | None = None
-    samples: str | None = None
-
-    def __post_init__(self) -> None:
-        if not _IDENTIFIER.fullmatch(self.name) or self.name.startswith("_"):
-            raise InvalidFamilyError(f"op name {self.name!r} must be a public Python identifier")
-        _check_references(f"op {self.name}", self, ("implementation", "fake", "reference", "samples"))
-
-
-@dataclass(frozen=True)
-class FamilySpec:
-    """What a plugin declares about a family.
-
-    Attributes:
-        name: the family's name, a Python identifier, equal to its entry point's name.
-        package: the importable package that holds ``csrc/``, ``tests/`` and ``bench/``.
-        ops: the family's ops.
-        variants: "package.module:function" that yields zero-argument callables, each of which loads one module
-            worth building ahead.
-    """
-
-    name: str
-    package: str
-    ops: Sequence[Op] = field(default=())
-    variants: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier() or self.name.startswith("_"):
-            raise InvalidFamilyError(f"family name {self.name!r} must be a public Python identifier")
-        if not self.ops:
-            raise InvalidFamilyError(f"family {self.name!r} declares no ops")
-        names = [op.name for op in self.ops]
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidFamilyError(f"family {self.name!r} declares the op {name!r} twice")
-        _check_references(f"family {self.name}", self, ("variants",))
-
-
 def _refusal(flag: str) -> str | None:
     """Why a flag is refused; None where it is not."""
     nested = _NESTED.fullmatch(flag)
@@ -224,10 +164,3 @@ def _refusal(flag: str) -> str | None:
     if _OUTPUT.match(flag):
         return "load_jit itself says what is made, and where"
     return "it holds a character that ends a text" if "\0" in flag else None
-
-
-def _check_references(owner: str, holder: object, fields: Sequence[str]) -> None:
-    for name in fields:
-        value = getattr(holder, name)
-        if value is not None and not _REFERENCE.fullmatch(value):
-            raise InvalidFamilyError(f'{owner}: {name} must read "package.module:function", got {value!r}')

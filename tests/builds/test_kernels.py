@@ -18,7 +18,6 @@ import sgljit_core.cache
 from sgljit_core import (
     CppEnum,
     KernelFamily,
-    Op,
     errors,
     freeze,
     make_cpp_args,
@@ -129,7 +128,7 @@ def make_family(site: Path, name: str, **replaced: str) -> KernelFamily:
     texts = {"scaling.cuh": DEVICE, "params.h": PARAMS, "host.cpp": HOST, "scaling_cpu.cpp": CPU, **replaced}
     for file, text in texts.items():
         (csrc / file).write_text(text)
-    return KernelFamily(name, name, (Op("scale3", f"{name}.ops:scale3"),))
+    return KernelFamily(name, name)
 
 
 def load(family: KernelFamily, **options):
@@ -541,8 +540,8 @@ def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
     """What is built into ``prebuilt/`` beside csrc serves a machine that has no compiler, from an empty cache."""
     carried = family.csrc.parent / "prebuilt"
     code = (
-        "import sys, torch\nfrom sgljit_core import KernelFamily, Op, override_cuda_arch\n"
-        f"FAMILY = KernelFamily({family.name!r}, {family.name!r}, (Op('o', 'm:f'),))\n"
+        "import sys, torch\nfrom sgljit_core import KernelFamily, override_cuda_arch\n"
+        f"FAMILY = KernelFamily({family.name!r}, {family.name!r})\n"
         f"m = FAMILY.load_host('host', cpp_files=['host.cpp'], cpp_wrappers=[(n, n) for n in {EXPORTS}])\n"
         "x = torch.ones(2); m.scale3(x, False); print(x.tolist())\n"
         "with override_cuda_arch(9, 0): FAMILY.build_variant('scaling.cuh', 'scaling::plain')\n"

@@ -326,9 +326,8 @@ def test_a_miss_without_a_difference_names_the_damaged_artifact_or_the_file_that
 
 
 VARIANTS_PLUGIN = """
-from sgljit_core import KernelFamily, Op, hookimpl
-FAMILY = KernelFamily(name="many", package="sgljit_many", ops=(Op("double", "sgljit_many.ops:double"),),
-                      variants="sgljit_many.plugin:variants")
+from sgljit_core import KernelFamily, hookimpl
+FAMILY = KernelFamily(name="many", package="sgljit_many", variants="sgljit_many.plugin:variants")
 def variants():
     for i in range(3):
         yield lambda i=i: FAMILY.load_jit("number", str(i), cpp_files=["number.cpp"],

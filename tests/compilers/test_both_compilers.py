@@ -93,10 +93,10 @@ def run(case):
 
 def cases():
     for spec in {spec.name: spec for spec, _ in device_files()}.values():
-        for op in spec.ops:
+        for op in spec.declared().values():
             if op.samples is not None:
                 torch.manual_seed(1)
-                for arguments in registry.resolve(op.samples)(torch.device("cuda")):
+                for arguments in op.samples(torch.device("cuda")):
                     yield spec.name, op.name, arguments
 
 with concurrent.futures.ThreadPoolExecutor(16) as pool:
