@@ -361,10 +361,10 @@ def test_a_matcher_that_verifies_nothing_is_an_error(tmp_path, monkeypatch):
     [
         (
             "#include <sgl_kernel/tensor.h>\nstruct Mine { int x; };\nvoid f(host::TensorView, Mine) {}\n",
-            r"cannot come from Python.*It is about the wrapper SGL_EXPORT\(f, \(f\)\)\. The type is Mine\n",
+            r"cannot come from Python.*The error is in the wrapper SGL_EXPORT\(f, \(f\)\)\. The type is Mine\n",
         ),
-        ("void g() {}\n", r"'f' was not declared.*It is about the wrapper SGL_EXPORT\(f, \(f\)\)\n"),
-        ("#include <sgl_kernel/vec.cuh>\nvoid f() {}\n", r"cuda_\w+\.h.*a kernel has a \.cuh of its own"),
+        ("void g() {}\n", r"'f' was not declared.*The error is in the wrapper SGL_EXPORT\(f, \(f\)\)\n"),
+        ("#include <sgl_kernel/vec.cuh>\nvoid f() {}\n", r"cuda_\w+\.h.*put the kernel into a \.cuh file"),
     ],
 )
 def test_an_error_of_the_host_compiler_says_what_it_is_about(family, text, hint):
@@ -375,7 +375,7 @@ def test_an_error_of_the_host_compiler_says_what_it_is_about(family, text, hint)
 
 def test_a_deferred_file_without_its_header_is_told_to_include_it(family):
     (family.csrc / "bare.cpp").write_text("void bare() {}\n")
-    with pytest.raises(errors.CompileError, match=r"includes <sgl_kernel/deferred\.h>"):
+    with pytest.raises(errors.CompileError, match=r"must include <sgl_kernel/deferred\.h>"):
         family.build_deferred("bare.cpp", "bare")
 
 
