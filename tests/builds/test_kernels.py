@@ -163,7 +163,7 @@ def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(family):
 
 
 MISTYPED = (
-    r"^scale_on_cpu in mistyped/scaling_cpu\.cpp: the deferred function is declared with another type than it has: "
+    r"^scale_on_cpu in mistyped/scaling_cpu\.cpp: the deferred function is declared with a type other than its own: "
     r"declared \[with T = .*int\)\], defined \[with T = .*double\)\]"
 )
 
@@ -381,7 +381,7 @@ def test_a_deferred_file_without_its_header_is_told_to_include_it(family):
 
 def test_a_reference_that_would_lose_what_is_written_to_it_is_refused(family):
     (family.csrc / "lost.cpp").write_text("#include <sgl_kernel/tensor.h>\nvoid lost(std::int64_t& x) { x = 1; }\n")
-    with pytest.raises(errors.CompileError, match="what a function writes to a reference parameter would be lost"):
+    with pytest.raises(errors.CompileError, match="a write to a reference parameter would be lost"):
         family.load_host("lost", cpp_files=["lost.cpp"], cpp_wrappers=[("lost", "lost")])
 
 
