@@ -287,7 +287,7 @@ def test_an_export_that_leaves_damaged_artifacts_out_fails_and_names_them(sgljit
     assert result.returncode == 1
     assert "wrote 1 artifacts" in result.stdout
     assert f"{damaged} is damaged and left out: module.so has 0 bytes" in result.stderr
-    assert "error: not all that was asked for could be written" in result.stderr
+    assert "error: some artifacts could not be written" in result.stderr
 
 
 @pytest.mark.parametrize("command", [("verify",), ("list",), ("prune",), ("export", "none.tar")])
@@ -379,7 +379,7 @@ def test_an_export_of_nothing_fails_and_says_what_there_is(tmp_path, cache):
     environment = {**os.environ, "SGLJIT_CACHE_DIR": str(cache)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "error: nothing to write; there are the families none and the targets none" in done.stderr
+    assert "error: nothing to write; the cache has the families none and targets none" in done.stderr
 
 
 def test_building_ahead_into_a_cache_that_takes_nothing_fails(tmp_path):
@@ -402,7 +402,7 @@ def test_building_ahead_into_a_cache_that_takes_nothing_fails(tmp_path):
     finally:
         subprocess.run(["umount", str(full)], check=True)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "error: not all that was built could be kept" in done.stderr
+    assert "error: some builds could not be kept in the cache" in done.stderr
 
 
 BOTH_SIDES = VARIANTS_PLUGIN.replace(
@@ -419,7 +419,9 @@ def test_without_a_device_what_is_for_the_cpu_is_built_and_explained_and_the_res
     (package / "csrc" / "fill.cuh").write_text("template <int N> __global__ void fill(int* p) { *p = N; }\n")
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many", "CUDA_VISIBLE_DEVICES": ""}
-    left_out = "left out: 3 kernels for CUDA, as there is no device here; --cuda-arch 9.0 names the architecture"
+    left_out = (
+        "left out: 3 kernels for CUDA, because there is no device here; name their architecture with --cuda-arch 9.0"
+    )
 
     result = sgljit("cache", "build", "many", **environment)
     assert result.returncode == 0, result.stderr
@@ -476,7 +478,5 @@ def test_without_a_device_a_family_of_kernels_alone_asks_for_the_architecture(sg
     environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many", "CUDA_VISIBLE_DEVICES": ""}
     result = sgljit("cache", "build", "many", **environment)
     assert result.returncode == 1
-    assert (
-        "error: no CUDA device to compile for; where there is none, name the target: --cuda-arch 9.0" in result.stderr
-    )
+    assert "error: no CUDA device to compile for; name the target instead: --cuda-arch 9.0" in result.stderr
     assert sgljit("cache", "why", "many", **environment).returncode == 1

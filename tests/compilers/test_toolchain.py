@@ -43,10 +43,10 @@ def test_what_names_no_program_is_quoted_with_what_to_do(cxx, monkeypatch, value
     with pytest.raises(errors.ToolchainNotFoundError) as caught:
         toolchain.find_cxx("a test")
     assert f"SGLJIT_CXX={value!r} on PATH={cxx.parent}" in str(caught.value)
-    assert "Let SGLJIT_CXX name one program, a C++20 compiler, without flags" in str(caught.value)
+    assert "Set SGLJIT_CXX to one program, a C++20 compiler, without flags" in str(caught.value)
     monkeypatch.setenv("SGLJIT_CXX", "")
     monkeypatch.setenv("CXX", value)
-    with pytest.raises(errors.ToolchainNotFoundError, match="Let CXX name one program"):
+    with pytest.raises(errors.ToolchainNotFoundError, match="Set CXX to one program"):
         toolchain.find_cxx("a test")
 
 

@@ -21,7 +21,7 @@ EXPORT = [("run", "run")]
         (
             ("m",),
             {"cpp_files": ["a.cpp"]},
-            "pass cpp_wrappers or cuda_wrappers, or header_only=False where the files export",
+            "pass cpp_wrappers or cuda_wrappers, or header_only=False if the files export",
         ),
         (("m",), {"cpp_files": ["../a.cpp"], "cpp_wrappers": EXPORT}, r"'../a.cpp' must be relative to csrc"),
         (("m",), {"cpp_files": ["/etc/passwd"], "cpp_wrappers": EXPORT}, "must be relative to csrc"),
