@@ -19,7 +19,7 @@ MINOR := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])
 READY := $(VENV)/.ready-$(MINOR)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 CXX_FILES = $(shell find include plugins examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
-PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
+PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help

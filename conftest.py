@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# Threads of OpenMP that wait would otherwise spin, on cores that the other processes of a run need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # A test's outcome must not depend on who runs it; only which compilers there are is the reader's choice.
 _KEPT = ("SGLJIT_NVCC", "SGLJIT_CXX")
 

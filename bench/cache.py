@@ -3,7 +3,7 @@
 The same function, y = x + 1 on a CPU tensor, through `load_jit`, `tvm_ffi.cpp.load_inline` and
 `torch.utils.cpp_extension.load_inline`. Each measurement is the loading call in a fresh process, after its imports; the
 engines take turns, and medians are compared. Of eight processes that start together on an empty cache, what counts is
-the time until the last one has its module, and how often the compiler ran.
+the time until the last one has its module, and how often the compiler ran. The goal on a full cache is 5 ms.
 
     python bench/cache.py [--rounds 5] [--output bench/results/cache.md]
 

@@ -1,17 +1,16 @@
 """sgljit: kernels that compile on first use, from many packages.
 
 ``ops["norm"].rmsnorm(x, w)`` calls an op of an installed family; ``load_jit`` compiles a kernel of your own;
-``KernelFamily``, ``Op`` and ``hookimpl`` declare a family in a plugin. Importing this package imports no torch,
-touches no GPU and creates no file: names are resolved when they are used.
+``KernelFamily`` and ``hookimpl`` declare a family in a plugin. Importing this package imports no torch, touches no GPU
+and creates no file: names are resolved when they are used.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._version import __version__
-from .builds.extensions import provide
+from .builds.extensions import Extensions, provide
 
 if TYPE_CHECKING:
     from . import cache, errors
@@ -21,22 +20,37 @@ if TYPE_CHECKING:
     from .builds.record import stats
     from .compilers.arch import is_arch_support_pdl, override_cuda_arch
     from .families.family import KernelFamily
-    from .families.forwarding import exported
     from .families.hookspecs import hookimpl
     from .families.memo import cache_once
     from .families.registry import ops
     from .model.arguments import CppEnum, make_cpp_args
-    from .model.build import Op
+else:
+    from .lazy import attributes
+
+    __getattr__, __dir__ = attributes(
+        __name__,
+        {
+            "": ("cache", "errors"),
+            "builds.modules": ("load_jit",),
+            "builds.parallel": ("parallel_compile",),
+            "builds.policy": ("freeze", "why"),
+            "builds.record": ("stats",),
+            "compilers.arch": ("is_arch_support_pdl", "override_cuda_arch"),
+            "families.family": ("KernelFamily",),
+            "families.hookspecs": ("hookimpl",),
+            "families.memo": ("cache_once",),
+            "families.registry": ("ops",),
+            "model.arguments": ("CppEnum", "make_cpp_args"),
+        },
+    )
 
 __all__ = [
     "CppEnum",
     "KernelFamily",
-    "Op",
     "__version__",
     "cache",
     "cache_once",
     "errors",
-    "exported",
     "freeze",
     "hookimpl",
     "is_arch_support_pdl",
@@ -49,44 +63,11 @@ __all__ = [
     "why",
 ]
 
-_HOMES = {
-    "CppEnum": "model.arguments",
-    "KernelFamily": "families.family",
-    "Op": "model.build",
-    "cache_once": "families.memo",
-    "exported": "families.forwarding",
-    "freeze": "builds.policy",
-    "hookimpl": "families.hookspecs",
-    "is_arch_support_pdl": "compilers.arch",
-    "load_jit": "builds.modules",
-    "make_cpp_args": "model.arguments",
-    "ops": "families.registry",
-    "override_cuda_arch": "compilers.arch",
-    "parallel_compile": "builds.parallel",
-    "stats": "builds.record",
-    "why": "builds.policy",
-}
-_MODULES = ("cache", "errors")
 
-
-def _plugins() -> Any:
+def _plugins() -> Extensions:
     from .families.extensions import Plugins
 
     return Plugins()
 
 
 provide(_plugins)  # the build engine knows no plugins by itself
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -18,6 +18,7 @@ __all__ = [
     "ConfigError",
     "DriverError",
     "IncompatiblePluginError",
+    "InferenceOnlyError",
     "InvalidBuildError",
     "InvalidFamilyError",
     "NoTargetError",
@@ -52,6 +53,10 @@ class SgljitError(Exception):
 
 class TensorMatchError(SgljitError, ValueError, RuntimeError):
     """A tensor does not have the shape, strides, dtype or device that a kernel demands."""
+
+
+class InferenceOnlyError(SgljitError, RuntimeError):
+    """A tensor that requires grad, or has a tangent, came to an op, which has no gradient."""
 
 
 class ConfigError(SgljitError, ValueError):
@@ -187,7 +192,7 @@ class DriverError(SgljitError, RuntimeError):
 
 
 class InvalidFamilyError(SgljitError, ValueError):
-    """A ``KernelFamily`` or ``Op`` is declared with names that cannot work."""
+    """A family or an op is declared in a way that cannot work."""
 
 
 class PluginLoadError(SgljitError, ImportError):

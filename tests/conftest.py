@@ -68,6 +68,12 @@ def children(_server: None, cache: Path, csrc: Path, tmp_path: Path) -> Iterator
 
 
 @pytest.fixture
+def sgljit(children: Children) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line: ``sgljit("cache", "list", VARIABLE="value")``."""
+    return children.sgljit
+
+
+@pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     """The host compiler of this test and its children."""
     real = shutil.which(os.environ.get("SGLJIT_CXX") or os.environ.get("CXX") or "g++")

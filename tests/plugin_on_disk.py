@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 _PLUGIN = """\
-from sgljit_core import KernelFamily, Op, hookimpl
+from sgljit_core import KernelFamily, hookimpl
 
-FAMILY = KernelFamily(name="{family}", package="{package}", ops=(Op("double", "{package}.ops:double"),))
+FAMILY = KernelFamily(name="{family}", package="{package}")
 
 
 @hookimpl
@@ -18,7 +18,10 @@ def sgljit_register_kernels(register):
 _OPS = """\
 import torch
 
+from .plugin import FAMILY
 
+
+@FAMILY.op(fake=torch.empty_like)
 def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 """

@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file arch.cuh
-/// \brief What device code is compiled for: `SGL_DEVICE`, the target's architecture, fixed-width integers.
+/// \brief The target of device code: `SGL_DEVICE`, the architecture, fixed-width integers.
 ///
 /// Compiles under NVRTC, which has no standard headers.
 
@@ -26,11 +26,11 @@ using uintptr_t = unsigned long;
 
 /// A device function that is always inlined.
 #define SGL_DEVICE __forceinline__ __device__
-/// A function for both sides, say one that sizes a launch and an array alike.
+/// A function for host and device, such as one that sizes both a launch and an array.
 #define SGL_HOST_DEVICE __forceinline__ __host__ __device__
 
-/// The target as major * 100 + minor * 10. The build passes it to the host and the device pass alike, so that what
-/// depends on it (a vector's largest width) is the same in both.
+/// The target as major * 100 + minor * 10. The build passes it to the host pass and the device pass, so that a constant
+/// that depends on it (a vector's largest width) is the same in both.
 #if !defined(SGL_CUDA_ARCH)
 #if defined(__CUDA_ARCH__)
 #define SGL_CUDA_ARCH __CUDA_ARCH__
@@ -64,7 +64,7 @@ inline constexpr bool is_same<T, T> = true;
 /// Whether `T` is one of `Ts`.
 template <typename T, typename... Ts>
 inline constexpr bool is_any_of = (is_same<T, Ts> || ...);
-/// False, but only once `T` is known: for a `static_assert` in the branch that must not be taken.
+/// False, but only once `T` is known: for a `static_assert` in a branch that must not be taken.
 template <typename T>
 inline constexpr bool always_false = false;
 template <bool kCondition, typename T, typename U>

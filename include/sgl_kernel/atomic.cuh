@@ -5,15 +5,15 @@
 /// \file atomic.cuh
 /// \brief Atomic `add`, `max` and `min` on fp32, fp64, fp16, bf16 and integers in global or shared memory.
 ///
-/// Each thread by itself. Returned is the value before the update. The order among threads is any, so a sum of floats
-/// may differ in its last bits from run to run. No ordering of other memory is implied (relaxed).
+/// Each thread acts by itself and gets the value before the update. Threads update in any order, so a sum of floats may
+/// differ in its last bits from run to run. Other memory is not ordered (relaxed).
 /// \code
 ///   __shared__ float top;              // holds -1
 ///   atomic::max(&top, float(lane));    // 32 lanes: afterwards it holds 31
 /// \endcode
-/// Cost: one instruction where the hardware has it (`add` on all but 8- and 16-bit integers, `max` and `min` on 32- and
+/// Cost: one instruction if the hardware has it (`add` on all but 8- and 16-bit integers, `max` and `min` on 32- and
 /// 64-bit integers and on fp32), else a compare-and-swap loop, which under contention takes one round for each thread.
-/// NaN: `max` and `min` of floats ignore it, whichever side it is on, as `math::max` does. Compiles under NVRTC.
+/// NaN: `max` and `min` of floats ignore a NaN operand, as `math::max` does. Compiles under NVRTC.
 
 namespace device::atomic {
 
@@ -26,7 +26,7 @@ template <typename T>
 inline constexpr bool is_wide_integer =
     is_any_of<T, int, unsigned int, long, unsigned long, long long, unsigned long long>;
 
-/// 8-byte integers under the one name that the intrinsics take.
+/// The type of the same size and sign that the intrinsics take.
 template <typename T>
 using native_t = conditional_t<
     sizeof(T) == 4, T, conditional_t<(static_cast<T>(-1) < static_cast<T>(0)), long long, unsigned long long>>;
@@ -39,7 +39,7 @@ SGL_DEVICE To bits_as(const From& from) {
   return to;
 }
 
-/// Replace `*addr` by `op(*addr)` in a compare-and-swap loop over the word of type `Word` that has its size.
+/// Replace `*addr` by `op(*addr)` in a compare-and-swap loop over a `Word` of the same size.
 template <typename Word, typename T, typename Op>
 SGL_DEVICE T update(T* addr, Op op) {
   auto* word = reinterpret_cast<Word*>(addr);
@@ -58,7 +58,7 @@ template <typename T, typename Op>
 SGL_DEVICE T update_any(T* addr, Op op) {
   if constexpr (sizeof(T) == 2) {
 #if defined(USE_ROCM)
-    // There is no 16-bit swap: update the aligned 32-bit word around it, and give the other half back as it was.
+    // There is no 16-bit swap: update the aligned 32-bit word around it, and keep its other half.
     const auto address = reinterpret_cast<uintptr_t>(addr);
     const uint32_t shift = (address & 2) * 8;
     T result{};
@@ -83,7 +83,7 @@ SGL_DEVICE T update_any(T* addr, Op op) {
 template <typename T>
 SGL_DEVICE T add(T* addr, T value) {
   if constexpr (details::is_wide_integer<T>) {
-    // Addition is the same for signed and unsigned, and 64 bits come only unsigned.
+    // Signed and unsigned addition are the same, and the 64-bit intrinsic is unsigned only.
     using U = details::conditional_t<sizeof(T) == 4, unsigned int, unsigned long long>;
     return static_cast<T>(atomicAdd(reinterpret_cast<U*>(addr), static_cast<U>(value)));
   } else if constexpr (details::is_any_of<T, float, double>) {
@@ -106,8 +106,8 @@ SGL_DEVICE T max(T* addr, T value) {
     return static_cast<T>(atomicMax(reinterpret_cast<U*>(addr), static_cast<U>(value)));
   } else if constexpr (details::is_same<T, float>) {
 #if !defined(USE_ROCM)
-    // The bits of floats of one sign order as integers do, upwards or downwards; a float with the sign bit set is below
-    // every other when both are read as signed. NaN has no place in that order, and changes nothing.
+    // The bits of positive floats are ordered like integers, those of negative floats in reverse; read as signed
+    // integers, negative floats are below positive ones. NaN is outside this order, and changes nothing.
     if (value != value) return *static_cast<volatile float*>(addr);
     if (__float_as_int(value) >= 0)
       return __int_as_float(atomicMax(reinterpret_cast<int*>(addr), __float_as_int(value)));

@@ -5,10 +5,10 @@
 /// \file cta.cuh
 /// \brief Reductions over all threads of a block.
 ///
-/// Who calls: every thread of a one-dimensional block, of any size. `smem` holds one element for each warp, rounded up,
-/// and nobody else uses it meanwhile. Who gets the result: it is returned to the threads of warp 0 and stored in
-/// `smem[0]`. Who synchronises: the caller, after the call and before any other thread reads `smem[0]`; and again
-/// before `smem` is used for the next reduction.
+/// Every thread of a one-dimensional block calls, with any block size. `smem` holds one element for each warp, rounded
+/// up, and has no other use during the call. The result is returned to the threads of warp 0 and stored in `smem[0]`.
+/// The caller synchronises: after the call, before any other thread reads `smem[0]`; and again before `smem` is used
+/// for the next reduction.
 /// \code
 ///   __shared__ float smem[32];
 ///   cta::reduce_sum(x, smem);  // 256 threads with x = 1: 256
@@ -21,8 +21,8 @@ namespace device::cta {
 
 namespace details {
 
-/// `reduce_warp(value, mask)` reduces over lanes; `spare(smem)` is what a lane contributes that has no warp to speak
-/// for: a value that changes nothing. (For a maximum that can be any warp's own, so no smallest number is needed.)
+/// `reduce_warp(value, mask)` reduces over lanes. `spare(smem)` is the contribution of a lane without a warp: a value
+/// that changes nothing. (For a maximum it is any warp's own result, so no smallest number is needed.)
 template <typename T, typename ReduceWarp, typename Spare>
 SGL_DEVICE T reduce(T value, T* smem, ReduceWarp reduce_warp, Spare spare) {
   const uint32_t warp_id = threadIdx.x / kWarpThreads;
@@ -30,7 +30,7 @@ SGL_DEVICE T reduce(T value, T* smem, ReduceWarp reduce_warp, Spare spare) {
   const uint32_t num_warps = div_ceil(blockDim.x, kWarpThreads);
   const uint32_t threads_left = blockDim.x - warp_id * kWarpThreads;
 
-  // The last warp may have fewer lanes. The full mask stays a constant, which is what makes the common case fast.
+  // The last warp may have fewer lanes. The full mask stays a constant, which makes the common case fast.
   if (threads_left >= kWarpThreads) {
     value = reduce_warp(value, kFullMask);
   } else {

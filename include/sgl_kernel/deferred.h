@@ -9,31 +9,30 @@
 /// \file deferred.h
 /// \brief `host::Deferred`: a C++ function that is compiled when it is first called.
 ///
-/// A host part is compiled in a fraction of a second as long as it is thin. What is heavy and not always needed, such
-/// as a CPU kernel on a machine with a GPU, goes into a file of its own and is asked for by name:
+/// A thin host part compiles in a fraction of a second. Put heavy code that is not always needed, such as a CPU kernel
+/// on a machine with a GPU, into a file of its own and name it:
 /// \code
-///   // norm.cpp, the host part; in an unnamed namespace, as all that it defines
+///   // norm.cpp, the host part; in an unnamed namespace, like all its definitions
 ///   host::Deferred<void(const Args&)> norm_on_cpu{"norm_cpu.cpp", "norm_on_cpu"};
 ///   ... norm_on_cpu(args);
 ///
 ///   // norm_cpu.cpp, which includes deferred.h too
 ///   void norm_on_cpu(const Args& args) { ... }
 /// \endcode
-/// The function may be `static` or in an unnamed namespace; one in a named namespace is asked for with it,
-/// "norm::norm_on_cpu". What it throws reaches the caller. The core compiles the file on the same rules as any module.
-/// Host only.
+/// The function may be `static` or in an unnamed namespace; if it is in a named one, write "norm::norm_on_cpu". Its
+/// exceptions reach the caller. The core compiles the file by the same rules as any module. Host only.
 
 namespace host {
 
 namespace details {
 
-/// How the compiler spells a type; the same text for the same type in every module of one compiler.
+/// The compiler's spelling of a type; the same text for the same type in every module of one compiler.
 template <typename T>
 constexpr const char* spelling_of() noexcept {
   return __PRETTY_FUNCTION__;
 }
 
-/// What stands behind "[" in such a text: `with T = void (*)(int)]`.
+/// The part of such a text behind "[": `with T = void (*)(int)]`.
 inline const char* type_in(const char* spelling) noexcept {
   const char* bracket = std::strrchr(spelling, '[');
   return bracket == nullptr ? spelling : bracket + 1;
@@ -41,7 +40,7 @@ inline const char* type_in(const char* spelling) noexcept {
 
 }  // namespace details
 
-/// \brief A function of another file of the family, loaded when it is first called. Thread-safe; a global variable.
+/// \brief A function in another file of the family, loaded at its first call. Thread-safe; make it a global variable.
 template <typename Signature>
 struct Deferred;
 
@@ -77,13 +76,13 @@ struct Deferred<R(Args...)> {
   function_t m_function = nullptr;
 };
 
-/// \brief What the file of a deferred function exports: its address, for a caller that takes it for the same type.
+/// \brief The export of a deferred function's file: its address, for a caller that expects the same type.
 template <auto kFunction>
 std::int64_t address_of(const char* expected) {
   const char* actual = details::spelling_of<decltype(kFunction)>();
   if (std::strcmp(actual, expected) != 0)
     throw Error(
-        "TypeError", "the deferred function is declared with another type than it has: declared [",
+        "TypeError", "the deferred function is declared with a type other than its own: declared [",
         details::type_in(expected), ", defined [", details::type_in(actual));
   return reinterpret_cast<std::int64_t>(kFunction);
 }

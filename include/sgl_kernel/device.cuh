@@ -14,7 +14,7 @@
 #endif
 
 /// \file device.cuh
-/// \brief What device code starts from: names of the floating-point types, programmatic dependent launch, pointers.
+/// \brief Basics of device code: names of the floating-point types, programmatic dependent launch, pointers.
 ///
 /// Compiles under NVRTC.
 
@@ -47,18 +47,18 @@ namespace device {
 
 /// \brief Wait until the kernel before this one in the stream has finished and its writes are visible.
 ///
-/// For a kernel launched with `LaunchKernel::enable_pdl`: call it in every thread that reads what the earlier kernel
-/// wrote, before the read; what stands above it overlaps with that kernel's end. With `kUsePDL` false, or on a target
-/// without the feature (below sm_90), it is nothing: the launch then waits by itself.
+/// For a kernel launched with `LaunchKernel::enable_pdl`: call it in every thread that reads the earlier kernel's
+/// output, before the read; code above it overlaps with that kernel's end. With `kUsePDL` false, or on a target without
+/// the feature (below sm_90), it does nothing: the launch then waits by itself.
 template <bool kUsePDL>
 SGL_DEVICE void PDLWaitPrimary() {
   if constexpr (kUsePDL) ptx::grid_dependency_wait();
 }
 
-/// \brief Allow the next kernel in the stream to start, once every block of this one has said so or has ended.
+/// \brief Allow the next kernel in the stream to start, once every block of this one has called this or has ended.
 ///
 /// It is a hint about time, not about memory: the next kernel still sees this one's writes only after its own
-/// `PDLWaitPrimary`, which waits for this kernel's end. Any one thread of a block is enough.
+/// `PDLWaitPrimary`, which waits for this kernel's end. One call per block is enough.
 template <bool kUsePDL>
 SGL_DEVICE void PDLTriggerSecondary() {
   if constexpr (kUsePDL) ptx::grid_launch_dependents();
@@ -84,7 +84,7 @@ template <typename T, typename U>
 
 namespace pointer {
 
-/// \brief `ptr` plus the sum of `offsets` in bytes. Only for `void*`, so that it is never elements by mistake.
+/// \brief `ptr` plus the sum of `offsets` in bytes. Only for `void*`, so that bytes are never mistaken for elements.
 template <typename T, typename... U>
 [[nodiscard]] SGL_DEVICE void* offset(T* ptr, U... offsets) {
   static_assert(details::is_same<T, void>, "pointer::offset counts bytes: cast the pointer to void* first");

@@ -7,11 +7,11 @@
 #include <cstdint>
 
 /// \file driver.h
-/// \brief The few functions of the CUDA driver that launching a variant takes, found at run time; and stream memory
-/// operations and facts about addresses, for kernels that share memory with the host.
+/// \brief The few functions of the CUDA driver that launch a variant, found at run time; and stream memory operations
+/// and facts about addresses, for kernels that share memory with the host.
 ///
-/// Nothing of CUDA is needed to compile or to link: the structures and numbers below are the driver's stable ABI
-/// (a test compares them with cuda.h). A process without a driver pays nothing until it asks for a kernel.
+/// Compiling and linking need no part of CUDA: the structures and numbers below are the driver's stable ABI (a test
+/// compares them with cuda.h). A process without a driver pays nothing until it asks for a kernel.
 
 namespace host::driver {
 
@@ -99,14 +99,14 @@ struct Api {
   result_t (*MemsetD32Async)(void*, unsigned, std::size_t, native_stream_t);
   result_t (*StreamSynchronize)(native_stream_t);
   result_t (*StreamIsCapturing)(native_stream_t, int*);
-  // Null where the driver has no stream memory operations of the second kind, which every device supports.
+  // Null if the driver lacks the second version of the stream memory operations, which every device supports.
   result_t (*StreamWaitValue32)(native_stream_t, void*, std::uint32_t, unsigned);
   result_t (*StreamWaitValue64)(native_stream_t, void*, std::uint64_t, unsigned);
   result_t (*StreamWriteValue32)(native_stream_t, void*, std::uint32_t, unsigned);
   result_t (*StreamWriteValue64)(native_stream_t, void*, std::uint64_t, unsigned);
 };
 
-/// \brief The entry points; a RuntimeError if this machine has no CUDA driver.
+/// \brief The entry points. Throws a RuntimeError if this machine has no CUDA driver.
 SGL_INLINE const Api& api();
 
 namespace details {
@@ -121,17 +121,17 @@ inline void check(result_t error, DebugInfo location = {}, const host::LaunchCon
     details::raise(error, location, launch);
 }
 
-/// \brief What the driver knows about an address; all zero for memory that it has not allocated or registered.
+/// \brief The driver's record of an address; all zero for memory that it has not allocated or registered.
 struct Memory {
   int type = 0;                    ///< kMemoryTypeHost, kMemoryTypeDevice or 0
   int device_id = -1;              ///< of the context that it was allocated or registered in
-  void* device_address = nullptr;  ///< where kernels find it; null if they cannot
+  void* device_address = nullptr;  ///< the address in kernels; null if they cannot access it
   std::uintptr_t begin = 0;        ///< of the allocation
   std::size_t size = 0;            ///< of the allocation
 };
 
-/// \brief Ask the driver about an address. A context must be current. Takes a few hundred nanoseconds; keep no answer,
-/// since the memory may be freed, or registered, at any time.
+/// \brief Ask the driver about an address. A context must be current. Takes a few hundred nanoseconds. Do not keep the
+/// answer: the memory may be freed, or registered, at any time.
 [[nodiscard]] SGL_INLINE Memory memory_at(const void* address, DebugInfo location = {});
 
 }  // namespace host::driver
@@ -144,7 +144,7 @@ namespace host::driver {
 
 namespace details {
 
-/// The names of `Api`'s members, in their order; after a question mark those that older drivers lack.
+/// The names of `Api`'s members, in their order. A question mark precedes the names that older drivers lack.
 inline constexpr const char* kNames[] = {
     "cuInit",
     "cuGetErrorName",
@@ -182,11 +182,10 @@ static_assert(sizeof(kNames) / sizeof(*kNames) == sizeof(Api) / sizeof(void*));
   for (const char* name : kNames) {
     const bool may_lack = name[0] == '?';
     *entry = ::dlsym(library, name + may_lack);
-    RuntimeCheck(
-        *entry != nullptr || may_lack, "the CUDA driver of this machine is older than 11.8, and has no ", name);
+    RuntimeCheck(*entry != nullptr || may_lack, "the CUDA driver of this machine is older than 11.8 and has no ", name);
     ++entry;
   }
-  found.Init(0);  // a failure shows at the first call, which reports it with a place
+  found.Init(0);  // the first call reports a failure, with its location
   return found;
 }
 

@@ -7,10 +7,10 @@
 #include <type_traits>
 
 /// \file dtype.h
-/// \brief Which `DLDataType` a C++ type stands for; open to types of your own.
+/// \brief The `DLDataType` of a C++ type; you can add your own types.
 ///
-/// `dtype_of<T>::value` is what `TensorMatcher::with_dtype<T>()` and `is_type<T>()` look up. To make them accept
-/// another storage type, specialise it beside that type:
+/// `TensorMatcher::with_dtype<T>()` and `is_type<T>()` look up `dtype_of<T>::value`. To make them accept another
+/// storage type, specialise it beside that type:
 /// \code
 ///   template <>
 ///   struct host::dtype_of<my::half> {
@@ -18,7 +18,7 @@
 ///   };
 /// \endcode
 
-// Declared, not included: naming a type costs nothing, its header half a second.
+// Declared, not included: a declaration costs nothing, the header half a second.
 #if defined(USE_ROCM)
 struct __half;
 struct __hip_bfloat16;
@@ -94,7 +94,7 @@ concept HasDType = requires {
   { dtype_of<T>::value } -> std::convertible_to<DLDataType>;
 };
 
-// Templates, so that tvm-ffi's own operators on the same types win where both are visible.
+// Templates, so that tvm-ffi's own operators on the same types win if both are visible.
 template <std::same_as<DLDataType> T>
 [[nodiscard]] constexpr bool operator==(const T& a, const T& b) noexcept {
   return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
@@ -104,7 +104,7 @@ template <std::same_as<DLDevice> T>
   return a.device_type == b.device_type && a.device_id == b.device_id;
 }
 
-/// \brief Whether `dtype` is the one that `T` stands for: `is_type<float>({kDLFloat, 32, 1})` is true.
+/// \brief Whether `dtype` is that of `T`: `is_type<float>({kDLFloat, 32, 1})` is true.
 template <typename T>
 [[nodiscard]] constexpr bool is_type(DLDataType dtype) noexcept {
   static_assert(HasDType<T>, "this type has no DLDataType: specialise host::dtype_of<T> (sgl_kernel/dtype.h)");

@@ -4,7 +4,7 @@
 #include <sgl_kernel/message.h>
 
 #include <initializer_list>
-#include <new>  // std::exception, as the base of std::bad_alloc: a tenth of what <exception> costs
+#include <new>  // std::exception, as the base of std::bad_alloc, at a tenth of the cost of <exception>
 
 /// \file error.h
 /// \brief `host::Error`: the exception that becomes a Python exception of a chosen name.

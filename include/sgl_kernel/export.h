@@ -7,6 +7,8 @@
 
 #include <tvm/ffi/c_api.h>
 
+#include <unistd.h>
+
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -19,11 +21,12 @@
 /// The symbol is a function, a function template with its arguments, a static member or a lambda without captures.
 /// Parameters: integers, enums, floats, bool, `host::TensorView`, `host::Optional` of any of these, `const char*`,
 /// `DLDevice`, `DLDataType`, `void*`. Results: void, integers, floats, bool, `host::Tensor`.
-/// A wrong number or type of arguments, or a tensor that has elements and no memory (a fake one), is a `TypeError` that
-/// names the function, the position, what was expected and what came. Every C++ exception ends here and becomes a
-/// Python one: `host::Error` by its name, any other as a `RuntimeError`.
+/// A wrong number or type of arguments, or a tensor with elements but no memory (a fake one), is a `TypeError` with the
+/// function, the position, the expected and the actual type. Every C++ exception ends here and becomes a Python one:
+/// `host::Error` by its name, any other as a `RuntimeError`.
 ///
-/// Include it last. When tvm-ffi's C++ headers came before, their types (`tvm::ffi::TensorView`, `Optional`, `String`,
+/// Include it last. If tvm-ffi's C++ headers are included before it, their types (`tvm::ffi::TensorView`, `Optional`,
+/// `String`,
 /// ...) are accepted and returned too, and `tvm::ffi::Error` keeps its kind; otherwise only the C ABI is used.
 
 #if defined(TVM_FFI_FUNCTION_H_) || defined(TVM_FFI_ANY_H_)
@@ -34,22 +37,27 @@
 
 namespace host::details {
 
-/// What an argument is, in a Python programmer's words.
+/// The type of an argument, in a Python programmer's words.
 [[gnu::cold]] SGL_INLINE const char* type_name(std::int32_t type_index) noexcept;
 
-/// Where an argument stands; all that an error needs.
+/// No tensor's memory is below this address. The address of a view of a tensor without memory is its offset, so the
+/// bound is 4 GiB. Where the executable, and with it the heap, lies at a fixed low address, it is what Linux never
+/// maps.
+inline const std::uintptr_t kLowestAddress =
+    reinterpret_cast<std::uintptr_t>(::sbrk(0)) >> 32 ? std::uintptr_t{1} << 32 : 65536;
+
+/// The place of an argument, with all that an error needs.
 struct ArgSlot {
   const char* function;
-  std::int32_t position;  // from 1, as Python counts in its own messages
+  std::int32_t position;  // from 1, as in Python's own messages
 
   [[noreturn, gnu::cold]] SGL_INLINE void mismatch(const char* expected, const char* got) const;
   [[noreturn, gnu::cold]] SGL_INLINE void wrong_type(const char* expected, bool or_none, std::int32_t got) const;
   [[noreturn, gnu::cold]] SGL_INLINE void out_of_range(bool is_signed, std::size_t bits, std::int64_t got) const;
   [[gnu::cold]] SGL_INLINE void check_empty(const DLTensor& tensor) const;
-  /// Refuse what nobody can read: tracers' tensors convert like any other.
+  /// Refuse a tensor without memory, such as a tracer's: it converts like any other.
   void check_memory(const DLTensor& tensor) const {
-    // Linux maps nothing so low (vm.mmap_min_addr); a view of a fake tensor has its offset for an address.
-    if (reinterpret_cast<std::uintptr_t>(tensor.data) < 65536) [[unlikely]]
+    if (reinterpret_cast<std::uintptr_t>(tensor.data) < kLowestAddress) [[unlikely]]
       check_empty(tensor);
   }
 };
@@ -65,7 +73,7 @@ inline bool is_tensor(const TVMFFIAny& any) noexcept {
 
 [[noreturn, gnu::cold]] SGL_INLINE void raise_count(const char* name, std::size_t expected, std::int32_t got);
 
-/// How to read a `T` from an argument: `matches` says whether it can be, `read` does it. `kName` is for errors.
+/// Reads a `T` from an argument: `matches` returns whether that is possible, `read` does it. `kName` is for errors.
 template <typename T>
 struct Arg;
 
@@ -88,7 +96,7 @@ struct Arg<T> {
   }
   static T read(const TVMFFIAny& any, ArgSlot slot) {
     const auto value = static_cast<T>(any.v_int64);
-    // Eight bytes come in eight: -1 for a uint64_t is how Python code writes all ones.
+    // Eight bytes always fit: Python code writes all ones as -1 for a uint64_t.
     if (sizeof(T) < 8 && static_cast<std::int64_t>(value) != any.v_int64) [[unlikely]]
       slot.out_of_range(std::is_signed_v<T>, sizeof(T) * 8, any.v_int64);
     return value;
@@ -145,7 +153,7 @@ struct Arg<const char*> {
       text = bytes->data;
       size = bytes->size;
     }
-    if (std::strlen(text) != size) slot.mismatch("str", "str with a NUL inside, which would be cut there");
+    if (std::strlen(text) != size) slot.mismatch("str", "str with a NUL inside, which would end it there");
     return text;
   }
 };
@@ -183,7 +191,7 @@ struct Arg<void*> {
   }
 };
 
-/// `std::optional`, told by its shape: including it here would cost every module what few need.
+/// `std::optional`, recognised by its shape: few modules need its header, and all would pay for it.
 template <typename T>
 inline constexpr bool kIsOptional = false;
 template <template <typename> class Optional, typename T>
@@ -212,7 +220,7 @@ concept LightArg = requires(const TVMFFIAny& any, ArgSlot slot) {
   Arg<T>::read(any, slot);
 };
 
-/// Whether tvm-ffi's own type traits know `T`.
+/// Whether tvm-ffi has type traits for `T`.
 template <typename T>
 constexpr bool known_to_tvm() {
 #if SGL_HAS_TVM_FFI_CPP
@@ -228,7 +236,7 @@ auto read_argument(const TVMFFIAny& any, ArgSlot slot) {
   using U = std::remove_cvref_t<T>;
   static_assert(
       !std::is_lvalue_reference_v<T> || std::is_const_v<std::remove_reference_t<T>>,
-      "SGL_EXPORT: what a function writes to a reference parameter would be lost: take a value, return the result");
+      "SGL_EXPORT: a write to a reference parameter would be lost: take a value, return the result");
   if constexpr (LightArg<U>) {
     if (!Arg<U>::matches(any)) [[unlikely]]
       slot.wrong_type(Arg<U>::kName, kIsOptional<U>, any.type_index);
@@ -292,7 +300,7 @@ struct ReadArgument {
 template <typename... Arguments>
 struct ReadArguments : Arguments... {};
 
-/// `std::index_sequence`, without the weight of `<utility>`.
+/// `std::index_sequence`, without the compile time of `<utility>`.
 template <std::size_t... kIndex>
 struct Indices {};
 #if __has_builtin(__make_integer_seq)
@@ -332,7 +340,7 @@ int safe_call(
     unpack_and_call(name, function, args, result, IndicesUpTo<sizeof...(Args)>{});
     return 0;
   } catch (const RaisedError&) {
-    // already where the caller looks for it
+    // the caller of this module finds the error already
   } catch (const Error& error) {
     TVMFFIErrorSetRaisedFromCStr(error.kind(), error.what());
 #if SGL_HAS_TVM_FFI_CPP
@@ -435,8 +443,8 @@ SGL_INLINE void ArgSlot::check_empty(const DLTensor& tensor) const {
   if (num_elements == 0) return;
   Message text;
   text << "one of " << num_elements << (num_elements == 1 ? " element" : " elements")
-       << " without any: a fake or meta tensor, or one whose storage was freed. Who traces calls the op through "
-          "sgljit_core.ops, or by its name in torch.ops";
+       << " without any: a fake or meta tensor, or one whose storage was freed. Call an op by its Python function or "
+          "by its name in torch.ops, which take such tensors";
   mismatch("tensor with memory", text.c_str());
 }
 

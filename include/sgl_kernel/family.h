@@ -10,17 +10,17 @@
 #include <initializer_list>
 
 /// \file family.h
-/// \brief How a host part asks the core for code that is made when it is needed. Used by variant.h and deferred.h.
+/// \brief Requests of a host part to the core for code that is made on demand. Used by variant.h and deferred.h.
 
-// The family whose files are meant. KernelFamily.load_host defines it.
+// The family that the files belong to. KernelFamily.load_host defines it.
 #if !defined(SGL_FAMILY)
 #define SGL_FAMILY ""
 #endif
 
 namespace host::details {
 
-/// Call a global function of the core with strings and, if it is not negative, a device; the result is an address. An
-/// exception of Python's passes through this module unchanged.
+/// Call a global function of the core with strings and, if it is not negative, a device; returns an address. A Python
+/// exception passes through this module unchanged.
 [[gnu::cold]] SGL_INLINE std::int64_t ask_core(
     const char* question, std::initializer_list<const char*> texts, std::int32_t device_id = -1);
 
@@ -38,8 +38,8 @@ SGL_INLINE std::int64_t host::details::ask_core(
   TVMFFIObjectHandle function = nullptr;
   if (TVMFFIFunctionGetGlobal(&name, &function) != 0) throw RaisedError{};
   RuntimeCheck(
-      function != nullptr, "nobody answers ", question,
-      ": this library is a host part, which sgljit_core's KernelFamily.load_host must load");
+      function != nullptr, "there is no global function ", question,
+      ": load this library, a host part, with KernelFamily.load_host of sgljit_core");
   TVMFFIAny args[kMaxTexts + 1] = {};
   std::int32_t count = 0;
   for (const char* text : texts) {

@@ -11,7 +11,7 @@
 #include <initializer_list>
 
 /// \file ffi.h
-/// \brief Tensors that C++ makes: `host::Tensor` owns one, `ffi::allocate` and `ffi::from_blob` make them.
+/// \brief Tensors made in C++: `host::Tensor` owns one, `ffi::allocate` and `ffi::from_blob` make them.
 ///
 /// Only tvm-ffi's C ABI is used, so a compiled module outlives upgrades of tvm-ffi.
 
@@ -19,7 +19,7 @@ namespace host {
 
 namespace details {
 
-/// A tvm-ffi call failed and left its error where the caller of this module will look for it: only unwind.
+/// A tvm-ffi call failed and stored its error for the caller of this module: only unwind.
 struct RaisedError : std::exception {
   const char* what() const noexcept override {
     return "a call to tvm-ffi failed";
@@ -67,7 +67,7 @@ struct Tensor {
   [[nodiscard]] bool defined() const noexcept {
     return m_handle != nullptr;
   }
-  /// \brief A view, good for as long as this tensor lives.
+  /// \brief A view, valid for as long as this tensor lives.
   [[nodiscard]] TensorView view() const& {
     RuntimeCheck(m_handle != nullptr, "the tensor is empty");
     return reinterpret_cast<const DLTensor*>(static_cast<const char*>(m_handle) + sizeof(TVMFFIObject));
@@ -92,7 +92,7 @@ struct Tensor {
 namespace ffi {
 
 /// \brief A new contiguous tensor from the caller's allocator (PyTorch's, when PyTorch tensors are in the call), with
-/// elements not set. On CUDA the memory is ordered by the current stream, as `torch.empty` is.
+/// uninitialised elements. On CUDA the current stream orders the memory, as for `torch.empty`.
 [[nodiscard]] inline Tensor allocate(ShapeView shape, DLDataType dtype, DLDevice device) {
   DLTensor prototype = {};
   prototype.shape = const_cast<std::int64_t*>(shape.data());
@@ -114,8 +114,8 @@ namespace ffi {
   return allocate(other.shape(), other.dtype(), other.device());
 }
 
-/// \brief A contiguous tensor over memory that already exists. `deleter(data)` runs once, when nobody refers to the
-/// tensor any more, on whichever thread that happens; if `from_blob` throws, it does not run.
+/// \brief A contiguous tensor over existing memory. `deleter(data)` runs once, on the thread that drops the last
+/// reference to the tensor; if `from_blob` throws, it does not run.
 template <typename Deleter>
 [[nodiscard]] Tensor from_blob(void* data, ShapeView shape, DLDataType dtype, DLDevice device, Deleter deleter) {
   using Blob = details::Blob<Deleter>;

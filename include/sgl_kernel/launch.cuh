@@ -16,7 +16,7 @@
 #endif
 
 /// \file launch.cuh
-/// \brief What `LaunchKernel` needs for `__global__` functions, and CUDA's error codes as exceptions.
+/// \brief `LaunchKernel` for `__global__` functions, and CUDA's error codes as exceptions.
 ///
 /// Host only.
 
@@ -42,7 +42,7 @@ namespace details {
       static_cast<int>(error), SGL_RUNTIME(GetErrorName)(error), SGL_RUNTIME(GetErrorString)(error), location, launch);
 }
 
-/// Makes a device current for the length of a scope.
+/// Makes a device current for the duration of a scope.
 struct DeviceGuard {
  public:
   explicit DeviceGuard(std::int32_t device_id, DebugInfo location) {
@@ -70,15 +70,15 @@ struct DeviceGuard {
 
 }  // namespace details
 
-/// \brief Throw a `RuntimeError` with the error's name and the call's place unless `error` is success.
+/// \brief Throw a `RuntimeError` with the error's name and the call's location unless `error` is success.
 inline void RuntimeDeviceCheck(runtime_error_t error, DebugInfo location = {}) {
   if (error != SGL_RUNTIME(Success)) [[unlikely]] {
-    static_cast<void>(SGL_RUNTIME(GetLastError)());  // it is reported now; the next check must not report it again
+    static_cast<void>(SGL_RUNTIME(GetLastError)());  // reported now; the next check must not report it again
     details::raise_runtime_error(error, location);
   }
 }
 
-/// \brief Check, and clear, what the last CUDA call of this thread left: `kernel<<<...>>>(); RuntimeDeviceCheck();`
+/// \brief Check and clear the error of the last CUDA call of this thread: `kernel<<<...>>>(); RuntimeDeviceCheck();`
 inline void RuntimeDeviceCheck(DebugInfo location = {}) {
   RuntimeDeviceCheck(SGL_RUNTIME(GetLastError)(), location);
 }
@@ -134,7 +134,7 @@ inline runtime_error_t enqueue(const LaunchConfig& launch, DebugInfo, const void
   }
 }
 
-/// The conversions end here: every parameter has its kernel's type, and the address of each is what CUDA wants.
+/// The arguments are converted here: every parameter has its kernel's type, and CUDA takes the address of each.
 template <typename... Params>
 void launch_converted(const LaunchConfig& config, DebugInfo location, void (*kernel)(Params...), Params... params) {
   void* arguments[sizeof...(Params) + 1] = {const_cast<void*>(static_cast<const void*>(&params))..., nullptr};
@@ -143,10 +143,10 @@ void launch_converted(const LaunchConfig& config, DebugInfo location, void (*ker
 
 }  // namespace details
 
-/// What `LaunchKernel` does with a `__global__` function.
+/// `LaunchKernel` for a `__global__` function.
 template <typename... Params, typename... Args>
 void launch_on(const LaunchConfig& config, DebugInfo location, void (*kernel)(Params...), Args&&... args) {
-  static_assert(sizeof...(Params) == sizeof...(Args), "LaunchKernel: the kernel takes another number of arguments");
+  static_assert(sizeof...(Params) == sizeof...(Args), "LaunchKernel: the kernel takes a different number of arguments");
   if constexpr (sizeof...(Params) == sizeof...(Args)) {
     static_assert(
         (std::is_convertible_v<Args&&, Params> && ...),

@@ -11,12 +11,12 @@
 #include <cstdint>
 
 /// \file launch.h
-/// \brief `LaunchKernel`: launch a kernel on the caller's stream, with an error that says where and how.
+/// \brief `LaunchKernel`: launch a kernel on the caller's stream, with errors that name the place and the launch.
 ///
-/// Host only, and no CUDA header: what it launches decides which of CUDA's interfaces is used. `launch.cuh` teaches it
+/// Host only, no CUDA header: the kind of kernel decides which of CUDA's interfaces is used. `launch.cuh` adds
 /// `__global__` functions (the CUDA runtime), `variant.h` kernels that are made at run time (the driver).
 
-// What cudaStream_t and CUstream point to.
+// The type that cudaStream_t and CUstream point to.
 #if defined(USE_ROCM)
 struct ihipStream_t;
 #else
@@ -53,7 +53,7 @@ struct Dim3 {
   }
 
  private:
-  // A size_t that is silently cut to 32 bits would launch a wrong grid.
+  // A size_t silently truncated to 32 bits would launch a wrong grid.
   template <std::integral T>
   static constexpr std::uint32_t s_narrow(T value) {
     if (static_cast<std::uint64_t>(value) > 0xffffffffu) [[unlikely]]
@@ -82,7 +82,7 @@ namespace details {
 [[noreturn, gnu::cold]] SGL_INLINE void raise_device_error(
     int error, const char* name, const char* explanation, DebugInfo location, const LaunchConfig* launch = nullptr);
 
-/// Beyond this a kernel's limit of dynamic shared memory must be raised before it is launched.
+/// A kernel that uses more dynamic shared memory than this must have its limit raised before the launch.
 inline constexpr std::size_t kSmemWithoutAsking = 48 * 1024;
 
 }  // namespace details
@@ -90,11 +90,11 @@ inline constexpr std::size_t kSmemWithoutAsking = 48 * 1024;
 /// \brief Launch a kernel: `LaunchKernel(grid, block, device)(kernel, args...)`.
 ///
 /// With a `DLDevice` it takes that device's current stream from the caller's framework, and makes the device current
-/// for the launch if it is not. With a stream it launches on that, on the current device. A grid with no block in it is
-/// not launched: no elements, no work, no error. An error of the launch is thrown with its name, the place of this
-/// constructor and the configuration. It does not wait: an error of the kernel itself surfaces at some later call.
+/// for the launch if it is not. With a stream it launches on that stream, on the current device. An empty grid is not
+/// launched: no elements, no work, no error. An error of the launch is thrown with its name, the location of this
+/// constructor and the configuration. It does not wait: an error of the kernel itself surfaces at a later call.
 ///
-/// `dynamic_smem` beyond 48 KiB is asked for on the kernel's behalf.
+/// It raises the kernel's limit itself for a `dynamic_smem` above 48 KiB.
 struct LaunchKernel {
  public:
   [[nodiscard]] SGL_INLINE explicit LaunchKernel(
@@ -111,8 +111,8 @@ struct LaunchKernel {
     return static_cast<native_stream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   }
 
-  /// \brief Let the kernel start before the one ahead of it in the stream has ended (programmatic dependent launch).
-  /// The kernel must call `device::PDLWaitPrimary` before it reads what that one wrote. Needs sm_90.
+  /// \brief Let the kernel start before its predecessor in the stream has ended (programmatic dependent launch).
+  /// The kernel must call `device::PDLWaitPrimary` before it reads that one's output. Needs sm_90.
   auto enable_pdl(bool enabled = true) -> LaunchKernel& {
     m_config.pdl = enabled;
     return *this;
@@ -152,8 +152,8 @@ SGL_INLINE void append_to(Message& message, const Dim3& dim) {
 
 namespace details {
 
-/// Whether an error can only come from a kernel that ran: it has ruined the context, and every later call returns it.
-/// The runtime's and the driver's numbers are the same here.
+/// Whether an error can only come from a kernel that ran: it corrupted the context, and every later call returns it.
+/// The runtime and the driver use the same numbers here.
 inline bool is_left_by_a_kernel(int error) noexcept {
 #if defined(USE_ROCM)
   return error == 700 || error == 719 || error == 710;
@@ -183,7 +183,7 @@ SGL_INLINE void raise_device_error(
   Message text;
   text << "CUDA error at " << location << ": " << name << " (" << error << "): " << explanation;
   if (is_left_by_a_kernel(error)) {
-    text << "\n- It was left by a kernel that ran before this call, not by this call. Run with CUDA_LAUNCH_BLOCKING=1 "
+    text << "\n- A kernel that ran before this call caused it, not this call. Run with CUDA_LAUNCH_BLOCKING=1 "
             "or under compute-sanitizer to find that kernel; this process cannot use the device any more.";
   } else if (launch != nullptr) {
     text << "\n- Launch: grid=" << launch->grid << ", block=" << launch->block << ", cluster=" << launch->cluster

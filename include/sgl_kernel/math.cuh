@@ -3,17 +3,18 @@
 #include <sgl_kernel/type.cuh>
 
 /// \file math.cuh
-/// \brief Elementary functions over fp32, fp16, bf16 and integers, under one name each.
+/// \brief Elementary functions on fp32, fp16, bf16 and integers, each under one name.
 ///
-/// Each thread by itself, one to a few instructions. `max` and `min` of floats return the number when one operand is
-/// NaN. On fp16 and bf16, `sqrt`, `rsqrt`, `exp`, `sin` and `cos` compute in fp32 and round once. Compiles under NVRTC.
+/// Each thread acts by itself, in one to a few instructions. `max` and `min` of floats return the number when one
+/// operand is NaN. On fp16 and bf16, `sqrt`, `rsqrt`, `exp`, `sin` and `cos` compute in fp32 and round once. Compiles
+/// under NVRTC.
 
 namespace device::math {
 
 /// \brief log2(e) and ln(2).
 inline constexpr float log2e = 1.44269504088896340736f;
 inline constexpr float loge2 = 0.693147180559945309417f;
-/// \brief Infinity: what a maximum starts from, negated.
+/// \brief Infinity; a maximum starts from its negative.
 inline constexpr float inf = __builtin_bit_cast(float, 0x7f800000u);
 /// \brief The largest finite values of the 8-bit formats.
 inline constexpr float FP8_E4M3_MAX = 448.0f;
@@ -69,7 +70,7 @@ template <typename T>
   }
 }
 
-/// \brief The absolute value; of -0.0 it is 0.0.
+/// \brief The absolute value; 0.0 for -0.0.
 template <typename T>
 [[nodiscard]] SGL_DEVICE T abs(T a) {
   if constexpr (details::is_same<T, float>) {

@@ -9,10 +9,10 @@
 #include <type_traits>
 
 /// \file message.h
-/// \brief `host::Message`: text put together in a fixed buffer, without `<string>` or `<sstream>`.
+/// \brief `host::Message`: text built in a fixed buffer, without `<string>` or `<sstream>`.
 ///
 /// The two standard headers would cost a cold build more than the kernel itself (1.2 s and 0.8 s of nvcc phases).
-/// A message never allocates and never overruns: what does not fit is cut at a character and ends in "...".
+/// A message never allocates and never overruns: longer text is cut at a character and ends in "...".
 
 namespace host {
 
@@ -32,14 +32,14 @@ concept SequenceLike = !TextLike<T> && requires(const T& value) {
   value.end();
 };
 
-/// An overload of `append_to(host::Message&, const T&)`, found by argument-dependent look-up. Only for classes, since a
-/// number would convert to some class or other.
+/// An overload of `append_to(host::Message&, const T&)`, found by argument-dependent look-up. Only for classes, because
+/// a number may convert to some class.
 template <typename T>
 concept CustomPrintable =
     std::is_class_v<T> && requires(Message& message, const T& value) { append_to(message, value); };
 
-/// A value on its way into a message, with its type erased. So a check costs the compiler a few stores, however many
-/// kinds of values a kernel prints; formatting is compiled once, and for size, as no fast path runs it.
+/// A type-erased value for a message. A check then costs the compiler a few stores, however many types a kernel prints;
+/// formatting is compiled once, and for size, because no fast path runs it.
 struct Piece {
  public:
   template <typename T>
@@ -83,7 +83,7 @@ struct Message {
   /// \brief Append a C string.
   [[gnu::cold]] SGL_INLINE void append(const char* text) noexcept;
 
-  /// \brief Append at most `limit` bytes of `text`; what is cut becomes "...".
+  /// \brief Append at most `limit` bytes of `text`; "..." replaces the rest.
   [[gnu::cold]] SGL_INLINE void append_limited(const char* text, std::size_t limit) noexcept;
 
   [[gnu::cold]] SGL_INLINE Message& operator<<(const details::Piece& piece);
@@ -239,7 +239,7 @@ SGL_INLINE void print_natural(Message& message, const Piece& piece) {
   message.append(digits, static_cast<std::size_t>(std::snprintf(digits, sizeof(digits), "%llu", piece.natural)));
 }
 
-/// `size` is that of the type, which decides when the digits are enough.
+/// `size` is that of the type, which decides how many digits are enough.
 SGL_INLINE void print_number(Message& message, const Piece& piece) {
   char digits[40];
   for (int precision = 6; precision <= 17; ++precision) {
@@ -324,7 +324,7 @@ SGL_INLINE void print_device(Message& message, const Piece& piece) {
   }
   if (text != nullptr) message << text;
   else message << "device_type(" << type << ')';
-  // There is one CPU only, and an index below zero stands for any.
+  // There is only one CPU, and an index below zero stands for any.
   if (type != kDLCPU && device.device_id >= 0) message << ':' << device.device_id;
 }
 

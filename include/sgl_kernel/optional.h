@@ -9,8 +9,8 @@
 
 namespace host {
 
-/// \brief What `std::optional` is, for the types that an exported function takes; its header alone would cost a host
-/// part a tenth of its build.
+/// \brief `std::optional` for the parameter types of exported functions. The standard header alone would take a tenth
+/// of a host part's build.
 template <typename T>
 struct Optional {
   static_assert(std::is_trivially_copyable_v<T>, "host::Optional holds a number, a view, a dtype or a device");
@@ -25,10 +25,10 @@ struct Optional {
   constexpr explicit operator bool() const noexcept {
     return m_has_value;
   }
-  /// \brief The value; a ValueError if there is none.
+  /// \brief The value. Throws a ValueError if there is none.
   [[nodiscard]] constexpr const T& value() const {
     if (!m_has_value) [[unlikely]]
-      details::raise("ValueError", {"an argument is None where its value is needed"});
+      details::raise("ValueError", {"an argument is None, but its value is needed"});
     return m_value;
   }
   /// \brief The value, or `other` if there is none.

@@ -3,7 +3,7 @@
 #include <sgl_kernel/arch.cuh>
 
 /// \file ptx.cuh
-/// \brief Inline PTX, one instruction to a function; the only place that has any.
+/// \brief All inline PTX, one instruction per function.
 ///
 /// | functions                                                       | needs |
 /// |-----------------------------------------------------------------|-------|
@@ -11,8 +11,8 @@
 /// | `cp_async*`                                                     | sm_80 |
 /// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`        | sm_90 |
 ///
-/// A function that the target lacks fails to compile where it is called; the `grid_*` pair is nothing there instead.
-/// Compiles under NVRTC. ROCm: the cache hints are plain accesses, the rest is not there.
+/// A call of a function that the target lacks fails to compile; only the `grid_*` pair does nothing there instead.
+/// Compiles under NVRTC. On ROCm the cache hints are plain accesses, and the rest is missing.
 
 namespace device::ptx {
 
@@ -34,8 +34,8 @@ SGL_DEVICE void grid_launch_dependents() {
 
 // ---- global memory, with a hint for the caches ----
 //
-// For data that is touched once: it then does not push out of the caches what will be used again. The pointers must be
-// to global memory and aligned to the word: 4, 8 or 16 bytes. The `volatile` keeps the order among these accesses.
+// For data that is touched once: it then does not evict data that will be used again. The pointers must be to global
+// memory and aligned to the word: 4, 8 or 16 bytes. The `volatile` keeps the order among these accesses.
 
 #if defined(USE_ROCM)
 #define SGL_DEFINE_CACHE_HINT(NAME_LOAD, NAME_STORE, LOAD, STORE) \
@@ -76,7 +76,7 @@ SGL_DEVICE void grid_launch_dependents() {
   }
 #endif
 
-/// \brief Do not keep the line in L1. For data that nobody writes while the kernel runs (the loads take the read-only
+/// \brief Do not keep the line in L1. For data that does not change while the kernel runs (the loads take the read-only
 /// path) and for stores that are not read back soon.
 SGL_DEFINE_CACHE_HINT(load_no_allocate, store_no_allocate, "ld.global.nc.L1::no_allocate", "st.global.L1::no_allocate")
 
@@ -86,25 +86,25 @@ SGL_DEFINE_CACHE_HINT(load_streaming, store_streaming, "ld.global.cs", "st.globa
 
 #if !defined(USE_ROCM)
 
-/// \brief Have the line in L2 soon. An address that is not mapped is ignored, and a later write is seen by a later
-/// load: this may come before the data is final.
+/// \brief Start moving the line into L2. An unmapped address is ignored. The data need not be final: a later load sees
+/// every write before it.
 SGL_DEVICE void prefetch(const void* ptr) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(ptr));
 }
 
-/// \brief Load a flag; what its writer wrote before `store_release` is visible afterwards. Device-wide.
+/// \brief Load a flag; its writer's writes before `store_release` are visible afterwards. Device-wide.
 [[nodiscard]] SGL_DEVICE uint32_t load_acquire(const uint32_t* ptr) {
   uint32_t x;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(ptr) : "memory");
   return x;
 }
 
-/// \brief Store a flag after everything this thread wrote before. Device-wide.
+/// \brief Store a flag after all earlier writes of this thread. Device-wide.
 SGL_DEVICE void store_release(uint32_t* ptr, uint32_t x) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(ptr), "r"(x) : "memory");
 }
 
-/// \brief Load a flag that a CPU thread or another device may write; what it wrote before is visible afterwards.
+/// \brief Load a flag that a CPU thread or another device may write; its earlier writes are visible afterwards.
 [[nodiscard]] SGL_DEVICE uint32_t load_acquire_system(const uint32_t* ptr) {
   uint32_t x;
   asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(x) : "l"(ptr) : "memory");
@@ -116,7 +116,7 @@ SGL_DEVICE void store_release(uint32_t* ptr, uint32_t x) {
   return x;
 }
 
-/// \brief Store a flag after everything that this thread wrote or has seen, for CPU threads and other devices too.
+/// \brief Store a flag after all that this thread wrote or has seen, for CPU threads and other devices too.
 SGL_DEVICE void store_release_system(uint32_t* ptr, uint32_t x) {
   asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(ptr), "r"(x) : "memory");
 }
@@ -131,7 +131,7 @@ SGL_DEVICE void store_release_system(uint64_t* ptr, uint64_t x) {
   return ns;
 }
 
-/// \brief The address of shared memory as the instructions below want it.
+/// \brief The address of shared memory in the form that the instructions below take.
 [[nodiscard]] SGL_DEVICE uint32_t shared_address(const void* smem) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(smem));
 }
@@ -159,7 +159,7 @@ SGL_DEVICE void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/// \brief Wait until at most `kPending` of this thread's groups are under way. Other threads see the bytes after a
+/// \brief Wait until at most `kPending` of this thread's groups are incomplete. Other threads see the bytes after a
 /// barrier of the block.
 template <int kPending>
 SGL_DEVICE void cp_async_wait() {
@@ -172,8 +172,8 @@ SGL_DEVICE void cp_async_wait() {
 
 // ---- barriers in shared memory ----
 
-/// \brief Set up a barrier for `count` arrivals a phase. One thread; then `fence_barrier_init()` by it and a barrier of
-/// the block, before anybody uses it.
+/// \brief Set up a barrier for `count` arrivals per phase. One thread calls it, then `fence_barrier_init()`; a barrier
+/// of the block must follow before any use.
 SGL_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
@@ -188,7 +188,7 @@ SGL_DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/// \brief Arrive once, and have the phase also wait for `bytes` of bulk copies.
+/// \brief Arrive once, and make the phase also wait for `bytes` of bulk copies.
 SGL_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
@@ -209,14 +209,14 @@ SGL_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   return done != 0;
 }
 
-/// \brief Wait for the phase of this parity; the thread then sees what was written before its arrivals, and the bytes
-/// that it counted.
+/// \brief Wait for the phase of this parity; the thread then sees the writes before its arrivals, and the bytes that it
+/// counted.
 SGL_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_test(barrier, parity)) {
   }
 }
 
-// ---- bulk copies: the copy engine moves up to megabytes for one thread ----
+// ---- bulk copies: one thread starts a copy of up to megabytes by the copy engine ----
 //
 // Addresses and sizes are multiples of 16 bytes.
 
@@ -228,8 +228,8 @@ SGL_DEVICE void bulk_load(void* smem, const void* gmem, uint32_t bytes, uint64_t
                : "memory");
 }
 
-/// \brief Start copying from shared memory. One thread calls, after `fence_async_shared()` and a barrier of those who
-/// wrote the bytes.
+/// \brief Start copying from shared memory. One thread calls, after `fence_async_shared()` and a barrier of the threads
+/// that wrote the bytes.
 SGL_DEVICE void bulk_store(void* gmem, const void* smem, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(gmem), "r"(shared_address(smem)),
                "r"(bytes)
@@ -279,7 +279,7 @@ SGL_DEVICE void cluster_sync() {
   return address;
 }
 
-/// \brief Load 32 bits from another block's shared memory. That block must not have ended: `cluster_sync` last.
+/// \brief Load 32 bits from another block's shared memory. That block must not have ended: end with `cluster_sync`.
 [[nodiscard]] SGL_DEVICE uint32_t load_cluster(uint32_t address) {
   uint32_t x;
   asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");

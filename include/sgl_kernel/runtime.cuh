@@ -9,11 +9,11 @@
 #include <cstdint>
 
 /// \file runtime.cuh
-/// \brief Questions to the CUDA runtime, each checked: how many multiprocessors, how many blocks of a kernel fit, ...
+/// \brief Checked queries of the CUDA runtime: number of multiprocessors, occupancy of a kernel, ...
 ///
-/// Host only. With the questions about a device of `runtime.h`. A device index below zero stands for the current
-/// device. Nothing is cached here: an attribute costs tens of nanoseconds, an occupancy query about a microsecond; keep
-/// the latter's result beside the kernel, per device.
+/// Host only. The device queries are those of `runtime.h`. A device index below zero stands for the current device.
+/// Nothing is cached here: an attribute costs tens of nanoseconds, an occupancy query about a microsecond. Keep the
+/// result of the latter beside the kernel, per device.
 
 namespace host::runtime {
 
@@ -29,7 +29,7 @@ inline int attribute(decltype(SGL_RUNTIME(DevAttrMultiProcessorCount)) which, in
 
 }  // namespace details
 
-/// \brief How many multiprocessors the device has: 132 on an H200.
+/// \brief The number of multiprocessors: 132 on an H200.
 [[nodiscard]] inline auto get_sm_count(int device_id = -1, DebugInfo location = {}) -> std::uint32_t {
   return static_cast<std::uint32_t>(details::attribute(SGL_RUNTIME(DevAttrMultiProcessorCount), device_id, location));
 }
@@ -44,7 +44,7 @@ inline int attribute(decltype(SGL_RUNTIME(DevAttrMultiProcessorCount)) which, in
   return details::attribute(SGL_RUNTIME(DevAttrComputeCapabilityMinor), device_id, location);
 }
 
-/// \brief The most dynamic shared memory that a block may ask for, in bytes: 232448 on an H200.
+/// \brief The maximum dynamic shared memory of a block in bytes: 232448 on an H200.
 [[nodiscard]] inline auto get_max_dynamic_smem(int device_id = -1, DebugInfo location = {}) -> std::size_t {
   return static_cast<std::size_t>(
       details::attribute(SGL_RUNTIME(DevAttrMaxSharedMemoryPerBlockOptin), device_id, location));
@@ -52,7 +52,8 @@ inline int attribute(decltype(SGL_RUNTIME(DevAttrMultiProcessorCount)) which, in
 
 #endif
 
-/// \brief How many blocks of `kernel` one multiprocessor of the current device holds at a time; 0 if none fits.
+/// \brief The number of blocks of `kernel` that one multiprocessor of the current device holds at a time; 0 if none
+/// fits.
 template <typename Kernel>
 [[nodiscard]] auto get_blocks_per_sm(
     Kernel* kernel, std::int32_t block_dim, std::size_t dynamic_smem = 0, DebugInfo location = {}) -> std::uint32_t {

@@ -8,10 +8,10 @@
 #include <cstdint>
 
 /// \file runtime.h
-/// \brief Questions to the CUDA driver about a device: how many multiprocessors, which compute capability, ...
+/// \brief Queries of the CUDA driver about a device: number of multiprocessors, compute capability, ...
 ///
-/// Host only, no CUDA header: host parts that g++ alone compiles ask here. `runtime.cuh` adds questions about
-/// `__global__` functions, `variant.h` those about variants. A device index below zero stands for the current device.
+/// Host only, no CUDA header: for host parts, which only g++ compiles. `runtime.cuh` adds queries about `__global__`
+/// functions, `variant.h` those about variants. A device index below zero stands for the current device.
 
 namespace host::runtime {
 
@@ -21,7 +21,7 @@ SGL_INLINE int attribute(int which, int device_id, DebugInfo location);
 
 }  // namespace details
 
-/// \brief How many multiprocessors the device has: 132 on an H200.
+/// \brief The number of multiprocessors: 132 on an H200.
 [[nodiscard]] inline auto get_sm_count(int device_id = -1, DebugInfo location = {}) -> std::uint32_t {
   return static_cast<std::uint32_t>(details::attribute(driver::kMultiprocessorCount, device_id, location));
 }
@@ -36,7 +36,7 @@ SGL_INLINE int attribute(int which, int device_id, DebugInfo location);
   return details::attribute(driver::kComputeCapabilityMinor, device_id, location);
 }
 
-/// \brief The most dynamic shared memory that a block may ask for, in bytes: 232448 on an H200.
+/// \brief The maximum dynamic shared memory of a block in bytes: 232448 on an H200.
 [[nodiscard]] inline auto get_max_dynamic_smem(int device_id = -1, DebugInfo location = {}) -> std::size_t {
   return static_cast<std::size_t>(details::attribute(driver::kMaxSharedMemoryPerBlockOptin, device_id, location));
 }
@@ -48,7 +48,7 @@ SGL_INLINE int attribute(int which, int device_id, DebugInfo location);
   return version;
 }
 
-/// \brief Whether kernels on the device can be launched before the one ahead has ended (`LaunchKernel::enable_pdl`).
+/// \brief Whether a kernel can be launched before its predecessor has ended (`LaunchKernel::enable_pdl`).
 [[nodiscard]] inline bool has_pdl(int device_id = -1, DebugInfo location = {}) {
   return get_cc_major(device_id, location) >= 9;
 }

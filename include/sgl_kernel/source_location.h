@@ -1,13 +1,13 @@
 #pragma once
 
 /// \file source_location.h
-/// \brief `source_location_t`: where a call stands, with whatever compiler is at hand.
+/// \brief `source_location_t`: the location of a call, with any compiler.
 ///
-/// `std::source_location` where the compiler has it, else a class with the same four accessors built on the same
+/// `std::source_location` if the compiler has it, else a class with the same four accessors built on the same
 /// compiler builtins. Host only, and free at run time: it is a pointer to static data.
 
 // nvcc up to 12.1 understands `consteval` but does not announce it, and libstdc++ then leaves the class out. Announce
-// it for the length of this one include; a standard header that has no need of it is not touched.
+// it for this one include; standard headers that do not need it are unaffected.
 #if defined(__CUDACC_VER_MAJOR__) && !defined(__cpp_consteval) && \
     (__CUDACC_VER_MAJOR__ < 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ <= 1))
 #define __cpp_consteval 201811L
@@ -27,7 +27,7 @@ using source_location_t = std::source_location;
 
 #include <cstdint>
 
-/// \brief Stand-in for `std::source_location`; the column is not known to it.
+/// \brief Stand-in for `std::source_location`, without the column.
 struct source_location_t {
   static constexpr source_location_t current(
       const char* file = __builtin_FILE(), const char* function = __builtin_FUNCTION(),

@@ -14,7 +14,7 @@
 #include <initializer_list>
 
 /// \file tensor.h
-/// \brief Check tensors against a pattern, and learn from them the sizes, strides, dtype and device that it left open.
+/// \brief Check tensors against a pattern, and take from them the sizes, strides, dtype and device that it leaves open.
 ///
 /// \code
 ///   auto N = SymbolicSize{"num_tokens"};
@@ -29,10 +29,10 @@
 ///   const auto num_tokens = N.unwrap();
 /// \endcode
 ///
-/// A symbol takes its value from the first tensor that meets it and must be met by the same value ever after, in this
-/// matcher and in any other. A mismatch throws a `TensorMatchError` that prints the tensor, by its name where `verify`
-/// got one, the place of the `verify` and the cause. `with_dtype` accepts every type that `dtype_of` (dtype.h) knows;
-/// specialise that for your own types.
+/// A symbol takes its value from the first tensor. Every later tensor must have the same value, in this matcher and in
+/// any other. A mismatch throws a `TensorMatchError` with the tensor, its name if `verify` got one, the location of
+/// `verify` and the cause. `with_dtype` accepts every type with a `dtype_of` (dtype.h); specialise that for your own
+/// types.
 
 namespace host {
 
@@ -41,11 +41,11 @@ inline constexpr const char* kTensorMatchError = "TensorMatchError";
 
 namespace details {
 
-/// A literal -1 in a shape or in strides; a device index that may be anything.
+/// A literal -1 in a shape or in strides: any value; also any device index.
 inline constexpr std::int64_t kAnySize = -1;
 inline constexpr std::int32_t kAnyDeviceID = -1;
 
-/// The allowed values of a dtype or device; none listed means that all are allowed.
+/// The allowed values of a dtype or device; an empty list allows all.
 template <typename T>
 struct Options {
  public:
@@ -117,9 +117,9 @@ struct SymbolicSize {
   [[nodiscard]] bool has_value() const noexcept {
     return m_has_value;
   }
-  /// \brief Fix the value before the first match, so that every tensor must meet it.
+  /// \brief Fix the value before the first match, so that every tensor must have it.
   SGL_INLINE void set_value(std::int64_t value, DebugInfo info = {});
-  /// \brief The value; a RuntimeError if no match has set it.
+  /// \brief The value. Throws a RuntimeError if no match has set it.
   [[nodiscard]] std::int64_t unwrap(DebugInfo info = {}) const {
     RuntimeCheck(info, m_has_value, "the value of size '", m_annotation, "' is not set");
     return m_value;
@@ -134,7 +134,7 @@ struct SymbolicSize {
     }
   }
 
-  /// \brief Throw the error of a size that is not as expected.
+  /// \brief Throw the error of an unexpected size.
   [[noreturn, gnu::cold]] SGL_INLINE static void s_mismatch(
       const char* prefix, std::int64_t dim, const char* annotation, std::int64_t expected, std::int64_t got);
 
@@ -144,7 +144,7 @@ struct SymbolicSize {
   bool m_has_value = false;
 };
 
-/// \brief A dtype that several tensors share, if need be out of a list of allowed ones.
+/// \brief A dtype that several tensors share, optionally one of a list.
 struct SymbolicDType {
  public:
   SymbolicDType() noexcept = default;
@@ -181,7 +181,7 @@ struct SymbolicDType {
   bool m_has_value = false;
 };
 
-/// \brief A device that several tensors share, if need be of a list of allowed types. Type and index must agree.
+/// \brief A device that several tensors share, optionally of one of several types. Type and index must agree.
 struct SymbolicDevice {
  public:
   SymbolicDevice() noexcept = default;
@@ -236,7 +236,7 @@ struct SizeRef {
   std::int64_t m_literal = kAnySize;
 };
 
-/// What `with_dtype` or `with_device` takes: a symbol, one value, or a list of options.
+/// An argument of `with_dtype` or `with_device`: a symbol, one value, or a list of options.
 template <typename Symbol, typename Value>
 struct PropertyRef {
  public:
@@ -266,17 +266,17 @@ struct PropertyRef {
 
 }  // namespace details
 
-/// \brief A pattern for tensors: shape, strides, dtype, device; then `verify` for each tensor that must fit.
+/// \brief A pattern for tensors: shape, strides, dtype, device; then `verify` each tensor that must match it.
 ///
-/// The rules: the number of dimensions is that of the shape. -1 fits any size or stride. Without `with_strides` the
-/// tensor must be contiguous (`TensorView::is_contiguous`). With it, the stride of a dimension of size 1 is compared
-/// with nothing, since it has no meaning; a symbol that has no value yet still takes it. Without `with_dtype` any
-/// dtype fits, without `with_device` any device. Template arguments list what is allowed, a function argument is a
+/// The rules: the number of dimensions is that of the shape. -1 matches any size or stride. Without `with_strides` the
+/// tensor must be contiguous (`TensorView::is_contiguous`). With it, the stride of a dimension of size 1 is not
+/// compared, because it has no meaning; a symbol without a value still takes it. Without `with_dtype` any dtype
+/// matches, without `with_device` any device. Template arguments list the allowed values, a function argument is a
 /// value or symbol that must be equal; both may be given.
 ///
 /// \note It refers to its arguments: use it as one expression, do not store it.
-/// \note In a template, `with_dtype<T>()` with a `T` that is a parameter makes the compiler forget what follows it:
-/// write the other `with_`s before it, or `.template with_device<...>()`.
+/// \note In a template, `with_dtype<T>()` with a parameter `T` makes the calls after it dependent: write the other
+/// `with_`s before it, or `.template with_device<...>()`.
 struct TensorMatcher {
  private:
   using DTypeRef = details::PropertyRef<SymbolicDType, DLDataType>;
@@ -287,7 +287,7 @@ struct TensorMatcher {
   TensorMatcher(const TensorMatcher&) = delete;
   TensorMatcher& operator=(const TensorMatcher&) = delete;
 
-  /// \brief Expect these strides, in elements, in place of a contiguous tensor.
+  /// \brief Expect these strides, in elements, instead of a contiguous tensor.
   [[nodiscard]] SGL_INLINE auto with_strides(
       std::initializer_list<details::SizeRef> strides, DebugInfo info = {}) && -> TensorMatcher&&;
 
@@ -326,7 +326,7 @@ struct TensorMatcher {
     m_verify(view, nullptr, info);
     return static_cast<const TensorMatcher&&>(*this);
   }
-  /// \brief As above, for an argument that the error calls by its name: `.verify(weight, "weight")`.
+  /// \brief As above; the error names the argument: `.verify(weight, "weight")`.
   auto verify(const TensorView& view, const char* name, DebugInfo info = {}) const&& -> const TensorMatcher&& {
     m_verify(view, name, info);
     return static_cast<const TensorMatcher&&>(*this);
@@ -352,7 +352,7 @@ namespace host {
 
 namespace details {
 
-/// Throw the error of a dtype or device that is not as expected.
+/// Throw the error of an unexpected dtype or device.
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_mismatch(
     const char* what, const Piece& expected, const Piece& got) {
   throw Error(kTensorMatchError, what, " mismatch: expected ", expected, " but got ", got);
@@ -382,7 +382,7 @@ SGL_INLINE void SymbolicSize::s_mismatch(
   text << "Size mismatch for " << prefix << '#' << dim;
   if (annotation != nullptr && annotation[0] != '\0') {
     text << "('";
-    text.append_limited(annotation, 200);  // leave room for what follows
+    text.append_limited(annotation, 200);  // leave room for the rest
     text << "')";
   }
   text << ": expected " << expected << " but got " << got;

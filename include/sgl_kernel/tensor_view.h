@@ -12,7 +12,7 @@
 /// \brief `host::TensorView`: a tensor argument, at the cost of the DLPack header alone.
 ///
 /// It has the accessor names of `tvm::ffi::TensorView`, whose header takes 4 s to compile; this one takes none. A view
-/// owns nothing: it is good for as long as the caller's tensor, which for an argument is the length of the call.
+/// owns nothing: it is valid as long as the caller's tensor, which for an argument is until the call returns.
 
 namespace host {
 
@@ -97,9 +97,9 @@ struct TensorView {
   ShapeView sizes() const noexcept {
     return shape();
   }
-  /// \brief The strides, in elements. Needs the producer to have filled them in; `stride(i)` works without.
+  /// \brief The strides, in elements. Needs a strides array from the producer; `stride(i)` works without one.
   ShapeView strides() const {
-    RuntimeCheck(m_tensor.strides != nullptr || m_tensor.ndim == 0, "the tensor has no strides array, use stride(i)");
+    RuntimeCheck(m_tensor.strides != nullptr || m_tensor.ndim == 0, "the tensor has no strides array; use stride(i)");
     return {m_tensor.strides, static_cast<std::size_t>(m_tensor.ndim)};
   }
   /// \brief Size of dimension `index`; negative counts from the end.
@@ -129,14 +129,14 @@ struct TensorView {
   }
   /// \brief Number of elements; 1 for a 0-d tensor.
   std::int64_t numel() const noexcept {
-    std::uint64_t count = 1;  // unsigned: a made-up shape may wrap around, but not misbehave
+    std::uint64_t count = 1;  // unsigned: an absurd shape wraps around, with no undefined behaviour
     for (const auto size : shape()) count *= static_cast<std::uint64_t>(size);
     return static_cast<std::int64_t>(count);
   }
-  /// \brief Whether the elements lie in row-major order without gaps. As in PyTorch, the stride of a dimension of
+  /// \brief Whether the elements are in row-major order without gaps. As in PyTorch, the stride of a dimension of
   /// size 1 does not matter, and a tensor without elements is contiguous.
   SGL_INLINE bool is_contiguous() const noexcept;
-  /// \brief The `DLTensor` behind the view, for code that speaks DLPack.
+  /// \brief The `DLTensor` behind the view, for code that uses DLPack.
   const DLTensor& dl_tensor() const noexcept {
     return m_tensor;
   }

@@ -3,7 +3,7 @@
 #include <sgl_kernel/arch.cuh>
 
 /// \file tile.cuh
-/// \brief `tile::Memory`: threads that move an array together, one element each at a time.
+/// \brief `tile::Memory`: a group of threads moves an array, one element per thread at a time.
 ///
 /// \code
 ///   using vec_t = AlignedVector<bf16_t, 8>;
@@ -11,12 +11,12 @@
 ///   for (int i = 0; mem.in_bound(count, i); ++i)  // thread t moves elements t, 256 + t, 512 + t, ...
 ///     mem.store(output, mem.load(input, i), i);
 /// \endcode
-/// Neighbouring threads touch neighbouring elements, so accesses coalesce. Each thread gets its own element; nobody has
-/// to synchronise. Compiles under NVRTC.
+/// Neighbouring threads touch neighbouring elements, so accesses coalesce. Each thread has its own element, so no
+/// synchronisation is needed. Compiles under NVRTC.
 
 namespace device::tile {
 
-/// \brief One thread's place in a group that moves elements of type `T`, say an `AlignedVector`.
+/// \brief One thread's place in a group that moves elements of type `T`, such as an `AlignedVector`.
 template <typename T>
 struct Memory {
  public:

@@ -15,8 +15,8 @@
 ///
 /// Compiles under NVRTC.
 
-/// \brief Facts about `T`: `packed_t` is the type of twice as many elements, `element_t` one element, `kElements` how
-/// many there are; `from(x)` converts `x` to `T`.
+/// \brief Facts about `T`: `packed_t` is the type of twice as many elements, `element_t` that of one element,
+/// `kElements` their number; `from(x)` converts `x` to `T`.
 template <typename T>
 struct dtype_trait;
 
@@ -25,8 +25,8 @@ namespace device {
 /// \brief Convert a value, or a pack element by element: `cast<fp32x2_t>(fp16x2_t{1, 2})` is `float2{1, 2}`.
 ///
 /// Rounds to nearest even. To fp8, a finite value out of range becomes the largest one of its sign (448 for e4m3, 57344
-/// for e5m2), where PyTorch's conversion gives NaN (e4m3) or infinity (e5m2). What has no direct instruction goes
-/// through fp32, exactly. Each thread by itself; a few instructions.
+/// for e5m2), where PyTorch's conversion gives NaN (e4m3) or infinity (e5m2). A conversion without an instruction goes
+/// through fp32, exactly. Each thread acts by itself, in a few instructions.
 template <typename To, typename From>
 [[nodiscard]] SGL_DEVICE To cast(const From& value) {
   return dtype_trait<To>::from(value);
@@ -57,8 +57,8 @@ SGL_DEVICE float2 to_fp32x2(fp16x2_t x) {
   return __half22float2(x);
 }
 SGL_DEVICE float2 to_fp32x2(bf16x2_t x) {
-  // A bf16 is the upper half of a float. Not __bfloat1622float2, whose inline assembly the compiler would rather keep
-  // the results of, in twice the registers, than repeat where a value is used again.
+  // A bf16 is the upper half of a float. Not __bfloat1622float2: the compiler does not repeat its inline assembly where
+  // a value is used again, but keeps the results, in twice the registers.
   uint32_t bits;
   memcpy(&bits, &x, sizeof(bits));
   return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
@@ -101,7 +101,7 @@ struct DTypeTraitBase {
   static constexpr int kElements = kCount;
 };
 
-/// What a scalar can be converted from, and how: `narrow` takes it from fp32.
+/// The conversions to a scalar; `narrow` converts from fp32.
 template <typename T, typename From, typename Narrow>
 SGL_DEVICE T convert_scalar(const From& value, Narrow narrow) {
   if constexpr (is_same<T, From>) {

@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file utils.cuh
-/// \brief What most kernels include: `device.cuh` for the device side, `launch.cuh` for the host side.
+/// \brief The headers of most kernels: `device.cuh` for the device side, `launch.cuh` for the host side.
 
 #include <sgl_kernel/device.cuh>
 #include <sgl_kernel/launch.cuh>

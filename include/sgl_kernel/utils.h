@@ -14,20 +14,20 @@
 #include <type_traits>
 
 /// \file utils.h
-/// \brief What host code needs everywhere: run-time checks, integer ranges, ceiling division, pointer offsets.
+/// \brief Basics of host code: run-time checks, integer ranges, ceiling division, pointer offsets.
 ///
-/// Host only. `div_ceil`, `irange` and `dtype_bytes` are `constexpr`, so nvcc (with `--expt-relaxed-constexpr`) takes
+/// Host only. `div_ceil`, `irange` and `dtype_bytes` are `constexpr`, so nvcc (with `--expt-relaxed-constexpr`) accepts
 /// them in device code too.
 
 namespace host {
 
-/// \brief Where a check stands. As a defaulted last parameter it is the caller's place, with nothing to pass.
+/// \brief The location of a check. As a defaulted last parameter it is that of the caller, without an argument.
 struct DebugInfo : source_location_t {
   constexpr DebugInfo(source_location_t location = source_location_t::current()) noexcept
       : source_location_t(location) {}
 };
 
-/// \brief Prints as `file:line`; of a path beyond 512 bytes, the end.
+/// \brief Prints as `file:line`; a path of more than 512 bytes is cut to its end.
 [[gnu::cold]] SGL_INLINE void append_to(Message& message, const DebugInfo& info);
 
 namespace details {
@@ -54,10 +54,10 @@ concept Condition = !Location<T> && requires(T&& value) { static_cast<bool>(valu
 
 /// \brief Throw a `RuntimeError` with `args` as its text unless the condition holds.
 ///
-/// `RuntimeCheck(x > 0, "x must be positive, got ", x)` reports the place of the call;
-/// `RuntimeCheck(location, x > 0, "...")` reports a place that was handed in. Costs one branch when it holds.
-/// \note It is a class, so `RuntimeCheck(ok);` declares a variable `ok`, which does not compile: say what went wrong,
-/// or write `RuntimeCheck{ok}`.
+/// `RuntimeCheck(x > 0, "x must be positive, got ", x)` reports the location of the call;
+/// `RuntimeCheck(location, x > 0, "...")` reports the given location. Costs one branch when it holds.
+/// \note It is a class, so `RuntimeCheck(ok);` declares a variable `ok`, which does not compile: pass a text, or write
+/// `RuntimeCheck{ok}`.
 template <typename... Args>
 struct RuntimeCheck {
   template <details::Condition Cond>
@@ -77,7 +77,7 @@ explicit RuntimeCheck(Cond&&, Args&&...) -> RuntimeCheck<Args...>;
 template <details::Location Where, details::Condition Cond, typename... Args>
 explicit RuntimeCheck(Where&&, Cond&&, Args&&...) -> RuntimeCheck<Args...>;
 
-/// \brief Throw a `RuntimeError` here and now: `Panic("unsupported dtype ", dtype)`, or with a location first.
+/// \brief Throw a `RuntimeError`: `Panic("unsupported dtype ", dtype)`, or with a location first.
 template <typename... Args>
 struct Panic {
   [[noreturn]] explicit Panic(Args&&... args, DebugInfo location = {}) {
@@ -128,7 +128,7 @@ template <std::integral T>
   return {T{0}, end};
 }
 
-/// \brief `for (auto i : irange(2, 5))` visits 2, 3, 4. Of two integer types the common one.
+/// \brief `for (auto i : irange(2, 5))` visits 2, 3, 4, in the common type of the two.
 template <std::integral T, std::integral U>
 [[nodiscard]] constexpr auto irange(T begin, U end) noexcept -> IntRange<std::common_type_t<T, U>> {
   using V = std::common_type_t<T, U>;
@@ -151,7 +151,7 @@ template <std::integral T, std::integral U>
 
 namespace pointer {
 
-/// \brief `ptr` plus the sum of `offsets` in bytes. Only for `void*`, so that it is never elements by mistake.
+/// \brief `ptr` plus the sum of `offsets` in bytes. Only for `void*`, so that bytes are never mistaken for elements.
 template <typename T, std::integral... U>
 [[nodiscard]] auto offset(T* ptr, U... offsets) noexcept -> void* {
   static_assert(std::is_same_v<T, void>, "pointer::offset counts bytes: cast the pointer to void* first");

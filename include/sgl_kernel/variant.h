@@ -18,28 +18,28 @@
 #include <type_traits>
 
 /// \file variant.h
-/// \brief Instant variants: ask for a device kernel by name and template arguments, launch it with `LaunchKernel`.
+/// \brief Instant variants: get a device kernel by name and template arguments, launch it with `LaunchKernel`.
 ///
 /// \code
 ///   host::Variants kernels{"rmsnorm.cuh"};                      // the family's device file
 ///   const auto kernel = kernels.get("rmsnorm_cta", 4096, true, input.dtype());
 ///   LaunchKernel(grid, block, device).enable_pdl(true)(kernel, params);
 /// \endcode
-/// Host code is compiled once, by g++ alone; the core makes the device code when a name and its arguments are first
-/// launched on a device, with NVRTC or from the cache. From then on a launch finds its kernel in a hash table: no lock,
-/// no allocation, no Python. A template argument is an integer, a bool, an enum or a `DLDataType`.
+/// Host code is compiled once, by g++ alone. At the first launch of a name with its arguments on a device, the core
+/// makes the device code, with NVRTC or from the cache. Later launches find the kernel in a hash table: no lock, no
+/// allocation, no Python. A template argument is an integer, a bool, an enum or a `DLDataType`.
 ///
-/// Host only, no CUDA header; without a CUDA driver everything compiles and the first launch says what is missing.
+/// Host only, no CUDA header; without a CUDA driver everything compiles, and the first launch reports its absence.
 
 namespace host {
 
 namespace details {
 
-/// One template argument, as data that can be compared.
+/// One template argument, as comparable data.
 struct TemplateArg {
   enum Kind : std::uint32_t { kInt, kUInt, kBool, kEnum, kDType };
   Kind kind;
-  const char* type = nullptr;  // of an enum: its name; not compared, the kernel's template fixes it
+  const char* type = nullptr;  // the name of an enum; not compared, because the kernel's template fixes it
   std::size_t type_size = 0;
   std::int64_t value;
 
@@ -91,7 +91,7 @@ struct LoadedKernel {
   TemplateArg args[kMaxArgs];
 
   driver::function_t function = nullptr;
-  std::int32_t num_params = -1;  // -1: the driver is too old to tell
+  std::int32_t num_params = -1;  // -1: the driver is too old to report it
   std::uint32_t param_sizes[kMaxParams] = {};
   std::uint32_t dynamic_smem_limit = 0;
 };
@@ -103,10 +103,10 @@ struct Variant;
 
 [[gnu::cold]] SGL_INLINE void append_to(Message& message, const Variant& variant);
 
-/// \brief A kernel by name and template arguments; a small value, good for as long as its name, a literal.
+/// \brief A kernel by name and template arguments; a small value. The name is a literal.
 struct Variant {
  public:
-  /// \brief The kernel on a device: from the table, else made by the core. Thread-safe.
+  /// \brief The kernel on a device, from the table or made by the core. Thread-safe.
   [[nodiscard]] SGL_INLINE details::LoadedKernel& on(std::int32_t device_id, DebugInfo location = {}) const;
 
   /// \brief Prints as the C++ expression that names the kernel: `rmsnorm_cta<4096, true, bf16_t>`.
@@ -153,7 +153,7 @@ struct Variants {
   friend struct Variant;
   using Kernel = details::LoadedKernel;
 
-  /// Open addressing; grows by replacement, and a replaced table is kept: a reader may still be in it.
+  /// Open addressing. It grows by replacement, and a replaced table is kept, because a reader may still be in it.
   struct Table {
     std::size_t mask;
     std::size_t used;
@@ -171,8 +171,8 @@ struct Variants {
 
   SGL_INLINE static void place(Table& table, Kernel* kernel) noexcept;
 
-  /// Asks the driver for the size of each parameter. `count` of them; where that is not known, -1, those before the one
-  /// that the driver refuses.
+  /// Asks the driver for the sizes of `count` parameters; with -1, unknown, of all parameters until the driver refuses
+  /// one.
   [[gnu::cold]] SGL_INLINE static void s_query_params(Kernel& kernel, std::int64_t count, DebugInfo location);
 
   const char* m_file;
@@ -183,7 +183,7 @@ struct Variants {
 
 namespace details {
 
-/// Makes the primary context of a device current for the length of a scope, if it is not.
+/// Makes the primary context of a device current for the duration of a scope, if it is not.
 struct ContextGuard {
  public:
   ContextGuard(std::int32_t device_id, DebugInfo location) {
@@ -212,7 +212,7 @@ SGL_INLINE void launch(
 
 }  // namespace details
 
-/// What `LaunchKernel` does with a variant: every argument is passed as it is, with its own type.
+/// `LaunchKernel` for a variant: every argument is passed as it is, with its own type.
 template <typename... Args>
 void launch_on(const LaunchConfig& config, DebugInfo location, const Variant& variant, const Args&... args) {
   static_assert(
@@ -224,8 +224,8 @@ void launch_on(const LaunchConfig& config, DebugInfo location, const Variant& va
 
 namespace runtime {
 
-/// \brief How many blocks of `variant` one multiprocessor of the device holds at a time; 0 if none fits. Makes the
-/// variant if it is not there yet.
+/// \brief The number of blocks of `variant` that one multiprocessor of the device holds at a time; 0 if none fits.
+/// Makes the variant if it does not exist yet.
 [[nodiscard]] SGL_INLINE auto get_blocks_per_sm(
     const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
     DebugInfo location = {}) -> std::uint32_t;
@@ -283,7 +283,7 @@ SGL_INLINE void append_to(Message& message, const TemplateArg& argument) {
       if (value == INT64_MIN) message << "(-9223372036854775807 - 1)";  // the literal has no minus sign of its own
       else message << value;
       break;
-    case TemplateArg::kUInt:  // as Python's make_cpp_args writes it, so that both mean the same variant
+    case TemplateArg::kUInt:  // as in Python's make_cpp_args, so that both name the same variant
       message << static_cast<std::uint64_t>(value) << (value < 0 ? "u" : "");
       break;
     case TemplateArg::kBool:
@@ -331,7 +331,7 @@ SGL_INLINE Variants::Kernel* Variants::find(const Variant& variant, std::int32_t
 SGL_INLINE Variants::Kernel& Variants::make(const Variant& variant, std::int32_t device_id, DebugInfo location) {
   Message expression;
   expression << variant;
-  // Before anything is allocated: it may throw, each time anew.
+  // Before any allocation: it may throw, at every call.
   const auto ask = [&](const char* question) {
     return details::ask_core(question, {m_family, m_file, expression.c_str()}, device_id);
   };
@@ -403,8 +403,8 @@ SGL_INLINE details::LoadedKernel& Variant::on(std::int32_t device_id, DebugInfo 
 
 namespace details {
 
-/// The kernel's own parameters, asked of the driver, against what the host part passes: a size that differs would
-/// read beyond an argument, or leave part of it unread.
+/// Compares the kernel's parameter sizes, as the driver reports them, with the host part's arguments: with another size
+/// the kernel would read beyond an argument, or only a part of it.
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_params(
     const Variant& variant, const LoadedKernel& kernel, const std::uint32_t* sizes, std::int32_t num_sizes,
     DebugInfo location) {
@@ -437,7 +437,7 @@ SGL_INLINE void ContextGuard::m_pop() noexcept {
 [[gnu::cold, gnu::noinline]] inline void allow_dynamic_smem(
     LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
   if (bytes <= __atomic_load_n(&kernel.dynamic_smem_limit, __ATOMIC_ACQUIRE)) return;
-  // One at a time, or the lower of two limits could be set last.
+  // Under a lock, or the lower of two limits could be set last.
   static ::pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   ::pthread_mutex_lock(&mutex);
   driver::result_t status = driver::kSuccess;
@@ -512,7 +512,7 @@ SGL_INLINE auto get_available_dynamic_smem_per_block(
   const host::details::ContextGuard guard(device_id, location);
   const auto& api = driver::api();
   auto& kernel = variant.on(device_id, location);
-  // The answer is never above the kernel's present limit, so raise that as far as it goes first.
+  // The answer never exceeds the kernel's current limit, so raise that to its maximum first.
   int in_use = 0;
   driver::check(api.FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function), location);
   host::details::allow_dynamic_smem(kernel, get_max_dynamic_smem(device_id, location) - in_use, location);

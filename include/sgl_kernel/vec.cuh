@@ -3,7 +3,7 @@
 #include <sgl_kernel/device.cuh>
 
 /// \file vec.cuh
-/// \brief `AlignedVector`: several elements that are loaded and stored by one instruction.
+/// \brief `AlignedVector`: several elements that one instruction loads or stores.
 ///
 /// Compiles under NVRTC.
 
@@ -53,7 +53,7 @@ struct Word<32> {
 /// \brief `N` elements of `T`, aligned so that one instruction moves them all.
 ///
 /// `N` is a power of two and `N * sizeof(T)` at most `kMaxVecBytes`. Addresses must be aligned to that size. Each
-/// thread by itself.
+/// thread acts by itself.
 /// \code
 ///   AlignedVector<fp16_t, 8> v;   // 16 bytes
 ///   v.load(input, threadIdx.x);   // elements 8 * threadIdx.x and up
@@ -107,8 +107,8 @@ struct alignas(sizeof(T) * N) AlignedVector {
   }
 
  private:
-  // Through a copy and not a cast of the pointer: the compiler keeps it in registers, and no aliasing rule is broken.
-  // By value: through a reference the copy would read memory byte by byte.
+  // A copy instead of a cast of the pointer stays in registers, and breaks no aliasing rule. By value: a copy through a
+  // reference would read memory byte by byte.
   SGL_DEVICE void m_set(word_t word) {
     memcpy(m_data, &word, sizeof(word));
   }

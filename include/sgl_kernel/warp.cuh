@@ -5,14 +5,14 @@
 /// \file warp.cuh
 /// \brief Reductions over the lanes of a warp, or over groups of its lanes.
 ///
-/// Who calls: every lane of `active_mask`, with the same mask and at the same place. Who gets the result: every one of
-/// these lanes. Nobody has to synchronise before or after; no memory is used.
+/// Every lane of `active_mask` calls, with the same mask and at the same place, and every one of these lanes gets the
+/// result. No synchronisation is needed before or after; no memory is used.
 /// \code
 ///   warp::reduce_sum(lane)             // lanes hold 0..31: every lane gets 496
 ///   warp::reduce_sum(lane, 0x0000000f) // lanes 0..3: 0 + 1 + 2 + 3 = 6
 ///   warp::reduce_sum<int, 8>(lane)     // four groups of 8: 28, 92, 156, 220
 /// \endcode
-/// Cost: with all lanes five shuffles (log2 of the group), else one shuffle for each active lane of the group.
+/// Cost: five shuffles with all lanes (log2 of the group), else one shuffle for each active lane of the group.
 /// Compiles under NVRTC.
 
 namespace device::warp {
@@ -37,8 +37,8 @@ SGL_DEVICE T reduce(T value, uint32_t active_mask, Op op) {
       value = op(value, __shfl_xor_sync(kFullMask, value, static_cast<int>(distance)));
     return value;
   }
-  // A butterfly would read lanes that are not there. Visit the group's lanes one by one instead, each lane in the same
-  // order, so that all get the same bits.
+  // A butterfly would read inactive lanes. Visit the group's lanes one by one instead, in the same order for each lane,
+  // so that all get the same bits.
   uint32_t members = active_mask;
   if constexpr (kThreads < kWarpThreads) {
     const uint32_t lane = threadIdx.x % kWarpThreads;

@@ -1,8 +1,8 @@
-"""How long does a call take, and how near is that to what the machine could do?
+"""How long does a call take, and how close is that to the limit of the machine?
 
-``run_benchmark`` for a script on ``triton.testing.perf_report``; ``measure`` for the same time as a rate and as a share
-of what a plain copy of as many bytes reaches on the same device in the same process. Both give each call the next of
-several sets of arguments, together larger than the last cache, so that data comes from memory as it does in a model.
+``run_benchmark`` serves scripts on ``triton.testing.perf_report``; ``measure`` gives the same time as a rate and as a
+share of the rate of a plain copy of as many bytes on the same device in the same process. Both give each call the next
+of several sets of arguments, together larger than the last cache, so that data comes from memory as it does in a model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,22 +25,22 @@ T = TypeVar("T")
 Arguments = Sequence[Any]
 
 QUANTILES = (0.5, 0.2, 0.8)
-_CACHES = 2  # sets of arguments hold as many times the last cache: what comes round again has been evicted
-_MAX_SETS = 8192  # and calls in one turn, so nodes in a graph
+_CACHES = 2  # the sets of arguments hold so many times the last cache, so that each set is evicted before its next turn
+_MAX_SETS = 8192  # also the calls in one turn, so the nodes in a graph
 _PIECE = 256 * 2**20  # bytes that are copied at once
 _WARM_UP = 3  # turns
 _MIN_SAMPLES = 10
-_SAMPLE_SECONDS = {"cuda": 2e-3, "cpu": 1e-3}  # the start of a graph and the reading of a clock vanish in that
-_CPU_CACHE = 32 * 2**20  # where the system does not say
+_GRAPH_SECONDS, _CLOCK_SECONDS = 2e-3, 1e-3  # a sample: long against the start of a graph, and a clock's reading
+_CPU_CACHE = 32 * 2**20  # if the system does not report it
 
 
 def is_in_ci() -> bool:
-    """Whether ``CI`` is set in the environment, as continuous integration does, to anything but 0, false or no."""
+    """Whether ``CI`` is set in the environment, as in continuous integration, to anything but 0, false or no."""
     return settings().ci
 
 
 def get_benchmark_range(full_range: Sequence[T], ci_range: Sequence[T]) -> list[T]:
-    """What to measure: the full range, or in continuous integration the short one."""
+    """The range to measure: the full one, or in continuous integration the short one."""
     return list(ci_range if is_in_ci() else full_range)
 
 
@@ -51,11 +51,11 @@ class Figure:
     Attributes:
         microseconds: per call, the median of all samples.
         low, high: the 20 % and the 80 % quantile of the samples.
-        calls: in one sample.
-        samples: how many there are.
-        num_bytes: read plus written by one call; 0 where it was not said.
-        flops: operations of one call; 0 where it was not said.
-        copy_microseconds: of a plain copy that reads and writes ``num_bytes`` in all; NaN where that is 0.
+        calls: the number of calls in one sample.
+        samples: the number of samples.
+        num_bytes: read plus written by one call; 0 if not given.
+        flops: operations of one call; 0 if not given.
+        copy_microseconds: the time of a plain copy that reads and writes ``num_bytes`` in all; NaN if that is 0.
     """
 
     microseconds: float
@@ -79,7 +79,7 @@ class Figure:
 
     @property
     def percent_of_copy(self) -> float:
-        """The rate, relative to that of the plain copy; NaN where there was none."""
+        """The rate, relative to that of the plain copy; NaN if there was none."""
         return 100 * self.copy_microseconds / self.microseconds
 
 
@@ -92,23 +92,23 @@ def run_benchmark(
     graph: bool = True,
     seconds: float = 0.2,
 ) -> tuple[float, ...]:
-    """Microseconds of one call of ``fn``: median, 20 % and 80 % quantile, the order that ``perf_report`` takes.
+    """Microseconds of one call of ``fn``: median, 20 % and 80 % quantile, in ``perf_report``'s order.
 
     On CUDA a CUDA graph of calls is replayed between two events, which leaves the host out; on the CPU calls are timed
-    by the clock. What a call returns stays alive for a turn of all arguments, so that a function which allocates its
-    result writes to other memory each time, like one that is handed its outputs.
+    by the clock. The result of a call stays alive for a turn of all arguments, so that a function which allocates its
+    result writes to other memory each time, like one that gets its outputs as arguments.
 
     Args:
-        fn: called as ``fn(*arguments)``. Compiled and warm after one turn, which is not timed.
+        fn: called as ``fn(*arguments)``. One turn is not timed: afterwards ``fn`` must be compiled and warm.
         inputs: sets of arguments that take turns; or a function that makes one, called until the sets are larger than
-            the last cache (see ``rotate``). Without it, ``fn()`` finds its data where the call before left them:
+            the last cache (see ``rotate``). Without it, ``fn()`` finds its data where the previous call left them:
             usually in a cache.
         quantiles: of the samples, in the order of the result.
         device: default: that of the first CUDA tensor in ``inputs``, else of any tensor; without tensors, the current
             CUDA device if there is one.
-        graph: False for what no graph can hold: calls are then timed by the clock until the device has finished, host
+        graph: False for calls that no graph can hold: they are timed by the clock until the device has finished, host
             included.
-        seconds: how long to take samples, at least; there are at least 10.
+        seconds: the least time to take samples for; there are at least 10.
 
     Raises:
         ValueError: there is no set of arguments, or ``inputs`` returned the same memory twice.
@@ -128,29 +128,28 @@ def measure(
     graph: bool = True,
     seconds: float = 0.2,
 ) -> Figure:
-    """As ``run_benchmark``, with what a call moves or computes set in relation to its time.
+    """``run_benchmark`` with rates: bytes moved and operations computed per second.
 
     Args:
-        fn, inputs, device, graph, seconds: as of ``run_benchmark``.
-        num_bytes: that one call must read plus those that it must write, each once. Given, a plain copy is measured
-            too, once in a process for each number of bytes.
+        fn, inputs, device, graph, seconds: as in ``run_benchmark``.
+        num_bytes: the bytes that one call must read plus those that it must write, each once. If given, a plain copy
+            is measured too, once in a process for each number of bytes.
         flops: operations of one call.
 
     Raises:
-        ValueError: as ``run_benchmark``.
+        ValueError: as in ``run_benchmark``.
     """
     sets = _sets(inputs)
     where = _device_of(sets, device)
-    samples, calls = _sample(fn, sets, where, graph, seconds)
-    median, low, high = _quantiles(samples, QUANTILES)
+    figure = _figure(*_sample(fn, sets, where, graph, seconds))
     copy = copy_figure(num_bytes, where).microseconds if num_bytes else math.nan
-    return Figure(median, low, high, calls, len(samples), num_bytes, flops, copy)
+    return replace(figure, num_bytes=num_bytes, flops=flops, copy_microseconds=copy)
 
 
 def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
     """A plain copy, ``Tensor.copy_``, that reads and writes ``num_bytes`` in all, from memory to memory.
 
-    In pieces of 256 MiB: the driver copies twice as much in one piece at two thirds of the rate (an H200, CUDA 13.0).
+    It copies pieces of 256 MiB: a single copy of 512 MiB reaches two thirds of their rate (an H200, CUDA 13.0).
     Measured once in a process for each number of bytes and device.
     """
     import torch
@@ -167,24 +166,21 @@ def _copy_figure(num_bytes: int, device: torch.device) -> Figure:
     def make() -> Arguments:
         return [torch.randint(0, 256, (half,), dtype=torch.uint8, device=device) for _ in ("to", "from")]
 
-    sets = rotate(make)
-    samples, calls = _sample(_copy_in_pieces, sets, device, True, 0.2)
-    median, low, high = _quantiles(samples, QUANTILES)
-    return Figure(median, low, high, calls, len(samples), 2 * half, 0, median)
+    def copy(to: torch.Tensor, from_: torch.Tensor) -> None:
+        for piece, source in zip(to.split(_PIECE), from_.split(_PIECE), strict=True):
+            piece.copy_(source)
 
-
-def _copy_in_pieces(to: torch.Tensor, from_: torch.Tensor) -> None:
-    for piece, source in zip(to.split(_PIECE), from_.split(_PIECE), strict=True):
-        piece.copy_(source)
+    figure = _figure(*_sample(copy, rotate(make), device, True, 0.2))
+    return replace(figure, num_bytes=2 * half, copy_microseconds=figure.microseconds)
 
 
 def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
     """Sets of arguments that together hold twice the bytes of the last cache of their device, at least one.
 
-    There are at most 8192, so that a call of less than some 16 KiB may still find its data in a cache.
+    There are at most 8192 sets, so a call on less than about 16 KiB may still find its data in a cache.
 
     Args:
-        make: makes one set. Memory that an earlier set has too, say a weight, counts once.
+        make: makes one set. Memory that several sets share, such as a weight, counts once.
 
     Raises:
         ValueError: the second set has no memory of its own.
@@ -199,13 +195,13 @@ def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
         if len(storages) == before:
             raise ValueError(
                 "rotate: the second set of arguments has no memory of its own, so calls would find their data in a "
-                "cache; expected new tensors at each call of make (or hand a list of sets)"
+                "cache; expected new tensors from each call of make (or pass a list of sets)"
             )
     return sets
 
 
 def cache_bytes(device: torch.device | str) -> int:
-    """The size of a device's last cache: L2 of a GPU, the largest that Linux names for the first core of a CPU."""
+    """The size of a device's last cache: a GPU's L2; the largest that Linux reports for the first core of a CPU."""
     import torch
 
     device = torch.device(device)
@@ -233,7 +229,7 @@ def _tensors(arguments: Arguments) -> list[torch.Tensor]:
 
 
 def _storages(arguments: Arguments) -> dict[tuple[torch.device, int], int]:
-    """The bytes of each piece of memory, by its address."""
+    """The size of each tensor's memory by its address."""
     storages = [tensor.untyped_storage() for tensor in _tensors(arguments)]
     return {(storage.device, storage.data_ptr()): storage.nbytes() for storage in storages}
 
@@ -244,22 +240,20 @@ def _device_of(sets: Sequence[Arguments], device: torch.device | str | None) -> 
     if device is not None:
         return torch.device(device)
     devices = [tensor.device for tensor in _tensors(sets[0])]
-    on_cuda = [found for found in devices if found.type == "cuda"]
-    if devices:
-        return (on_cuda or devices)[0]
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    devices = devices or [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
+    return next((found for found in devices if found.type == "cuda"), devices[0])
 
 
 def _sample(
     fn: Callable[..., object], sets: Sequence[Arguments], device: torch.device, graph: bool, seconds: float
 ) -> tuple[list[float], int]:
-    """Microseconds of a call, once for each sample; and calls in a sample."""
+    """The microseconds of a call in each sample, and the number of calls in a sample."""
     import torch
 
     only = sets[0]
 
     def run(turns: int) -> None:
-        if len(sets) == 1:  # the least that a loop costs: some calls on the CPU take no longer than a list
+        if len(sets) == 1:  # the cheapest loop: some calls on the CPU take no longer than making a list
             for _ in range(turns):
                 kept = fn(*only)
         else:
@@ -285,12 +279,16 @@ def _sample_by_clock(
         return time.perf_counter() - start
 
     timed(1)
-    turns = math.ceil(_SAMPLE_SECONDS["cpu"] / timed(1))
+    turns = math.ceil(_CLOCK_SECONDS / timed(1))
+    return _repeated(lambda: timed(turns), turns * calls, seconds)
+
+
+def _repeated(timed: Callable[[], float], calls: int, seconds: float) -> tuple[list[float], int]:
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
-        times.append(timed(turns))
-    return [sample / (turns * calls) * 1e6 for sample in times], turns * calls
+        times.append(timed())
+    return [sample / calls * 1e6 for sample in times], calls
 
 
 def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tuple[list[float], int]:
@@ -318,26 +316,26 @@ def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tup
     graph = captured(1)
     with torch.cuda.stream(stream):
         once = min(timed(graph) for _ in range(_WARM_UP))
-        turns = math.ceil(_SAMPLE_SECONDS["cuda"] / once)
+        turns = math.ceil(_GRAPH_SECONDS / once)
     if turns > 1:
         graph = captured(turns)
-    times: list[float] = []
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UP):
             timed(graph)
-        deadline = time.perf_counter() + seconds
-        while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
-            times.append(timed(graph))
-    return [sample / (turns * calls) * 1e6 for sample in times], turns * calls
+        return _repeated(lambda: timed(graph), turns * calls, seconds)
+
+
+def _figure(samples: Sequence[float], calls: int) -> Figure:
+    median, low, high = _quantiles(samples, QUANTILES)
+    return Figure(median, low, high, calls, len(samples))
 
 
 def _quantiles(samples: Sequence[float], quantiles: Sequence[float]) -> tuple[float, ...]:
-    """Between two samples, linearly."""
+    """Quantiles, interpolated linearly between two samples."""
     ordered = sorted(samples)
-    found = []
-    for quantile in quantiles:
-        place = quantile * (len(ordered) - 1)
-        below = math.floor(place)
-        above = min(below + 1, len(ordered) - 1)
-        found.append(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
-    return tuple(found)
+
+    def at(place: float) -> float:
+        below = ordered[math.floor(place)]
+        return below + place % 1 * (ordered[math.ceil(place)] - below)
+
+    return tuple(at(quantile * (len(ordered) - 1)) for quantile in quantiles)

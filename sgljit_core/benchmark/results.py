@@ -1,7 +1,7 @@
-"""How do measurements become a file that can be believed?
+"""How do measurements become a page that others can check?
 
-A page of Markdown: on what machine, when and by which command it was measured, and tables; beside it an SVG plot where
-matplotlib is installed. ``sweep`` fills the rows of a table from a ``triton.testing.Benchmark``, which
+A page of Markdown names the machine, the date and the command of the measurement, and holds its tables; beside it is
+an SVG plot if matplotlib is installed. ``sweep`` fills the rows of a table from a ``triton.testing.Benchmark``, which
 ``make_benchmark`` makes.
 """
 
@@ -33,36 +33,35 @@ Row = Mapping[str, Any]
 def make_benchmark(
     name: str, x_names: Sequence[str], x_vals: Sequence[Any], lines: Sequence[str], line_arg: str = "provider"
 ) -> Any:
-    """A ``triton.testing.Benchmark`` where triton is installed; elsewhere what has its fields.
+    """A ``triton.testing.Benchmark``, or an object with its fields if triton is not installed.
 
     Args:
-        name: of the plot.
-        x_names, x_vals: what a place is called, and the places.
-        lines: what is compared at each place, by name.
-        line_arg: the keyword that a line is passed by.
+        name: the plot's name.
+        x_names, x_vals: the names of a place's coordinates, and the places.
+        lines: the names of the things to compare at each place.
+        line_arg: the keyword that passes a line.
     """
-    fields = {
-        "x_names": list(x_names),
-        "x_vals": list(x_vals),
-        "line_arg": line_arg,
-        "line_vals": list(lines),
-        "line_names": list(lines),
-        "plot_name": name,
-        "args": {},
-    }
-    if importlib.util.find_spec("triton") is None:
-        return SimpleNamespace(**fields)
-    return importlib.import_module("triton.testing").Benchmark(**fields)
+    installed = importlib.util.find_spec("triton") is not None
+    make = importlib.import_module("triton.testing").Benchmark if installed else SimpleNamespace
+    return make(
+        x_names=list(x_names),
+        x_vals=list(x_vals),
+        line_arg=line_arg,
+        line_vals=list(lines),
+        line_names=list(lines),
+        plot_name=name,
+        args={},
+    )
 
 
 def sweep(benchmark: Any, run: Callable[..., Any]) -> list[dict[str, Any]]:
     """Call ``run`` for each place and each line of a ``triton.testing.Benchmark``; a row for each place.
 
     Args:
-        benchmark: what has the fields of ``triton.testing.Benchmark``: ``x_names``, ``x_vals``, ``line_arg``,
+        benchmark: an object with the fields of ``triton.testing.Benchmark``: ``x_names``, ``x_vals``, ``line_arg``,
             ``line_vals``, ``line_names``, ``args``. Needs no triton.
-        run: what ``perf_report`` would be given: ``run(**place, **{line_arg: line}, **args)``. Returns a ``Figure``, a
-            number, or (median, low, high) as ``run_benchmark`` does; NaN where a line does not serve a place.
+        run: a function as ``perf_report`` takes it: ``run(**place, **{line_arg: line}, **args)``. Returns a
+            ``Figure``, a number, or (median, low, high) like ``run_benchmark``; NaN if a line does not serve a place.
     """
     rows = []
     for value in benchmark.x_vals:
@@ -77,7 +76,7 @@ def sweep(benchmark: Any, run: Callable[..., Any]) -> list[dict[str, Any]]:
 
 
 def with_ratio(rows: Sequence[Row], ours: str, others: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows with one more column: our time over that of the fastest of others, so that below 1 is faster."""
+    """The rows with one more column: our time divided by that of the fastest of others. Below 1 is faster."""
 
     def ratio(row: Row) -> float:
         times = [_number(row[name]) for name in others if name in row]
@@ -89,7 +88,7 @@ def with_ratio(rows: Sequence[Row], ours: str, others: Sequence[str]) -> list[di
 def to_markdown(rows: Sequence[Row]) -> str:
     """A table with the columns of all rows, in the order of their first appearance.
 
-    A ``Figure`` is microseconds, with the percent of a plain copy in brackets where that is known. NaN is empty.
+    A ``Figure`` appears as microseconds, followed by the percent of a plain copy if that is known; NaN as nothing.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
@@ -98,24 +97,24 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def machine(device: torch.device | str | None = None) -> str:
-    """What was measured on and when, in a line.
+    """The date, the machine and the versions of a measurement, in a line.
 
     Args:
-        device: what was measured; default: the current CUDA device if there is one, else the CPU.
+        device: the measured device; default: the current CUDA device if there is one, else the CPU.
     """
     import torch
 
     on_cuda = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
-    parts = [time.strftime("%Y-%m-%d"), _processor(), f"{len(os.sched_getaffinity(0))} cores"]
     if on_cuda:
-        name = torch.cuda.get_device_name(device)
-        parts[1:] = [name, f"CUDA {torch.version.cuda}"]
-    parts += [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
-    return ", ".join(parts)
+        measured = [torch.cuda.get_device_name(device), f"CUDA {torch.version.cuda}"]
+    else:
+        measured = [_processor(), f"{len(os.sched_getaffinity(0))} cores"]
+    versions = [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
+    return ", ".join([time.strftime("%Y-%m-%d"), *measured, *versions])
 
 
 def command() -> str:
-    """How this process was started; of an absolute path only its name, as its place means nothing elsewhere."""
+    """The command line of this process, with only the name of each absolute path."""
     arguments = [Path(a).name if Path(a).is_absolute() else a for a in sys.orig_argv]
     return shlex.join(["python", *arguments[1:]])
 
@@ -133,11 +132,11 @@ def write_results(
 
     Args:
         path: the Markdown file; its directory is made. None writes nothing.
-        title: of the page.
-        tables: by heading; an empty heading is left out.
-        note: what the numbers are: unit, what was compared, what was left out.
-        plots: pictures to show, by description; a path relative to the page's directory is shown as it is.
-        device: what was measured, as for ``machine``.
+        title: the page's title.
+        tables: the tables by heading; an empty heading is left out.
+        note: the meaning of the numbers: their unit, what is compared, what is left out.
+        plots: pictures to show, by description; paths relative to the page's directory.
+        device: the measured device, as for ``machine``.
     """
     parts = [f"# {title}", f"{machine(device)}.\nCommand: `{command()}`"]
     parts += [note.strip()] if note else []
@@ -166,10 +165,10 @@ def write_plot(
 
     Args:
         path: the file; its directory is made.
-        rows: of the table; a cell may be a number or a ``Figure``.
+        rows: the rows of the table; a cell may be a number or a ``Figure``.
         lines: the columns to draw. NaN is a gap.
-        place: what is written below a row, say "1024 x 4096".
-        quantity: which attribute of a ``Figure``. Microseconds are drawn on a logarithmic scale.
+        place: the label of a row, such as "1024 x 4096".
+        quantity: the attribute of a ``Figure`` to draw. Microseconds get a logarithmic scale.
         ylabel, title: default: ``quantity``, and none.
     """
     if importlib.util.find_spec("matplotlib") is None:
@@ -177,7 +176,7 @@ def write_plot(
     matplotlib = importlib.import_module("matplotlib")
     figure_module = importlib.import_module("matplotlib.figure")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The same numbers make the same file: no random ids, no date.
+    # No random ids and no date, so that the same numbers make the same file.
     with matplotlib.rc_context({"svg.hashsalt": "sgljit", "svg.fonttype": "none"}):
         figure = figure_module.Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
@@ -212,9 +211,7 @@ def _cell(value: Any) -> str:
 
 
 def _processor() -> str:
-    """The CPU's name, where the system says it."""
-    try:
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    """The CPU's name, if the system reports it."""
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.+)$", file.read_text() if file.exists() else "", re.MULTILINE)
     return found[1].strip() if found else platform.machine()

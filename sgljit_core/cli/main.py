@@ -1,4 +1,4 @@
-"""The command line: ``sgljit``, or ``python -m sgljit_core``. Which command runs which function."""
+"""Which command runs which function? The command line: ``sgljit``, or ``python -m sgljit_core``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app.add_typer(cache.app, name="cache")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. An error of sgljit is a message on stderr and exit status 1, not a traceback."""
+    """Run the command line. An error of sgljit gives a message on stderr and exit status 1, not a traceback."""
     try:
         app(arguments)
     except (SgljitError, OSError) as error:

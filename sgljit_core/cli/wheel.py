@@ -1,8 +1,8 @@
-"""``sgljit wheel``: make a plugin's wheel carry what its users would have to compile.
+"""``sgljit wheel``: add compiled artifacts to a plugin's wheel.
 
-A pure wheel is unpacked, what its families declare is built beside their sources (``prebuilt/``), and it is packed
-again for this platform. What is carried is found by its key like any artifact: it serves where the sources and the
-core's headers are those that it was built from, and is passed over where they are not.
+The command unpacks a pure wheel, builds the variants that its families declare beside their sources (``prebuilt/``),
+and packs it again for this platform. These artifacts are found by their keys like any others: they are used if the
+sources and the core's headers are unchanged, and ignored otherwise.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -35,36 +33,13 @@ from sgljit_core.paths import CARRIED, package_directory
 def add_artifacts_to_wheel(
     wheel: Annotated[Path, typer.Argument(help="A plugin's wheel, as `pip wheel --no-deps` makes it.")],
     cuda_arch: Annotated[list[str], typer.Option(help="An architecture to build for, such as 9.0; may be repeated.")],
-    into: Annotated[Path, typer.Option("--into", help="The directory to write to.")] = Path("dist"),
+    into: Annotated[Path, typer.Option(help="The directory to write to.")] = Path("dist"),
     platform: Annotated[str | None, typer.Option(help="The platform tag; by default this machine's.")] = None,
 ) -> None:
-    """Write a wheel that carries the declared variants of its families, so that its users need no compiler."""
-    made = add_artifacts(wheel, cuda_arch, into, platform)
-    typer.echo(f"wrote {made.path}, which carries {made.artifacts} artifacts for {' and '.join(made.targets)}")
+    """Write a wheel that carries the declared variants of its families, so that its users need no compiler.
 
-
-@dataclass(frozen=True)
-class PlatformWheel:
-    """A wheel that carries artifacts: how many, and the targets that they are for."""
-
-    path: Path
-    artifacts: int
-    targets: tuple[str, ...]
-
-
-def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: str | None = None) -> PlatformWheel:
-    """Write the wheel that carries what ``wheel`` declares, built for some architectures and this machine's CPU.
-
-    Args:
-        wheel: a plugin's wheel, as any build backend makes it.
-        cuda_archs: such as "9.0"; at least one. Needs no GPU.
-        into: the directory to write to.
-        platform: the platform tag of the wheel; this machine's by default. To publish on an index that wants a
-            manylinux tag, build on the oldest system that the tag stands for and name it here.
-
-    Raises:
-        WheelError: the file is no wheel of a plugin whose families declare variants, or nothing came into it.
-        CompileError, ToolchainNotFoundError: something cannot be built.
+    They are built for the named architectures, without a GPU, and for this machine's CPU. To publish on an index that
+    wants a manylinux tag, build on the oldest system that the tag stands for and name it with --platform.
     """
     if not wheel.name.endswith(".whl") or not wheel.is_file():
         raise WheelError(f"{wheel} is not a wheel; make one first: pip wheel --no-deps --wheel-dir dist PROJECT")
@@ -73,24 +48,24 @@ def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: 
     machine = here.partition("_")[2]
     if not re.fullmatch(rf"(linux|manylinux_2_\d+|musllinux_1_\d+)_{machine}", platform):
         raise WheelError(
-            f"platform tag {platform!r}: what is built here serves linux_{machine} or manylinux_2_N_{machine}"
+            f"platform tag {platform!r}: a build on this machine serves linux_{machine} or manylinux_2_N_{machine}"
         )
     with tempfile.TemporaryDirectory(prefix="sgljit-wheel-") as scratch:
         unpacked, packed = Path(scratch, "unpacked"), Path(scratch, "packed")
         _wheel("unpack", str(wheel.absolute()), "--dest", str(unpacked), cwd=Path(scratch))
         (content,) = unpacked.iterdir()
         packed.mkdir()
-        # A process of its own, in which the wheel's content is what is installed, whatever else there may be. It runs
-        # there, since Python imports from the current directory first, and the caller's may hold the plugin's sources.
+        # A separate process, in which the wheel's content hides an installed version of the plugin. Its working
+        # directory is the content, because Python imports from there first, and the caller's may hold the sources.
         code = f"import sys; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
         environment = inherited_environment(
             PYTHONPATH=os.pathsep.join((str(content), *map(os.path.abspath, sys.path))),
             SGLJIT_CACHE_DIR=str(Path(scratch, "cache")),
-            SGLJIT_PREBUILT_PATH="",  # what is found elsewhere would not be in the wheel
+            SGLJIT_PREBUILT_PATH="",  # an artifact that is found elsewhere would not be in the wheel
             PYTHONDONTWRITEBYTECODE="1",  # the wheel is packed from there
-            SGLJIT_JIT="on",  # it is asked for, whatever the environment says of compiling on demand
+            SGLJIT_JIT="on",  # the variable is about compiling on demand, not about this command
         )
-        _run([sys.executable, "-c", code, wheel.name, str(content), *cuda_archs], cwd=content, environment=environment)
+        _run([sys.executable, "-c", code, wheel.name, str(content), *cuda_arch], cwd=content, environment=environment)
         artifacts = [
             place.relative_to(carried)
             for carried in content.rglob(CARRIED)
@@ -104,12 +79,13 @@ def add_artifacts(wheel: Path, cuda_archs: Sequence[str], into: Path, platform: 
         _wheel("tags", "--remove", "--platform-tag", platform, str(pure), cwd=Path(scratch))
         (tagged,) = packed.iterdir()
         into.mkdir(parents=True, exist_ok=True)
-        targets = sorted({place.parts[0] for place in artifacts})
-        return PlatformWheel(Path(shutil.copy(tagged, into)), len(artifacts), tuple(targets))
+        made = shutil.copy(tagged, into)
+    targets = " and ".join(sorted({place.parts[0] for place in artifacts}))
+    typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
 
 
 def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
-    """Build what the families below ``content`` declare, and put it beside their sources.
+    """Build the declared variants of the families below ``content``, and put them beside their sources.
 
     Raises:
         WheelError: there is no such family, its package was imported from elsewhere, or nothing was built.
@@ -135,11 +111,13 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
         carried = directory / CARRIED
         carried.mkdir(mode=0o700, exist_ok=True)
         if cache.copy(carried, family=name) == 0:
-            raise WheelError(f"{wheel}: nothing was built for family {name!r}; a plugin's sgljit_prebuilt_dirs has it")
+            raise WheelError(
+                f"{wheel}: nothing was built for family {name!r}, because a plugin's sgljit_prebuilt_dirs provides it"
+            )
 
 
 def _check_c_library(content: Path, platform: str) -> None:
-    """A manylinux tag promises that the C library of that version is enough."""
+    """Check a manylinux tag, which promises that the C library of its version is new enough."""
     promised = re.match(r"manylinux_2_(\d+)_", platform)
     if promised is None:
         return
@@ -147,13 +125,13 @@ def _check_c_library(content: Path, platform: str) -> None:
         needed = max((int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())), default=0)
         if needed > int(promised[1]):
             raise WheelError(
-                f"platform tag {platform!r}: what was compiled here needs glibc 2.{needed}; build on a system of that "
-                f"age, such as the manylinux container, or name manylinux_2_{needed}"
+                f"platform tag {platform!r}: a library compiled here needs glibc 2.{needed}; build on an older system, "
+                f"such as the manylinux container, or name manylinux_2_{needed}"
             )
 
 
 def main(*arguments: str) -> str | None:
-    """``prebuild``, whose error becomes the text that a process exits with."""
+    """``prebuild`` in a process of its own; returns the text of an error, for ``sys.exit``."""
     try:
         prebuild(*arguments)
     except SgljitError as error:
@@ -162,9 +140,9 @@ def main(*arguments: str) -> str | None:
 
 
 def _wheel(*arguments: str, cwd: Path) -> None:
-    """Run the command line of the ``wheel`` package, which is all the interface that it has."""
+    """Run the command line of the ``wheel`` package, its only interface."""
     if importlib.util.find_spec("wheel") is None:
-        raise WheelError('the "wheel" package is needed: pip install "sgljit-core[wheel]"')
+        raise WheelError('this command needs the "wheel" package: pip install "sgljit-core[wheel]"')
     _run([sys.executable, "-m", "wheel", *arguments], cwd=cwd)
 
 

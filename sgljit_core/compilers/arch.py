@@ -1,7 +1,7 @@
 """Which target do we compile for?
 
 In this order: ``override_cuda_arch``, ``SGLJIT_CUDA_ARCH``, ``TVM_FFI_CUDA_ARCH_LIST``, the current device.
-The answer is asked for at every build and never kept for the process: two devices may differ.
+Every build asks again, and no answer is kept for the process: two devices may differ.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,7 +19,6 @@ from sgljit_core.errors import ConfigError, NoTargetError
 from sgljit_core.model.build import Target
 
 _override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
-_ARCH = re.compile(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)")
 
 
 def cpu_target() -> Target:
@@ -40,76 +39,75 @@ def cuda_target() -> Target:
     config = settings()
     if config.cuda_arch is not None:
         return parse_cuda_target(config.cuda_arch, config.cuda_arch_source)
-    capability = _device_capability()
-    if capability is None:
+    import torch
+
+    if not torch.cuda.is_available():
         raise NoTargetError(
-            "no CUDA device to compile for; where there is none, name the target: --cuda-arch 9.0 on the command line, "
+            "no CUDA device to compile for; name the target instead: --cuda-arch 9.0 on the command line, "
             "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0) in Python"
         )
-    return _target(*capability)
+    return _target(*torch.cuda.get_device_capability())
 
 
 def device_target(device_id: int) -> Target:
-    """The target of one device of this machine, whatever is overridden: what it can run."""
+    """The target of one device of this machine, ignoring overrides."""
     import torch
 
     return _target(*torch.cuda.get_device_capability(device_id))
 
 
 def exact(target: Target) -> Target:
-    """A target whatever its suffix, as a device of that capability names it."""
+    """The target with the suffix that a device of its capability gets."""
     assert target.cuda_arch is not None
     return _target(*target.cuda_arch)
 
 
 def target_in_use() -> Target | None:
-    """The target of the current device, if this process uses CUDA already; never the first to touch a GPU."""
+    """The target of the current device, or None if this process does not use CUDA yet."""
     cuda = cuda_in_use()
     return None if cuda is None else _target(*cuda.get_device_capability())
 
 
 def cuda_in_use() -> Any | None:
-    """``torch.cuda``, if this process uses it already; never the first to import torch or to touch a GPU."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # not there while another thread imports torch
+    """``torch.cuda``, or None if this process does not use CUDA yet. Neither imports torch nor touches a GPU."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # missing while another thread imports torch
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
-@contextmanager
-def override_cuda_arch(major: int, minor: int, suffix: str | None = None) -> Iterator[Target]:
+def override_cuda_arch(major: int, minor: int, suffix: str | None = None) -> AbstractContextManager[Target]:
     """Compile for another architecture inside the ``with`` block, with or without a GPU.
 
     Args:
         major, minor: the compute capability, such as 9, 0.
         suffix: "a" (architecture-specific), "f" (family-specific) or "" (portable); by default "a" from 9.0 on,
-            which is what unlocks wgmma and the like.
+            which unlocks wgmma and similar instructions.
     """
-    token = _override.set(_target(major, minor, suffix))
-    try:
-        yield cuda_target()
-    finally:
-        _override.reset(token)
+    return _overridden(_target(major, minor, suffix))
+
+
+def override_target(text: str, source: str) -> AbstractContextManager[Target]:
+    """``override_cuda_arch`` for a target as text, such as "9.0a"; ``source`` names its origin in the error."""
+    return _overridden(parse_cuda_target(text, source))
 
 
 @contextmanager
-def override_target(text: str, source: str) -> Iterator[Target]:
-    """``override_cuda_arch`` for a target as text, such as "9.0a"; ``source`` names where it came from in the error."""
-    token = _override.set(parse_cuda_target(text, source))
+def _overridden(target: Target) -> Iterator[Target]:
+    token = _override.set(target)
     try:
-        yield cuda_target()
+        yield target
     finally:
         _override.reset(token)
 
 
 def is_arch_support_pdl() -> bool:
     """Whether the CUDA target has programmatic dependent launch (compute capability 9.0 and later)."""
-    target = cuda_target()
-    return target.cuda_arch is not None and target.cuda_arch >= (9, 0)
+    return (cuda_target().cuda_arch or (0, 0)) >= (9, 0)
 
 
 def scope() -> Target | None:
-    """What a cached module depends on besides its arguments: None where every device of the process is alike.
+    """The target that a cached module depends on besides its arguments; None if all devices are alike.
 
-    Cheap where nothing is overridden: it never initialises CUDA.
+    Never initialises CUDA.
     """
     override = _override.get()
     if override is not None:
@@ -122,20 +120,13 @@ def scope() -> Target | None:
 
 
 def parse_cuda_target(text: str, source: str) -> Target:
-    """The target that ``text`` names ("8.0", "9.0a", "sm_100f"); ``source`` names where it came from in the error."""
-    match = _ARCH.fullmatch(text)
+    """The target that ``text`` names ("8.0", "9.0a", "sm_100f"); ``source`` names its origin in the error."""
+    match = re.fullmatch(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)", text)
     if match is None:
         several = len(re.split(r"[ ,;]+", text)) > 1
-        problem = "names several architectures, and a module is compiled for one" if several else "is not one"
+        problem = "names several architectures, but a module is compiled for one" if several else "is not one"
         raise ConfigError(f'{source}={text!r} {problem}; expected an architecture such as "8.0", "9.0a" or "10.0f"')
-    major, minor = match[1] or match[3], match[2] or match[4]
-    return _target(int(major), int(minor), match[5] or None)
-
-
-def _device_capability() -> tuple[int, int] | None:
-    import torch
-
-    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    return _target(int(match[1] or match[3]), int(match[2] or match[4]), match[5] or None)
 
 
 def _target(major: int, minor: int, suffix: str | None = None) -> Target:

@@ -1,11 +1,11 @@
-"""Running nvcc, the host compiler and the linker: a build becomes a shared library.
+"""How does a build become a shared library? With nvcc, the host compiler and the linker.
 
-The compilers run directly, translation units side by side, in an environment that holds nothing but what is set
-here: variables such as ``CPATH`` or ``NVCC_APPEND_FLAGS`` change what a compiler makes and are in no key. Each counts
-against the machine's limit of compilers and dies with this process.
+The compilers run directly, translation units side by side, in an environment that is set here alone: variables such
+as ``CPATH`` or ``NVCC_APPEND_FLAGS`` change a compiler's output and are in no key. Each compiler counts against the
+machine's limit and ends with this process.
 
-The compiler says what it has read. Whatever of it no key covers is returned with its hash, for the look-up to check:
-a header reached by a macro or a flag, a static library that was linked in.
+The compilers and the linker report the files that they read. A file that no key covers (a header reached by a macro
+or a flag, a static library that was linked in) is returned with its hash, for the look-up to check.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .recipe import cxx_flags, nvcc_flags
 from .toolchain import Toolchain
 
 _SECONDS_TO_START = 0.1
-# What belongs to the compiler, the C library and the kernel's interface: the toolchain's version stands for it. A name
-# that is missing here costs one more hash to check, nothing else.
+# Files of the compiler, the C library and the kernel's interface: the toolchain's version stands for them. A name that
+# is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
     r"/lib(?:32|64|exec)?/(?:gcc|clang|llvm-\d+)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
     r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|net|netinet|arpa)/|(?:aio|alloca|assert|byteswap|complex|cpio|ctype|"
@@ -50,7 +50,7 @@ _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol|multi
 
 @dataclass(frozen=True)
 class Compiled:
-    """A library, the commands that made it, and sha256 by path of files that were read and that no key covers."""
+    """A library, the commands that made it, and sha256 by path of the files that were read and that no key covers."""
 
     library: Path
     command: str
@@ -70,10 +70,10 @@ def compile_library(
 
     Args:
         keyed: paths of the files that the source key covers.
-        meanwhile: what to do in this thread while the compilers run.
+        meanwhile: runs in this thread while the compilers run.
 
     Raises:
-        CompileError: a compiler failed; ``directory`` holds what it got and made.
+        CompileError: a compiler failed; ``directory`` holds its input and output.
     """
     for name, text in generated.items():
         (directory / name).write_text(text)
@@ -81,14 +81,13 @@ def compile_library(
     units = [*(spec.csrc / file for file in files), *(directory / name for name in generated)]
     objects = [directory / f"{index}_{unit.name}.o" for index, unit in enumerate(units)]
     commands = [
-        _compile_command(spec, toolchain, unit, output, roots, _is_cuda(unit))
-        for unit, output in zip(units, objects, strict=True)
+        _compile_command(spec, toolchain, unit, output, roots) for unit, output in zip(units, objects, strict=True)
     ]
     library = directory / "module.so"
     link = _link_command(spec, toolchain, objects, library)
     run = _Runner(spec, toolchain, directory)
     with contextlib.closing(run.supervisor):
-        run.side_by_side(commands, [_is_cuda(unit) for unit in units], meanwhile)
+        run.side_by_side([(command, _is_cuda(unit)) for command, unit in zip(commands, units, strict=True)], meanwhile)
         trace = run(link, cuda=False)
     read = [path for output in objects for path in _dependencies(output.with_suffix(".d"))]
     own = (directory, tvm_ffi_include(), *([toolchain.cuda_home] if toolchain.nvcc else []))
@@ -101,31 +100,27 @@ def _is_cuda(unit: Path) -> bool:
 
 
 def _compile_command(
-    spec: BuildSpec, toolchain: Toolchain, unit: Path, output: Path, roots: Sequence[Root], cuda: bool
+    spec: BuildSpec, toolchain: Toolchain, unit: Path, output: Path, roots: Sequence[Root]
 ) -> list[str]:
-    includes = [f"-I{root.directory}" for root in roots]
-    includes += ["-isystem", str(tvm_ffi_include())]
-    depend = ["-MD", "-MF", str(output.with_suffix(".d"))]
-    # Messages of a kernel name its files by label, so that an artifact is the same wherever the tree lies.
-    maps = [f"-fmacro-prefix-map={root.directory}/={_shown(root)}" for root in roots]
-    if not cuda:
-        own = [*cxx_flags(spec), *maps, *includes]
-        return [str(toolchain.cxx.path), "-c", str(unit), "-o", str(output), *depend, *own]
-    assert toolchain.nvcc is not None
-    own = [*nvcc_flags(spec), *(f"-Xcompiler={flag}" for flag in maps), *includes]
-    nvcc = [str(toolchain.nvcc.path), f"-ccbin={toolchain.cxx.path}", "-x", "cu"]
-    return [*nvcc, "-c", str(unit), "-o", str(output), *depend, *own]
-
-
-def _shown(root: Root) -> str:
-    return f"{root.label}/" if root.own else ""
+    # Messages of a kernel name its files by label, so that an artifact does not depend on the place of the tree.
+    maps = [f"-fmacro-prefix-map={root.directory}/={f'{root.label}/' if root.own else ''}" for root in roots]
+    if _is_cuda(unit):
+        assert toolchain.nvcc is not None
+        compiler = [str(toolchain.nvcc.path), f"-ccbin={toolchain.cxx.path}", "-x", "cu"]
+        flags = [*nvcc_flags(spec), *(f"-Xcompiler={flag}" for flag in maps)]
+    else:
+        compiler = [str(toolchain.cxx.path)]
+        flags = [*cxx_flags(spec), *maps]
+    files = ["-c", str(unit), "-o", str(output), "-MD", "-MF", str(output.with_suffix(".d"))]
+    includes = [*(f"-I{root.directory}" for root in roots), "-isystem", str(tvm_ffi_include())]
+    return [*compiler, *files, *flags, *includes]
 
 
 def _link_command(spec: BuildSpec, toolchain: Toolchain, objects: Sequence[Path], library: Path) -> list[str]:
     command = [str(toolchain.cxx.path), "-shared", "-o", str(library), *map(str, objects), str(tvm_ffi_library())]
     if spec.target.is_cuda:
         command += [str(toolchain.cudart), "-lrt", "-lpthread"]
-    # What nobody defines would end the process when it is first called. The trace names the files that were linked in.
+    # -z defs: the first call of an undefined function would end the process. The trace lists the linked files.
     return [*command, "-ldl", "-Wl,-z,defs", *spec.ldflags, "-Wl,--trace"]
 
 
@@ -140,24 +135,21 @@ class _Runner:
         self._environment = _environment(toolchain, directory)
         self._started = threading.Semaphore(0)
 
-    def side_by_side(
-        self, commands: Sequence[Sequence[str]], cuda: Sequence[bool], meanwhile: Callable[[], None]
-    ) -> None:
+    def side_by_side(self, commands: Sequence[tuple[Sequence[str], bool]], meanwhile: Callable[[], None]) -> None:
         ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
-        def work(command: Sequence[str], of_cuda: bool) -> None:
+        def work(command: Sequence[str], cuda: bool) -> None:
             try:
-                self(command, cuda=of_cuda)
+                self(command, cuda=cuda)
+                ended.put(None)
             except BaseException as error:  # noqa: BLE001 - handed on
                 ended.put(error)
-            else:
-                ended.put(None)
 
-        threads = [threading.Thread(target=work, args=of) for of in zip(commands, cuda, strict=True)]
+        threads = [threading.Thread(target=work, args=command) for command in commands]
         try:
             for thread in threads:
                 thread.start()
-            # Python code would keep the compilers from being started. Some of them may wait for a core.
+            # Python code in this thread would delay the start of the compilers. Some of them may wait for a core.
             deadline = time.monotonic() + _SECONDS_TO_START
             for _ in commands:
                 self._started.acquire(timeout=max(0.0, deadline - time.monotonic()))
@@ -194,12 +186,12 @@ class _Runner:
         if finished.late:
             first = f"the compiler did not end within {supervisor.SECONDS / 60:g} minutes and was ended"
         elif finished.status == 128 + 9:
-            first = "the compiler was killed, most likely for lack of memory; SGLJIT_JOBS=1 runs one at a time"
+            first = "the compiler was killed, most likely for lack of memory; SGLJIT_JOBS=1 runs one compiler at a time"
         elif finished.memory is not None and _NO_MEMORY.search(log):
             gigabytes = finished.memory / (1 << 30)
             first = (
                 f"the compiler ran out of memory: it could take {gigabytes:.1f} GiB, which the machine had left; "
-                f"SGLJIT_JOBS=1 runs one at a time. It says: {first}"
+                f"SGLJIT_JOBS=1 runs one compiler at a time. It says: {first}"
             )
         raise CompileError(
             build=self._spec.label,
@@ -211,27 +203,30 @@ class _Runner:
 
 
 def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
-    """What an author needs beside a compiler's first error: which wrapper it is about, which type, what to include."""
+    """Additions to a compiler's first error: the wrapper and the type that it concerns, and the remedy."""
     hints = []
     before = log.partition(first)[0]
     place = re.match(r"\S*?(generated\.\w+):(\d+)", first)
     place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here\s*\Z", before)
     if place is not None:
         line = (directory / place[1]).read_text().splitlines()[int(place[2]) - 1]
-        hints.append(f"It is about the wrapper {line}")
-    parameter = re.findall(r"read_argument\([^)]*\) \[with T = ([^\]]+)\]", before) if "SGL_EXPORT: " in first else []
-    hints += [f"The type is {parameter[-1]}"] if parameter else []
+        hints.append(f"The error is in the wrapper {line}")
+    parameter = re.findall(r"read_argument\([^)]*\) \[with T = ([^\]]+)\]", before)
+    if "SGL_EXPORT: " in first and parameter:
+        hints.append(f"The type is {parameter[-1]}")
     if not cuda and re.search(r"(cuda_\w+\.h|\.cuh): No such file", first):
-        hints.append("The C++ compiler takes no device header: a kernel has a .cuh of its own, which only NVRTC reads")
+        hints.append(
+            "A C++ file cannot include a device header: put the kernel into a .cuh file, which only NVRTC reads"
+        )
     if "'address_of' is not a member of 'host'" in first:
-        hints.append("The file of a deferred function includes <sgl_kernel/deferred.h>")
+        hints.append("The file of a deferred function must include <sgl_kernel/deferred.h>")
     exported_twice = re.search(r"multiple definition of `__tvm_ffi_(\w+)'", first)
     if exported_twice is not None:
         hints.append(f"Two files export {exported_twice[1]} with SGL_EXPORT")
     elif "multiple definition of" in first:
-        hints.append("What a file has for itself alone goes into an anonymous namespace")
+        hints.append("Put file-local definitions in an anonymous namespace")
     if "undefined reference" in first:
-        hints.append("Name the file that defines it in cpp_files, or its library in extra_ldflags")
+        hints.append("Add the file that defines it to cpp_files, or its library to extra_ldflags")
     return "".join(f". {hint}" for hint in hints)
 
 
@@ -242,7 +237,7 @@ def _environment(toolchain: Toolchain, directory: Path) -> dict[str, str]:
         "PATH": os.pathsep.join([*map(str, programs), "/usr/local/bin", "/usr/bin", "/bin"]),
         "TMPDIR": str(directory),
         "LC_ALL": "C",
-        "SOURCE_DATE_EPOCH": "0",  # what __DATE__ and __TIME__ say
+        "SOURCE_DATE_EPOCH": "0",  # the value of __DATE__ and __TIME__
     }
 
 
@@ -254,18 +249,18 @@ def _dependencies(file: Path) -> list[str]:
 
 
 def _archives(trace: str) -> list[str]:
-    """The object files and static libraries in a linker's trace; a shared library counts by its name alone."""
+    """The object files and static libraries in a linker's trace; only the name of a shared library counts."""
     lines = [re.sub(r"\([^)]*\)$", "", re.sub(r"^\(([^)]*)\)", r"\1", line.strip())) for line in trace.splitlines()]
     return [line for line in lines if line.endswith((".a", ".o")) and not re.match(r"/(usr/)?lib(64)?/", line)]
 
 
 def _observed(read: Iterable[str], own: Sequence[Path], keyed: Collection[str]) -> dict[str, str]:
-    """Sha256 of each file that was read, but for the toolchain's, those below ``own`` and those in a key."""
+    """Sha256 of each file that was read, except the toolchain's, those below ``own`` and those in a key."""
     covered = {os.path.realpath(path) for path in keyed}
     below = tuple(f"{os.path.realpath(directory)}/" for directory in own)
     found: dict[str, str] = {}
     for name in dict.fromkeys(read):
-        path = os.path.realpath(own[0] / name)  # a relative name is relative to where the compiler ran
+        path = os.path.realpath(own[0] / name)  # a relative name is relative to the compiler's working directory
         if path in covered or path in found or path.startswith(below) or _PLATFORM.search(path):
             continue
         with contextlib.suppress(OSError):  # nvcc names files of its own that are gone by now

@@ -1,7 +1,7 @@
 """How does a device file become a cubin, with no nvcc and no host compiler?
 
-A thin binding of NVRTC, which PyTorch's CUDA wheels bring and cuda-pathfinder finds. It needs no GPU. Where it is and
-which version it has are remembered, so that a warm start does not load 100 MB of compiler.
+A thin binding of NVRTC, which PyTorch's CUDA wheels bring and cuda-pathfinder finds. It needs no GPU. Its path and
+version are remembered, so that a warm start does not load 100 MB of compiler.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cud
 
 
 class RejectedSourceError(Exception):
-    """NVRTC's log for a source that does not compile; the caller knows whose source it is."""
+    """NVRTC's log for a source that does not compile; the caller adds the source's name."""
 
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """Where NVRTC is, and what identifies it.
+    """The paths and versions of NVRTC and CUDA's headers.
 
     Attributes:
-        library: libnvrtc.so.
-        version: "13.0", and the library's size, since NVRTC does not tell its patch level.
-        include: the directory of cuda_fp16.h and its kind.
-        headers: what identifies those headers.
+        library: the path of libnvrtc.so.
+        version: "13.0", and the library's size, since NVRTC does not report its patch level.
+        include: the directory of cuda_fp16.h.
+        headers: the names and sizes of CUDA's headers.
     """
 
     library: str
@@ -49,7 +49,7 @@ class Nvrtc:
 
 
 def find_nvrtc(needed_for: str) -> Nvrtc:
-    """NVRTC and CUDA's headers, wherever cuda-pathfinder finds them.
+    """NVRTC and CUDA's headers, as cuda-pathfinder finds them.
 
     Raises:
         ToolchainNotFoundError: one of the two is missing.
@@ -72,7 +72,7 @@ def find_nvrtc(needed_for: str) -> Nvrtc:
 
 
 def unknown_target(nvrtc: Nvrtc, target: str, needed_for: str) -> ToolchainNotFoundError:
-    """The error of a target that this NVRTC does not compile for, with those that it does."""
+    """The error for a target that this NVRTC does not support; it lists the supported ones."""
     library = _library(nvrtc.library)
     count = ctypes.c_int()
     library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
@@ -107,20 +107,20 @@ def _search() -> str | None:
 @functools.cache
 def _library(path: str) -> ctypes.CDLL:
     for builtins in Path(path).parent.glob("libnvrtc-builtins.so*"):
-        ctypes.CDLL(str(builtins))  # NVRTC opens it by its bare name, which is found where it is loaded already
+        ctypes.CDLL(str(builtins))  # NVRTC opens it by its bare name, which works if it is loaded already
     library = ctypes.CDLL(path)
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
 
 
-# One compile at a time uses precompiled headers, which halve its time: NVRTC keeps them in the process, and a second
-# thread is better off compiling without than waiting.
+# Precompiled headers halve the time of a compile. NVRTC keeps them in the process, for one compile at a time; a second
+# thread finishes sooner without them than by waiting.
 _precompiled = ForkLock()
 
 
 @functools.lru_cache(maxsize=1)
 def precompiled_directory(process: int) -> Path:
-    """A directory of a process's own, which that process removes at its end, and no child of it."""
+    """A process's own directory. The process removes it at its end; its children do not."""
     directory = Path(tempfile.mkdtemp(prefix="sgljit-pch-"))
 
     def remove() -> None:
@@ -137,8 +137,8 @@ def compile_kernel(
     """Compile ``source`` and instantiate the kernel that ``expression`` names. Thread-safe.
 
     Args:
-        headers: what identifies the content of everything that ``source`` includes. NVRTC does not look whether a
-            header has changed since it was precompiled, so each content has precompiled headers of its own.
+        headers: a key of the content of everything that ``source`` includes. NVRTC does not check whether a header
+            has changed since it was precompiled, so each content has its own precompiled headers.
 
     Returns:
         The cubin, and the kernel's symbol in it.
@@ -148,94 +148,69 @@ def compile_kernel(
     """
     with _precompiling(headers) as precompile:
         try:
-            return _Program(_library(nvrtc.library), source).compile(expression, (*options, *precompile))
+            return _compile(_library(nvrtc.library), source, expression, (*options, *precompile))
         except RejectedSourceError:  # it may be for the files of the precompiled headers
             if not precompile:
                 raise
-    return _Program(_library(nvrtc.library), source).compile(expression, options)
+    return _compile(_library(nvrtc.library), source, expression, options)
 
 
 def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], headers: str) -> None:
-    """What the first ``compile_kernel`` of these headers does beside compiling: load NVRTC and precompile them.
+    """Load NVRTC and precompile headers ahead of the first ``compile_kernel`` that needs them.
 
     Raises:
         RejectedSourceError: with NVRTC's log.
     """
     with _precompiling(headers) as precompile:
-        _Program(_library(nvrtc.library), source).compile(None, (*options, *precompile))
+        _compile(_library(nvrtc.library), source, None, (*options, *precompile))
 
 
 @contextlib.contextmanager
 def _precompiling(headers: str) -> Iterator[tuple[str, ...]]:
-    """The options with which NVRTC takes or makes precompiled headers.
-
-    None while another thread does, and none where there is no room for them: they only save time.
-    """
+    """The options for using or making precompiled headers; none if another thread does, or the disk is full."""
     lock = _precompiled.here()
     if not lock.acquire(blocking=False):
         yield ()
         return
+    options: tuple[str, ...] = ()
     try:
-        try:
+        with contextlib.suppress(OSError):
             directory = precompiled_directory(os.getpid()) / headers
             directory.mkdir(parents=True, exist_ok=True)
-            options: tuple[str, ...] = ("-pch", f"-pch-dir={directory}")
-        except OSError:
-            options = ()
+            options = ("-pch", f"-pch-dir={directory}")
         yield options
     finally:
         lock.release()
 
 
-class _Program:
-    """One NVRTC program, for one compile."""
+def _compile(library: ctypes.CDLL, source: str, expression: str | None, options: Sequence[str]) -> tuple[bytes, str]:
+    program = ctypes.c_void_p()
 
-    def __init__(self, library: ctypes.CDLL, source: str) -> None:
-        self.library = library
-        self.handle = ctypes.c_void_p()
-        self._check(
-            library.nvrtcCreateProgram(ctypes.byref(self.handle), source.encode(), b"variant.cu", 0, None, None)
-        )
-
-    def compile(self, expression: str | None, options: Sequence[str]) -> tuple[bytes, str]:
-        try:
-            name = b"" if expression is None else expression.encode()
-            if name:
-                self._check(self.library.nvrtcAddNameExpression(self.handle, name))
-            encoded = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
-            status = self.library.nvrtcCompileProgram(self.handle, len(options), encoded)
-            if status != 0:
-                raise RejectedSourceError(self._log() or self._error(status))
-            return self._cubin(), self._symbol(name) if name else ""
-        finally:
-            self.library.nvrtcDestroyProgram(ctypes.byref(self.handle))
-
-    def _symbol(self, name: bytes) -> str:
-        symbol = ctypes.c_char_p()
-        self._check(self.library.nvrtcGetLoweredName(self.handle, name, ctypes.byref(symbol)))
-        assert symbol.value is not None
-        return symbol.value.decode()
-
-    def _cubin(self) -> bytes:
-        size = ctypes.c_size_t()
-        self._check(self.library.nvrtcGetCUBINSize(self.handle, ctypes.byref(size)))
-        cubin = ctypes.create_string_buffer(size.value)
-        self._check(self.library.nvrtcGetCUBIN(self.handle, cubin))
-        return cubin.raw
-
-    def _log(self) -> str:
-        size = ctypes.c_size_t()
-        self.library.nvrtcGetProgramLogSize(self.handle, ctypes.byref(size))
-        log = ctypes.create_string_buffer(max(size.value, 1))
-        self.library.nvrtcGetProgramLog(self.handle, log)
-        text = log.value.decode(errors="replace")
-        # What it says of precompiled headers is no news of the source.
-        lines = [line for line in text.splitlines() if not line.startswith('"variant.cu": ')]
-        return "\n".join(lines).strip()
-
-    def _error(self, status: int) -> str:
-        return str(self.library.nvrtcGetErrorString(status).decode())
-
-    def _check(self, status: int) -> None:
+    def check(status: int) -> None:
         if status != 0:
-            raise RejectedSourceError(f"NVRTC: {self._error(status)}")
+            raise RejectedSourceError(f"NVRTC: {library.nvrtcGetErrorString(status).decode()}")
+
+    def get(what: str) -> bytes:
+        size = ctypes.c_size_t()
+        check(getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        content = ctypes.create_string_buffer(size.value)
+        check(getattr(library, f"nvrtcGet{what}")(program, content))
+        return content.raw
+
+    check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"variant.cu", 0, None, None))
+    try:
+        if expression is not None:
+            check(library.nvrtcAddNameExpression(program, expression.encode()))
+        encoded = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+        status = library.nvrtcCompileProgram(program, len(options), encoded)
+        if status != 0:
+            lines = get("ProgramLog").rstrip(b"\0").decode(errors="replace").splitlines()
+            # Lines about precompiled headers say nothing about the source.
+            log = "\n".join(line for line in lines if not line.startswith('"variant.cu": ')).strip()
+            raise RejectedSourceError(log or library.nvrtcGetErrorString(status).decode())
+        symbol = ctypes.c_char_p(b"")
+        if expression is not None:
+            check(library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)))
+        return get("CUBIN"), (symbol.value or b"").decode()
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))

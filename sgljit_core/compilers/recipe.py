@@ -1,4 +1,4 @@
-"""What the compilers are given: generated sources and flags. Both go into the key, so a warm start needs them too."""
+"""Which sources and flags do the compilers get? Both go into the key, so a warm start needs them too."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from sgljit_core.model.build import BuildSpec
 from .includes import Root
 
 _COMMON = ("-std=c++20", "-O3")
-# Without -fno-gnu-unique the statics of templates and inline functions are shared by every library of the process,
-# so that a second module's one-time initialiser is skipped.
+# Without -fno-gnu-unique all libraries of the process share the statics of templates and inline functions, so that a
+# second module's one-time initialiser is skipped.
 _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
-# The units of the core's own functions (sgl_kernel/impl/separate.h), and the macro by which the others know.
+# The units of the core's own functions (sgl_kernel/impl/separate.h), and the macro that announces them to the others.
 _CORE_UNITS = ("messages.cpp", "kernels.cpp")
 _SEPARATE = ("-DSGL_SEPARATE",)
 
 
 def generated_sources(spec: BuildSpec) -> dict[str, str]:
-    """The generated sources by file name: they include the author's files and export the wrappers, and the core's."""
+    """The generated sources by file name: they include the author's files and export the wrappers; and the core's."""
     sources = {}
     if spec.header_only:
         sources["generated.cu"] = _generate(spec.cuda_files, spec.cuda_wrappers)  # first, as it takes longest
@@ -31,8 +31,8 @@ def generated_sources(spec: BuildSpec) -> dict[str, str]:
 def _is_separate(spec: BuildSpec) -> bool:
     """Whether the core's own functions are compiled beside the module's files.
 
-    They take as long as a host part, and a quarter of nvcc's time. A small C++ module needs few of them, and compiles
-    sooner with those alone.
+    They take as long as a host part, and a quarter of nvcc's time. A small C++ module uses few of them, and compiles
+    faster with only these.
     """
     return spec.host_part or bool(spec.cuda_files)
 
@@ -48,7 +48,7 @@ def _generate(files: Sequence[str], wrappers: Sequence[tuple[str, str]]) -> str:
 
 
 def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
-    """The flags of each step, with directories written as the labels of ``roots``: what goes into the key."""
+    """The flags of each step as they go into the key: with the labels of ``roots`` for their directories."""
     includes = tuple(f"-I{root.label}" for root in roots)
     steps = {"cxx": (*cxx_flags(spec), *includes), "link": spec.ldflags}
     if spec.target.is_cuda:
@@ -57,7 +57,6 @@ def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
 
 
 def _labelled(flag: str, roots: Sequence[Root]) -> str:
-    """A flag with the directories of the build written as labels, so that it is the same wherever the tree lies."""
     for root in roots:
         flag = flag.replace(f"{root.directory}/", f"{root.label}/")
     return flag
@@ -65,7 +64,7 @@ def _labelled(flag: str, roots: Sequence[Root]) -> str:
 
 def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The host compiler's flags, without include directories."""
-    # Flags for C++ files are not for the core's alone: where there are no others, nobody has tried them.
+    # Without C++ files of its own a module never tried its C++ flags; the core's units do without them.
     own = spec.cflags if spec.cpp_files else ()
     return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *own)
 

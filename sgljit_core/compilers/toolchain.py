@@ -1,9 +1,9 @@
-"""Which compilers are there, and which versions?
+"""Which compilers are installed, and which versions?
 
-nvcc is found with cuda-pathfinder (environment wheels, conda, CUDA_HOME, system). The host compiler is one and
-the same for C++ files, as nvcc's ``-ccbin`` and for linking, so that what is asked for its version is what runs.
-On a warm start no compiler runs: where nvcc is and what a compiler's version is are remembered for the state of the
-files that decide it.
+nvcc is found with cuda-pathfinder (environment wheels, conda, CUDA_HOME, system). One host compiler serves for C++
+files, as nvcc's ``-ccbin`` and for linking, so that the program that is asked for its version is the one that runs.
+A warm start runs no compiler: the path of nvcc and the version of each compiler are remembered for the state of the
+files that decide them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ from sgljit_core.machine.answers import recall, remember
 
 _HOST_COMPILERS = ("g++", "clang++", "c++")
 _LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
+_CUDA_REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]". Or set SGLJIT_NVCC to an nvcc.'
+_CXX_REMEDY = (
+    "Install a C++20 compiler (Debian, Ubuntu: apt install g++; conda: conda install gxx), or set SGLJIT_CXX to one."
+)
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """One compiler: the program, and the line it identifies itself with."""
+    """One compiler: the program, and the line that it identifies itself with."""
 
     path: Path
     version: str
@@ -39,7 +43,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What turns a build into a library. ``nvcc`` is None where the build has no CUDA code."""
+    """The compilers of a build. ``nvcc`` is None if the build has no CUDA code."""
 
     cxx: Compiler
     nvcc: Compiler | None
@@ -48,7 +52,7 @@ class Toolchain:
     def cuda_home(self) -> Path:
         """The CUDA toolkit that nvcc belongs to."""
         assert self.nvcc is not None
-        if _is_script(self.nvcc.path):  # a wrapper, which may lie anywhere; nvcc itself knows its place
+        if _is_script(self.nvcc.path):  # a wrapper may be anywhere, but nvcc itself reports its directory
             command = [str(self.nvcc.path), "--dryrun", "-x", "cu", "-c", os.devnull]
             match = re.search(r"^#\$ TOP=(.+)$", _run(command).stderr, re.MULTILINE)
             if match is not None:
@@ -57,7 +61,7 @@ class Toolchain:
 
     @property
     def cudart(self) -> Path:
-        """The static CUDA runtime: an artifact then needs nothing but the driver at run time.
+        """The static CUDA runtime: with it an artifact needs only the driver at run time.
 
         Raises:
             ToolchainNotFoundError: the toolkit has no ``libcudart_static.a``.
@@ -74,12 +78,6 @@ class Toolchain:
         )
 
 
-_CUDA_REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]". Or set SGLJIT_NVCC to an nvcc.'
-_CXX_REMEDY = (
-    "Install a C++20 compiler (Debian, Ubuntu: apt install g++; conda: conda install gxx), or set SGLJIT_CXX to one."
-)
-
-
 def find_toolchain(*, cuda: bool, needed_for: str) -> Toolchain:
     """The compilers for a build.
 
@@ -88,7 +86,7 @@ def find_toolchain(*, cuda: bool, needed_for: str) -> Toolchain:
         needed_for: the build, for the error's text.
 
     Raises:
-        ToolchainNotFoundError: with every place that was searched and the command that installs what is missing.
+        ToolchainNotFoundError: with every place that was searched and the command that installs the compiler.
     """
     return Toolchain(cxx=find_cxx(needed_for), nvcc=find_nvcc(needed_for) if cuda else None)
 
@@ -96,7 +94,7 @@ def find_toolchain(*, cuda: bool, needed_for: str) -> Toolchain:
 def find_cxx(needed_for: str) -> Compiler:
     """The host C++ compiler: ``SGLJIT_CXX``, ``CXX``, else the first of g++, clang++, c++ on ``PATH``.
 
-    Of a launcher with a compiler, such as "ccache g++", it is the compiler: what it makes is cached already.
+    A launcher with a compiler, such as "ccache g++", stands for the compiler: its results are cached here already.
     """
     config = settings()
     for name in _HOST_COMPILERS if config.cxx is None else (config.cxx, _compiler_of(config.cxx)):
@@ -109,14 +107,14 @@ def find_cxx(needed_for: str) -> Compiler:
     else:
         searched = [f"{config.cxx_source}={config.cxx!r} on PATH={config.path}"]
         remedy = (
-            f"Let {config.cxx_source} name one program, a C++20 compiler, without flags (those of a build are "
-            f"load_jit's extra_cflags); or unset it, and {', '.join(_HOST_COMPILERS)} are looked for."
+            f"Set {config.cxx_source} to one program, a C++20 compiler, without flags (pass a build's flags as "
+            f"load_jit's extra_cflags); or unset it to search for {', '.join(_HOST_COMPILERS)}."
         )
     raise ToolchainNotFoundError("a C++ compiler", needed_for=needed_for, searched=searched, remedy=remedy)
 
 
 def _compiler_of(command: str) -> str:
-    """The compiler behind a launcher; ``command`` itself where there is none, or more than that."""
+    """The compiler in "launcher compiler"; any other command as it is."""
     try:
         launcher, compiler = shlex.split(command)
     except ValueError:
@@ -125,13 +123,15 @@ def _compiler_of(command: str) -> str:
 
 
 def find_nvcc(needed_for: str) -> Compiler:
-    """NVIDIA's compiler: ``SGLJIT_NVCC``, else what cuda-pathfinder finds."""
+    """NVIDIA's compiler: ``SGLJIT_NVCC``, else the one that cuda-pathfinder finds."""
     configured = settings().nvcc
     if configured is not None:
         found = shutil.which(configured)
         searched = [f"SGLJIT_NVCC={configured}"]
     else:
-        found = _search_nvcc()
+        found = remembered_search("nvcc", _search_nvcc)
+        if found and not Path(found).is_file():
+            found = _search_nvcc()
         searched = [
             "the nvidia-cuda-nvcc wheel of this environment",
             "the conda environment (CONDA_PREFIX)",
@@ -145,11 +145,6 @@ def find_nvcc(needed_for: str) -> Compiler:
 
 
 def _search_nvcc() -> str | None:
-    found = remembered_search("nvcc", _ask_pathfinder_for_nvcc)
-    return found if found and Path(found).is_file() else _ask_pathfinder_for_nvcc()
-
-
-def _ask_pathfinder_for_nvcc() -> str | None:
     from cuda.pathfinder import find_nvidia_binary_utility
 
     found: str | None = find_nvidia_binary_utility("nvcc")
@@ -157,17 +152,17 @@ def _ask_pathfinder_for_nvcc() -> str | None:
 
 
 def remembered_search(what: str, search: Callable[[], str | None]) -> str | None:
-    """What ``search`` finds with cuda-pathfinder's help, asked once for each state of the places where that looks.
+    """The result of ``search``, remembered for the state of the places where cuda-pathfinder looks.
 
     A search takes 70 ms, most of a warm start.
     """
     config = settings()
-    prefixes = [Path(value) for _, value in config.search if value] + [Path("/usr/local/cuda")]
+    variables = [value for _, value in config.search]
+    prefixes = [*(Path(value) for value in variables if value), Path("/usr/local/cuda")]
     places = [*prefixes, *(prefix / "bin" / "nvcc" for prefix in prefixes)]
     places += [Path(shutil.which("nvcc", path=config.path) or os.devnull)]
-    packages = [entry for entry in sys.path if entry.endswith("-packages")]
-    places += [directory for entry in packages for directory in (Path(entry), Path(entry, "nvidia"))]
-    question = [what, sys.prefix, config.path, *(value for _, value in config.search), *map(_state, places)]
+    places += [Path(entry, name) for entry in sys.path if entry.endswith("-packages") for name in ("", "nvidia")]
+    question = [what, sys.prefix, config.path, *variables, *map(_state, places)]
     answer = recall(question)
     if answer is None:
         answer = search()
@@ -177,7 +172,7 @@ def remembered_search(what: str, search: Callable[[], str | None]) -> str | None
 
 
 def _state(path: Path) -> str:
-    """What tells one state of a file or directory from another: where it really is, and its stamp."""
+    """The state of a file or directory: its real path and its stamp."""
     try:
         status = path.stat()
     except OSError:
@@ -189,10 +184,10 @@ _versions: dict[str, str] = {}
 
 
 def _identify(path: Path) -> Compiler:
-    """Ask a compiler for its version, once for each state of the file."""
+    """The compiler with its version, which it is asked for once for each state of the file."""
     state = f"{path} {_state(path)}"
     if state not in _versions:
-        # What a script runs may change without the script: its answer holds for this process alone.
+        # The programs that a script runs may change without the script: its answer holds for this process alone.
         lasting = not _is_script(path)
         version = recall(["version", state]) if lasting else None
         if version is None:
@@ -204,7 +199,7 @@ def _identify(path: Path) -> Compiler:
 
 
 def _is_script(path: Path) -> bool:
-    """Whether a program runs another that it does not name: a script, or ccache and its kind under g++'s name."""
+    """Whether a program runs another one: a script, or a launcher such as ccache under g++'s name."""
     if path.resolve().name in _LAUNCHERS:
         return True
     with path.open("rb") as file:
@@ -236,7 +231,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def processor() -> str:
-    """This machine's processor, as far as it decides what ``-march=native`` means."""
+    """A hash of the properties of this machine's processor that decide the meaning of ``-march=native``."""
     try:
         return _processor()
     except OSError:  # not kept, as it may pass

@@ -24,7 +24,8 @@ from sgljit_core.config import settings
 from sgljit_core.errors import IncompatiblePluginError, PluginConflictError, PluginLoadError, SgljitError
 from sgljit_core.machine import answers
 from sgljit_core.machine.forks import ForkLock
-from sgljit_core.model.build import FamilySpec
+
+from .family import KernelFamily
 
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
@@ -133,9 +134,9 @@ def rescan() -> None:
 
 
 _lock = ForkLock()  # plugins are loaded one after the other
-_families: dict[str, FamilySpec] = {}
+_families: dict[str, KernelFamily] = {}
 _failures: dict[str, PluginLoadError | PluginConflictError] = {}
-_registering: list[FamilySpec] = []
+_registering: list[KernelFamily] = []
 
 
 @functools.cache
@@ -151,13 +152,13 @@ def _manager() -> PluginManager:
     return manager
 
 
-def _register(family: FamilySpec) -> None:
-    if not isinstance(family, FamilySpec):
+def _register(family: KernelFamily) -> None:
+    if not isinstance(family, KernelFamily):
         raise TypeError(f"register() expects a KernelFamily, got {type(family).__name__}")
     _registering.append(family)
 
 
-def load(family: str, claims: tuple[Plugin, ...]) -> FamilySpec:
+def load(family: str, claims: tuple[Plugin, ...]) -> KernelFamily:
     """Import the plugin of a family and return what it registered.
 
     Raises:

@@ -3,32 +3,179 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sgljit_core import paths
-from sgljit_core.builds import kernels
-from sgljit_core.builds.modules import load_jit
-from sgljit_core.compilers import arch
-from sgljit_core.model.arguments import make_cpp_args
-from sgljit_core.model.build import BuildSpec, FamilySpec
+from sgljit_core.errors import InvalidFamilyError
+
+from .references import REFERENCE, import_module, resolve
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
+    from sgljit_core.builds.kernels import Sources
     from sgljit_core.model.arguments import CppArg
 
-__all__ = ["KernelFamily"]
+    from .library_ops import LibraryOps
+
+__all__ = ["KernelFamily", "Op"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class KernelFamily(FamilySpec):
-    """A family that can build its modules; see ``FamilySpec`` for the fields.
+class Op:
+    """One op, declared by ``KernelFamily.op``.
 
-    >>> FAMILY = KernelFamily(name="norm", package="sgljit_norm", ops=(Op("rmsnorm", "sgljit_norm.ops:rmsnorm"),))
+    Attributes:
+        name: the function's name.
+        function: what users call.
+        library: its ``torch.library`` ops.
+        reference: the same op in plain PyTorch, for tests; None where there is none.
+        samples: takes a torch.device and yields the arguments of calls on it, each a dictionary by the parameters'
+            names, for tests and benchmarks; None where there are none.
     """
+
+    name: str
+    function: Callable[..., Any]
+    library: LibraryOps
+    _package: str
+    _named: Mapping[str, str]
+
+    @property
+    def mutates(self) -> tuple[str, ...]:
+        """The parameters that a call may write to, in place or not."""
+        return tuple(dict.fromkeys(name for variant in self.library.variants for name in variant.mutates))
+
+    @property
+    def reference(self) -> Callable[..., Any] | None:
+        return self._beside("reference")
+
+    @property
+    def samples(self) -> Callable[..., Any] | None:
+        return self._beside("samples")
+
+    def _beside(self, kind: str) -> Callable[..., Any] | None:
+        """The function that the declaration names, or the one of the op's name in the package's module ``kind``."""
+        if kind in self._named:
+            return resolve(self._named[kind])
+        try:
+            module = import_module(f"{self._package}.{kind}")
+        except InvalidFamilyError:
+            return None
+        found: Callable[..., Any] | None = getattr(module, self.name, None)
+        return found
+
+
+@dataclass(frozen=True)
+class KernelFamily:
+    """A family of kernels: what a plugin registers. Its ops declare themselves, see ``op``.
+
+    >>> FAMILY = KernelFamily(name="norm", package="sgljit_norm")
+
+    Attributes:
+        name: the family's name, a Python identifier, equal to its entry point's name.
+        package: the importable package that holds ``csrc/``, ``tests/`` and ``bench/``.
+        ops: the module that declares the ops; it is imported when the first of them is asked for. By default ``ops``
+            of the package.
+        variants: "package.module:function" that yields zero-argument callables, each of which loads one module
+            worth building ahead.
+    """
+
+    name: str
+    package: str
+    ops: str = ""
+    variants: str | None = None
+    _declared: dict[str, Op] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name.startswith("_"):
+            raise InvalidFamilyError(f"family name {self.name!r} must be a public Python identifier")
+        if not self.ops:
+            object.__setattr__(self, "ops", f"{self.package}.ops")
+        for name in ("package", "ops"):
+            value: object = getattr(self, name)
+            if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
+                raise InvalidFamilyError(f"family {self.name}: {name} must name a module, got {value!r}")
+        _check_reference(f"family {self.name}", "variants", self.variants)
+
+    def op(
+        self,
+        *,
+        exports: Callable[[], Any] | None = None,
+        mutates: Sequence[str] = (),
+        inplace: str | None = None,
+        fake: Callable[..., Any] | str | None = None,
+        reference: str | None = None,
+        samples: str | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Declare the op that a function is. Its name, signature and annotations are the op's.
+
+        >>> @FAMILY.op(exports=host_module, mutates=("out",), inplace="input")
+        ... def rmsnorm(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> None:
+        ...     \"\"\"What users read.\"\"\"
+
+        What the module gets under the name is the op: a call on plain tensors runs at once, and torch.compile,
+        torch.export and their kind see one graph node, ``torch.ops.sgljit_<family>.<name>``.
+
+        Args:
+            exports: returns the module that exports the C++ function of the same name, which then is the body; called
+                at the op's first call. C++ gets all parameters by position, in this order. Without it the function's
+                own body runs.
+            mutates: the tensor parameters that the op writes to.
+            inplace: the tensor that is written where the one optional parameter of ``mutates`` is None. The op is two
+                then: ``<name>_`` writes this one, ``<name>`` the other.
+            fake: for an op that returns tensors: makes the same of its arguments without computing, such as
+                ``torch.empty_like``; the function, or "package.module:function".
+            reference, samples: "package.module:function", see ``Op``. By default the functions of the op's name in
+                the package's ``reference`` and ``samples``, where there are any.
+
+        Raises:
+            InvalidFamilyError: the declaration cannot work; it names the op, its file, and what to write.
+        """
+
+        def declare(function: Callable[P, R]) -> Callable[P, R]:
+            from .library_ops import define  # imports torch
+
+            name = function.__name__
+            where = f"op {self.name}.{name} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"
+            if not name.isidentifier() or name.startswith("_"):
+                raise InvalidFamilyError(f"{where}: the op's name {name!r} must be a public Python identifier")
+            for option, value in (("reference", reference), ("samples", samples), ("fake", fake)):
+                _check_reference(where, option, value)
+            earlier = self._declared.pop(name, None)
+            if earlier is not None and earlier.library.place != _place(function):  # or else it is a reload
+                self._declared[name] = earlier
+                raise InvalidFamilyError(f"{where}: the family has this op already, from {earlier.library.place}")
+            del earlier  # and its library ops with it
+            make_fake = functools.partial(_call, fake) if isinstance(fake, str) else fake
+            names = (mutates,) if isinstance(mutates, str) else tuple(mutates)
+            op, library = define(self.name, where, function, exports, names, inplace, make_fake)
+            named = {"reference": reference, "samples": samples}
+            given = {kind: value for kind, value in named.items() if value is not None}
+            self._declared[name] = Op(name, op, library, self.package, given)
+            return op
+
+        return declare
+
+    def declared(self) -> Mapping[str, Op]:
+        """The family's ops by name. Imports the module that declares them, and with it torch.
+
+        Raises:
+            InvalidFamilyError: there is no such module, or it declares no op. What it raises passes unchanged.
+        """
+        module = import_module(self.ops)
+        if not self._declared:
+            raise InvalidFamilyError(
+                f"family {self.name!r}: {module.__file__} declares no ops; write @FAMILY.op(...) above each function, "
+                f"with the FAMILY that the plugin registers"
+            )
+        return MappingProxyType(self._declared)
 
     @functools.cached_property
     def csrc(self) -> Path:
@@ -37,6 +184,8 @@ class KernelFamily(FamilySpec):
 
     def load_jit(self, *args: str, **options: Any) -> Module:
         """``sgljit_core.load_jit`` on the family's own sources; the same keywords."""
+        from sgljit_core.builds.modules import load_jit
+
         return load_jit(*args, **{"csrc": self.csrc, "family": self.name, **options})
 
     def load_host(
@@ -63,6 +212,10 @@ class KernelFamily(FamilySpec):
             build_directory: the root of the cache for the host part and for all that it asks for: device kernels and
                 deferred functions.
         """
+        from sgljit_core.builds import kernels
+        from sgljit_core.compilers import arch
+        from sgljit_core.model.build import BuildSpec
+
         # Thin code gains nothing from -O3, and compiles half as long.
         # A matcher without its verify checks nothing: that is an error.
         flags = ("-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags)
@@ -91,6 +244,8 @@ class KernelFamily(FamilySpec):
             symbol: the function's name in it.
             build_directory: as in ``load_jit``; the one of ``load_host`` where that has another.
         """
+        from sgljit_core.builds import kernels
+
         return kernels.load_deferred(self._sources(build_directory), file, symbol)
 
     def build_variant(self, file: str, kernel: str, *args: CppArg, build_directory: str | Path | None = None) -> None:
@@ -109,8 +264,26 @@ class KernelFamily(FamilySpec):
             CompileError: it does not compile.
             ToolchainNotFoundError: it must be made and there is no NVRTC.
         """
+        from sgljit_core.builds import kernels
+        from sgljit_core.model.arguments import make_cpp_args
+
         expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
         kernels.build_kernel(self._sources(build_directory), file, expression)
 
-    def _sources(self, build_directory: str | Path | None) -> kernels.Sources:
-        return kernels.Sources(self.name, self.csrc, paths.build_root(build_directory))
+    def _sources(self, build_directory: str | Path | None) -> Sources:
+        from sgljit_core.builds.kernels import Sources
+
+        return Sources(self.name, self.csrc, paths.build_root(build_directory))
+
+
+def _check_reference(where: str, option: str, value: object) -> None:
+    if value is not None and not callable(value) and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
+        raise InvalidFamilyError(f'{where}: {option} must read "package.module:function", got {value!r}')
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+
+
+def _call(reference: str, *args: Any, **kwargs: Any) -> Any:
+    return resolve(reference)(*args, **kwargs)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pluggy
 
-from sgljit_core.model.build import BuildSpec, FamilySpec
+from sgljit_core.model.build import BuildSpec
+
+from .family import KernelFamily
 
 __all__ = ["hookimpl", "hookspec"]
 
@@ -20,7 +22,7 @@ hookimpl = pluggy.HookimplMarker("sgljit")
 
 
 @hookspec(historic=True)
-def sgljit_register_kernels(register: Callable[[FamilySpec], None]) -> None:
+def sgljit_register_kernels(register: Callable[[KernelFamily], None]) -> None:
     """Declare kernel families: call ``register(FAMILY)`` once for each."""
 
 

@@ -1,177 +1,258 @@
-"""How does an op look to torch.compile?
+"""How does a declared function become an op of PyTorch's?
 
-Each op is also a ``torch.library`` op, ``torch.ops.sgljit_<family>.<op>``, so that a graph can hold it: torch.compile
-traces a call of the op as a call of that one, and so does whatever traces by a dispatch mode or by tensors without
-memory (make_fx, non-strict torch.export, FakeTensorMode, torch.func). Eager calls go straight to the Python function:
-the dispatcher would cost several times the call itself. The library op is registered with ``Library.define`` and
-``impl``; ``torch.library.custom_op`` is ten times slower per call.
+Each op is also a ``torch.library`` op, ``torch.ops.sgljit_<family>.<op>``, so that a graph can hold it: under
+torch.compile, and for tensors that are not plain (fake tensors, subclasses, those of torch.func), the function calls
+that one. A call on plain tensors goes straight to the body: the dispatcher would cost several times the call itself.
+The library op is registered with ``Library.define`` and ``impl``; ``torch.library.custom_op`` is ten times slower per
+call.
+
+The questions that decide are public: is torch.compile tracing, is the type exactly ``torch.Tensor`` or ``Parameter``,
+and, where the direct call has failed, does a tensor have memory. A mode that traces plain tensors (make_fx with real
+tensors) cannot be seen that way; who traces so calls ``torch.ops``.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import types
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from sgljit_core.errors import InvalidFamilyError, TensorMatchError
+from sgljit_core.errors import InvalidFamilyError
+from sgljit_core.machine.forks import ForkLock
 
-from .forwarding import forward, guarded
+from . import tensors
+from .forwarding import Generated, Route, exported, generate
+from .gradients import refuse_gradients
+from .schema import ORDER, Declaration, Variant
+from .tracing import constant
 
-__all__ = ["dispatching", "register"]
+__all__ = ["LibraryOps", "define"]
 
-# torch.compile hands on the arguments of an op that writes to them by name, through functions of its own that have
-# parameters of these names. In the schema such a parameter gets a trailing underscore.
-_TAKEN = frozenset({"ctx", "mode"})
+P = ParamSpec("P")
+R = TypeVar("R")
 
-
-@functools.cache
-def _library(namespace: str) -> torch.library.Library:
-    return torch.library.Library(namespace, "FRAGMENT")  # kept for the process: dropping it removes its ops
+_ORDER_STATE = torch.empty(0)  # all ops share it, and none looks at it
+_lock = ForkLock()
 
 
-def register(
-    family: str, name: str, function: Callable[..., Any], mutates: tuple[str, ...], fake: Callable[..., Any] | None
-) -> Any:
-    """Define ``torch.ops.sgljit_<family>.<name>`` with the schema of ``function``'s annotations.
+@dataclass(frozen=True)
+class LibraryOps:
+    """The ``torch.library`` ops of one declaration.
 
-    Parameters have the names of the function's, but for ``mode_`` and ``ctx_``, where torch.compile needs the bare
-    names for itself; the function keeps them.
+    Attributes:
+        overloads: one; with ``inplace`` two, the one that writes ``out`` and the one that works in place.
+        variants: what each overload is.
+        library: keeps the ops; without it they are gone.
+        place: file and line of the declaration.
+    """
+
+    overloads: Sequence[Any]
+    variants: Sequence[Variant]
+    library: torch.library.Library
+    place: str
+
+
+def define(
+    family: str,
+    where: str,
+    function: Callable[P, R],
+    exports: Callable[[], Any] | None,
+    mutates: tuple[str, ...],
+    inplace: str | None,
+    fake: Callable[..., Any] | None,
+) -> tuple[Callable[P, R], LibraryOps]:
+    """The op that a declaration is, and its library ops; see ``KernelFamily.op`` for the arguments.
 
     Args:
-        mutates: the tensor parameters that the op writes to.
-        fake: computes the outputs' shapes on fake tensors; None for an op that returns nothing.
+        where: names the op and its file in errors.
 
     Raises:
-        InvalidFamilyError: the annotations do not make a schema, or the op seems to do nothing.
+        InvalidFamilyError: the annotations make no schema, or the op cannot work in a graph.
     """
-    namespace = f"sgljit_{family}"
     try:
-        schema = torch.library.infer_schema(_prototype(function), mutates_args=[_in_schema(name) for name in mutates])
-    except ValueError as error:
-        raise InvalidFamilyError(
-            f"op {family}.{name}: its signature is no torch.library schema: {error}. Annotate every parameter and "
-            f"the return value, and name every tensor that the op writes to in Op(mutates=...)"
-        ) from error
-    returns_nothing = schema.endswith("-> ()")
-    if returns_nothing and not mutates and "Tensor" in schema:
-        raise InvalidFamilyError(
-            f"op {family}.{name} returns nothing and Op(mutates=...) names no parameter that it writes to: a compiled "
-            f'graph would leave it out. Write Op({name!r}, ..., mutates=("out",)), every tensor that it changes'
-        )
-    library = _library(namespace)
-    library.define(name + schema)
-    library.impl(name, _by_schema(function), "CompositeExplicitAutograd")
-    if fake is not None or returns_nothing:
-        torch.library.register_fake(f"{namespace}::{name}", fake or _nothing, lib=library)
+        signature = inspect.signature(function, eval_str=True)
+    except NameError as error:
+        raise InvalidFamilyError(f"{where}: an annotation cannot be evaluated: {error}") from error
+    declaration = Declaration(where, function.__name__, signature, mutates, inplace, fake)
+    declaration.check()
+    variants = declaration.variants()
+    schemas = [declaration.schema(variant) for variant in variants]
+
+    namespace = f"sgljit_{family}"
+    library = torch.library.Library(namespace, "FRAGMENT")
+    routes = []
+    for variant, schema in zip(variants, schemas, strict=True):
+        library.define(variant.name + schema)
+        routes.append(Route(_overload(namespace, variant.name), variant.parameters, variant.names))
+    generated = _generated(declaration, function, exports is not None, library, namespace, routes)
+    if exports is not None:
+        generated.bind(exported(function, exports, generated.bind))
+    for variant, route, run in zip(variants, routes, generated.runs, strict=True):
+        library.impl(variant.name, run, "CompositeExplicitAutograd")
+        imitation = _fake(declaration, variant, run)
+        library.impl(variant.name, imitation, "Meta")
+        if declaration.takes_tensors:
+            op = f"{family}.{declaration.name}"
+            refuse_gradients(library, variant.name, route.overload, op, variant.names)
+    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    return generated.function, LibraryOps([route.overload for route in routes], variants, library, place)
+
+
+def _overload(namespace: str, name: str) -> Any:
     return getattr(getattr(torch.ops, namespace), name).default
 
 
-# What is not eager shows in one of two ways. A dispatch mode sees the calls of library ops alone, and torch tells in a
-# global of the process that a thread has entered one; then the library op is right for all threads. (Each mode restores
-# what it found, so where two threads are in modes at a time, the global may be off too early, and a call is run and not
-# traced. To ask for the thread's own modes costs 6 % of a call more.) Tensors that stand for others make the function
-# fail, as they have no memory; what costs time, to look at them, comes after that.
-_GUARD = """\
-    if sgljit_modes._is_in_torch_dispatch_mode:
-        return sgljit_traced({arguments})
-    try:
-        return {call}
-    except Exception:
-        if not sgljit_stands_for_others({positional}):
-            raise
-    return sgljit_traced({arguments})
-"""
-# Of a torch without that global, tensors without memory are all that is noticed.
-_modes: Any = torch.utils._python_dispatch  # noqa: SLF001
-if not hasattr(_modes, "_is_in_torch_dispatch_mode"):
-    _modes = types.SimpleNamespace(_is_in_torch_dispatch_mode=False)
+def _generated(
+    declaration: Declaration,
+    function: Callable[..., Any],
+    by_position: bool,
+    library: torch.library.Library,
+    namespace: str,
+    routes: Sequence[Route],
+) -> Generated:
+    """The function that users call, and what the library ops run."""
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        return generated.runs[0](*args, **kwargs)
+
+    scope: dict[str, Any] = {}
+    if not declaration.takes_tensors:
+        scope["sgl_is_compiling"] = torch.compiler.is_compiling
+        if declaration.returns_nothing:
+            scope[ORDER.name] = _ORDER_STATE
+            traced = "sgl_route0({passed0})"
+        else:  # it asks about this machine: graphs hold the answer
+            scope["sgl_constant"] = constant(ask)
+            traced = "sgl_constant.call({passed0})"
+        text = f"  if sgl_is_compiling():\n   return {traced}\n  return {{body}}"
+    else:
+        text = "" if declaration.has_lists else _direct(declaration, scope, library, namespace)
+        if declaration.inplace is not None:
+            text += f"  if {declaration.out()} is None:\n   return sgl_route1({{passed1}})\n"
+        text += "  return sgl_route0({passed0})"
+    generated = generate(function, function, by_position, text, routes, scope)
+    return generated
 
 
-def dispatching(function: Callable[..., Any], library_op: Any) -> Callable[..., Any]:
-    """``function``, of which whatever traces it sees a call of ``library_op``.
-
-    Eager calls pay for reading one global. Dynamo looks for the attribute on every function that it traces, which is
-    how functions that are compiled already name their originals.
-    """
-    scope = {"sgljit_library_op": library_op}  # no parameter is called so
-    traced = forward(function, "    return sgljit_library_op({arguments})\n", scope, _in_schema)
-    function._torchdynamo_inline = traced  # type: ignore[attr-defined]  # noqa: SLF001
-    if not any("Tensor" in str(argument.type) for argument in library_op._schema.arguments):  # noqa: SLF001
-        return function  # it asks about this machine
-    names = tuple(inspect.signature(function).parameters)
-
-    def stands_for_others(*values: Any) -> bool:
-        tensors = {name: value for name, value in zip(names, values, strict=True) if isinstance(value, torch.Tensor)}
-        for name, tensor in tensors.items():
-            if tensor.layout is not torch.strided:
-                raise TypeError(
-                    f"{function.__name__}(): {name} is a tensor of layout {tensor.layout}, and a kernel reads strided "
-                    f"ones: pass {name}.to_dense()"
-                ) from None
-        if all(map(_has_memory, tensors.values())):
-            return False
-        _check_meta(function.__name__, tensors)
-        return True
-
-    tells = {"sgljit_modes": _modes, "sgljit_traced": traced, "sgljit_stands_for_others": stands_for_others}
-    return guarded(function, _GUARD, tells)
-
-
-def _check_meta(function: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Where one tensor is on meta, none has a device: nothing would run, and what should be written would stay.
-
-    PyTorch's own ops have the same rule, and the same exception: a single number of the CPU goes with any device.
-    """
-    meta = next((name for name, tensor in tensors.items() if tensor.device.type == "meta"), None)
-    if meta is None:
-        return
-    for name, tensor in tensors.items():
-        is_number = tensor.device.type == "cpu" and tensor.dim() == 0
-        if tensor.device.type != "meta" and not is_number:
-            raise TensorMatchError(
-                f"{function}(): {meta} is a meta tensor and {name} is on {tensor.device}, so nothing can be computed: "
-                f"put all tensors on one device, or all on meta"
-            ) from None
+def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, namespace: str) -> str:
+    """The statements that call the body with plain tensors. What they are not for goes on behind them."""
+    plain, others, grads = [], [], []
+    for name in declaration.tensors:
+        none, no_none = (f"{name} is None or ", f"{name} is not None and ") * declaration.may_be_none(name) or ("", "")
+        plain.append(f"({none}sgl_type({name}) is sgl_Tensor or sgl_type({name}) is sgl_Parameter)")
+        others.append(f"({none}sgl_isinstance({name}, sgl_Tensor))")
+        grads.append(f"{no_none}{name}.requires_grad")
+    scope.update(
+        sgl_type=type,
+        sgl_isinstance=isinstance,
+        sgl_Tensor=torch.Tensor,
+        sgl_Parameter=torch.nn.Parameter,
+        sgl_is_tracing=torch.compiler.is_dynamo_compiling,
+        sgl_is_grad_enabled=torch.is_grad_enabled,
+        sgl_stand_in=_stand_in(declaration),
+    )
+    no_gradient = f"not (sgl_is_grad_enabled() and ({' or '.join(grads)}))"
+    lines = [
+        f"if {' and '.join(plain)} and not sgl_is_tracing() and {no_gradient}:",
+        " try:",
+        "  return {body}",
+        " except Exception:",
+        "  if not sgl_stand_in({arguments}):",
+        "   raise",
+        # What is no tensor at all, the body names as it names any wrong argument.
+        f"if not sgl_is_tracing() and not ({' and '.join(others)}):",
+        " return {body}",
+    ]
+    if declaration.mutates and declaration.returns_nothing:
+        scope["sgl_on_copies"] = _OnCopies(declaration, library, namespace)
+        lines[4:4] = ["  if sgl_on_copies({arguments}):", "   return None"]
+    if tensors.HEAP_IS_LOW:
+        scope["sgl_require_memory"] = tensors.require_memory
+        lines[2:2] = ["  sgl_require_memory({arguments})"]
+    return "".join(f"  {line}\n" for line in lines)
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.numel() == 0 or tensor.data_ptr() >= 1 << 16  # as sgl_kernel/export.h has it
-    except RuntimeError:  # fake tensors and those of torch.func
-        return False
+def _stand_in(declaration: Declaration) -> Callable[..., bool]:
+    names = list(declaration.signature.parameters)
+
+    def stand_in(*values: Any) -> bool:
+        given = zip(names, values, strict=True)
+        return tensors.stand_in(declaration.name, {n: v for n, v in given if isinstance(v, torch.Tensor)})
+
+    return stand_in
 
 
-def _in_schema(name: str) -> str:
-    """A parameter's name in the schema."""
-    return f"{name}_" if name in _TAKEN else name
+def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
+    """What a library op does on fake tensors."""
+    if declaration.returns_nothing:
+        return _nothing
+    if declaration.fake is None:
+        return run
+    fake = declaration.fake
+    own_names = {p.name: name for p, name in zip(variant.parameters, variant.names, strict=True)}
 
-
-def _prototype(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a schema is inferred from: the declaration of ``function``, with the schema's names."""
-    declared: Any = inspect.unwrap(function)
-    signature = inspect.signature(declared)
-    prototype: Any = types.FunctionType(declared.__code__, declared.__globals__)
-    renamed = [parameter.replace(name=_in_schema(parameter.name)) for parameter in signature.parameters.values()]
-    prototype.__signature__ = signature.replace(parameters=renamed)
-    return prototype  # type: ignore[no-any-return]
-
-
-def _by_schema(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as the dispatcher calls it: keyword-only arguments come by the schema's names."""
-    own_names = {_in_schema(name): name for name in inspect.signature(function).parameters if name in _TAKEN}
-    if not own_names:
-        return function
-
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **{own_names.get(name, name): value for name, value in kwargs.items()})
+        return fake(*args, **{own_names[name]: value for name, value in kwargs.items()})
 
     return call
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """The fake of an op that writes to its arguments and returns nothing."""
+
+
+class _OnCopies:
+    """Does a call on tensors of ``torch.func.functionalize``, for whose sake an op may not write.
+
+    A library op of its own writes to copies and returns them, and what it returns is copied back: a ``copy_`` is
+    something that functionalisation knows how to replace.
+    """
+
+    def __init__(self, declaration: Declaration, library: torch.library.Library, namespace: str) -> None:
+        self._declaration = declaration
+        self._library = weakref.ref(library)  # it lives as long as the declaration, see KernelFamily
+        self._namespace = namespace
+
+    def __call__(self, *values: Any) -> bool:
+        """Whether such a tensor is among the arguments; then the call is done."""
+        if not any(map(tensors.is_functional, values)):
+            return False
+        arguments = dict(zip(self._declaration.signature.parameters, values, strict=True))
+        out = self._declaration.out()
+        variant = self._declaration.variants()[1 if out is not None and arguments[out] is None else 0]
+        own_names = [parameter.name for parameter in variant.parameters]
+        passed = {own: arguments[name] for own, name in zip(own_names, variant.names, strict=True)}
+        results = self._overload(variant)(**passed)
+        for name, result in zip(variant.mutates, results, strict=True):
+            arguments[name].copy_(result)
+        return True
+
+    def _overload(self, variant: Variant) -> Any:
+        name = f"functional_{variant.name}"
+        with _lock.here():
+            if not hasattr(getattr(torch.ops, self._namespace), name):
+                self._define(name, variant)
+        return _overload(self._namespace, name)
+
+    def _define(self, name: str, variant: Variant) -> None:
+        overload = _overload(self._namespace, variant.name)
+        signature = inspect.Signature(variant.parameters)
+        own_names = dict(zip(variant.names, (parameter.name for parameter in variant.parameters), strict=True))
+
+        def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+            arguments = signature.bind(*args, **kwargs)
+            arguments.apply_defaults()
+            copies = {own_names[name]: arguments.arguments[own_names[name]].clone() for name in variant.mutates}
+            overload(**{**arguments.arguments, **copies})
+            return list(copies.values())
+
+        library = self._library()
+        if library is None:
+            raise RuntimeError(f"{self._declaration.where}: the op was declared anew; use what its module has now")
+        library.define(name + self._declaration.schema(variant, returns=list[torch.Tensor]))
+        library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{self._namespace}::{name}", run, lib=library)

@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 from sgljit_core.compilers import arch
 from sgljit_core.machine.forks import OncePerKey
 
+from .tracing import constant, torch_compiler
+
 __all__ = ["cache_once"]
 
 P = ParamSpec("P")
@@ -24,14 +26,19 @@ def cache_once(function: Callable[P, R]) -> Callable[P, R]:
     """
     results: OncePerKey[Any, R] = OncePerKey()
 
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+    def look_up(*args: Any, **kwargs: Any) -> R:
         # The types belong to the key: 1, 1.0 and True are equal, but other template arguments.
         named = tuple((name, type(kwargs[name]), kwargs[name]) for name in sorted(kwargs)) if kwargs else ()
         key = (arch.scope(), args, tuple(map(type, args)), named)
         return results.get(key, lambda: function(*args, **kwargs))
 
-    # What torch.compiler.assume_constant_result does, without its import of dynamo: while tracing, the function is
-    # called rather than traced, and its result is a constant of the graph.
-    wrapper._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+    traced = constant(look_up)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch_compiler.is_compiling():
+            found: R = traced.call(*args, **kwargs)
+            return found
+        return look_up(*args, **kwargs)
+
     return wrapper

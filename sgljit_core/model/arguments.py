@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -20,15 +20,8 @@ _DTYPES = {
     "bfloat16": "bf16_t",
     "float8_e4m3fn": "fp8_e4m3_t",
     "float8_e5m2": "fp8_e5m2_t",
-    "int8": "int8_t",
-    "int16": "int16_t",
-    "int32": "int32_t",
-    "int64": "int64_t",
-    "uint8": "uint8_t",
-    "uint16": "uint16_t",
-    "uint32": "uint32_t",
-    "uint64": "uint64_t",
     "bool": "bool",
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 
 
@@ -45,13 +38,10 @@ class CppEnum(NamedTuple):
 
 
 class CppArgs(list[str]):
-    """C++ template arguments. ``str()`` and f-strings join them: ``f"Kernel<{args}>"``; ``*args`` gives each."""
+    """C++ template arguments. ``str()`` and f-strings join them: ``f"Kernel<{args}>"``; ``*args`` spreads them."""
 
     def __str__(self) -> str:
         return ", ".join(self)
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
 
 
 def make_cpp_args(*args: CppArg) -> CppArgs:
@@ -79,13 +69,15 @@ def _convert(arg: object) -> str:
         return f"static_cast<{arg.type}>({_convert_int(arg.value)})"
     if isinstance(arg, float):
         return _convert_float(arg)
-    if _is_dtype(arg):
+    # A dtype exists only if torch is imported. Another thread may be importing torch at this moment.
+    if isinstance(arg, getattr(sys.modules.get("torch"), "dtype", ())):
         name = str(arg).removeprefix("torch.")
         if name not in _DTYPES:
             raise ValueError(f"{arg} has no C++ type in sgl_kernel; expected one of {', '.join(_DTYPES)}")
         return _DTYPES[name]
-    expected = "an int, float, bool, torch.dtype or CppEnum"
-    raise TypeError(f"a C++ template argument must be {expected}, got {type(arg).__name__}")
+    raise TypeError(
+        f"a C++ template argument must be an int, float, bool, torch.dtype or CppEnum, got {type(arg).__name__}"
+    )
 
 
 def _convert_int(value: int) -> str:
@@ -98,14 +90,9 @@ def _convert_int(value: int) -> str:
 
 def _convert_float(value: float) -> str:
     """The shortest literal that reads back as the same double."""
-    if math.isnan(value):
+    if math.isnan(value):  # as bits, like infinity: NVRTC has no literal and no built-in function for either
         return "__builtin_bit_cast(double, 0x7ff8000000000000ull)"
-    if math.isinf(value):  # by its bits, as NVRTC has neither a literal nor a built-in function for it
+    if math.isinf(value):
         infinity = "__builtin_bit_cast(double, 0x7ff0000000000000ull)"
         return infinity if value > 0 else f"-{infinity}"
     return repr(value)
-
-
-def _is_dtype(arg: Any) -> bool:
-    # A dtype exists only where torch was imported; another thread may be at it.
-    return isinstance(arg, getattr(sys.modules.get("torch"), "dtype", ()))

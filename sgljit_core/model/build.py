@@ -1,42 +1,34 @@
-"""What is a build, a family, an op? Frozen data that checks itself, and nothing else."""
+"""What are a target and a build? Frozen data that checks itself."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sgljit_core.errors import InvalidBuildError, InvalidFamilyError
+from sgljit_core.errors import InvalidBuildError
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")  # it names a directory
-_FILE = re.compile(r'[^"\\\x00-\x1f]+')  # it stands in an #include line
-_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")  # a directory is named after it
+_FILE = re.compile(r'[^"\\\x00-\x1f]+')  # fits into an #include line
 
-# Flags that make a build depend on what no key covers, and why. A flag of another program inside one of the
-# compiler's (-Wl,... and -Xcompiler=...) is checked as if it stood alone.
+# Flags that make a build depend on inputs outside its key, each with the reason. A flag that is passed through to
+# another program (-Wl,... and -Xcompiler=...) is checked as if it stood alone.
 _REFUSED = (
-    (re.compile(r"@"), "a response file is not part of the key; pass its flags themselves"),
-    (
-        re.compile(r"--?(f(pass-)?plugin|iplugindir|plugin|load)\b"),
-        "code loaded into a compiler is not part of the key",
-    ),
-    (re.compile(r"--?(wrapper|run\b|ld-path)"), "it runs a program that is not part of the key"),
-    (
-        re.compile(r"--?specs\b|-B(?!symbolic|static|dynamic|group)"),
-        "it changes which programs the compiler runs, outside the key",
-    ),
-    (re.compile(r"-optf|--options-file"), "a response file is not part of the key; pass its flags themselves"),
-    (re.compile(r"-ccbin|--compiler-bindir"), "the host compiler is chosen with SGLJIT_CXX, which the key covers"),
+    (r"@|-optf|--options-file", "a response file is not part of the key; pass its flags themselves"),
+    (r"--?(f(pass-)?plugin|iplugindir|plugin|load)\b", "code loaded into a compiler is not part of the key"),
+    (r"--?(wrapper|run\b|ld-path)", "it runs a program that is not part of the key"),
+    (r"--?specs\b|-B(?!symbolic|static|dynamic|group)", "it changes which programs the compiler runs, outside the key"),
+    (r"-ccbin|--compiler-bindir", "the host compiler is chosen with SGLJIT_CXX, which the key covers"),
 )
-_OUTPUT = re.compile(r"-(o|c|E|S|M|MD|MM|MMD|MF|MT|MQ)$|-(MF|MT|MQ)")
-_NESTED = re.compile(r"(?:-W[lpa],|--?X[\w-]+=|--[\w-]*options=)(.*)", re.DOTALL)
+_OUTPUT = r"-(o|c|E|S|M|MD|MM|MMD|MF|MT|MQ)$|-(MF|MT|MQ)"
+_NESTED = r"(?s:(?:-W[lpa],|--?X[\w-]+=|--[\w-]*options=)(.*))"
 
 
 @dataclass(frozen=True)
 class Target:
-    """What an artifact is compiled for.
+    """The architecture that an artifact is compiled for.
 
     Attributes:
         name: the name in paths and messages: "sm_90a" or "cpu-x86_64".
@@ -52,7 +44,7 @@ class Target:
 
     @property
     def option(self) -> str:
-        """What asks for it on the command line, such as " --cuda-arch 9.0a"; "" of a CPU target."""
+        """The command line option that selects it, such as " --cuda-arch 9.0a"; "" for a CPU target."""
         if self.cuda_arch is None:
             return ""
         major, minor = self.cuda_arch
@@ -66,13 +58,13 @@ class BuildSpec:
     Attributes:
         family: the family that asked, or "" for a direct ``load_jit`` call.
         plugin: its distribution and version for messages, "sgljit-norm 0.1.0".
-        markers: the name of the module and its template arguments; they name the build, the key is computed from
-            what is compiled.
+        markers: the name of the module and its template arguments. They only name the build: its key is computed
+            from the compiled code.
         csrc: the directory that file names are relative to.
-        header_only: files are included by a generated source that exports ``*_wrappers``; else each file is a
-            translation unit of its own and exports itself.
+        header_only: a generated source includes the files and exports ``*_wrappers``; otherwise each file is a
+            translation unit of its own and exports its functions itself.
         host_part: the C++ files are the host part of a family, see ``KernelFamily.load_host``.
-        kernel: for an instant variant, the C++ expression that names the device kernel in the one CUDA file.
+        kernel: for an instant variant, the C++ expression that names the device kernel in the only CUDA file.
         carried: the directory of artifacts inside the plugin's own wheel, if it has one.
     """
 
@@ -100,45 +92,45 @@ class BuildSpec:
             raise InvalidBuildError("load_jit needs at least one marker, the name of the module")
         if not _MODULE.fullmatch(self.module):
             raise InvalidBuildError(
-                f"module name {self.module!r} must be of letters, digits and _ . + -, and not start with . + -: "
-                f"it names a directory of the cache. Template arguments follow it as markers of their own"
+                f"module name {self.module!r} must consist of letters, digits and _ . + -, and not start with . + -, "
+                f"because it names a directory of the cache; pass template arguments as separate markers"
             )
+        for problem in self._problems():
+            raise InvalidBuildError(f"{self.label}: {problem}")
+
+    def _problems(self) -> Iterator[str]:
         if self.family and not self.family.isidentifier():
-            raise InvalidBuildError(f"{self.label}: family {self.family!r} is not an identifier")
+            yield f"family {self.family!r} is not an identifier"
         if not self.cpp_files and not self.cuda_files:
-            raise InvalidBuildError(f"{self.label}: no source; pass cpp_files or cuda_files")
+            yield "no source; pass cpp_files or cuda_files"
         for file in (*self.cpp_files, *self.cuda_files):
             path = PurePosixPath(file)
             if path.is_absolute() or ".." in path.parts:
-                raise InvalidBuildError(
-                    f"{self.label}: file {file!r} must be relative to csrc ({self.csrc}) and stay inside it"
-                )
+                yield f"file {file!r} must be relative to csrc ({self.csrc}) and stay inside it"
             if not _FILE.fullmatch(file):
-                raise InvalidBuildError(f"{self.label}: file {file!r} cannot stand in an #include line")
-        wrappers = (*self.cpp_wrappers, *self.cuda_wrappers)
-        for export, _ in wrappers:
-            if not _IDENTIFIER.fullmatch(export):
-                raise InvalidBuildError(f"{self.label}: export name {export!r} is not a C identifier")
-        exports = [export for export, _ in wrappers]
+                yield f"file {file!r} cannot stand in an #include line"
+        exports = [export for export, _ in (*self.cpp_wrappers, *self.cuda_wrappers)]
         for export in exports:
+            if not _IDENTIFIER.fullmatch(export):
+                yield f"export name {export!r} is not a C identifier"
             if exports.count(export) > 1:
-                raise InvalidBuildError(f"{self.label}: export name {export!r} is given twice")
-        if self.header_only and not wrappers and not self.kernel:
-            raise InvalidBuildError(
-                f"{self.label}: nothing is exported; pass cpp_wrappers or cuda_wrappers, or header_only=False where "
-                f"the files export themselves (SGL_EXPORT)"
+                yield f"export name {export!r} is given twice"
+        if self.header_only and not exports and not self.kernel:
+            yield (
+                "nothing is exported; pass cpp_wrappers or cuda_wrappers, or header_only=False if the files export "
+                "their functions themselves (SGL_EXPORT)"
             )
-        if not self.header_only and wrappers:
-            raise InvalidBuildError(
-                f"{self.label}: with header_only=False the files export themselves (SGL_EXPORT); "
-                f"drop cpp_wrappers and cuda_wrappers"
+        if not self.header_only and exports:
+            yield (
+                "with header_only=False the files export their functions themselves (SGL_EXPORT); "
+                "drop cpp_wrappers and cuda_wrappers"
             )
         if (self.cpp_wrappers and not self.cpp_files) or (self.cuda_wrappers and not self.cuda_files):
-            raise InvalidBuildError(f"{self.label}: wrappers of a language need files of the same language")
+            yield "wrappers of a language need files of the same language"
         for flag in (*self.cflags, *self.cuda_cflags, *self.ldflags):
             reason = _refusal(flag)
             if reason is not None:
-                raise InvalidBuildError(f"{self.label}: flag {flag!r} is refused: {reason}")
+                yield f"flag {flag!r} is refused: {reason}"
 
     @property
     def module(self) -> str:
@@ -150,84 +142,17 @@ class BuildSpec:
         """How messages name this build: family, variant, target and plugin."""
         name = f"{self.family}." if self.family else ""
         arguments = f"<{', '.join(self.markers[1:])}>" if len(self.markers) > 1 else ""
-        module = self.markers[0] if self.markers else "?"
         plugin = f" of {self.plugin}" if self.plugin else ""
-        return f"{name}{module}{arguments} for {self.target.name}{plugin}"
-
-
-@dataclass(frozen=True)
-class Op:
-    """One op of a family.
-
-    Attributes:
-        name: what users call it.
-        implementation: "package.module:function", imported at the first use. The function's signature and type
-            annotations are the op's.
-        mutates: names of the tensor parameters that the op writes to.
-        fake: "package.module:function" that computes the shapes of the outputs on fake tensors; only needed for
-            torch.compile of an op that returns tensors.
-        reference: "package.module:function" with the same signature in plain PyTorch, for tests.
-        samples: "package.module:function" that takes a torch.device and yields the arguments of calls on it, each a
-            dictionary by the parameters' names, for tests and benchmarks.
-    """
-
-    name: str
-    implementation: str
-    mutates: tuple[str, ...] = ()
-    fake: str | None = None
-    reference: str | None = None
-    samples: str | None = None
-
-    def __post_init__(self) -> None:
-        if not _IDENTIFIER.fullmatch(self.name) or self.name.startswith("_"):
-            raise InvalidFamilyError(f"op name {self.name!r} must be a public Python identifier")
-        _check_references(f"op {self.name}", self, ("implementation", "fake", "reference", "samples"))
-
-
-@dataclass(frozen=True)
-class FamilySpec:
-    """What a plugin declares about a family.
-
-    Attributes:
-        name: the family's name, a Python identifier, equal to its entry point's name.
-        package: the importable package that holds ``csrc/``, ``tests/`` and ``bench/``.
-        ops: the family's ops.
-        variants: "package.module:function" that yields zero-argument callables, each of which loads one module
-            worth building ahead.
-    """
-
-    name: str
-    package: str
-    ops: Sequence[Op] = field(default=())
-    variants: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier() or self.name.startswith("_"):
-            raise InvalidFamilyError(f"family name {self.name!r} must be a public Python identifier")
-        if not self.ops:
-            raise InvalidFamilyError(f"family {self.name!r} declares no ops")
-        names = [op.name for op in self.ops]
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidFamilyError(f"family {self.name!r} declares the op {name!r} twice")
-        _check_references(f"family {self.name}", self, ("variants",))
+        return f"{name}{self.module}{arguments} for {self.target.name}{plugin}"
 
 
 def _refusal(flag: str) -> str | None:
-    """Why a flag is refused; None where it is not."""
-    nested = _NESTED.fullmatch(flag)
-    parts = re.split(r"[,\s]+", nested[1]) if nested else [flag]
-    for part in parts:
+    """The reason why a flag is refused; None if it is accepted."""
+    nested = re.fullmatch(_NESTED, flag)
+    for part in re.split(r"[,\s]+", nested[1]) if nested else [flag]:
         for pattern, reason in _REFUSED:
-            if pattern.match(part.strip("'\" ")):
+            if re.match(pattern, part.strip("'\" ")):
                 return reason
-    if _OUTPUT.match(flag):
-        return "load_jit itself says what is made, and where"
-    return "it holds a character that ends a text" if "\0" in flag else None
-
-
-def _check_references(owner: str, holder: object, fields: Sequence[str]) -> None:
-    for name in fields:
-        value = getattr(holder, name)
-        if value is not None and not _REFERENCE.fullmatch(value):
-            raise InvalidFamilyError(f'{owner}: {name} must read "package.module:function", got {value!r}')
+    if re.match(_OUTPUT, flag):
+        return "load_jit itself chooses the output files"
+    return "it contains a NUL character" if "\0" in flag else None

@@ -18,7 +18,6 @@ import sgljit_core.cache
 from sgljit_core import (
     CppEnum,
     KernelFamily,
-    Op,
     errors,
     freeze,
     make_cpp_args,
@@ -129,7 +128,7 @@ def make_family(site: Path, name: str, **replaced: str) -> KernelFamily:
     texts = {"scaling.cuh": DEVICE, "params.h": PARAMS, "host.cpp": HOST, "scaling_cpu.cpp": CPU, **replaced}
     for file, text in texts.items():
         (csrc / file).write_text(text)
-    return KernelFamily(name, name, (Op("scale3", f"{name}.ops:scale3"),))
+    return KernelFamily(name, name)
 
 
 def load(family: KernelFamily, **options):
@@ -163,7 +162,7 @@ def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(family):
 
 
 MISTYPED = (
-    r"^scale_on_cpu in mistyped/scaling_cpu\.cpp: the deferred function is declared with another type than it has: "
+    r"^scale_on_cpu in mistyped/scaling_cpu\.cpp: the deferred function is declared with a type other than its own: "
     r"declared \[with T = .*int\)\], defined \[with T = .*double\)\]"
 )
 
@@ -361,10 +360,10 @@ def test_a_matcher_that_verifies_nothing_is_an_error(tmp_path, monkeypatch):
     [
         (
             "#include <sgl_kernel/tensor.h>\nstruct Mine { int x; };\nvoid f(host::TensorView, Mine) {}\n",
-            r"cannot come from Python.*It is about the wrapper SGL_EXPORT\(f, \(f\)\)\. The type is Mine\n",
+            r"cannot come from Python.*The error is in the wrapper SGL_EXPORT\(f, \(f\)\)\. The type is Mine\n",
         ),
-        ("void g() {}\n", r"'f' was not declared.*It is about the wrapper SGL_EXPORT\(f, \(f\)\)\n"),
-        ("#include <sgl_kernel/vec.cuh>\nvoid f() {}\n", r"cuda_\w+\.h.*a kernel has a \.cuh of its own"),
+        ("void g() {}\n", r"'f' was not declared.*The error is in the wrapper SGL_EXPORT\(f, \(f\)\)\n"),
+        ("#include <sgl_kernel/vec.cuh>\nvoid f() {}\n", r"cuda_\w+\.h.*put the kernel into a \.cuh file"),
     ],
 )
 def test_an_error_of_the_host_compiler_says_what_it_is_about(family, text, hint):
@@ -375,13 +374,13 @@ def test_an_error_of_the_host_compiler_says_what_it_is_about(family, text, hint)
 
 def test_a_deferred_file_without_its_header_is_told_to_include_it(family):
     (family.csrc / "bare.cpp").write_text("void bare() {}\n")
-    with pytest.raises(errors.CompileError, match=r"includes <sgl_kernel/deferred\.h>"):
+    with pytest.raises(errors.CompileError, match=r"must include <sgl_kernel/deferred\.h>"):
         family.build_deferred("bare.cpp", "bare")
 
 
 def test_a_reference_that_would_lose_what_is_written_to_it_is_refused(family):
     (family.csrc / "lost.cpp").write_text("#include <sgl_kernel/tensor.h>\nvoid lost(std::int64_t& x) { x = 1; }\n")
-    with pytest.raises(errors.CompileError, match="what a function writes to a reference parameter would be lost"):
+    with pytest.raises(errors.CompileError, match="a write to a reference parameter would be lost"):
         family.load_host("lost", cpp_files=["lost.cpp"], cpp_wrappers=[("lost", "lost")])
 
 
@@ -541,8 +540,8 @@ def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
     """What is built into ``prebuilt/`` beside csrc serves a machine that has no compiler, from an empty cache."""
     carried = family.csrc.parent / "prebuilt"
     code = (
-        "import sys, torch\nfrom sgljit_core import KernelFamily, Op, override_cuda_arch\n"
-        f"FAMILY = KernelFamily({family.name!r}, {family.name!r}, (Op('o', 'm:f'),))\n"
+        "import sys, torch\nfrom sgljit_core import KernelFamily, override_cuda_arch\n"
+        f"FAMILY = KernelFamily({family.name!r}, {family.name!r})\n"
         f"m = FAMILY.load_host('host', cpp_files=['host.cpp'], cpp_wrappers=[(n, n) for n in {EXPORTS}])\n"
         "x = torch.ones(2); m.scale3(x, False); print(x.tolist())\n"
         "with override_cuda_arch(9, 0): FAMILY.build_variant('scaling.cuh', 'scaling::plain')\n"

@@ -50,6 +50,7 @@ if failures: raise failures[0]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_eight_processes_of_many_threads_that_meet_a_new_variant_compile_it_once(tmp_path, device):
     threads = 64 if device == "cuda" else 8

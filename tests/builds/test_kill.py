@@ -72,6 +72,7 @@ def test_killed_while_nvcc_runs(children, csrc, cache):
     until(lambda: not running_below(cache), 5, "the end of the compilers")
 
 
+@pytest.mark.slow
 def test_killed_at_any_time(children, load, cache):
     """Fifty builders, each killed at a random moment of its build."""
     choose = random.Random(20261120)

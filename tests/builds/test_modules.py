@@ -111,7 +111,7 @@ def test_files_that_export_themselves_are_units_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("a", "b", "text"),
     [
-        ("int help(); int a() { return help(); }", "", r"undefined reference to `help\(\)'.* in cpp_files, or its"),
+        ("int help(); int a() { return help(); }", "", r"undefined reference to `help\(\)'.* to cpp_files, or its"),
         ("int help() { return 1; } int a() { return help(); }", "int help() { return 2; }", "an anonymous namespace"),
         ("int a() { return 1; }", "namespace { int a() { return 2; } } SGL_EXPORT(a, (a))", "Two files export a with"),
     ],

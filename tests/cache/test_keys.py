@@ -354,8 +354,8 @@ def test_sources_that_never_rest_are_an_error(load, csrc, monkeypatch):
         ("-specs=evil.specs", "changes which programs"),
         ("-B/tmp/evil", "changes which programs"),
         ("-ccbin=/tmp/evil", "SGLJIT_CXX"),
-        ("-o", "says what is made"),
-        ("-MF", "says what is made"),
+        ("-o", "chooses the output files"),
+        ("-MF", "chooses the output files"),
     ],
 )
 @pytest.mark.parametrize("step", ["extra_cflags", "extra_cuda_cflags", "extra_ldflags"])

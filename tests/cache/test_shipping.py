@@ -46,7 +46,7 @@ def test_a_damaged_prebuilt_artifact_is_left_alone_and_built_again(load, childre
     assert not (prebuilt / QUARANTINE).exists()
 
 
-def test_a_prebuilt_directory_that_others_can_write_is_refused(load, children, cache, tmp_path):
+def test_a_prebuilt_directory_that_others_can_write_is_refused(sgljit, load, children, cache, tmp_path):
     load()
     prebuilt = cache.rename(tmp_path / "prebuilt")
     prebuilt.chmod(0o777)
@@ -256,16 +256,7 @@ def test_pruning_while_others_build_and_load(children, cache):
     assert pruner.process.is_alive()
 
 
-def sgljit(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "sgljit_core", *arguments],
-        env={**os.environ, "NO_COLOR": "1", **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
-def test_the_command_line(load, cache, tmp_path):
+def test_the_command_line(sgljit, load, cache, tmp_path):
     load("cli")
     assert sgljit("cache", "path").stdout.strip() == str(cache)
     listed = sgljit("cache", "list").stdout
@@ -287,7 +278,7 @@ def test_the_command_line(load, cache, tmp_path):
     assert "no installed plugin provides the kernel family 'no_such_family'" in result.stderr
 
 
-def test_an_export_that_leaves_damaged_artifacts_out_fails_and_names_them(load, cache, tmp_path):
+def test_an_export_that_leaves_damaged_artifacts_out_fails_and_names_them(sgljit, load, cache, tmp_path):
     load("whole")
     load("damaged", flags=("-DVALUE=2",))
     damaged = next(path for path in artifacts(cache) if b"damaged" in (path / "manifest.json").read_bytes())
@@ -296,11 +287,11 @@ def test_an_export_that_leaves_damaged_artifacts_out_fails_and_names_them(load, 
     assert result.returncode == 1
     assert "wrote 1 artifacts" in result.stdout
     assert f"{damaged} is damaged and left out: module.so has 0 bytes" in result.stderr
-    assert "error: not all that was asked for could be written" in result.stderr
+    assert "error: some artifacts could not be written" in result.stderr
 
 
 @pytest.mark.parametrize("command", [("verify",), ("list",), ("prune",), ("export", "none.tar")])
-def test_a_directory_that_is_not_there_is_refused(cache, tmp_path, command):
+def test_a_directory_that_is_not_there_is_refused(sgljit, cache, tmp_path, command):
     missing = tmp_path / "missing"
     result = sgljit("cache", *command, "--directory", str(missing))
     assert result.returncode == 1
@@ -308,7 +299,7 @@ def test_a_directory_that_is_not_there_is_refused(cache, tmp_path, command):
     assert not missing.exists()
 
 
-def test_the_users_own_cache_need_not_be_there_yet(cache):
+def test_the_users_own_cache_need_not_be_there_yet(sgljit, cache):
     result = sgljit("cache", "verify")
     assert (result.returncode, result.stdout) == (0, "0 damaged of 0\n")
     assert sgljit("cache", "verify", "--directory", str(cache)).returncode == 0
@@ -335,9 +326,8 @@ def test_a_miss_without_a_difference_names_the_damaged_artifact_or_the_file_that
 
 
 VARIANTS_PLUGIN = """
-from sgljit_core import KernelFamily, Op, hookimpl
-FAMILY = KernelFamily(name="many", package="sgljit_many", ops=(Op("double", "sgljit_many.ops:double"),),
-                      variants="sgljit_many.plugin:variants")
+from sgljit_core import KernelFamily, hookimpl
+FAMILY = KernelFamily(name="many", package="sgljit_many", variants="sgljit_many.plugin:variants")
 def variants():
     for i in range(3):
         yield lambda i=i: FAMILY.load_jit("number", str(i), cpp_files=["number.cpp"],
@@ -348,7 +338,7 @@ def sgljit_register_kernels(register):
 """
 
 
-def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(load, cache, tmp_path):
+def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(sgljit, load, cache, tmp_path):
     site = tmp_path / "site"
     package = plugin_on_disk.install(site, "sgljit-many", "many", plugin=VARIANTS_PLUGIN)
     (package / "csrc" / "number.cpp").write_text("template <int N> int number() { return N; }\n")
@@ -389,7 +379,7 @@ def test_an_export_of_nothing_fails_and_says_what_there_is(tmp_path, cache):
     environment = {**os.environ, "SGLJIT_CACHE_DIR": str(cache)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "error: nothing to write; there are the families none and the targets none" in done.stderr
+    assert "error: nothing to write; the cache has the families none and targets none" in done.stderr
 
 
 def test_building_ahead_into_a_cache_that_takes_nothing_fails(tmp_path):
@@ -412,7 +402,7 @@ def test_building_ahead_into_a_cache_that_takes_nothing_fails(tmp_path):
     finally:
         subprocess.run(["umount", str(full)], check=True)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "error: not all that was built could be kept" in done.stderr
+    assert "error: some builds could not be kept in the cache" in done.stderr
 
 
 BOTH_SIDES = VARIANTS_PLUGIN.replace(
@@ -422,14 +412,16 @@ BOTH_SIDES = VARIANTS_PLUGIN.replace(
 )
 
 
-def test_without_a_device_what_is_for_the_cpu_is_built_and_explained_and_the_rest_named(cache, tmp_path):
+def test_without_a_device_what_is_for_the_cpu_is_built_and_explained_and_the_rest_named(sgljit, cache, tmp_path):
     site = tmp_path / "site"
     package = plugin_on_disk.install(site, "sgljit-many", "many", plugin=BOTH_SIDES)
     (package / "csrc" / "number.cpp").write_text("template <int N> int number() { return N; }\n")
     (package / "csrc" / "fill.cuh").write_text("template <int N> __global__ void fill(int* p) { *p = N; }\n")
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many", "CUDA_VISIBLE_DEVICES": ""}
-    left_out = "left out: 3 kernels for CUDA, as there is no device here; --cuda-arch 9.0 names the architecture"
+    left_out = (
+        "left out: 3 kernels for CUDA, because there is no device here; name their architecture with --cuda-arch 9.0"
+    )
 
     result = sgljit("cache", "build", "many", **environment)
     assert result.returncode == 0, result.stderr
@@ -451,7 +443,7 @@ def test_without_a_device_what_is_for_the_cpu_is_built_and_explained_and_the_res
     assert "error: 3 of 6 builds failed:\n  - CompileError: many.number<0> " in result.stderr
 
 
-def test_what_a_package_carries_is_listed_and_verified_whoever_can_write_it(cache, tmp_path):
+def test_what_a_package_carries_is_listed_and_verified_whoever_can_write_it(sgljit, cache, tmp_path):
     site = tmp_path / "site"
     package = plugin_on_disk.install(site, "sgljit-many", "many", plugin=VARIANTS_PLUGIN)
     plugin_on_disk.install(site, "sgljit-broken", "broken", plugin="raise ValueError")
@@ -475,7 +467,7 @@ def test_what_a_package_carries_is_listed_and_verified_whoever_can_write_it(cach
     assert result.stdout.endswith("1 damaged of 3\n")
 
 
-def test_without_a_device_a_family_of_kernels_alone_asks_for_the_architecture(cache, tmp_path):
+def test_without_a_device_a_family_of_kernels_alone_asks_for_the_architecture(sgljit, cache, tmp_path):
     site = tmp_path / "site"
     plugin = BOTH_SIDES.replace("FAMILY.load_jit(", "FAMILY.build_variant('fill.cuh', 'fill', 9) or dict(").replace(
         '"number", str(i), ', ""
@@ -486,7 +478,5 @@ def test_without_a_device_a_family_of_kernels_alone_asks_for_the_architecture(ca
     environment = {"PYTHONPATH": path, "SGLJIT_PLUGINS": "sgljit-many", "CUDA_VISIBLE_DEVICES": ""}
     result = sgljit("cache", "build", "many", **environment)
     assert result.returncode == 1
-    assert (
-        "error: no CUDA device to compile for; where there is none, name the target: --cuda-arch 9.0" in result.stderr
-    )
+    assert "error: no CUDA device to compile for; name the target instead: --cuda-arch 9.0" in result.stderr
     assert sgljit("cache", "why", "many", **environment).returncode == 1

@@ -93,10 +93,10 @@ def run(case):
 
 def cases():
     for spec in {spec.name: spec for spec, _ in device_files()}.values():
-        for op in spec.ops:
+        for op in spec.declared().values():
             if op.samples is not None:
                 torch.manual_seed(1)
-                for arguments in registry.resolve(op.samples)(torch.device("cuda")):
+                for arguments in op.samples(torch.device("cuda")):
                     yield spec.name, op.name, arguments
 
 with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -119,6 +119,7 @@ def child(code: str, cache: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_nvcc_takes_every_declared_kernel(tmp_path):
     try:
         toolchain.find_toolchain(cuda=True, needed_for="a test")
@@ -129,6 +130,7 @@ def test_nvcc_takes_every_declared_kernel(tmp_path):
     assert printed.endswith("device files without one: []\n")
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_nvcc_and_nvrtc_give_the_same_results_for_every_op(tmp_path):
     left = {}

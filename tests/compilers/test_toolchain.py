@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,10 @@ def test_what_names_no_program_is_quoted_with_what_to_do(cxx, monkeypatch, value
     with pytest.raises(errors.ToolchainNotFoundError) as caught:
         toolchain.find_cxx("a test")
     assert f"SGLJIT_CXX={value!r} on PATH={cxx.parent}" in str(caught.value)
-    assert "Let SGLJIT_CXX name one program, a C++20 compiler, without flags" in str(caught.value)
+    assert "Set SGLJIT_CXX to one program, a C++20 compiler, without flags" in str(caught.value)
     monkeypatch.setenv("SGLJIT_CXX", "")
     monkeypatch.setenv("CXX", value)
-    with pytest.raises(errors.ToolchainNotFoundError, match="Let CXX name one program"):
+    with pytest.raises(errors.ToolchainNotFoundError, match="Set CXX to one program"):
         toolchain.find_cxx("a test")
 
 
@@ -57,3 +58,36 @@ def test_with_neither_the_usual_names_are_looked_for(cxx, monkeypatch):
         toolchain.find_cxx("a test")
     assert [text.split()[0] for text in caught.value.searched] == ["g++", "clang++", "c++"]
     assert "apt install g++" in str(caught.value)
+
+
+FAKE = """
+#include <cstdio>
+int main() {{
+  std::fputs("called\\n", std::fopen("{log}", "a"));
+  std::puts("fake {version}");
+}}
+"""
+
+ASK = "from sgljit_core.compilers.toolchain import find_cxx\nprint(find_cxx('a test').version)\n"
+
+
+def test_an_upgraded_compiler_is_noticed(load, children, tmp_path):
+    """A memory of a compiler's version lasts only as long as its file stays the same."""
+    program, log = tmp_path / "fake-g++", tmp_path / "log"
+
+    def build(version: str) -> None:
+        (tmp_path / "fake.cpp").write_text(FAKE.format(log=log, version=version))
+        subprocess.run(["g++", tmp_path / "fake.cpp", "-o", tmp_path / "new"], check=True)
+        (tmp_path / "new").replace(program)
+
+    def asked() -> tuple[str, int]:
+        """The version that a new process finds, and how often the compiler was asked so far."""
+        version = children.run(ASK, env={"SGLJIT_CXX": str(program)})
+        return version, log.read_text().count("called")
+
+    load()  # there is a cache to remember in
+    build("1.0")
+    assert asked() == ("fake 1.0\n", 1)
+    assert asked() == ("fake 1.0\n", 1)
+    build("2.0")
+    assert asked() == ("fake 2.0\n", 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
+from collections.abc import Mapping
 
 import plugin_on_disk
 import pytest
@@ -78,23 +79,49 @@ def test_it_is_a_mapping_of_what_is_installed(site, family):
     assert len(ops) == len(list(ops))
 
 
-def test_an_implementation_that_is_not_there_is_named_with_its_file(site, family):
+def test_it_is_read_only_and_equals_a_dictionary_of_the_same():
+    assert isinstance(ops, Mapping)
+    assert not isinstance(ops, dict)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        ops["norm"] = None
+    with pytest.raises(TypeError, match="does not support item deletion"):
+        del ops["norm"]
+    assert not hasattr(ops, "update")
+    assert not hasattr(ops, "copy")
+    assert ops == {name: ops[name] for name in ops}
+    assert ops != {}
+
+
+@pytest.mark.parametrize("name", ["__doc__", "__name__", "__class__", "_nearest"])
+def test_what_a_module_has_of_its_own_is_no_family(name):
+    with pytest.raises(errors.UnknownFamilyError, match=name):
+        ops[name]
+
+
+def test_an_ops_module_that_declares_nothing_is_named_with_the_remedy(site, family):
     directory = plugin_on_disk.install(site, f"stranger-{family}", family)
-    (directory / "ops.py").write_text("def triple(x): ...\n")
-    with pytest.raises(errors.InvalidFamilyError, match=r"ops:double', but .*ops\.py has no 'double'"):
+    (directory / "ops.py").write_text("def double(x): ...\n")
+    with pytest.raises(errors.InvalidFamilyError, match=r"ops\.py declares no ops; write @FAMILY\.op"):
         ops[family].double  # noqa: B018
 
 
-def test_an_implementation_in_a_module_that_is_not_there_is_named_with_the_nearest(site, family):
+def test_an_ops_module_that_is_not_there_is_named_with_the_nearest(site, family):
     directory = plugin_on_disk.install(site, f"stranger-{family}", family)
-    plugin = directory / "plugin.py"
-    plugin.write_text(plugin.read_text().replace(".ops:double", ".opz:double"))
+    (directory / "ops.py").rename(directory / "opz.py")
     with pytest.raises(errors.InvalidFamilyError) as caught:
         ops[family].double  # noqa: B018
     module = f"stranger_{family}.op"
     assert str(caught.value) == (
-        f"a plugin names '{module}z:double', but there is no module '{module}z'; did you mean '{module}s'?"
+        f"a plugin names '{module}s', but there is no module '{module}s'; did you mean '{module}z'?"
     )
+
+
+def test_the_ops_may_be_in_another_module(site, family):
+    directory = plugin_on_disk.install(site, f"stranger-{family}", family)
+    (directory / "ops.py").rename(directory / "functions.py")
+    plugin = directory / "plugin.py"
+    plugin.write_text(plugin.read_text().replace("package=", f"ops='{directory.name}.functions', package="))
+    assert dir(ops[family]) == ["double"]
 
 
 def test_an_implementation_whose_imports_fail_says_so_itself(site, family):
@@ -104,13 +131,25 @@ def test_an_implementation_whose_imports_fail_says_so_itself(site, family):
         ops[family].double  # noqa: B018
 
 
+def test_an_ops_module_that_was_mended_is_imported_again(site, family):
+    """The ops that it declared before it failed are declared anew."""
+    directory = plugin_on_disk.install(site, f"stranger-{family}", family)
+    whole = (directory / "ops.py").read_text()
+    (directory / "ops.py").write_text(f"{whole}\n\nraise ValueError('half way')\n")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="half way"):
+            ops[family].double  # noqa: B018
+    (directory / "ops.py").write_text(f"{whole}\n\n# mended, and longer than it was before\n")
+    assert ops[family].double
+
+
 @pytest.mark.parametrize(
     ("yields", "text"), [("yield len; yield 3", "#2 is a int"), ("return [module]", "#1 is a module")]
 )
 def test_variants_that_are_no_functions_are_refused_by_number_and_type(site, family, yields, text):
     directory = plugin_on_disk.install(site, f"stranger-{family}", family)
     plugin = directory / "plugin.py"
-    plugin.write_text(plugin.read_text().replace("ops=", f"variants='{directory.name}.ops:variants', ops="))
+    plugin.write_text(plugin.read_text().replace("package=", f"variants='{directory.name}.ops:variants', package="))
     (directory / "ops.py").write_text(f"import sys as module\ndef variants(): {yields}\n")
     with pytest.raises(errors.InvalidFamilyError, match=f"ops:variants must yield callables without arguments; {text}"):
         declared_variants(family)
@@ -242,10 +281,10 @@ def test_a_requirement_of_an_extra_does_not_count(site, family):
 
 def test_two_families_of_one_module(site):
     first, second = next(_names), next(_names)
-    text = "from sgljit_core import KernelFamily, Op, hookimpl\n"
+    text = "from sgljit_core import KernelFamily, hookimpl\n"
     text += "@hookimpl\ndef sgljit_register_kernels(register):\n"
     for name in (first, second):
-        text += f"    register(KernelFamily({name!r}, 'both_{first}', (Op('double', 'both_{first}.ops:double'),)))\n"
+        text += f"    register(KernelFamily({name!r}, 'both_{first}'))\n"
     plugin_on_disk.install(site, f"both-{first}", first, plugin=text)
     points = site / f"both_{first}-1.2.3.dist-info" / "entry_points.txt"
     points.write_text(points.read_text() + f"{second} = both_{first}.plugin\n")

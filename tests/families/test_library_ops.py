@@ -1,4 +1,4 @@
-"""Ops as seen by torch.compile."""
+"""Ops as seen by torch.compile, and by everything else that traces."""
 
 from __future__ import annotations
 
@@ -8,51 +8,68 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import FakeTensorMode  # it has no public name
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from sgljit_core import errors, exported, load_jit
-from sgljit_core.families.library_ops import dispatching, register
+from sgljit_core import KernelFamily, errors, load_jit
+from sgljit_core.families import tensors
 
 calls: list[str] = []
+FAMILY = KernelFamily("testing", "nowhere")
 
 
-def scale_(x: torch.Tensor, out: torch.Tensor | None = None, factor: float = 2.0, *, shift: int = 0) -> None:
+def scale(x: torch.Tensor, out: torch.Tensor | None = None, factor: float = 2.0, *, shift: int = 0) -> None:
     """Write ``x * factor + shift`` to ``out``, by default to ``x``."""
-    calls.append("scale_")
+    calls.append("scale")
     target = x if out is None else out
     target.copy_(x * factor + shift)
 
 
-def doubled(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-
 @pytest.fixture(scope="module")
 def op():
-    return dispatching(scale_, register("testing", "scale_", scale_, ("x", "out"), None))
+    return FAMILY.op(mutates=("out",), inplace="x")(scale)
 
 
 def test_an_eager_call_goes_straight_to_the_function(op):
     x = torch.ones(3)
     op(x, factor=3.0, shift=1)
     assert x.tolist() == [4, 4, 4]
+    with torch.inference_mode():
+        op(x)
+    op(torch.nn.Parameter(x, requires_grad=False))
+    assert x.tolist() == [16, 16, 16]
 
 
 def test_it_looks_like_the_function(op):
-    assert op.__name__ == "scale_"
-    assert op.__doc__ == scale_.__doc__
+    assert op.__name__ == "scale"
+    assert op.__doc__ == scale.__doc__
 
 
-def negate_(x: torch.Tensor, out: torch.Tensor | None = None, *, twice: bool = False) -> None:
+def test_no_schema_names_a_tensor_that_a_call_leaves_alone(op):
+    """An op with an optional out is two: one writes out, the other works in place."""
+    x, out = torch.ones(3), torch.zeros(3)
+    torch.ops.sgljit_testing.scale(x, out, shift=1)
+    assert (x.tolist(), out.tolist()) == ([1, 1, 1], [3, 3, 3])
+    torch.ops.sgljit_testing.scale_(x)
+    assert x.tolist() == [2, 2, 2]
+    schemas = {
+        str(overload).rsplit(".", 1)[0]: torch.library.opcheck(overload, (x.clone(), *given))
+        for overload, given in (
+            (torch.ops.sgljit_testing.scale.default, (out.clone(),)),
+            (torch.ops.sgljit_testing.scale_.default, ()),
+        )
+    }
+    assert {result for results in schemas.values() for result in results.values()} == {"SUCCESS"}
+
+
+def negate(x: torch.Tensor, out: torch.Tensor | None = None, *, twice: bool = False) -> None:
     """Write ``-x``, or ``x``, to ``out``, by default to ``x``."""
 
 
 NEGATE = """
 #include <sgl_kernel/optional.h>
 #include <sgl_kernel/tensor.h>
-void negate_(host::TensorView x, host::Optional<host::TensorView> out, bool twice) {
+void negate(host::TensorView x, host::Optional<host::TensorView> out, bool twice) {
   const auto target = out.has_value() ? *out : x;
   for (std::int64_t i = 0; i < x.numel(); ++i)
     static_cast<float*>(target.data_ptr())[i] = static_cast<const float*>(x.data_ptr())[i] * (twice ? 1.f : -1.f);
@@ -62,15 +79,14 @@ void negate_(host::TensorView x, host::Optional<host::TensorView> out, bool twic
 
 @pytest.fixture(scope="module")
 def in_cpp(tmp_path_factory):
-    """An op that is an exported function, of which ``torch.ops`` has the name ``sgljit_testing.negate_``."""
+    """An op that is an exported function, of which ``torch.ops`` has the name ``sgljit_testing.negate``."""
     csrc = tmp_path_factory.mktemp("csrc")
     (csrc / "negate.cpp").write_text(NEGATE)
 
     def load():
-        return load_jit("negate", cpp_files=["negate.cpp"], cpp_wrappers=[("negate_", "negate_")], csrc=csrc)
+        return load_jit("negate", cpp_files=["negate.cpp"], cpp_wrappers=[("negate", "negate")], csrc=csrc)
 
-    op = exported(load)(negate_)
-    return dispatching(op, register("testing", "negate_", op, ("x", "out"), None))
+    return FAMILY.op(exports=load, mutates=("out",), inplace="x")(negate)
 
 
 @pytest.fixture(params=["python", "c++"])
@@ -91,10 +107,10 @@ def changed(op):
     return f
 
 
-@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
 def test_make_fx_holds_the_op(either, tracing_mode):
     graph = make_fx(changed(either), tracing_mode=tracing_mode)(torch.ones(3))
-    assert targets(graph) == ["aten.add.Tensor", f"sgljit_testing.{either.__name__}.default"]
+    assert targets(graph) == ["aten.add.Tensor", f"sgljit_testing.{either.__name__}_.default"]
     assert torch.equal(graph(torch.zeros(3)), changed(either)(torch.zeros(3)))
 
 
@@ -104,7 +120,7 @@ def test_an_export_without_dynamo_holds_the_op(either):
             return changed(either)(x)
 
     program = torch.export.export(Model(), (torch.ones(3),), strict=False)
-    assert f"sgljit_testing.{either.__name__}.default" in targets(program.graph_module)
+    assert f"sgljit_testing.{either.__name__}_.default" in targets(program.graph_module)
     assert torch.equal(program.module()(torch.zeros(3)), changed(either)(torch.zeros(3)))
 
 
@@ -131,7 +147,7 @@ def test_a_meta_tensor_beside_a_real_one_is_refused_and_nothing_written(in_cpp, 
     tensors = {"x": torch.ones(3), "out": torch.full((3,), 7.0)}
     meta = "out" if real == "x" else "x"
     mixed = {**tensors, meta: tensors[meta].to("meta")}
-    text = rf"negate_\(\): {meta} is a meta tensor and {real} is on cpu, so nothing can be computed: put all tensors on"
+    text = rf"negate\(\): {meta} is a meta tensor and {real} is on cpu, so nothing can be computed: put all tensors on"
     with pytest.raises(errors.TensorMatchError, match=text):
         in_cpp(**mixed)
     assert tensors["out"].tolist() == [7, 7, 7]
@@ -148,67 +164,95 @@ def test_fake_tensors_of_meta_and_of_other_devices_are_those_of_their_mode(in_cp
         assert in_cpp(torch.empty(3, device="meta"), torch.empty(3, device="meta")) is None
 
 
-class Watch(TorchDispatchMode):
-    """Lets everything run, and keeps the names of what it has seen."""
+def test_a_graph_of_real_tensors_holds_what_is_called_by_its_name_in_torch_ops(in_cpp):
+    """What traces plain tensors shows in no public place: there the Python function runs at once."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
+    def named(x):
+        y = x + 1
+        torch.ops.sgljit_testing.negate_(y)
+        return y
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
+    graph = make_fx(named, tracing_mode="real")(torch.ones(3))
+    assert targets(graph) == ["aten.add.Tensor", "sgljit_testing.negate_.default"]
+    assert torch.equal(graph(torch.zeros(3)), changed(in_cpp)(torch.zeros(3)))
 
 
-def test_a_dispatch_mode_sees_the_op_and_may_let_it_run(either):
+def test_another_threads_trace_does_not_see_an_eager_call(in_cpp):
     x = torch.ones(3)
-    with Watch() as watch:
-        either(x)
-    assert watch.seen[0] == f"sgljit_testing.{either.__name__}.default"
-    expected = torch.ones(3)
-    either(expected)
-    assert torch.equal(x, expected)
-    assert not torch.equal(x, torch.ones(3))
 
+    def traced(y):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(in_cpp, x).result()
+        return y + 1
 
-def test_another_threads_mode_does_not_see_an_eager_call(in_cpp):
-    x = torch.ones(3)
-    with Watch() as watch, ThreadPoolExecutor(1) as pool:
-        pool.submit(in_cpp, x).result()
+    assert targets(make_fx(traced, tracing_mode="fake")(torch.ones(3))) == ["aten.add.Tensor"]
     assert x.tolist() == [-1, -1, -1]
-    assert watch.seen == []
 
 
-def test_a_torch_that_does_not_tell_of_its_modes_costs_only_their_graphs(tmp_path):
-    code = (
-        "import torch\ndel torch.utils._python_dispatch._is_in_torch_dispatch_mode\n"
-        "from sgljit_core import ops\nx = torch.full((2, 64), 3.0)\n"
-        "ops['norm'].rmsnorm(x, torch.ones(64))\nprint(round(x.sum().item()))\n"
-        "print(ops['norm'].rmsnorm(x.to('meta'), torch.ones(64, device='meta')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout == "128\nNone\n", done.stderr
+# A view whose offset is larger than what Linux never maps: its address without memory would look like one.
+FAR = 1 << 20
+
+
+def far_views(op):
+    def f(x):
+        y = x + 1
+        op(y[FAR:])
+        out = torch.empty_like(y)
+        op(y, out)
+        op(y[FAR + 1 :], out[FAR + 1 :])
+        return y, out
+
+    return f
+
+
+@pytest.mark.parametrize("heap_is_low", [False, True])
+def test_functionalisation_gives_the_same_results(op, in_cpp, monkeypatch, heap_is_low):
+    monkeypatch.setattr(tensors, "HEAP_IS_LOW", heap_is_low)
+    x = torch.randn(FAR + 3)
+    for function in (far_views(op), far_views(in_cpp)):
+        expected = function(x)
+        graph = make_fx(torch.func.functionalize(function), tracing_mode="symbolic")(x)
+        assert not any(target.startswith("sgljit_testing.negate") for target in targets(graph))
+        for results in (torch.func.functionalize(function)(x), graph(x)):
+            assert all(map(torch.equal, results, expected))
+
+
+def test_where_addresses_may_be_low_the_op_asks_before_the_call(tmp_path, monkeypatch):
+    """In a process whose executable lies at a fixed low address C++ cannot tell an offset from an address."""
+    monkeypatch.setattr(tensors, "HEAP_IS_LOW", True)
+    seen = []
+
+    def look(x: torch.Tensor) -> None:
+        seen.append(x)
+
+    family = KernelFamily("careful", "nowhere")
+    op = family.op(mutates=("x",))(look)
+    torch.func.functionalize(lambda x: (op(x), x)[1])(torch.ones(3))
+    assert len(seen) == 1  # the copy, which has memory
+    op(torch.ones(3))
+    assert len(seen) == 2
+    assert all(map(tensors.has_memory, seen))
 
 
 def test_transforms_of_functions_are_refused_in_their_own_words(in_cpp):
-    with pytest.raises(RuntimeError, match="Batching rule not implemented for sgljit_testing::negate_"):
+    with pytest.raises(RuntimeError, match="Batching rule not implemented for sgljit_testing::negate_;"):
         torch.vmap(in_cpp)(torch.ones(3, 4))
 
 
 def test_a_tensor_whose_memory_was_freed_is_refused(in_cpp):
     x = torch.ones(3)
     x.untyped_storage().resize_(0)
-    with pytest.raises(TypeError, match=r"negate_\(\): argument 1: expected tensor with memory, got one of 3 elements"):
+    with pytest.raises(TypeError, match=r"negate\(\): argument 1: expected tensor with memory, got one of 3 elements"):
         in_cpp(x)
 
 
 def test_a_sparse_tensor_is_refused_by_name_and_layout(in_cpp):
-    with pytest.raises(TypeError, match=r"negate_\(\): out is a tensor of layout torch.sparse_coo.*out.to_dense\(\)"):
+    with pytest.raises(TypeError, match=r"negate\(\): out is a tensor of layout torch.sparse_coo.*out.to_dense\(\)"):
         in_cpp(torch.ones(2, 2), torch.eye(2).to_sparse())
 
 
 def test_an_error_of_the_function_comes_through(in_cpp):
-    with pytest.raises(TypeError, match=r"negate_\(\): argument 1: expected tensor, got int"):
+    with pytest.raises(TypeError, match=r"negate\(\): argument 1: expected tensor, got int"):
         in_cpp(3)
     in_cpp(torch.empty(0))  # which has no memory and needs none
 
@@ -217,10 +261,51 @@ def device_count(minimum: int = 0) -> int:
     return max(minimum, 1)
 
 
-def test_an_op_that_takes_no_tensor_is_never_traced_by_a_mode():
-    op = dispatching(device_count, register("testing", "device_count", device_count, (), None))
+def test_an_op_that_takes_no_tensor_is_never_traced_and_a_constant_of_graphs():
+    op = FAMILY.op()(device_count)
     with FakeTensorMode():
         assert op(4) == 4
+    compiled = torch.compile(lambda x: x + op(minimum=3), fullgraph=True, backend="aot_eager")
+    assert compiled(torch.zeros(1)).tolist() == [3]
+    program = torch.export.export(Adds(op), (torch.zeros(1),), strict=False)
+    assert program.module()(torch.zeros(1)).tolist() == [2]
+
+
+class Adds(torch.nn.Module):
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+
+    def forward(self, x):
+        return x + self.op(2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_an_op_without_tensors_and_results_is_neither_dropped_nor_moved(op, backend):
+    seen = []
+
+    def note(number: int) -> None:
+        seen.append(number)
+
+    def see(x: torch.Tensor) -> None:
+        seen.append("see")
+
+    noted, sees = FAMILY.op()(note), FAMILY.op(mutates=("x",))(see)
+
+    def f(x):
+        noted(1)
+        y = x + 1
+        noted(2)
+        sees(y)
+        noted(number=3)
+        return y
+
+    f(torch.ones(2))
+    expected, seen[:] = list(seen), []
+    torch.compile(f, fullgraph=True, backend=backend)(torch.ones(2))
+    numbers = [number for number in seen if number != "see"]
+    assert numbers == [1, 2, 3]
+    assert sorted(map(str, seen)) == sorted(map(str, expected))
 
 
 def test_a_compiled_graph_holds_the_op_whole(op):
@@ -243,8 +328,7 @@ def test_a_compiled_graph_sees_the_mutation_of_out(op):
 
 
 FIRST_USES = """
-import torch
-from sgljit_core import ops
+IMPORTS
 x, weight, family = torch.randn(3, 64), torch.ones(64), ops["norm"]
 
 def of_an_op(x):
@@ -255,33 +339,55 @@ def of_a_family(x):
     ops["quant"].per_tensor_quant_fp8(x, torch.empty_like(x, dtype=torch.float8_e4m3fn), weight[:1], is_static=True)
     return x + 1
 
-from torch.fx.experimental.proxy_tensor import make_fx
-
-def traced(x):
-    family.layernorm(x, weight)
-    return x
-
-assert "sgljit_norm.layernorm" in make_fx(traced)(x).code
-
 for function in (of_an_op, of_a_family):
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     first = compiled(x.clone())
     assert "rmsnorm" in vars(family) and torch.equal(first, function(x.clone()))
     assert torch.equal(first, compiled(x.clone()))
-print("quant" in dict.keys(ops))
+print("sgljit_quant.ops" in __import__("sys").modules)
 """
 
 
-def test_the_first_use_of_a_family_and_of_an_op_may_be_in_a_compiled_graph():
-    done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True)
+@pytest.mark.parametrize("first", ["torch", "sgljit_core"])
+def test_the_first_use_of_a_family_and_of_an_op_may_be_in_a_compiled_graph(first):
+    imports = ["import torch", "from sgljit_core import ops"]
+    code = FIRST_USES.replace("IMPORTS", "\n".join(imports if first == "torch" else reversed(imports)))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
 
 
-def test_an_op_that_returns_a_tensor_compiles_with_its_fake():
-    op = dispatching(doubled, register("testing", "doubled", doubled, (), torch.empty_like))
-    compiled = torch.compile(lambda x: op(x) + 1, fullgraph=True, backend="aot_eager")
+def test_an_op_that_returns_a_tensor_is_declared_with_its_fake():
+    @FAMILY.op(fake=torch.empty_like)
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    compiled = torch.compile(lambda x: doubled(x) + 1, fullgraph=True, backend="aot_eager")
     assert compiled(torch.ones(2)).tolist() == [3, 3]
     assert torch.ops.sgljit_testing.doubled(torch.ones(2)).tolist() == [2, 2]
+    assert torch.func.functionalize(doubled)(torch.ones(2)).tolist() == [2, 2]
+    torch.library.opcheck(torch.ops.sgljit_testing.doubled, (torch.ones(2),))
+
+
+def test_a_fake_may_be_named_and_is_imported_when_it_is_needed():
+    @FAMILY.op(fake="not_there_at_all:fake")
+    def tripled(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    assert tripled(torch.ones(2)).tolist() == [3, 3]
+    with FakeTensorMode(), pytest.raises(errors.InvalidFamilyError, match="there is no module 'not_there_at_all'"):
+        tripled(torch.ones(2))
+
+
+def test_an_op_may_take_lists_of_tensors():
+    @FAMILY.op(fake=lambda xs: torch.empty_like(xs[0]))
+    def added(xs: list[torch.Tensor]) -> torch.Tensor:
+        return sum(xs, torch.zeros(()))
+
+    assert added([torch.ones(2), torch.ones(2)]).tolist() == [2, 2]
+    with FakeTensorMode():
+        assert added([torch.ones(2)]).shape == (2,)
+    with pytest.raises(errors.InferenceOnlyError, match=r"testing.added\(\): xs requires grad"):
+        added([torch.ones(2, requires_grad=True)])
 
 
 def add_(x: torch.Tensor, mode: int, *, ctx: int = 0, name: int = 0, op: int = 0) -> None:
@@ -291,9 +397,7 @@ def add_(x: torch.Tensor, mode: int, *, ctx: int = 0, name: int = 0, op: int = 0
 
 def test_a_parameter_whose_name_torch_compile_uses_itself():
     """In the schema it has another one; who calls the function, eager or compiled, does not notice."""
-    library_op = register("testing", "add_", add_, ("x",), None)
-    op = dispatching(add_, library_op)
-    assert [argument.name for argument in library_op._schema.arguments][:3] == ["x", "mode_", "ctx_"]
+    op = FAMILY.op(mutates=("x",))(add_)
 
     def f(x):
         y = x * 0
@@ -308,12 +412,62 @@ def test_a_parameter_whose_name_torch_compile_uses_itself():
     assert x.tolist() == [21]
 
 
-def test_a_signature_without_annotations_is_refused_with_the_remedy():
-    def bare(x):
-        return x
+def bare(x):
+    return x
 
-    with pytest.raises(errors.InvalidFamilyError, match="Annotate every parameter"):
-        register("testing", "bare", bare, (), None)
+
+def unknown(x: Missing) -> None:  # noqa: F821
+    """Its annotation is nowhere."""
+
+
+def both(x: torch.Tensor, out: torch.Tensor | None = None) -> None:
+    """Takes an out."""
+
+
+def returned(x: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor."""
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "text"),
+    [
+        (bare, {"fake": bare}, "Annotate every parameter"),
+        (unknown, {"mutates": ("x",)}, "an annotation cannot be evaluated: name 'Missing' is not defined"),
+        (both, {}, r'mutates=\("out",\)\), every tensor that it changes'),
+        (both, {"mutates": ("outt",)}, "mutates names 'outt'; the parameters are x, out"),
+        (both, {"mutates": ("out",), "inplace": "out"}, "inplace='out' must name a tensor parameter, and mutates one"),
+        (both, {"mutates": ("x",), "inplace": "x"}, "inplace='x' must name a tensor parameter, and mutates one"),
+        (returned, {}, r"returns <class 'torch.Tensor'>.*Write @FAMILY.op\(..., fake=...\): a function with the op's"),
+        (returned, {"fake": "empty_like"}, "fake must read \"package.module:function\", got 'empty_like'"),
+        (both, {"mutates": "out", "samples": "samples"}, 'samples must read "package.module:function"'),
+        (lambda x: x, {"fake": bare}, "the op's name '<lambda>' must be a public Python identifier"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_at_once_with_the_op_its_file_and_the_remedy(function, options, text):
+    with pytest.raises(errors.InvalidFamilyError, match=text) as caught:
+        KernelFamily("wrong", "nowhere").op(**options)(function)
+    line = function.__code__.co_firstlineno
+    assert str(caught.value).startswith(f"op wrong.{function.__name__} ({__file__}:{line})")
+    assert not hasattr(torch.ops.sgljit_wrong, function.__name__)
+
+
+def test_an_op_that_is_declared_twice_is_refused_with_the_other_place():
+    family = KernelFamily("twice", "nowhere")
+
+    @family.op(mutates=("x",))
+    def same(x: torch.Tensor) -> None:
+        x.add_(1)
+
+    first = same.__wrapped__.__code__.co_firstlineno
+    with pytest.raises(errors.InvalidFamilyError, match=f"has this op already, from {__file__}:{first}"):
+
+        @family.op(mutates=("x",))
+        def same(x: torch.Tensor) -> None:
+            x.add_(2)
+
+    x = torch.zeros(1)
+    torch.ops.sgljit_twice.same(x)
+    assert x.tolist() == [1]
 
 
 def test_threads_that_meet_an_op_first_register_it_once(tmp_path):
@@ -329,9 +483,3 @@ def test_threads_that_meet_an_op_first_register_it_once(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "16 1\n", done.stderr
-
-
-def test_an_op_that_seems_to_do_nothing_is_refused_with_the_remedy():
-    """Without what it writes to, a compiled graph would drop the call."""
-    with pytest.raises(errors.InvalidFamilyError, match=r'mutates=\("out",\)'):
-        register("nothing", "forgetful", scale_, (), None)

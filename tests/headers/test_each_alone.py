@@ -18,6 +18,7 @@ FORBIDDEN = re.compile(
 # cuda_runtime.h, which nvcc puts before every file, brings in <utility> and <cstdlib>, none of the above.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 @pytest.mark.parametrize("header", toolbox.HOST_HEADERS)
 def test_host_header(header: str, compiler: str, tmp_path: Path) -> None:
@@ -38,6 +39,7 @@ def test_two_host_units_link(tmp_path: Path) -> None:
     subprocess.run(link, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", toolbox.HEADERS)
 def test_nvcc(header: str, tmp_path: Path) -> None:
     result = toolbox.compile_cuda(f"#include <{header}>\n", tmp_path)
@@ -51,6 +53,7 @@ def test_device_headers_for_other_targets(arch: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", toolbox.DEVICE_HEADERS)
 def test_nvrtc(header: str) -> None:
     assert toolbox.compile_nvrtc(f"#include <{header}>\n__global__ void kernel() {{}}\n") == ""

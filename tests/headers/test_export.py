@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 import tvm_ffi
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import FakeTensorMode  # it has no public name
 
 BIG = "an int outside of int64, -2**63 to 2**63 - 1"
 

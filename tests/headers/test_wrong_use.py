@@ -97,7 +97,7 @@ DEVICE = {
 LAUNCH = {
     "too few arguments": (
         "host::LaunchKernel(1, 1, host::native_stream_t{})(kernel);",
-        "LaunchKernel: the kernel takes another number of arguments",
+        "LaunchKernel: the kernel takes a different number of arguments",
     ),
     "an argument of another type": (
         'host::LaunchKernel(1, 1, host::native_stream_t{})(kernel, "x", 1);',

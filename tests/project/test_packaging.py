@@ -86,6 +86,7 @@ def installed(distribution, tmp_path_factory) -> isolated.Environment:
     return environment
 
 
+@pytest.mark.slow
 def test_installed_wheels_list_families_without_torch(installed):
     code = """
         import sys
@@ -97,6 +98,7 @@ def test_installed_wheels_list_families_without_torch(installed):
     assert list(installed.home.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_installed_wheels_run_rmsnorm(installed):
     code = """
         import sgljit_core, sgljit_norm, torch
@@ -116,6 +118,7 @@ def test_installed_wheels_run_rmsnorm(installed):
     assert list((installed.home / ".cache").rglob("*.so"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLUGINS)
 def test_installed_wheels_pass_the_plugins_own_tests(installed, distribution, name):
     """Those that need no GPU: outside the repository nothing skips the others for them."""

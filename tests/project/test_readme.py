@@ -17,6 +17,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 ELSEWHERE = {
     "make demo": "test_make_demo",
     "make test": ".ci/run",
+    "make test-slow": ".ci/run",
     "make lint": ".ci/run",
     "make test-gpu PYTHON=python3": "test_make_test_gpu_needs_no_installation",
 }
@@ -36,6 +37,7 @@ def test_every_block_is_run():
         assert place in globals() or command in (isolated.ROOT / place).read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.slow
 def test_from_top_to_bottom(distribution, tmp_path):
     """Run the README's commands and code in its order, in an environment that starts with the requirements alone."""
     required = [distribution(name) for name in ("sgljit-core", "sgljit-norm")]
@@ -59,6 +61,7 @@ def test_from_top_to_bottom(distribution, tmp_path):
     assert "-xcuda" in (tmp_path / "my-kernels" / ".clangd").read_text()
 
 
+@pytest.mark.slow
 def test_make_demo():
     if not list(Path(sys.prefix).glob(".ready-*")):
         pytest.skip("the tests' environment was not set up by make")
@@ -67,6 +70,7 @@ def test_make_demo():
     assert "rmsnorm" in printed
 
 
+@pytest.mark.slow
 def test_make_test_gpu_needs_no_installation(distribution, tmp_path):
     """In a plain checkout, with an interpreter that has the dependencies and pytest and nothing of sgljit."""
     required = [distribution(name) for name in isolated.PROJECTS]
@@ -83,6 +87,7 @@ def test_make_test_gpu_needs_no_installation(distribution, tmp_path):
     assert not list(checkout.rglob("*.dist-info"))
 
 
+@pytest.mark.slow
 def test_an_imported_cache_needs_no_compiler(distribution, tmp_path):
     required = [distribution("sgljit-core"), distribution("sgljit-norm")]
     environment = isolated.Environment(tmp_path / "environment", required)

@@ -52,6 +52,7 @@ def test_the_wheel_has_all_its_sources(example, plugin):
     assert sources <= plugin.sdist_files
 
 
+@pytest.mark.slow
 def test_installed_it_is_found_and_runs_and_uninstalled_it_is_gone(example, distribution, plugin, tmp_path):
     core = distribution("sgljit-core")
     environment = isolated.Environment(

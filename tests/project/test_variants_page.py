@@ -20,23 +20,28 @@ FILES = dict(re.findall(r"^```\w+\n(?://|#) (sgljit_scaling/\S+)\n(.*?)^```", DO
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs Python where the family of the page is installed."""
+def site(tmp_path) -> Path:
+    """Where the family of the page is installed."""
     plugin_on_disk.install(tmp_path, "sgljit-scaling", "scaling")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    path = os.pathsep.join([str(tmp_path), *sys.path])
+    return tmp_path
+
+
+@pytest.fixture
+def run(site):
+    """Runs Python there."""
+    path = os.pathsep.join([str(site), *sys.path])
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, *arguments],
-            cwd=tmp_path,
+            cwd=site,
             env={**os.environ, "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stdout
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     return run
@@ -52,14 +57,16 @@ def test_the_family_of_the_page_builds_ahead_and_passes_the_test_of_the_page(run
     ("opening", "name"),
     [("namespace {", "scale_on_cpu"), ("namespace scaling {", "scaling::scale_on_cpu"), ("static", "scale_on_cpu")],
 )
-def test_a_deferred_function_may_be_static_and_in_a_namespace(run, tmp_path, opening, name):
-    csrc = tmp_path / "sgljit_scaling" / "csrc"
+def test_a_deferred_function_may_be_static_and_in_a_namespace(children, private_cache, site, opening, name):
+    csrc = site / "sgljit_scaling" / "csrc"
     text = FILES["sgljit_scaling/csrc/scaling_cpu.cpp"].replace("void scale_on_cpu", f"{opening} void scale_on_cpu")
     (csrc / "scaling_cpu.cpp").write_text(text + ("}\n" if opening.endswith("{") else ""))
     host_part = FILES["sgljit_scaling/csrc/scale3.cpp"].replace('"scale_on_cpu"', f'"{name}"')
     (csrc / "scale3.cpp").write_text(host_part)
-    use = "import torch\nfrom sgljit_core import ops\nx = torch.ones(3)\nops['scaling'].scale3(x)\nprint(x.tolist())"
-    assert run("-c", use) == "[3.0, 3.0, 3.0]\n"
+    use = f"import sys\nsys.path.insert(0, {str(site)!r})\n"
+    use += "import torch\nfrom sgljit_core import ops\nx = torch.ones(3)\nops['scaling'].scale3(x)\nprint(x.tolist())"
+    printed = children.run(use, env={"SGLJIT_CACHE_DIR": str(private_cache)})
+    assert printed.splitlines()[-1] == "[3.0, 3.0, 3.0]"
 
 
 def test_the_table_of_keywords_is_that_of_the_functions():

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 _INT32 = torch.iinfo(torch.int32)
 
 
+def _fake(src: torch.Tensor, constant: int) -> torch.Tensor:
+    """The output's shape, dtype and device, for graphs."""
+    return torch.empty_like(src)
+
+
+@FAMILY.op(fake=_fake, samples="sgljit_add_constant.reference:samples")
 def add_constant(src: torch.Tensor, constant: int) -> torch.Tensor:
     """``src + constant`` for a contiguous one-dimensional int32 tensor; sums wrap around, as torch's do.
 
@@ -35,11 +41,6 @@ def add_constant(src: torch.Tensor, constant: int) -> torch.Tensor:
     dst = torch.empty_like(src)
     load_module(number, src.device.type).add_constant(dst, src)
     return dst
-
-
-def add_constant_fake(src: torch.Tensor, constant: int) -> torch.Tensor:
-    """The output's shape, dtype and device, for torch.compile."""
-    return torch.empty_like(src)
 
 
 @cache_once

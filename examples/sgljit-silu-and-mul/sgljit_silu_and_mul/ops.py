@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once, exported
+from sgljit_core import cache_once
 
 from .plugin import FAMILY
 
@@ -24,7 +24,7 @@ def host_module() -> Module:
     )
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("out",), samples="sgljit_silu_and_mul.reference:samples")
 def silu_and_mul(
     input: torch.Tensor,  # noqa: A002 - as torch.nn.functional calls it
     out: torch.Tensor,

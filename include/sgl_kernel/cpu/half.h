@@ -7,9 +7,9 @@
 /// \file half.h
 /// \brief fp16 and bf16 storage types for CPU kernels, and their conversions from and to float.
 ///
-/// For host code compiled with no CUDA toolkit: a CPU kernel computes in float and stores in these. The conversions
-/// are a handful of integer operations with no branch, table or intrinsic, so that a plain loop over an array
-/// vectorises for any instruction set. (The compilers' own `_Float16` does not: g++ 12 converts it one by one.)
+/// For host code without a CUDA toolkit: a CPU kernel computes in float and stores in these types. A conversion is a
+/// handful of integer operations with no branch, table or intrinsic, so that a plain loop over an array vectorises for
+/// any instruction set. (The compilers' own `_Float16` does not: g++ 12 converts it one by one.)
 ///
 /// Rounding is to nearest, ties to even; subnormals, infinities and overflow follow IEEE 754; a NaN stays a NaN.
 
@@ -35,8 +35,8 @@ namespace details {
   return __builtin_bit_cast(float, bits);
 }
 
-// Comparison and choice in integers: around floating-point arms `?:` may stay a branch, because the compiler must
-// assume that they can trap, and then the loop stays scalar.
+// Comparison and choice in integers: `?:` with floating-point arms may stay a branch, because the compiler must assume
+// that they can trap, and then the loop stays scalar.
 
 /// All ones where a < b, else zero. Both must be below 2^31.
 [[gnu::always_inline]] inline std::uint32_t mask_less(std::uint32_t a, std::uint32_t b) {
@@ -56,7 +56,7 @@ namespace details {
   return a > b ? a : b;
 }
 
-// Places in a float's bits.
+// Values in a float's bits.
 inline constexpr std::uint32_t kMagnitude = 0x7fffffff;
 inline constexpr std::uint32_t kInfinity = 255u << 23;
 inline constexpr std::uint32_t kRebias = 112u << 23;              // the exponents' biases are 127 and 15
@@ -80,7 +80,7 @@ inline constexpr std::uint32_t kHalfOverflow = 143u << 23;        // 2^16
   const auto shifted = static_cast<std::uint32_t>(x.bits & 0x7fff) << 13;
   // Infinity and NaN have exponent 31, which takes the correction twice: 31 + 2 * 112 = 255.
   const auto normal = shifted + kRebias + (~mask_less(shifted, 31u << 23) & kRebias);
-  // A subnormal's mantissa behind the exponent of 2^-14 reads 2^-14 too much.
+  // A subnormal's mantissa with the exponent of 2^-14 is 2^-14 too large.
   const auto subnormal = to_bits(from_bits(shifted | kSmallestNormalHalf) - from_bits(kSmallestNormalHalf));
   return from_bits(sign | choose(mask_less(shifted, 1u << 23), subnormal, normal));
 }
@@ -99,7 +99,7 @@ template <>
   using namespace details;
   const auto bits = to_bits(x);
   const auto rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const auto is_nan = mask_less(kInfinity, bits & kMagnitude);  // whose payload rounding would lose
+  const auto is_nan = mask_less(kInfinity, bits & kMagnitude);  // rounding would lose its payload
   return {static_cast<std::uint16_t>(choose(is_nan, 0x7fc0, rounded))};
 }
 
@@ -109,12 +109,12 @@ template <>
   const auto sign = (to_bits(x) >> 16) & 0x8000;
   const auto magnitude = to_bits(x) & kMagnitude;
   const auto finite = smaller(magnitude, kHalfOverflow);
-  // Added to a number 2^13 times as large as its own power of two, the value keeps ten bits behind its first one: the
-  // addition itself rounds. Subnormals keep the bits that they would have with the smallest normal power.
+  // The addition rounds: added to 2^13 times its own power of two, the value keeps ten bits after its leading one.
+  // Subnormals keep the bits that they would have with the smallest normal power.
   const auto power = larger(finite, kSmallestNormalHalf) & kInfinity;
   const auto large = power + (13u << 23);
   const auto kept = to_bits(from_bits(finite) + from_bits(large)) - large;
-  // The first bit among those kept raises the exponent by one: counted from one lower, both add up.
+  // The leading one among the kept bits raises the exponent by one, so the exponent starts one lower.
   const auto result = ((power - kRebias - (1u << 23)) >> 13) + kept;
   const auto quiet_nan = mask_less(kInfinity, magnitude) & 0x0200;
   return {static_cast<std::uint16_t>(sign | result | quiet_nan)};
@@ -132,7 +132,7 @@ struct host::dtype_of<host::cpu::bf16_t> {
 };
 
 #if !defined(__CUDACC__)
-// What make_cpp_args calls torch's types, so that a CPU kernel can be a template over them as a CUDA kernel is.
+// The names that make_cpp_args gives to torch's types, so that a CPU kernel can be a template over them too.
 using fp32_t = float;
 using fp16_t = host::cpu::fp16_t;
 using bf16_t = host::cpu::bf16_t;

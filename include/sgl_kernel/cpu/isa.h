@@ -4,11 +4,11 @@
 /// \brief One portable library that uses the widest vectors of the processor it runs on.
 ///
 /// CPU modules are compiled for the baseline of their architecture, never with -march=native, so that an artifact
-/// built on one machine serves every other. Only inner loops gain from wider vectors: those are compiled once for each
+/// built on one machine serves every other. Only inner loops gain from wider vectors: they are compiled once for each
 /// width, and the version is chosen at run time.
 
-/// \brief Before a loop whose iterations do not depend on each other though its pointers may be equal, as in
-/// `y[i] = f(x[i])` in place. Without it the compiler checks at run time, and runs such a loop one by one.
+/// \brief Put it before a loop with independent iterations whose pointers may be equal, as in `y[i] = f(x[i])` in
+/// place. Without it the compiler checks the pointers at run time, and runs such a loop one by one.
 #if defined(__clang__)
 #define SGL_INDEPENDENT_LOOP _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -21,7 +21,7 @@ namespace details {
 
 #if defined(__x86_64__)
 // Features one by one, because g++ before 12 does not know `arch=x86-64-v3`. Without the preference for 512 bits
-// compilers stay at 256, for the sake of early AVX-512 processors.
+// compilers use 256, because of early AVX-512 processors.
 #if defined(__clang__)
 #define SGL_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"), min_vector_width(512)))
 #else
@@ -52,13 +52,13 @@ __attribute__((target("avx2,fma"))) void run_avx2(const Body& body) {
 ///   });
 /// \endcode
 ///
-/// \param body an always_inline lambda that calls always_inline functions. What is not inlined runs, but as compiled
-///   for the baseline.
-/// \note Choosing takes some nanoseconds and the body is a function of its own: give it rows, not elements.
+/// \param body an always_inline lambda that calls always_inline functions. A function that is not inlined runs as
+///   compiled for the baseline.
+/// \note The choice takes some nanoseconds and the body is a function of its own: give it rows, not elements.
 template <typename Body>
 void with_widest_vectors(const Body& body) {
 #if defined(__x86_64__)
-  // The answers count in what the operating system saves at a context switch, too.
+  // The answers also consider which registers the operating system saves at a context switch.
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return details::run_avx512(body);

@@ -13,12 +13,12 @@
 /// \file parallel.h
 /// \brief A parallel loop for inputs that are large enough to pay for starting threads.
 ///
-/// Threads start with the loop and end with it. A pool would save some 10 us a thread and would cost what makes this
-/// safe in any library: no thread outlives a call, so the process can fork and the library can be unloaded; libraries
-/// share nothing; an idle process has no spinning threads. `<thread>` stays out because it takes 0.4 s to compile.
+/// Threads start with the loop and end with it, which makes the loop safe in any library: no thread outlives a call, so
+/// the process can fork and the library can be unloaded; libraries share nothing; an idle process has no spinning
+/// threads. A pool would save some 10 us a thread. `<thread>` is not included, because it takes 0.4 s to compile.
 ///
 /// A loop uses at most as many threads as the calling thread has processors (its affinity mask: taskset and container
-/// CPU sets count), and at most `OMP_NUM_THREADS`, read once per process, where that is a positive number.
+/// CPU sets count), and at most `OMP_NUM_THREADS`, read once per process, if that is a positive number.
 
 namespace host::cpu {
 
@@ -35,7 +35,7 @@ inline std::int64_t available_processors() {
   return sysconf(_SC_NPROCESSORS_ONLN);  // not Linux, or more processors than a cpu_set_t holds
 }
 
-/// The limit that OMP_NUM_THREADS sets; of a list for nested regions, "8,2", its first number.
+/// The limit that OMP_NUM_THREADS sets; the first number of a list for nested regions, such as "8,2".
 inline std::int64_t requested_threads() {
   static const std::int64_t limit = [] {
     const char* text = std::getenv("OMP_NUM_THREADS");
@@ -47,18 +47,18 @@ inline std::int64_t requested_threads() {
 
 }  // namespace details
 
-/// \brief Calls `body(begin, end)` on disjoint ranges that together make [0, total), on several threads where there is
-/// enough to do, and returns when all of it is done.
+/// \brief Calls `body(begin, end)` on disjoint ranges that together make [0, total), on several threads if there is
+/// enough work, and returns when all ranges are done.
 ///
 /// \param total number of items; with none, `body` is not called.
-/// \param grain how many items, at least 1, are worth a thread: 50 to 100 us of work, as starting one takes about 20.
-/// Below two
-///   grains the caller does all in one call, and that is the whole cost.
-/// \param body may be called by several threads at once. Ranges are handed out as threads become free, so that a thread
-///   that the system puts aside does not hold up the rest.
-/// \throws whatever `body` throws, the first of it, in the calling thread: not before every thread has ended, so that
-///   none still uses what the caller owns. Calls that had begun elsewhere run to their end; ranges that nobody had
-///   begun are left out.
+/// \param grain the number of items, at least 1, that is worth a thread: 50 to 100 us of work, because starting one
+/// takes
+///   about 20. Below two grains the caller does all items in one call, at no further cost.
+/// \param body may be called by several threads at once. Ranges are handed out as threads become free, so that a
+///   descheduled thread does not delay the rest.
+/// \throws the first exception of `body`, in the calling thread, once every thread has ended, so that none still uses
+/// the
+///   caller's data. Calls that had begun elsewhere run to their end; ranges that had not begun are left out.
 template <typename Body>
 void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
   const auto smaller = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
@@ -80,7 +80,7 @@ void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
       auto& job = *static_cast<Job*>(self);
       try {
         job.work();
-      } catch (...) {  // beyond a thread's first function there is only std::terminate
+      } catch (...) {  // an exception that leaves a thread's function calls std::terminate
         if (!__atomic_exchange_n(&job.has_failed, true, __ATOMIC_RELAXED)) job.error = std::current_exception();
         __atomic_store_n(&job.next, job.total, __ATOMIC_RELAXED);
       }
@@ -102,7 +102,7 @@ void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
 
   pthread_t workers[details::kMaxThreads];
   std::int64_t started = 0;
-  // Where the system refuses a thread, those that run do its part.
+  // If the system refuses a thread, the running ones do its part.
   while (started < num_threads - 1 && pthread_create(&workers[started], nullptr, Job::run, &job) == 0) ++started;
   Job::run(&job);
   for (std::int64_t i = 0; i < started; ++i) pthread_join(workers[i], nullptr);

@@ -6,10 +6,10 @@
 #include <sgl_kernel/warp.cuh>
 
 /// \file impl/norm.cuh
-/// \brief Building blocks of normalisation over rows: which threads share a row, and what each computes.
+/// \brief Building blocks of normalisation over rows: the threads that share a row, and the work of each.
 ///
-/// Whole rows of fp16 or bf16, two ways by their length: up to 256 elements a warp shares one, beyond that a block
-/// does, with 16 bytes for each thread.
+/// For whole rows of fp16 or bf16. A warp shares a row of up to 256 elements, a block a longer one, with 16 bytes for
+/// each thread.
 /// \code
 ///   using vec_t = norm::StorageType<bf16_t, 4096>;             // 16 bytes, for host::norm::get_cta_threads = 512
 ///   __shared__ float smem[norm::kSmemBufferSize];
@@ -17,13 +17,12 @@
 ///   const auto y = norm::apply_rmsnorm_cta<4096>(mem.load(x), mem.load(w), eps, smem);
 ///   mem.store(out, y);
 /// \endcode
-/// What these are made of, for rows of another length, type or layout: `sum_of_squares`, `row_sum`, `scale`.
-/// All of it computes in fp32. Compiles under NVRTC. The functions of `host::norm` are `constexpr` and serve both
-/// sides.
+/// Their parts serve rows of another length, type or layout: `sum_of_squares`, `row_sum`, `scale`. All functions
+/// compute in fp32. Compiles under NVRTC. The functions of `host::norm` are `constexpr` and serve host and device.
 
 namespace host::norm {
 
-/// \brief Whether rows of `kDim` elements of `T` are provided for.
+/// \brief Whether rows of `kDim` elements of `T` are supported.
 template <typename T, int64_t kDim>
 [[nodiscard]] SGL_HOST_DEVICE constexpr bool is_config_supported() {
   if (!device::details::is_any_of<T, fp16_t, bf16_t>) return false;
@@ -40,7 +39,7 @@ template <typename T, int64_t kDim>
   return kDim > 256;
 }
 
-/// \brief How many threads share a row when a block does: 512 for 4096 elements.
+/// \brief The number of threads of a block that shares a row: 512 for 4096 elements.
 template <typename T, int64_t kDim>
 [[nodiscard]] SGL_HOST_DEVICE constexpr uint32_t get_cta_threads() {
   static_assert(should_use_cta<T, kDim>(), "norm: rows of up to 256 elements are for a warp, not for a block");
@@ -51,15 +50,15 @@ template <typename T, int64_t kDim>
 
 namespace device::norm {
 
-/// \brief Values of shared memory that `row_sum` and `apply_rmsnorm_cta` want: one for each warp.
+/// \brief The size of the shared memory of `row_sum` and `apply_rmsnorm_cta` in values: one for each warp.
 inline constexpr uint32_t kSmemBufferSize = kWarpThreads;
 
-/// \brief What one thread holds of a row, in packed pairs: 16 bytes of a row that a block shares, a 32nd of one that a
-/// warp shares.
+/// \brief One thread's part of a row, in packed pairs: 16 bytes of a row that a block shares, a 32nd of one that a warp
+/// shares.
 template <typename T, int64_t kDim>
 using StorageType = AlignedVector<packed_t<T>, (kDim > 256 ? 4 : kDim / (2 * kWarpThreads))>;
 
-/// \brief The sum of the squares of a vector of packed pairs. Each thread by itself.
+/// \brief The sum of the squares of a vector of packed pairs. Each thread acts by itself.
 template <typename Packed, size_t N>
 [[nodiscard]] SGL_DEVICE float sum_of_squares(const AlignedVector<Packed, N>& input) {
   float sum = 0.0f;
@@ -72,7 +71,7 @@ template <typename Packed, size_t N>
   return sum;
 }
 
-/// \brief The sum over `kThreads` lanes, a power of two; of a pair, both sums. All lanes of the warp call.
+/// \brief The sum over `kThreads` lanes, a power of two; both sums for a pair. All lanes of the warp call.
 template <uint32_t kThreads = kWarpThreads>
 [[nodiscard]] SGL_DEVICE float lane_sum(float value) {
   return warp::reduce_sum<float, kThreads>(value);
@@ -84,10 +83,10 @@ template <uint32_t kThreads = kWarpThreads>
 
 /// \brief The sum over the `kThreads` threads that share a row: every one of them gets it, the same bits.
 ///
-/// Of a float, or of a pair of them (`fp32x2_t`), at the cost of one barrier either way. Up to 32 threads, a power of
-/// two: neighbouring lanes of a warp. All lanes of the warp call; nobody synchronises, and `smem` is not used. Beyond:
-/// all threads of a one-dimensional block of `kThreads`, whole warps. It synchronises once inside; before `smem`, of
-/// `kSmemBufferSize` values, is used again, the caller does.
+/// It sums a float, or a pair of floats (`fp32x2_t`), with at most one barrier in both cases. Up to 32 threads, a power
+/// of two, are neighbouring lanes of a warp: all lanes of the warp call, without synchronisation, and `smem` is not
+/// used. More threads are a whole one-dimensional block of `kThreads`, in whole warps: the call synchronises once
+/// inside, and the caller must synchronise before it uses `smem`, `kSmemBufferSize` values, again.
 template <uint32_t kThreads, typename Value>
 [[nodiscard]] SGL_DEVICE Value row_sum(Value value, Value* smem) {
   if constexpr (kThreads <= kWarpThreads) {
@@ -99,19 +98,19 @@ template <uint32_t kThreads, typename Value>
     value = lane_sum(value);
     if (lane == 0) smem[threadIdx.x / kWarpThreads] = value;
     __syncthreads();
-    // Every warp sums up all the warps' sums by itself, which saves the second barrier of a broadcast.
+    // Every warp adds the sums of all warps by itself, which saves the second barrier of a broadcast.
     return lane_sum(lane < kWarps ? smem[lane] : Value{});
   }
 }
 
-/// \brief A pair of weights as Gemma means them, 1 + weight; without `kPlusOne` as they are.
+/// \brief A pair of weights in Gemma's convention, 1 + weight; unchanged without `kPlusOne`.
 template <bool kPlusOne>
 [[nodiscard]] SGL_DEVICE fp32x2_t plus_one(fp32x2_t weight) {
   if constexpr (kPlusOne) return {1.0f + weight.x, 1.0f + weight.y};
   return weight;
 }
 
-/// \brief `input * factor * weight`, or `input * factor * (1 + weight)`, rounded once. Each thread by itself.
+/// \brief `input * factor * weight`, or `input * factor * (1 + weight)`, rounded once. Each thread acts by itself.
 template <bool kPlusOne = false, typename Packed, size_t N>
 [[nodiscard]] SGL_DEVICE auto scale(
     const AlignedVector<Packed, N>& input, const AlignedVector<Packed, N>& weight, float factor)
@@ -128,7 +127,7 @@ template <bool kPlusOne = false, typename Packed, size_t N>
 
 /// \brief Normalise a row that a warp shares: x / sqrt(mean(x^2) + eps) * weight, in fp32, rounded once.
 ///
-/// All lanes of the warp call; each gets its own elements back. No shared memory, nobody synchronises.
+/// All lanes of the warp call; each gets its own elements back. No shared memory, no synchronisation.
 template <int64_t kDim, typename Vec>
 [[nodiscard]] SGL_DEVICE Vec apply_rmsnorm_warp(const Vec& input, const Vec& weight, float eps) {
   static_assert(kDim <= 256, "norm: a warp normalises rows of up to 256 elements, use apply_rmsnorm_cta");
@@ -138,9 +137,8 @@ template <int64_t kDim, typename Vec>
 
 /// \brief Normalise a row that a block shares.
 ///
-/// All threads of the block call, as many as `host::norm::get_cta_threads` says, with `kSmemBufferSize` floats of
-/// shared memory; each gets its own elements back. It synchronises inside; before `smem` is used again, the caller
-/// does.
+/// All `host::norm::get_cta_threads` threads of the block call, with `kSmemBufferSize` floats of shared memory; each
+/// gets its own elements back. The call synchronises inside; the caller must synchronise before it uses `smem` again.
 template <int64_t kDim, typename Vec>
 [[nodiscard]] SGL_DEVICE Vec apply_rmsnorm_cta(const Vec& input, const Vec& weight, float eps, float* smem) {
   static_assert(kDim > 256, "norm: a block normalises rows of more than 256 elements, use apply_rmsnorm_warp");

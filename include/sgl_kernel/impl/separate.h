@@ -1,13 +1,12 @@
 #pragma once
 
 /// \file separate.h
-/// \brief Where the functions of the host headers are compiled that nobody needs inline: in each unit that includes
-/// them, or once.
+/// \brief Compiles the host headers' functions that need no inlining in each unit that includes them, or only once.
 ///
-/// A header declares such functions as `SGL_INLINE` and has their bodies at its end, where `SGL_BODIES` is 1. That is
-/// the case everywhere, unless `SGL_SEPARATE` is defined: the core does so when it compiles a host part
-/// (`KernelFamily.load_host`) or a module with CUDA files, and adds the units of `sgl_kernel/src`, each of which has
-/// the bodies of some headers. They take a compiler as long as a host part does, and are compiled side by side with it.
+/// A header declares such functions as `SGL_INLINE` and has their bodies at its end, if `SGL_BODIES` is 1. That is the
+/// default. The core defines `SGL_SEPARATE` when it compiles a host part (`KernelFamily.load_host`) or a module with
+/// CUDA files: then only the units of `sgl_kernel/src` have the bodies, each those of some headers. They take as long
+/// to compile as a host part, and are compiled side by side with it.
 
 #if !defined(SGL_SEPARATE)
 #define SGL_INLINE inline

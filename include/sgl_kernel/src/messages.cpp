@@ -1,6 +1,5 @@
 /// \file messages.cpp
-/// \brief The bodies of the headers that take arguments apart, check them and report what is wrong; see
-/// impl/separate.h.
+/// \brief The bodies of the headers that read and check arguments and report errors; see impl/separate.h.
 
 #define SGL_BODIES 1
 #include <sgl_kernel/export.h>

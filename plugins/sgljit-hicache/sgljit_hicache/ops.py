@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once, exported, is_arch_support_pdl
+from sgljit_core import cache_once, is_arch_support_pdl
 
 from .plugin import FAMILY
 
@@ -35,7 +35,7 @@ def host_module() -> Module:
     return FAMILY.load_host("hicache", cpp_files=["hicache.cpp"], cpp_wrappers=[(name, name) for name in _EXPORTS])
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("k_cache_dst", "v_cache_dst"))
 def transfer_hicache_one_layer(
     k_cache_dst: torch.Tensor,
     v_cache_dst: torch.Tensor,
@@ -75,7 +75,7 @@ def transfer_hicache_one_layer(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("cache_dst",))
 def transfer_hicache_one_layer_mla(
     cache_dst: torch.Tensor,
     indices_dst: torch.Tensor,
@@ -90,7 +90,7 @@ def transfer_hicache_one_layer_mla(
     """``cache_dst[indices_dst] = cache_src[indices_src]``: as ``transfer_hicache_one_layer``, with one cache."""
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("k_ptr_dst", "v_ptr_dst"))
 def transfer_hicache_all_layer(
     k_ptr_dst: torch.Tensor,
     v_ptr_dst: torch.Tensor,
@@ -137,7 +137,7 @@ def transfer_hicache_all_layer(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("ptr_dst",))
 def transfer_hicache_all_layer_mla(
     ptr_dst: torch.Tensor,
     indices_dst: torch.Tensor,
@@ -159,15 +159,14 @@ def transfer_hicache_all_layer_mla(
     """The same rows of every layer: as ``transfer_hicache_all_layer``, with one cache."""
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module)
 def can_use_hicache_jit_kernel(*, element_size: int, unroll: int | None = None, block_quota: int | None = None) -> bool:
     """Whether rows of ``element_size`` bytes move at full speed, which whole 16-byte words do.
 
     Others are moved too, by a slower kernel. Nothing is compiled to find out: an error of the toolchain shows as
     itself, at the first transfer.
 
-    Ask outside of what ``torch.compile`` traces: a graph holds no call that returns a bool, so it breaks there, or with
-    ``fullgraph=True`` refuses.
+    To ``torch.compile`` the answer is a constant. A size that it keeps symbolic breaks the graph there.
     """
     raise NotImplementedError  # never runs: the decorator calls C++
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once, exported, is_arch_support_pdl
+from sgljit_core import cache_once, is_arch_support_pdl
 from sgljit_core.compilers.arch import cuda_target
 
 from .plugin import FAMILY
@@ -27,7 +27,7 @@ def host_module() -> Module:
     return FAMILY.load_host("norm", cpp_files=_HOST_FILES, header_only=False)
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("out",), inplace="input")
 def rmsnorm(
     input: torch.Tensor,  # noqa: A002 - as torch.nn.functional.rms_norm calls it
     weight: torch.Tensor,
@@ -52,7 +52,7 @@ def rmsnorm(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("out",), inplace="input")
 def gemma_rmsnorm(
     input: torch.Tensor,  # noqa: A002 - as rmsnorm
     weight: torch.Tensor,
@@ -74,7 +74,7 @@ def gemma_rmsnorm(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("input", "residual"))
 def fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002 - as rmsnorm
     residual: torch.Tensor,
@@ -97,7 +97,7 @@ def fused_add_rmsnorm(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("input", "residual"))
 def gemma_fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002 - as rmsnorm
     residual: torch.Tensor,
@@ -119,7 +119,7 @@ def gemma_fused_add_rmsnorm(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("q", "k"))
 def fused_inplace_qknorm(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -148,7 +148,7 @@ def fused_inplace_qknorm(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("q", "k"))
 def gemma_fused_inplace_qknorm(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -174,7 +174,7 @@ def gemma_fused_inplace_qknorm(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("q", "k"))
 def fused_inplace_qknorm_across_heads(
     q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float = 1e-6
 ) -> None:
@@ -193,7 +193,7 @@ def fused_inplace_qknorm_across_heads(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("out",), inplace="input")
 def layernorm(
     input: torch.Tensor,  # noqa: A002 - as torch.nn.functional.layer_norm calls it
     weight: torch.Tensor,

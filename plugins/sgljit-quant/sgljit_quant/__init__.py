@@ -1,5 +1,24 @@
-"""FP8 quantisation kernels for sgljit: ``sgljit_core.ops["quant"]``. Importing it imports nothing else."""
+"""FP8 quantisation kernels for sgljit: ``from sgljit_quant import per_tensor_quant_fp8``.
+
+Importing the package imports nothing else; an op is imported, and torch with it, when it is first named.
+"""
+
+from typing import TYPE_CHECKING
 
 from ._version import __version__
 
-__all__ = ["__version__"]
+__all__ = [
+    "__version__",
+    "per_tensor_quant_fp8",
+    "per_token_quant_fp8",
+]
+
+if TYPE_CHECKING:
+    from .ops import (
+        per_tensor_quant_fp8,
+        per_token_quant_fp8,
+    )
+else:
+    from sgljit_core.lazy import attributes
+
+    __getattr__, __dir__ = attributes(__name__, {"ops": __all__})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once, exported, is_arch_support_pdl
+from sgljit_core import cache_once, is_arch_support_pdl
 
 from .plugin import FAMILY
 
@@ -24,7 +24,7 @@ def host_module() -> Module:
     return FAMILY.load_host("quant", cpp_files=["quant.cpp"], cpp_wrappers=[(name, name) for name in _EXPORTS])
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("output_q", "output_s"))
 def per_tensor_quant_fp8(
     input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
     output_q: torch.Tensor,
@@ -55,7 +55,7 @@ def per_tensor_quant_fp8(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("output_q", "output_s"))
 def per_token_quant_fp8(
     input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
     output_q: torch.Tensor,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once, exported
+from sgljit_core import cache_once
 
 from .plugin import FAMILY
 
@@ -36,7 +36,7 @@ def host_module() -> Module:
     return module
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("flag",))
 def stream_wait_value(
     flag: torch.Tensor,
     value: int,
@@ -74,7 +74,7 @@ def stream_wait_value(
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module, mutates=("flag",))
 def stream_write_value(flag: torch.Tensor, value: int, mode: str = "auto", device: str | None = None) -> None:
     """Set ``flag[0]`` once everything before in the current stream is done; the call returns at once.
 
@@ -83,7 +83,7 @@ def stream_write_value(flag: torch.Tensor, value: int, mode: str = "auto", devic
     """
 
 
-@exported(host_module)
+@FAMILY.op(exports=host_module)
 def check_timeouts() -> None:
     """Raise TimeoutError if waits on streams have given up since the last time anybody was told.
 

@@ -14,7 +14,7 @@ from .options import Directory
 
 
 def export_archive(
-    file: Annotated[Path, typer.Argument(help="What to write: a .tar, .tar.gz or .tar.xz.")],
+    file: Annotated[Path, typer.Argument(help="The file to write: a .tar, .tar.gz or .tar.xz.")],
     directory: Directory = None,
     family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
     target: Annotated[str | None, typer.Option(help="Only this target, such as sm_90a.")] = None,
@@ -24,13 +24,13 @@ def export_archive(
     count = admin.export_archive(file, directory, family=family, target=target)
     typer.echo(f"wrote {count} artifacts to {file}")
     if log.was_said("artifact_damaged"):
-        typer.echo("error: not all that was asked for could be written; see the warnings", err=True)
+        typer.echo("error: some artifacts could not be written; see the warnings", err=True)
         raise typer.Exit(1)
     if count == 0:
         manifests = [entry.manifest for entry in admin.entries(directory) if entry.manifest]
         families = ", ".join(sorted({manifest.family for manifest in manifests})) or "none"
         targets = ", ".join(sorted({manifest.target for manifest in manifests})) or "none"
-        typer.echo(f"error: nothing to write; there are the families {families} and the targets {targets}", err=True)
+        typer.echo(f"error: nothing to write; the cache has the families {families} and targets {targets}", err=True)
         raise typer.Exit(1)
 
 

@@ -14,8 +14,7 @@ from sgljit_core.cache import admin
 from sgljit_core.errors import NoTargetError, ParallelCompileError
 from sgljit_core.families import registry
 
-from .options import Arch, target_of
-from .variants import families_with_variants, report_left_out
+from .options import Arch, families_with_variants, report_left_out, target_of
 
 
 def build(
@@ -24,8 +23,8 @@ def build(
 ) -> None:
     """Build every declared variant ahead, for this machine's device or, with --cuda-arch, for another.
 
-    Without a device and without --cuda-arch it builds the variants for the CPU, and says how many it left out. It
-    compiles whatever SGLJIT_JIT says: that is about compiling on demand.
+    Without a device and without --cuda-arch it builds the variants for the CPU, and reports how many it left out. It
+    compiles even with SGLJIT_JIT=error, which forbids compiling on demand.
     """
     policy.freeze("on")
     with target_of(cuda_arch):
@@ -33,15 +32,15 @@ def build(
         builders = [builder for family in chosen for builder in registry.declared_variants(family)]
         left_out = _build(builders)
     held = len(admin.entries())
-    typer.echo(f"{len(builders) - left_out} modules are built or were there; {admin.root()} holds {held} artifacts")
+    typer.echo(f"{len(builders) - left_out} modules are built or were present; {admin.root()} holds {held} artifacts")
     report_left_out(left_out)
     if log.was_said("cache_unwritable"):
-        typer.echo("error: not all that was built could be kept; see the warnings", err=True)
+        typer.echo("error: some builds could not be kept in the cache; see the warnings", err=True)
         raise typer.Exit(1)
 
 
 def _build(builders: Sequence[Callable[[], Any]]) -> int:
-    """Build all that there is a target for; the number of the others."""
+    """Build the variants that have a target; returns the number of the others."""
     try:
         parallel_compile(builders)
     except ParallelCompileError as error:

@@ -1,4 +1,4 @@
-"""``sgljit cache list`` and ``sgljit cache verify``: both look, and change nothing."""
+"""``sgljit cache list`` and ``sgljit cache verify``: neither changes anything."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def list_entries(directory: Directory = None) -> None:
 
 
 def verify(directory: Directory = None) -> None:
-    """Read every artifact that `sgljit cache list` lists. Exit status 1 if one is not what its manifest says."""
+    """Read every artifact that `sgljit cache list` lists. Exit status 1 if one does not match its manifest."""
     damaged, total = admin.verify(directory), len(admin.entries(directory))
     for place, _ in _carried(directory):
         damaged += admin.verify(place, vouched=True)
@@ -43,5 +43,5 @@ def _list(found: Sequence[admin.Entry]) -> None:
 
 
 def _carried(directory: Path | None) -> list[tuple[Path, str]]:
-    """The roots to look at besides the user's own cache, where no directory is named."""
+    """The roots to look at besides the user's own cache, if no directory is named."""
     return [] if directory else sorted(discovery.carried_artifacts().items())

@@ -9,22 +9,19 @@ import typer
 from sgljit_core.cache import admin
 from sgljit_core.families import registry
 
-from .options import Arch, Directory, size_text, target_of
-from .variants import explain, families_with_variants
+from .options import Arch, Directory, explain, families_with_variants, size_text, target_of
 
 
 def prune(
     directory: Directory = None,
-    days: Annotated[float | None, typer.Option(min=0, help="Remove what was built more days ago.")] = None,
-    megabytes: Annotated[
-        float | None, typer.Option(min=0, help="Remove the oldest until the rest takes no more.")
-    ] = None,
+    days: Annotated[float | None, typer.Option(min=0, help="Remove artifacts that are older than this.")] = None,
+    megabytes: Annotated[float | None, typer.Option(min=0, help="Remove the oldest until the rest fits in.")] = None,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Remove what families that declare their variants do not declare any more.")
+        bool, typer.Option("--stale", help="Remove variants that their family declared once, but no longer does.")
     ] = False,
     cuda_arch: Arch = None,
 ) -> None:
-    """Remove artifacts, damaged ones in any case, and what killed builds left behind."""
+    """Remove artifacts, damaged ones in any case, and the remains of killed builds."""
     keep = None
     if stale:
         with target_of(cuda_arch):

@@ -188,7 +188,7 @@ def test_torch_compile_of_all_layers_outside_its_graphs():
         assert torch.equal(pools[0], expected + 3)
 
 
-def test_torch_compile_asks_for_the_right_kernel_outside_its_graphs():
+def test_torch_compile_asks_for_the_right_kernel():
     def step(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if family.can_use_hicache_jit_kernel(element_size=4 * x.shape[-1]) else x - 1
 
@@ -197,5 +197,6 @@ def test_torch_compile_asks_for_the_right_kernel_outside_its_graphs():
     assert torch.equal(compiled(torch.zeros(2, 4)), torch.ones(2, 4))
     assert torch.equal(compiled(torch.zeros(2, 5)), -torch.ones(2, 5))
     torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="can_use_hicache_jit_kernel"):
-        torch.compile(step, backend="aot_eager", fullgraph=True)(torch.zeros(2, 4))
+    whole = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=False)
+    assert torch.equal(whole(torch.zeros(2, 4)), torch.ones(2, 4))
+    assert torch.equal(whole(torch.zeros(2, 5)), -torch.ones(2, 5))

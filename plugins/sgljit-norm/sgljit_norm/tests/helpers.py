@@ -14,9 +14,9 @@ from sgljit_norm.plugin import FAMILY
 
 Arguments = dict[str, Any]
 
-OPS = [op.name for op in FAMILY.ops]
+OPS = list(FAMILY.declared())
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-MUTATES = {op.name: op.mutates for op in FAMILY.ops}
+MUTATES = {op.name: op.mutates for op in FAMILY.declared().values()}
 
 _GUARD = 7.0
 _GUARD_ROWS = 2

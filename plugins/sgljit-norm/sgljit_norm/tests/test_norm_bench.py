@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_short_range(device: str, tmp_path: Path):
     """In a process of its own, as users run it: what torch warns of at its imports is no error there."""

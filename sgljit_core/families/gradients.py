@@ -1,0 +1,52 @@
+"""What happens where somebody wants a gradient through an op?
+
+No op has one. An argument that requires grad is refused, as PyTorch refuses to write to a leaf. So is an argument with
+a tangent of forward-mode differentiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from sgljit_core.errors import InferenceOnlyError
+
+__all__ = ["refuse_gradients"]
+
+
+def refuse_gradients(library: torch.library.Library, name: str, overload: Any, op: str, names: Sequence[str]) -> None:
+    """Register the check for the library op ``name``, in front of whatever would run.
+
+    Args:
+        overload: the library op.
+        op: what errors call it.
+        names: what errors call its arguments, in the schema's order.
+    """
+
+    def check(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        for argument, tensor in _tensors(names, args, kwargs):
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise InferenceOnlyError(_text(op, argument, "requires grad"))
+            if forward_ad.unpack_dual(tensor).tangent is not None:
+                raise InferenceOnlyError(_text(op, argument, "has a tangent"))
+        # The next in order: all but the autograd key that led here.
+        return overload.redispatch(keyset.remove(keyset.highestPriorityTypeId()), *args, **kwargs)
+
+    library.impl(name, check, "Autograd", with_keyset=True)
+
+
+def _text(op: str, argument: str, why: str) -> str:
+    return (
+        f"{op}(): {argument} {why}, and this op is for inference only: it has no gradient. Call it under "
+        f"torch.no_grad() or torch.inference_mode(), or pass {argument}.detach()"
+    )
+
+
+def _tensors(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                yield name, tensor

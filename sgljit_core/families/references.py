@@ -1,0 +1,64 @@
+"""How does "package.module:function" become the function?"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from sgljit_core.errors import InvalidFamilyError
+
+__all__ = ["REFERENCE", "import_module", "nearest", "resolve"]
+
+REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def resolve(reference: str) -> Callable[..., Any]:
+    """Import what "package.module:function" names. Raises InvalidFamilyError where there is no such module or name."""
+    module_name, _, name = reference.partition(":")
+    module = import_module(module_name, reference)
+    if not hasattr(module, name):
+        raise InvalidFamilyError(
+            f"a plugin names {reference!r}, but {module.__file__} has no {name!r}{nearest(name, dir(module))}"
+        )
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
+def import_module(name: str, named: str | None = None) -> ModuleType:
+    """Import a module that a plugin names.
+
+    Args:
+        name: the module.
+        named: what the plugin wrote, for the error; ``name`` by default.
+
+    Raises:
+        InvalidFamilyError: there is no such module. What a module that is there raises passes unchanged.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports another that is not
+        raise InvalidFamilyError(
+            f"a plugin names {(named or name)!r}, but there is no module {error.name!r}"
+            f"{nearest(error.name, _siblings(error.name))}"
+        ) from error
+
+
+def _siblings(module_name: str) -> list[str]:
+    """The modules of the package that a module would be in."""
+    package = module_name.rpartition(".")[0]
+    path = getattr(sys.modules.get(package), "__path__", ())
+    return [module.name for module in pkgutil.iter_modules(path, f"{package}.")]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question for the end of an error: did you mean the nearest of the known names? Empty where none is near."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

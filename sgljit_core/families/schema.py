@@ -1,0 +1,185 @@
+"""What is a declared function to ``torch.library``?
+
+Pure: it reads a signature, checks what was declared about it, and says which library ops there are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sgljit_core.errors import InvalidFamilyError
+
+__all__ = ["ORDER", "Declaration", "Variant", "infer"]
+
+# torch.compile hands on the arguments of an op that writes to them by name, through functions of its own that have
+# parameters of these names. In the schema such a parameter gets a trailing underscore.
+_TAKEN = frozenset({"ctx", "mode"})
+
+# What an op that takes no tensor and returns nothing names as written: a graph neither drops such ops nor reorders
+# them among each other.
+ORDER = inspect.Parameter("sgl_order", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=torch.Tensor)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One library op of a declaration.
+
+    Attributes:
+        name: its name in ``torch.ops``.
+        parameters: those of the schema.
+        names: the declaration's names for them, in the same order.
+        mutates: the declaration's names of the tensors that it writes to.
+    """
+
+    name: str
+    parameters: Sequence[inspect.Parameter]
+    names: Sequence[str]
+    mutates: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What was declared about a function.
+
+    Attributes:
+        where: names the op and its file in errors.
+        signature: with evaluated annotations.
+        mutates, inplace, fake: see ``KernelFamily.op``.
+    """
+
+    where: str
+    name: str
+    signature: inspect.Signature
+    mutates: tuple[str, ...]
+    inplace: str | None
+    fake: Callable[..., Any] | None
+
+    @property
+    def parameters(self) -> list[inspect.Parameter]:
+        return list(self.signature.parameters.values())
+
+    @property
+    def tensors(self) -> list[str]:
+        """The parameters that are tensors, or None."""
+        return [parameter.name for parameter in self.parameters if _without_none(parameter) is torch.Tensor]
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether there are tensors inside of other parameters."""
+        others = [parameter for parameter in self.parameters if parameter.name not in self.tensors]
+        return any("Tensor" in str(parameter.annotation) for parameter in others)
+
+    @property
+    def takes_tensors(self) -> bool:
+        return bool(self.tensors) or self.has_lists
+
+    @property
+    def returns_nothing(self) -> bool:
+        return self.signature.return_annotation in (None, type(None))
+
+    def may_be_none(self, name: str) -> bool:
+        parameter = self.signature.parameters[name]
+        return parameter.annotation is not _without_none(parameter)
+
+    def check(self) -> None:
+        """Raise InvalidFamilyError for what no graph could hold as it is meant."""
+        names = list(self.signature.parameters)
+        for name in self.mutates:
+            if name not in names:
+                raise InvalidFamilyError(f"{self.where}: mutates names {name!r}; the parameters are {', '.join(names)}")
+        if self.returns_nothing and self.takes_tensors and not self.mutates:
+            raise InvalidFamilyError(
+                f"{self.where} returns nothing, and mutates=... names no parameter that it writes to: a compiled graph "
+                f'would leave it out. Write @FAMILY.op(..., mutates=("out",)), every tensor that it changes'
+            )
+        if not self.returns_nothing and self.takes_tensors and self.fake is None:
+            raise InvalidFamilyError(
+                f"{self.where} returns {self.signature.return_annotation}, and a graph must know what that looks like "
+                f"without computing it. Write @FAMILY.op(..., fake=...): a function with the op's parameters that "
+                f"returns an empty tensor of the right shape and dtype, such as torch.empty_like"
+            )
+        optional = [name for name in self.mutates if name in self.tensors and self.may_be_none(name)]
+        if self.inplace is not None and (
+            len(optional) != 1
+            or not self.returns_nothing
+            or self.inplace not in self.tensors
+            or self.may_be_none(self.inplace)
+        ):
+            raise InvalidFamilyError(
+                f"{self.where}: inplace={self.inplace!r} must name a tensor parameter, and mutates one that may be "
+                f"None, in whose place it is written; the op returns nothing. Got mutates={self.mutates}"
+            )
+
+    def out(self) -> str | None:
+        """The parameter that is None where the op works in place; None where it has no two forms."""
+        if self.inplace is None:
+            return None
+        return next(name for name in self.mutates if name in self.tensors and self.may_be_none(name))
+
+    def variants(self) -> list[Variant]:
+        """The library ops: one, or the one that writes ``out`` and the one that works in place."""
+        out = self.out()
+        if out is None or self.inplace is None:
+            parameters = self.parameters
+            if self.returns_nothing and not self.takes_tensors:
+                parameters = [ORDER, *parameters]
+            mutates = self.mutates if self.takes_tensors else (ORDER.name,) * self.returns_nothing
+            return [_variant(self.name, parameters, mutates)]
+        index = [parameter.name for parameter in self.parameters].index(out)
+        empty = inspect.Parameter.empty
+        required = [parameter.replace(default=empty) for parameter in self.parameters[: index + 1]]
+        required[index] = required[index].replace(annotation=torch.Tensor)
+        others = [parameter for parameter in self.parameters if parameter.name != out]
+        rest = [name for name in self.mutates if name not in (out, self.inplace)]
+        return [
+            _variant(self.name, [*required, *self.parameters[index + 1 :]], self.mutates),
+            _variant(f"{self.name}_", others, (self.inplace, *rest)),
+        ]
+
+    def schema(self, variant: Variant, returns: Any = None) -> str:
+        """The schema of a library op, without its name.
+
+        Raises:
+            InvalidFamilyError: the annotations make none.
+        """
+        own_names = dict(zip(variant.names, (parameter.name for parameter in variant.parameters), strict=True))
+        mutates = [own_names[name] for name in variant.mutates] if returns is None else []
+        annotation = self.signature.return_annotation if returns is None else returns
+        try:
+            return infer(variant.parameters, annotation, mutates)
+        except (ValueError, TypeError) as error:
+            raise InvalidFamilyError(
+                f"{self.where}: its signature is no torch.library schema: {error}. Annotate every parameter and the "
+                f"return value, and name every tensor that the op writes to in mutates=(...)"
+            ) from error
+
+
+def infer(parameters: Sequence[inspect.Parameter], returns: Any, mutates: Sequence[str]) -> str:
+    """The schema of a function with such a signature. Raises ValueError where there is none."""
+
+    def prototype() -> None:
+        """It lends its signature."""
+
+    prototype.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
+    return torch.library.infer_schema(prototype, mutates_args=list(mutates))
+
+
+def _variant(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Variant:
+    names = [parameter.name for parameter in parameters]
+    renamed = [p.replace(name=f"{p.name}_") if p.name in _TAKEN else p for p in parameters]
+    return Variant(name, renamed, names, mutates)
+
+
+def _without_none(parameter: inspect.Parameter) -> Any:
+    """A parameter's annotation, without the None that it may be."""
+    if typing.get_origin(parameter.annotation) not in (typing.Union, types.UnionType):
+        return parameter.annotation
+    others = [member for member in typing.get_args(parameter.annotation) if member is not type(None)]
+    return others[0] if len(others) == 1 and len(typing.get_args(parameter.annotation)) == 2 else parameter.annotation

@@ -1,0 +1,106 @@
+"""Is a tensor more than memory?
+
+Some tensors of exactly the type ``torch.Tensor`` have no memory of their own: meta tensors, those of torch.func, and
+tensors whose storage was freed. The kernel, or the conversion before it, refuses them; only then somebody asks here,
+by public means: what a storage answers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sgljit_core.errors import TensorMatchError
+
+__all__ = ["HEAP_IS_LOW", "has_memory", "is_functional", "require_memory", "stand_in"]
+
+
+# A tensor that has no storage, no address or symbolic sizes says so in one of these ways; PyTorch's text about a
+# symbolic size can itself fail, with a TypeError.
+_REFUSALS = (RuntimeError, NotImplementedError, TypeError)
+
+
+def _heap_is_low() -> bool:
+    """Whether this process may have memory below 4 GiB: an executable at a fixed address, with its heap behind it.
+
+    A view of a tensor without memory has its offset for an address. ``sgl_kernel/export.h`` refuses addresses below
+    4 GiB, but not in such a process; there the op asks before the call.
+    """
+    sbrk = ctypes.CDLL(None).sbrk
+    sbrk.restype, sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
+    return (sbrk(0) or 0) < 1 << 32
+
+
+HEAP_IS_LOW = _heap_is_low()
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is something to read, or no element to be read."""
+    try:
+        tensor.data_ptr()  # it raises, too, where sizes are symbolic
+        return tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0
+    except _REFUSALS:
+        return False
+
+
+def require_memory(*values: Any) -> None:
+    """Raise TypeError where a tensor among these has no memory."""
+    if not all(has_memory(value) for value in values if isinstance(value, torch.Tensor)):
+        raise TypeError("a tensor has elements and no memory")
+
+
+def is_functional(value: object) -> bool:
+    """Whether it is a tensor of ``torch.func.functionalize``: it has a storage, and the storage no address."""
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        return False
+    try:
+        storage = value.untyped_storage()
+    except NotImplementedError:  # another transform's
+        return False
+    except _REFUSALS:  # the storage's size is symbolic
+        return True
+    try:
+        storage.data_ptr()
+        value.data_ptr()
+    except _REFUSALS:
+        return True
+    return False
+
+
+def stand_in(function: str, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether some of the arguments of a call that failed have no memory, so that the dispatcher must decide.
+
+    Raises:
+        TypeError: a tensor is not strided.
+        TensorMatchError: some are on meta and others are not.
+    """
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise TypeError(
+                f"{function}(): {name} is a tensor of layout {tensor.layout}, and a kernel reads strided "
+                f"ones: pass {name}.to_dense()"
+            ) from None
+    if all(map(has_memory, tensors.values())):
+        return False
+    _check_meta(function, tensors)
+    return True
+
+
+def _check_meta(function: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Where one tensor is on meta, none has a device: nothing would run, and what should be written would stay.
+
+    PyTorch's own ops have the same rule, and the same exception: a single number of the CPU goes with any device.
+    """
+    meta = next((name for name, tensor in tensors.items() if tensor.device.type == "meta"), None)
+    if meta is None:
+        return
+    for name, tensor in tensors.items():
+        is_number = tensor.device.type == "cpu" and tensor.dim() == 0
+        if tensor.device.type != "meta" and not is_number:
+            raise TensorMatchError(
+                f"{function}(): {meta} is a meta tensor and {name} is on {tensor.device}, so nothing can be computed: "
+                f"put all tensors on one device, or all on meta"
+            ) from None

@@ -1,0 +1,40 @@
+"""How does a package have names whose modules are not imported with it?"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["attributes"]
+
+
+def attributes(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package whose names are imported at their first use (PEP 562).
+
+    Hide the assignment from type checkers, and give them the imports, so that they see each name's own type:
+
+    >>> if TYPE_CHECKING:
+    ...     from .ops import rmsnorm
+    ... else:
+    ...     __getattr__, __dir__ = attributes(__name__, {"ops": __all__})
+
+    Args:
+        package: the package's ``__name__``.
+        homes: by module, relative to the package, the names that it has; under "" the names of submodules.
+    """
+
+    def find(name: str) -> Any:
+        home = next((home for home, names in homes.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not home:
+            return importlib.import_module(f"{package}.{name}")
+        value = getattr(importlib.import_module(f"{package}.{home}"), name)
+        setattr(sys.modules[package], name, value)  # the next access finds it without coming here
+        return value
+
+    return find, lambda: sorted(sys.modules[package].__all__)
