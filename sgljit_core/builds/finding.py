@@ -44,11 +44,13 @@ class Finder(Generic[T]):
 
     def tiers(self) -> Iterator[list[Tier]]:
         """The tiers in the order of the search; plugins, which take a while to ask, are asked last."""
-        prebuilt = [Tier(directory.resolve(), name="prebuilt") for directory in settings().prebuilt]
-        for tier in prebuilt:
-            if not os.path.isdir(tier.root):  # noqa: PTH112 - it raises nothing, also below a closed directory
-                text = f"SGLJIT_PREBUILT_PATH names {tier.root}, which is not a directory"
-                log.once("prebuilt_missing", str(tier.root), text)
+        prebuilt = []
+        for directory in settings().prebuilt:
+            root = directory.resolve()
+            if os.path.isdir(root):  # noqa: PTH112 - it raises nothing, also below a closed directory
+                prebuilt.append(Tier(root, name="prebuilt"))
+            else:
+                log.once("prebuilt_missing", str(root), f"SGLJIT_PREBUILT_PATH names {root}, which is not a directory")
         carried = self.request.build.carried
         yield [*prebuilt, *([Tier(carried, True, "carried")] if carried else []), Tier(self.request.root)]
         vouched = [Tier(directory, True, "plugin") for directory in extensions().prebuilt_roots()]
@@ -80,4 +82,5 @@ class Finder(Generic[T]):
             record.survived("artifact_damaged", str(damage.directory), text, directory=str(damage.directory))
         for tier, error in search.unreadable:
             text = f"{tier.root} cannot be read ({error.strerror}): its artifacts are looked for elsewhere, or compiled"
-            record.survived("cache_unreadable", str(tier.root), text, root=str(tier.root), reason=str(error))
+            event = "cache_unwritable" if tier.root == self.request.root else "tier_unreadable"  # one warning for each
+            record.survived(event, str(tier.root), text, root=str(tier.root), reason=str(error))

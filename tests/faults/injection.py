@@ -66,7 +66,7 @@ module=${out%/*}; module=${module##*/}
 cp "$PRODUCTS/${module%%.*}.so" "$out"
 """
 
-FILL = '#include <sgl_kernel/type.cuh>\n__global__ void fill(int* data) { *data = 7; }\n'
+FILL = "#include <sgl_kernel/type.cuh>\n__global__ void fill(int* data) { *data = 7; }\n"
 
 
 @dataclass

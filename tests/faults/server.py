@@ -23,7 +23,7 @@ import torch
 import sgljit_core.builds.making
 import sgljit_core.cache.admin
 import sgljit_core.compilers.native
-import sgljit_core.families.library_ops  # noqa: F401
+import sgljit_core.families.library_ops
 from sgljit_core import load_jit, ops, override_cuda_arch, paths
 from sgljit_core.builds import kernels
 from sgljit_core.errors import SgljitError

@@ -1,0 +1,75 @@
+"""What a process says and counts of its loads and builds."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from kit import LOAD, artifacts
+
+import sgljit_core
+from sgljit_core import errors
+
+OBSERVER = """
+from sgljit_core import hookimpl
+from sgljit_core.families import discovery
+import sys
+
+@hookimpl
+def sgljit_build_finished(build, key, directory, outcome, error):
+    print("finished", outcome, len(key), Path(directory).exists(), type(error).__name__)
+
+@hookimpl
+def sgljit_loaded(build, key, directory, tier):
+    print("loaded", build.label, len(key), Path(directory).exists(), tier)
+
+discovery.hooks()
+discovery._manager().register(sys.modules.setdefault("observer", type(sys)("observer")))
+"""
+
+
+def events(caplog, name):
+    return [record.sgljit for record in caplog.records if record.sgljit["event"] == name]
+
+
+def test_one_debug_record_for_each_load_with_where_it_came_from(load, cache, caplog, children):
+    children.run()
+    caplog.set_level(logging.DEBUG, logger="sgljit")
+    before = sgljit_core.stats()
+    load()
+    load("other", flags=("-DVALUE=2",))
+    hit, made = events(caplog, "loaded")
+    assert (hit["tier"], made["tier"]) == ("cache", "made")
+    assert hit["build"] == "number for cpu-x86_64"
+    assert made["markers"] == ("number", "other")[-1:] or made["markers"]
+    assert {hit["directory"], made["directory"]} == {str(path) for path in artifacts(cache)}
+    assert hit["key"] in hit["directory"]
+    (finished,) = events(caplog, "build_finished")
+    assert finished["outcome"] == "compiled"
+    assert finished["directory"] == made["directory"]
+    assert finished["key"] == made["key"]
+    after = sgljit_core.stats()
+    assert after.hits["cache"] - before.hits.get("cache", 0) == 1
+    assert after.misses - before.misses == 1
+    assert after.builds["compiled"] - before.builds.get("compiled", 0) == 1
+    assert after.seconds > before.seconds
+
+
+def test_a_failed_and_a_private_build_say_so(load, caplog, cache, csrc, monkeypatch, tmp_path):
+    caplog.set_level(logging.INFO, logger="sgljit")
+    with pytest.raises(errors.CompileError):
+        load("broken", flags=("-DVALUE=nothing",))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(tmp_path / "file"))
+    faults = sgljit_core.stats().faults
+    load("private")
+    assert [event["outcome"] for event in events(caplog, "build_finished")] == ["failed", "private"]
+    assert sgljit_core.stats().faults > faults
+
+
+def test_hooks_hear_of_builds_and_loads(children):
+    output = children.run(
+        "import sys, types\nmodule = sys.modules['observer'] = types.ModuleType('observer')\n"
+        f"module.Path = Path\nexec({OBSERVER!r}, module.__dict__)\n" + LOAD
+    )
+    assert output == "loaded number for cpu-x86_64 32 True made\nfinished compiled 32 True NoneType\n1\n"

@@ -1,0 +1,142 @@
+"""Builds that are killed, stopped or interrupted, each at a barrier in the build."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from kit import LOAD, artifacts, leftovers, made, running_below, until
+
+import sgljit_core.cache
+
+pytestmark = pytest.mark.slow
+
+# Stops ``before`` or after a function has run, and says so.
+STOP = """
+import importlib, threading
+place = importlib.import_module(module)
+for name in function.split(".")[:-1]:
+    place = getattr(place, name)
+name = function.split(".")[-1]
+real = getattr(place, name)
+def stop(*args, **kwargs):
+    if not before:
+        real(*args, **kwargs)
+    Path(flag).touch()
+    threading.Event().wait()
+setattr(place, name, stop)
+"""
+
+STEPS = {
+    "sources read": ("sgljit_core.builds.modules", "includes.scan", False),
+    "compilers found": ("sgljit_core.builds.modules", "toolchain.find_toolchain", False),
+    "looked for": ("sgljit_core.builds.finding", "lookup.find", False),
+    "lock's directory made": ("sgljit_core.cache.store", "lock_path", False),
+    "lock held": ("sgljit_core.builds.making", "store.collect", True),
+    "staging made": ("sgljit_core.builds.modules", "ModuleRequest.make", True),
+    "compiled": ("sgljit_core.builds.modules", "ModuleRequest.make", False),
+    "about to load": ("sgljit_core.load.library", "_load", True),
+    "loaded": ("sgljit_core.load.library", "_load", False),
+    "about to publish": ("sgljit_core.cache.store", "publish", True),
+    "one file written": ("sgljit_core.cache.store", "_write", False),
+    "about to rename": ("sgljit_core.cache.store", "settle", True),
+    "renamed": ("sgljit_core.cache.store", "settle", False),
+    "published": ("sgljit_core.cache.store", "publish", False),
+    "about to clean up": ("sgljit_core.cache.store", "discard", True),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_every_step(step, children, cache, tmp_path):
+    module, function, before = STEPS[step]
+    flag = tmp_path / "stopped"
+    child = children.start(STOP + LOAD, module=module, function=function, before=before, flag=str(flag))
+    until(flag.exists)
+    child.kill()
+    visible = step in ("renamed", "published", "about to clean up")
+    assert len(artifacts(cache)) == visible
+    assert sgljit_core.cache.verify() == []
+    assert children.run() == "1\n"
+    sgljit_core.cache.prune()
+    assert leftovers(cache) == []
+    assert len(artifacts(cache)) == 1
+    assert sgljit_core.cache.verify() == []
+
+
+def test_a_stopped_builder_holds_up_nobody(children, compiler, cache):
+    """Neither its job, for other builds, nor its artifact's lock, for the same one."""
+    environment = {"SGLJIT_JOBS": "1"}
+    compiler.hold()
+    builder = children.start(env=environment)
+    until(compiler.is_held)
+    os.kill(builder.process.pid, signal.SIGSTOP)
+    free = {**environment, "SGLJIT_CXX": "g++"}
+    output = children.run(env=free, markers=("other",), flags=("-DVALUE=2",))
+    assert output.endswith("2\n")
+    assert f"process {builder.process.pid} on " in output
+    assert "does not go on" in output
+    impatient = "from sgljit_core.builds import making\nmaking.LOCK_SECONDS = 1\n"
+    output = children.run(impatient + LOAD, env=free)
+    assert output.endswith("1\n")
+    assert "compiling it here as well" in output
+    os.kill(builder.process.pid, signal.SIGCONT)
+    compiler.let_go()
+    assert builder.join() == "1\n"
+    assert len(artifacts(cache)) == 2
+
+
+HOST = """
+#include <sgl_kernel/deferred.h>
+namespace {
+host::Deferred<int()> deferred{"heavy.cpp", "heavy"};
+int call() { return deferred(); }
+}
+"""
+
+IN_CPP = """
+import logging, os, signal, sys
+logging.basicConfig(level=logging.INFO)
+from sgljit_core import KernelFamily
+sys.path.insert(0, site)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+host = KernelFamily("heavy", "heavy_family").load_host("host", cpp_files=["host.cpp"], cpp_wrappers=[("call", "call")])
+Path(ready).touch()
+while not Path(go).exists():
+    pass
+try:
+    host.call()
+except Exception as error:
+    print("swallowed", repr(error))
+except BaseException as error:
+    print("arrived", repr(error))
+print("then", host.call())
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(signal.SIGINT, "KeyboardInterrupt()"), (signal.SIGTERM, "SystemExit(7)")]
+)
+def test_an_interrupt_while_cpp_waits_for_a_deferred_function(children, compiler, cache, tmp_path, number, text):
+    csrc = made(tmp_path / "heavy_family") / "csrc"
+    csrc.mkdir()
+    (csrc.parent / "__init__.py").touch()
+    (csrc / "host.cpp").write_text(HOST)
+    (csrc / "heavy.cpp").write_text("#include <sgl_kernel/deferred.h>\nint heavy() { return 42; }\n")
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    child = children.start(IN_CPP, site=str(tmp_path), ready=str(ready), go=str(go))
+    until(ready.exists)
+    compiler.hold()
+    go.touch()
+    until(compiler.is_held)
+    os.kill(child.process.pid, number)
+    until(lambda: "interrupted while compiling" in child.output)
+    until(lambda: not running_below(cache), 10, "the end of the compilers")
+    compiler.let_go()
+    output = child.join()
+    assert f"arrived {text}\n" in output
+    assert "swallowed" not in output
+    assert "then 42" in output
+    assert "interrupted while compiling heavy.heavy" in output
+    assert sgljit_core.cache.verify() == []
