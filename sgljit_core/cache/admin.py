@@ -54,7 +54,7 @@ def _failing_plainly(operation: Callable[P, R]) -> Callable[P, R]:
         try:
             return operation(*args, **kwargs)
         except OSError as error:
-            if error.errno is None:  # it says already what is wrong
+            if error.errno is None or (args and str(error.filename) == str(args[0])):  # it says already what is wrong
                 raise
             remedy = "Try again; if it happens again, look at that directory's file system and its permissions"
             raise StorageError(f"{operation.__name__}: {error}. {remedy}") from error

@@ -183,7 +183,8 @@ class Ground:
         tally.tried += 1
         if answer["fired"]:
             tally.fired += 1
-            after = self.ask(place, ("collect", *scenarios, "collect"), right=False)
+            before = () if name == "prune" else ("collect",)  # which removes what is damaged
+            after = self.ask(place, (*before, *scenarios, "collect"), right=False)
             outcome = answer["outcome"] if after["outcome"] == "right" else "wrong"
             tally.outcomes[outcome] += 1
             if outcome == "wrong":

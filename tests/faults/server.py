@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -18,17 +19,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# All that a scenario imports, so that a child starts at once and no import is what fails.
+import cuda.pathfinder
+import packaging.requirements
 import torch
+import tvm_ffi
+import zipp
 
+import sgljit_core.builds.cubins
 import sgljit_core.builds.making
 import sgljit_core.cache.admin
 import sgljit_core.compilers.native
+import sgljit_core.families.extensions
+import sgljit_core.families.hookspecs
 import sgljit_core.families.library_ops
+import sgljit_core.families.memo
+import sgljit_norm.ops
 from sgljit_core import load_jit, ops, override_cuda_arch, paths
 from sgljit_core.builds import kernels
+from sgljit_core.compilers import nvrtc
 from sgljit_core.errors import SgljitError
-from sgljit_core.families import extensions, hookspecs  # noqa: F401
+from sgljit_core.families import discovery
 
+IMPORTED = (cuda.pathfinder, packaging.requirements, sgljit_norm.ops, tvm_ffi, zipp)
 SECONDS = 120
 faults: Any = ctypes.CDLL(os.environ["LD_PRELOAD"])
 
@@ -117,6 +130,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve() -> None:
+    discovery.installed()
+    nvrtc._library(json.loads(nvrtc._search() or "")["library"])
     answers = os.dup(1)
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -124,8 +139,6 @@ def serve() -> None:
         pid = os.fork()
         if pid == 0:
             os.close(reading)
-            import signal
-
             signal.alarm(SECONDS)
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, 0)
