@@ -93,8 +93,11 @@ def define(
         generated.bind(exported(function, exports, generated.bind))
     for variant, route, run in zip(variants, routes, generated.runs, strict=True):
         library.impl(variant.name, run, "CompositeExplicitAutograd")
-        imitation = _fake(declaration, variant, run)
-        library.impl(variant.name, imitation, "Meta")
+        if declaration.returns_nothing:  # register_fake would do, but reads source files for its messages
+            library.impl(variant.name, _nothing, "Meta")
+        else:
+            fake = _fake(declaration, variant, run)
+            torch.library.register_fake(f"{namespace}::{variant.name}", fake, lib=library)
         if declaration.takes_tensors:
             op = f"{family}.{declaration.name}"
             refuse_gradients(library, variant.name, route.overload, op, variant.names)
@@ -187,9 +190,7 @@ def _stand_in(declaration: Declaration) -> Callable[..., bool]:
 
 
 def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
-    """What a library op does on fake tensors."""
-    if declaration.returns_nothing:
-        return _nothing
+    """What a library op that returns something does on fake tensors."""
     if declaration.fake is None:
         return run
     fake = declaration.fake
