@@ -143,12 +143,13 @@ def _generated(
 
 def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, namespace: str) -> str:
     """The statements that call the body with plain tensors. What they are not for goes on behind them."""
-    plain, others, grads = [], [], []
+    plain, others, grads, offsets = [], [], [], []
     for name in declaration.tensors:
         none, no_none = (f"{name} is None or ", f"{name} is not None and ") * declaration.may_be_none(name) or ("", "")
         plain.append(f"({none}sgl_type({name}) is sgl_Tensor or sgl_type({name}) is sgl_Parameter)")
         others.append(f"({none}sgl_isinstance({name}, sgl_Tensor))")
         grads.append(f"{no_none}{name}.requires_grad")
+        offsets.append(f"{no_none}{name}.storage_offset()")
     scope.update(
         sgl_type=type,
         sgl_isinstance=isinstance,
@@ -175,7 +176,7 @@ def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.libr
         lines[4:4] = ["  if sgl_on_copies({arguments}):", "   return None"]
     if tensors.HEAP_IS_LOW:
         scope["sgl_require_memory"] = tensors.require_memory
-        lines[2:2] = ["  sgl_require_memory({arguments})"]
+        lines[2:2] = [f"  if {' or '.join(offsets)}:", "   sgl_require_memory({arguments})"]
     return "".join(f"  {line}\n" for line in lines)
 
 
