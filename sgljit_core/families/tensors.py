@@ -27,7 +27,7 @@ def _heap_is_low() -> bool:
     """Whether this process may have memory below 4 GiB: an executable at a fixed address, with its heap behind it.
 
     A view of a tensor without memory has its offset for an address. ``sgl_kernel/export.h`` refuses addresses below
-    4 GiB, but not in such a process; there the op asks before a call with views that begin behind their storage's begin.
+    4 GiB, but not in such a process; there the op asks about views with an offset, before the call.
     """
     sbrk = ctypes.CDLL(None).sbrk
     sbrk.restype, sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
