@@ -1,7 +1,6 @@
 """Looking artifacts up, and reading them.
 
-What readers get is the payload's *bytes*, read once and verified: whatever happens to the file afterwards happens to
-somebody else. Roots are searched in order, as tiers.
+Readers get the payload's *bytes*, read once and verified, so later changes of the file do not matter to them. Roots are searched in order, as tiers.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Search:
-    """What a look-up found: an artifact or None, and what was passed over because it is damaged."""
+    """The result of a look-up: an artifact or None, and the damaged artifacts that were passed over."""
 
     artifact: Artifact | None
     damaged: tuple[Damage, ...] = ()
@@ -126,7 +125,7 @@ def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
 
 
 def fault(directory: Path, *, has_toolchain: bool) -> str:
-    """What is wrong with an artifact of the very keys that were looked for; "" where nothing is."""
+    """The fault of an artifact of the very keys that were looked for; "" where nothing is."""
     try:
         artifact = read(directory, vouched=True)
     except ManifestError as error:
@@ -185,7 +184,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
-    """A file of an open directory: a plain one, not a link, that nobody else can write."""
+    """A file of an open directory: a plain file, not a link, that only its owner can write."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:

@@ -142,7 +142,7 @@ def _generated(
 
 
 def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, namespace: str) -> str:
-    """The statements that call the body with plain tensors. What they are not for goes on behind them."""
+    """The statements that call the body with plain tensors. Other calls reach the statements after them."""
     plain, others, grads, offsets = [], [], [], []
     for name in declaration.tensors:
         none, no_none = (f"{name} is None or ", f"{name} is not None and ") * declaration.may_be_none(name) or ("", "")
@@ -167,7 +167,7 @@ def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.libr
         " except Exception:",
         "  if not sgl_stand_in({arguments}):",
         "   raise",
-        # What is no tensor at all, the body names as it names any wrong argument.
+        # The body refuses an argument that is no tensor, as it refuses any wrong argument.
         f"if not sgl_is_tracing() and not ({' and '.join(others)}):",
         " return {body}",
     ]
@@ -191,7 +191,7 @@ def _stand_in(declaration: Declaration) -> Callable[..., bool]:
 
 
 def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
-    """What a library op that returns something does on fake tensors."""
+    """The fake of a library op that returns something."""
     if declaration.fake is None:
         return run
     fake = declaration.fake

@@ -1,8 +1,8 @@
 """Is a tensor more than memory?
 
 Some tensors of exactly the type ``torch.Tensor`` have no memory of their own: meta tensors, those of torch.func, and
-tensors whose storage was freed. The kernel, or the conversion before it, refuses them; only then somebody asks here,
-by public means: what a storage answers.
+tensors whose storage was freed. The kernel, or the conversion before it, refuses them. Only then does the op ask
+here, by public means: the answers of a storage.
 """
 
 from __future__ import annotations
