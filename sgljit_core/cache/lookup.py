@@ -1,6 +1,7 @@
 """Looking artifacts up, and reading them.
 
-Readers get the payload's *bytes*, read once and verified, so later changes of the file do not matter to them. Roots are searched in order, as tiers.
+Readers get the payload's *bytes*, read once and verified, so later changes of the file do not matter to them. Roots
+are searched in order, as tiers.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def stream_wait_value(
     """Hold back what comes next in the current stream until ``flag[0]`` meets the condition.
 
     The call itself returns at once. Unlike a wait for a ``torch.cuda.Event``, which an event that was never recorded
-    lets pass, this waits for ever if the flag is never written: the stream hangs, and every thread that synchronises with it. A
-    ``timeout`` is the way out.
+    lets pass, this waits for ever if the flag is never written: the stream hangs, and every thread that
+    synchronises with it. A ``timeout`` is the way out.
 
     Args:
         flag: int32 or int64, with at least one element; the first is the flag. On a CUDA device, in pinned host memory
