@@ -307,8 +307,8 @@ def test_head_dim_of_another_type():
         (
             zeros(3, 256),
             0,
-            "{op}: pass head_dim, for q has two dimensions: expected [tokens, heads, head_dim], or [tokens, heads * "
-            "head_dim] and head_dim, got Tensor<3, 256>[strides=<256, 1>, dtype=float32, device={device}]",
+            "{op}: pass head_dim, because q has two dimensions: expected [tokens, heads, head_dim], or [tokens, "
+            "heads * head_dim] and head_dim, got Tensor<3, 256>[strides=<256, 1>, dtype=float32, device={device}]",
         ),
         (zeros(3, 4, 64), -64, "{op}: head_dim must not be negative, got -64"),
     ],
