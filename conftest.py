@@ -18,20 +18,20 @@ _KEPT = ("SGLJIT_NVCC", "SGLJIT_CXX")
 
 
 @pytest.fixture(scope="session")
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of this run, which is one for all its processes where pytest-xdist spreads it over several."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if hasattr(request.config, "workerinput") else own
 
 
 @pytest.fixture(scope="session", autouse=True)
-def private_cache(shared: Path):
+def private_cache(run_directory: Path):
     """One cold cache for the run: the user's own is neither read nor written."""
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ.keys() - set(_KEPT):
             if name.startswith("SGLJIT_") or name == "TVM_FFI_CUDA_ARCH_LIST":
                 patch.delenv(name)
-        cache = shared / "cache"
+        cache = run_directory / "cache"
         cache.mkdir(mode=0o700, exist_ok=True)
         patch.setenv("SGLJIT_CACHE_DIR", os.fspath(cache))
         yield cache

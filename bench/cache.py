@@ -2,8 +2,8 @@
 
 The same function, y = x + 1 on a CPU tensor, through `load_jit`, `tvm_ffi.cpp.load_inline` and
 `torch.utils.cpp_extension.load_inline`. Each measurement is the loading call in a fresh process, after its imports; the
-engines take turns, and medians are compared. Of eight processes that start together on an empty cache, what counts is
-the time until the last one has its module, and how often the compiler ran. The goal on a full cache is 5 ms.
+engines take turns, and medians are compared. Eight processes start together on an empty cache: measured are the time
+until the last one has its module, and the number of compiler runs. The goal on a full cache is 5 ms.
 
     python bench/cache.py [--rounds 5] [--output bench/results/cache.md]
 
@@ -60,11 +60,11 @@ exec {compiler} "$@"
 
 
 def work(engine: str, directory: Path) -> None:
-    """In a process of its own: import, wait for the others, load, say how long it took."""
+    """In a separate process: import, wait for the others, load, print the time that it took."""
     import torch
 
     if engine == "sgljit":
-        import tvm_ffi  # noqa: F401 - load_jit would import it: no part of the measured time
+        import tvm_ffi  # noqa: F401 - load_jit would import it; not part of the measured time
 
         from sgljit_core import load_jit
 
@@ -92,7 +92,7 @@ def work(engine: str, directory: Path) -> None:
 
 
 def run(engine: str, cache: Path, processes: int = 1, environment: dict[str, str] | None = None) -> float:
-    """Seconds until every one of some processes that start together has its module."""
+    """Seconds until all of several processes that start together have their module."""
     variables = {"SGLJIT_CACHE_DIR": "sgljit", "TVM_FFI_CACHE_DIR": "tvm", "TORCH_EXTENSIONS_DIR": "torch"}
     places = {name: str(cache / place) for name, place in variables.items()}
     (cache / "csrc").mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def run(engine: str, cache: Path, processes: int = 1, environment: dict[str, str
 
 
 def compiler_runs(engine: str, cache: Path, compiler: str) -> tuple[float, int]:
-    """Eight processes on an empty cache: seconds, and how often the compiler ran."""
+    """Eight processes on an empty cache: seconds, and the number of compiler runs."""
     cache.mkdir()
     script = cache / "counting-c++"
     script.write_text(COUNTING.format(log=cache / "log", compiler=compiler))
@@ -130,7 +130,7 @@ def compiler_runs(engine: str, cache: Path, compiler: str) -> tuple[float, int]:
 
 
 def measure(rounds: int, directory: Path) -> dict[str, dict[str, float]]:
-    """Medians by engine and question."""
+    """Medians by engine and measurement."""
     compiler = shutil.which(os.environ.get("CXX") or "g++")
     assert compiler, "no host compiler"
     results: dict[str, dict[str, list[float]]] = {name: {"cold": [], "warm": [], "eight": []} for name in ENGINES}
@@ -139,7 +139,7 @@ def measure(rounds: int, directory: Path) -> dict[str, dict[str, float]]:
         for name, engine in ENGINES.items():
             cache = directory / f"{engine}-{index}"
             results[name]["cold"].append(run(engine, cache))
-            run(engine, cache)  # what is left to find out once
+            run(engine, cache)  # fills what is remembered beside the cache
             results[name]["warm"] += [run(engine, cache) for _ in range(4)]
             if index < 3:
                 seconds, counts[name] = compiler_runs(engine, directory / f"{engine}-eight-{index}", compiler)
@@ -156,7 +156,7 @@ def rows_of(measured: dict[str, dict[str, float]]) -> list[dict[str, str]]:
         {
             "engine": f"`{name}`",
             **{column: f"{r[what]:.4f} ({r[what] / ours[what]:.1f})" for column, what in columns.items()},
-            "compiler runs of these": f"{r['compiler runs']:.0f}",
+            "their compiler runs": f"{r['compiler runs']:.0f}",
         }
         for name, r in measured.items()
     ]
@@ -179,9 +179,12 @@ def main() -> None:
 
     note = (
         f"apache-tvm-ffi {tvm_ffi.__version__}. Seconds of the loading call in a fresh process, after imports; "
-        "medians; in brackets, times ours."
+        "medians; in brackets, the multiple of ours."
     )
-    print(write_results(arguments.output, "The cache beside its peers", {"": rows}, note=note, device="cpu"), end="")
+    print(
+        write_results(arguments.output, "The cache compared with its peers", {"": rows}, note=note, device="cpu"),
+        end="",
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""How long does a user wait for a kernel that nobody has compiled yet?
+"""What is the latency of the first call to an uncompiled kernel?
 
 `load_jit` of the add_constant example on an empty cache, against `tvm_ffi.cpp.load_inline` of the same kernel written
-with tvm-ffi's own types and export macro, the way of the engines before this one. Both start from nothing each time and
-end with a loaded module; they take turns, and the medians are compared:
+with tvm-ffi's own types and export macro. Both start from nothing each time and end with a loaded module; they take
+turns, and the medians are compared:
 
     python bench/cold_start.py [--rounds 5] [--peer-include DIR] [--output bench/results/cold_start.md]
 
-`--peer-include` compiles the other side with another project's `sgl_kernel/` headers in place of ours, which it then
-also has to wait for. Needs nvcc and ninja, no GPU.
+`--peer-include` compiles the other side with another project's `sgl_kernel/` headers instead of ours; their compile
+time then counts too. Needs nvcc and ninja, no GPU.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> int:
     options = parser.parse_args()
 
     tools = toolchain.find_toolchain(cuda=True, needed_for="bench/cold_start.py")
-    # What load_inline reads: the target, as there may be no GPU, and the toolkit, which it does not find behind a link.
+    # load_inline reads the target, as there may be no GPU, and the toolkit, which it does not find behind a link.
     os.environ["TVM_FFI_CUDA_ARCH_LIST"] = "9.0a"
     os.environ["CUDA_HOME"] = str(tools.cuda_home)
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -112,7 +112,7 @@ def main() -> int:
 
     first, second = [], []
     with override_cuda_arch(9, 0):
-        timed(ours, 1_000)  # imports, and everything read from disk once
+        timed(ours, 1_000)  # imports, and reads all files from disk once
         for constant in range(1, options.rounds + 1):
             first.append(timed(ours, constant))
             second.append(timed(theirs, constant, include))

@@ -1,11 +1,11 @@
-"""What does it cost a cold build to include each header?
+"""How much does each header add to a cold build?
 
 Each header, and the set that a typical kernel includes, is compiled alone in a .cu file; the sum of nvcc's phases is
 divided by that of an empty file measured in the same round. The median over the rounds goes into a table:
 
     python bench/header_weight.py [--rounds 5] [--output bench/results/header_weight.md] [HEADER ...]
 
-Needs nvcc, no GPU. Ratios are the figure: absolute times are those of the machine and its other load.
+Needs nvcc, no GPU. Compare the ratios: absolute times depend on the machine and its other load.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ TYPICAL = ("sgl_kernel/tensor.h", "sgl_kernel/utils.cuh", "sgl_kernel/vec.cuh", 
 FLOATS = ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h")
 TYPICAL_LIMIT = 2.2
 DEVICE_LIMIT = 1.9
-# What a device file may include. The rest of the .cuh files has a host side.
+# The headers that a device file may include. The other .cuh files have a host side.
 HOST_SIDE = ("sgl_kernel/launch.cuh", "sgl_kernel/runtime.cuh", "sgl_kernel/utils.cuh")
 
 
 def phase_sum(includes: tuple[str, ...], tools: toolchain.Toolchain) -> float:
-    """Milliseconds that nvcc's phases take, in sum, for a file of nothing but these includes."""
+    """The sum of nvcc's phases in milliseconds, for a file with only these includes."""
     assert tools.nvcc is not None
     with tempfile.TemporaryDirectory() as directory:
         unit, times = Path(directory, "unit.cu"), Path(directory, "times.csv")
@@ -65,12 +65,12 @@ def main() -> int:
         sets["tensor.h + utils.cuh + vec.cuh + warp.cuh"] = TYPICAL
         sets["CUDA's fp16 + bf16 + fp8"] = FLOATS
 
-    phase_sum((), tools)  # the first run also reads everything from disk
+    phase_sum((), tools)  # the first run also reads all files from disk
     ratios: dict[str, list[float]] = {name: [] for name in sets}
     empties: list[float] = []
     for _ in range(options.rounds):
         for name, includes in sets.items():
-            # The empty file goes right beside each, so that a slow minute weighs on both.
+            # The empty file is measured beside each header, so that a slow minute affects both.
             empty = phase_sum((), tools)
             empties.append(empty)
             ratios[name].append(phase_sum(includes, tools) / empty)

@@ -1,14 +1,14 @@
-"""How long does the first call of a kernel take that nobody has compiled yet, and what does each call cost after it?
+"""What is the latency of the first call to an uncompiled kernel, and the cost of each later call?
 
-Four states of a machine, each in processes of its own, with rmsnorm at hidden sizes that no plugin declares:
+Four states of a machine, each in separate processes, with rmsnorm at hidden sizes that no plugin declares:
 
 - *empty*: an empty cache and a C++ compiler: the first call compiles the host part and a kernel, later ones a kernel;
-- *bare*: an empty PATH and the host part that a wheel carries, so that NVRTC and the driver are all there is;
+- *bare*: an empty PATH and the host part that a wheel carries, so that only NVRTC and the driver are available;
 - *disk*: a fresh process that finds all of these kernels in the cache;
 - *peer*: `tvm_ffi.cpp.load_inline`, one build for each variant (see cold_start.py; needs nvcc and ninja).
 
-Then calls, eager and back to back: an op beside the exported C++ function that it is, beside a function of the same
-arguments that does nothing, beside the same kernel compiled by `load_jit`, and beside PyTorch's `torch.add`.
+Then eager calls, back to back: an op compared with its exported C++ function, with a function of the same arguments
+that does nothing, with the same kernel compiled by `load_jit`, and with PyTorch's `torch.add`.
 
     python bench/instant_variants.py [--variants 20] [--peer-variants 2] [--output bench/results/instant_variants.md]
 
@@ -37,7 +37,7 @@ from sgljit_core.benchmark.results import write_results
 FIRST_HIDDEN = 1032
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/sgljit-silu-and-mul/sgljit_silu_and_mul/csrc"
 
-# The example's checks and launch once more, on the other road; and what a call costs that does nothing.
+# The example's checks and launch again, for load_jit; and a call that does nothing.
 TWIN = """\
 #include <sgl_kernel/launch.cuh>
 #include <sgl_kernel/tensor.h>
@@ -107,13 +107,13 @@ def peer_builds(variants: int) -> list[float]:
 
 
 def build_host_part() -> None:
-    """What a wheel would carry: the host part alone."""
+    """Build only the host part, as a wheel would carry it."""
     x = torch.ones(0, 64)
     ops["norm"].rmsnorm(x, torch.ones(64))
 
 
 def in_a_process(function: Callable[..., object], *arguments: int, **environment: str) -> list[float]:
-    """Call a function of this file in a process of its own; what it returns."""
+    """The result of a function of this file in a separate process."""
     code = (
         "import json, sys; import instant_variants as bench; import torch; torch.cuda.is_available() and "
         f"torch.zeros(1, device='cuda'); print(json.dumps(bench.{function.__name__}(*{arguments})))"
@@ -244,7 +244,7 @@ def first_call_table(variants: int, peer_variants: int) -> list[dict[str, object
 
 
 def main() -> None:
-    """Measure and print; see the module's text."""
+    """Measure and print; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", type=int, default=20)
     parser.add_argument("--peer-variants", type=int, default=2)
@@ -275,8 +275,8 @@ def main() -> None:
         },
     ]
     note = (
-        "A first call ends when its result is there. `load_inline` compiles one small kernel with tvm-ffi's headers. "
-        "Calls: the best of 15 turns of 5000, back to back."
+        "A first call ends when its result is available. `load_inline` compiles one small kernel with tvm-ffi's "
+        "headers. Calls: the best of 15 turns of 5000, back to back."
     )
     sys.stdout.write(write_results(options.output, "Instant variants", tables, note=note))
 

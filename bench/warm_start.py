@@ -1,4 +1,4 @@
-"""Time from `from sgljit_core import ops` to the end of the first call, in a fresh process with a full cache.
+"""How long does a fresh process with a full cache take from `from sgljit_core import ops` to the end of the first call?
 
 PyTorch is loaded before the clock starts. `import tvm_ffi`, which every user of tvm-ffi pays, is timed in the same
 process before ours. Byte code is on disk, as an installer leaves it:
@@ -59,7 +59,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         cache = Path(directory, "cache")
         cache.mkdir(mode=0o700)
-        for _ in range(2):  # fills the cache, and what is remembered beside it
+        for _ in range(2):  # fills the cache, and the answers beside it
             measure(cache)
         rounds = [measure(cache) for _ in range(options.rounds)]
 

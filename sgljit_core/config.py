@@ -1,8 +1,7 @@
-"""What did the environment ask for?
+"""Which settings does the environment have?
 
-The only module that reads ``os.environ``. It is read anew at each question, so that a test or a launcher may
-change a variable at any time; what it means is worked out anew when it has changed. Nothing here is on the path of a
-kernel call.
+Only this module reads ``os.environ``. Each call reads it again, so that a test or a launcher may change a variable at
+any time; a changed variable is interpreted again. No kernel call runs any of this.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ class Settings:
         cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST``: the target, such as "9.0a"; None for the
             current device's. ``cuda_arch_source`` is the name of the variable it came from.
         plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels; None for all.
-        nvcc: ``SGLJIT_NVCC``: the compiler to use; None to search.
+        nvcc: ``SGLJIT_NVCC``: nvcc's path; None to search.
         cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; None to search ``path``. ``cxx_source`` is the name of
             the variable it came from.
         path: ``PATH``.
-        search: the variables beside ``PATH`` that lead to a CUDA toolkit, as (name, value).
-        prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of finished artifacts, searched first and never written.
-        jit: ``SGLJIT_JIT``: what happens when something must be compiled: "on", "warn" or "error".
-        jobs: ``SGLJIT_JOBS``: how many compilers may run at once; None to ask the machine.
+        search: the other variables that lead to a CUDA toolkit, as (name, value).
+        prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of artifacts, searched first and never written.
+        jit: ``SGLJIT_JIT``: whether compiling is allowed: "on", "warn" or "error".
+        jobs: ``SGLJIT_JOBS``: the number of compilers that may run at once; None for the machine's.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: accept caches that others can write.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for locks, if there is one.
-        ci: ``CI``: whether continuous integration runs this; 0, false and no say that it does not.
+        ci: ``CI``: whether continuous integration runs this; 0, false and no mean that it does not.
     """
 
     cache_dir: Path | None
@@ -61,7 +60,7 @@ _VARIABLES = (
     "CUDA_HOME",
     "CUDA_PATH",
     "CXX",
-    "HOME",  # what "~" means
+    "HOME",  # the meaning of "~"
     "PATH",
     "SGLJIT_CACHE_DIR",
     "SGLJIT_CUDA_ARCH",
@@ -79,7 +78,7 @@ _JIT = ("on", "warn", "error")
 
 
 def settings() -> Settings:
-    """Read the environment. Raises ConfigError where a variable makes no sense."""
+    """Read the environment. Raises ConfigError for an invalid variable."""
     return _interpret(tuple(os.environ.get(name) for name in _VARIABLES))
 
 
@@ -91,7 +90,7 @@ def inherited_environment(**changes: str) -> dict[str, str]:
 @functools.lru_cache(maxsize=4)
 def _interpret(values: tuple[str | None, ...]) -> Settings:
     raw = {name: value for name, value in zip(_VARIABLES, values, strict=True) if value is not None}
-    # Unset, empty and blank are the same, but for the two where an empty value says something.
+    # Unset, empty and blank are the same, except for the variables whose empty value has a meaning.
     given = {name: value.strip() for name, value in raw.items() if value.strip()}
     cache_dir = given.get("SGLJIT_CACHE_DIR")
     if cache_dir is not None and not Path(cache_dir).expanduser().is_absolute():
@@ -128,7 +127,7 @@ def _prebuilt(given: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def _one_of(given: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    """A variable that has one of some values; the first where it is unset."""
+    """The value of a variable, one of ``values``; the first if it is unset."""
     value = given.get(name, values[0]).lower()
     if value not in values:
         raise ConfigError(f"{name} must be one of {', '.join(values)}; got {value!r}")
@@ -143,5 +142,5 @@ def _number(given: Mapping[str, str], name: str, least: float) -> float | None:
     except ValueError:
         value = -1.0
     if not least <= value < float("inf"):
-        raise ConfigError(f"{name} must be a number from {least:g} on, got {given[name]!r}")
+        raise ConfigError(f"{name} must be a number of at least {least:g}, got {given[name]!r}")
     return value

@@ -1,7 +1,7 @@
 """What can go wrong, and what should the reader do about it?
 
 One class per failure, each also an instance of the nearest builtin, so that callers may catch either.
-An error carries its data as attributes and says in its text: what failed, expected and got, what to do.
+An error carries its data as attributes. Its text names the failure, the expected and the actual value, and the remedy.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class SgljitError(Exception):
 
     @property
     def cause(self) -> str:
-        """What it has in common with errors of other builds that the same remedy mends."""
+        """A text that errors of other builds share if they have the same remedy."""
         return _first_line(self)
 
 
 class TensorMatchError(SgljitError, ValueError, RuntimeError):
-    """A tensor does not have the shape, strides, dtype or device that a kernel demands."""
+    """A tensor does not have the shape, strides, dtype or device that a kernel requires."""
 
 
 class InferenceOnlyError(SgljitError, RuntimeError):
@@ -60,11 +60,11 @@ class InferenceOnlyError(SgljitError, RuntimeError):
 
 
 class ConfigError(SgljitError, ValueError):
-    """An environment variable holds something that sgljit cannot read."""
+    """An environment variable has a value that sgljit cannot read."""
 
 
 class NoTargetError(ConfigError):
-    """Something must be compiled for CUDA, there is no device, and no architecture was named."""
+    """A build needs CUDA, but there is no device, and no architecture was named."""
 
 
 class InvalidBuildError(SgljitError, ValueError):
@@ -76,7 +76,7 @@ class SourceNotFoundError(SgljitError, FileNotFoundError):
 
 
 class ToolchainNotFoundError(SgljitError, RuntimeError):
-    """A compiler is needed and there is none."""
+    """A compiler is needed, but none was found."""
 
     def __init__(self, tool: str, *, needed_for: str, searched: Sequence[str], remedy: str) -> None:
         self.tool = tool
@@ -95,13 +95,13 @@ class ToolchainNotFoundError(SgljitError, RuntimeError):
         return f"{self.tool}: {self.remedy}"
 
     def with_cache(self, cache: str) -> ToolchainNotFoundError:
-        """Add what the cache had to say: why a compiler is needed at all."""
+        """Add the cache's explanation of why a compiler is needed."""
         self.cache = cache
         return self
 
 
 class CompileError(SgljitError, RuntimeError):
-    """A compiler rejected a kernel. The first real error comes first; ``log`` holds everything."""
+    """A compiler rejected a kernel. The first real error comes first; ``log`` holds the whole output."""
 
     def __init__(self, *, build: str, first_error: str, command: str, log: str, build_directory: Path) -> None:
         self.build = build
@@ -122,13 +122,13 @@ class CompileError(SgljitError, RuntimeError):
 
 
 class SourceChangedError(SgljitError, RuntimeError):
-    """Files of a build were edited each time that it was compiled, so that no result belongs to what is on disk."""
+    """Files of a build were edited during each compilation, so that no result belongs to the files on disk."""
 
 
 class ParallelCompileError(SgljitError, RuntimeError):
     """Some builds of ``parallel_compile`` failed; ``failures`` holds their exceptions in order.
 
-    The text has a line for each cause, and the whole of the first error.
+    The text has a line for each cause, and the full text of the first error.
     """
 
     def __init__(self, failures: Sequence[Exception], total: int) -> None:
@@ -141,22 +141,22 @@ class ParallelCompileError(SgljitError, RuntimeError):
             f"  - {kind}: {_first_line(same[0])}{f' ({len(same)} times)' if len(same) > 1 else ''}"
             for (kind, _), same in causes.items()
         )
-        whole = f"\nThe first in whole:\n{failures[0]}" if str(failures[0]) != _first_line(failures[0]) else ""
+        whole = f"\nThe first in full:\n{failures[0]}" if str(failures[0]) != _first_line(failures[0]) else ""
         super().__init__(f"{len(self.failures)} of {total} builds failed:\n{listed}{whole}")
 
 
 class CompileForbiddenError(SgljitError, RuntimeError):
-    """A module is in no tier of the cache, and ``freeze("error")`` or ``SGLJIT_JIT=error`` forbids to compile it."""
+    """A module is in no tier of the cache, and ``freeze("error")`` or ``SGLJIT_JIT=error`` forbids compiling it."""
 
     def __init__(self, build: str, *, forbidden_by: str, why: str, remedy: str) -> None:
         self.build = build
         self.forbidden_by = forbidden_by
         self.why = why
-        super().__init__(f"{build} is not in the cache, and {forbidden_by} forbids to compile it.\n{why}\n{remedy}")
+        super().__init__(f"{build} is not in the cache, and {forbidden_by} forbids compiling it.\n{why}\n{remedy}")
 
 
 class CaptureError(SgljitError, RuntimeError):
-    """A module would have to be compiled while a CUDA stream is capturing a graph."""
+    """A module would have to be compiled during the capture of a CUDA graph."""
 
     def __init__(self, build: str, why: str) -> None:
         self.build = build
@@ -167,12 +167,12 @@ class CaptureError(SgljitError, RuntimeError):
 
 
 class UntrustedCacheError(SgljitError, PermissionError):
-    """A cache directory or an artifact could have been written by somebody else, so nothing is loaded from it."""
+    """Another user could have written a cache directory or an artifact, so nothing is loaded from it."""
 
     def __init__(self, path: Path, reason: str, remedy: str) -> None:
         self.path = path
         self.reason = reason
-        super().__init__(f"{path} {reason}, so whoever can write there could run code as you.\n{remedy}")
+        super().__init__(f"{path} {reason}, so another user who can write there could run code as you.\n{remedy}")
 
 
 class StorageError(SgljitError, OSError):
@@ -180,11 +180,11 @@ class StorageError(SgljitError, OSError):
 
 
 class ArtifactLoadError(SgljitError, OSError):
-    """A library is whole, but this machine cannot load it."""
+    """A library is undamaged, but this machine cannot load it."""
 
 
 class ArchiveError(SgljitError, ValueError):
-    """A file is no archive of artifacts, or holds what such an archive must not hold."""
+    """A file is not an archive of artifacts, or has content that such an archive must not have."""
 
 
 class DriverError(SgljitError, RuntimeError):
@@ -204,7 +204,7 @@ class PluginLoadError(SgljitError, ImportError):
 
 
 class IncompatiblePluginError(PluginLoadError):
-    """A plugin's own metadata excludes the running version of sgljit-core."""
+    """A plugin's metadata excludes the running version of sgljit-core."""
 
 
 class PluginConflictError(SgljitError, RuntimeError):
@@ -212,15 +212,15 @@ class PluginConflictError(SgljitError, RuntimeError):
 
 
 class UnknownFamilyError(SgljitError, KeyError):
-    """``ops[...]`` was asked for a family that no installed plugin provides."""
+    """``ops[...]`` names a family that no installed plugin provides."""
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0])
 
 
 class UnknownOpError(SgljitError, AttributeError):
-    """A family has no op of that name."""
+    """A family has no op with this name."""
 
 
 class WheelError(SgljitError, ValueError):
-    """A wheel cannot be given artifacts to carry."""
+    """Artifacts cannot be added to a wheel."""

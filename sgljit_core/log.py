@@ -1,4 +1,4 @@
-"""Log records that carry their data, and warnings that a process gives once."""
+"""How does sgljit log? Records carry their data, and a process gives a warning once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _log = logging.getLogger("sgljit")
 
 
 def log(level: int, event: str, text: str, **data: Any) -> None:
-    """A log record with its data: ``record.sgljit`` is a mapping with the event's name and ``data``."""
+    """Log a text with its data: ``record.sgljit`` is a mapping with the event's name and ``data``."""
     _log.log(level, "%s", text, extra={"sgljit": {"event": event, **data}})
 
 
 def is_wanted(level: int) -> bool:
-    """Whether anybody reads records of this level, for a text that takes time to find."""
+    """Whether records of this level are handled, for a text that takes time to compute."""
     return _log.isEnabledFor(level)
 
 
@@ -22,12 +22,12 @@ _said: set[tuple[str, str]] = set()
 
 
 def once(event: str, about: str, text: str, **data: Any) -> None:
-    """A warning that is given once in a process for each event and what it is about."""
+    """Log a warning, once in a process for each event and subject."""
     if (event, about) not in _said:
         _said.add((event, about))
         log(logging.WARNING, event, text, **data)
 
 
 def was_said(event: str) -> bool:
-    """Whether a warning of that kind was given in this process."""
+    """Whether a warning of this event was given in this process."""
     return any(said == event for said, _ in _said)

@@ -1,6 +1,6 @@
 """Where are the files?
 
-Headers, the user's cache, a plugin's package, tvm-ffi: the only module that knows. Nothing is created here.
+Only this module knows: headers, the user's cache, a plugin's package, tvm-ffi. It creates nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def cache_root() -> Path:
     configured = settings().cache_dir
     if configured is not None:
         return configured
-    import platformdirs  # 10 ms, so not before a cache is asked for
+    import platformdirs  # takes 10 ms, so not before a cache is needed
 
-    # A user without HOME and without an entry in the user database has no home. Depending on its version platformdirs
-    # then raises, or leaves the "~" as it is.
+    # A user without HOME and without an entry in the user database has no home. Some versions of platformdirs then
+    # raise, others leave the "~" as it is.
     try:
         root = platformdirs.user_cache_path("sgljit", appauthor=False)
     except RuntimeError:
@@ -48,7 +48,7 @@ def build_root(build_directory: str | Path | None) -> Path:
 
 
 def scratch_directory() -> Path:
-    """The user's directory among the machine's temporary files: private builds where the cache takes none."""
+    """The user's directory among the machine's temporary files, for private builds if the cache is not writable."""
     try:
         place = tempfile.gettempdir()
     except FileNotFoundError:  # no directory takes a file
@@ -57,7 +57,7 @@ def scratch_directory() -> Path:
 
 
 def runtime_directory() -> Path:
-    """Where the processes of one user on one machine meet: what is shared through locks, and lost at a reboot."""
+    """The directory for the locks that the processes of a user share on a machine; it is lost at a reboot."""
     configured = settings().runtime_dir
     if configured is not None and configured.is_absolute() and configured.is_dir():
         return configured / "sgljit"
@@ -87,21 +87,19 @@ CARRIED = "prebuilt"
 
 
 def carried_artifacts(csrc: Path) -> Path | None:
-    """The artifacts that a plugin's wheel carries: ``prebuilt/`` beside ``csrc/``, if it is there."""
+    """The artifacts that a plugin's wheel carries: ``prebuilt/`` beside ``csrc/``, if it exists."""
     directory = csrc.parent / CARRIED
     return directory if directory.is_dir() else None
 
 
 def tvm_ffi_include() -> Path:
     """The include directory of tvm-ffi; its wheel keeps ``dlpack/`` there too."""
-    root = package_directory("tvm_ffi")
-    return root / "include"
+    return package_directory("tvm_ffi") / "include"
 
 
 def tvm_ffi_library() -> Path:
-    """``libtvm_ffi.so``, which libraries link against; at run time the process has it loaded already."""
-    root = package_directory("tvm_ffi")
-    library = root / "lib" / "libtvm_ffi.so"
+    """``libtvm_ffi.so``, which libraries link against; at run time the process has loaded it already."""
+    library = package_directory("tvm_ffi") / "lib" / "libtvm_ffi.so"
     if not library.is_file():
         raise SourceNotFoundError(f"{library} not found; reinstall apache-tvm-ffi")
     return library

@@ -105,14 +105,14 @@ def mount() -> Iterator[Callable[..., Path]]:
 
 
 @pytest.fixture(scope="session")
-def distribution(shared: Path) -> Callable[[str], isolated.Built]:
+def distribution(run_directory: Path) -> Callable[[str], isolated.Built]:
     """Build a distribution of this repository, by name, from a copy of the sources: once in a run."""
 
     @functools.cache
     def get(name: str) -> isolated.Built:
-        sources = shared / "sources"
-        project, built = sources / isolated.ROOT.name / isolated.PROJECTS[name], shared / name
-        with isolated.locked(shared / "distributions.lock"):
+        sources = run_directory / "sources"
+        project, built = sources / isolated.ROOT.name / isolated.PROJECTS[name], run_directory / name
+        with isolated.locked(run_directory / "distributions.lock"):
             if not sources.exists():
                 isolated.copy_sources(isolated.ROOT, sources)
             if not built.exists():

@@ -92,7 +92,7 @@ def precompile(spec_of: Callable[[str], BuildSpec], csrc: Path) -> None:
 
 
 def _headers(spec: BuildSpec, roots: Sequence[includes.Root]) -> str:
-    """What identifies the content of all that a device file and its neighbours include: they share precompiled headers.
+    """Identifies the content of all that a device file and its neighbours include: they share precompiled headers.
 
     A file that lies elsewhere, below another directory of csrc, has its own.
     """
@@ -102,7 +102,7 @@ def _headers(spec: BuildSpec, roots: Sequence[includes.Root]) -> str:
 
 
 def _device_files(csrc: Path) -> list[str]:
-    """Those that can be read; an editor's lock is a link to nowhere."""
+    """The readable device files; an editor's lock is a link to nowhere."""
     return sorted(path.name for path in csrc.glob("*.cuh") if path.is_file() and os.access(path, os.R_OK))
 
 
@@ -122,7 +122,7 @@ def _flags(target: Target) -> tuple[str, ...]:
 
 
 def _first_error(spec: BuildSpec, log: str) -> str:
-    """The line of the log that says what is wrong, in the terms of somebody who writes a device file."""
+    """The line of the log that names the error, in the terms of the author of a device file."""
     missing = re.search(r'^(.+?)\(\d+\): .*(?:cannot|could not) open source file "([^"]+)"', log, re.MULTILINE)
     if missing is not None:
         return _missing_header(spec, missing[1], missing[2])

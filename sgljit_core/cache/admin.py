@@ -86,7 +86,7 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
     """The artifacts below a root that are damaged, found by reading everything. Changes nothing.
 
     Args:
-        vouched: as of ``entries``.
+        vouched: as in ``entries``.
 
     Raises:
         UntrustedCacheError: somebody else could have written the root or an artifact.
@@ -164,7 +164,7 @@ def prune(
 def export_archive(
     file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
 ) -> int:
-    """Write the artifacts of a root into one file, those of one family or target if named, and tell how many.
+    """Write the artifacts of a root into one file, those of one family or target if named. Returns their number.
 
     Damaged artifacts are left out, each with a warning.
 

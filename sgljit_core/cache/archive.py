@@ -27,7 +27,7 @@ _LARGEST = 4 << 30
 
 
 def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
-    """Write artifacts of a root into an archive and tell how many. The same artifacts make the same tar.
+    """Write artifacts of a root into an archive; returns their number. The same artifacts make the same tar.
 
     Raises:
         ArchiveError: the suffix is none of those known.
@@ -51,7 +51,7 @@ def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
 
 
 def unpack(file: Path, root: Path) -> int:
-    """Put the artifacts of an archive into a root and tell how many. One that is there and whole already stays.
+    """Put the artifacts of an archive into a root; returns their number. One that is there and whole already stays.
 
     Raises:
         ArchiveError: the file is no archive of artifacts; nothing of a refused artifact enters the root.

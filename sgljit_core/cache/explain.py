@@ -60,7 +60,7 @@ def explain_miss(
     tools: Mapping[str, str] | None,
     roots: Sequence[Path],
 ) -> Explanation:
-    """What sets a build apart from the nearest artifact of its module. Reads up to 64 manifests.
+    """The differences between a build and the nearest artifact of its module. Reads up to 64 manifests.
 
     Args:
         build: what messages call it.
@@ -104,7 +104,7 @@ def _other_targets(location: Location, roots: Sequence[Path]) -> tuple[str, ...]
 def differences(
     wanted: Mapping[str, str], wanted_tools: Mapping[str, str], found: Mapping[str, str], found_tools: Mapping[str, str]
 ) -> list[str]:
-    """What sets a wanted build apart from one that was found, most telling first; empty where nothing does.
+    """The differences between a wanted build and one that was found, most important first; empty where there are none.
 
     Args:
         wanted, wanted_tools: the ingredients of the source key and of the toolchain key; no tools where none are known.

@@ -30,7 +30,7 @@ def source_ingredients(
     tvm_ffi: str,
     cpu: str,
 ) -> dict[str, str]:
-    """What the source key is made of.
+    """The ingredients of the source key.
 
     Args:
         generated: the generated sources by file name.
@@ -57,14 +57,14 @@ def depends_on_processor(flags: Mapping[str, tuple[str, ...]]) -> bool:
 
 
 def variant_ingredients(spec: BuildSpec, generated: str, scan: Scan, flags: tuple[str, ...]) -> dict[str, str]:
-    """What the source key of an instant variant is made of. It binds to no C ABI: a cubin calls nothing."""
+    """The ingredients of the source key of an instant variant. It binds to no C ABI: a cubin calls nothing."""
     ingredients = {"format": str(FORMAT), "target": spec.target.name, "kernel": spec.kernel}
     ingredients |= {"generated variant.cu": digest(generated), "flags nvrtc": json.dumps(flags)}
     return ingredients | {f"file {name}": content for name, content in scan.files.items()}
 
 
 def toolchain_ingredients(toolchain: Toolchain) -> dict[str, str]:
-    """What the toolchain key is made of."""
+    """The ingredients of the toolchain key."""
     ingredients = {"cxx": toolchain.cxx.version}
     if toolchain.nvcc is not None:
         ingredients["nvcc"] = toolchain.nvcc.version

@@ -1,7 +1,7 @@
 """Looking artifacts up, and reading them.
 
-What readers get is the payload's *bytes*, read once and verified: whatever happens to the file afterwards happens to
-somebody else. Roots are searched in order, as tiers.
+Readers get the payload's *bytes*, read once and verified, so later changes of the file do not matter to them. Roots
+are searched in order, as tiers.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Damage:
 
 @dataclass(frozen=True)
 class Search:
-    """What a look-up found.
+    """The result of a look-up.
 
     Attributes:
         artifact: the artifact, or None.
-        tier: where it was found.
-        damaged: what was passed over because it is damaged.
-        unreadable: the tiers that were passed over because they cannot be read now, each with the error.
+        tier: the tier that it was found in.
+        damaged: the damaged artifacts that were passed over.
+        unreadable: the tiers that cannot be read now and were passed over, each with the error.
     """
 
     artifact: Artifact | None
@@ -156,7 +156,7 @@ _PASSING = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, e
 
 
 def fault(directory: Path, *, has_toolchain: bool) -> str:
-    """What is wrong with an artifact of the very keys that were looked for; "" where nothing is."""
+    """The fault of an artifact of the very keys that were looked for; "" where nothing is."""
     try:
         artifact = read(directory, vouched=True)
     except (ManifestError, OSError) as error:
@@ -218,7 +218,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
-    """A file of an open directory: a plain one, not a link, that nobody else can write."""
+    """A file of an open directory: a plain file, not a link, that only its owner can write."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Finding compilers, running them, and knowing what they read."""
+"""Finding compilers, running them, and tracking the files that they read."""

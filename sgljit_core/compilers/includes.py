@@ -29,10 +29,8 @@ from pathlib import Path
 from sgljit_core.errors import SourceNotFoundError
 from sgljit_core.machine.answers import recall, remember
 
-_DIRECTIVE = (
-    rb'(?m)^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(<[^>\n]+>|"[^"\n]+"|[^\n]*)'
-    rb'|__has_include\s*\(\s*(<[^>\n]+>|"[^"\n]+")'
-)
+_DIRECTIVE = rb'(?m)^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(<[^>\n]+>|"[^"\n]+"|[^\n]*)'
+_HAS_INCLUDE = rb'__has_include\s*\(\s*(<[^>\n]+>|"[^"\n]+")'
 SETTLED_NS = 2_000_000_000  # the coarsest time stamps of a file system (FAT)
 # The headers of tvm-ffi's C ABI. Any other header of tvm-ffi binds the artifact to one version of it.
 _C_ABI_HEADERS = frozenset({"tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h"})
@@ -174,8 +172,8 @@ class _Scanner:
 
     def follow(self, content: bytes, directory: str, root: int) -> None:
         """Add the files that the content of a file in ``directory`` includes."""
-        for match in re.finditer(_DIRECTIVE, content):
-            name = (match[1] or match[2] or b"").decode(errors="replace").strip()
+        for match in (*re.finditer(_DIRECTIVE, content), *re.finditer(_HAS_INCLUDE, content)):
+            name = match[1].decode(errors="replace").strip()
             if name[:1] not in ("<", '"'):
                 self._add_everything()
                 continue
@@ -191,7 +189,7 @@ class _Scanner:
                     break
 
     def _is_file(self, path: str) -> bool:
-        """Each directory is listed once: most headers are standard ones, in none of them, and cost no system call."""
+        """Whether a path is a file. Directories are listed once: most includes are standard headers in none of them."""
         directory, _, name = path.rpartition("/")
         if directory not in self._listed:
             self.directory_stamps[directory] = _directory_stamp(directory)

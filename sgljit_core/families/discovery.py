@@ -39,7 +39,7 @@ _log = logging.getLogger("sgljit")
 
 
 class Plugin:
-    """One entry point of an installed distribution, as its metadata tells it.
+    """One entry point of an installed distribution, read from its metadata.
 
     The metadata file is parsed when it is first asked for: listing names must stay cheap.
     """

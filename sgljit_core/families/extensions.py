@@ -1,4 +1,4 @@
-"""What installed plugins answer the build engine: header libraries, prebuilt artifacts, observers of builds."""
+"""The plugins' answers to the build engine: header libraries, prebuilt artifacts, observers of builds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Plugins(Extensions):
         return [Path(path) for path in providers[name]()]
 
     def prebuilt_roots(self) -> list[Path]:
-        if not discovery.has_extensions():  # then nobody could answer, and pluggy need not be imported
+        if not discovery.has_extensions():  # so that pluggy need not be imported
             return []
         return [Path(path) for answer in discovery.hooks().sgljit_prebuilt_dirs() for path in answer]
 

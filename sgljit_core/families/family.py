@@ -167,7 +167,7 @@ class KernelFamily:
         """The family's ops by name. Imports the module that declares them, and with it torch.
 
         Raises:
-            InvalidFamilyError: there is no such module, or it declares no op. What it raises passes unchanged.
+            InvalidFamilyError: there is no such module, or it declares no op. Its own exceptions pass unchanged.
         """
         module = import_module(self.ops)
         if not self._declared:

@@ -1,6 +1,6 @@
-"""What happens where somebody wants a gradient through an op?
+"""Refusing gradients: no op has one.
 
-No op has one. An argument that requires grad is refused, as PyTorch refuses to write to a leaf. So is an argument with
+An argument that requires grad is refused, as PyTorch refuses to write to a leaf. So is an argument with
 a tangent of forward-mode differentiation.
 """
 

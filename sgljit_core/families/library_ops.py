@@ -93,8 +93,11 @@ def define(
         generated.bind(exported(function, exports, generated.bind))
     for variant, route, run in zip(variants, routes, generated.runs, strict=True):
         library.impl(variant.name, run, "CompositeExplicitAutograd")
-        imitation = _fake(declaration, variant, run)
-        library.impl(variant.name, imitation, "Meta")
+        if declaration.returns_nothing:  # register_fake would do, but reads source files for its messages
+            library.impl(variant.name, _nothing, "Meta")
+        else:
+            fake = _fake(declaration, variant, run)
+            torch.library.register_fake(f"{namespace}::{variant.name}", fake, lib=library)
         if declaration.takes_tensors:
             op = f"{family}.{declaration.name}"
             refuse_gradients(library, variant.name, route.overload, op, variant.names)
@@ -139,13 +142,14 @@ def _generated(
 
 
 def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, namespace: str) -> str:
-    """The statements that call the body with plain tensors. What they are not for goes on behind them."""
-    plain, others, grads = [], [], []
+    """The statements that call the body with plain tensors. Other calls reach the statements after them."""
+    plain, others, grads, offsets = [], [], [], []
     for name in declaration.tensors:
         none, no_none = (f"{name} is None or ", f"{name} is not None and ") * declaration.may_be_none(name) or ("", "")
         plain.append(f"({none}sgl_type({name}) is sgl_Tensor or sgl_type({name}) is sgl_Parameter)")
         others.append(f"({none}sgl_isinstance({name}, sgl_Tensor))")
         grads.append(f"{no_none}{name}.requires_grad")
+        offsets.append(f"{no_none}{name}.storage_offset()")
     scope.update(
         sgl_type=type,
         sgl_isinstance=isinstance,
@@ -163,7 +167,7 @@ def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.libr
         " except Exception:",
         "  if not sgl_stand_in({arguments}):",
         "   raise",
-        # What is no tensor at all, the body names as it names any wrong argument.
+        # The body refuses an argument that is no tensor, as it refuses any wrong argument.
         f"if not sgl_is_tracing() and not ({' and '.join(others)}):",
         " return {body}",
     ]
@@ -172,7 +176,7 @@ def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.libr
         lines[4:4] = ["  if sgl_on_copies({arguments}):", "   return None"]
     if tensors.HEAP_IS_LOW:
         scope["sgl_require_memory"] = tensors.require_memory
-        lines[2:2] = ["  sgl_require_memory({arguments})"]
+        lines[2:2] = [f"  if {' or '.join(offsets)}:", "   sgl_require_memory({arguments})"]
     return "".join(f"  {line}\n" for line in lines)
 
 
@@ -187,9 +191,7 @@ def _stand_in(declaration: Declaration) -> Callable[..., bool]:
 
 
 def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
-    """What a library op does on fake tensors."""
-    if declaration.returns_nothing:
-        return _nothing
+    """The fake of a library op that returns something."""
     if declaration.fake is None:
         return run
     fake = declaration.fake

@@ -38,7 +38,7 @@ def import_module(name: str, named: str | None = None) -> ModuleType:
         named: what the plugin wrote, for the error; ``name`` by default.
 
     Raises:
-        InvalidFamilyError: there is no such module. What a module that is there raises passes unchanged.
+        InvalidFamilyError: there is no such module. Exceptions of the module itself pass unchanged.
     """
     try:
         return importlib.import_module(name)

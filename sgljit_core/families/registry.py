@@ -90,7 +90,7 @@ class _Loaded(types.ModuleType):
             claims = discovery.installed().get(name)
         if claims is None or family.startswith("_"):
             raise UnknownFamilyError(_unknown(name, list(discovery.installed())))
-        # Of threads that load a family at a time, one puts its object in, and all return that one.
+        # Several threads may load a family at a time. One puts its object in, and all return that one.
         with _collector_paused():
             made = FamilyOps(discovery.load(name, claims), claims[0])
         loaded: FamilyOps = vars(self).setdefault(name, made)
@@ -132,7 +132,7 @@ ops = Registry()
 
 
 def declared_variants(family: str) -> list[Callable[[], Any]]:
-    """What a family declares worth building ahead: functions without arguments that each build one thing.
+    """The variants that a family declares worth building ahead: functions without arguments that each build one.
 
     Raises:
         UnknownFamilyError: no installed plugin provides the family.

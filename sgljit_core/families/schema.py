@@ -1,6 +1,6 @@
-"""What is a declared function to ``torch.library``?
+"""An op's declaration becomes the schemas of its ``torch.library`` ops.
 
-Pure: it reads a signature, checks what was declared about it, and says which library ops there are.
+Pure: it reads a signature, checks the declaration, and says which library ops there are.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["ORDER", "Declaration", "Variant", "infer"]
 # parameters of these names. In the schema such a parameter gets a trailing underscore.
 _TAKEN = frozenset({"ctx", "mode"})
 
-# What an op that takes no tensor and returns nothing names as written: a graph neither drops such ops nor reorders
-# them among each other.
+# An op that takes no tensor and returns nothing names this as written: a graph then neither drops such ops nor
+# reorders them.
 ORDER = inspect.Parameter("sgl_order", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=torch.Tensor)
 
 
@@ -46,7 +46,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What was declared about a function.
+    """The declaration of a function.
 
     Attributes:
         where: names the op and its file in errors.

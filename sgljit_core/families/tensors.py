@@ -1,8 +1,8 @@
 """Is a tensor more than memory?
 
 Some tensors of exactly the type ``torch.Tensor`` have no memory of their own: meta tensors, those of torch.func, and
-tensors whose storage was freed. The kernel, or the conversion before it, refuses them; only then somebody asks here,
-by public means: what a storage answers.
+tensors whose storage was freed. The kernel, or the conversion before it, refuses them. Only then does the op ask
+here, by public means: the answers of a storage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _heap_is_low() -> bool:
     """Whether this process may have memory below 4 GiB: an executable at a fixed address, with its heap behind it.
 
     A view of a tensor without memory has its offset for an address. ``sgl_kernel/export.h`` refuses addresses below
-    4 GiB, but not in such a process; there the op asks before the call.
+    4 GiB, but not in such a process; there the op asks about views with an offset, before the call.
     """
     sbrk = ctypes.CDLL(None).sbrk
     sbrk.restype, sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]

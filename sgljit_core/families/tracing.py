@@ -1,7 +1,7 @@
-"""What may torch.compile meet while it traces, and still find without a private name of torch?
+"""Lazy names that torch.compile may meet while it traces, without a private name of torch.
 
 torch.compile traces Python functions, but it evaluates an attribute of a module, and with it the module's
-``__getattr__``, as it stands. What must run rather than be traced is therefore an attribute of a module object.
+``__getattr__``, at once. Code that must run rather than be traced is therefore an attribute of a module object.
 """
 
 from __future__ import annotations
@@ -55,5 +55,5 @@ def _no() -> bool:
     return False
 
 
-# ``torch_compiler.is_compiling()``, which does not import torch: where nobody has, nothing is compiled.
+# ``torch_compiler.is_compiling()`` does not import torch: where torch is not imported, nothing is compiled.
 torch_compiler = _Compiler("sgljit torch.compiler")

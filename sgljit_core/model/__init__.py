@@ -1,1 +1,1 @@
-"""What a target, a build and a template argument are: data that checks itself."""
+"""Targets, builds and template arguments: data that checks itself."""

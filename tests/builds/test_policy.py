@@ -32,7 +32,7 @@ def test_a_frozen_process_loads_hits_and_refuses_misses(load, children):
         load("miss", "4096", flags=("-DVALUE=3",))
     text = str(caught.value)
     assert text.startswith("number<miss, 4096> for cpu-")
-    assert 'is not in the cache, and freeze("error") forbids to compile it' in text
+    assert 'is not in the cache, and freeze("error") forbids compiling it' in text
     assert "flag -DVALUE=3 added (cxx)" in text
     assert "Build it ahead" in text
     freeze("on")
@@ -373,6 +373,6 @@ def test_failures_of_one_cause_are_told_once_and_the_first_in_whole(tmp_path):
         "  - ToolchainNotFoundError: g++ not found; it is needed to compile one. (2 times)\n"
         "  - CompileError: three does not compile: x (2 times)\n"
         "  - CompileError: five does not compile: y\n"
-        f"The first in whole:\n{failures[0]}"
+        f"The first in full:\n{failures[0]}"
     )
     assert str(failures[0]).endswith("Looked in:\n  - PATH\napt install g++")

@@ -276,7 +276,7 @@ def test_an_error_left_by_an_earlier_kernel() -> None:
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, env=environment
     )
     assert "cudaErrorIllegalAddress (700)" in result.stdout, result.stdout + result.stderr
-    assert "left by a kernel that ran before this call, not by this call" in result.stdout
+    assert "A kernel that ran before this call caused it, not this call" in result.stdout
 
 
 def test_runtime_queries(module) -> None:

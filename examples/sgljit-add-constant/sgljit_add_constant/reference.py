@@ -9,7 +9,7 @@ import torch
 
 
 def add_constant(src: torch.Tensor, constant: int) -> torch.Tensor:
-    """What the kernel must compute."""
+    """The expected result."""
     return src + constant
 
 

@@ -44,7 +44,7 @@ def silu_and_mul(
 
 
 def variants() -> Iterator[Callable[[], Any]]:
-    """What is worth building ahead: the host part, the kernel for CPU tensors, and one CUDA kernel for each dtype."""
+    """The variants worth building ahead: the host part, the CPU's kernel, and one CUDA kernel for each dtype."""
     yield host_module
     yield functools.partial(FAMILY.build_deferred, "silu_and_mul_cpu.cpp", "silu_and_mul_on_cpu")
     for dtype in (torch.float16, torch.bfloat16, torch.float32):

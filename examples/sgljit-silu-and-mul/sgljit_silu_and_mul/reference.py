@@ -11,7 +11,7 @@ def silu_and_mul(
     input: torch.Tensor,  # noqa: A002 - the op's name for it
     out: torch.Tensor,
 ) -> None:
-    """What the kernel must compute, in float64 and rounded once."""
+    """The expected result, in float64 and rounded once."""
     gate, value = input.double().chunk(2, dim=-1)
     out.copy_(torch.nn.functional.silu(gate) * value)
 

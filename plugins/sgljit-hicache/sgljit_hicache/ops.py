@@ -172,7 +172,7 @@ def can_use_hicache_jit_kernel(*, element_size: int, unroll: int | None = None, 
 
 
 def variants() -> Iterator[Callable[[], Any]]:
-    """What is worth building ahead: the host part, the CPU's, and on CUDA transfers of one layer of the usual rows."""
+    """The variants worth building ahead: the host part, the CPU's, and on CUDA the transfers of one layer."""
     yield host_module
     yield functools.partial(FAMILY.build_deferred, "hicache_cpu.cpp", "transfer_on_cpu")
     yield functools.partial(FAMILY.build_deferred, "hicache_check.cpp", "check_on_cpu")

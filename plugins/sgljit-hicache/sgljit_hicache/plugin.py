@@ -1,4 +1,4 @@
-"""What the family is, as data: this is all that sgljit imports before the first op is asked for."""
+"""The family, as data. sgljit imports nothing else of the package before an op is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ops in plain Python and PyTorch: what the kernels are compared with. Options about speed are ignored."""
+"""The ops in plain Python and PyTorch, to compare the kernels with. Options about speed are ignored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def transfer_hicache_one_layer(
     block_quota: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
-    """``k_cache_dst[indices_dst] = k_cache_src[indices_src]``, and V likewise; each cache wherever it is."""
+    """``k_cache_dst[indices_dst] = k_cache_src[indices_src]``, and V likewise; each cache on any device."""
     _move(k_cache_dst, indices_dst, k_cache_src, indices_src, element_dim)
     _move(v_cache_dst, indices_dst, v_cache_src, indices_src, element_dim)
 
@@ -61,7 +61,7 @@ def transfer_hicache_all_layer(
     num_rows_dst: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
-    """Every row of every layer; the addresses must be of host memory."""
+    """Every row of every layer; the addresses must be in host memory."""
     for ptr_dst, ptr_src in ((k_ptr_dst, k_ptr_src), (v_ptr_dst, v_ptr_src)):
         transfer_hicache_all_layer_mla(
             ptr_dst,
@@ -100,7 +100,7 @@ def transfer_hicache_all_layer_mla(
     num_rows_dst: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
-    """Every row of every layer; the addresses must be of host memory."""
+    """Every row of every layer; the addresses must be in host memory."""
     page = page_size or 1
     src_page = cache_src_page_stride_bytes or page * cache_src_stride_bytes
     dst_page = cache_dst_page_stride_bytes or page * cache_dst_stride_bytes
@@ -126,7 +126,7 @@ def _move(
 
 
 def _coordinates(cache: torch.Tensor, indices: torch.Tensor, element_dim: int | None) -> tuple[torch.Tensor, ...]:
-    """Where rows are in the dimensions that count rows: those before the last ones that make up ``element_dim``."""
+    """The coordinates of rows in the dimensions before the last ones that make up ``element_dim``."""
     split = cache.dim() - 1
     while element_dim is not None and split > 1 and math.prod(cache.shape[split:]) < element_dim:
         split -= 1

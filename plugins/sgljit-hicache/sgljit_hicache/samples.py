@@ -9,7 +9,7 @@ import torch
 
 Sample = dict[str, Any]
 
-_SHAPES = [  # rows of the destination, of the source, moved; elements of a row
+_SHAPES = [  # rows of the destination, of the source, moved rows; elements of a row
     (64, 96, 0, 1024),
     (64, 96, 1, 1024),
     (64, 96, 33, 1024),
@@ -67,7 +67,7 @@ def transfer_hicache_all_layer_mla(device: torch.device) -> Iterator[Sample]:
 
 
 def _keeping(table: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    """Addresses, with what they point into: it lives as long as they do."""
+    """Addresses, with a reference that keeps their memory alive."""
     table.memory = memory  # type: ignore[attr-defined]
     return table
 
@@ -82,7 +82,7 @@ def _cache(shape: tuple[int, ...], where: torch.device | str) -> torch.Tensor:
 
 
 def _like(cache: torch.Tensor) -> torch.Tensor:
-    """A cache of its own with the same strides."""
+    """A separate cache with the same strides."""
     other = torch.empty_strided(
         cache.shape, cache.stride(), dtype=cache.dtype, device=cache.device, pin_memory=cache.is_pinned()
     )

@@ -64,7 +64,7 @@ def gemma_rmsnorm(
     The weight as Gemma's checkpoints store it; ``1 + weight`` is not rounded. Otherwise as ``rmsnorm``.
 
     Args:
-        input: [tokens, hidden], as of ``rmsnorm``.
+        input: [tokens, hidden], as in ``rmsnorm``.
         weight: [hidden], contiguous, of the input's dtype and device.
         out: like ``input``; ``input`` itself is overwritten when None.
         eps: added to the mean of squares.
@@ -109,7 +109,7 @@ def gemma_fused_add_rmsnorm(
     ``fused_add_rmsnorm`` with ``1 + weight``.
 
     Args:
-        input: [tokens, hidden], as of ``fused_add_rmsnorm``.
+        input: [tokens, hidden], as in ``fused_add_rmsnorm``.
         residual: like ``input``.
         weight: [hidden], contiguous, of the input's dtype and device.
         eps: added to the mean of squares.
@@ -163,7 +163,7 @@ def gemma_fused_inplace_qknorm(
     ``fused_inplace_qknorm`` with ``1 + q_weight`` and ``1 + k_weight``.
 
     Args:
-        q: [tokens, heads, head_dim], as of ``fused_inplace_qknorm``.
+        q: [tokens, heads, head_dim], as in ``fused_inplace_qknorm``.
         k: like ``q``, with a number of heads and strides of its own.
         q_weight, k_weight: [head_dim], contiguous, of the dtype and device of ``q``.
         eps: added to the mean of squares.
@@ -230,7 +230,7 @@ _GEMMA_HEAD_DIMS = (256,)
 
 
 def variants() -> Iterator[Callable[[], Any]]:
-    """What is worth building ahead: the host part, and on CUDA the usual sizes and the kernels for any size."""
+    """The variants worth building ahead: the host part, and on CUDA the usual sizes and the kernels for any size."""
     yield host_module
     for op in ("rmsnorm", "fused_add_rmsnorm", "qknorm", "layernorm"):
         yield functools.partial(FAMILY.build_deferred, f"{op}_cpu.cpp", f"{op}_on_cpu")

@@ -1,4 +1,4 @@
-"""The ops in plain PyTorch and float64: what the kernels are compared with.
+"""The ops in plain PyTorch and float64, to compare the kernels with.
 
 Each computes in float64 on its input's device and rounds once, to the dtype of the destination: give float64 tensors
 where a destination is written, to see the result unrounded.
@@ -10,7 +10,7 @@ import torch
 
 
 def rmsnorm(
-    input: torch.Tensor,  # noqa: A002 - as torch.nn.functional.rms_norm calls it
+    input: torch.Tensor,  # noqa: A002 - the name in torch.nn.functional.rms_norm
     weight: torch.Tensor,
     out: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -26,7 +26,7 @@ def rmsnorm(
 
 
 def gemma_rmsnorm(
-    input: torch.Tensor,  # noqa: A002 - as rmsnorm
+    input: torch.Tensor,  # noqa: A002 - as in rmsnorm
     weight: torch.Tensor,
     out: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -36,12 +36,12 @@ def gemma_rmsnorm(
 
 
 def fused_add_rmsnorm(
-    input: torch.Tensor,  # noqa: A002 - as rmsnorm
+    input: torch.Tensor,  # noqa: A002 - as in rmsnorm
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
 ) -> None:
-    """``residual = input + residual``, then ``input = rmsnorm(residual)``, of the sum before it is rounded."""
+    """``residual = input + residual``, then ``input = rmsnorm(residual)``, from the sum before it is rounded."""
     total = input.double() + residual.double()
     residual.copy_(total)
     rmsnorm(total, weight, None, eps)
@@ -49,7 +49,7 @@ def fused_add_rmsnorm(
 
 
 def gemma_fused_add_rmsnorm(
-    input: torch.Tensor,  # noqa: A002 - as rmsnorm
+    input: torch.Tensor,  # noqa: A002 - as in rmsnorm
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
@@ -95,7 +95,7 @@ def fused_inplace_qknorm_across_heads(
 
 
 def layernorm(
-    input: torch.Tensor,  # noqa: A002 - as torch.nn.functional.layer_norm calls it
+    input: torch.Tensor,  # noqa: A002 - the name in torch.nn.functional.layer_norm
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,

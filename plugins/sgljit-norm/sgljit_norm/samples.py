@@ -28,7 +28,7 @@ gemma_rmsnorm = rmsnorm
 
 
 def fused_add_rmsnorm(device: torch.device) -> Iterator[Sample]:
-    """As of ``rmsnorm``; input and residual in two buffers, or side by side in one."""
+    """As in ``rmsnorm``; input and residual in two buffers, or side by side in one."""
     for x in _inputs(device):
         left, right = x.chunk(2, dim=1)
         yield {"input": left.contiguous(), "residual": right.contiguous(), "weight": _vector(left), "eps": 1e-6}
@@ -39,7 +39,7 @@ gemma_fused_add_rmsnorm = fused_add_rmsnorm
 
 
 def fused_inplace_qknorm(device: torch.device) -> Iterator[Sample]:
-    """Every dtype, head sizes of every kernel, grouped heads, in buffers of their own and as views of one."""
+    """Every dtype, head sizes of every kernel, grouped heads, in separate buffers and as views of one."""
     for dtype in _DTYPES:
         for head_dim in (1, 64, 65, 80, 128, 256, 2048):
             for tokens in _ROWS:
@@ -55,7 +55,7 @@ gemma_fused_inplace_qknorm = fused_inplace_qknorm
 
 
 def fused_inplace_qknorm_across_heads(device: torch.device) -> Iterator[Sample]:
-    """Every dtype, rows of every kernel, k shorter than q, in buffers of their own and as views of one."""
+    """Every dtype, rows of every kernel, k shorter than q, in separate buffers and as views of one."""
     for dtype in _DTYPES:
         for q_size, k_size in ((1, 1), (65, 13), (512, 128), (6144, 1024), (4096, 4096)):
             for tokens in _ROWS:
@@ -67,7 +67,7 @@ def fused_inplace_qknorm_across_heads(device: torch.device) -> Iterator[Sample]:
 
 
 def layernorm(device: torch.device) -> Iterator[Sample]:
-    """As of ``rmsnorm``, with and without a bias."""
+    """As in ``rmsnorm``, with and without a bias."""
     for sample in rmsnorm(device):
         yield {**sample, "bias": _vector(sample["input"])}
         yield {**sample, "bias": None}

@@ -47,7 +47,7 @@ def per_tensor_quant_fp8(
             contiguous, at least one, are a row; those before them must be at one stride.
         output_q: float8_e4m3fn, of the input's shape, with a row stride of its own.
         output_s: float32, one element: read if ``is_static``, else written.
-        is_static: whether the scale is given. It should be positive; nobody checks.
+        is_static: whether the scale is given. It should be positive; this is not checked.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
@@ -79,7 +79,7 @@ def per_token_quant_fp8(
 
 
 def variants() -> Iterator[Callable[[], Any]]:
-    """What is worth building ahead: the host part, the CPU's part, and every kernel for aligned half types."""
+    """The variants worth building ahead: the host part, the CPU's part, and every kernel for aligned half types."""
     yield host_module
     yield functools.partial(FAMILY.build_deferred, "quant_cpu.cpp", "quantize_on_cpu")
     pdl = is_arch_support_pdl()

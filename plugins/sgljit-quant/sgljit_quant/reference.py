@@ -1,11 +1,11 @@
-"""The ops in plain PyTorch and float32: what the kernels must equal, byte by byte."""
+"""The ops in plain PyTorch and float32; the kernels must equal them byte by byte."""
 
 from __future__ import annotations
 
 import torch
 
 E4M3_MAX = 448.0
-SMALLEST_SCALE = 2.0**-126  # the smallest normal float32: one over it is finite
+SMALLEST_SCALE = 2.0**-126  # the smallest normal float32: its inverse is finite
 LARGEST_SCALE = torch.finfo(torch.float32).max
 NAN = 0x7F
 
@@ -34,11 +34,11 @@ def per_token_quant_fp8(
 
 
 def _scale(rows: torch.Tensor) -> torch.Tensor:
-    """[..., 1]: the largest magnitude of each row over 448; NaN does not count."""
+    """[..., 1]: the largest magnitude of each row divided by 448, ignoring NaN."""
     magnitudes = rows.float().abs().nan_to_num(nan=0.0, posinf=float("inf"))
     zero = magnitudes.new_zeros((*rows.shape[:-1], 1))
     largest = torch.cat([magnitudes, zero], -1).amax(-1, keepdim=True)
-    # By a tensor: on CUDA, PyTorch divides by a number by multiplying with its rounded inverse.
+    # A tensor as divisor: on CUDA, PyTorch divides by a number by multiplying with its rounded inverse.
     return (largest / torch.full_like(largest, E4M3_MAX)).clamp(SMALLEST_SCALE, LARGEST_SCALE)
 
 

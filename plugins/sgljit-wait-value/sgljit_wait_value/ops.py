@@ -48,8 +48,8 @@ def stream_wait_value(
     """Hold back what comes next in the current stream until ``flag[0]`` meets the condition.
 
     The call itself returns at once. Unlike a wait for a ``torch.cuda.Event``, which an event that was never recorded
-    lets pass, this waits for ever if nobody writes the flag: the stream, and whoever synchronises with it, hangs. A
-    ``timeout`` is the way out.
+    lets pass, this waits for ever if the flag is never written: the stream hangs, and every thread that
+    synchronises with it. A ``timeout`` is the way out.
 
     Args:
         flag: int32 or int64, with at least one element; the first is the flag. On a CUDA device, in pinned host memory
@@ -95,7 +95,7 @@ def check_timeouts() -> None:
 
 
 def variants() -> Iterator[Callable[[], Any]]:
-    """What is worth building ahead: all of it."""
+    """The variants worth building ahead: all of it."""
     yield host_module
     for kernel in ("wait_value::wait", "wait_value::write"):
         yield functools.partial(FAMILY.build_variant, "wait_value.cuh", kernel)

@@ -1,4 +1,4 @@
-"""The ops in plain Python, for flags in host memory: what they are compared with."""
+"""The ops in plain Python for flags in host memory, to compare the kernels with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def stream_wait_value(
     timeout: float | None = None,
     device: str | None = None,
 ) -> None:
-    """Look until the flag meets the condition."""
+    """Poll until the flag meets the condition."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while not is_met(int(flag[0]), value, condition, 8 * flag.element_size()):
         if deadline is not None and time.monotonic() > deadline:

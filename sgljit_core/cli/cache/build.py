@@ -32,7 +32,7 @@ def build(
         builders = [builder for family in chosen for builder in registry.declared_variants(family)]
         left_out = _build(builders)
     held = len(admin.entries())
-    typer.echo(f"{len(builders) - left_out} modules are built or were present; {admin.root()} holds {held} artifacts")
+    typer.echo(f"{len(builders) - left_out} modules are ready; {admin.root()} holds {held} artifacts")
     report_left_out(left_out)
     if log.was_said("cache_unwritable"):
         typer.echo("error: some builds could not be kept in the cache; see the warnings", err=True)

@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file add_constant.cuh
-/// \brief The kernel. Device code alone: it includes nothing, so that any CUDA compiler takes it as it is.
+/// \brief The kernel. Device code without includes, so that any CUDA compiler accepts it.
 
 namespace add_constant_detail {
 

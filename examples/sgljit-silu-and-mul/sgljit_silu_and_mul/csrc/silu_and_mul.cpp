@@ -1,5 +1,5 @@
 /// \file silu_and_mul.cpp
-/// \brief The host part: what Python calls, the checks, and the launch.
+/// \brief The host part: the function that Python calls, with the checks and the launch.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/tensor.h>

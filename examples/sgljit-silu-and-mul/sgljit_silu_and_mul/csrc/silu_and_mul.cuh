@@ -10,7 +10,7 @@
 
 namespace swiglu {
 
-/// \brief One block for each row, whose threads take its elements in turn.
+/// \brief One block for each row; its threads take the elements in turn.
 template <typename T>
 __global__ void silu_and_mul(const __grid_constant__ Params params) {
   using namespace device;

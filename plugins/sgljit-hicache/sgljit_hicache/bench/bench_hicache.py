@@ -1,15 +1,15 @@
-"""How fast rows move, beside PyTorch's indexing, plain copies and other libraries' kernels, in one run.
+"""How fast do rows move, compared with PyTorch's indexing, plain copies and other libraries' kernels in one run?
 
     python -m sgljit_hicache.bench.bench_hicache [--peers DIR] [--output DIR] [--only TABLE ...]
 
 ``--peers`` names a folder with a ``peers.py`` that offers other kernels; without it those columns are missing. Tables:
 
-rows        one layer, K and V, rows of 2048 bytes: GB/s one way, and the launch that was chosen
+rows        one layer, K and V, rows of 2048 bytes: GB/s one way, and the chosen launch
 pages       the same, with indices in pages of 16 and 64 rows
 sizes       32 MiB of each cache in rows of other sizes, 576 bytes (one cache) among them
 layers      32 layers in one launch, addresses on the CPU and on the device
-gemm        how much slower a bfloat16 matrix product runs beside a transfer, also than beside a peer's default,
-            with the interval of the median; and the transfer beside it
+gemm        the slowdown of a bfloat16 matrix product by a concurrent transfer, also compared with a peer's default,
+            with the interval of the median; and the rate of the transfer
 
 Transfers are replayed from CUDA graphs; each call of a graph takes other rows, together more than the last cache.
 ``--output`` gets hicache.md, the numbers as hicache.json, and plots; ``--draw`` makes the plots from such a file.
@@ -64,13 +64,13 @@ Row = dict[str, Any]
 
 
 def last_launch() -> str:
-    """The launch that was chosen."""
+    """The chosen launch."""
     packed = host_module().last_launch()
     return f"{METHODS[packed >> 56]} {packed >> 28 & 0xFFFFFFF} x {packed & 0xFFFFFFF}"
 
 
 def torch_indexing(*call: torch.Tensor) -> None:
-    """What one writes without a kernel: gather on the source's device, copy, scatter on the destination's."""
+    """The transfer without a kernel: gather on the source's device, copy, scatter on the destination's."""
     k_dst, v_dst, indices_dst, k_src, v_src, indices_src = call
     for dst, src in ((k_dst, k_src), (v_dst, v_src)):
         rows = src[indices_src.to(src.device)]
@@ -87,7 +87,7 @@ class Peers:
             self._peers = importlib.import_module("peers").Peers(folder)
 
     def one_layer(self) -> Iterator[tuple[str, Transfer]]:
-        """By the names of the columns."""
+        """The peers by the names of the columns."""
         if self._peers is None:
             return
         modules: list[tuple[str, Callable[[], Any]]] = [
@@ -104,7 +104,7 @@ class Peers:
             yield name, run
 
     def all_layers(self, quota: int) -> Callable[..., object] | None:
-        """Of rows of 2048 bytes."""
+        """The peers for rows of 2048 bytes."""
         if self._peers is None:
             return None
         run: Callable[..., object] = self._peers.hicache(ROW_BYTES, quota).all
@@ -157,7 +157,7 @@ def table_rows(peers: Peers) -> list[Row]:
 
 
 def table_pages(peers: Peers) -> list[Row]:
-    """Whole pages of rows that follow each other on both sides."""
+    """Whole pages of rows that are neighbours on both sides."""
     rows = []
     for direction, places in DIRECTIONS.items():
         pools = [make_pool(where) for where in places for _ in "kv"]
@@ -169,7 +169,7 @@ def table_pages(peers: Peers) -> list[Row]:
 
 
 def table_sizes(_: Peers) -> list[Row]:
-    """Rows of other sizes, 32 MiB of each cache a call."""
+    """Rows of other sizes, 32 MiB of each cache per call."""
     rows = []
     for direction, places in DIRECTIONS.items():
         for row_bytes in (100, 128, 256, 512, 576, 1024, 4096, 16384):
@@ -185,7 +185,7 @@ def table_sizes(_: Peers) -> list[Row]:
 
 
 def table_layers(peers: Peers, num_layers: int = 32) -> list[Row]:
-    """All layers in one launch; the layers of a pool follow each other. Beside it a launch for each layer."""
+    """All layers in one launch, compared with a launch for each layer; the layers of a pool are neighbours."""
     rows = []
     for direction, places in DIRECTIONS.items():
         pools = [make_pool(where, num_layers * 4096) for where in places for _ in "kv"]
@@ -268,7 +268,7 @@ def median_and_interval(samples: list[float]) -> tuple[float, str]:
 
 
 def table_gemm(peers: Peers, rounds: int = 60) -> list[Row]:
-    """In a round all run twice, in an order by chance and then in its reverse.
+    """In a round all run twice, in a random order and then in its reverse.
 
     A clock that drifts, and what ran before, so fall on all alike; two of them are compared in pairs, by the round.
     """
@@ -277,7 +277,7 @@ def table_gemm(peers: Peers, rounds: int = 60) -> list[Row]:
         pools = [make_pool(where, pool_rows) for where in DIRECTIONS[direction] for _ in "kv"]
         for count in (256, 1024, 16384):
             work = make_workload(direction, count, pools=pools)
-            work = Workload(work.calls[: max(1, 4096 // count)], work.bytes_of_a_call)  # several in a run
+            work = Workload(work.calls[: max(1, 4096 // count)], work.bytes_of_a_call)  # several per run
             graphs: dict[str, torch.cuda.CUDAGraph | None] = {"alone": None}
             launches: dict[str, str] = {}
             for name, run in [("ours", ours), *peers.one_layer()]:
@@ -316,7 +316,7 @@ TABLES = {
 
 
 def draw(found: dict[str, list[Row]], directory: Path) -> dict[str, Path]:
-    """A plot for each direction, where matplotlib is installed; by description, relative to the directory."""
+    """A plot for each direction, if matplotlib is installed; by description, relative to the directory."""
     plots = {}
     for direction in DIRECTIONS:
         rows = [row for row in found.get("rows", []) if row["direction"] == direction]

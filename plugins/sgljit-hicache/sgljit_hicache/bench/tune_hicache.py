@@ -1,4 +1,4 @@
-"""Which launch is best: every kernel, in many shapes, for each direction and number of rows.
+"""Which launch is best? Every kernel, in many shapes, for each direction and number of rows.
 
     python -m sgljit_hicache.bench.tune_hicache [--rows 16 256 2048 16384] [--json FILE]
 
@@ -26,7 +26,7 @@ SHOWN = 8
 
 
 def launches(direction: str, rows: int) -> Iterator[Launch]:
-    """What may be worth a try; a warp of copy_rows moves one row of 2048 bytes at a time."""
+    """The launches to try; a warp of copy_rows moves one row of 2048 bytes at a time."""
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     if direction == "d2d":
         for threads in (64, 128, 256, 512, 1024):

@@ -1,4 +1,4 @@
-"""What the benchmarks of this family share: caches larger than the last cache, and calls that take turns."""
+"""Which calls do the benchmarks of this family time? They take turns on caches larger than the last cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECTIONS = {"h2d": ("cuda", "host"), "d2h": ("host", "cuda"), "d2d": ("cuda", 
 
 @dataclass
 class Workload:
-    """Calls of one transfer, each with rows of its own, so that data comes from memory and not from a cache.
+    """Calls of one transfer, each with its own rows, so that data comes from memory and not from a cache.
 
     ``calls`` holds, for each, [k_dst, v_dst, indices_dst, k_src, v_src, indices_src].
     """
@@ -36,7 +36,7 @@ def make_pool(where: str, rows: int = POOL_ROWS, row_bytes: int = ROW_BYTES) -> 
 
 
 def make_workload(direction: str, rows: int, page: int = 1, pools: Sequence[torch.Tensor] | None = None) -> Workload:
-    """``rows`` rows of K and of V a call, at random places, in pages of ``page`` rows."""
+    """``rows`` rows of K and of V per call, at random places, in pages of ``page`` rows."""
     if pools is None:
         pools = [make_pool(where) for where in DIRECTIONS[direction] for _ in "kv"]
     pool_rows, row_bytes = pools[0].shape
@@ -63,13 +63,13 @@ def check(run: Transfer, work: Workload) -> None:
 
 
 def gigabytes_per_second(run: Transfer, work: Workload, graph: bool = True, seconds: float = 0.1) -> float:
-    """One way, in units of 10^9 bytes, replayed from a graph or, for what none can hold, with the host's part."""
+    """GB/s (10^9 bytes) one way, replayed from a graph or, for calls that no graph can hold, with the host's part."""
     microseconds = run_benchmark(run, work.calls, device="cuda", graph=graph, seconds=seconds)[0]
     return work.bytes_of_a_call / microseconds / 1e3
 
 
 def memcpy_gigabytes_per_second(pools: Sequence[torch.Tensor], num_bytes: int) -> float:
-    """Two plain copies, of K and of V, of ``num_bytes`` in all: what the link, or the memory, gives at best."""
+    """Two plain copies, of K and of V, of ``num_bytes`` in all: the limit of the link or of the memory."""
     k_dst, v_dst, k_src, v_src = (pool.flatten() for pool in pools)
     half = num_bytes // 2
     count = max(1, min(MAX_CALLS, len(k_dst) // half))

@@ -1,5 +1,5 @@
 /// \file hicache.cpp
-/// \brief The host part: what Python calls, from its arguments to a copy on the CPU or a launch.
+/// \brief The host part: the functions that Python calls, from arguments to a copy on the CPU or a launch.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/message.h>
@@ -104,13 +104,13 @@ void transfer_hicache_one_layer_mla(
 
 // ---- all layers ----
 
-/// Addresses of some layers, as kernels use them.
+/// The addresses of some layers in kernels.
 struct SomeLayers {
   hicache::ManyLayers table = {};
-  std::uint64_t alignment = 0;  ///< has a bit set where some address has
+  std::uint64_t alignment = 0;  ///< the bitwise or of all addresses
 };
 
-/// As many layers from `begin` on as travel with a launch; sets the job's direction by what they point to.
+/// As many layers from `begin` on as fit into a launch; sets the job's direction from the memory they point to.
 SomeLayers resolve_layers(
     Job& job, const PointerTable* dst, const PointerTable* src, const LayerTables& all, std::uint32_t begin,
     std::uint32_t count, bool checks) {
@@ -120,7 +120,7 @@ SomeLayers resolve_layers(
     hicache::Reachable reachable(job);
     for (std::uint32_t layer = 0; layer < count; ++layer) {
       to[layer] = from[begin + layer];
-      // A list of device memory stays as it is; one question about it is enough.
+      // All addresses of a list are in device memory if one is: one query is enough.
       if (layer == 0 || reachable.was_host() || checks)
         to[layer] = reachable.resolve(pointers.name, to[layer], 1, nullptr);
       found.alignment |= to[layer];
@@ -135,13 +135,13 @@ SomeLayers resolve_layers(
   return found;
 }
 
-/// The addresses are in host memory: they go into the kernel's parameters, and what they point to is known.
+/// The addresses are in host memory: they go into the kernel's parameters, and their memory is known.
 void run_on_device_by_value(
     Job& job, const PointerTable* dst, const PointerTable* src, const LayerTables& all, bool checks) {
   const auto num_layers = job.transfer.num_layers;
   constexpr auto kMost = hicache::ManyLayers::kMaxLayers;
   const auto count_from = [&](std::uint32_t begin) { return num_layers - begin < kMost ? num_layers - begin : kMost; };
-  if (num_layers > kMost) {  // the first launch must not come before an error in the layers or kernel of the second
+  if (num_layers > kMost) {  // find errors in the layers or the kernel of the second launch before the first one
     for (std::uint32_t begin = 0; begin < num_layers; begin += kMost) {
       job.transfer.num_layers = count_from(begin);
       const auto layers = resolve_layers(job, dst, src, all, begin, job.transfer.num_layers, checks);
@@ -175,7 +175,7 @@ void transfer_all_layers(
   }
   const bool checks = options.checks();
   if (hicache::is_host(job.device)) {
-    for (int c = 0; c < job.num_caches; ++c) {  // one question about a list is enough
+    for (int c = 0; c < job.num_caches; ++c) {  // one query for each list is enough
       hicache::refuse_device_memory(job, dst[c].name, *table.dst[c]);
       hicache::refuse_device_memory(job, src[c].name, *table.src[c]);
     }
@@ -188,7 +188,7 @@ void transfer_all_layers(
   const host::details::ContextGuard guard(job.device.device_id, host::DebugInfo{});
   if (checks) check_layers_on_device(job, dst, src, is_by_value ? &table : nullptr);
   if (is_by_value) return run_on_device_by_value(job, dst, src, table, checks);
-  // Where the caches are is out of the host's sight: not to disturb others is the safe choice.
+  // The host does not know where the caches are, so it takes the launch that disturbs other work least.
   job.from_host = job.to_host = true;
   job.host_pool = hicache::kUnknownPool;
   launch_on_device(job, hicache::kLayerTables, table, 0);
@@ -232,14 +232,14 @@ bool can_use_hicache_jit_kernel(
   return element_size > 0 && element_size % 16 == 0;
 }
 
-/// For bench/. Launch every transfer this way from now on: what is zero stays as it would be; method -1 ends it.
+/// For bench/. Launch every transfer this way from now on: zeros keep their defaults; method -1 ends it.
 void override_launch(
     std::int64_t method, std::int64_t blocks, std::int64_t threads, std::int64_t stages, std::int64_t stage_bytes) {
   hicache::g_override = {method, blocks, threads, stages, stage_bytes};
 }
 
-/// For tests. Write the kernel that moves rows of one layer on a GPU that need not be there into `text`, as the
-/// expression that names it.
+/// For tests. Write the expression of the kernel that moves rows of one layer into `text`. The GPU need not be
+/// present.
 void chosen_kernel(
     TensorView text, std::int64_t row_bytes, int num_caches, std::uint32_t num_rows, bool to_host, bool from_host,
     std::uint8_t index_bits, Optional<std::int64_t> block_quota, std::uint64_t host_pool, std::int64_t num_sms,
@@ -254,7 +254,8 @@ void chosen_kernel(
   job.host_pool = host_pool;
   host::Message expression;
   expression << hicache::choose(job, hicache::kOneLayer, 0, {num_sms, max_smem, is_hopper}).kernel;
-  host::RuntimeCheck(static_cast<std::size_t>(text.numel()) > expression.size(), "the text does not fit");
+  host::RuntimeCheck(
+      static_cast<std::size_t>(text.numel()) > expression.size(), "the expression does not fit into the text");
   std::memcpy(text.data_ptr(), expression.c_str(), expression.size() + 1);
 }
 

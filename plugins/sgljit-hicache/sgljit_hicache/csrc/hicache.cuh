@@ -8,7 +8,7 @@
 /// \file hicache.cuh
 /// \brief Kernels that move rows of caches by index, and that check indices. Compiles under NVRTC.
 ///
-/// | kernel      | rows                                   | takes                                               |
+/// | kernel      | rows                                   | uses                                                |
 /// |-------------|----------------------------------------|-----------------------------------------------------|
 /// | `copy_rows` | multiples of 16 bytes, 16-byte aligned | registers: whole multiprocessors, the least latency |
 /// | `copy_bulk` | the same                               | shared memory and a few warps; Hopper and later     |
@@ -51,13 +51,13 @@ SGL_DEVICE const char* source(const Table& table, int cache, uint32_t layer) {
 template <bool kPaged, typename Index>
 SGL_DEVICE int64_t row_offset(const Rows& rows, Index index) {
   if constexpr (!kPaged) return static_cast<int64_t>(index) * rows.row_stride;
-  const auto row = static_cast<uint32_t>(index);  // the host part sees to it that it fits
+  const auto row = static_cast<uint32_t>(index);  // the host part ensures that it fits
   return static_cast<int64_t>(row / rows.page_size) * rows.page_stride +
          static_cast<int64_t>(row % rows.page_size) * rows.row_stride;
 }
 
-/// Piece `item % kPieces` of a row of a layer; `item / kPieces` counts these by layer or by position, as the transfer
-/// says. A position is that of a row in the indices, or of a group of them.
+/// Piece `item % kPieces` of a row of a layer; `item / kPieces` counts rows by layer or by position, depending on the
+/// transfer. A position is that of a row in the indices, or of a group of rows.
 struct Item {
   uint32_t position;
   uint32_t layer;
@@ -81,9 +81,9 @@ using Table = typename details::TableOf<kLayers>::type;
 
 /// \brief Rows through registers: `kLanes` threads, a power of two up to 32, move a row or a piece of one.
 ///
-/// Any grid of blocks that are a multiple of 32 threads, up to 1024. A pass issues all its loads, then fetches the next
-/// pass's indices while they are on their way, then stores. Behind another kernel the first `ahead` workers bring their
-/// rows into L2 before it has ended; not for rows in host memory, which L2 need not see change.
+/// Any grid of blocks with a multiple of 32 threads, up to 1024. A pass issues all its loads, then fetches the next
+/// pass's indices while these are in flight, then stores. After another kernel the first `ahead` workers prefetch their
+/// rows into L2 before it has ended; not rows in host memory, whose changes L2 may miss.
 template <int kRowBytes, int kCaches, int kLanes, bool kPaged, bool kUsePDL, typename Index, int kLayers>
 __global__ void __launch_bounds__(1024, 1)
     copy_rows(const __grid_constant__ Transfer transfer, const __grid_constant__ Table<kLayers> table) {
@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(1024, 1)
     }
   };
 
-  if (kUsePDL && worker < num_items) {  // while the kernel before this one, which may write them, still runs
+  if (kUsePDL && worker < num_items) {  // the previous kernel, which may write them, still runs
     const auto item = details::item_of<kPieces, kLayers>(worker, transfer, transfer.num_rows);
     device::ptx::prefetch(&src_indices[item.position]);
     device::ptx::prefetch(&dst_indices[item.position]);
     if (worker < transfer.ahead) {
-      // Rows, too. An index that is not final names a wrong one: that costs a read. Volatile, to be read again below.
+      // Rows, too. An index that is not final names a wrong row, which costs a read. Volatile: it is read again below.
       const Index index = *static_cast<const volatile Index*>(&src_indices[item.position]);
       const auto begin = details::row_offset<kPaged>(transfer.src, index) + item.piece * kShape.piece_bytes;
 #pragma unroll
@@ -206,7 +206,7 @@ struct Word<1> {
 }  // namespace details
 
 /// \brief Rows of any size, in words of `kWordBytes`: 1, 2, 4, 8 or 16, which must divide every address and stride and
-/// the row's size. A warp moves a row. Any grid of blocks that are a multiple of 32 threads.
+/// the row's size. A warp moves a row. Any grid of blocks with a multiple of 32 threads.
 template <int kWordBytes, int kCaches, bool kPaged, bool kUsePDL, typename Index, int kLayers>
 __global__ void __launch_bounds__(1024, 1)
     copy_any(const __grid_constant__ Transfer transfer, const __grid_constant__ Table<kLayers> table) {
@@ -250,12 +250,12 @@ __global__ void __launch_bounds__(1024, 1)
 
 #if SGL_ARCH_HOPPER_OR_GREATER
 
-/// \brief Rows through shared memory, moved by the copy engine: a warp only issues copies, so a few of them keep more
-/// bytes on their way than the registers of a multiprocessor hold.
+/// \brief Rows through shared memory, moved by the copy engine: a warp only issues copies, so a few warps keep more
+/// bytes in flight than the registers of a multiprocessor hold.
 ///
 /// Blocks of `kWarps` warps, any grid, `BulkShape::smem_bytes` of dynamic shared memory. Each warp has a ring of
-/// `kStages` slots. A slot holds the same positions of K and of V, a lane for each. Where rows follow each other in
-/// memory, and so in the slot, one copy moves all of them: neighbours are found for loads and for stores separately.
+/// `kStages` slots. A slot holds the same positions of K and of V, a lane for each. One copy moves rows that are
+/// neighbours in memory, and so in the slot: neighbours are found for loads and for stores separately.
 template <
     int kRowBytes, int kCaches, int kWarps, int kStages, int kStageBytes, bool kPaged, bool kUsePDL, typename Index,
     int kLayers>
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   constexpr auto kPieceBytes = static_cast<uint32_t>(kShape.piece_bytes);
   constexpr auto kLastBytes = static_cast<uint32_t>(kRowBytes - (kPieces - 1) * kPieceBytes);
 
-  // For each lane of each slot, what to do with its row once it is there. Every lane reads what it wrote itself.
+  // The stores of each lane of each slot, once its row has arrived. A lane reads only its own entries.
   struct Stores {
     uint64_t address[2][device::kWarpThreads];
     uint32_t bytes[device::kWarpThreads];  // of the run that begins here; 0 inside a run
@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   const uint32_t first_chunk = warp * gridDim.x + blockIdx.x;  // neighbours go to different multiprocessors
   const uint32_t num_mine = first_chunk < num_chunks ? (num_chunks - first_chunk - 1) / stride + 1 : 0;
 
-  // Chunks are taken in order. The indices of a batch of them are fetched at once, a lane for each row, while the batch
-  // before is under way: a chunk is too short to wait for its own.
+  // Chunks are taken in order. The indices of a batch of chunks are fetched at once, a lane for each row, while the
+  // previous batch is in flight: a chunk is too short to wait for its own indices.
   struct Batch {
     Index from;
     Index to;
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   };
   constexpr uint32_t kBatchChunks = device::kWarpThreads / kRows;
   const auto position_of = [&](const details::Item& item) { return item.position * kRows + lane % kRows; };
-  const auto item_of_lane = [&](uint32_t first) {  // after the last one where the lane has nothing to do
+  const auto item_of_lane = [&](uint32_t first) {  // after the last one if the lane has no work
     const uint32_t k = first + lane / kRows;
     if (k >= num_mine || lane >= kBatchChunks * kRows) return details::Item{num_groups, 0, 0};
     return details::item_of<kPieces, kLayers>(first_chunk + k * stride, transfer, num_groups);
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   };
   Batch batch;
   Batch next_batch;
-  // Start the loads of chunk k, into a slot that nobody reads any more.
+  // Start the loads of chunk k, into a slot that is no longer read.
   const auto issue = [&](uint32_t k) {
     const uint32_t chunk = k % kBatchChunks;
     if (chunk == 0) {
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       src = details::row_offset<kPaged>(transfer.src, from) + static_cast<int64_t>(item.piece) * kPieceBytes;
       dst = details::row_offset<kPaged>(transfer.dst, to) + static_cast<int64_t>(item.piece) * kPieceBytes;
     }
-    // A run begins at every row that does not lie right behind the one before it; it ends where the next begins.
+    // A run begins at every row that does not directly follow the previous one; it ends where the next run begins.
     uint32_t load_bytes = bytes;
     uint32_t store_bytes = bytes;
     if constexpr (kRows > 1) {
@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       }
     }
     ptx::bulk_commit();
-    // Fill the slot before this one again, as soon as its stores have read it; this one's may go on meanwhile.
+    // Refill the previous slot as soon as its stores have read it; the stores of this slot may still run.
     const uint32_t next = k + kStages - 1;
     if (k > 0 && next < num_mine) {
       ptx::bulk_wait_read<1>();
@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
 
 // ---- checking indices ----
 
-/// \brief Is an index out of range, or one of the destination there twice? A thread for each position.
+/// \brief Finds indices out of range, and repeated ones of the destination. A thread for each position.
 template <typename Index>
 __global__ void check_indices(const __grid_constant__ Check check) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -428,8 +428,8 @@ __global__ void check_indices(const __grid_constant__ Check check) {
   if (is_bad) *check.is_bad = 1;
 }
 
-/// \brief Is a row read that another position writes? For source and destination in one cache; after `check_indices`
-/// has filled the table. A thread for each position.
+/// \brief Finds rows that one position reads and another one writes, for source and destination in one cache. Runs
+/// after `check_indices` has filled the table. A thread for each position.
 template <typename Index>
 __global__ void check_reads(const __grid_constant__ Check check) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,5 +1,5 @@
 /// \file hicache_check.cpp
-/// \brief Checking indices on the CPU, and finding the words for a bad one; compiled when it is first needed.
+/// \brief Checks indices on the CPU, and writes the error for a bad one. Compiled when it is first needed.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/dtype.h>
@@ -31,7 +31,7 @@ struct IndexSet {
   IndexSet(const IndexSet&) = delete;
   IndexSet& operator=(const IndexSet&) = delete;
 
-  /// The position that `index` was first put in with; `position`, if it is new.
+  /// The position at which `index` was first inserted; `position`, if it is new.
   std::uint32_t insert(Index index, std::uint32_t position) {
     auto& slot = m_find(index);
     if (slot.is_used) return slot.position;
@@ -62,12 +62,12 @@ struct IndexSet {
 [[noreturn, gnu::cold, gnu::noinline]] void refuse_index(
     const char* op, const char* name, std::uint32_t position, std::int64_t index, std::int64_t num_rows) {
   if (num_rows == kUnknownRows)
-    throw Error("IndexError", op, ": ", name, "[", position, "] is ", index, ", and an index is not negative");
+    throw Error("IndexError", op, ": ", name, "[", position, "] is ", index, "; an index must not be negative");
   throw Error(
       "IndexError", op, ": ", name, "[", position, "] is ", index, ", out of range for a cache of ", num_rows, " rows");
 }
 
-/// Throw for the first position with an index out of range, a destination named before, or a source that is
+/// Throw for the first position with an index out of range, a repeated destination, or a source that is
 /// overwritten.
 template <typename Index>
 void check(const Job& job, const Index* dst, const Index* src) {

@@ -1,5 +1,5 @@
 /// \file hicache_check_layers.cpp
-/// \brief Whether all layers of a transfer keep out of each other's way; compiled when it is first needed.
+/// \brief Checks that the layers of a transfer do not overlap. Compiled when it is first needed.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/dtype.h>
@@ -68,7 +68,7 @@ Side side_of(
   return side;
 }
 
-/// Throw if a row that is written in `a` shares memory with one that is touched in `b`, other than its own source.
+/// Throw if a written row of `a` shares memory with a touched row of `b`, other than its own source.
 void check_pair(
     const Job& job, const Side& dst, const Cache& a, const Side& side, const Cache& b, bool is_written_twice) {
   const auto row_bytes = job.transfer.row_bytes;
@@ -92,14 +92,14 @@ void check_pair(
           row.index, " of ", dst.names[a.kv], "[", a.layer, "], which ", dst.indices_name, "[", row.position,
           "] names, and row ", other->index, " of ", side.names[b.kv], "[", b.layer, "], which ", side.indices_name,
           "[", other->position, "] names",
-          is_written_twice ? "" : ", overlap: the one would be overwritten while the other is read");
+          is_written_twice ? "" : ", overlap: a write of one would change the other while it is read");
     }
   }
 }
 
-/// Throw if a row of a layer would be written where another is written or read. The indices have been checked.
+/// Throw if a row of a layer would overwrite another row that is written or read. The indices have been checked.
 ///
-/// Caches that lie apart, or interleave, take a comparison a pair; others one for each row.
+/// Caches that are disjoint, or interleave, take a comparison per pair; others one per row.
 void check_layers_on_cpu(
     const Job& job, const void* dst_indices, const void* src_indices, const hicache::LayerTables& table) {
   const auto dst = side_of(job, true, dst_indices, table.dst, job.transfer.dst);

@@ -1,5 +1,5 @@
 /// \file hicache_cpu.cpp
-/// \brief The transfer on the CPU; compiled when it is first needed.
+/// \brief The transfer on the CPU. Compiled when it is first needed.
 
 #include <sgl_kernel/cpu/parallel.h>
 #include <sgl_kernel/deferred.h>
@@ -15,7 +15,7 @@ namespace {
 
 using hicache::offset_of;
 
-/// Positions [begin, end) of one layer of one cache; rows that follow each other on both sides are copied as one.
+/// Copies positions [begin, end) of one layer of one cache; rows that are neighbours on both sides are copied as one.
 template <typename Index>
 void copy_positions(const hicache::Transfer& t, char* dst, const char* src, std::int64_t begin, std::int64_t end) {
   const auto to = [&](std::int64_t i) { return offset_of(t.dst, static_cast<const Index*>(t.dst_indices)[i]); };
@@ -52,7 +52,7 @@ void copy(const hicache::Job& job, const hicache::LayerTables& table) {
   });
 }
 
-/// Moves the rows. The job has some.
+/// Moves the rows, at least one.
 void transfer_on_cpu(const hicache::Job& job, const hicache::LayerTables& table) {
   if (host::is_type<std::int32_t>(job.index_dtype)) return copy<std::int32_t>(job, table);
   copy<std::int64_t>(job, table);

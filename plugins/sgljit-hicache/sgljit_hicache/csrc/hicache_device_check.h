@@ -12,8 +12,8 @@
 #include "hicache_memory.h"
 
 /// \file hicache_device_check.h
-/// \brief Checked mode on CUDA: the device looks at the indices, the host at where the layers lie. Host only, of one
-/// host part. Whatever is here waits for the device.
+/// \brief Checked mode on CUDA: the device checks the indices, the host the addresses of the layers. Every function
+/// here waits for the device. Host only, for one host part.
 
 namespace hicache {
 
@@ -42,8 +42,8 @@ struct HostIndices {
   host::Tensor m_memory;
 };
 
-/// \brief Check the indices on the device, and wait for its answer. If it is bad, the host looks for the position and
-/// words the error.
+/// \brief Check the indices on the device, and wait for its answer. If one is bad, the host finds its position and
+/// writes the error.
 inline void check_on_device(const Job& job) {
   constexpr std::uint32_t kThreads = 256;
   const auto stream = host::LaunchKernel::resolve_device(job.device);
@@ -52,7 +52,7 @@ inline void check_on_device(const Job& job) {
   driver::check(driver::api().StreamIsCapturing(stream, &is_capturing));
   host::RuntimeCheck(
       is_capturing == 0, job.op,
-      ": indices cannot be checked while the stream is being captured, as the host waits for the answer: pass "
+      ": indices cannot be checked while the stream is being captured, because the host waits for the answer: pass "
       "check_indices=False");
 
   const auto num_rows = job.transfer.num_rows;
@@ -84,7 +84,7 @@ inline void check_on_device(const Job& job) {
   check_on_cpu(job, copies.dst, copies.src);
 }
 
-/// The address tables of a call, copied to the host from where only the device reads them.
+/// The address tables of a call, copied to the host from device memory.
 struct HostTables {
   HostTables(const Job& job, const PointerTable* dst, const PointerTable* src, host::native_stream_t stream) {
     const std::int64_t num_layers = job.transfer.num_layers;
@@ -108,7 +108,7 @@ struct HostTables {
   host::Tensor m_memory;
 };
 
-/// \brief Addresses on the device, which the launch does not see: each must be one that the kernel can use.
+/// \brief Check the addresses in device memory, which the launch does not read: the kernel must be able to use each.
 inline void check_addresses(const Job& job, const PointerTable& pointers, const std::uint64_t* addresses) {
   refuse_null(job, pointers, addresses);
   const auto word_bytes = static_cast<std::uint64_t>(word_of(alignment_of(job.transfer)));
@@ -118,8 +118,7 @@ inline void check_addresses(const Job& job, const PointerTable& pointers, const 
     if (address % word_bytes != 0) [[unlikely]]
       throw host::Error(
           "ValueError", job.op, ": ", pointers.name, "[", layer, "] is ", reinterpret_cast<const void*>(address),
-          ", and of rows such as these addresses on the device must be multiples of ", word_bytes,
-          ": pass them as CPU tensors");
+          "; for these rows, addresses on the device must be multiples of ", word_bytes, ": pass them as CPU tensors");
     static_cast<void>(reachable.resolve(pointers.name, address, 1, nullptr));
   }
 }

@@ -10,22 +10,22 @@
 #include "hicache_params.h"
 
 /// \file hicache_job.h
-/// \brief A transfer that has been checked, and how the caller wants it done. Host only.
+/// \brief A checked transfer, and the caller's options. Host only.
 
 namespace hicache {
 
-/// The number of rows where the caller has not said.
+/// The number of rows if the caller has not given it.
 inline constexpr std::int64_t kUnknownRows = INT64_MAX;
 
 inline constexpr std::uint64_t kUnknownPool = UINT64_MAX;
 
-/// \brief What decides a transfer, but for the caches' addresses.
+/// \brief A transfer, without the caches' addresses.
 struct Job {
   const char* op;  ///< for errors
-  int num_caches;  ///< 2: K and V; 1: what holds both
+  int num_caches;  ///< 2: K and V; 1: a cache that holds both
   Transfer transfer = {};
   DLDataType index_dtype = {};
-  DLDevice device = {};  ///< of the indices; it does the work
+  DLDevice device = {};  ///< the device of the indices, which does the work
   std::int64_t dst_rows = kUnknownRows;
   std::int64_t src_rows = kUnknownRows;
   bool is_in_place = false;     ///< source and destination are one cache
@@ -36,13 +36,13 @@ struct Job {
   host::Optional<std::int64_t> block_quota = {};
 };
 
-/// \brief What may be said about any transfer.
+/// \brief The options of any transfer.
 struct Options {
   host::Optional<std::int64_t> unroll;
   host::Optional<std::int64_t> block_quota;
   host::Optional<bool> check_indices;
 
-  /// \brief Whether to check indices. SGLJIT_CHECK_INDICES is read once, at the first transfer that does not say.
+  /// \brief Whether to check indices. SGLJIT_CHECK_INDICES is read once, at the first transfer that leaves it open.
   bool checks() const {
     static const bool by_default = [] {
       const char* text = std::getenv("SGLJIT_CHECK_INDICES");

@@ -9,7 +9,7 @@
 #include "hicache_job.h"
 
 /// \file hicache_launch.h
-/// \brief The choice of a kernel and of its launch. Host only, of one host part.
+/// \brief The choice of a kernel and of its launch. Host only, for one host part.
 
 namespace hicache {
 
@@ -18,20 +18,20 @@ inline host::Variants kernels{"hicache.cuh"};
 /// \brief The kernels.
 enum Method : std::int64_t { kRows = 0, kBulk = 1, kAny = 2 };
 
-/// How a transfer is launched. A number in the table of defaults is a measured one: see bench/.
+/// The launch of a transfer. The numbers in the table of defaults are measured: see bench/.
 struct Launch {
   std::int64_t method;
   std::int64_t blocks;
   std::int64_t threads;
-  std::int64_t stages = 0;       // of copy_bulk
-  std::int64_t stage_bytes = 0;  // of copy_bulk
-  std::int64_t ahead = 0;        // of copy_rows: see Transfer
+  std::int64_t stages = 0;       // copy_bulk only
+  std::int64_t stage_bytes = 0;  // copy_bulk only
+  std::int64_t ahead = 0;        // copy_rows only: see Transfer
 };
 
-/// \brief What a choice takes from the device: numbers, so that it can be made for a device that is not there.
+/// \brief The properties of a device that decide; plain numbers, so that the device need not be present.
 struct Gpu {
   std::int64_t num_sms;
-  std::int64_t max_smem;  ///< dynamic shared memory that a block may ask for, in bytes
+  std::int64_t max_smem;  ///< the most dynamic shared memory of a block, in bytes
   bool is_hopper;         ///< or later: it has bulk copies and dependent launches
 
   static Gpu of(int device_id) {
@@ -41,18 +41,18 @@ struct Gpu {
   }
 };
 
-// Transfers that cross to the host. PCIe is full with some 130 KiB on their way: two blocks of 16 warps. What is small
-// is latency, and four blocks are done with it sooner. A block of 32 warps fills a multiprocessor, and the transfer
-// behind waits on others meanwhile; one of 16 leaves room for it, and a matrix product beside loses less. Among very
-// long transfers from the host, three whole multiprocessors cost the product least. To the host, stores from registers
-// queue up in front of PCIe and slow down whoever else uses memory; the bulk copies of a few warps do so half as much,
-// but begin later, and cost more for each short row. Alone, a bulk block with 64 KiB on its way reaches 23 to 34 GB/s,
-// depending on where a process's memory lies: two fill PCIe in some processes, four in all. What is not long gets by
-// with two, which cost a product beside it less.
+// Transfers between device and host. About 130 KiB in flight fill PCIe: two blocks of 16 warps. Small transfers are
+// bound by latency, and finish sooner with four blocks. A block of 32 warps fills a multiprocessor, so that the next
+// transfer must wait for another one; a block of 16 leaves room for it, and slows down a concurrent matrix product
+// less. For very long transfers from the host, three whole multiprocessors slow the product down least. To the host,
+// stores from registers queue up in front of PCIe and slow down all other users of memory; the bulk copies of a few
+// warps do so half as much, but begin later, and cost more for each short row. Alone, a bulk block with 64 KiB in
+// flight reaches 23 to 34 GB/s, depending on the placement of a process's memory: two blocks fill PCIe in some
+// processes, four in all. For transfers that are not long two are enough, and slow down a concurrent product less.
 //
-// All this is so as long as a multiprocessor finds the addresses of host memory in its TLB. Rows at random places of
-// more than some 256 MiB miss it, the more often the larger the pool, and one multiprocessor has few misses on their
-// way: in pools of 4 GiB bulk copies by four blocks fall to 15 GB/s, and four blocks of 16 warps keep 48.
+// This holds as long as a multiprocessor finds the addresses of host memory in its TLB. Rows at random places of more
+// than about 256 MiB miss it, more often in larger pools, and one multiprocessor has few misses in flight: in pools of
+// 4 GiB bulk copies by four blocks drop to 15 GB/s, while four blocks of 16 warps keep 48.
 inline constexpr std::int64_t kMaxWarps = 32;  // of a block
 inline constexpr std::int64_t kHostInFlight = 128 << 10;
 inline constexpr std::int64_t kHostWarps = 16;
@@ -69,24 +69,24 @@ inline constexpr std::int64_t kToHostBulkRowBytes = 1024;
 inline constexpr Launch kToHostBulk{kBulk, 2, 128, 4, 4096};
 inline constexpr Launch kToHostLongBulk{kBulk, 4, 64, 4, 8192};
 
-inline Launch g_override{-1, 0, 0, 0, 0};  // of bench/, see override_launch; zero: as it would be
+inline Launch g_override{-1, 0, 0, 0, 0};  // for bench/, see override_launch; zeros keep the defaults
 inline thread_local Launch g_last{};
 
 inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
 }
 
-/// Lanes of a worker of copy_rows: a load each for as much of a row as there is, so that a warp's loads are 128-byte
-/// lines. `unroll` divides a warp, as in the seeds.
+/// Lanes of a worker of copy_rows: one load per lane covers the row if possible, so that a warp's loads are 128-byte
+/// lines. `unroll` divides a warp, as in the original kernels.
 inline std::int64_t lanes_of(const Job& job) {
   if (job.unroll.has_value()) return 32 / *job.unroll;
   return job.transfer.row_bytes <= 128 ? 8 : job.transfer.row_bytes <= 256 ? 16 : 32;
 }
 
-/// What a warp of copy_rows or copy_any does in one pass.
+/// The work of copy_rows or copy_any in one pass.
 struct Pass {
-  std::int64_t num_warps;  ///< that have something to do
-  std::int64_t bytes;      ///< that each has on its way
+  std::int64_t num_warps;  ///< warps that have work
+  std::int64_t bytes;      ///< bytes that each warp has in flight
 };
 
 inline Pass pass_of(const Job& job, bool is_any) {
@@ -99,13 +99,13 @@ inline Pass pass_of(const Job& job, bool is_any) {
   return {host::div_ceil(items * shape.pieces, pieces), pieces * shape.piece_bytes * job.num_caches};
 }
 
-// A transfer on the device takes all of it, in blocks of the size that measured best. Rows that the first four warps of
-// each multiprocessor ask for early hide how long memory takes to answer; more of them push each other out of L2.
+// A transfer on the device uses the whole device, in blocks of the size that measured best. Early requests for rows by
+// the first four warps of each multiprocessor hide the latency of memory; more requests evict each other from L2.
 inline constexpr std::int64_t kAheadWarps = 4;
 
 inline Launch launch_on_the_device(const Job& job, bool is_any, const Pass& pass, const Gpu& gpu) {
   const auto per_sm = host::div_ceil(pass.num_warps, gpu.num_sms);
-  const bool is_half = per_sm > 8 && per_sm <= 16;  // of what is resident at a time
+  const bool is_half = per_sm > 8 && per_sm <= 16;  // of the warps that are resident at a time
   const auto most = is_any ? kMaxWarps / 2 : pass.bytes < 2048 ? 4 : 2;
   const auto per_block = is_half ? kMaxWarps : smaller(per_sm, most);
   Launch launch{is_any ? kAny : kRows, host::div_ceil(pass.num_warps, per_block), per_block * 32};
@@ -113,7 +113,7 @@ inline Launch launch_on_the_device(const Job& job, bool is_any, const Pass& pass
   return launch;
 }
 
-/// \param is_any the rows, or where they lie, are no multiples of 16 bytes.
+/// \param is_any the rows or their addresses are not multiples of 16 bytes.
 inline Launch launch_by_direction(const Job& job, bool is_any, const Gpu& gpu) {
   const auto& t = job.transfer;
   const auto method = is_any ? kAny : kRows;
@@ -141,7 +141,7 @@ inline Launch launch_by_direction(const Job& job, bool is_any, const Gpu& gpu) {
   return {method, smaller(host::div_ceil(pass.num_warps, per_block), quota), per_block * 32};
 }
 
-/// What bench/ asked for in place of it.
+/// The launch that bench/ set instead.
 inline void override_choice(Launch& launch) {
   if (g_override.method < 0 || launch.method == kAny) [[likely]]
     return;
@@ -153,13 +153,13 @@ inline void override_choice(Launch& launch) {
   launch.stage_bytes = g_override.stage_bytes > 0 ? g_override.stage_bytes : kToHostLongBulk.stage_bytes;
 }
 
-/// The largest word of up to 16 bytes that divides `alignment`, in which some address or stride has each of its bits.
+/// The largest word of up to 16 bytes that divides `alignment`, the bitwise or of addresses and strides.
 inline std::int64_t word_of(std::uint64_t alignment) {
   alignment |= 16;
   return static_cast<std::int64_t>(alignment & (~alignment + 1));
 }
 
-/// Of the rows and of where they lie from a cache's address on.
+/// The bitwise or of the row size and of the strides.
 inline std::uint64_t alignment_of(const Transfer& t) {
   auto alignment = static_cast<std::uint64_t>(t.row_bytes);
   for (const auto& rows : {t.dst, t.src}) {
@@ -169,17 +169,17 @@ inline std::uint64_t alignment_of(const Transfer& t) {
   return alignment;
 }
 
-/// A kernel, and how it is launched.
+/// A kernel and its launch.
 struct Choice {
   Launch launch;
   host::Variant kernel;
-  std::size_t smem = 0;  ///< of a block, in bytes
+  std::size_t smem = 0;  ///< shared memory of a block, in bytes
 };
 
-/// \brief What moves a transfer. Touches no GPU; `variants()` of ops.py names what comes out for usual rows.
+/// \brief The kernel and launch of a transfer. Touches no GPU; `variants()` of ops.py lists the results for usual rows.
 ///
-/// \param layers where the addresses are: `kOneLayer`, ...
-/// \param alignment has a bit set where some address has.
+/// \param layers the place of the addresses: `kOneLayer`, ...
+/// \param alignment the bitwise or of all addresses.
 inline Choice choose(const Job& job, int layers, std::uint64_t alignment, const Gpu& gpu) {
   const auto& t = job.transfer;
   const auto word_bytes = word_of(alignment | alignment_of(t));
@@ -217,7 +217,7 @@ inline Choice choose(const Job& job, int layers, std::uint64_t alignment, const 
   return {launch, kernels.get("hicache::copy_any", word_bytes, caches, is_paged, pdl, job.index_dtype, layers)};
 }
 
-/// \brief Make the kernel of a later `launch_on_device`, if it is not there.
+/// \brief Make the kernel of a later `launch_on_device`, if it does not exist yet.
 inline void load(const Job& job, int layers, std::uint64_t alignment) {
   static_cast<void>(choose(job, layers, alignment, Gpu::of(job.device.device_id)).kernel.on(job.device.device_id));
 }

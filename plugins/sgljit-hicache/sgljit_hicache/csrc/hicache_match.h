@@ -8,7 +8,7 @@
 #include "hicache_rows.h"
 
 /// \file hicache_match.h
-/// \brief What a call must satisfy: one set of rules and error texts for every device. Host only.
+/// \brief The checks of a call: one set of rules and error texts for every device. Host only.
 
 namespace hicache {
 
@@ -27,7 +27,7 @@ struct Cache {
   std::int64_t page_rows() const {
     return rows.page_size == kNoPages ? num_rows : rows.page_size;
   }
-  /// From the first byte of a page to behind its last.
+  /// From the first byte of a page to its end.
   std::int64_t page_span(std::int64_t row_bytes) const {
     return (page_rows() - 1) * rows.row_stride + row_bytes;
   }
@@ -40,7 +40,7 @@ struct Cache {
   throw host::Error(host::kTensorMatchError, op, ": ", cache.name, " ", why, ": ", *cache.view);
 }
 
-/// A cache of any rank: the last dimensions that make up `element_dim` are a row, those before it count rows.
+/// A cache of any rank: the last dimensions, `element_dim` elements together, are a row; the others count rows.
 inline Cache match_cache(
     const char* op, const char* name, const host::TensorView& view, const host::Optional<std::int64_t>& element_dim) {
   Cache cache{name, &view, static_cast<char*>(view.data_ptr()), 1, 0, {0, 0, kNoPages}};
@@ -63,7 +63,7 @@ inline Cache match_cache(
     refuse_cache(op, cache, "must have rows without gaps between their elements");
   if (element_dim.has_value() && cache.row_elements != *element_dim) [[unlikely]]
     throw host::Error(
-        host::kTensorMatchError, op, ": ", name, " has rows of ", cache.row_elements, " elements, and element_dim is ",
+        host::kTensorMatchError, op, ": ", name, " has rows of ", cache.row_elements, " elements, but element_dim is ",
         *element_dim, ": ", view);
 
   // The dimensions before the row, from the last to the first: one stride for all of them, or two.
@@ -96,7 +96,7 @@ inline Cache match_cache(
   return cache;
 }
 
-/// K and V of one side must lie alike: one offset serves both.
+/// K and V of one side must have the same layout: one offset serves both.
 inline void match_pair(const char* op, const Cache& k, const Cache& v) {
   if (k.num_rows != v.num_rows) [[unlikely]]
     throw host::Error(
@@ -109,7 +109,7 @@ inline void match_pair(const char* op, const Cache& k, const Cache& v) {
       *v.view);
 }
 
-/// Rows of a destination that share memory would be written twice, in no order.
+/// Refuse a destination whose rows overlap: they would be written twice, in any order.
 inline void refuse_overlapping_rows(const char* op, const Cache& cache, std::int64_t row_bytes) {
   const auto& rows = cache.rows;
   const bool rows_fit = cache.page_rows() <= 1 || rows.row_stride >= row_bytes;
@@ -122,7 +122,7 @@ inline void refuse_overlapping_rows(const char* op, const Cache& cache, std::int
   throw host::Error("ValueError", op, ": rows of ", cache.name, " overlap each other: ", *cache.view);
 }
 
-/// Whether some row of `a` shares memory with some row of `b`.
+/// Whether any row of `a` shares memory with any row of `b`.
 inline bool share_memory(const Cache& a, const Cache& b, std::int64_t row_bytes) {
   const auto begin_a = reinterpret_cast<std::intptr_t>(a.data);
   const auto begin_b = reinterpret_cast<std::intptr_t>(b.data);
@@ -131,7 +131,7 @@ inline bool share_memory(const Cache& a, const Cache& b, std::int64_t row_bytes)
   return !is_same(a.rows, b.rows) || !are_interleaved(a.rows, begin_b - begin_a, row_bytes);
 }
 
-/// Destinations must not overlap anything but, row for row, their own source. Returns whether they do the latter.
+/// Destinations may overlap only their own source, row for row. Returns whether they do.
 inline bool match_overlaps(const char* op, const Cache* dst, const Cache* src, int num_caches, std::int64_t row_bytes) {
   bool is_in_place = false;
   const auto refuse = [&](const Cache& a, const Cache& b) {
@@ -170,7 +170,7 @@ inline void match_indices(Job& job, const host::TensorView& indices_dst, const h
 /// The processor of the indices must be able to work on the cache.
 inline void match_device(const Job& job, const Cache& cache) {
   const auto device = cache.view->device();
-  if (is_host(device)) return;  // whether it is pinned is asked once everything else is right
+  if (is_host(device)) return;  // the check for pinned memory comes last
   if (is_host(job.device)) [[unlikely]]
     throw host::Error(
         host::kTensorMatchError, job.op, ": the indices are on ", job.device, " and ", cache.name, " is on ", device,
@@ -196,7 +196,7 @@ inline void match_options(Job& job, const Options& options) {
   job.block_quota = options.block_quota;
 }
 
-/// \brief All caches of one layer; sets the rows of both sides.
+/// \brief Check all caches of one layer; sets the rows of both sides.
 inline void match_caches(Job& job, const Cache* dst, const Cache* src) {
   const auto& first = dst[0];
   const auto dtype = first.view->dtype();
@@ -226,14 +226,14 @@ inline void match_caches(Job& job, const Cache* dst, const Cache* src) {
     const auto& k = side[0];
     const auto& v = side[num_caches - 1];
     num_rows = k.num_rows < v.num_rows ? k.num_rows : v.num_rows;
-    return k.num_rows > 1 ? k.rows : v.rows;  // the stride of a single row means nothing
+    return k.num_rows > 1 ? k.rows : v.rows;  // the stride of a single row has no meaning
   };
   t.dst = rows_of(dst, job.dst_rows);
   t.src = rows_of(src, job.src_rows);
   for (const auto* side : {dst, src}) {
     if (t.num_rows > 0 && side->num_rows == 0) [[unlikely]]
       throw host::Error(
-          "IndexError", job.op, ": there are ", t.num_rows, " indices, and ", side->name,
+          "IndexError", job.op, ": there are ", t.num_rows, " indices, but ", side->name,
           " has no rows: ", *side->view);
   }
   job.is_in_place = match_overlaps(job.op, dst, src, num_caches, t.row_bytes);
@@ -245,7 +245,7 @@ struct PointerTable {
   const host::TensorView* view;
 };
 
-/// No layer's address may be null: on the CPU it ends the process, on a device the context.
+/// Refuse null addresses: on the CPU one would end the process, on a device the context.
 inline void refuse_null(const Job& job, const PointerTable& pointers, const std::uint64_t* addresses) {
   for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
     if (addresses[layer] == 0) [[unlikely]]
@@ -255,7 +255,7 @@ inline void refuse_null(const Job& job, const PointerTable& pointers, const std:
   }
 }
 
-/// \brief The addresses of all layers; sets their number. Returns whether the host can read them.
+/// \brief Check the addresses of all layers; sets their number. Returns whether the host can read them.
 inline bool match_pointers(Job& job, const PointerTable* dst, const PointerTable* src) {
   auto num_layers = host::SymbolicSize{"number of layers"};
   auto device = host::SymbolicDevice{};
@@ -282,7 +282,7 @@ inline bool match_pointers(Job& job, const PointerTable* dst, const PointerTable
   return false;
 }
 
-/// \brief Strides and pages of all layers, as they come from Python.
+/// \brief Strides and pages of all layers, as Python passes them.
 struct LayerStrides {
   std::int64_t src;
   std::int64_t dst;
@@ -313,8 +313,8 @@ inline void match_strides(Job& job, const LayerStrides& strides) {
   auto& t = job.transfer;
   if (!strides.element_size.has_value() && strides.src != strides.dst) [[unlikely]]
     throw host::Error(
-        "ValueError", job.op, ": element_size is needed where the strides differ: ", strides.src,
-        " bytes at the source, ", strides.dst, " at the destination");
+        "ValueError", job.op, ": element_size is needed if the strides differ: ", strides.src, " bytes at the source, ",
+        strides.dst, " at the destination");
   t.row_bytes = strides.element_size.value_or(strides.dst);
   if (t.row_bytes < 1) [[unlikely]]
     throw host::Error("ValueError", job.op, ": element_size must be at least 1 byte, got ", t.row_bytes);
@@ -336,8 +336,8 @@ inline void match_strides(Job& job, const LayerStrides& strides) {
   job.dst_rows = rows_of("num_rows_dst", strides.dst_rows);
 }
 
-/// Whether the rows of a layer are neighbours on both sides. Going through one layer after the other then stays within
-/// fewer pages of memory; where all layers of a row are neighbours, going from row to row does.
+/// Whether the rows of a layer are neighbours on both sides. Then the order layer by layer stays within fewer pages of
+/// memory; if all layers of a row are neighbours, the order row by row does.
 inline bool is_layer_first(const Transfer& t) {
   const auto is_dense = [&](const Rows& rows) {
     return rows.page_size == kNoPages && rows.row_stride < 2 * t.row_bytes;

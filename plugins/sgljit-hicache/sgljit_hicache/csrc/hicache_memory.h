@@ -13,18 +13,18 @@
 #include "hicache_job.h"
 
 /// \file hicache_memory.h
-/// \brief What kernels can reach: host memory must be pinned or registered, device memory that of their device. And
-/// what the CPU cannot.
+/// \brief Checks that kernels can access the memory: host memory must be pinned or registered, device memory must be on
+/// their device. For the CPU it must not be device memory.
 
 namespace hicache {
 
-/// Finds the addresses that kernels use for memory; an error that names the cache if they cannot use it.
+/// Finds the addresses of memory in kernels; throws an error with the cache's name if kernels cannot access it.
 struct Reachable {
  public:
   explicit Reachable(const Job& job) : m_job(job) {}
 
-  /// The address of the `size` bytes from `begin`. The driver is not asked again about a neighbour in the same
-  /// allocation. `view`, if it is given, goes into the error.
+  /// The address of the `size` bytes from `begin`. Memory in the same allocation as the last one costs no driver call.
+  /// `view`, if given, goes into the error.
   std::uint64_t resolve(const char* name, std::uint64_t begin, std::int64_t size, const host::TensorView* view) {
     const auto end = begin + static_cast<std::uint64_t>(size > 0 ? size : 1);
     if (begin < m_memory.begin || begin >= m_memory.begin + m_memory.size) {
@@ -32,15 +32,15 @@ struct Reachable {
       m_shift = reinterpret_cast<std::uintptr_t>(m_memory.device_address) - begin;
       if (was_host()) m_host_bytes += m_memory.size;
     }
-    // A buffer may be registered in part, or in parts: ask about its other end, too.
+    // A buffer may be registered in part, or in parts: check its other end, too.
     if (end > m_memory.begin + m_memory.size) static_cast<void>(m_find(end - 1, name, view));
     return begin + m_shift;
   }
-  /// Whether what was resolved last is in host memory.
+  /// Whether the last resolved memory is in host memory.
   bool was_host() const {
     return m_memory.type == host::driver::kMemoryTypeHost;
   }
-  /// The bytes of all allocations of host memory that were met; one that was met again after another counts again.
+  /// The bytes of all allocations of host memory so far; an allocation counts again if it comes again after another.
   std::uint64_t host_bytes() const {
     return m_host_bytes;
   }
@@ -54,17 +54,16 @@ struct Reachable {
       throw host::Error(
           host::kTensorMatchError, m_job.op, ": two devices are mixed: the indices are on ", m_job.device, " and ",
           name, " is on ", DLDevice{kDLCUDA, memory.device_id});
-    // Of memory that kernels here cannot use there is no address, also where it is another device's.
+    // Memory that kernels here cannot access has no address, not even if it is another device's.
     if (memory.type == 0 || memory.device_address == nullptr) [[unlikely]]
       m_refuse(name, view);
     return memory;
   }
   [[noreturn, gnu::cold, gnu::noinline]] void m_refuse(const char* name, const host::TensorView* view) const {
     host::Message text;
-    text
-        << m_job.op << ": " << name
-        << " is in pageable host memory, which a kernel cannot reach: allocate it with pin_memory=True, or register it "
-           "with CUDA";
+    text << m_job.op << ": " << name
+         << " is in pageable host memory, which a kernel cannot access: allocate it with pin_memory=True, or register "
+            "it with CUDA";
     if (view != nullptr) text << ": " << *view;
     throw host::Error("ValueError", text.c_str());
   }
@@ -75,15 +74,14 @@ struct Reachable {
   std::uint64_t m_host_bytes = 0;
 };
 
-/// \brief Throw if an address for the CPU is of device memory, which would end the process. A process that does not use
-/// CUDA does not begin to.
+/// \brief Throw if an address for the CPU is in device memory, which would end the process. Does not initialise CUDA.
 inline void refuse_device_memory(const Job& job, const char* name, std::uint64_t address) {
   namespace driver = host::driver;
   void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) return;
   const auto query =
       reinterpret_cast<decltype(driver::Api::PointerGetAttributes)>(::dlsym(library, "cuPointerGetAttributes"));
-  ::dlclose(library);  // the reference of this call; whoever loaded it holds another
+  ::dlclose(library);  // drops the reference of this call; the library stays loaded
   constexpr int kPointerIsManaged = 8;
   constexpr int kAttributes[] = {driver::kPointerMemoryType, driver::kPointerDeviceOrdinal, kPointerIsManaged};
   int type = 0;

@@ -1,22 +1,23 @@
 #pragma once
 
 /// \file hicache_params.h
-/// \brief What the host part hands to the kernels of hicache.cuh, and the shapes that both must agree on.
+/// \brief The interface between the host part and the kernels of hicache.cuh: parameters and shapes.
 ///
-/// Compiled by the host compiler and by NVRTC: it includes nothing, and needs the fixed-width integers to be there.
+/// Compiled by the host compiler and by NVRTC: it includes nothing, and the includer must define the fixed-width
+/// integers.
 
 namespace hicache {
 
-/// Where a kernel finds the addresses of the caches; numbers, so that Python can name a variant, too.
+/// The place of the caches' addresses for a kernel; numbers, so that Python can name a variant, too.
 inline constexpr int kOneLayer = 0;     ///< one layer: `OneLayer`
 inline constexpr int kManyLayers = 1;   ///< several, in the parameters: `ManyLayers`
 inline constexpr int kLayerTables = 2;  ///< several, in tables in device memory: `LayerTables`
 
-/// The page size of a cache without pages: one page, in which every index is.
+/// The page size of a cache without pages: one page holds every index.
 inline constexpr uint32_t kNoPages = 0xffffffffu;
 
-/// Where row `index` of a cache lies: in bytes from the cache's address,
-/// `index / page_size * page_stride + index % page_size * row_stride`. Kernels without pages read `row_stride` alone.
+/// The offset of row `index` of a cache, in bytes from the cache's address:
+/// `index / page_size * page_stride + index % page_size * row_stride`. Kernels without pages read only `row_stride`.
 struct Rows {
   int64_t row_stride;
   int64_t page_stride;
@@ -32,17 +33,17 @@ struct Transfer {
   uint32_t num_rows;
   uint32_t num_layers;
   int64_t row_bytes;
-  uint32_t by_layer;  ///< 1: a layer after the other; 0: all layers of a row, and then the next row
-  uint32_t ahead;     ///< of `copy_rows`: so many workers, the first, ask for rows before the kernel ahead has ended
+  uint32_t by_layer;  ///< 1: layer by layer; 0: all layers of a row, then the next row
+  uint32_t ahead;     ///< `copy_rows`: the first `ahead` workers request rows before the previous kernel has ended
 };
 
-// K and V, or in the first place the only cache.
+// K and V; a single cache is the first.
 struct OneLayer {
   uint64_t dst[2];
   uint64_t src[2];
 };
 struct ManyLayers {
-  static constexpr uint32_t kMaxLayers = 96;  // 3 KiB of the 4 that every driver takes
+  static constexpr uint32_t kMaxLayers = 96;  // 3 KiB of the 4 that every driver allows
   uint64_t dst[2][kMaxLayers];
   uint64_t src[2][kMaxLayers];
 };
@@ -51,13 +52,13 @@ struct LayerTables {
   const uint64_t* src[2];
 };
 
-/// What `copy_rows` does at a time: a worker, which is `lanes` threads, moves `items` pieces of rows. All loads of a
-/// pass are issued before its first store: at most 8 of 16 bytes for a thread, which is what its registers hold.
+/// A pass of `copy_rows`: a worker of `lanes` threads moves `items` pieces of rows. All loads of a pass are issued
+/// before its first store: at most 8 of 16 bytes per thread, as many as its registers hold.
 struct RowsShape {
-  int64_t piece_bytes;  ///< of a row
-  int64_t pieces;       ///< of a row
-  int64_t loads;        ///< of a thread, for a piece of one cache
-  int64_t items;        ///< of a pass
+  int64_t piece_bytes;  ///< bytes of a piece of a row
+  int64_t pieces;       ///< pieces of a row
+  int64_t loads;        ///< loads of a thread, for a piece of one cache
+  int64_t items;        ///< pieces of a pass
 
   static constexpr RowsShape of(int64_t row_bytes, int64_t caches, int64_t lanes) {
     constexpr int64_t kWordBytes = 16;
@@ -70,11 +71,11 @@ struct RowsShape {
   }
 };
 
-/// What `copy_bulk` does at a time: a warp fills a slot of shared memory with up to 32 rows, or a piece of one.
+/// A step of `copy_bulk`: a warp fills a slot of shared memory with up to 32 rows, or a piece of one.
 struct BulkShape {
-  int64_t piece_bytes;  ///< of a row
-  int64_t pieces;       ///< of a row
-  int64_t rows;         ///< of a slot
+  int64_t piece_bytes;  ///< bytes of a piece of a row
+  int64_t pieces;       ///< pieces of a row
+  int64_t rows;         ///< rows of a slot
   int64_t slot_bytes;
 
   static constexpr BulkShape of(int64_t row_bytes, int64_t caches, int64_t stage_bytes) {
@@ -90,15 +91,15 @@ struct BulkShape {
   }
 };
 
-/// What the kernels that check indices read. Indices at or above `*_rows` are out of range.
+/// The parameters of the kernels that check indices. Indices at or above `*_rows` are out of range.
 struct Check {
   const void* dst_indices;
   const void* src_indices;
   int64_t dst_rows;
   int64_t src_rows;
   uint32_t num_rows;
-  uint32_t mask;    ///< of `table`, whose size is a power of two
-  uint64_t* table;  ///< indices of the destination, plus one; zero where there is none
+  uint32_t mask;    ///< the mask of `table`, whose size is a power of two
+  uint64_t* table;  ///< indices of the destination, plus one; zero for an empty entry
   uint32_t* is_bad;
 };
 

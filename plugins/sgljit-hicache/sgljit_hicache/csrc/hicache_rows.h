@@ -5,7 +5,7 @@
 #include "hicache_params.h"
 
 /// \file hicache_rows.h
-/// \brief Where the rows of a cache lie, and whether those of two caches can meet. Host only.
+/// \brief The offsets of the rows of a cache, and whether the rows of two caches can overlap. Host only.
 
 namespace hicache {
 
@@ -14,13 +14,13 @@ inline bool is_same(const Rows& a, const Rows& b) {
          (a.page_size == kNoPages || a.page_stride == b.page_stride);
 }
 
-/// Row `index`, in bytes from the cache's address.
+/// The offset of row `index`, in bytes from the cache's address.
 inline std::int64_t offset_of(const Rows& rows, std::int64_t index) {
   if (rows.page_size == kNoPages) return index * rows.row_stride;
   return index / rows.page_size * rows.page_stride + index % rows.page_size * rows.row_stride;
 }
 
-/// Whether rows that lie alike from two addresses, `distance` bytes apart, cannot meet whatever their indices: two
+/// Whether rows with the same layout at two addresses, `distance` bytes apart, cannot overlap for any indices: two
 /// layers of a pool in which the layers of a token, or of a page, are neighbours.
 inline bool are_interleaved(const Rows& rows, std::int64_t distance, std::int64_t row_bytes) {
   const auto are_apart = [&](std::int64_t stride, std::int64_t span) {

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Callable[[Call], object], type[Exception], str]] = {
     "element_dim": (
         lambda c: c.update(element_dim=48),
         TensorMatchError,
-        "transfer_hicache_one_layer: k_cache_dst has rows of 32 elements, and element_dim is 48: "
+        "transfer_hicache_one_layer: k_cache_dst has rows of 32 elements, but element_dim is 48: "
         "Tensor<16, 32>[strides=<32, 1>, dtype=int16, device={device}]",
     ),
     "strides of K and V": (
@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Callable[[Call], object], type[Exception], str]] = {
     "no rows": (
         lambda c: c.update(k_cache_src=torch.zeros(0, 32, dtype=torch.int16), v_cache_src=torch.zeros(0, 32).short()),
         IndexError,
-        "transfer_hicache_one_layer: there are 4 indices, and k_cache_src has no rows: "
+        "transfer_hicache_one_layer: there are 4 indices, but k_cache_src has no rows: "
         "Tensor<0, 32>[strides=<32, 1>, dtype=int16, device={device}]",
     ),
     "index dtypes": (
@@ -279,7 +279,7 @@ ALL_LAYERS: dict[str, tuple[Call, type[Exception], str]] = {
     "strides that differ": (
         {"cache_src_stride_bytes": 64},
         ValueError,
-        "element_size is needed where the strides differ: 64 bytes at the source, 32 at the destination",
+        "element_size is needed if the strides differ: 64 bytes at the source, 32 at the destination",
     ),
     "rows that overlap": (
         {"element_size": 48},
@@ -307,7 +307,7 @@ ALL_LAYERS: dict[str, tuple[Call, type[Exception], str]] = {
     "negative index": (
         {"indices_src": torch.tensor([1, -3]), "check_indices": True},
         IndexError,
-        r"indices_src\[1\] is -3, and an index is not negative",
+        r"indices_src\[1\] is -3; an index must not be negative",
     ),
     "index too large": (
         {"num_rows_dst": 1, "check_indices": True},
@@ -342,8 +342,8 @@ def test_pageable_memory(name: str):
     call = {key: value.cuda() for key, value in good_call().items()}
     call[name] = call[name].cpu()
     text = (
-        f"transfer_hicache_one_layer: {name} is in pageable host memory, which a kernel cannot reach: allocate it with "
-        f"pin_memory=True, or register it with CUDA: Tensor<16, 32>[strides=<32, 1>, dtype=int16, device=cpu]"
+        f"transfer_hicache_one_layer: {name} is in pageable host memory, which a kernel cannot access: allocate it "
+        f"with pin_memory=True, or register it with CUDA: Tensor<16, 32>[strides=<32, 1>, dtype=int16, device=cpu]"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         run(call)

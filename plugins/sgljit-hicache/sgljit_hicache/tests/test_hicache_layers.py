@@ -67,8 +67,8 @@ def test_addresses_on_the_device_that_cannot_be_used():
     other, pageable = torch.zeros_like(good), torch.zeros(4, ROW, dtype=torch.uint8)
     for address, text in (
         (0, "ptr_src[1] is a null address: layer 1 has no cache there"),
-        (other.data_ptr() + 8, "of rows such as these addresses on the device must be multiples of 16"),
-        (pageable.data_ptr(), "ptr_src is in pageable host memory, which a kernel cannot reach"),
+        (other.data_ptr() + 8, "for these rows, addresses on the device must be multiples of 16"),
+        (pageable.data_ptr(), "ptr_src is in pageable host memory, which a kernel cannot access"),
     ):
         far = torch.zeros_like(good)
         with pytest.raises(ValueError, match=re.escape(text)):
@@ -153,7 +153,7 @@ OVERLAPS: dict[str, tuple[list[int], list[int], list[int], list[int], str]] = {
         [8, 2],
         [3, 2],
         "row 0 of ptr_dst[1], which indices_dst[0] names, and row 2 of ptr_src[1], which indices_src[1] names, "
-        "overlap: the one would be overwritten while the other is read",
+        "overlap: a write of one would change the other while it is read",
     ),
     "another row of its own source": (
         [0, 4],
@@ -161,7 +161,7 @@ OVERLAPS: dict[str, tuple[list[int], list[int], list[int], list[int], str]] = {
         [8, 4],
         [3, 0],
         "row 0 of ptr_dst[1], which indices_dst[0] names, and row 0 of ptr_src[1], which indices_src[1] names, "
-        "overlap: the one would be overwritten while the other is read",
+        "overlap: a write of one would change the other while it is read",
     ),
 }
 
@@ -269,7 +269,7 @@ def test_random_layers_are_refused_if_and_only_if_they_would_race(first: int):
         tables = [[pool.data_ptr() + base for base in bases] for bases in (dst, src)]
         if would_race(dst, of_dst, src, of_src, row, offsets):
             refused += 1
-            with pytest.raises(ValueError, match=r"two rows would be written to one place|while the other is read"):
+            with pytest.raises(ValueError, match=r"two rows would be written to one place|while it is read"):
                 transfer(tables[0], of_dst, tables[1], of_src, "cpu", "cpu", **options)
             assert torch.equal(pool, before)
         else:

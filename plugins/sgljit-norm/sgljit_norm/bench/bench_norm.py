@@ -1,11 +1,11 @@
-"""Time of the family's ops against PyTorch, torch.compile, other libraries' kernels and a plain copy.
+"""How fast are the family's ops against PyTorch, torch.compile, other libraries' kernels and a plain copy?
 
     python -m sgljit_norm.bench.bench_norm [--device cpu|cuda] [--ops rmsnorm,layernorm] [--dtypes bfloat16,float16]
         [--peers DIR] [--output bench/results/norm.md] [--json FILE]
 
-``--peers`` names a folder with a ``peers.py`` that offers SGLang's kernels; FlashInfer's are measured where it is
-installed. On the CPU also what a call costs beside the exported C++ function. With CI set in the environment: one small
-shape for each op.
+``--peers`` names a folder with a ``peers.py`` that offers SGLang's kernels; FlashInfer's are measured if it is
+installed. On the CPU also the cost of a call compared with the exported C++ function. With CI set in the environment:
+one small shape for each op.
 """
 
 from __future__ import annotations
@@ -69,31 +69,31 @@ class Subject:
 
 
 def out_of_place(tokens: int, size: int, dtype: torch.dtype, device: str) -> Tensors:
-    """Of rmsnorm."""
+    """The arguments of rmsnorm."""
     x = torch.randn(tokens, size, device=device).to(dtype)
     return x, weight(size, dtype, device), torch.empty_like(x)
 
 
 def with_residual(tokens: int, size: int, dtype: torch.dtype, device: str) -> Tensors:
-    """Of fused_add_rmsnorm."""
+    """The arguments of fused_add_rmsnorm."""
     x, w, residual = out_of_place(tokens, size, dtype, device)
     return x, residual.normal_(), w
 
 
 def with_bias(tokens: int, size: int, dtype: torch.dtype, device: str) -> Tensors:
-    """Of layernorm."""
+    """The arguments of layernorm."""
     x, w, out = out_of_place(tokens, size, dtype, device)
     return x, w, weight(size, dtype, device), out
 
 
 def q_and_k(tokens: int, _heads: int, dtype: torch.dtype, device: str) -> Tensors:
-    """Of fused_inplace_qknorm."""
+    """The arguments of fused_inplace_qknorm."""
     q, k = (torch.randn(tokens, heads, HEAD_DIM, device=device).to(dtype) for heads in HEADS)
     return q, k, weight(HEAD_DIM, dtype, device), weight(HEAD_DIM, dtype, device)
 
 
 def q_and_k_rows(tokens: int, _size: int, dtype: torch.dtype, device: str) -> Tensors:
-    """Of fused_inplace_qknorm_across_heads."""
+    """The arguments of fused_inplace_qknorm_across_heads."""
     q, k = (torch.randn(tokens, size, device=device).to(dtype) for size in Q_AND_K)
     return q, k, weight(Q_AND_K[0], dtype, device), weight(Q_AND_K[1], dtype, device)
 
@@ -104,24 +104,24 @@ def weight(size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 def pytorch_rmsnorm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
-    """Rmsnorm as one writes it in PyTorch."""
+    """Rmsnorm in plain PyTorch."""
     out.copy_(rms_norm(x, w.shape, w, EPS))
 
 
 def pytorch_fused_add(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> None:
-    """fused_add_rmsnorm as one writes it in PyTorch."""
+    """fused_add_rmsnorm in plain PyTorch."""
     residual.add_(x)
     x.copy_(rms_norm(residual, w.shape, w, EPS))
 
 
 def pytorch_qknorm(q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor) -> None:
-    """Both normalisations of q and k as one writes them in PyTorch."""
+    """Both normalisations of q and k in plain PyTorch."""
     q.copy_(rms_norm(q, q_weight.shape, q_weight, EPS))
     k.copy_(rms_norm(k, k_weight.shape, k_weight, EPS))
 
 
 def pytorch_layernorm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """Layernorm as one writes it in PyTorch."""
+    """Layernorm in plain PyTorch."""
     out.copy_(layer_norm(x, w.shape, w, b, 1e-5))
 
 
@@ -140,7 +140,7 @@ SUBJECTS = {
 
 
 def sglang(op: str, dtype: torch.dtype, peers: Any) -> Run | None:
-    """SGLang's JIT kernel for an op, where it has one."""
+    """SGLang's JIT kernel for an op, if it has one."""
     if peers is None or dtype != torch.bfloat16:
         return None
     if op == "rmsnorm":
@@ -153,7 +153,7 @@ def sglang(op: str, dtype: torch.dtype, peers: Any) -> Run | None:
 
 
 def build(peers: Any) -> None:
-    """Compile SGLang's kernels side by side, ten seconds each; one that does not compile fails where it is measured."""
+    """Compile SGLang's kernels side by side, ten seconds each; one that does not compile fails when it is measured."""
     sizes = {size for _, size in SHAPES["cuda"]}
     wanted = [*((peers.rmsnorm, size) for size in sizes), (peers.fused_add_rmsnorm,), (peers.qknorm, HEAD_DIM)]
     with ThreadPoolExecutor(len(wanted)) as pool:
@@ -162,7 +162,7 @@ def build(peers: Any) -> None:
 
 
 def flashinfer(op: str) -> Run | None:
-    """FlashInfer's kernel for an op, where it is installed and has one."""
+    """FlashInfer's kernel for an op, if it is installed and has one."""
     if importlib.util.find_spec("flashinfer") is None:
         return None
     norm = importlib.import_module("flashinfer.norm")
@@ -174,7 +174,7 @@ def flashinfer(op: str) -> Run | None:
 
 
 def providers(op: str, dtype: torch.dtype, device: str, peers: Any) -> dict[str, Run]:
-    """What is compared, by the names of the columns."""
+    """The compared kernels by the names of the columns."""
     plain = SUBJECTS[op].pytorch
     runs: dict[str, Run | None] = {"sgljit": getattr(family, op)}
     if device == "cuda":
@@ -186,7 +186,7 @@ def providers(op: str, dtype: torch.dtype, device: str, peers: Any) -> dict[str,
 
 
 def check(op: str, run: Run, tensors: Tensors) -> None:
-    """A figure of a kernel that computes something else would mean nothing."""
+    """Check that a kernel computes the op: a figure of another computation would mean nothing."""
     expected = [tensor.double() for tensor in tensors]
     SUBJECTS[op].pytorch(*expected)
     run(*tensors)
@@ -200,7 +200,7 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str
     runs = providers(op, dtype, device, peers)
 
     def run(tokens: int, size: int, provider: str) -> Figure | float:
-        torch.compiler.reset()  # each shape is compiled for itself
+        torch.compiler.reset()  # each shape is compiled separately
         try:
             check(op, runs[provider], subject.make(tokens, size, dtype, device))
         except RuntimeError as error:
@@ -218,7 +218,7 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str
             )
 
         num_bytes = subject.passes * tokens * size * dtype.itemsize
-        if is_in_ci():  # that it runs, not a figure: its data may stay in a cache
+        if is_in_ci():  # only shows that it runs: its data may stay in a cache
             return measure(runs[provider], [make()], num_bytes=num_bytes, seconds=0.01)
         return measure(runs[provider], make, num_bytes=num_bytes, seconds=0.05)
 
@@ -231,7 +231,7 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str
 
 
 def overheads() -> list[dict[str, Any]]:
-    """What a call costs on small CPU tensors, through the op and of the exported function itself."""
+    """The cost of a call on small CPU tensors: of the op, and of the exported function itself."""
     rows = []
     for op, subject in SUBJECTS.items():
         tensors = {f"x{i}": tensor for i, tensor in enumerate(subject.make(1, 64, torch.float32, "cpu"))}

@@ -7,9 +7,9 @@
 #include "memory_rows.h"
 
 /// \file fused_add_args.h
-/// \brief What a call of fused_add_rmsnorm must satisfy: one set of rules and error texts for every device.
+/// \brief The checks of a fused_add_rmsnorm call: one set of rules and error texts for every device.
 
-/// \brief A call that satisfies them. Strides are those of rows, in elements.
+/// \brief A checked call. Strides are those of rows, in elements.
 struct FusedAddArgs {
   void* input;
   void* residual;
@@ -29,7 +29,7 @@ struct FusedAddArgs {
 };
 
 /// \brief Checks a call and returns it in plain numbers.
-/// \param op its name, for messages.
+/// \param op the op's name, for messages.
 /// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory.
 inline FusedAddArgs match_fused_add(
     const char* op, host::TensorView input, host::TensorView residual, host::TensorView weight, double eps,
@@ -56,7 +56,7 @@ inline FusedAddArgs match_fused_add(
 
   const auto num_tokens = N.unwrap();
   const auto hidden_size = D.unwrap();
-  const bool one_row = num_tokens == 1;  // whose stride has no meaning
+  const bool one_row = num_tokens == 1;  // its stride has no meaning
   const auto args = FusedAddArgs{
       .input = input.data_ptr(),
       .residual = residual.data_ptr(),
@@ -85,6 +85,6 @@ inline FusedAddArgs match_fused_add(
   const auto w = MemoryRows(args.weight, hidden_size * bytes);
   if (rows_meet(w, x) || rows_meet(w, r))
     throw Error(
-        "ValueError", op, ": weight shares memory with what is written: input is ", input, ", residual is ", residual);
+        "ValueError", op, ": weight shares memory with an output: input is ", input, ", residual is ", residual);
   return args;
 }

@@ -1,5 +1,6 @@
 /// \file fused_add_rmsnorm.cpp
-/// \brief The host part of RMSNorm after a residual addition: what Python calls, and the choice of a kernel.
+/// \brief The host part of RMSNorm after a residual addition: the functions that Python calls, and the choice of a
+/// kernel.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/export.h>
@@ -43,13 +44,13 @@ void run_fused_add_rmsnorm(const FusedAddArgs& args) {
   }
 }
 
-/// residual = input + residual, then input = residual / sqrt(mean(residual^2) + eps) * weight, row by row, of the sum
+/// residual = input + residual, then input = residual / sqrt(mean(residual^2) + eps) * weight, row by row, from the sum
 /// before it is rounded; on CUDA on the current stream of its device.
 void fused_add_rmsnorm(host::TensorView input, host::TensorView residual, host::TensorView weight, double eps) {
   run_fused_add_rmsnorm(match_fused_add("fused_add_rmsnorm", input, residual, weight, eps, false));
 }
 
-/// As fused_add_rmsnorm, with 1 + weight.
+/// fused_add_rmsnorm with 1 + weight.
 void gemma_fused_add_rmsnorm(host::TensorView input, host::TensorView residual, host::TensorView weight, double eps) {
   run_fused_add_rmsnorm(match_fused_add("gemma_fused_add_rmsnorm", input, residual, weight, eps, true));
 }

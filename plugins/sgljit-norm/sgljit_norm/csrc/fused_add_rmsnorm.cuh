@@ -5,13 +5,13 @@
 /// \file fused_add_rmsnorm.cuh
 /// \brief The device code of residual = input + residual, input = rmsnorm(residual), both in place.
 ///
-/// The sum is normalised as it is in float, before it is rounded to the residual's type. Compiles under NVRTC.
+/// The sum is normalised in float, before it is rounded to the residual's type. Compiles under NVRTC.
 
 namespace norm_kernels {
 
-/// \brief Rows of a size known beforehand, held in registers: both read once, both written once.
+/// \brief Rows of a size known at compile time, held in registers: both read once, both written once.
 ///
-/// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, of the row's `layout_of` with two inputs.
+/// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, from the row's `layout_of` with two inputs.
 /// Addresses and strides must be multiples of kLoadBytes.
 template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kPlusOne, bool kUsePDL, typename T>
 __global__ __launch_bounds__(
@@ -71,7 +71,7 @@ __global__ __launch_bounds__(
 
 /// \brief Rows of any size, read twice, `kElements` at a time.
 ///
-/// Any grid, whose blocks share the rows, and any number of threads. Addresses and strides must be multiples of
+/// The blocks of any grid, with any number of threads, share the rows. Addresses and strides must be multiples of
 /// kElements * sizeof(T) bytes, and hidden_size of kElements.
 template <uint32_t kElements, bool kPlusOne, bool kUsePDL, typename T>
 __global__ void fused_add_rmsnorm_any_size(const __grid_constant__ FusedAddParams params) {

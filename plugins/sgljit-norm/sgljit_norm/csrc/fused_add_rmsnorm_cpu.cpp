@@ -1,12 +1,12 @@
 /// \file fused_add_rmsnorm_cpu.cpp
-/// \brief RMSNorm after a residual addition on the CPU. Compiled when CPU tensors are first normalised.
+/// \brief RMSNorm after a residual addition on the CPU. Compiled at the first call with CPU tensors.
 
 #include "fused_add_args.h"
 #include "norm_cpu.h"
 
 namespace {
 
-/// One row. The sum is made twice rather than kept: the row is in a cache.
+/// One row. The sum is computed twice instead of stored, because the row is in a cache.
 template <typename T>
 [[gnu::always_inline]] inline void fused_add_row(
     T* input, T* residual, const T* weight, std::int64_t size, double eps, float weight_bias) {

@@ -1,5 +1,5 @@
 /// \file layernorm.cpp
-/// \brief The host part of layer normalisation: what Python calls, and the choice of a kernel.
+/// \brief The host part of layer normalisation: the functions that Python calls, and the choice of a kernel.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/export.h>
@@ -12,7 +12,7 @@ host::Deferred<void(const NormArgs&)> layernorm_on_cpu{"layernorm_cpu.cpp", "lay
 host::Variants layernorm_kernels{"layernorm.cuh"};
 
 /// y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row x of `input` [tokens, hidden], into the
-/// same row of `out`, by default of `input`; on CUDA on the current stream of its device.
+/// same row of `out`, which defaults to `input`; on CUDA on the current stream of its device.
 void layernorm(
     host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> bias,
     host::Optional<host::TensorView> out, double eps) {

@@ -5,35 +5,35 @@
 /// \file layernorm.cuh
 /// \brief The device code of y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row x.
 ///
-/// The variance is the mean of (x - mean)^2, in a pass of its own: mean(x^2) - mean(x)^2 would lose all its digits for
-/// rows far from zero. There a float is too coarse for the mean as well, by as much as half a unit in its last place;
-/// so the same pass finds the mean of x - mean, which is what was missing (the corrected two-pass algorithm of Chan,
-/// Golub and LeVeque, https://doi.org/10.1080/00031305.1983.10483115). Compiles under NVRTC.
+/// The variance is the mean of (x - mean)^2, in a second pass: mean(x^2) - mean(x)^2 would lose all its digits for rows
+/// far from zero. For these the mean as a float is also inexact, by up to half a unit in its last place. The same pass
+/// computes the mean of x - mean, which corrects it (the corrected two-pass algorithm of Chan, Golub and LeVeque,
+/// https://doi.org/10.1080/00031305.1983.10483115). Compiles under NVRTC.
 
 namespace norm_kernels {
 
-/// \brief What turns x - mean into the normalised x: (x - mean) * factor + shift.
+/// \brief The factors that normalise x: (x - mean) * factor + shift.
 struct Moments {
   float factor, shift;
 
   /// \param sums of (x - mean)^2 and of x - mean, over `size` elements.
   SGL_DEVICE Moments(fp32x2_t sums, float size, float eps) {
     const float missing = sums.y / size;
-    // Rounding may leave a constant row a variance just below zero.
+    // After rounding, the variance of a constant row may be just below zero.
     const float variance = device::math::max(sums.x / size - missing * missing, 0.0f);
     factor = device::math::rsqrt(variance + eps);
     shift = -missing * factor;
   }
 };
 
-/// \brief Bounds the registers at 64 for each thread: with two reductions, more blocks must load while others wait.
+/// \brief Limits a thread to 64 registers: with two reductions, more blocks must load while others wait.
 constexpr unsigned layernorm_blocks_per_sm(const Layout& rows) {
   return rows.row_threads <= device::kWarpThreads ? 0 : 1024 / rows.block_threads;
 }
 
-/// \brief Rows of a size known beforehand, held in registers: one read, one write.
+/// \brief Rows of a size known at compile time, held in registers: one read, one write.
 ///
-/// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, of the row's `layout_of`. Addresses and strides
+/// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, from the row's `layout_of`. Addresses and strides
 /// must be multiples of kLoadBytes.
 template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kHasBias, bool kUsePDL, typename T>
 __global__ __launch_bounds__(
@@ -75,7 +75,7 @@ __global__ __launch_bounds__(
   fp32x2_t sums = {0.0f, 0.0f};
 #pragma unroll
   for (uint32_t i = 0; i < part_t::kLoads; ++i) {
-    if (!part_t::has(i, thread, has_row)) continue;  // a zero outside of the row is not at the mean
+    if (!part_t::has(i, thread, has_row)) continue;  // a zero outside the row is not the mean
 #pragma unroll
     for (uint32_t j = 0; j < part_t::kPairs; ++j) {
       const auto [c, d] = cast<fp32x2_t>(x.loads[i][j]);
@@ -110,7 +110,7 @@ __global__ __launch_bounds__(
 
 /// \brief Rows of any size, read three times, `kElements` at a time.
 ///
-/// Any grid, whose blocks share the rows, and any number of threads. Addresses and strides must be multiples of
+/// The blocks of any grid, with any number of threads, share the rows. Addresses and strides must be multiples of
 /// kElements * sizeof(T) bytes, and hidden_size of kElements.
 template <uint32_t kElements, bool kHasBias, bool kUsePDL, typename T>
 __global__ void layernorm_any_size(const __grid_constant__ NormParams params) {

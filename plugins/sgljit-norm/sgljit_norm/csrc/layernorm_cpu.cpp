@@ -1,5 +1,5 @@
 /// \file layernorm_cpu.cpp
-/// \brief Layer normalisation on the CPU. Compiled when a CPU tensor is first normalised.
+/// \brief Layer normalisation on the CPU. Compiled at the first call with a CPU tensor.
 
 #include "norm_args.h"
 #include "norm_cpu.h"
@@ -12,7 +12,7 @@ template <typename T>
     const T* input, const T* weight, const T* bias, T* out, std::int64_t size, double eps) {
   using host::cpu::from_float, host::cpu::to_float;
   const double sum = sum_over(size, [=](std::int64_t i) __attribute__((always_inline)) { return to_float(input[i]); });
-  // Of a row far from zero, a float holds the mean too coarsely: what it lacks is a float of its own.
+  // A float is too coarse for the mean of a row far from zero: a second float holds the rest.
   const double exact_mean = sum / static_cast<double>(size);
   const auto mean = static_cast<float>(exact_mean);
   const auto rest = static_cast<float>(exact_mean - static_cast<double>(mean));

@@ -3,10 +3,10 @@
 #include <cstdint>
 
 /// \file memory_rows.h
-/// \brief Which rows share memory: with what one row writes, another must not be read or written, or the result would
-/// depend on the order in which rows are done.
+/// \brief Checks whether rows share memory. No row may read or write the output of another row, or the result would
+/// depend on the order of the rows.
 
-/// \brief How rows follow each other along one dimension.
+/// \brief The rows along one dimension.
 struct RowDimension {
   std::int64_t count = 1;
   std::int64_t stride = 0;
@@ -28,7 +28,7 @@ struct MemoryRows {
   MemoryRows(const void* data, std::int64_t row_width, RowDimension a = {}, RowDimension b = {})
       : begin(reinterpret_cast<std::intptr_t>(data)), width(row_width), outer(a), inner(b) {
     for (auto* dimension : {&outer, &inner}) {
-      if (dimension->count == 1) dimension->stride = 0;  // which has no meaning
+      if (dimension->count == 1) dimension->stride = 0;  // a single row's stride has no meaning
       if (dimension->stride >= 0) continue;
       begin += dimension->extent();
       dimension->stride = -dimension->stride;
@@ -53,20 +53,20 @@ inline bool rows_overlap(const MemoryRows& rows) {
   return inner_overlap || outer_overlap;
 }
 
-/// \brief Whether any row of `a` shares memory with any row of `b`; no row of either alone may. True in doubt, where
-/// rows of different strides are interleaved.
+/// \brief Whether any row of `a` shares memory with any row of `b`. The rows of each alone must not overlap. Returns
+/// true in doubt: for interleaved rows of different strides.
 inline bool rows_meet(const MemoryRows& a, const MemoryRows& b) {
   if (a.is_empty() || b.is_empty()) return false;
   const auto apart = [](std::int64_t distance, std::int64_t extent_a, std::int64_t extent_b) {
     return distance >= extent_a || -distance >= extent_b;
   };
-  // Whether all of `a` is apart from all of `b` once they are folded into one period of the stride that they share.
+  // Whether `a` and `b` are disjoint once both are folded into one period of their common stride.
   const auto folded = [](std::int64_t stride, std::int64_t distance, const auto& is_apart) {
     const auto rest = (distance % stride + stride) % stride;
     return is_apart(rest) && is_apart(rest - stride);
   };
   const auto stride_of = [](RowDimension x, RowDimension y) -> std::int64_t {
-    if (x.count == 1 || y.count == 1) return x.stride + y.stride;  // of whichever has one
+    if (x.count == 1 || y.count == 1) return x.stride + y.stride;  // of the one that has a stride
     return x.stride == y.stride ? x.stride : 0;
   };
   const auto inner_a = a.inner.extent() + a.width;

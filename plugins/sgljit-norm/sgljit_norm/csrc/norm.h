@@ -4,7 +4,7 @@
 #include "norm_launch.h"
 
 /// \file norm.h
-/// \brief What the host parts of rmsnorm and layernorm share.
+/// \brief The common code of the host parts of rmsnorm and layernorm.
 
 /// \brief The kernels' parameters of a call.
 inline norm_kernels::NormParams params_of(const NormArgs& args) {

@@ -8,9 +8,9 @@
 #include "memory_rows.h"
 
 /// \file norm_args.h
-/// \brief What a call of rmsnorm or layernorm must satisfy: one set of rules and error texts for every device.
+/// \brief The checks of an rmsnorm or layernorm call: one set of rules and error texts for every device.
 
-/// \brief A call that satisfies them. Strides are those of rows, in elements.
+/// \brief A checked call. Strides are those of rows, in elements.
 struct NormArgs {
   const void* input;
   const void* weight;
@@ -30,7 +30,7 @@ struct NormArgs {
   }
 };
 
-/// Row i of `out` may be row i of `input`: that is the op in place.
+/// Row i of `out` may be row i of `input`: the op then works in place.
 inline void check_memory(const NormArgs& args, const char* op, host::TensorView input, host::TensorView out) {
   if (args.is_empty()) return;
   const auto bytes = args.dtype.bits / 8;
@@ -50,7 +50,7 @@ inline void check_memory(const NormArgs& args, const char* op, host::TensorView 
 }
 
 /// \brief Checks a call and returns it in plain numbers.
-/// \param op its name, for messages.
+/// \param op the op's name, for messages.
 /// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory.
 inline NormArgs match_norm(
     const char* op, host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> bias,
@@ -74,7 +74,7 @@ inline NormArgs match_norm(
 
   const auto num_tokens = N.unwrap();
   const auto hidden_size = D.unwrap();
-  const bool one_row = num_tokens == 1;  // whose stride has no meaning
+  const bool one_row = num_tokens == 1;  // its stride has no meaning
   const auto args = NormArgs{
       .input = input.data_ptr(),
       .weight = weight.data_ptr(),

@@ -9,14 +9,14 @@
 #include <cstdint>
 
 /// \file norm_cpu.h
-/// \brief What the CPU kernels share: sums over a row, one row of RMSNorm, and the loop over rows.
+/// \brief The common code of the CPU kernels: sums over a row, one row of RMSNorm, and the loop over rows.
 
-/// \brief The sum of f(i) for i in [0, size), exact to float's precision for any size: each lane adds up at most
-/// kBlock / kLanes terms in float, and blocks add up in double.
+/// \brief The sum of f(i) for i in [0, size), exact to float's precision for any size: each lane adds at most
+/// kBlock / kLanes terms in float, and the sums of blocks are added in double.
 /// \param f an always_inline lambda from an index to a float.
 template <typename F>
 [[gnu::always_inline]] inline double sum_over(std::int64_t size, const F& f) {
-  constexpr std::int64_t kLanes = 32;  // independent sums, so that they can be vectors: two of AVX-512, four of AVX2
+  constexpr std::int64_t kLanes = 32;  // independent sums, which fit into vectors: two of AVX-512, four of AVX2
   constexpr std::int64_t kBlock = 8192;
   double total = 0;
   std::int64_t i = 0;
@@ -52,7 +52,7 @@ template <typename T>
     out[i] = from_float<T>(to_float(input[i]) * factor * (to_float(weight[i]) + weight_bias));
 }
 
-/// \brief Calls `body(i)` for each of `count` rows of `row_size` elements, on several threads where that pays.
+/// \brief Calls `body(i)` for each of `count` rows of `row_size` elements, on several threads if that pays off.
 /// \param body an always_inline lambda, compiled for the widest vectors.
 template <typename Body>
 void for_each_row(std::int64_t count, std::int64_t row_size, const Body& body) {
@@ -65,7 +65,7 @@ void for_each_row(std::int64_t count, std::int64_t row_size, const Body& body) {
       });
 }
 
-/// \brief `f` for the element type that stands for a dtype: f(T{}).
+/// \brief Calls `f` with a value of a dtype's element type: f(T{}).
 template <typename F>
 void with_element_type(DLDataType dtype, const F& f) {
   using host::is_type, host::cpu::bf16_t, host::cpu::fp16_t;

@@ -10,11 +10,11 @@
 #include "norm_params.h"
 
 /// \file norm_launch.h
-/// \brief How the host parts choose a kernel and launch it: rows in registers, or rows of any size.
+/// \brief The choice of a kernel and its launch: rows in registers, or rows of any size.
 
 inline constexpr std::int64_t kMaxBlocks = 0x7fffffff;  // of a grid
 
-/// \brief Rows of one size, and what the choice of a kernel depends on.
+/// \brief Rows of one size, and the properties that decide the kernel.
 struct RowsLaunch {
   DLDevice device;
   bool pdl;  ///< programmatic dependent launch
@@ -25,7 +25,7 @@ struct RowsLaunch {
   unsigned load_bytes;  ///< the widest load that divides all addresses, strides and sizes
 
   /// \param values addresses, and strides in bytes.
-  /// \throws ValueError if they are not multiples of the element size, which no kernel can load.
+  /// \throws ValueError if one is not a multiple of the element size; no kernel can load such rows.
   template <typename... Values>
   RowsLaunch(
       DLDevice on, DLDataType dtype, std::int64_t rows, std::int64_t row_size, unsigned inputs, const Values&... values)
@@ -59,11 +59,11 @@ struct RowsLaunch {
         .enable_pdl(pdl)(kernel, params);
   }
 
-  /// \brief What one thread loads at a time where rows may have any size.
+  /// \brief The number of elements in one load of a thread, for rows of any size.
   std::int64_t elements() const {
     return (load_bytes < 16 ? load_bytes : 16) / element_bytes;
   }
-  /// \brief Launches a block for each row, as far as a grid goes.
+  /// \brief Launches a block for each row, up to the size limit of a grid.
   template <typename Params>
   void any_size(const host::Variant& kernel, const Params& params) const {
     constexpr std::int64_t kMaxThreads = 1024;

@@ -1,17 +1,17 @@
 #pragma once
 
 /// \file norm_params.h
-/// \brief What the host parts and the kernels must agree on: the parameters, and how rows are laid over threads.
+/// \brief The interface between host parts and kernels: the parameters, and the layout of rows over threads.
 ///
 /// Read by the host compiler and by NVRTC: it includes nothing.
 
 namespace norm_kernels {
 
-/// \brief What rmsnorm and layernorm take. Strides are from row to row, in bytes.
+/// \brief The parameters of rmsnorm and layernorm. Strides are from row to row, in bytes.
 struct NormParams {
   const void* input;
   const void* weight;
-  const void* bias;  ///< of layernorm, or null
+  const void* bias;  ///< layernorm's, or null
   void* out;
   long long input_stride;
   long long out_stride;
@@ -20,7 +20,7 @@ struct NormParams {
   float eps;
 };
 
-/// \brief What fused_add_rmsnorm takes. Strides are from row to row, in bytes.
+/// \brief The parameters of fused_add_rmsnorm. Strides are from row to row, in bytes.
 struct FusedAddParams {
   void* input;
   void* residual;
@@ -42,29 +42,29 @@ struct Heads {
   long long head_dim;
 };
 
-/// \brief What the normalisations of q and k take.
+/// \brief The parameters of the normalisations of q and k.
 struct QKNormParams {
   Heads q;
   Heads k;
   long long num_tokens;
-  unsigned long long inverse_heads;  ///< 2^64 / (heads of q and k), rounded up: to divide by multiplying
+  unsigned long long inverse_heads;  ///< 2^64 / (heads of q and k), rounded up, to divide by multiplication
   float eps;
 };
 
-/// \brief The longest row that a block holds in its registers, in bytes.
+/// \brief The longest row that fits into the registers of a block, in bytes.
 inline constexpr unsigned kMaxRowBytes = 64 * 1024;
 
-/// \brief How rows are laid over threads, as measured on an H200.
+/// \brief The layout of rows over threads, tuned on an H200.
 struct Layout {
-  unsigned load_bytes;   ///< of one load of a thread
-  unsigned loads;        ///< of a row
-  unsigned row_threads;  ///< that share a row: a power of two within a warp, else whole warps
+  unsigned load_bytes;   ///< bytes of one load of a thread
+  unsigned loads;        ///< loads of a row
+  unsigned row_threads;  ///< threads that share a row: a power of two within a warp, else whole warps
   unsigned loads_per_thread;
   unsigned block_threads;
-  /// Loading the weight together with the row hides its latency, where there are registers to hold it.
+  /// Loading the weight together with the row hides its latency, if registers are left to hold it.
   bool weight_first;
-  /// Bounds the registers, so that one block loads while another one waits in its reduction. 0: no bound; any other
-  /// number, even one that is met anyway, leads the compiler to use more of them.
+  /// Limits the registers, so that one block loads while another one waits in its reduction. 0: no limit; with any
+  /// other number, even one that holds anyway, the compiler uses more registers.
   unsigned blocks_per_sm;
 
   constexpr unsigned rows_per_block() const {
@@ -72,12 +72,12 @@ struct Layout {
   }
 };
 
-/// \brief The layout of rows of so many bytes, a multiple of `load_bytes`, of which a kernel reads `num_inputs`.
+/// \brief The layout of rows of the given size, a multiple of `load_bytes`, for a kernel that reads `num_inputs` rows.
 ///
-/// Each thread has up to 64 bytes of a row under way: then few blocks keep memory busy, and as many rows at a time can
-/// stand in their reductions. Up to 2 KiB that is a warp or part of one, and no barrier is needed; several rows then
-/// share a block, because blocks of less than 4 KiB come and go more slowly than memory delivers. A longer row has a
-/// block to itself; of two inputs, which are both written again, its threads take a single load each.
+/// Each thread has up to 64 bytes of a row in flight: then few blocks keep memory busy, while as many rows wait in
+/// their reductions. A warp or a part of one takes a row of up to 2 KiB, without a barrier. Several such rows share a
+/// block, because blocks of less than 4 KiB start and end more slowly than memory delivers. A longer row has a block to
+/// itself; with two inputs, which are both written again, each of its threads takes a single load.
 constexpr Layout layout_of(long long row_bytes, unsigned load_bytes, unsigned num_inputs = 1) {
   constexpr unsigned kWarp = 32;
   constexpr unsigned kMaxThreads = 1024;
@@ -99,15 +99,15 @@ constexpr Layout layout_of(long long row_bytes, unsigned load_bytes, unsigned nu
     layout.row_threads = threads_for(per_thread);
     layout.block_threads = layout.row_threads;
     layout.weight_first = row_bytes <= 16 * 1024 || per_thread * load_bytes <= 32;
-    // 72 registers for each thread, or 64 where with 72 too few threads would fit.
+    // 72 registers for each thread, or 64 if too few threads would fit with 72.
     layout.blocks_per_sm = (layout.block_threads <= 256 ? 896 : kMaxThreads) / layout.block_threads;
   }
   layout.loads_per_thread = (layout.loads + layout.row_threads - 1) / layout.row_threads;
   return layout;
 }
 
-/// \brief The layout of a block that holds a row of q and one of k, at most `kMaxRowBytes` together; of `loads` it
-/// counts those of both.
+/// \brief The layout of a block that holds a row of q and one of k, at most `kMaxRowBytes` together; `loads` counts
+/// those of both.
 constexpr Layout layout_of_both(long long q_bytes, long long k_bytes, unsigned load_bytes) {
   Layout layout = layout_of(q_bytes + k_bytes, load_bytes);
   if (layout.row_threads < 32) layout.row_threads = 32;

@@ -1,5 +1,6 @@
 /// \file qknorm.cpp
-/// \brief The host part of RMSNorm over each head of q and k: what Python calls, and the choice of a kernel.
+/// \brief The host part of RMSNorm over each head of q and k: the functions that Python calls, and the choice of a
+/// kernel.
 
 #include <sgl_kernel/export.h>
 
@@ -28,7 +29,7 @@ void fused_inplace_qknorm(
   run_qknorm(match_qknorm("fused_inplace_qknorm", q, k, q_weight, k_weight, eps, head_dim, false));
 }
 
-/// As fused_inplace_qknorm, with 1 + weight.
+/// fused_inplace_qknorm with 1 + weight.
 void gemma_fused_inplace_qknorm(
     host::TensorView q, host::TensorView k, host::TensorView q_weight, host::TensorView k_weight, double eps,
     std::int64_t head_dim) {

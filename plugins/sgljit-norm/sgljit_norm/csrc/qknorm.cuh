@@ -11,7 +11,7 @@ namespace norm_kernels {
 
 /// \brief Each head of q and of k is a row; all have kHeadDim elements, held in registers.
 ///
-/// Grid: ceil(num_tokens * heads / rows_per_block()) blocks of block_threads, of the head's `layout_of`, for at most
+/// Grid: ceil(num_tokens * heads / rows_per_block()) blocks of block_threads, from the head's `layout_of`, for at most
 /// 2^31 rows and at least two heads. Addresses and strides must be multiples of kLoadBytes.
 template <int64_t kHeadDim, uint32_t kLoadBytes, bool kPlusOne, bool kUsePDL, typename T>
 __global__ __launch_bounds__(
@@ -36,7 +36,7 @@ __global__ __launch_bounds__(
 
 /// \brief All heads of q together are a row of kQSize elements, all heads of k one of kKSize, held in registers.
 ///
-/// Grid: a block for each token, laid out as `layout_of_both` says. Addresses and strides must be multiples of
+/// Grid: a block for each token, from `layout_of_both`. Addresses and strides must be multiples of
 /// kLoadBytes.
 template <int64_t kQSize, int64_t kKSize, uint32_t kLoadBytes, bool kUsePDL, typename T>
 __global__ __launch_bounds__(
@@ -61,9 +61,9 @@ __global__ __launch_bounds__(
   k_row.store(k_data, k_factor);
 }
 
-/// \brief Heads of any size, of q and of k each its own, read twice, `kElements` at a time.
+/// \brief Heads of any size, which may differ between q and k, read twice, `kElements` at a time.
 ///
-/// Any grid, whose blocks share the heads, and any number of threads. Addresses and strides must be multiples of
+/// The blocks of any grid, with any number of threads, share the heads. Addresses and strides must be multiples of
 /// kElements * sizeof(T) bytes, and both head_dim of kElements.
 template <uint32_t kElements, bool kPlusOne, bool kUsePDL, typename T>
 __global__ void qknorm_any_size(const __grid_constant__ QKNormParams params) {

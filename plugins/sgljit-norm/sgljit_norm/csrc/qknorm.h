@@ -6,7 +6,7 @@
 #include "qknorm_args.h"
 
 /// \file qknorm.h
-/// \brief What the host parts that normalise q and k share.
+/// \brief The common code of the host parts that normalise q and k.
 
 inline host::Deferred<void(const QKNormArgs&)> qknorm_on_cpu{"qknorm_cpu.cpp", "qknorm_on_cpu"};
 inline host::Variants qknorm_kernels{"qknorm.cuh"};
@@ -28,7 +28,7 @@ inline norm_kernels::QKNormParams params_of(const QKNormArgs& args) {
   };
 }
 
-/// \brief The rows of q and of k; `size` is that of the longer ones.
+/// \brief The rows of q and of k; `size` is that of the longer one.
 inline RowsLaunch rows_of(const QKNormArgs& args, const norm_kernels::QKNormParams& params) {
   const auto& [q, k, num_tokens, inverse_heads, eps] = params;
   const auto size = q.head_dim > k.head_dim ? q.head_dim : k.head_dim;

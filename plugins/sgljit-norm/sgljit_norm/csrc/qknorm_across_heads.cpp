@@ -1,5 +1,6 @@
 /// \file qknorm_across_heads.cpp
-/// \brief The host part of RMSNorm over all heads of q, and of k: what Python calls, and the choice of a kernel.
+/// \brief The host part of RMSNorm over all heads of q, and of k: the functions that Python calls, and the choice of a
+/// kernel.
 
 #include <sgl_kernel/export.h>
 
@@ -26,7 +27,7 @@ void run_qknorm_across_heads(const QKNormArgs& args) {
           params);
 }
 
-/// As fused_inplace_qknorm, with all heads of a token as one x.
+/// fused_inplace_qknorm with all heads of a token as one x.
 void fused_inplace_qknorm_across_heads(
     host::TensorView q, host::TensorView k, host::TensorView q_weight, host::TensorView k_weight, double eps) {
   run_qknorm_across_heads(

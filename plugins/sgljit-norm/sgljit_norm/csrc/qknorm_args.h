@@ -7,7 +7,7 @@
 #include "memory_rows.h"
 
 /// \file qknorm_args.h
-/// \brief What a call that normalises q and k must satisfy: one set of rules and error texts for every device.
+/// \brief The checks of a call that normalises q and k: one set of rules and error texts for every device.
 
 /// \brief The rows of q, or of k. Strides are in elements.
 struct HeadsArgs {
@@ -19,7 +19,7 @@ struct HeadsArgs {
   std::int64_t head_stride;
 };
 
-/// \brief A call that satisfies them.
+/// \brief A checked call.
 struct QKNormArgs {
   HeadsArgs q;
   HeadsArgs k;
@@ -34,7 +34,7 @@ struct QKNormArgs {
   }
 };
 
-/// What q and k share.
+/// The sizes that q and k share.
 struct QKSymbols {
   host::SymbolicSize num_tokens{"num_tokens"};
   host::SymbolicSize head_dim{"head_dim"};
@@ -42,7 +42,7 @@ struct QKSymbols {
   host::SymbolicDevice device;
 };
 
-/// One of q and k, [tokens, heads, head_dim]; or [tokens, heads * head_dim], which needs `head_dim`, else 0.
+/// One of q and k: [tokens, heads, head_dim] with a `head_dim` of 0, or [tokens, heads * head_dim] with `head_dim`.
 inline HeadsArgs match_heads(
     QKSymbols& symbols, const char* op, const char* name, const char* weight_name, host::TensorView x,
     host::TensorView weight, std::int64_t head_dim) {
@@ -53,7 +53,8 @@ inline HeadsArgs match_heads(
   if (x.dim() == 2) {
     if (head_dim == 0)
       throw Error(
-          "ValueError", op, ": pass head_dim, for ", name, " has two dimensions: expected [tokens, heads, head_dim], ",
+          "ValueError", op, ": pass head_dim, because ", name,
+          " has two dimensions: expected [tokens, heads, head_dim], ",
           "or [tokens, heads * head_dim] and head_dim, got ", x);
     TensorMatcher({symbols.num_tokens, heads})
         .with_strides({token_stride, 1})
@@ -75,7 +76,7 @@ inline HeadsArgs match_heads(
   const auto dim = symbols.head_dim.unwrap();
   const bool is_flat = x.dim() == 2;
   const auto num_heads = is_flat ? heads.unwrap() / dim : heads.unwrap();
-  // The stride of a dimension of one element has no meaning, and must not look like a bad alignment.
+  // The stride of a dimension of one element has no meaning, and must not count as a bad alignment.
   const auto next_head = is_flat || num_heads == 1 ? dim : head_stride.unwrap();
   const bool one_token = symbols.num_tokens.unwrap() == 1;
   return {
@@ -88,7 +89,7 @@ inline HeadsArgs match_heads(
   };
 }
 
-/// One of q and k as [tokens, elements], of which all elements are one row.
+/// One of q and k as [tokens, elements]: all elements of a token are one row.
 inline HeadsArgs match_all_heads(
     QKSymbols& symbols, const char* name, const char* weight_name, host::TensorView x, host::TensorView weight) {
   using namespace host;
@@ -100,11 +101,11 @@ inline HeadsArgs match_all_heads(
       .with_device<kDLCPU, kDLCUDA>(symbols.device)
       .verify(x, name);
   TensorMatcher({size}).with_dtype(symbols.dtype).with_device(symbols.device).verify(weight, weight_name);
-  const bool one_token = symbols.num_tokens.unwrap() == 1;  // whose stride has no meaning
+  const bool one_token = symbols.num_tokens.unwrap() == 1;  // its stride has no meaning
   return {x.data_ptr(), weight.data_ptr(), 1, size.unwrap(), one_token ? size.unwrap() : token_stride.unwrap(), 0};
 }
 
-/// The rest of the checks, of q and k that have matched.
+/// The remaining checks, once q and k have matched.
 /// \throws ValueError if rows share memory.
 inline QKNormArgs check_qknorm(
     const QKSymbols& symbols, const char* op, host::TensorView q, host::TensorView k, const HeadsArgs& q_heads,
@@ -124,13 +125,13 @@ inline QKNormArgs check_qknorm(
   for (const auto* x : {&args.q, &args.k}) {
     const auto weight = MemoryRows(x->weight, x->head_dim * bytes);
     if (rows_meet(weight, q_rows) || rows_meet(weight, k_rows))
-      throw host::Error("ValueError", op, ": a weight shares memory with what is written: q is ", q, ", k is ", k);
+      throw host::Error("ValueError", op, ": a weight shares memory with an output: q is ", q, ", k is ", k);
   }
   return args;
 }
 
 /// \brief Checks a call that normalises each head and returns it in plain numbers.
-/// \param op its name, for messages.
+/// \param op the op's name, for messages.
 /// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory, or head_dim does not fit.
 inline QKNormArgs match_qknorm(
     const char* op, host::TensorView q, host::TensorView k, host::TensorView q_weight, host::TensorView k_weight,
@@ -144,7 +145,7 @@ inline QKNormArgs match_qknorm(
 }
 
 /// \brief Checks a call that normalises all heads of a token together and returns it in plain numbers.
-/// \param op its name, for messages.
+/// \param op the op's name, for messages.
 /// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory.
 inline QKNormArgs match_qknorm_across_heads(
     const char* op, host::TensorView q, host::TensorView k, host::TensorView q_weight, host::TensorView k_weight,

@@ -1,5 +1,5 @@
 /// \file qknorm_cpu.cpp
-/// \brief RMSNorm over q and k on the CPU. Compiled when CPU tensors are first normalised.
+/// \brief RMSNorm over q and k on the CPU. Compiled at the first call with CPU tensors.
 
 #include "norm_cpu.h"
 #include "qknorm_args.h"

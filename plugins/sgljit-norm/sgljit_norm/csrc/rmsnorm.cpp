@@ -1,5 +1,5 @@
 /// \file rmsnorm.cpp
-/// \brief The host part of RMSNorm: what Python calls, and the choice of a kernel.
+/// \brief The host part of RMSNorm: the functions that Python calls, and the choice of a kernel.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/export.h>
@@ -28,13 +28,13 @@ void run_rmsnorm(const NormArgs& args) {
   }
 }
 
-/// y = x / sqrt(mean(x^2) + eps) * weight for each row x of `input` [tokens, hidden], into the same row of `out`, by
-/// default of `input`; on CUDA on the current stream of its device.
+/// y = x / sqrt(mean(x^2) + eps) * weight for each row x of `input` [tokens, hidden], into the same row of `out`, which
+/// defaults to `input`; on CUDA on the current stream of its device.
 void rmsnorm(host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> out, double eps) {
   run_rmsnorm(match_norm("rmsnorm", input, weight, {}, out.value_or(input), eps, false));
 }
 
-/// As rmsnorm, with 1 + weight.
+/// rmsnorm with 1 + weight.
 void gemma_rmsnorm(host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> out, double eps) {
   run_rmsnorm(match_norm("gemma_rmsnorm", input, weight, {}, out.value_or(input), eps, true));
 }

@@ -7,9 +7,9 @@
 
 namespace norm_kernels {
 
-/// \brief Rows of a size known beforehand, held in registers: one read, one write.
+/// \brief Rows of a size known at compile time, held in registers: one read, one write.
 ///
-/// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, of the row's `layout_of`. Addresses and strides
+/// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, from the row's `layout_of`. Addresses and strides
 /// must be multiples of kLoadBytes.
 template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kPlusOne, bool kUsePDL, typename T>
 __global__ __launch_bounds__(
@@ -28,7 +28,7 @@ __global__ __launch_bounds__(
 
 /// \brief Rows of any size, read twice, `kElements` at a time.
 ///
-/// Any grid, whose blocks share the rows, and any number of threads. Addresses and strides must be multiples of
+/// The blocks of any grid, with any number of threads, share the rows. Addresses and strides must be multiples of
 /// kElements * sizeof(T) bytes, and hidden_size of kElements.
 template <uint32_t kElements, bool kPlusOne, bool kUsePDL, typename T>
 __global__ void rmsnorm_any_size(const __grid_constant__ NormParams params) {

@@ -1,5 +1,5 @@
 /// \file rmsnorm_cpu.cpp
-/// \brief RMSNorm on the CPU. Compiled when a CPU tensor is first normalised.
+/// \brief RMSNorm on the CPU. Compiled at the first call with a CPU tensor.
 
 #include "norm_args.h"
 #include "norm_cpu.h"

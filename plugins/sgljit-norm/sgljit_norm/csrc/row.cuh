@@ -13,7 +13,7 @@
 
 namespace norm_kernels {
 
-/// \brief A thread's part of a row that is laid out as kRows says: loads number thread, row_threads + thread, ...
+/// \brief A thread's part of a row with the layout kRows: loads number thread, row_threads + thread, ...
 template <Layout kRows, typename T>
 struct RowPart {
  public:
@@ -27,7 +27,7 @@ struct RowPart {
   SGL_DEVICE static bool has(uint32_t i, uint32_t thread, bool has_row) {
     return has_row && (kRows.loads % kRows.row_threads == 0 || s_index(i, thread) < kRows.loads);
   }
-  /// \brief Reads the part; zeros where there is nothing of the row.
+  /// \brief Reads the part, with zeros beyond the end of the row.
   SGL_DEVICE void load(const void* row, uint32_t thread, bool has_row) {
 #pragma unroll
     for (uint32_t i = 0; i < kLoads; ++i) {
@@ -53,15 +53,15 @@ struct RowPart {
   }
 };
 
-/// \brief When a kernel lets the next one start: before or after it has issued its loads. With a single load for each
-/// thread there is nothing to gain by waiting; with more, the next kernel's blocks would take places while this one's
-/// have loads to issue.
+/// \brief Whether a kernel lets the next one start before or after it has issued its loads. With a single load for each
+/// thread, waiting gains nothing; with more, the next kernel's blocks would take space while this one's still have
+/// loads to issue.
 template <Layout kRows>
 inline constexpr bool kTriggerFirst = kRows.loads_per_thread == 1;
 
 /// \brief input / sqrt(mean(input^2) + eps) * weight for one row in registers; with kPlusOne, * (1 + weight).
 ///
-/// For the threads that share a row, which `thread` counts. Without a row nothing is read or written.
+/// The threads that share the row call; `thread` numbers them. Without a row nothing is read or written.
 template <Layout kRows, bool kPlusOne, typename T>
 struct RMSNormRow {
  public:
@@ -72,8 +72,8 @@ struct RMSNormRow {
     m_x.load(input, m_thread, m_has_row);
     if constexpr (kRows.weight_first) m_w.load(m_weight, m_thread, m_has_row);
   }
-  /// \brief 1 / sqrt(mean(input^2) + eps), in each thread of the row. See `device::norm::row_sum` for who calls, and
-  /// who synchronises.
+  /// \brief 1 / sqrt(mean(input^2) + eps), in each thread of the row. Calls and synchronisation are those of
+  /// `device::norm::row_sum`.
   SGL_DEVICE float factor(float eps, float* smem) const {
     constexpr float kSize = kRows.loads * (kRows.load_bytes / sizeof(T));
     float sum = 0.0f;
@@ -98,8 +98,8 @@ struct RMSNormRow {
   bool m_has_row;
 };
 
-/// \brief All that a kernel of RMSNorm does after finding its row: it waits for the kernel before, and lets the next
-/// one start. Called once, by all threads of a block of `kRows.block_threads`.
+/// \brief The body of an RMSNorm kernel once it knows its row: it waits for the previous kernel, and lets the next one
+/// start. Called once, by all threads of a block of `kRows.block_threads`.
 template <Layout kRows, bool kPlusOne, bool kUsePDL, typename T>
 SGL_DEVICE void rmsnorm_row(
     const void* input, const void* weight, void* out, uint32_t thread, bool has_row, float eps) {
@@ -113,10 +113,10 @@ SGL_DEVICE void rmsnorm_row(
   row.store(out, row.factor(eps, smem));
 }
 
-/// \brief A value summed over the block, whatever its size: every thread gets it. Synchronises before and after.
+/// \brief The sum of a value over a block of any size: every thread gets it. Synchronises before and after.
 SGL_DEVICE float block_sum(float value) {
   __shared__ float smem[device::kWarpThreads];
-  __syncthreads();  // everybody has read what the last call left
+  __syncthreads();  // every thread has read the result of the last call
   device::cta::reduce_sum(value, smem);
   __syncthreads();
   return smem[0];
@@ -132,8 +132,8 @@ SGL_DEVICE void for_each_load(const void* row, int64_t size, F f) {
   }
 }
 
-/// \brief As rmsnorm_row, for a row of any size, which is read twice. Called by all threads of a block of any size, as
-/// often as there are rows.
+/// \brief rmsnorm_row for a row of any size, which is read twice. All threads of a block of any size call, once for
+/// each row.
 ///
 /// Addresses must be multiples of kElements * sizeof(T) bytes, and `size` of kElements.
 template <uint32_t kElements, bool kPlusOne, typename T>

@@ -1,11 +1,11 @@
-"""Time of quantisation to FP8 against PyTorch, torch.compile, other libraries' kernels and a plain copy.
+"""How fast is quantisation to FP8 against PyTorch, torch.compile, other libraries' kernels and a plain copy?
 
     python -m sgljit_quant.bench.bench_quant [--device cpu|cuda] [--peers DIR] [--output bench/results/quant.md]
 
-bfloat16 in, e4m3 out. The bytes of a call are those of the input, read once, and of the output: a computed scale for
-the whole tensor cannot be had for that where the input is larger than the last cache, as it must be read twice.
-``--peers`` names a folder with a ``peers.py`` that offers SGLang's kernels; sgl_kernel's are measured where it is
-installed. With CI set in the environment: one small shape.
+bfloat16 in, e4m3 out. The bytes of a call are those of the input, read once, and of the output. A computed scale for a
+tensor larger than the last cache needs more: the input must be read twice. ``--peers`` names a folder with a
+``peers.py`` that offers SGLang's kernels; sgl_kernel's are measured if it is installed.
+With CI set in the environment: one small shape.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ family = ops["quant"]
 
 
 def eager(kind: str, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
-    """What one writes in PyTorch."""
+    """The op in plain PyTorch."""
     x = x.float()
     if kind != "static":
         largest = x.abs().amax(-1, keepdim=True) if kind == "token" else x.abs().amax()
@@ -64,7 +64,7 @@ def eager(kind: str, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
 
 
 def providers(kind: str, device: str, peers: Any) -> dict[str, Run]:
-    """What is compared, by the names of the columns."""
+    """The compared kernels by the names of the columns."""
     plain = functools.partial(eager, kind)
     ours: Run = family.per_token_quant_fp8
     if kind != "token":
@@ -81,7 +81,7 @@ def providers(kind: str, device: str, peers: Any) -> dict[str, Run]:
 
 
 def zeroed(run: Callable[..., object], *more: object) -> Run:
-    """A kernel that raises the scale that it finds, as its callers use it: on a scale of zero."""
+    """A kernel that raises an existing scale, used like its callers do: on a scale of zero."""
 
     def call(x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
         s.zero_()
@@ -91,7 +91,7 @@ def zeroed(run: Callable[..., object], *more: object) -> Run:
 
 
 def sglang(kind: str, peers: Any) -> Run:
-    """SGLang's JIT kernels, which take one dimension where there is one scale."""
+    """SGLang's JIT kernels, which take a 1-d tensor if there is one scale."""
     if kind == "token":
         run: Run = peers.per_token_quant_fp8()
         return run
@@ -115,7 +115,7 @@ def sgl_kernel(kind: str) -> Run:
 
 
 def check(run: Run, kind: str, arguments: tuple[torch.Tensor, ...]) -> None:
-    """A figure of a kernel that computes something else would mean nothing."""
+    """Check that a kernel computes the op: a figure of another computation would mean nothing."""
     x, q, s = arguments
     run(x, q, s)
     error = (q.float() * s - x.float()).abs()
@@ -133,7 +133,7 @@ def table(kind: str, device: str, peers: Any) -> list[dict[str, Any]]:
             return x, torch.empty(x.shape, dtype=FP8, device=device), scales
 
         if provider == "torch.compile":
-            torch.compiler.reset()  # each shape is compiled for itself
+            torch.compiler.reset()  # each shape is compiled separately
         check(runs[provider], f"{provider}, {kind}", make())
         return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.1)
 

@@ -9,13 +9,13 @@
 
 namespace quant {
 
-/// \brief The byte of the nearest e4m3, ties to even; beyond 448, saturated; NaN is 0x7f whatever its sign.
+/// \brief The byte of the nearest e4m3, ties to even, saturated at 448; 0x7f for any NaN.
 [[gnu::always_inline]] inline std::uint8_t to_e4m3(float x) {
   using namespace host::cpu::details;
   constexpr std::uint32_t kLargest = 0x43e00000;         // 448
   constexpr std::uint32_t kSmallestNormal = 121u << 23;  // 2^-6
   constexpr std::uint32_t kE4m3Rebias = 120u << 23;      // the exponents' biases are 127 and 7
-  constexpr float kSubnormals = 16384.0f;                // whose unit in the last place is the smallest subnormal, 2^-9
+  constexpr float kSubnormals = 16384.0f;                // its unit in the last place is the smallest subnormal, 2^-9
   constexpr std::uint32_t kNan = 0x7f;
   const auto sign = (to_bits(x) >> 24) & 0x80;
   const auto magnitude = to_bits(x) & kMagnitude;

@@ -1,5 +1,5 @@
 /// \file quant.cpp
-/// \brief The host part of quantisation: what Python calls, the checks, and the choice of kernels.
+/// \brief The host part of quantisation: the functions that Python calls, the checks, and the choice of kernels.
 
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/variant.h>
@@ -23,12 +23,12 @@ std::int64_t smaller(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
 }
 
-/// Whole warps for so many threads, of which there are at least one.
+/// The number of threads, at least one, rounded up to whole warps.
 std::int64_t in_warps(std::int64_t threads) {
   return threads < kWarp ? kWarp : host::div_ceil(threads, kWarp) * kWarp;
 }
 
-/// A call on CUDA: the parameters, and how many elements make up a unit.
+/// A call on CUDA: the parameters, and the number of elements in a unit.
 struct CudaCall {
   Params params;
   DLDataType dtype;
@@ -57,9 +57,9 @@ struct CudaCall {
   }
 };
 
-/// One scale for all, computed, in one launch: as many threads as there are units, in one block or one cluster of them.
+/// One computed scale for all, in one launch: a thread for each unit, in one block or one cluster of blocks.
 void quantize_small(const CudaCall& call, std::int64_t max_blocks) {
-  constexpr std::int64_t kThreads = 512;  // enough to ask for; a barrier of 1024 takes longer
+  constexpr std::int64_t kThreads = 512;  // enough; a barrier of 1024 takes longer
   std::int64_t num_blocks = 1;
   while (num_blocks < max_blocks && num_blocks * kThreads < call.units) num_blocks *= 2;
   const auto units_of_block = host::div_ceil(call.units, num_blocks);
@@ -72,7 +72,7 @@ void quantize_small(const CudaCall& call, std::int64_t max_blocks) {
 
 void per_tensor_on_cuda(const Args& args) {
   const CudaCall call(args);
-  const auto max_blocks = call.pdl ? kMaxClusterBlocks : 1;  // clusters came with sm_90 as well
+  const auto max_blocks = call.pdl ? kMaxClusterBlocks : 1;  // clusters need sm_90, too
   if (!args.is_static && args.num_rows == 1 && call.units <= max_blocks * kMaxThreads * kMaxUnits)
     return quantize_small(call, max_blocks);
 
@@ -95,7 +95,7 @@ void per_tensor_on_cuda(const Args& args) {
     host::LaunchKernel(smaller(grid.blocks, sm_count * kBlocksPerSm), grid.threads, args.device)
         .enable_pdl(call.pdl)(kernels.get("quant::raise_scale", call.elements, call.pdl, call.dtype), call.params);
   }
-  // While one unit a thread does not fill a quarter of the device, more of them would leave multiprocessors out.
+  // If one unit per thread does not fill a quarter of the device, more would leave multiprocessors without work.
   const bool is_spread = args.num_rows * call.units <= sm_count * (kThreadsPerSm / 4);
   const std::int64_t units = is_spread ? 1 : kMaxUnits;
   const auto grid = grid_of(units);
@@ -112,7 +112,7 @@ void per_token_on_cuda(const Args& args) {
   const auto rows_kernel = [&](std::int64_t units, std::int64_t row_threads) {
     return kernels.get("quant::quantize_rows", call.elements, units, row_threads, call.pdl, call.dtype);
   };
-  // Up to four units a lane a row stays within a warp, or a part of one, and needs no barrier.
+  // With up to four units per lane a row stays within a warp, or a part of one, and needs no barrier.
   constexpr std::int64_t kThreads = 128;
   std::int64_t row_threads = 8;
   while (row_threads < kWarp && row_threads < call.units) row_threads *= 2;
@@ -122,7 +122,7 @@ void per_token_on_cuda(const Args& args) {
   if (units <= kMaxUnits && num_blocks <= kMaxBlocks)
     return launch(num_blocks, kThreads, rows_kernel(units, row_threads));
 
-  // More of a longer row to each thread, so that there are several blocks to a multiprocessor.
+  // Each thread takes more of a longer row, so that a multiprocessor holds several blocks.
   units = call.units <= 256 ? 1 : call.units <= 2048 ? 2 : kMaxUnits;
   const auto threads = in_warps(host::div_ceil(call.units, units));
   if (threads <= kMaxThreads && args.num_rows <= kMaxBlocks)
@@ -132,7 +132,7 @@ void per_token_on_cuda(const Args& args) {
       kernels.get("quant::quantize_long_rows", call.elements, call.pdl, call.dtype));
 }
 
-/// q = x * (1 / scale) in e4m3, saturating, with one scale that is given or computed; on CUDA on the current stream.
+/// q = x * (1 / scale) in e4m3, saturating, with one given or computed scale; on CUDA on the current stream.
 void per_tensor_quant_fp8(
     host::TensorView input, host::TensorView output_q, host::TensorView output_s, bool is_static) {
   const auto args = match({"per_tensor_quant_fp8", input, output_q, output_s}, is_static, false);

@@ -12,16 +12,15 @@
 /// \file quant.cuh
 /// \brief The device code of quantisation to e4m3: q = x * (1 / scale), where scale = max(|x|) / 448 or is given.
 ///
-/// All arithmetic is in float; the conversion rounds to nearest even, saturates at 448 and keeps NaN. A maximum leaves
-/// NaN out. Template arguments: `kElements` make up a unit, which is all of a 16-byte load or one element; base
-/// addresses and strides must be multiples of a unit, input and output alike. Rows may have any length. Compiles under
-/// NVRTC.
+/// All arithmetic is in float; the conversion rounds to nearest even, saturates at 448 and keeps NaN. A maximum ignores
+/// NaN. `kElements` make up a unit, which is a 16-byte load or one element. Base addresses and strides of input and
+/// output must be multiples of a unit. Rows may have any length. Compiles under NVRTC.
 
 namespace quant {
 
 using namespace device;
 
-/// \brief The bounds of a scale that is computed: one over it is finite and not zero.
+/// \brief The bounds of a computed scale: its inverse is finite and not zero.
 inline constexpr float kSmallestScale = 0x1p-126f;
 inline constexpr float kLargestScale = 0x1.fffffep127f;
 
@@ -30,9 +29,9 @@ SGL_DEVICE float scale_of(float largest) {
   return math::min(math::max(largest / math::FP8_E4M3_MAX, kSmallestScale), kLargestScale);
 }
 
-/// \brief What a thread holds of a stretch of `columns` elements that several threads share: up to kUnits whole units,
-/// `num_threads` apart, and up to one element of the incomplete unit at the end. That way the end costs one scalar load
-/// and not a second version of every load.
+/// \brief A thread's part of a stretch of `columns` elements that several threads share: up to kUnits whole units,
+/// `num_threads` apart, and up to one element of the incomplete unit at the end. The end then costs one scalar load
+/// instead of a second version of every load.
 template <typename T, size_t kElements, int kUnits>
 struct Held {
   using unit_t = AlignedVector<T, kElements>;
@@ -53,7 +52,7 @@ struct Held {
     }
   }
 
-  /// \brief The largest magnitude, but for NaN; two at a time where there is an instruction for it.
+  /// \brief The largest magnitude, ignoring NaN; two at a time if there is an instruction for it.
   SGL_DEVICE float largest() const {
     float result = 0.0f;
     if constexpr (kElements > 1) result = math::max(result, math::abs(cast<fp32_t>(m_end_element)));
@@ -75,7 +74,7 @@ struct Held {
     return result;
   }
 
-  /// \brief Quantise, and store to the same places of another stretch.
+  /// \brief Quantise, and store to the same positions of another stretch.
   SGL_DEVICE void store(void* stretch, float inverse) const {
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
@@ -115,7 +114,7 @@ struct Held {
   unit_t m_units[kUnits];
 };
 
-/// \brief A chunk: the stretch of one row that a block holds, kUnits units a thread.
+/// \brief A chunk: the stretch of one row that a block holds, with kUnits units per thread.
 template <typename T, size_t kElements, int kUnits>
 struct Chunk {
   using held_t = Held<T, kElements, kUnits>;
@@ -126,7 +125,7 @@ struct Chunk {
   SGL_DEVICE static int64_t per_row(const Params& params) {
     return div_ceil(int64_t{params.columns}, int64_t{max_columns()});
   }
-  /// \brief Chunk number `index` of all rows'.
+  /// \brief Chunk number `index` of all rows.
   SGL_DEVICE Chunk(const Params& params, int64_t index) {
     int64_t row = 0;
     if (params.num_rows > 1) {  // one row is the usual case, and a 64-bit division takes as long as a load from L2
@@ -162,7 +161,7 @@ struct Chunk {
   uint32_t m_columns;
 };
 
-/// \brief The largest value of the block, to every thread. `smem` holds a float for each warp and is not used again.
+/// \brief The largest value of the block, for every thread. `smem` holds a float for each warp and has no other use.
 SGL_DEVICE float block_max(float value, float* smem) {
   cta::reduce_max(value, smem);
   __syncthreads();
@@ -171,9 +170,9 @@ SGL_DEVICE float block_max(float value, float* smem) {
 
 // ---- one scale for all rows ----
 //
-// A scale that is computed takes three launches. Each waits for the one before it to complete, and the first one for
-// what came before and only then ends: so the other two may load the input before they wait. Nothing is kept between
-// calls, the scale itself is where blocks meet.
+// A computed scale takes three launches. Each waits for the completion of the one before it. The first waits for all
+// earlier work and ends only then, so the other two may load the input before they wait. Nothing is kept between calls:
+// the blocks combine their results in the scale itself.
 
 /// \brief First of three. One thread.
 template <bool kUsePDL>
@@ -182,7 +181,7 @@ __global__ void set_smallest_scale(const __grid_constant__ Params params) {
   *params.scale = kSmallestScale;
 }
 
-/// \brief Second of three: raise the scale to that of the whole tensor. Any grid, whose blocks share the chunks.
+/// \brief Second of three: raise the scale to that of the whole tensor. The blocks of any grid share the chunks.
 template <uint32_t kElements, bool kUsePDL, typename T>
 __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_constant__ Params params) {
   __shared__ float smem[kWarpThreads];
@@ -196,15 +195,15 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
   PDLWaitPrimary<kUsePDL>();
   if (threadIdx.x == 0) {
     const float scale = scale_of(smem[0]);
-    // Most blocks have nothing to say any more: a look is cheaper than to take one's turn at the atomic.
+    // Most blocks no longer change the scale: a read is cheaper than a turn at the atomic.
     if (scale > *static_cast<volatile float*>(params.scale)) atomic::max(params.scale, scale);
   }
 }
 
-/// \brief Third of three, or the only one: quantise by a scale that is there. One block for each chunk.
+/// \brief Third of three, or the only one: quantise by an existing scale. One block for each chunk.
 ///
-/// From the end to the beginning: what was read or written last before this is what the caches still hold.
-/// \tparam kUnits that a thread holds: one, so that a small input is spread over many threads, or more.
+/// It goes from the end to the beginning: the caches still hold the data that was read or written last.
+/// \tparam kUnits units that a thread holds: one spreads a small input over many threads.
 /// \tparam kPreload whether the input is complete when the kernel starts, as after `raise_scale`; then it is loaded
 ///   before the wait.
 template <uint32_t kElements, uint32_t kUnits, bool kPreload, bool kUsePDL, typename T>
@@ -218,7 +217,7 @@ __global__ __launch_bounds__(kBlockThreads) void quantize(const __grid_constant_
   chunk.store(x, 1.0f / scale);
 }
 
-/// \brief All three in one, for one row that the registers of a block or, with `kInCluster`, of a cluster hold.
+/// \brief All three in one, for a row that fits into the registers of a block or, with `kInCluster`, of a cluster.
 ///
 /// The grid is one block, or one cluster of up to 8; each thread holds up to kMaxUnits units.
 template <uint32_t kElements, bool kInCluster, bool kUsePDL, typename T>
@@ -249,17 +248,17 @@ __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_const
   if (thread == 0) *params.scale = scale;
   x.store(params.output, 1.0f / scale);
 #if SGL_ARCH_HOPPER_OR_GREATER
-  if constexpr (kInCluster) ptx::cluster_sync();  // nobody ends while others may read its shared memory
+  if constexpr (kInCluster) ptx::cluster_sync();  // no block ends while others may read its shared memory
 #endif
 }
 
 // ---- one scale for each row ----
 
-/// \brief Rows that registers hold: one read, one write.
+/// \brief Rows that fit into registers: one read, one write.
 ///
-/// \tparam kUnits that a thread holds.
-/// \tparam kRowThreads a power of two: so many lanes of a warp share a row, and a block has as many rows as fit; or 0:
-///   a block for each row. kUnits times these threads must cover a row.
+/// \tparam kUnits units that a thread holds.
+/// \tparam kRowThreads the number of lanes of a warp that share a row, a power of two, and a block has as many rows as
+///   fit; or 0: a block for each row. kUnits times these threads must cover a row.
 template <uint32_t kElements, uint32_t kUnits, uint32_t kRowThreads, bool kUsePDL, typename T>
 __global__ __launch_bounds__(kRowThreads == 0 ? kMaxThreads : kBlockThreads) void quantize_rows(
     const __grid_constant__ Params params) {
@@ -287,7 +286,7 @@ __global__ __launch_bounds__(kRowThreads == 0 ? kMaxThreads : kBlockThreads) voi
   x.store(output, 1.0f / scale);
 }
 
-/// \brief Rows of any length, read twice. Any grid, whose blocks share the rows, and any number of threads.
+/// \brief Rows of any length, read twice. The blocks of any grid, with any number of threads, share the rows.
 template <uint32_t kElements, bool kUsePDL, typename T>
 __global__ __launch_bounds__(kMaxThreads) void quantize_long_rows(const __grid_constant__ Params params) {
   __shared__ float smem[kWarpThreads];
@@ -302,10 +301,10 @@ __global__ __launch_bounds__(kMaxThreads) void quantize_long_rows(const __grid_c
     for (int64_t i = 0; i < num_chunks; ++i)
       largest = math::max(largest, chunk_t(input, output, params.columns, i).load().largest());
     const float scale = scale_of(block_max(largest, smem));
-    __syncthreads();  // everybody has read smem before the next row writes it
+    __syncthreads();  // every thread has read smem before the next row writes it
     if (threadIdx.x == 0) params.scale[row] = scale;
     const float inverse = 1.0f / scale;
-    for (int64_t i = num_chunks - 1; i >= 0; --i) {  // from what the caches still hold
+    for (int64_t i = num_chunks - 1; i >= 0; --i) {  // the caches still hold the end of the row
       const chunk_t chunk(input, output, params.columns, i);
       chunk.store(chunk.load(), inverse);
     }

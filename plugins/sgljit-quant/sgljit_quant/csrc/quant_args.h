@@ -5,11 +5,11 @@
 #include <cstdint>
 
 /// \file quant_args.h
-/// \brief What a call must satisfy: one set of rules and error texts for every device. Host only.
+/// \brief The checks of a call: one set of rules and error texts for every device. Host only.
 
 namespace quant {
 
-/// \brief A call that satisfies them, as rows; strides are those of rows, in elements.
+/// \brief A checked call, as rows; strides are those of rows, in elements.
 struct Args {
   const void* input;
   void* output;
@@ -21,10 +21,10 @@ struct Args {
   DLDataType dtype;
   DLDevice device;
   bool is_static;
-  bool per_row;  ///< a scale for each row, which then is the last dimension
+  bool per_row;  ///< a scale for each row; a row then is the last dimension
 };
 
-/// \brief An op's tensors, under the names that errors call them by.
+/// \brief An op's tensors, by their names in errors.
 struct Call {
   const char* op;
   const host::TensorView& input;
@@ -43,7 +43,7 @@ inline std::int64_t num_elements(const host::TensorView& view, std::int32_t num_
   return count;
 }
 
-/// Whether the sizes of `a` are the first ones of `b`, and those that `b` has more are 1.
+/// Whether the sizes of `a` are the first ones of `b`, and the other sizes of `b` are 1.
 inline bool has_shape(const host::TensorView& a, const host::TensorView& b, std::int32_t num_dims) {
   if (a.ndim() < num_dims) return false;
   for (std::int32_t i = 0; i < a.ndim(); ++i) {
@@ -84,12 +84,12 @@ inline void match_shapes(const Call& call, bool per_row) {
     call.refuse("output_s must have one element: ", output_s);
   if (per_row && (output_s.ndim() > rank || !has_shape(output_s, input, rank - 1))) [[unlikely]]
     call.refuse(
-        "output_s must have one element for each row of input, and its shape but for the last dimension, which may be "
-        "missing or 1: output_s is ",
+        "output_s must have one element for each row of input, and the shape of input, with a last dimension of 1 or "
+        "without it: output_s is ",
         output_s, ", input is ", input);
 }
 
-/// Finds the rows and their strides. With one scale for all, a row is as long as input and output have no gaps.
+/// Finds the rows and their strides. With one scale for all, a row extends until input or output has a gap.
 inline void match_rows(const Call& call, Args& args) {
   const auto& [op, input, output_q, output_s] = call;
   const auto last = input.ndim() - 1;
@@ -100,7 +100,7 @@ inline void match_rows(const Call& call, Args& args) {
   }
   for (auto i = last; i >= 0; --i) {
     const auto size = input.size(i);
-    if (size == 1) continue;  // whose stride has no meaning
+    if (size == 1) continue;  // its stride has no meaning
     const auto input_stride = input.stride(i);
     const auto output_stride = output_q.stride(i);
     const bool may_be_in_row = args.per_row ? i == last : args.num_rows == 1;
@@ -146,7 +146,7 @@ struct Region {
   }
 };
 
-/// The result would depend on the order in which elements are done.
+/// Refuses overlaps, with which the result would depend on the order of the elements.
 inline void refuse_shared_memory(const Call& call, const Args& args) {
   if (args.num_rows == 0 || args.columns == 0) return;
   const auto region = [&](const void* data, std::int64_t stride, std::int64_t bytes) {

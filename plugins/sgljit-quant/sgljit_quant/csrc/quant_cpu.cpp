@@ -1,5 +1,5 @@
 /// \file quant_cpu.cpp
-/// \brief Quantisation on the CPU. Compiled when a CPU tensor is first quantised.
+/// \brief Quantisation on the CPU. Compiled at the first call with a CPU tensor.
 
 #include <sgl_kernel/cpu/half.h>
 #include <sgl_kernel/cpu/isa.h>
@@ -11,8 +11,8 @@
 
 namespace quant {
 
-/// The largest magnitude of n elements, as its bits; NaN does not count. Among non-negative floats, bits order as
-/// values do.
+/// The largest magnitude of n elements, as its bits, ignoring NaN. The bits of non-negative floats are ordered like
+/// their values.
 template <typename T>
 [[gnu::always_inline]] inline std::int32_t largest_bits(const T* x, std::int64_t n) {
   using namespace host::cpu::details;
@@ -31,7 +31,7 @@ template <typename T>
   for (std::int64_t i = 0; i < n; ++i) q[i] = to_e4m3(host::cpu::to_float(x[i]) * inverse);
 }
 
-/// The scale for a largest magnitude: bounded, so that one over it is finite and not zero.
+/// The scale for a largest magnitude, bounded so that its inverse is finite and not zero.
 inline float scale_of(std::int32_t largest_bits) {
   const float scale = host::cpu::details::from_bits(static_cast<std::uint32_t>(largest_bits)) / 448.0f;
   return scale < 0x1p-126f ? 0x1p-126f : scale > __FLT_MAX__ ? __FLT_MAX__ : scale;

@@ -1,24 +1,24 @@
 #pragma once
 
 /// \file quant_params.h
-/// \brief What the host part and the kernels must agree on.
+/// \brief The interface between the host part and the kernels.
 ///
 /// Read by the host compiler and by NVRTC: it includes nothing.
 
 namespace quant {
 
-/// \brief Bytes that a thread loads at a time where everything is aligned to that. What it loads at a time is a *unit*:
-/// so many bytes, or else one element.
+/// \brief Bytes of one load of a thread if everything is aligned to them. One load is a *unit*: these bytes, or else
+/// one element.
 inline constexpr unsigned kLoadBytes = 16;
 
-/// \brief Units that a thread holds at a time, at most.
+/// \brief The most units that a thread holds at a time.
 inline constexpr unsigned kMaxUnits = 4;
 
-/// \brief Threads of a block, at most; of those kernels that hold everything in registers, and of the others.
+/// \brief The most threads of a block: for kernels that hold everything in registers, and for the others.
 inline constexpr unsigned kMaxThreads = 1024;
 inline constexpr unsigned kBlockThreads = 256;
 
-/// \brief What every kernel takes: rows of `columns` elements; strides from row to row, in bytes.
+/// \brief The parameters of every kernel: rows of `columns` elements; strides from row to row, in bytes.
 struct Params {
   const void* input;
   void* output;

@@ -84,8 +84,8 @@ PER_TENSOR = {
     ),
 }
 SCALES = (
-    "output_s must have one element for each row of input, and its shape but for the last dimension, which may be "
-    "missing or 1: output_s is "
+    "output_s must have one element for each row of input, and the shape of input, with a last dimension of 1 or "
+    "without it: output_s is "
 )
 PER_TOKEN = {
     **BOTH,

@@ -51,7 +51,7 @@ def of_driver() -> tuple[Operation, Operation]:
 
 
 def of_family(wait_mode: str, write_mode: str) -> tuple[Operation, Operation]:
-    """This family's."""
+    """This family's ops."""
     return (
         functools.partial(family.stream_wait_value, mode=wait_mode),
         functools.partial(family.stream_write_value, mode=write_mode),
@@ -64,7 +64,7 @@ def microseconds(wait: Operation, write: Operation, place: str, queued: bool) ->
     ping, pong = (torch.zeros(1, dtype=torch.int32, **where) for _ in range(2))
     gate = torch.zeros(1, dtype=torch.int32, pin_memory=True)
     streams = [torch.cuda.Stream() for _ in range(2)]
-    write(ping, 0)  # loaded: loading a kernel waits for streams that are held
+    write(ping, 0)  # load it now: loading a kernel waits for held streams
     wait(ping, 0)
     torch.cuda.synchronize()
     times, value = [], 0
@@ -93,12 +93,12 @@ def microseconds(wait: Operation, write: Operation, place: str, queued: bool) ->
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> bool:
-    """The queued rounds as a plot, where matplotlib is installed."""
+    """The queued rounds as a plot, if matplotlib is installed."""
 
     def place(row: Mapping[str, Any]) -> str:
         return f"{row['pair']}; {row['flag']}"
 
-    return write_plot(path, found, ["queued"], place=place, quantity="us", ylabel="microseconds a round trip, queued")
+    return write_plot(path, found, ["queued"], place=place, quantity="us", ylabel="microseconds per round trip, queued")
 
 
 def main() -> None:

@@ -17,10 +17,10 @@
 #include "wait_params.h"
 
 /// \file cpu_wait.h
-/// \brief A thread that waits for a flag without burning its core, whoever writes the flag. Host only.
+/// \brief A thread waits for a flag without spinning, with any writer of the flag. Host only.
 ///
-/// `write_on_cpu` wakes it at once. Anybody else, a kernel or a plain store, wakes nobody: so it also looks by itself,
-/// after naps that grow to a millisecond. A first look of a few microseconds catches what is about to happen.
+/// `write_on_cpu` wakes it at once. Other writers, a kernel or a plain store, do not: so it also polls by itself, after
+/// naps that grow to a millisecond. A first spin of a few microseconds catches a flag that is about to change.
 
 namespace wait_value {
 
@@ -32,7 +32,8 @@ inline std::int64_t now_ns() {
   return static_cast<std::int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
 }
 
-/// Sleep for at most `ns`, or until a writer says that the word is no longer `seen`. Returns whether a signal came.
+/// Sleep for at most `ns`, or until a writer announces that the word is no longer `seen`. Returns whether a signal
+/// came.
 inline bool nap(const std::uint32_t* word, std::uint32_t seen, std::int64_t ns) {
   const timespec time = {ns / 1'000'000'000, ns % 1'000'000'000};
 #if defined(__linux__)
@@ -52,14 +53,14 @@ inline void pause() {
 
 }  // namespace details
 
-/// \brief Return once the flag meets the condition; a TimeoutError when the time (unless 0) is up. A signal whose
-/// handler raises, such as Ctrl-C, ends it with that exception.
+/// \brief Return once the flag meets the condition. Throws a TimeoutError when the time (unless 0) is up. A signal
+/// whose handler raises, such as Ctrl-C, ends the wait with that exception.
 template <typename T>
 void wait_on_cpu(const void* address, int condition, T value, std::uint64_t timeout_ns) {
   constexpr int kLooks = 200;
   constexpr std::int64_t kFirstNap = 20'000;
   constexpr std::int64_t kLongestNap = 1'000'000;
-  constexpr std::int64_t kSignalsEvery = 50'000'000;  // a signal may have come to another thread
+  constexpr std::int64_t kSignalsEvery = 50'000'000;  // a signal may have reached another thread
   const auto* const flag = static_cast<const T*>(address);
   T seen = __atomic_load_n(flag, __ATOMIC_ACQUIRE);
   for (int i = 0; i < kLooks && !is_met(condition, seen, value); ++i) {
@@ -79,7 +80,7 @@ void wait_on_cpu(const void* address, int condition, T value, std::uint64_t time
           "TimeoutError", "stream_wait_value: the flag is still ",
           static_cast<std::int64_t>(static_cast<std::make_signed_t<T>>(seen)), " after ",
           static_cast<double>(timeout_ns) / 1e9, " s");
-    // The lower half is enough to see a change of a wide flag, and a change of the upper one is seen after the nap.
+    // The sleep watches the lower half of a wide flag; a change of only the upper half is seen after the nap.
     const bool signal = details::nap(
         static_cast<const std::uint32_t*>(address), static_cast<std::uint32_t>(seen), ns < left ? ns : left);
     if (signal || now - asked > kSignalsEvery) {
@@ -91,7 +92,7 @@ void wait_on_cpu(const void* address, int condition, T value, std::uint64_t time
   }
 }
 
-/// \brief Set the flag after everything this thread wrote before, and wake who waits for it, in any process.
+/// \brief Set the flag after all earlier writes of this thread, and wake its waiters in any process.
 template <typename T>
 void write_on_cpu(void* address, T value) {
   __atomic_store_n(static_cast<T*>(address), value, __ATOMIC_RELEASE);

@@ -1,17 +1,18 @@
 #pragma once
 
 /// \file wait_params.h
-/// \brief What the host part hands to the kernels of wait_value.cuh, and the conditions.
+/// \brief The parameters of the kernels of wait_value.cuh, and the conditions.
 ///
-/// Compiled by the host compiler and by NVRTC: it includes nothing, and needs the fixed-width integers to be there.
+/// Compiled by the host compiler and by NVRTC: it includes nothing, and the includer must define the fixed-width
+/// integers.
 
 namespace wait_value {
 
 // Conditions, with the numbers of the driver's stream memory operations.
-inline constexpr int kGreaterOrEqual = 0;  ///< flag - value >= 0, which goes on where the number wraps around
+inline constexpr int kGreaterOrEqual = 0;  ///< flag - value >= 0, also after the number wraps around
 inline constexpr int kEqual = 1;           ///< flag == value
 inline constexpr int kAnd = 2;             ///< flag & value: some bit of value is set
-inline constexpr int kNor = 3;             ///< ~(flag | value): some bit that value leaves out is clear
+inline constexpr int kNor = 3;             ///< ~(flag | value): some bit that is clear in value is clear
 
 /// Whether the condition holds. The kernel, the CPU and the driver agree.
 template <typename T>
@@ -29,28 +30,28 @@ constexpr bool is_met(int condition, T flag, T value) {
   }
 }
 
-/// A wait that gave up, in pinned host memory.
+/// A wait that timed out, in pinned host memory.
 struct TimeoutReport {
   enum State : uint32_t { kFree, kTaken, kFilled };
-  uint32_t state;  ///< the device takes and fills it, then the host frees it
+  uint32_t state;  ///< the device claims and fills the report, then the host frees it
   uint64_t flag;   ///< its address
   uint64_t value;
   uint64_t seen;
   uint64_t timeout_ns;
 };
 
-/// Those of one device. A wait that finds no free one is only counted.
+/// The reports of one device. A wait that finds no free report is only counted.
 struct TimeoutReports {
   static constexpr int kCount = 16;
-  uint32_t given_up;    ///< waits, ever; counted last, and by the device alone
-  uint32_t unreported;  ///< of these, those that found no free report; by the device alone
+  uint32_t given_up;    ///< the number of timed-out waits so far; written last, only by the device
+  uint32_t unreported;  ///< the number of those that found no free report; written only by the device
   TimeoutReport reports[kCount];
 };
 
 struct Wait {
   const void* flag;
   uint64_t value;
-  uint64_t timeout_ns;      // 0: wait without end
+  uint64_t timeout_ns;      // 0: no timeout
   TimeoutReports* reports;  // null without a timeout
   int condition;
   bool is_wide;  // 64 bits

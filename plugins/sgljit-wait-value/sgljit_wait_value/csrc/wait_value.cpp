@@ -1,5 +1,6 @@
 /// \file wait_value.cpp
-/// \brief The host part: what Python calls, the checks, the CPU's wait, and the driver's operation or a kernel.
+/// \brief The host part: the functions that Python calls, the checks, the CPU's wait, the driver's operation or a
+/// kernel.
 
 #include <sgl_kernel/driver.h>
 #include <sgl_kernel/dtype.h>
@@ -29,19 +30,19 @@ using host::TensorView;
 
 host::Variants kernels{"wait_value.cuh"};
 
-/// PyTorch's way to tell its current stream; set when the module is loaded. It is needed for flags in host memory: of
-/// a call without a CUDA tensor, tvm-ffi passes on no stream.
+/// PyTorch's interface for its current stream; set when the module is loaded. Flags in host memory need it: tvm-ffi
+/// passes on no stream for a call without a CUDA tensor.
 const DLPackExchangeAPI* g_exchange = nullptr;
 
-// ---- what a call is about ----
+// ---- the checks of a call ----
 
-/// A call, checked.
+/// A checked call.
 struct Call {
   const char* op;
-  void* flag;           // as the processor that waits sees it
-  std::uint64_t value;  // of a 32-bit flag, the lower half
+  void* flag;           // its address for the processor that waits
+  std::uint64_t value;  // only the lower half for a 32-bit flag
   bool is_wide;         // 64 bits
-  DLDevice device;      // whose stream waits; the CPU: the calling thread
+  DLDevice device;      // the device whose stream waits; the CPU: the calling thread
   host::native_stream_t stream;
 };
 
@@ -76,22 +77,22 @@ std::int32_t current_device() {
   return driver::api().CtxGetDevice(&device_id) == driver::kSuccess ? device_id : 0;
 }
 
-/// What the driver knows about host memory; nothing where this process does not use CUDA, which it then does not begin
-/// to: a process that has only waited on the CPU can still fork.
+/// The driver's record of host memory; empty if this process does not use CUDA. It does not initialise CUDA: a process
+/// that has only waited on the CPU can still fork.
 driver::Memory host_memory_at(const void* address) {
   constexpr int kInvalidContext = 201;
   void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) return {};
   const auto query =
       reinterpret_cast<decltype(driver::Api::PointerGetAttributes)>(::dlsym(library, "cuPointerGetAttributes"));
-  ::dlclose(library);  // the reference of this call; whoever loaded it holds another
+  ::dlclose(library);  // drops the reference of this call; the library stays loaded
   if (query == nullptr) return {};
   int type = 0;
   const int attribute = driver::kPointerMemoryType;
   void* values[] = {&type};
   const auto status = query(1, &attribute, values, address);
   if (status != kInvalidContext && (status != driver::kSuccess || type == 0)) return {};
-  // A thread that has not used CUDA yet has no context, and without one the driver names no device address.
+  // A thread that has not used CUDA yet has no context, and without one the driver reports no device address.
   const host::details::ContextGuard guard(current_device(), host::DebugInfo{});
   return driver::memory_at(address);
 }
@@ -99,11 +100,11 @@ driver::Memory host_memory_at(const void* address) {
 host::native_stream_t stream_of(const char* op, DLDevice device) {
   void* stream = nullptr;
   if (g_exchange == nullptr || g_exchange->current_work_stream(device.device_type, device.device_id, &stream) != 0)
-    throw Error("RuntimeError", op, ": this PyTorch does not tell its current stream: use a flag on the device");
+    throw Error("RuntimeError", op, ": this PyTorch does not report its current stream: use a flag on the device");
   return static_cast<host::native_stream_t>(stream);
 }
 
-/// A device by PyTorch's name for it: "cpu", "cuda", which is the current one, "cuda:1".
+/// A device by its name in PyTorch: "cpu", "cuda" for the current one, "cuda:1".
 Optional<DLDevice> device_of(const char* op, const Optional<const char*>& name) {
   if (!name.has_value()) return {};
   if (std::strcmp(*name, "cpu") == 0) return DLDevice{kDLCPU, 0};
@@ -117,7 +118,7 @@ Optional<DLDevice> device_of(const char* op, const Optional<const char*>& name) 
   throw Error("ValueError", op, ": device must be 'cpu', 'cuda' or 'cuda:' and a number, got '", *name, "'");
 }
 
-/// Who waits, by where the flag is and what the caller says.
+/// The device that waits, from the flag's memory and the caller's choice.
 void match_device(Call& call, const TensorView& flag, const Optional<const char*>& device_name) {
   const auto device = device_of(call.op, device_name);
   const auto where = flag.device();
@@ -140,7 +141,7 @@ void match_device(Call& call, const TensorView& flag, const Optional<const char*
     if (!device.has_value()) return;
     throw Error(
         "ValueError", call.op, ": the flag is in pageable host memory, which ", *device,
-        " cannot reach: allocate it with pin_memory=True: ", flag);
+        " cannot access: allocate it with pin_memory=True: ", flag);
   }
   call.flag = memory.device_address;
   call.device = device.value_or(DLDevice{kDLCUDA, current_device()});
@@ -156,7 +157,7 @@ Call match_call(const char* op, const TensorView& flag, std::int64_t value, cons
   if (flag.numel() < 1) throw Error(host::kTensorMatchError, op, ": the flag is empty: ", flag);
   if (reinterpret_cast<std::uintptr_t>(flag.data_ptr()) % (call.is_wide ? 8 : 4) != 0)
     throw Error(
-        host::kTensorMatchError, op, ": the flag must lie at a multiple of its size, got ", flag, " at ",
+        host::kTensorMatchError, op, ": the flag's address must be a multiple of its size, got ", flag, " at ",
         static_cast<const void*>(flag.data_ptr()));
   if (!call.is_wide && (value < INT32_MIN || value > static_cast<std::int64_t>(UINT32_MAX)))
     throw Error("ValueError", op, ": ", value, " does not fit the 32-bit flag ", flag);
@@ -165,18 +166,18 @@ Call match_call(const char* op, const TensorView& flag, std::int64_t value, cons
   return call;
 }
 
-// ---- waits that gave up ----
+// ---- timeouts ----
 
 wait_value::Timeouts g_timeouts;
 
-/// Throw a TimeoutError if a wait on some stream has given up since anybody was last told.
+/// Throw a TimeoutError if a wait on a stream has timed out since the last one.
 void check_timeouts() {
   g_timeouts.check();
 }
 
 // ---- on a stream ----
 
-/// An error of the driver's operation, with what to do about it where the stream is being captured.
+/// Throw an error of the driver's operation, with the remedy if the stream is being captured.
 void check_operation(const Call& call, driver::result_t status) {
   constexpr int kStreamCaptureUnsupported = 900;
   if (status == kStreamCaptureUnsupported)
@@ -205,12 +206,12 @@ bool has_operation(const Call& call, int condition) {
   return condition != wait_value::kNor || has(driver::kCanUseStreamWaitValueNor);
 }
 
-/// Whether to use the driver's operation. In a graph, the kernel is what every driver can capture.
+/// Whether to use the driver's operation. Every driver can capture the kernel into a graph.
 bool use_driver(const Call& call, Mode mode, int condition, bool has_timeout) {
   if (mode == Mode::kKernel) return false;
   if (has_timeout) {
     if (mode == Mode::kAuto) return false;
-    throw Error("ValueError", call.op, ": the driver waits without end: a timeout needs mode='kernel' or 'auto'");
+    throw Error("ValueError", call.op, ": the driver's wait has no timeout: a timeout needs mode='kernel' or 'auto'");
   }
   const bool can = has_operation(call, condition);
   if (mode == Mode::kAuto) return can && !is_capturing(call);
@@ -221,8 +222,8 @@ bool use_driver(const Call& call, Mode mode, int condition, bool has_timeout) {
   return true;
 }
 
-/// Launch a kernel of one thread. The driver waits for the device while it loads a kernel, so for streams that are
-/// held, too: before any is, the kernel that releases it is loaded as well.
+/// Launch a kernel of one thread. Loading a kernel waits for the whole device, held streams included. So the kernel
+/// that releases a stream is loaded before any stream is held.
 template <typename Params>
 void launch(const Call& call, const host::Variant& kernel, const Params& params) {
   (void)kernels.get("wait_value::wait").on(call.device.device_id);
@@ -265,14 +266,14 @@ void write_on_stream(const Call& call, Mode mode) {
   launch(call, kernels.get("wait_value::write"), wait_value::Write{call.flag, call.value, call.is_wide});
 }
 
-// ---- what Python calls ----
+// ---- the functions that Python calls ----
 
 void refuse_mode_on_cpu(const Call& call, Mode mode) {
   if (mode != Mode::kAuto)
-    throw Error("ValueError", call.op, ": the flag is for the CPU, and modes are of CUDA streams: leave mode='auto'");
+    throw Error("ValueError", call.op, ": the flag is for the CPU, but modes apply to CUDA streams: leave mode='auto'");
 }
 
-/// The current stream of the flag's device, or the calling thread, goes on once the flag meets the condition.
+/// Make the current stream of the flag's device, or the calling thread, wait until the flag meets the condition.
 void stream_wait_value(
     TensorView flag, std::int64_t value, const char* condition, const char* mode, Optional<double> timeout,
     Optional<const char*> device) {
@@ -287,7 +288,7 @@ void stream_wait_value(
   else wait_value::wait_on_cpu<std::uint32_t>(call.flag, met, static_cast<std::uint32_t>(call.value), timeout_ns);
 }
 
-/// The flag takes the value once everything before in the current stream is done, or at once on the CPU.
+/// Write the flag once all earlier work in the current stream is done, or at once on the CPU.
 void stream_write_value(TensorView flag, std::int64_t value, const char* mode, Optional<const char*> device) {
   constexpr const char* kOp = "stream_write_value";
   const auto call = match_call(kOp, flag, value, device);
@@ -298,7 +299,7 @@ void stream_write_value(TensorView flag, std::int64_t value, const char* mode, O
   else wait_value::write_on_cpu<std::uint32_t>(call.flag, static_cast<std::uint32_t>(call.value));
 }
 
-/// Set PyTorch's exchange interface, by its address.
+/// Set PyTorch's exchange interface by its address.
 void use_exchange(std::int64_t address) {
   g_exchange = reinterpret_cast<const DLPackExchangeAPI*>(address);
 }

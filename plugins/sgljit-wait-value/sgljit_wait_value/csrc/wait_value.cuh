@@ -8,19 +8,19 @@
 /// \file wait_value.cuh
 /// \brief Kernels of one thread that wait for a flag and write one. Compiles under NVRTC.
 ///
-/// The flag may be in device memory or in pinned host memory. What its writer wrote before it is visible to what comes
-/// behind the wait in the stream.
+/// The flag may be in device memory or in pinned host memory. Work behind the wait in the stream sees everything that
+/// the flag's writer wrote before it.
 
 namespace wait_value {
 
-/// Say that a wait has given up; see timeouts.h for who reads it.
+/// Report that a wait has timed out; timeouts.h reads the report.
 template <typename T>
 SGL_DEVICE void report_timeout(const Wait& params, T seen) {
   using device::ptx::load_acquire_system, device::ptx::store_release_system;
   auto& shared = *params.reports;
   TimeoutReport* mine = nullptr;
   for (auto& report : shared.reports) {
-    // Only a report that looks free is tried: the host may write the others.
+    // Try only a report that looks free: the host may write the others.
     if (load_acquire_system(&report.state) == TimeoutReport::kFree &&
         atomicCAS(&report.state, TimeoutReport::kFree, TimeoutReport::kTaken) == TimeoutReport::kFree) {
       mine = &report;
@@ -43,7 +43,7 @@ SGL_DEVICE void report_timeout(const Wait& params, T seen) {
 /// Poll until the condition holds, or the time is up.
 template <typename T>
 SGL_DEVICE void poll(const Wait& params) {
-  constexpr int kEagerLooks = 100;  // half a microsecond each, two at host memory: what comes soon is seen at once
+  constexpr int kEagerLooks = 100;  // 0.5 us each, 2 us at host memory: a write that comes soon is seen at once
   constexpr uint32_t kNap = 32;     // ns
   const auto flag = static_cast<const T*>(params.flag);
   const auto value = static_cast<T>(params.value);
@@ -56,7 +56,7 @@ SGL_DEVICE void poll(const Wait& params) {
     seen = device::ptx::load_acquire_system(flag);
     if (is_met(condition, seen, value)) return;
   }
-  // Two loops: in one, the compiler reads the clock at each look of an endless wait, too.
+  // Two loops: in a single one, the compiler would read the clock also for a wait without timeout.
   if (!has_timeout) {
     do {
       __nanosleep(kNap);
@@ -73,14 +73,14 @@ SGL_DEVICE void poll(const Wait& params) {
 
 /// \brief Hold the stream until the condition holds, or the time is up.
 ///
-/// The condition and the width are parameters: to hold streams and to release them takes two kernels in all, which are
-/// loaded together.
+/// The condition and the width are parameters, so that two kernels in all, which are loaded together, hold and release
+/// streams.
 __global__ void __launch_bounds__(1, 1) wait(const __grid_constant__ Wait params) {
   if (params.is_wide) poll<uint64_t>(params);
   else poll<uint32_t>(params);
 }
 
-/// \brief Write after everything that came before in the stream.
+/// \brief Write the flag after all earlier work in the stream.
 __global__ void __launch_bounds__(1, 1) write(const __grid_constant__ Write params) {
   if (params.is_wide) device::ptx::store_release_system(static_cast<uint64_t*>(params.flag), params.value);
   else device::ptx::store_release_system(static_cast<uint32_t*>(params.flag), static_cast<uint32_t>(params.value));

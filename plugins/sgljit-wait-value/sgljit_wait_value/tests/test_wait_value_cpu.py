@@ -243,7 +243,7 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "mode of a stream": (
         {"mode": "kernel"},
         ValueError,
-        "the flag is for the CPU, and modes are of CUDA streams: leave mode='auto'",
+        "the flag is for the CPU, but modes apply to CUDA streams: leave mode='auto'",
     ),
     "timeout": ({"timeout": 0.0}, ValueError, "timeout must be a positive number of seconds, got 0"),
     "timeout is not a number": ({"timeout": float("nan")}, ValueError, "timeout must be a positive number of seconds"),
@@ -251,7 +251,7 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "pageable": (
         {"device": "cuda:0"},
         ValueError,
-        "the flag is in pageable host memory, which cuda:0 cannot reach: allocate it with pin_memory=True: "
+        "the flag is in pageable host memory, which cuda:0 cannot access: allocate it with pin_memory=True: "
         "Tensor<1>[strides=<1>, dtype=int32, device=cpu]",
     ),
 }
@@ -270,7 +270,7 @@ def test_wrong_arguments(change: dict[str, Any], error: type[Exception], text: s
 def test_a_flag_across_words():
     """No processor waits for such a flag without looking all the time, and a GPU faults."""
     flag = torch.frombuffer(bytearray(32), dtype=torch.int64, count=1, offset=4)
-    text = rf"the flag must lie at a multiple of its size, got Tensor<1>\[.*\] at 0x{flag.data_ptr():x}$"
+    text = rf"the flag's address must be a multiple of its size, got Tensor<1>\[.*\] at 0x{flag.data_ptr():x}$"
     with pytest.raises(TensorMatchError, match=f"^stream_wait_value: {text}"):
         family.stream_wait_value(flag, 0, timeout=SECONDS)
     with pytest.raises(TensorMatchError, match=f"^stream_write_value: {text}"):
@@ -334,17 +334,17 @@ def test_each_wait_that_gives_up_has_its_own_report(timeouts: Module):
     timeouts.check()
     give_up(timeouts, 0, 0x1000, 1, -1)
     assert told(timeouts) == (
-        "stream_wait_value: 1 wait on a stream gave up, and what came behind ran without it: after 0.25 s, at the flag "
-        "at 0x1000, which was -1 and not as waited for with 1"
+        "stream_wait_value: 1 wait on a stream timed out, and the stream continued without it: after 0.25 s, at the "
+        "flag at 0x1000, which was -1, and the wait was for 1"
     )
     give_up(timeouts, 0, 0x1000, 1, 5)
     give_up(timeouts, 1, 0x2000, 2, 6)
     give_up(timeouts, 0, 0x3000, 3, 7)
     assert told(timeouts) == (
-        "stream_wait_value: 3 waits on a stream gave up, and what came behind ran without them: "
-        "after 0.25 s, at the flag at 0x1000, which was 5 and not as waited for with 1; "
-        "after 0.25 s, at the flag at 0x3000, which was 7 and not as waited for with 3; "
-        "after 0.25 s, at the flag at 0x2000, which was 6 and not as waited for with 2"
+        "stream_wait_value: 3 waits on a stream timed out, and the stream continued without them: "
+        "after 0.25 s, at the flag at 0x1000, which was 5, and the wait was for 1; "
+        "after 0.25 s, at the flag at 0x3000, which was 7, and the wait was for 3; "
+        "after 0.25 s, at the flag at 0x2000, which was 6, and the wait was for 2"
     )
 
 
@@ -376,7 +376,7 @@ def test_more_waits_than_reports_are_counted(timeouts: Module):
     for i in range(19):
         give_up(timeouts, 0, 0x1000 + i, i, 0)
     text = told(timeouts)
-    assert "19 waits on a stream gave up" in text
+    assert "19 waits on a stream timed out" in text
     assert text.count("at the flag at") == 16
     assert "0x100f" in text
     assert text.endswith("; and 3 more")

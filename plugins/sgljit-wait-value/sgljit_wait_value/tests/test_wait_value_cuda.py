@@ -274,7 +274,7 @@ def test_timeout(dtype: torch.dtype, streams: list[torch.cuda.Stream]):
     family.check_timeouts()  # not yet
     streams[0].synchronize()
     assert 0.29 < time.monotonic() - start < 5
-    text = rf"2 waits on a stream gave up, .* after 0\.2 s, at the flag at 0x{flag.data_ptr():x}, which was 3 and"
+    text = rf"2 waits on a stream timed out, .* after 0\.2 s, at the flag at 0x{flag.data_ptr():x}, which was 3, and"
     with pytest.raises(TimeoutError, match=text):
         family.check_timeouts()
     family.check_timeouts()  # told once
@@ -302,9 +302,9 @@ def test_waits_that_give_up_at_once_have_a_report_each(streams: list[torch.cuda.
         with pytest.raises(TimeoutError) as raised:
             family.check_timeouts()
         text = str(raised.value)
-        assert "20 waits on a stream gave up" in text
+        assert "20 waits on a stream timed out" in text
         assert text.endswith("; and 4 more")
-        found = re.findall(r"at the flag at 0x(\w+), which was (-?\d+) and not as waited for with (\d+)", text)
+        found = re.findall(r"at the flag at 0x(\w+), which was (-?\d+), and the wait was for (\d+)", text)
         places = {int(address, 16): (int(seen), int(value)) for address, seen, value in found}
         assert len(places) == 16
         for address, numbers in places.items():
@@ -338,7 +338,7 @@ def test_a_timeout_is_reported_by_the_next_call(streams: list[torch.cuda.Stream]
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
     family.stream_wait_value(flag, 1, timeout=0.01)
     torch.cuda.synchronize()
-    with pytest.raises(TimeoutError, match="1 wait on a stream gave up, and what came behind ran without it"):
+    with pytest.raises(TimeoutError, match="1 wait on a stream timed out, and the stream continued without it"):
         family.stream_write_value(flag, 1)
     family.stream_write_value(flag, 1)
     torch.cuda.synchronize()
@@ -348,7 +348,7 @@ def test_a_timeout_is_reported_by_the_next_call(streams: list[torch.cuda.Stream]
 @pytest.mark.gpu
 def test_the_driver_has_no_timeout(streams: list[torch.cuda.Stream]):
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    text = "stream_wait_value: the driver waits without end: a timeout needs mode='kernel' or 'auto'"
+    text = "stream_wait_value: the driver's wait has no timeout: a timeout needs mode='kernel' or 'auto'"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         family.stream_wait_value(flag, 1, timeout=1.0, mode="driver")
 
@@ -359,7 +359,7 @@ def test_errors_of_flags_on_a_device(streams: list[torch.cuda.Stream]):
     with pytest.raises(ValueError, match="two devices are mixed: the flag is on cuda:0, and the device is cpu"):
         family.stream_wait_value(flag, 1, device="cpu")
     pageable = torch.zeros(1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="the flag is in pageable host memory, which cuda:0 cannot reach"):
+    with pytest.raises(ValueError, match="the flag is in pageable host memory, which cuda:0 cannot access"):
         family.stream_wait_value(pageable, 1, device="cuda:0")
 
 
