@@ -1,4 +1,4 @@
-"""What this process has loaded and compiled, and which failures of the cache it has survived: counted and logged."""
+"""Loads and builds of this process, and the failures of the cache that it survived: logged and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process has loaded and compiled so far, as counts. A warm start imports none of it."""
+"""The counts of a process's loads and builds. A warm start does not import this module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from . import record
 
 @dataclass(frozen=True)
 class Stats:
-    """What a process has done so far.
+    """The counts of a process.
 
     Attributes:
-        hits: what was loaded from the cache, by tier: "cache", "prebuilt", "carried", "plugin".
-        misses: what was in no tier.
+        hits: loads from the cache, by tier: "cache", "prebuilt", "carried", "plugin".
+        misses: requests that no tier could serve.
         builds: the builds by outcome: "compiled", "private" (not kept), "failed", "interrupted".
         seconds: the time that builds took, by the clock; those side by side count each.
         faults: the failures of the cache that cost only the sharing.
@@ -28,12 +28,13 @@ class Stats:
 
 
 def stats() -> Stats:
-    """What this process has loaded and compiled so far."""
+    """The counts of this process so far."""
     with record.lock.here():
+        sums = record.sums
         return Stats(
-            dict(record.hits),
-            int(record.sums["misses"]),
-            dict(record.builds),
-            record.sums["seconds"],
-            int(record.sums["faults"]),
+            hits=dict(record.hits),
+            misses=int(sums["misses"]),
+            builds=dict(record.builds),
+            seconds=sums["seconds"],
+            faults=int(sums["faults"]),
         )

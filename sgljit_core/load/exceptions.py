@@ -22,7 +22,7 @@ _kept = threading.local()
 
 
 class _Passing(Exception):  # noqa: N818 - nobody sees it
-    """What C++ carries. Releases of tvm-ffi differ in whether they carry more than an Exception."""
+    """The exception that C++ carries. Releases of tvm-ffi differ in whether they carry more than an Exception."""
 
 
 def passing(function: Callable[P, R]) -> Callable[P, R]:
@@ -41,7 +41,7 @@ def passing(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def register(tvm_ffi: Any) -> None:
-    """Introduce to tvm-ffi what passes, and the classes of ours, which C++ raises by their names."""
+    """Introduce to tvm-ffi the carried exception, and the classes of ours, which C++ raises by their names."""
     tvm_ffi.register_error(_NAME, _Passing)
     tvm_ffi.register_error(_NAME, _calling(_restore))
     # A signal's handler may run in ``wrapper`` before its ``try``.

@@ -89,7 +89,7 @@ def _wait(directory: Path, what: str, memory: int, hurried: Callable[[], bool]) 
 
 
 _Held = tuple[int, Holder | None]  # the number of a job, and whose it is
-_given_up: set[_Held] = set()  # those that were waited for in vain
+_given_up: set[_Held] = set()  # jobs that were waited for in vain
 
 
 class _Queue:
