@@ -152,9 +152,6 @@ def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
     return ""
 
 
-_PASSING = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EINTR)
-
-
 def fault(directory: Path, *, has_toolchain: bool) -> str:
     """The fault of an artifact of the very keys that were looked for; "" where nothing is."""
     try:
@@ -173,7 +170,7 @@ def read(directory: Path, *, vouched: bool = False) -> Artifact | None:
         OSError: it cannot be read now.
     """
     try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = _open_directory(directory)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -182,8 +179,7 @@ def read(directory: Path, *, vouched: bool = False) -> Artifact | None:
         if error.errno == errno.ENOTDIR and not os.path.isdir(directory.parent):  # noqa: PTH112 - it raises nothing
             return None  # the root itself is a file
         if error.errno == errno.EACCES:
-            root = directory.parents[4]
-            raise ManifestError(f"you may not read it; if its owner means you to: chmod -R a+rX {root}") from error
+            error.strerror = f"you may not read it; if its owner means you to: chmod -R a+rX {directory.parents[4]}"
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
         if not vouched:
@@ -207,6 +203,16 @@ def read(directory: Path, *, vouched: bool = False) -> Artifact | None:
     return Artifact(directory, manifest, payload)
 
 
+def _open_directory(directory: Path) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(directory, flags)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return os.open(directory, flags)  # NFS: another machine removed or replaced it
+
+
 def read_manifest(directory: Path) -> Manifest:
     """The manifest in a directory, its payload unread.
 
@@ -222,7 +228,7 @@ def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
-        if error.errno in _PASSING:
+        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # it may pass
             raise
         raise ManifestError(f"{name} cannot be opened ({error.strerror})") from error
     try:

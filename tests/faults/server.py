@@ -69,7 +69,6 @@ def take_in(place: Path) -> None:
 
 def give_out(place: Path) -> None:
     expect(sgljit_core.cache.export_archive(place / "tmp" / "out.tar"), count(place))
-    expect((place / "tmp" / "out.tar").stat().st_size > 0, True)
 
 
 def prune(place: Path) -> None:
