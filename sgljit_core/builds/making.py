@@ -274,7 +274,7 @@ def _wait(lock: FileLock, label: str) -> bool:
             if not reported and seconds >= _REPORT_SECONDS:
                 reported = True
                 holder = lock.holder()
-                text = f"waiting for {holder or 'another process'} to compile {label}"
+                text = f"waiting for {holder or 'another process'}, which holds the lock of {label}"
                 log.log(logging.WARNING, "waiting", text, build=label, holder=str(holder))
     text = (
         f"{lock.holder() or 'another process'} has held the lock of {label} for more than {LOCK_SECONDS:g} s; "

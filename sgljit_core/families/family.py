@@ -146,8 +146,10 @@ class KernelFamily:
             where = f"op {self.name}.{name} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"
             if not name.isidentifier() or name.startswith("_"):
                 raise InvalidFamilyError(f"{where}: the op's name {name!r} must be a public Python identifier")
-            for option, value in (("reference", reference), ("samples", samples), ("fake", fake)):
+            for option, value in (("reference", reference), ("samples", samples)):
                 _check_reference(where, option, value)
+            if not callable(fake):
+                _check_reference(where, "fake", fake)
             earlier = self._declared.pop(name, None)
             if earlier is not None and earlier.library.place != _place(function):  # or else it is a reload
                 self._declared[name] = earlier
@@ -277,7 +279,7 @@ class KernelFamily:
 
 
 def _check_reference(where: str, option: str, value: object) -> None:
-    if value is not None and not callable(value) and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
+    if value is not None and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
         raise InvalidFamilyError(f'{where}: {option} must read "package.module:function", got {value!r}')
 
 

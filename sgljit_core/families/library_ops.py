@@ -155,13 +155,14 @@ def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.libr
         sgl_isinstance=isinstance,
         sgl_Tensor=torch.Tensor,
         sgl_Parameter=torch.nn.Parameter,
-        sgl_is_tracing=torch.compiler.is_dynamo_compiling,
+        sgl_is_tracing=torch.compiler.is_dynamo_compiling,  # these two cost less than is_compiling, which asks both
+        sgl_is_exporting=torch.compiler.is_exporting,
         sgl_is_grad_enabled=torch.is_grad_enabled,
         sgl_stand_in=_stand_in(declaration),
     )
     no_gradient = f"not (sgl_is_grad_enabled() and ({' or '.join(grads)}))"
     lines = [
-        f"if {' and '.join(plain)} and not sgl_is_tracing() and {no_gradient}:",
+        f"if {' and '.join(plain)} and not (sgl_is_tracing() or sgl_is_exporting()) and {no_gradient}:",
         " try:",
         "  return {body}",
         " except Exception:",

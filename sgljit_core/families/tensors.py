@@ -23,15 +23,18 @@ __all__ = ["HEAP_IS_LOW", "has_memory", "is_functional", "require_memory", "stan
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError)
 
 
+_AT_PHDR = 3  # of <sys/auxv.h>: where the executable's program headers are
+
+
 def _heap_is_low() -> bool:
     """Whether this process may have memory below 4 GiB: an executable at a fixed address, with its heap behind it.
 
     A view of a tensor without memory has its offset for an address. ``sgl_kernel/export.h`` refuses addresses below
     4 GiB, but not in such a process; there the op asks about views with an offset, before the call.
     """
-    sbrk = ctypes.CDLL(None).sbrk
-    sbrk.restype, sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
-    return (sbrk(0) or 0) < 1 << 32
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return int(getauxval(_AT_PHDR)) < 1 << 32
 
 
 HEAP_IS_LOW = _heap_is_low()

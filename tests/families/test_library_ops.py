@@ -124,6 +124,19 @@ def test_an_export_without_dynamo_holds_the_op(either):
     assert torch.equal(program.module()(torch.zeros(3)), changed(either)(torch.zeros(3)))
 
 
+def test_an_export_without_dynamo_holds_a_call_on_constants_and_does_not_run_it(either):
+    constant = torch.ones(3)
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            either(constant)
+            return x + constant
+
+    program = torch.export.export(Model(), (torch.ones(3),), strict=False)
+    assert any(target.startswith(f"sgljit_testing.{either.__name__}") for target in targets(program.graph_module))
+    assert constant.tolist() == [1, 1, 1]
+
+
 def test_on_fake_tensors_nothing_runs(either):
     calls.clear()
     with FakeTensorMode():
