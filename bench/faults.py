@@ -1,6 +1,6 @@
 """How many failures of a system call does the cache survive?
 
-Every fault of tests/faults/injection.py: in each scenario, each kind of call below the cache, the runtime directory and
+Every fault of tests/injection.py: in each scenario, each kind of call below the cache, the runtime directory and
 the directory for temporary files fails once, at each of its places and with each of its errnos. "Right" is the right
 result, "said plainly" an error of sgljit's with a remedy. In both cases the next run must be right, no damaged artifact
 may be visible, and the next prune must leave nothing of the build behind.
@@ -18,7 +18,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "faults"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import injection
 

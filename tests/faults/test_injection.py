@@ -12,7 +12,7 @@ def ground(tmp_path_factory):
         yield made
 
 
-def test_a_warm_start_survives_a_failing_lock_and_rename(ground):
+def test_a_warm_start_survives_where_no_link_and_no_memory_file_can_be_made(ground):
     """A sample of what follows, and a test that faults are met."""
     tally = injection.campaign(ground, "load, warm", ("symlink", "memfd"))
     assert tally.failures == []

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "faults"
 
 ERRNOS = {
     "open": ("EACCES", "EMFILE", "ENOSPC", "ESTALE", "EIO", "EROFS", "ENOMEM"),
@@ -204,7 +204,7 @@ class Ground:
 
     def close(self) -> None:
         self._server.kill()
-        self._server.wait()
+        self._server.communicate()
 
 
 @contextlib.contextmanager
