@@ -8,6 +8,7 @@ asked for; the others work. What nobody asks for is a problem: a warning, once, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import re
@@ -247,9 +248,22 @@ def load(family: str, claims: tuple[Plugin, ...]) -> KernelFamily:
                         f"that calls register(FAMILY)",
                     )
             except (PluginLoadError, PluginConflictError) as error:
-                _failures[family] = error
+                if not _may_pass(error):
+                    _failures[family] = error
                 raise
         return _families[family]
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether it came from a want that may be over at the next try: of descriptors, of memory, of stack."""
+    while error is not None:
+        if isinstance(error, MemoryError | RecursionError) or getattr(error, "errno", None) in _WANTS:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def _load(plugin: Plugin) -> None:

@@ -221,6 +221,54 @@ def test_a_plugin_that_raises_reports_itself_with_its_traceback_and_the_rest_wor
     assert ops[good]
 
 
+_FAILS_ONCE = """
+import errno, sys
+from sgljit_core import KernelFamily, hookimpl
+
+def fail_once():
+    if not hasattr(sys, "{family}"):
+        sys.{family} = True
+        {failure}
+
+if not {in_hook}:
+    fail_once()
+
+@hookimpl
+def sgljit_register_kernels(register):
+    fail_once()
+    register(KernelFamily("{family}", "passing_{family}"))
+"""
+
+
+@pytest.mark.parametrize("in_hook", [False, True])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *(f"raise OSError(errno.{name}, 'for now')" for name in ("EMFILE", "ENFILE", "ENOMEM")),
+        "raise ImportError('wrapped') from OSError(errno.EMFILE, 'for now')",
+        "raise MemoryError",
+        "raise RecursionError",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
+    ],
+)
+def test_a_failure_that_may_pass_is_not_remembered(site, family, failure, in_hook):
+    text = _FAILS_ONCE.format(family=family, failure=failure, in_hook=in_hook)
+    plugin_on_disk.install(site, f"passing-{family}", family, plugin=text)
+    with pytest.raises((errors.PluginLoadError, KeyboardInterrupt, GeneratorExit)):
+        ops[family]
+    assert ops[family]
+
+
+@pytest.mark.parametrize("failure", ["raise OSError(errno.ENOENT, 'gone')", "raise SystemExit(1)", "raise ValueError"])
+def test_another_failure_is_remembered(site, family, failure):
+    text = _FAILS_ONCE.format(family=family, failure=failure, in_hook=False)
+    plugin_on_disk.install(site, f"passing-{family}", family, plugin=text)
+    for _ in range(2):
+        with pytest.raises(errors.PluginLoadError):
+            ops[family]
+
+
 def test_a_hook_that_raises_is_reported_the_same_way(site, family):
     text = "from sgljit_core import hookimpl\n@hookimpl\n"
     text += "def sgljit_register_kernels(register):\n    register('not a family')\n"
