@@ -7,7 +7,10 @@ from sgljit_core.families import discovery
 
 
 def list_families() -> None:
-    """List the installed kernel families, with distribution and version. Imports none of them."""
+    """List the installed kernel families, with distribution and version, and the plugins' problems.
+
+    Imports no family.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -15,4 +18,8 @@ def list_families() -> None:
     for family, claims in discovery.installed().items():
         for plugin in claims:
             table.add_row(family, plugin.distribution, plugin.version, plugin.module)
-    Console().print(table)
+    problems = discovery.problems()
+    console = Console()
+    console.print(table)
+    for problem in problems:
+        console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)

@@ -2,23 +2,24 @@
 
 Discovery reads the metadata of installed distributions and imports nothing of theirs. A plugin is imported when its
 family is first asked for. Whatever one plugin does wrong is kept with its name and raised when *its* family is
-asked for; the others work.
+asked for; the others work. What nobody asks for is a problem: a warning, once, and a line of ``sgljit list``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
-import logging
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import importlib_metadata
 
-from sgljit_core import paths
+from sgljit_core import log, paths
 from sgljit_core._version import __version__
 from sgljit_core.config import settings
 from sgljit_core.errors import IncompatiblePluginError, PluginConflictError, PluginLoadError, SgljitError
@@ -35,7 +36,14 @@ if TYPE_CHECKING:
 KERNELS = "sgljit.kernels"
 EXTENSIONS = "sgljit.plugins"
 
-_log = logging.getLogger("sgljit")
+T = TypeVar("T")
+
+_problems: dict[str, str] = {}
+
+
+def _problem(about: str, text: str) -> None:
+    _problems.setdefault(about, text)
+    log.once("plugin_problem", about, text)
 
 
 class Plugin:
@@ -74,16 +82,7 @@ class Plugin:
 
     @functools.cached_property
     def _metadata(self) -> dict[str, list[str]]:
-        """The fields above. ``importlib.metadata`` reads them with the email package, which takes 100 ms to import."""
-        fields: dict[str, list[str]] = {"Name": ["unknown"], "Version": ["0"], "Requires-Dist": []}
-        text = self._dist.read_text("METADATA") or self._dist.read_text("PKG-INFO") or ""
-        for line in text.partition("\n\n")[0].splitlines():
-            name, _, value = line.partition(": ")
-            if name == "Requires-Dist":
-                fields[name].append(value.strip())
-            elif name in fields:
-                fields[name] = [value.strip()]
-        return fields
+        return _fields(self._dist)
 
     @property
     def location(self) -> Path:
@@ -96,6 +95,34 @@ class Plugin:
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
+
+
+def _fields(dist: Any) -> dict[str, list[str]]:
+    """Name, version and requirements. ``importlib.metadata`` reads them with the email package: 100 ms to import."""
+    directory = _directory(dist)
+    name, _, version = directory.stem.partition("-")
+    fields = {"Name": [name], "Version": [version or "0"], "Requires-Dist": []}
+    try:
+        text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
+    except ValueError as error:
+        _problem(str(directory), _unreadable(dist, error))
+        return fields
+    for line in text.partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(": ")
+        if name == "Requires-Dist":
+            fields[name].append(value.strip())
+        elif name in fields:
+            fields[name] = [value.strip()]
+    return fields
+
+
+def _directory(dist: Any) -> Path:
+    """Where its metadata is: ``NAME-VERSION.dist-info``."""
+    return Path(str(getattr(dist, "_path", dist.locate_file(""))))
+
+
+def _unreadable(dist: Any, error: Exception) -> str:
+    return f"the metadata of a distribution, {_directory(dist)}, cannot be read: {type(error).__name__}: {error}"
 
 
 def installed() -> dict[str, tuple[Plugin, ...]]:
@@ -120,23 +147,58 @@ def _entry_points(group: str) -> list[Plugin]:
     from packaging.utils import canonicalize_name
 
     names = {canonicalize_name(name) for name in allowed}
+    _check_doubles(frozenset(names))
     return [plugin for plugin in _scan(group) if canonicalize_name(plugin.distribution) in names]
 
 
 @functools.cache
+def _check_doubles(names: frozenset[str]) -> None:
+    for name in sorted(names):
+        found = dict.fromkeys(_directory(dist).resolve() for dist in importlib_metadata.distributions(name=name))
+        if len(found) > 1:
+            first, *others = map(str, found)
+            _problem(
+                f"double {name}",
+                f"SGLJIT_PLUGINS allows {name}, which is installed more than once: {first} is used, and "
+                f"{', '.join(others)} is not",
+            )
+
+
+@functools.cache
 def _scan(group: str) -> list[Plugin]:
-    return [Plugin(point) for point in importlib_metadata.entry_points(group=group)]
+    try:
+        return [Plugin(point) for point in importlib_metadata.entry_points(group=group)]
+    except Exception as error:  # a distribution's metadata may be anything
+        if isinstance(error, OSError):
+            raise
+        return _scan_one_by_one(group)
+
+
+def _scan_one_by_one(group: str) -> list[Plugin]:
+    """For when the metadata of some distribution cannot be read: that of the others."""
+    found: dict[str, list[Plugin]] = {}
+    for dist in importlib_metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", _fields(dist)["Name"][0]).lower()
+        if name in found:
+            continue
+        try:
+            found[name] = [Plugin(point) for point in dist.entry_points.select(group=group)]
+        except Exception as error:  # noqa: BLE001
+            _problem(str(_directory(dist)), _unreadable(dist, error))
+    return [plugin for plugins in found.values() for plugin in plugins]
 
 
 def rescan() -> None:
     """Forget what is installed, so that the next question reads the metadata anew."""
     _scan.cache_clear()
+    _check_doubles.cache_clear()
 
 
 _lock = ForkLock()  # plugins are loaded one after the other
 _families: dict[str, KernelFamily] = {}
 _failures: dict[str, PluginLoadError | PluginConflictError] = {}
 _registering: list[KernelFamily] = []
+_plugins: dict[Any, Plugin] = {}  # by module
 
 
 @functools.cache
@@ -186,9 +248,22 @@ def load(family: str, claims: tuple[Plugin, ...]) -> KernelFamily:
                         f"that calls register(FAMILY)",
                     )
             except (PluginLoadError, PluginConflictError) as error:
-                _failures[family] = error
+                if not _may_pass(error):
+                    _failures[family] = error
                 raise
         return _families[family]
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether it came from a want that may be over at the next try: of descriptors, of memory, of stack."""
+    while error is not None:
+        if isinstance(error, MemoryError | RecursionError) or getattr(error, "errno", None) in _WANTS:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def _load(plugin: Plugin) -> None:
@@ -196,6 +271,8 @@ def _load(plugin: Plugin) -> None:
     _check_requirements(plugin)
     module = _import(plugin)
     _registering.clear()
+    if _manager().is_registered(module):  # another entry point names it, or a load of it was interrupted
+        _manager().unregister(module)
     try:
         _manager().register(module)
     except (Exception, SystemExit) as error:
@@ -211,6 +288,7 @@ def _load(plugin: Plugin) -> None:
                 + (f"which belongs to {_described(owners[0])}" if owners else "for which it has no entry point")
                 + f". A distribution registers the families that its entry points in {KERNELS!r} name."
             )
+    _plugins[module] = plugin
     _families.update({family.name: family for family in _registering})
 
 
@@ -243,7 +321,11 @@ def _check_requirements(plugin: Plugin) -> None:
         question = ["requirement", text, __version__]
         if answers.recall(question) == "met":  # packaging takes 10 ms to import
             continue
-        if not _is_met(text):
+        try:
+            is_met = _is_met(text)
+        except ValueError as error:
+            raise PluginLoadError(str(plugin), f"its metadata has the requirement {text!r}: {error}") from error
+        if not is_met:
             raise IncompatiblePluginError(
                 str(plugin),
                 f"it requires {text}, and sgljit-core {__version__} is running; "
@@ -277,18 +359,68 @@ def hooks() -> Any:
 @functools.cache
 def _load_extensions() -> None:
     for plugin in _entry_points(EXTENSIONS):
-        error = _load_extension(plugin)
-        if error is not None:
-            _log.warning("%s", error)
+        _load_extension(plugin)
 
 
-def _load_extension(plugin: Plugin) -> PluginLoadError | None:
+def _load_extension(plugin: Plugin) -> None:
     try:
         _check_requirements(plugin)
-        _manager().register(_import(plugin))
-    except PluginLoadError as error:
-        return error
-    return None
+        module = _import(plugin)
+        if not _manager().is_registered(module):  # it may be a family's, too
+            _manager().register(module)
+        _plugins[module] = plugin
+    except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
+        _problem(_described(plugin), f"{_described(plugin)} cannot be used: {error}")
+
+
+def ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
+    """What ``take`` makes of each plugin's answer to a hook, the latest plugin's first.
+
+    A plugin that raises is reported, once, and left out.
+    """
+    taken = (_ask_one(one, hook, take, arguments) for one in reversed(getattr(hooks(), hook).get_hookimpls()))
+    return [answer for answer in taken if answer is not None]
+
+
+def _ask_one(implementation: Any, hook: str, take: Callable[[Any], T], arguments: dict[str, Any]) -> T | None:
+    try:
+        answer = implementation.function(*(arguments[name] for name in implementation.argnames))
+        return None if answer is None else take(answer)
+    except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
+        plugin = _plugins.get(implementation.plugin)
+        about = f"{_described(plugin) if plugin else implementation.plugin_name}: its {hook}"
+        _problem(about, f"{about} raised {type(error).__name__}: {error}")
+        return None
+
+
+def header_providers() -> dict[str, Callable[[], list[Path]]]:
+    """By name, what the plugins provide for builds that ask for headers by name."""
+    providers: dict[str, Callable[[], list[Path]]] = {}
+    for answer in ask("sgljit_header_dependencies", dict):
+        providers |= answer
+    return providers
+
+
+def prebuilt_directories() -> list[Path]:
+    """The directories of artifacts that the plugins name."""
+    answers = ask("sgljit_prebuilt_dirs", lambda paths: [Path(path) for path in paths])
+    return [path for answer in answers for path in answer]
+
+
+def problems() -> list[str]:
+    """What is wrong with the distributions, as far as it shows without importing a family. Loads the extensions."""
+    modules: dict[str, dict[str, None]] = {}
+    for family, claims in installed().items():
+        if len(claims) > 1:
+            _problems[f"family {family}"] = f"family {family!r} is claimed by {' and '.join(map(_described, claims))}"
+        for plugin in claims:
+            modules.setdefault(plugin.module, {})[f"{plugin} ({plugin.location})"] = None
+    for module, owners in modules.items():
+        if len(owners) > 1:
+            _problems[f"module {module}"] = f"{module} is the entry point of {' and '.join(owners)}"
+    header_providers()
+    prebuilt_directories()
+    return list(_problems.values())
 
 
 def are_extensions_loaded() -> bool:

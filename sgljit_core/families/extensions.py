@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sgljit_core import log
 from sgljit_core.builds.extensions import Extensions
 from sgljit_core.errors import InvalidBuildError
 from sgljit_core.model.build import BuildSpec
@@ -23,9 +21,7 @@ class Plugins(Extensions):
         return "" if plugin is None else str(plugin)
 
     def header_directories(self, name: str) -> list[Path]:
-        providers: dict[str, Callable[[], list[Path]]] = {}
-        for answer in discovery.hooks().sgljit_header_dependencies():
-            providers |= answer
+        providers = discovery.header_providers()
         if name not in providers:
             known = ", ".join(sorted(providers)) or "none"
             raise InvalidBuildError(
@@ -36,7 +32,7 @@ class Plugins(Extensions):
     def prebuilt_roots(self) -> list[Path]:
         if not discovery.has_extensions():  # so that pluggy need not be imported
             return []
-        return [Path(path) for answer in discovery.hooks().sgljit_prebuilt_dirs() for path in answer]
+        return discovery.prebuilt_directories()
 
     def build_started(self, build: BuildSpec) -> None:
         _call("sgljit_build_started", build=build)
@@ -65,7 +61,4 @@ def _report() -> None:
 
 def _call(name: str, **arguments: Any) -> None:
     """A broken observer must not stop a build."""
-    try:
-        getattr(discovery.hooks(), name)(**arguments)
-    except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
-        log.once("hook_failed", name, f"a plugin's {name} raised {type(error).__name__}: {error}")
+    discovery.ask(name, bool, **arguments)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sgljit_core.config import settings
-from sgljit_core.errors import InvalidFamilyError, UnknownFamilyError, UnknownOpError
+from sgljit_core.errors import InvalidFamilyError, NoTargetError, UnknownFamilyError, UnknownOpError
 
 from . import discovery
 from .discovery import Plugin
@@ -134,6 +134,8 @@ ops = Registry()
 def declared_variants(family: str) -> list[Callable[[], Any]]:
     """The variants that a family declares worth building ahead: functions without arguments that each build one.
 
+    Without a device these are those of sm_90, and one for CUDA raises NoTargetError when it is called.
+
     Raises:
         UnknownFamilyError: no installed plugin provides the family.
         InvalidFamilyError: it declares no variants, or something else than functions.
@@ -142,10 +144,18 @@ def declared_variants(family: str) -> list[Callable[[], Any]]:
     claims = discovery.installed().get(name, ())
     if not claims:
         ops[family]  # raises the error that names the families there are
+    from sgljit_core.compilers.arch import override_cuda_arch
+
     spec = discovery.load(name, claims)
     if spec.variants is None:
         raise InvalidFamilyError(f"family {name!r} ({claims[0]}) declares no variants; see KernelFamily(variants=...)")
-    builders = list(resolve(spec.variants)() or ())
+    variants = resolve(spec.variants)
+    try:
+        builders = list(variants() or ())
+    except NoTargetError:
+        # It asks about the device to choose its kernels. With any answer each kernel's builder says that there is none.
+        with override_cuda_arch(9, 0):
+            builders = list(variants() or ())
     for number, builder in enumerate(builders, 1):
         if not callable(builder):
             raise InvalidFamilyError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -219,6 +221,54 @@ def test_a_plugin_that_raises_reports_itself_with_its_traceback_and_the_rest_wor
     assert ops[good]
 
 
+_FAILS_ONCE = """
+import errno, sys
+from sgljit_core import KernelFamily, hookimpl
+
+def fail_once():
+    if not hasattr(sys, "{family}"):
+        sys.{family} = True
+        {failure}
+
+if not {in_hook}:
+    fail_once()
+
+@hookimpl
+def sgljit_register_kernels(register):
+    fail_once()
+    register(KernelFamily("{family}", "passing_{family}"))
+"""
+
+
+@pytest.mark.parametrize("in_hook", [False, True])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *(f"raise OSError(errno.{name}, 'for now')" for name in ("EMFILE", "ENFILE", "ENOMEM")),
+        "raise ImportError('wrapped') from OSError(errno.EMFILE, 'for now')",
+        "raise MemoryError",
+        "raise RecursionError",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
+    ],
+)
+def test_a_failure_that_may_pass_is_not_remembered(site, family, failure, in_hook):
+    text = _FAILS_ONCE.format(family=family, failure=failure, in_hook=in_hook)
+    plugin_on_disk.install(site, f"passing-{family}", family, plugin=text)
+    with pytest.raises((errors.PluginLoadError, KeyboardInterrupt, GeneratorExit)):
+        ops[family]
+    assert ops[family]
+
+
+@pytest.mark.parametrize("failure", ["raise OSError(errno.ENOENT, 'gone')", "raise SystemExit(1)", "raise ValueError"])
+def test_another_failure_is_remembered(site, family, failure):
+    text = _FAILS_ONCE.format(family=family, failure=failure, in_hook=False)
+    plugin_on_disk.install(site, f"passing-{family}", family, plugin=text)
+    for _ in range(2):
+        with pytest.raises(errors.PluginLoadError):
+            ops[family]
+
+
 def test_a_hook_that_raises_is_reported_the_same_way(site, family):
     text = "from sgljit_core import hookimpl\n@hookimpl\n"
     text += "def sgljit_register_kernels(register):\n    register('not a family')\n"
@@ -292,28 +342,123 @@ def test_two_families_of_one_module(site):
     assert ops[second]
 
 
-def test_named_headers_come_from_an_extension_and_a_broken_one_is_left_out(tmp_path):
+def _python(site, code, **environment):
     """In a process of its own: extensions are loaded once."""
-    import os
-    import subprocess
+    path = os.pathsep.join([str(site), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, **environment}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
-    headers = (
-        "from pathlib import Path\nfrom sgljit_core import hookimpl\n"
-        "@hookimpl\ndef sgljit_header_dependencies():\n    return {'cutlass': lambda: [Path('/include/cutlass')]}\n"
-    )
-    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=headers, group="sgljit.plugins")
+
+def _list(site, **environment):
+    return _python(site, "from sgljit_core.cli.list import list_families; list_families()", **environment)
+
+
+_HEADERS = """
+from pathlib import Path
+from sgljit_core import hookimpl
+
+@hookimpl
+def sgljit_header_dependencies():
+    return {'cutlass': lambda: [Path('/include/cutlass')]}
+
+@hookimpl
+def sgljit_prebuilt_dirs():
+    return ['/prebuilt']
+"""
+_ASK = """
+import logging; logging.basicConfig()
+from sgljit_core.families.extensions import Plugins
+for _ in range(2):
+    print(Plugins().header_directories('cutlass'), Plugins().prebuilt_roots())
+"""
+
+
+def test_named_headers_come_from_an_extension_and_a_broken_one_is_left_out(tmp_path):
+    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=_HEADERS, group="sgljit.plugins")
     plugin_on_disk.install(tmp_path, "broken", "broken", plugin="raise ValueError('no luck')", group="sgljit.plugins")
-    code = (
-        "import logging; logging.basicConfig()\nfrom sgljit_core.families.extensions import Plugins\n"
-        "print(Plugins().header_directories('cutlass'))\nPlugins().header_directories('cutlas')"
-    )
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    result = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
+    result = _python(tmp_path, f"{_ASK}\nPlugins().header_directories('cutlas')")
     assert "[PosixPath('/include/cutlass')]" in result.stdout
     assert "plugin broken 1.2.3 cannot be loaded" in result.stderr
     assert "no installed plugin provides the headers 'cutlas' (provided: cutlass)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("hook", "text"),
+    [
+        ("sgljit_prebuilt_dirs(): 1 / 0", "its sgljit_prebuilt_dirs raised ZeroDivisionError"),
+        ("sgljit_prebuilt_dirs(): return 3", "its sgljit_prebuilt_dirs raised TypeError"),
+        ("sgljit_prebuilt_dirs(more): ...", "cannot be used: Plugin 'broken.plugin' for hook"),
+        ("sgljit_header_dependencies(): 1 / 0", "its sgljit_header_dependencies raised ZeroDivisionError"),
+    ],
+)
+def test_a_broken_hook_is_reported_once_with_its_distribution_and_listed(tmp_path, hook, text):
+    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=_HEADERS, group="sgljit.plugins")
+    broken = f"from sgljit_core import hookimpl\n@hookimpl\ndef {hook}\n"
+    plugin_on_disk.install(tmp_path, "broken", "broken", plugin=broken, group="sgljit.plugins")
+    result = _python(tmp_path, _ASK)
+    assert result.stdout.count("[PosixPath('/include/cutlass')] [PosixPath('/prebuilt')]") == 2, result.stderr
+    said = f"broken 1.2.3 (broken.plugin in {tmp_path})"
+    assert result.stderr.count(said) == 1
+    assert text in result.stderr
+    listed = next(line for line in _list(tmp_path).stdout.splitlines() if line.startswith("problem: "))
+    assert said in listed
+    assert text in listed
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("entry_points.txt", b"[sgljit.kernels]\nfoo\n"), ("entry_points.txt", b"\xff"), ("METADATA", b"\xff")],
+)
+def test_unreadable_metadata_is_named_and_the_rest_work(site, family, caplog, file, content):
+    plugin_on_disk.install(site, f"broken-{family}", next(_names))
+    plugin_on_disk.install(site, f"good-{family}", family)
+    info = site / f"broken_{family}-1.2.3.dist-info"
+    (info / file).write_bytes(content)
+    for _ in range(2):
+        assert {family, "norm"} <= set(ops)
+        [plugin.distribution for claims in plugins.installed().values() for plugin in claims]
+    assert ops[family]
+    (said,) = (record.getMessage() for record in caplog.records if str(info) in record.getMessage())
+    assert "cannot be read" in said
+    assert f"problem: {said}" in _list(site).stdout
+
+
+def test_an_unreadable_requirement_is_named(site, family):
+    plugin_on_disk.install(site, f"broken-{family}", family, requires="sgljit-core >>> 1")
+    with pytest.raises(errors.PluginLoadError, match=f"broken-{family} 1.2.3.*'sgljit-core >>> 1'"):
+        ops[family]
+
+
+def test_an_entry_that_names_anothers_module_does_not_break_the_owner(tmp_path):
+    for group, name in (("sgljit.kernels", "evil"), ("sgljit.plugins", "worse")):
+        plugin_on_disk.install(tmp_path, name, name, group=group)
+        (tmp_path / f"{name}-1.2.3.dist-info" / "entry_points.txt").write_text(
+            f"[{group}]\n{name} = sgljit_norm.plugin\n"
+        )
+    code = (
+        "from sgljit_core import ops\nfrom sgljit_core.families import discovery\ndiscovery.hooks()\n"
+        "for name in ('evil', 'norm', 'evil', 'norm'):\n"
+        " try: print(repr(ops[name]))\n except Exception as error: print(type(error).__name__)"
+    )
+    first, second, third, fourth = _python(tmp_path, code).stdout.splitlines()
+    assert first == third == "PluginConflictError"
+    assert second == fourth
+    assert "<ops of 'norm' from sgljit-norm" in second
+    (line,) = (line for line in _list(tmp_path).stdout.splitlines() if line.startswith("problem: "))
+    assert line.startswith("problem: sgljit_norm.plugin is the entry point of ")
+    assert f"evil 1.2.3 ({tmp_path})" in line
+
+
+def test_two_distributions_of_one_name_are_noticed_where_it_is_allowed(tmp_path):
+    places = tmp_path / "first", tmp_path / "second"
+    for place in places:
+        plugin_on_disk.install(place, "same-name", "same")
+    result = _list(os.pathsep.join(map(str, places)), SGLJIT_PLUGINS="Same_Name")
+    line = next(line for line in result.stdout.splitlines() if line.startswith("problem: "))
+    first, second = (place / "same_name-1.2.3.dist-info" for place in places)
+    assert line.endswith(f"same-name, which is installed more than once: {first} is used, and {second} is not")
+    assert line.removeprefix("problem: ") in result.stderr
+    assert "problem: " not in _list(places[0], SGLJIT_PLUGINS="same-name").stdout
 
 
 def test_every_installed_entry_point_loads():

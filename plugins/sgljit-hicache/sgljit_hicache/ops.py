@@ -58,14 +58,16 @@ def transfer_hicache_one_layer(
         k_cache_dst, v_cache_dst: [rows, elements], any dtype. The last dimensions that make up ``element_dim`` are a
             row and have no gaps; those before it count rows, at one stride or, in pages, at two: ``pool[:, layer]`` of
             a page-first pool needs no copy. K and V have the same strides.
-        indices_dst: [n], int32 or int64: which row of the destination each row goes to. Trusted, see below.
+        indices_dst: [n], int32 or int64: which row of the destination each row goes to.
+            Trusted on CUDA, see ``check_indices``.
         k_cache_src, v_cache_src: like the destinations, with strides of their own; the same rows.
         indices_src: like ``indices_dst``: which row of the source it comes from.
         element_dim: elements of a row; the last dimension's size when None.
         unroll: rows that a warp moves at a time, instead of the choice by row size.
         block_quota: the most blocks, and so multiprocessors, to take, instead of the choice by direction.
         check_indices: find indices that are out of range, and destinations named twice or also read, before anything
-            moves. It makes the host wait for the device. When None, as ``SGLJIT_CHECK_INDICES`` says (read once).
+            moves. It makes the host wait for the device. When None, as ``SGLJIT_CHECK_INDICES`` says (read once), and
+            where that is not set, on the CPU.
 
     Raises:
         sgljit_core.errors.TensorMatchError: shapes, dtypes, strides or devices do not fit.

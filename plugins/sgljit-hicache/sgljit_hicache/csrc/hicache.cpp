@@ -72,7 +72,7 @@ void transfer_one_layer(
   match_options(job, options);
   match_caches(job, dst, src);
   if (job.transfer.num_rows == 0) return;
-  const bool checks = options.checks();
+  const bool checks = options.checks(hicache::is_host(job.device));
   if (!hicache::is_host(job.device)) return run_on_device(job, dst, src, checks);
   if (checks) hicache::check_on_cpu(job, job.transfer.dst_indices, job.transfer.src_indices);
   run_on_cpu(job, dst, src);
@@ -173,7 +173,7 @@ void transfer_all_layers(
     refuse_null(job, dst[c], table.dst[c]);
     refuse_null(job, src[c], table.src[c]);
   }
-  const bool checks = options.checks();
+  const bool checks = options.checks(hicache::is_host(job.device));
   if (hicache::is_host(job.device)) {
     for (int c = 0; c < job.num_caches; ++c) {  // one query for each list is enough
       hicache::refuse_device_memory(job, dst[c].name, *table.dst[c]);

@@ -42,13 +42,15 @@ struct Options {
   host::Optional<std::int64_t> block_quota;
   host::Optional<bool> check_indices;
 
-  /// \brief Whether to check indices. SGLJIT_CHECK_INDICES is read once, at the first transfer that leaves it open.
-  bool checks() const {
-    static const bool by_default = [] {
+  /// \brief Whether to check indices: as the call says, or SGLJIT_CHECK_INDICES, or else on the CPU, where it costs
+  /// little. The variable is read once, at the first transfer that leaves it open.
+  bool checks(bool on_cpu) const {
+    static const host::Optional<bool> by_environment = [] {
       const char* text = std::getenv("SGLJIT_CHECK_INDICES");
-      return text != nullptr && text[0] != '\0' && std::strcmp(text, "0") != 0;
+      if (text == nullptr || text[0] == '\0') return host::Optional<bool>{};
+      return host::Optional<bool>{std::strcmp(text, "0") != 0};
     }();
-    return check_indices.value_or(by_default);
+    return check_indices.value_or(by_environment.value_or(on_cpu));
   }
 };
 

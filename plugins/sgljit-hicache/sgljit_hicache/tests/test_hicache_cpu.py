@@ -130,7 +130,7 @@ def test_the_right_kernel_can_be_told_by_row_size():
 
 
 @pytest.mark.parametrize("value", ["", "0", "1"])
-def test_the_environment_turns_checks_on(value: str):
+def test_indices_are_checked_by_default_and_the_environment_turns_it_off(value: str):
     program = (
         "import torch; from sgljit_core import ops\n"
         "x, y, i = torch.zeros(4, 16), torch.zeros(4, 16), torch.tensor([1, 2])\n"
@@ -142,9 +142,26 @@ def test_the_environment_turns_checks_on(value: str):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert (result.returncode != 0) == (value == "1"), result.stderr
-    if value == "1":
+    assert (result.returncode != 0) == (value != "0"), result.stderr
+    if value != "0":
         assert "indices_dst[1] is 1, as is indices_dst[0]" in result.stderr
+
+
+@pytest.mark.parametrize("index", [-1, 4, 2**40])
+@pytest.mark.parametrize("dst", [True, False])
+def test_an_index_out_of_range_moves_nothing(index: int, dst: bool):
+    around = torch.zeros(6, 16)
+    bad, good = torch.tensor([0, index]), torch.tensor([2, 3])
+    indices = (bad, good) if dst else (good, bad)
+    with pytest.raises(IndexError, match=rf"indices_{'dst' if dst else 'src'}\[1\] is {index}, out of range"):
+        family.transfer_hicache_one_layer_mla(around[1:5], indices[0], torch.ones(4, 16), indices[1])
+    table, source = torch.tensor([around[1:5].data_ptr()]), torch.tensor([around.data_ptr()])
+    with pytest.raises(IndexError):
+        family.transfer_hicache_all_layer_mla(
+            table, indices[0], source, indices[1], cache_src_stride_bytes=64, cache_dst_stride_bytes=64,
+            num_rows_dst=4, num_rows_src=4,
+        )  # fmt: skip
+    assert not around.any()
 
 
 def test_torch_compile():
