@@ -204,15 +204,20 @@ def _sync(directory: Path) -> None:
 
 
 def artifact_directories(root: Path) -> list[Path]:
-    """Every artifact's directory below a root, whole or not. Raises OSError."""
+    """Every artifact's directory below a root, whole or not; none below a closed directory. Raises OSError."""
     places = [path for path in _children(root) if not path.name.startswith(".")]
     for _ in range(4):
-        places = [path for place in places for path in _children(place)]
+        places = [path for place in places for path in _children(place, closed=True)]
     return places
 
 
-def _children(directory: Path) -> list[Path]:
+def _children(directory: Path, *, closed: bool = False) -> list[Path]:
+    """What a directory holds; nothing of one that is gone, or that may be ``closed`` and is."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:
+        if not closed:
+            raise
         return []
