@@ -14,7 +14,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
@@ -159,15 +159,15 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, reader
     trust.make_directories(path.parent)
     content = archive.extractfile(member)
     assert content is not None
-    with content, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        while True:
-            reader.allowed = 2 * _READ  # a buffer may read ahead
-            chunk = content.read(_READ)
-            if not chunk:
-                break
-            out.write(chunk)
-        out.flush()
-        os.fsync(out.fileno())
+
+    def chunks() -> Iterator[bytes]:
+        reader.allowed = 2 * _READ  # a buffer may read ahead
+        while chunk := content.read(_READ):
+            yield chunk
+            reader.allowed = 2 * _READ
+
+    with content:
+        store.write(path, chunks())
     reader.allowed = _READ
 
 
