@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from sgljit_core import log, paths
-from sgljit_core.errors import SgljitError, StorageError
+from sgljit_core.errors import SgljitError, StorageError, UntrustedCacheError
 from sgljit_core.machine import trust
 
 from . import archive, lookup, store
@@ -89,7 +89,7 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
         vouched: as in ``entries``.
 
     Raises:
-        UntrustedCacheError: somebody else could have written the root or an artifact.
+        UntrustedCacheError: somebody else could have written the root.
     """
     damaged = []
     for path in store.artifact_directories(_checked(directory, vouched=vouched)):
@@ -106,8 +106,8 @@ def _problem(path: Path, *, vouched: bool = False, unreadable: bool = True) -> s
     except ManifestError as error:
         return str(error)
     except OSError as error:
-        if isinstance(error, SgljitError):
-            raise
+        if isinstance(error, SgljitError):  # somebody else could have written it
+            return str(error) if unreadable else ""
         return f"it cannot be read ({error.strerror})" if unreadable else ""
     return ""
 
@@ -225,7 +225,7 @@ def _whole(place: Path, family: str | None, target: str | None) -> Iterator[look
             continue
         try:
             artifact = lookup.read(path)
-        except ManifestError as error:
+        except (ManifestError, UntrustedCacheError) as error:
             text = f"{path} is damaged and left out: {error}"
             log.once("artifact_damaged", str(path), text, directory=str(path))
             continue

@@ -1,29 +1,36 @@
 """How does a set of artifacts travel in one file?
 
 A tar archive (compressed by its suffix: .tar, .tar.gz, .tar.xz) of artifact directories as they lie below a root.
-Nothing of it is trusted: only plain files with the names of an artifact are read, each artifact is verified like one
-that is about to be loaded, and it enters a root by the same rename.
+Nothing of it is trusted: only plain files with the names of an artifact are read, and no more of them than fits the
+limits below. Each artifact is verified like one that is about to be loaded, and enters a root by the same rename.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
+import lzma
 import os
 import re
 import tarfile
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal, cast
 
-from sgljit_core.errors import ArchiveError
+from sgljit_core.errors import ArchiveError, SgljitError
 from sgljit_core.machine import trust
 
 from . import lookup, store
 from .manifest import FILE, Manifest, ManifestError
 
-_MEMBER = re.compile(r"[\w.+-]+/\w+/[\w.+-]+/[0-9a-f]{32}/[0-9a-f]{32}(?:\.[0-9a-f]{8})?/[\w.+-]+")
+_NAME = r"(?!\.)[\w.+-]+"  # what begins with a dot is hidden below a root
+_MEMBER = re.compile(rf"{_NAME}/\w+/{_NAME}/[0-9a-f]{{32}}/[0-9a-f]{{32}}(?:\.[0-9a-f]{{8}})?/{_NAME}")
 _MODES: dict[str, Literal["w", "w:gz", "w:xz"]] = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz"}
-_LARGEST = 4 << 30
+_READ = 1 << 16  # the bytes of content at a time, and those that all headers of one member may take
+_MEMBERS = 1 << 16
+_IN_ALL = 64 << 30
+_RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundredth
 
 
 def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
@@ -60,14 +67,16 @@ def unpack(file: Path, root: Path) -> int:
     trust.check_root(root)
     staging = store.staging_directory(root, "import")
     try:
-        with tarfile.open(file) as archive:
-            places = _extract(archive, file, staging)
+        with file.open("rb") as packed, _Reader(packed, file) as reader:
+            places = _extract(reader, file, staging)
         for place in places:
             _verify(file, staging / place)
         for place in places:
             store.settle(staging / place, root / place)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        if isinstance(error, tarfile.TarError | EOFError) or error.errno is None:
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, SgljitError):
+            raise
+        if not isinstance(error, OSError) or error.errno is None:
             raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: {error}") from error
         raise
     finally:
@@ -88,26 +97,78 @@ def _open_for_writing(file: Path, mode: Literal["w", "w:gz", "w:xz"]) -> tarfile
     return tarfile.open(file, "w:gz") if mode == "w:gz" else tarfile.open(file, "w:xz")
 
 
-def _extract(archive: tarfile.TarFile, file: Path, staging: Path) -> list[Path]:
+class _Reader(io.RawIOBase):
+    """The content of an archive. It raises before it reads more than is allowed.
+
+    Attributes:
+        allowed: the bytes that may be read until somebody allows more.
+    """
+
+    def __init__(self, packed: BinaryIO, file: Path) -> None:
+        magic = packed.read(6)
+        packed.seek(0)
+        self._content = packed
+        if magic.startswith(b"\x1f\x8b"):
+            self._content = cast(BinaryIO, gzip.GzipFile(fileobj=packed))
+        elif magic.startswith(b"\xfd7zXZ"):
+            self._content = cast(BinaryIO, lzma.LZMAFile(packed))  # noqa: SIM115 - the caller closes what it reads
+        self._file = file
+        self._left = min(_IN_ALL, _RATIO * os.fstat(packed.fileno()).st_size + _SLACK)
+        self.allowed = _READ
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= self.allowed:
+            raise ArchiveError(f"{self._file} holds a header of more than {_READ} bytes")
+        self._left -= size
+        if self._left < 0:
+            raise ArchiveError(f"{self._file} holds far more than it can: more than {_RATIO} times its own size")
+        self.allowed -= size
+        return self._content.read(size)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        return self._content.seek(position, whence)
+
+    def tell(self) -> int:
+        return self._content.tell()
+
+
+def _extract(reader: _Reader, file: Path, staging: Path) -> list[Path]:
     places: dict[Path, None] = {}
-    for member in archive:
-        if member.isdir():
-            continue
-        if not member.isreg() or not _MEMBER.fullmatch(member.name) or ".." in member.name.split("/"):
-            raise ArchiveError(f"{file} holds {member.name!r}, which is no file of an artifact")
-        if member.size > _LARGEST:
-            raise ArchiveError(f"{file}: {member.name} claims {member.size} bytes")
-        content = archive.extractfile(member)
-        assert content is not None
-        path = staging / member.name
-        trust.make_directories(path.parent)
-        with content, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            while chunk := content.read(1 << 20):
-                out.write(chunk)
-            out.flush()
-            os.fsync(out.fileno())
-        places[Path(member.name).parent] = None
+    seen: set[str] = set()
+    with tarfile.open(fileobj=reader, mode="r:") as archive:
+        for count, member in enumerate(iter(archive.next, None)):
+            archive.members.clear()  # type: ignore[attr-defined]  # the headers of all would fill the memory
+            if count >= _MEMBERS or archive.pax_headers:
+                raise ArchiveError(f"{file} holds more than {_MEMBERS} files, or headers for all of them")
+            reader.allowed = _READ
+            if member.isdir():
+                continue
+            if member.type not in tarfile.REGULAR_TYPES or member.issparse() or not _MEMBER.fullmatch(member.name):
+                raise ArchiveError(f"{file} holds {member.name!r}, which is no file of an artifact")
+            if not 0 <= member.size <= lookup.LARGEST:
+                raise ArchiveError(f"{file}: {member.name} claims {member.size} bytes")
+            if member.name in seen:
+                raise ArchiveError(f"{file} holds {member.name} twice")
+            seen.add(member.name)
+            _write(archive, member, staging / member.name, reader)
+            places[Path(member.name).parent] = None
     return list(places)
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, reader: _Reader) -> None:
+    trust.make_directories(path.parent)
+    content = archive.extractfile(member)
+    assert content is not None
+
+    def chunks() -> Iterator[bytes]:
+        reader.allowed = 2 * _READ  # a buffer may read ahead
+        while chunk := content.read(_READ):
+            yield chunk
+            reader.allowed = 2 * _READ
+
+    with content:
+        store.write(path, chunks())
+    reader.allowed = _READ
 
 
 def _verify(file: Path, directory: Path) -> None:

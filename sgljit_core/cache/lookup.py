@@ -21,6 +21,10 @@ from sgljit_core.machine import trust
 from .location import Location
 from .manifest import FILE, Manifest, ManifestError
 
+LARGEST = 2 << 30  # the bytes of a file that is read
+_LARGEST_MANIFEST = 64 << 20
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
 
 @dataclass(frozen=True)
 class Tier:
@@ -142,7 +146,7 @@ def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
     """The first of these files that is another, and how; "" where none is."""
     for path, digest in manifest.observed.items():
         try:
-            current = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            current = _hash(path)
         except OSError:
             if has_toolchain:
                 return f"{path}, which the compiler read, is gone"
@@ -150,6 +154,15 @@ def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
         if current != digest:
             return f"{path}, which the compiler read, changed"
     return ""
+
+
+def _hash(path: str) -> str:
+    """The sha256 of a plain file; "" for a device and its kind, which could be read for ever."""
+    with open(os.open(path, _READING), "rb") as file:  # noqa: PTH123
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+            return ""
+        return hashlib.sha256(file.read(status.st_size + 1) or b"").hexdigest()
 
 
 def fault(directory: Path, *, has_toolchain: bool) -> str:
@@ -220,13 +233,17 @@ def read_manifest(directory: Path) -> Manifest:
         ManifestError: it is damaged.
         OSError: it cannot be read.
     """
-    return Manifest.parse((directory / FILE).read_bytes())
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return Manifest.parse(_content(descriptor, directory, FILE, vouched=True))
+    finally:
+        os.close(descriptor)
 
 
 def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
     """A file of an open directory: a plain file, not a link, that only its owner can write."""
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        descriptor = os.open(name, _READING | os.O_NOFOLLOW, dir_fd=directory)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # it may pass
             raise
@@ -235,6 +252,8 @@ def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ManifestError(f"{name} is not a plain file")
+        if status.st_size > (_LARGEST_MANIFEST if name == FILE else LARGEST):
+            raise ManifestError(f"{name} has {status.st_size} bytes, which is too much")
         if not vouched:
             trust.check(path / name, status)
         with open(descriptor, "rb", closefd=False) as file:

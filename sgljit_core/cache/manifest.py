@@ -7,9 +7,11 @@ damaged payload; the keys it claims must be those of the directory that it lies 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from . import keys
 from .location import Location
@@ -20,6 +22,19 @@ _FORMAT = 1
 
 class ManifestError(Exception):
     """A manifest cannot be read. Caught where it is read: the artifact then counts as damaged."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {  # whether a value of the JSON is one of the annotated type
+    "str": _is_text,
+    "int": lambda value: type(value) is int and value >= 0,
+    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "tuple[str, ...]": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "Mapping[str, str]": lambda value: isinstance(value, dict) and all(map(_is_text, (*value, *value.values()))),
+}
 
 
 @dataclass(frozen=True)
@@ -98,12 +113,16 @@ class Manifest:
             body = document["manifest"]
             checksum = document["sha256"]
             version = document["format"]
-        except (ValueError, TypeError, KeyError) as error:
+            actual = keys.digest(keys.canonical(body))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ManifestError(f"its manifest cannot be read ({type(error).__name__}: {error})") from error
         if version != _FORMAT:
             raise ManifestError(f"its manifest has format {version}, expected {_FORMAT}")
-        if keys.digest(keys.canonical(body)) != checksum:
+        if actual != checksum:
             raise ManifestError("its manifest does not have the sha256 that it claims")
-        if set(body) != {field.name for field in fields(cls)}:
+        if not isinstance(body, dict) or set(body) != {field.name for field in fields(cls)}:
             raise ManifestError("its manifest has other fields than expected")
+        wrong = [field.name for field in fields(cls) if not _CHECKS[str(field.type)](body[field.name])]
+        if wrong:
+            raise ManifestError(f"its manifest has other types than expected: {', '.join(wrong)}")
         return cls(**{**body, "markers": tuple(body["markers"])})

@@ -14,7 +14,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sgljit_core.machine import processes, trust
@@ -52,13 +52,14 @@ def staging_directory(root: Path, module: str) -> Path:
     """
     directory = _own_directory(root, STAGING) / f"{module}.{processes.current()}.{os.urandom(4).hex()}"
     directory.mkdir(mode=0o700)
+    trust.share(directory)
     return directory
 
 
 def _own_directory(root: Path, name: str) -> Path:
     trust.make_root(root)
     directory = root / name
-    directory.mkdir(mode=0o700, exist_ok=True)
+    trust.make_directory(directory)
     return directory
 
 
@@ -84,8 +85,9 @@ def publish(staging: Path, root: Path, location: Location, manifest: Manifest, p
     """
     package = staging / "publish"
     package.mkdir(mode=0o700)
-    _write(package / manifest.payload, payload)
-    _write(package / FILE, manifest.dump())
+    trust.share(package)
+    write(package / manifest.payload, [payload])
+    write(package / FILE, [manifest.dump()])
     _sync(package)
     return settle(package, root / location.path / manifest.entry_name())
 
@@ -186,10 +188,12 @@ def _entries(directory: Path) -> list[Path]:
     return []
 
 
-def _write(path: Path, content: bytes) -> None:
+def write(path: Path, content: Iterable[bytes]) -> None:
+    """Write a new file of an artifact, down to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+        trust.share(descriptor)
+        file.writelines(content)
         file.flush()
         os.fsync(descriptor)
 
@@ -204,15 +208,20 @@ def _sync(directory: Path) -> None:
 
 
 def artifact_directories(root: Path) -> list[Path]:
-    """Every artifact's directory below a root, whole or not. Raises OSError."""
+    """Every artifact's directory below a root, whole or not; none below a closed directory. Raises OSError."""
     places = [path for path in _children(root) if not path.name.startswith(".")]
     for _ in range(4):
-        places = [path for place in places for path in _children(place)]
+        places = [path for place in places for path in _children(place, closed=True)]
     return places
 
 
-def _children(directory: Path) -> list[Path]:
+def _children(directory: Path, *, closed: bool = False) -> list[Path]:
+    """What a directory holds; nothing of one that is gone, or that may be ``closed`` and is."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:
+        if not closed:
+            raise
         return []

@@ -43,10 +43,11 @@ def remember(question: Sequence[str], answer: str) -> None:
     text = json.dumps({"question": list(question), "answer": answer})
     with contextlib.suppress(OSError, SgljitError):
         trust.make_root(paths.cache_root())
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        trust.make_directory(path.parent)
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(descriptor, "w") as file:
+                trust.share(descriptor)
                 file.write(text)
             Path(name).rename(path)
         except OSError:

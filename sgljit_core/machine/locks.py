@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import forks, processes
+from . import forks, processes, trust
 
 _SHORTEST, _LONGEST = 0.005, 0.5
 
@@ -75,6 +75,7 @@ class FileLock:
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         (descriptor,) = forks.open_private(lambda: (os.open(self._path, flags, 0o600),))
+        trust.share(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:

@@ -1,12 +1,14 @@
 """Could somebody else have written this file?
 
 What the cache holds is code that runs as the user. So directories and files on the way to it belong to the user or
-to root, are not symbolic links and cannot be written by group or others. ``SGLJIT_TRUST_SHARED_CACHE=1`` waives it.
+to root, are not symbolic links and cannot be written by group or others. ``SGLJIT_TRUST_SHARED_CACHE=1`` waives it,
+and lets the group read and write all that is made.
 The directories above the cache's root are the operator's business.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -39,22 +41,57 @@ def make_root(root: Path) -> None:
         UntrustedCacheError: others could have written it.
         OSError: it cannot be made.
     """
-    make_directories(root)
+    if not root.is_dir():
+        make_directories(root.parent, shared=False)
+        make_directory(root)
     check_root(root)
 
 
-def make_directories(path: Path) -> None:
+def make_directories(path: Path, *, shared: bool = True) -> None:
     """Make a directory and those above it that are missing, all for the user alone, whatever the umask says.
 
     ``Path.mkdir(parents=True, mode=...)`` gives the mode to the last one only.
+
+    Args:
+        shared: as in ``make_directory``.
 
     Raises:
         OSError: one cannot be made.
     """
     if path.is_dir():
         return
-    make_directories(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
+    make_directories(path.parent, shared=shared)
+    make_directory(path, shared=shared)
+
+
+def make_directory(path: Path, *, shared: bool = True) -> None:
+    """Make a directory for the user alone, unless it is there.
+
+    Args:
+        shared: for the group as well, where ``SGLJIT_TRUST_SHARED_CACHE=1``.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    if shared:
+        share(path)
+
+
+def share(made: Path | int) -> None:
+    """Give the group of a file or directory of ours the owner's rights, where ``SGLJIT_TRUST_SHARED_CACHE=1``.
+
+    The umask does not matter, and a directory's set-group-ID bit stays. One that is another member's stays as it is.
+    """
+    if settings().trust_shared_cache:
+        with contextlib.suppress(OSError):
+            mode = stat.S_IMODE(os.stat(made).st_mode)  # noqa: PTH116 - or a descriptor
+            os.chmod(made, mode | (mode & 0o700) >> 3)  # noqa: PTH101
 
 
 def check(path: Path, status: os.stat_result) -> None:

@@ -143,6 +143,47 @@ def test_a_shared_root_may_be_trusted(load, cache, tmp_path, monkeypatch):
     assert len(artifacts(cache)) == 1
 
 
+AS_MEMBER = """
+import os
+os.umask(0o077)
+os.setgroups([60000]); os.setgid(user); os.setuid(user)
+os.environ.update(TMPDIR=scratch, XDG_RUNTIME_DIR="")
+"""
+
+
+def test_the_members_of_a_group_share_a_cache(children, scratch, cache):
+    """Each hits, builds, locks and cleans up what another made, under any umask."""
+    cache.mkdir()
+    os.chown(cache, 0, 60000)
+    cache.chmod(0o2770)
+
+    def run(user, value, code=LOAD, **environment):
+        environment = {"SGLJIT_TRUST_SHARED_CACHE": "1", **environment}
+        build = {"markers": (value,), "flags": (f"-DVALUE={value}",)}
+        return children.run(AS_MEMBER + code, env=environment, user=user, scratch=str(scratch), **build)
+
+    assert run(60001, "1") == "1\n"
+    assert run(60002, "1", SGLJIT_JIT="error") == "1\n"
+    assert run(60002, "2") == "2\n"
+    assert run(60001, "2", SGLJIT_JIT="error") == "2\n"
+    assert len(artifacts(cache)) == 2
+    for lock in (cache / ".locks").iterdir():
+        lock.rename(lock.with_name("any"))  # the other's lock is met, whatever the key
+    for path in [cache / ".locks" / f"{i:03x}.lock" for i in range(4096)]:
+        os.link(cache / ".locks" / "any", path)
+    for artifact in artifacts(cache):
+        (artifact / "module.so").write_bytes(b"")
+    for user, value in ((60002, "1"), (60001, "2")):
+        output = run(user, value, "import logging; logging.basicConfig(level=20)\n" + LOAD)
+        assert output.endswith(f"{value}\n")
+        assert "unlocked" not in output
+        assert "cannot be" not in output
+    assert len(artifacts(cache)) == len(list((cache / ".quarantine").iterdir())) == 2
+    prune = "from sgljit_core import cache\nprint(len(cache.prune(older_than=0)))"
+    assert run(60001, "0", prune) == "2\n"
+    assert artifacts(cache) == list((cache / ".staging").iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["module.so", "manifest.json", "."])
 def test_an_artifact_that_others_can_write_is_refused(children, cache, name):
     children.run()

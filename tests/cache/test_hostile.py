@@ -1,0 +1,140 @@
+"""Archives and artifacts that somebody made to do harm: refused by name, and no harm to their neighbours."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import resource
+import tarfile
+
+import pytest
+from kit import artifacts, leftovers
+
+import sgljit_core.cache
+from sgljit_core import errors
+from sgljit_core.cache import archive, keys
+
+PLACE = f"cpu/_/m/{'0' * 32}/{'0' * 32}"
+
+
+def _member(name, size=0, **fields):
+    member = tarfile.TarInfo(name)
+    member.size = size
+    for field, value in fields.items():
+        setattr(member, field, value)
+    return member
+
+
+def _tar(*members, content=b""):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(content[: member.size]) if member.size else None)
+    return out.getvalue()
+
+
+def _header(kind, size):
+    """A header that claims ``size`` bytes, and zeros in their place."""
+    return _member("header", size, type=kind).tobuf(tarfile.USTAR_FORMAT) + bytes(size)
+
+
+BIG = 256 << 20
+HOSTILE = {
+    "a bomb": (lambda: _tar(_member(f"{PLACE}/module.so", BIG), content=bytes(BIG)), "holds far more than it can"),
+    "a pax header": (lambda: _header(tarfile.XHDTYPE, BIG), "holds a header of more than"),
+    "a global header": (lambda: _header(tarfile.XGLTYPE, BIG), "holds a header of more than"),
+    "a GNU name": (lambda: _header(tarfile.GNUTYPE_LONGNAME, BIG), "holds a header of more than"),
+    "many headers": (lambda: _header(tarfile.XHDTYPE, 512) * 100_000, "holds a header of more than"),
+    "many members": (lambda: _tar(*[_member(f"d{i}", type=tarfile.DIRTYPE) for i in range(70_000)]), "holds more than"),
+    "twice": (lambda: _tar(*[_member(f"{PLACE}/module.so")] * 2), f"holds {PLACE}/module.so twice"),
+    "hidden": (lambda: _tar(_member(f".quarantine/{PLACE[4:]}/module.so")), "holds '.quarantine/.*is no file of an"),
+    "a hidden file": (lambda: _tar(_member(f"{PLACE}/.module.so")), "is no file of an artifact"),
+    "a fifo": (lambda: _tar(_member(f"{PLACE}/module.so", type=tarfile.FIFOTYPE)), "is no file of an artifact"),
+    "a device": (lambda: _tar(_member(f"{PLACE}/module.so", type=tarfile.CHRTYPE)), "is no file of an artifact"),
+    "a hard link": (lambda: _tar(_member(f"{PLACE}/a", type=tarfile.LNKTYPE)), "is no file of an artifact"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_archive_is_refused_and_takes_little(cache, tmp_path, kind):
+    make, text = HOSTILE[kind]
+    file = tmp_path / "bad.tar.gz"
+    file.write_bytes(gzip.compress(make(), 1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (BIG // 2, before[1]))
+    try:
+        with pytest.raises(errors.ArchiveError, match=text):
+            sgljit_core.cache.import_archive(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert artifacts(cache) == leftovers(cache) == []
+
+
+def test_a_file_of_an_archive_has_a_limit(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(archive.lookup, "LARGEST", 99)
+    (tmp_path / "a.tar").write_bytes(_tar(_member(f"{PLACE}/module.so", 100), content=bytes(100)))
+    with pytest.raises(errors.ArchiveError, match=r"module\.so claims 100 bytes"):
+        sgljit_core.cache.import_archive(tmp_path / "a.tar")
+
+
+def _change(artifact, **fields):
+    """Write other values into a manifest, with the sha256 that they have."""
+    document = json.loads((artifact / "manifest.json").read_text())
+    document["manifest"].update(fields)
+    document["sha256"] = keys.digest(keys.canonical(document["manifest"]))
+    (artifact / "manifest.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_an_observed_file_that_could_be_read_for_ever_is_not_read(load, children, cache, csrc, tmp_path, kind):
+    header = tmp_path / "flagged" / "flagged.h"
+    header.parent.mkdir()
+    header.write_text("#define VALUE 1\n")
+    (csrc / "value.h").write_text("#include <flagged.h>\n")
+    flags = (f"-I{header.parent}",)
+    assert load(flags=flags).number() == 1
+    (artifact,) = artifacts(cache)
+    os.mkfifo(tmp_path / "fifo")
+    endless = {"fifo": str(tmp_path / "fifo"), "device": "/dev/zero"}[kind]
+    _change(artifact, observed={endless: "0" * 64})
+    assert children.start(flags=flags).join(60).endswith("1\n")
+
+
+ODD = {
+    "size": "many",
+    "seconds": "long",
+    "created": float("nan"),
+    "build": 7,
+    "payload": "module\0.so",
+    "markers": "number",
+    "source": ["a"],
+    "toolchain": None,
+    "observed": {"/etc/passwd": 1},
+}
+
+
+def test_bad_artifacts_neither_break_nor_hide_the_others(load, sgljit, cache, tmp_path):
+    for index in range(len(ODD) + 5):
+        load(str(index), flags=(f"-DVALUE={index}",))
+    whole, *bad = artifacts(cache)
+    for (name, value), artifact in zip(ODD.items(), bad, strict=False):
+        _change(artifact, **{name: value})
+    deep, number, fifo, foreign = bad[len(ODD) :]
+    (deep / "manifest.json").write_text("[" * 100_000)
+    (number / "manifest.json").write_text(json.dumps({"manifest": 5, "sha256": keys.digest("5"), "format": 1}))
+    (fifo / "manifest.json").unlink()
+    os.mkfifo(fifo / "manifest.json")
+    (foreign / "module.so").chmod(0o777)
+
+    found = {entry.directory: entry for entry in sgljit_core.cache.entries()}
+    assert set(found) == {whole, *bad}
+    for name, artifact in zip(ODD, bad, strict=False):
+        assert found[artifact].problem == f"its manifest has other types than expected: {name}"
+    result = sgljit("cache", "list")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert {entry.directory for entry in sgljit_core.cache.verify()} == set(bad)
+    assert sgljit_core.cache.export_archive(tmp_path / "a.tar") == 1
+    assert {entry.directory for entry in sgljit_core.cache.prune()} == set(bad) - {foreign}
+    assert artifacts(cache) == sorted([whole, foreign])
