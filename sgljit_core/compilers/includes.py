@@ -31,6 +31,7 @@ from sgljit_core.machine.answers import recall, remember
 
 _DIRECTIVE = rb'(?m)^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(<[^>\n]+>|"[^"\n]+"|[^\n]*)'
 _HAS_INCLUDE = rb'__has_include\s*\(\s*(<[^>\n]+>|"[^"\n]+")'
+_SCANNER = "scan 1"  # raise the number when the same files would give another scan
 SETTLED_NS = 2_000_000_000  # the coarsest time stamps of a file system (FAT)
 # The headers of tvm-ffi's C ABI. Any other header of tvm-ffi binds the artifact to one version of it.
 _C_ABI_HEADERS = frozenset({"tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h"})
@@ -81,7 +82,7 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "") -> S
     Raises:
         SourceNotFoundError: a source does not exist; the text lists the content of its directory.
     """
-    question = ["scan", *files, *(f"{root.label} {root.own} {root.directory}" for root in roots), extra_text]
+    question = [_SCANNER, *files, *(f"{root.label} {root.own} {root.directory}" for root in roots), extra_text]
     remembered = _recalled(question)
     if remembered is not None:
         return remembered
@@ -105,10 +106,9 @@ def _recalled(question: Sequence[str]) -> Scan | None:
     if answer is None:
         return None
     files, stamps, uses_tvm_cpp, directories = json.loads(answer)
-    if any(_directory_stamp(path) != stamp for path, stamp in directories.items()):
-        return None
     try:
-        current = all(_open_stamp(path) == stamp for path, stamp in stamps.items())
+        current = all(_directory_stamp(path) == stamp for path, stamp in directories.items())
+        current = current and all(_open_stamp(path) == stamp for path, stamp in stamps.items())
     except OSError:
         return None
     return Scan(files, stamps, uses_tvm_cpp) if current else None
@@ -128,10 +128,14 @@ def _open_stamp(path: str) -> list[int]:
 
 
 def _directory_stamp(path: str) -> list[int] | None:
-    """The state of a directory, which changes with every name that comes or goes; None if there is no directory."""
+    """The state of a directory, which changes with every name that comes or goes; None if there is no directory.
+
+    Raises:
+        OSError: it cannot be read now.
+    """
     try:
-        return _stamp(os.stat(path))
-    except OSError:
+        return _open_stamp(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -185,18 +189,22 @@ class _Scanner:
                 path = f"{place}/{target}" if target[:1] != "/" else target
                 if self._is_file(path):
                     # One name for each file, or headers that include each other through ".." would never end.
-                    self.add(os.path.realpath(path) if ".." in target else path, index)
+                    real = os.path.realpath(path) if ".." in target else path
+                    # A link on the way to it may be led elsewhere without a change of the file.
+                    self._is_stable &= real == path or real == os.path.normpath(path)
+                    self.add(real, index)
                     break
 
     def _is_file(self, path: str) -> bool:
         """Whether a path is a file. Directories are listed once: most includes are standard headers in none of them."""
         directory, _, name = path.rpartition("/")
         if directory not in self._listed:
-            self.directory_stamps[directory] = _directory_stamp(directory)
             try:
+                self.directory_stamps[directory] = _directory_stamp(directory)
                 self._listed[directory] = frozenset(os.listdir(directory))
-            except OSError:
+            except OSError as error:
                 self._listed[directory] = frozenset()
+                self._is_stable &= isinstance(error, (FileNotFoundError, NotADirectoryError))
         if name not in self._listed[directory]:
             return False
         is_file = os.path.isfile(path)

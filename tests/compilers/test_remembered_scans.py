@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -128,3 +129,29 @@ def test_garbage_in_the_memory_is_no_answer(tree, settled):
     (kept,) = Path(os.environ["SGLJIT_CACHE_DIR"]).glob(".answers/*")
     kept.write_text('{"question": 1}')
     assert scan(tree) == first
+
+
+def test_a_link_on_the_way_that_is_led_elsewhere_is_seen(tree, settled):
+    """``..`` is resolved to one name for each file, which says nothing about the links before it."""
+    for version in ("1", "2"):
+        (tree / f"v{version}.h").write_text(f"int v{version};\n")
+    (tree / "early" / "current").symlink_to(tree / "v1.h")
+    (tree / "late" / "link.h").symlink_to(tree / "early" / "current")
+    (tree / "early" / "a.cpp").write_text('#include "../late/link.h"\n')
+    before = scan(tree)
+    (tree / "next").symlink_to(tree / "v2.h")
+    (tree / "next").replace(tree / "early" / "current")
+    assert scan(tree).files != before.files
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_a_directory_that_cannot_be_read_now_is_not_remembered_as_empty(number, tree, settled, monkeypatch):
+    real = os.listdir
+
+    def fail_once(path):
+        monkeypatch.setattr(os, "listdir", real)
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "listdir", fail_once)
+    scan(tree)
+    assert set(scan(tree).files) == {"early/a.cpp", "early/first.h", "late/second.h"}
