@@ -21,6 +21,7 @@ class Settings:
 
     Attributes:
         cache_dir: ``SGLJIT_CACHE_DIR``: the root of the artifact cache; None for the platform's default.
+        cache_bytes: ``SGLJIT_CACHE_MEGABYTES``: the size that builds keep the cache within; None for any.
         cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST``: the target, such as "9.0a"; None for the
             current device's. ``cuda_arch_source`` is the name of the variable it came from.
         plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels; None for all.
@@ -38,6 +39,7 @@ class Settings:
     """
 
     cache_dir: Path | None
+    cache_bytes: int | None
     cuda_arch: str | None
     cuda_arch_source: str
     plugins: frozenset[str] | None
@@ -63,6 +65,7 @@ _VARIABLES = (
     "HOME",  # the meaning of "~"
     "PATH",
     "SGLJIT_CACHE_DIR",
+    "SGLJIT_CACHE_MEGABYTES",
     "SGLJIT_CUDA_ARCH",
     "SGLJIT_JIT",
     "SGLJIT_JOBS",
@@ -74,6 +77,7 @@ _VARIABLES = (
     "TVM_FFI_CUDA_ARCH_LIST",
     "XDG_RUNTIME_DIR",
 )
+_CACHE_MEGABYTES = 4096
 _JIT = ("on", "warn", "error")
 
 
@@ -101,6 +105,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     jobs = _number(given, "SGLJIT_JOBS", 1)
     return Settings(
         cache_dir=None if cache_dir is None else Path(cache_dir).expanduser(),
+        cache_bytes=_cache_bytes(given),
         cuda_arch=given.get(arch_source),
         cuda_arch_source=arch_source,
         plugins=None if allowed is None else frozenset(n.strip() for n in allowed.split(",") if n.strip()),
@@ -116,6 +121,13 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,
         ci=given.get("CI", "no").lower() not in ("0", "false", "no"),
     )
+
+
+def _cache_bytes(given: Mapping[str, str]) -> int | None:
+    if given.get("SGLJIT_CACHE_MEGABYTES", "").lower() == "unlimited":
+        return None
+    megabytes = _number(given, "SGLJIT_CACHE_MEGABYTES", 0)
+    return int((_CACHE_MEGABYTES if megabytes is None else megabytes) * 1e6) or None
 
 
 def _prebuilt(given: Mapping[str, str]) -> tuple[Path, ...]:

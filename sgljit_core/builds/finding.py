@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 from sgljit_core import log
-from sgljit_core.cache import lookup
+from sgljit_core.cache import lookup, store
 from sgljit_core.cache.lookup import Damage, Search, Tier
 from sgljit_core.config import settings
 from sgljit_core.errors import ArtifactLoadError
@@ -72,6 +72,8 @@ class Finder(Generic[T]):
         except ArtifactLoadError as error:
             record.survived("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
             return None
+        if search.tier.root == request.root:
+            store.mark_used(artifact.directory)
         record.loaded(request, artifact.directory, search.tier.name)
         return (code,)
 

@@ -219,6 +219,10 @@ class _Maker(Generic[T]):
             text = f"the cache {root} did not take an artifact ({reason}); it serves this process alone"
             record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
             return False
+        most = settings().cache_bytes
+        if most is not None and root == paths.cache_root():
+            with contextlib.suppress(OSError):
+                store.limit(root, most)
         return True
 
 

@@ -6,7 +6,6 @@ One that does not exist is a FileNotFoundError.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +31,7 @@ class Entry:
         manifest: what is known of it; None where the manifest cannot be read.
         size: the bytes it takes.
         built: when, in seconds since 1970.
+        used: when it was last used, to within a day.
         problem: what is wrong with it; "" where nothing is known to be.
     """
 
@@ -39,6 +39,7 @@ class Entry:
     manifest: Manifest | None
     size: int
     built: float
+    used: float
     problem: str = ""
 
 
@@ -120,6 +121,7 @@ def prune(
     larger_than: int | None = None,
     keep: Iterable[Explanation] | None = None,
     damaged: bool = True,
+    dry_run: bool = False,
 ) -> list[Entry]:
     """Remove artifacts, and what dead processes left behind.
 
@@ -127,26 +129,28 @@ def prune(
 
     Args:
         older_than: seconds; removes what was built longer ago.
-        larger_than: bytes; removes the oldest until the rest takes no more.
+        larger_than: bytes; removes what was used longest ago until the rest takes no more.
         keep: answers of ``why``; of each family and target that is among them, removes every other source key, such
             as those of sources that were edited since.
         damaged: removes artifacts whose content is not what their manifest says.
+        dry_run: changes nothing.
 
     Returns:
-        The artifacts that were removed.
+        The artifacts that were removed, or would be.
 
     Raises:
         UntrustedCacheError: somebody else could have written the root.
     """
     place = _checked(directory)
-    store.collect(place)
+    if not dry_run:
+        store.collect(place)
     broken = {path for path in store.artifact_directories(place) if damaged and _problem(path, unreadable=False)}
     wanted: dict[tuple[str, str], set[str]] = {}
     for answer in keep or ():
         wanted.setdefault(_owner(answer.location.path), set()).add(answer.source_key)
     gone: list[Entry] = []
     rest: list[Entry] = []
-    for entry in sorted(entries(place), key=lambda e: e.built):
+    for entry in sorted(entries(place), key=lambda e: e.used):
         source_key = entry.directory.parent.name
         stale = source_key not in wanted.get(_owner(entry.directory.parent), {source_key})
         old = older_than is not None and time.time() - entry.built > older_than
@@ -156,7 +160,8 @@ def prune(
         size -= rest[0].size
         gone.append(rest.pop(0))
     for entry in gone:
-        _remove(entry.directory, place)
+        if not dry_run:
+            store.remove(entry.directory, place)
     return gone
 
 
@@ -234,25 +239,9 @@ def _whole(place: Path, family: str | None, target: str | None) -> Iterator[look
 
 
 def _entry(path: Path, problem: str = "") -> Entry:
-    size, built, manifest = 0, 0.0, None
-    with contextlib.suppress(OSError):
-        built = path.stat().st_mtime
-        size = sum(file.lstat().st_size for file in path.iterdir())
+    manifest, used = None, store.last_use(path)
     try:
         manifest = lookup.read_manifest(path)
     except (OSError, ManifestError) as error:
         problem = problem or str(error)
-    return Entry(path, manifest, size, manifest.created if manifest else built, problem)
-
-
-def _remove(path: Path, place: Path) -> None:
-    """Take an artifact out of sight at once, then remove it and the directories that it leaves empty."""
-    trash = store.staging_directory(place, "removed")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(trash / path.name)
-    store.discard(trash)
-    for parent in path.parents:
-        if parent == place:
-            break
-        with contextlib.suppress(OSError):
-            parent.rmdir()
+    return Entry(path, manifest, store.size(path), manifest.created if manifest else used, used, problem)

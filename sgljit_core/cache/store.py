@@ -30,6 +30,10 @@ _FAILED = "failed"
 _KEPT_FAILED = 16
 _KEPT_QUARANTINED = 8
 _KEPT_SECONDS = 7 * 24 * 3600.0
+_MARK_SECONDS = 24 * 3600.0  # a use is noted at most that often, so that hits stay cheap
+_SPARED_SECONDS = _MARK_SECONDS + 3600.0  # so no artifact goes that was used within the last hour
+_LIMIT_SECONDS = 600.0
+_LIMITED = ".limited"
 _FOREIGN_SECONDS = 24 * 3600.0  # after that long, a build on another machine is taken to be over
 
 
@@ -205,6 +209,64 @@ def _sync(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def mark_used(directory: Path) -> None:
+    """Note in the time of an artifact's directory that it is used, where that can be written."""
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(directory).st_mtime > _MARK_SECONDS:  # noqa: PTH116 - on every warm start
+            os.utime(directory)
+
+
+def last_use(directory: Path) -> float:
+    """When an artifact was last used, to within a day, in seconds since 1970; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        return directory.stat().st_mtime
+    return 0.0
+
+
+def size(directory: Path) -> int:
+    """The bytes that an artifact takes."""
+    with contextlib.suppress(OSError):
+        return sum(file.lstat().st_size for file in directory.iterdir())
+    return 0
+
+
+def limit(root: Path, most: int) -> None:
+    """Remove what was used longest ago until a writable root's artifacts take no more than ``most`` bytes.
+
+    What was used within the last day stays. A root is looked through every ten minutes at most.
+
+    Raises:
+        OSError: the root cannot be read or written now.
+    """
+    stamp = root / _LIMITED
+    if time.time() - last_use(stamp) < _LIMIT_SECONDS:
+        return
+    new = not stamp.exists()
+    stamp.touch(mode=0o600)
+    if new:
+        trust.share(stamp)
+    found = sorted((last_use(path), path, size(path)) for path in artifact_directories(root))
+    excess = sum(taken for _, _, taken in found) - most
+    for used, path, taken in found:
+        if excess <= 0 or time.time() - used < _SPARED_SECONDS:
+            break
+        remove(path, root)
+        excess -= taken
+
+
+def remove(path: Path, root: Path) -> None:
+    """Take an artifact out of sight at once, then remove it and the directories that it leaves empty."""
+    trash = staging_directory(root, "removed")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(trash / path.name)
+    discard(trash)
+    for parent in path.parents:
+        if parent == root:
+            break
+        with contextlib.suppress(OSError):
+            parent.rmdir()
 
 
 def artifact_directories(root: Path) -> list[Path]:

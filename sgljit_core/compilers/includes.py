@@ -2,7 +2,8 @@
 
 The scan takes every branch of every ``#if``, so it names a superset of the files that the compiler reads: a change in
 an inactive branch may rebuild, a change that matters always does. An include that only the preprocessor can resolve
-(``#include MACRO``) adds every file of the build's own directories. The scan can still miss a file (an include behind
+(``#include MACRO``) adds every file of the build's own directories. The assembler's ``.incbin`` counts as an include;
+one that is not found adds every file, too. The scan can still miss a file (an include behind
 a comment, a directory named in a flag). The compiler's dependency file lists it then, and it is recorded with the
 artifact; see ``native``.
 
@@ -21,6 +22,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +33,8 @@ from sgljit_core.machine.answers import recall, remember
 
 _DIRECTIVE = rb'(?m)^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(<[^>\n]+>|"[^"\n]+"|[^\n]*)'
 _HAS_INCLUDE = rb'__has_include\s*\(\s*(<[^>\n]+>|"[^"\n]+")'
-_SCANNER = "scan 1"  # raise the number when the same files would give another scan
+_INCBIN = rb'\.incbin\b(?:[ \t]*\\?"([^"\\\n]+)\\?")?'
+_SCANNER = "scan 2"  # raise the number when the same files would give another scan
 SETTLED_NS = 2_000_000_000  # the coarsest time stamps of a file system (FAT)
 # The headers of tvm-ffi's C ABI. Any other header of tvm-ffi binds the artifact to one version of it.
 _C_ABI_HEADERS = frozenset({"tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h"})
@@ -80,7 +83,8 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "") -> S
         extra_text: the generated source, which is scanned as if it were in the first root.
 
     Raises:
-        SourceNotFoundError: a source does not exist; the text lists the content of its directory.
+        SourceNotFoundError: a source does not exist; the text lists the content of its directory. Or a file is none,
+            but a device, a FIFO or a socket, which a compiler would read for ever.
     """
     question = [_SCANNER, *files, *(f"{root.label} {root.own} {root.directory}" for root in roots), extra_text]
     remembered = _recalled(question)
@@ -91,6 +95,7 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "") -> S
     for file in files:
         path = roots[0].directory / file
         if not path.is_file():
+            _check_plain(str(path))
             raise SourceNotFoundError(f"source {file!r} not found in {roots[0].directory}{_nearby(path)}")
         scanner.add(str(path), 0)
     scanner.follow(extra_text.encode(), str(roots[0].directory), 0)
@@ -120,7 +125,7 @@ def _stamp(status: os.stat_result) -> list[int]:
 
 def _open_stamp(path: str) -> list[int]:
     """The state of a file. NFS asks its server when a file is opened, but not for a mere ``stat``."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a FIFO by now
     try:
         return _stamp(os.fstat(descriptor))
     finally:
@@ -165,6 +170,7 @@ class _Scanner:
         """Add a file, and the files that it includes."""
         if path in self.stamps:
             return
+        _check_plain(path)
         with open(path, "rb") as file:
             self.stamps[path] = _stamp(os.fstat(file.fileno()))  # before the content, so that a write in between shows
             content = file.read()
@@ -184,16 +190,26 @@ class _Scanner:
             target = name[1:-1]
             if target.startswith("tvm/ffi/") and target not in _C_ABI_HEADERS:
                 self.uses_tvm_cpp = True
-            places = [(directory, root)] if name[0] == '"' else []
-            for place, index in (*places, *zip(self.directories, range(len(self.roots)), strict=True)):
-                path = f"{place}/{target}" if target[:1] != "/" else target
-                if self._is_file(path):
-                    # One name for each file, or headers that include each other through ".." would never end.
-                    real = os.path.realpath(path) if ".." in target else path
-                    # A link on the way to it may be led elsewhere without a change of the file.
-                    self._is_stable &= real == path or real == os.path.normpath(path)
-                    self.add(real, index)
-                    break
+            self._add_first(target, [(directory, root)] if name[0] == '"' else [])
+        for match in re.finditer(_INCBIN, content):
+            # The assembler looks in the roots; a file beside the source counts as well.
+            target = (match[1] or b"").decode(errors="replace")
+            found = target and [self._add_first(target, []), self._add_first(target, [(directory, root)])]
+            if not found or not any(found):
+                self._add_everything()
+
+    def _add_first(self, target: str, places: Sequence[tuple[str, int]]) -> bool:
+        """Add the first file of that name in some places and the roots: whether there is one."""
+        for place, index in (*places, *zip(self.directories, range(len(self.roots)), strict=True)):
+            path = f"{place}/{target}" if target[:1] != "/" else target
+            if self._is_file(path):
+                # One name for each file, or headers that include each other through ".." would never end.
+                real = os.path.realpath(path) if ".." in target else path
+                # A link on the way to it may be led elsewhere without a change of the file.
+                self._is_stable &= real == path or real == os.path.normpath(path)
+                self.add(real, index)
+                return True
+        return False
 
     def _is_file(self, path: str) -> bool:
         """Whether a path is a file. Directories are listed once: most includes are standard headers in none of them."""
@@ -208,6 +224,8 @@ class _Scanner:
         if name not in self._listed[directory]:
             return False
         is_file = os.path.isfile(path)
+        if not is_file:
+            _check_plain(path)
         self._is_stable &= is_file  # a dangling link may become valid without a change of any directory
         return is_file
 
@@ -220,6 +238,18 @@ class _Scanner:
                 for name in sorted(names):
                     if not name.startswith("."):
                         self.add(os.path.join(place, name), index)
+
+
+def _check_plain(path: str) -> None:
+    """Refuse a device, a FIFO and a socket: a compiler would read it for ever, and so would the scan."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        real = os.path.realpath(path)
+        leads = f" (it leads to {real})" if real != path else ""
+        raise SourceNotFoundError(f"{path} is no plain file, but a device, a FIFO or a socket{leads}")
 
 
 def _nearby(path: Path) -> str:

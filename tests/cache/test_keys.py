@@ -202,6 +202,48 @@ def test_headers_that_include_each_other_through_the_parent_directory_end(load, 
     assert load().number() == 1
 
 
+INCBIN = """
+asm(".section .rodata\\nblob:\\n" {text} "\\n.byte 0\\n.previous");
+extern "C" __attribute__((visibility("hidden"))) const char blob[];
+"""
+INCBINS = {
+    "in csrc": r'".incbin \"deep/data.bin\""',
+    "a raw string": """R"(.incbin "deep/data.bin")" """,
+    "a macro": r'".incbin \"" DATA "\""',
+    "a macro with the quotes": '".incbin " DATAS "\\n"',
+}
+
+
+@pytest.mark.parametrize("how", INCBINS)
+def test_an_edit_of_a_file_that_the_assembler_includes_rebuilds(how, load, csrc):
+    (csrc / "deep").mkdir()
+    (csrc / "deep" / "data.bin").write_text("1")
+    macros = '#define DATA "deep/data.bin"\n#define DATAS "\\"deep/data.bin\\""\n'
+    source = macros + INCBIN.format(text=INCBINS[how]) + "int number() { return blob[0] - '0'; }\n"
+    (csrc / "number.cpp").write_text(source)
+    assert load().number() == 1
+    (csrc / "deep" / "data.bin").write_text("2")
+    assert load().number() == 2
+
+
+@pytest.mark.parametrize("name", ["value.h", "number.cpp"])
+@pytest.mark.parametrize("kind", ["device", "fifo", "computed"])
+def test_a_source_that_could_be_read_for_ever_is_refused_by_name(kind, name, children, csrc):
+    if kind == "computed":
+        (csrc / "number.cpp").write_text("#include HEADER\n")
+        name = "other"
+    file = csrc / name
+    file.unlink(missing_ok=True)
+    if kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(file)
+    child = children.start()
+    child.process.join(20)
+    assert child.process.exitcode == 1, child.output
+    assert f"SourceNotFoundError: {file} is no plain file, but a device, a FIFO or a socket" in child.output
+
+
 def test_an_edit_of_a_core_header_rebuilds(load, csrc, tmp_path, monkeypatch):
     from sgljit_core import paths
 

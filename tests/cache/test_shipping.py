@@ -242,6 +242,56 @@ def test_prune_by_age(load, cache):
     assert len(sgljit_core.cache.prune(older_than=0)) == 1
 
 
+def _used(artifact, hours):
+    then = time.time() - hours * 3600
+    os.utime(artifact, (then, then))
+
+
+def test_prune_by_size_goes_by_last_use_and_a_dry_run_only_says_so(load, sgljit, children, cache):
+    for i in range(3):
+        load(str(i), flags=(f"-DVALUE={i}",))
+    found = sorted(sgljit_core.cache.entries(), key=lambda entry: entry.built)
+    oldest, unused, newest = (entry.directory for entry in found)
+    for artifact in (oldest, unused, newest):
+        _used(artifact, 50)
+    assert children.run(markers=("0",), flags=("-DVALUE=0",)) == "0\n"  # a hit
+    _used(newest, 1)
+    before = newest.stat().st_mtime
+    assert children.run(markers=("2",), flags=("-DVALUE=2",)) == "2\n"
+    assert newest.stat().st_mtime == before  # once a day is enough
+    limit = f"{2.5 * found[0].size / 1e6}"
+    result = sgljit("cache", "prune", "--megabytes", limit, "--dry-run")
+    assert f"{unused}\nwould remove 1 artifacts, " in result.stdout, result.stderr
+    assert len(artifacts(cache)) == 3
+    assert "removed 1 artifacts" in sgljit("cache", "prune", "--megabytes", limit).stdout
+    assert artifacts(cache) == sorted([oldest, newest])
+
+
+@pytest.mark.parametrize("limit", ["0.001", "0", "unlimited", "4096"])
+def test_builds_keep_the_cache_within_its_size(load, children, cache, limit):
+    for i in range(3):
+        load(str(i), flags=(f"-DVALUE={i}",))
+    used, *unused = artifacts(cache)
+    for artifact in unused:
+        _used(artifact, 50)
+    _used(used, 24.5)  # it may have been used just now
+    new = {"markers": ("new",), "flags": ("-DVALUE=9",), "env": {"SGLJIT_CACHE_MEGABYTES": limit}}
+    assert children.run(markers=("1",), flags=("-DVALUE=7",), env=new["env"]) == "7\n"
+    assert len(artifacts(cache)) == 4  # it was looked through just now
+    (cache / ".limited").unlink(missing_ok=True)
+    assert children.run(**new) == "9\n"
+    left = set(artifacts(cache))
+    assert used in left
+    assert len(left) == (3 if limit == "0.001" else 5)
+    assert leftovers(cache) == []
+
+
+def test_a_size_that_is_no_number_is_refused(load, monkeypatch):
+    monkeypatch.setenv("SGLJIT_CACHE_MEGABYTES", "-1")
+    with pytest.raises(errors.ConfigError, match="SGLJIT_CACHE_MEGABYTES must be a number of at least 0"):
+        load()
+
+
 def test_prune_of_an_absent_cache_makes_none(cache):
     assert sgljit_core.cache.prune() == []
     assert sgljit_core.cache.entries() == []

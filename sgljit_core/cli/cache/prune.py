@@ -15,11 +15,14 @@ from .options import Arch, Directory, explain, families_with_variants, size_text
 def prune(
     directory: Directory = None,
     days: Annotated[float | None, typer.Option(min=0, help="Remove artifacts that are older than this.")] = None,
-    megabytes: Annotated[float | None, typer.Option(min=0, help="Remove the oldest until the rest fits in.")] = None,
+    megabytes: Annotated[
+        float | None, typer.Option(min=0, help="Remove what was used longest ago until the rest fits.")
+    ] = None,
     stale: Annotated[
         bool, typer.Option("--stale", help="Remove variants that their family declared once, but no longer does.")
     ] = False,
     cuda_arch: Arch = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
     """Remove artifacts, damaged ones in any case, and the remains of killed builds."""
     keep = None
@@ -32,5 +35,9 @@ def prune(
         older_than=None if days is None else days * 86400,
         larger_than=None if megabytes is None else int(megabytes * 1e6),
         keep=keep,
+        dry_run=dry_run,
     )
-    typer.echo(f"removed {len(gone)} artifacts, {size_text(sum(entry.size for entry in gone))}")
+    for entry in gone if dry_run else ():
+        typer.echo(f"{size_text(entry.size):>9}  {entry.directory}")
+    said = "would remove" if dry_run else "removed"
+    typer.echo(f"{said} {len(gone)} artifacts, {size_text(sum(entry.size for entry in gone))}")
