@@ -6,8 +6,6 @@
 #include <sgl_kernel/tensor.h>
 #include <sgl_kernel/tensor_view.h>
 
-#include <dlfcn.h>
-
 #include <cstdint>
 
 #include "hicache_job.h"
@@ -77,11 +75,7 @@ struct Reachable {
 /// \brief Throw if an address for the CPU is in device memory, which would end the process. Does not initialise CUDA.
 inline void refuse_device_memory(const Job& job, const char* name, std::uint64_t address) {
   namespace driver = host::driver;
-  void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (library == nullptr) return;
-  const auto query =
-      reinterpret_cast<decltype(driver::Api::PointerGetAttributes)>(::dlsym(library, "cuPointerGetAttributes"));
-  ::dlclose(library);  // drops the reference of this call; the library stays loaded
+  const auto query = driver::loaded_pointer_query();
   constexpr int kPointerIsManaged = 8;
   constexpr int kAttributes[] = {driver::kPointerMemoryType, driver::kPointerDeviceOrdinal, kPointerIsManaged};
   int type = 0;

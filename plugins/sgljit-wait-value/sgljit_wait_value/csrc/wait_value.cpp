@@ -10,7 +10,6 @@
 #include <sgl_kernel/tensor.h>
 #include <sgl_kernel/variant.h>
 
-#include <dlfcn.h>
 #include <dlpack/dlpack.h>
 
 #include <cstdint>
@@ -81,11 +80,7 @@ std::int32_t current_device() {
 /// that has only waited on the CPU can still fork.
 driver::Memory host_memory_at(const void* address) {
   constexpr int kInvalidContext = 201;
-  void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (library == nullptr) return {};
-  const auto query =
-      reinterpret_cast<decltype(driver::Api::PointerGetAttributes)>(::dlsym(library, "cuPointerGetAttributes"));
-  ::dlclose(library);  // drops the reference of this call; the library stays loaded
+  const auto query = driver::loaded_pointer_query();
   if (query == nullptr) return {};
   int type = 0;
   const int attribute = driver::kPointerMemoryType;

@@ -1,0 +1,63 @@
+"""Without a CUDA driver a call does not look for one on disk each time, and one that is loaded later is found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+COUNTER = """
+#include <dlfcn.h>
+#include <cstring>
+extern "C" int looks = 0;
+extern "C" void* dlopen(const char* name, int mode) {
+  static auto* next = reinterpret_cast<void* (*)(const char*, int)>(dlsym(RTLD_NEXT, "dlopen"));
+  if (name != nullptr && std::strcmp(name, "libcuda.so.1") == 0) ++looks;
+  return next(name, mode);
+}
+"""
+DRIVER = 'extern "C" int asked = 0; extern "C" int cuPointerGetAttributes(...) { ++asked; return 1; }'
+PROGRAM = """
+import ctypes, sys, torch
+from sgljit_core import ops
+flag, tables = torch.zeros(1, dtype=torch.int32), torch.zeros(2, 8)
+rows, pool, other = torch.tensor([1]), *(torch.tensor([t.data_ptr()]) for t in tables)
+calls = {
+    "wait_value": lambda: ops["wait_value"].stream_write_value(flag, 1),
+    "hicache": lambda: ops["hicache"].transfer_hicache_all_layer_mla(
+        pool, rows, other, rows, cache_src_stride_bytes=16, cache_dst_stride_bytes=16
+    ),
+}
+call = calls[sys.argv[1]]
+call()
+call()
+looks = ctypes.c_int.in_dll(ctypes.CDLL(None), "looks")
+before = looks.value
+for _ in range(100):
+    call()
+print(before > 0, looks.value - before)
+asked = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[2]), "asked")
+call()
+print(asked.value > 0)
+"""
+
+
+@pytest.mark.parametrize("family", ["wait_value", "hicache"])
+def test_a_driver_that_is_not_there_is_not_looked_for_at_each_call(cache, tmp_path, family):
+    if "libcuda.so.1" in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout:
+        pytest.skip("there is a driver")
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    for name, text in (("counter", COUNTER), ("libcuda", DRIVER)):
+        (tmp_path / f"{name}.cpp").write_text(text)
+        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1" if name == "libcuda" else "-ldl"]
+        subprocess.run([compiler, f"{name}.cpp", "-o", f"{name}.so", *options], cwd=tmp_path, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, family, str(tmp_path / "libcuda.so")],
+        env={**os.environ, "LD_PRELOAD": str(tmp_path / "counter.so")},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.splitlines() == ["True 0", "True"], result.stderr
