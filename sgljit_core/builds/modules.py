@@ -185,5 +185,8 @@ def include_roots(spec: BuildSpec) -> list[includes.Root]:
         if not root.directory.is_dir():
             carries = "; the installed package does not carry it: name it as package data (setuptools: package-data)"
             hint = carries if spec.family and root is roots[0] else ""
+            archive = next((str(parent) for parent in root.directory.parents if parent.is_file()), None)
+            if archive is not None:
+                hint = f"; {archive} is a file, and compilers read directories: unpack it, or install it with pip"
             raise SourceNotFoundError(f"{spec.label}: directory {root.directory} does not exist{hint}")
     return [*roots, includes.Root("core:", paths.core_include(), own=False)]

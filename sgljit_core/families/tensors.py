@@ -78,7 +78,7 @@ def stand_in(function: str, tensors: Mapping[str, torch.Tensor]) -> bool:
 
     Raises:
         TypeError: a tensor is not strided.
-        TensorMatchError: some are on meta and others are not.
+        TensorMatchError: a tensor is quantised, or a lazy view; some are on meta and others are not.
     """
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
@@ -86,6 +86,14 @@ def stand_in(function: str, tensors: Mapping[str, torch.Tensor]) -> bool:
                 f"{function}(): {name} is a tensor of layout {tensor.layout}, and a kernel reads strided "
                 f"ones: pass {name}.to_dense()"
             ) from None
+        if tensor.is_quantized:
+            raise TensorMatchError(
+                f"{function}(): {name} is a quantised tensor of dtype {tensor.dtype}, and a kernel reads plain ones: "
+                f"pass {name}.dequantize() or {name}.int_repr()"
+            ) from None
+        for lazy in ("conj", "neg"):
+            if getattr(tensor, f"is_{lazy}")():  # a kernel would read it without that; the call's own error goes along
+                raise TensorMatchError(f"{function}(): {name} is a lazy {lazy} view: pass {name}.resolve_{lazy}()")
     if all(map(has_memory, tensors.values())):
         return False
     _check_meta(function, tensors)

@@ -243,6 +243,15 @@ def test_an_unknown_kernel_names_those_that_there_are(family):
     assert first.endswith("line 20: plain. A kernel is named with its namespace")
 
 
+def test_a_package_in_a_zip_is_told_that_it_must_be_unpacked(family):
+    shutil.rmtree(family.csrc.parent)
+    family.csrc.parent.write_bytes(b"PK")
+    with pytest.raises(errors.SourceNotFoundError) as caught:
+        load(family)
+    assert f"{family.csrc.parent} is a file, and compilers read directories: unpack it" in str(caught.value)
+    assert "package data" not in str(caught.value)
+
+
 def test_a_package_without_its_sources_is_told_how_to_carry_them(family):
     shutil.rmtree(family.csrc)
     with pytest.raises(errors.SourceNotFoundError) as caught:

@@ -259,6 +259,24 @@ def test_a_tensor_whose_memory_was_freed_is_refused(in_cpp):
         in_cpp(x)
 
 
+@pytest.mark.filterwarnings("ignore")  # quantised tensors are deprecated
+def test_a_quantised_tensor_is_refused_by_name(in_cpp):
+    quantised = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    text = r"negate\(\): out is a quantised tensor of dtype torch.qint8.*out.dequantize\(\)"
+    with pytest.raises(errors.TensorMatchError, match=text):
+        in_cpp(torch.ones(2), quantised)
+
+
+@pytest.mark.parametrize("lazy", ["conj", "neg"])
+def test_a_lazy_view_in_a_call_that_fails_is_named_and_the_first_error_kept(in_cpp, lazy):
+    view = torch.ones(2, dtype=torch.complex64).conj()
+    view = view if lazy == "conj" else view.imag
+    text = rf"negate\(\): out is a lazy {lazy} view: pass out.resolve_{lazy}\(\)"
+    with pytest.raises(errors.TensorMatchError, match=text) as caught:
+        in_cpp(torch.ones(2), view, twice="no")
+    assert "argument 3" in str(caught.value.__context__)
+
+
 def test_a_sparse_tensor_is_refused_by_name_and_layout(in_cpp):
     with pytest.raises(TypeError, match=r"negate\(\): out is a tensor of layout torch.sparse_coo.*out.to_dense\(\)"):
         in_cpp(torch.ones(2, 2), torch.eye(2).to_sparse())

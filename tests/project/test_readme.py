@@ -110,7 +110,10 @@ def test_the_table_of_variables_is_complete():
     cells = re.findall(r"^\| (`[A-Z_`, ]+) \|", README, re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"SGLJIT_[A-Z_]+", cell)}
     sources = (path.read_text(encoding="utf-8") for path in (isolated.ROOT / "sgljit_core").glob("*.py"))
-    assert documented == {name for text in sources for name in re.findall(r"\bSGLJIT_[A-Z]+(?:_[A-Z]+)*\b", text)}
+    read = {name for text in sources for name in re.findall(r"\bSGLJIT_[A-Z]+(?:_[A-Z]+)*\b", text)}
+    kernels = (path.read_text(encoding="utf-8") for path in (isolated.ROOT / "plugins").glob("*/*/csrc/*"))
+    read |= {name for text in kernels for name in re.findall(r'getenv\("(SGLJIT_[A-Z_]+)"\)', text)}
+    assert documented == read
 
 
 def test_the_table_of_errors_is_complete():

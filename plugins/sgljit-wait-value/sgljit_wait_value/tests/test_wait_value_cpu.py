@@ -404,3 +404,9 @@ def test_torch_compile_keeps_the_wait():
     compiled = torch.compile(write_and_wait, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
     assert int(flag) == 6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_a_device_without_a_driver_is_a_runtime_error_as_the_readme_has_it():
+    with pytest.raises(RuntimeError, match="no CUDA driver on this machine"):
+        family.stream_write_value(torch.zeros(1, dtype=torch.int32), 1, device="cuda")
