@@ -40,8 +40,9 @@ namespace host::details {
 /// The type of an argument, in a Python programmer's words.
 [[gnu::cold]] SGL_INLINE const char* type_name(std::int32_t type_index) noexcept;
 
-/// No tensor's memory is below this address. The address of a view of a tensor without memory is its offset, so the bound
-/// is 4 GiB. Where the executable lies at a fixed low address, and the heap behind it, it is what Linux never maps.
+/// No tensor's memory is below this address. The address of a view of a tensor without memory is its offset, so the
+/// bound is 4 GiB. Where the executable lies at a fixed low address, and the heap behind it, it is what Linux never
+/// maps.
 inline const std::uintptr_t kLowestAddress = ::getauxval(AT_PHDR) >> 32 ? std::uintptr_t{1} << 32 : 65536;
 
 /// The place of an argument, with all that an error needs.
