@@ -134,9 +134,12 @@ struct Memory {
 /// answer: the memory may be freed, or registered, at any time.
 [[nodiscard]] SGL_INLINE Memory memory_at(const void* address, DebugInfo location = {});
 
+/// \brief The type of cuPointerGetAttributes.
+using pointer_query_t = decltype(Api::PointerGetAttributes);
+
 /// \brief cuPointerGetAttributes of a driver that this process has loaded, or null. Loads and initialises nothing: a
 /// process that uses the CPU alone can still fork. Takes a few hundred nanoseconds, with a driver or without.
-[[nodiscard]] SGL_INLINE decltype(Api::PointerGetAttributes) loaded_pointer_query();
+[[nodiscard]] SGL_INLINE pointer_query_t loaded_pointer_query();
 
 }  // namespace host::driver
 
@@ -218,7 +221,7 @@ SGL_INLINE Memory memory_at(const void* address, DebugInfo location) {
   return memory;
 }
 
-SGL_INLINE decltype(Api::PointerGetAttributes) loaded_pointer_query() {
+SGL_INLINE pointer_query_t loaded_pointer_query() {
   // A look for a library that is not loaded searches the disk, so one is made only after something was loaded.
   static unsigned long long g_missed = 0;  // what had been loaded when the driver was last missed
   unsigned long long loaded = 0;
@@ -233,7 +236,7 @@ SGL_INLINE decltype(Api::PointerGetAttributes) loaded_pointer_query() {
     __atomic_store_n(&g_missed, loaded, __ATOMIC_RELAXED);
     return nullptr;
   }
-  const auto query = reinterpret_cast<decltype(Api::PointerGetAttributes)>(::dlsym(library, "cuPointerGetAttributes"));
+  const auto query = reinterpret_cast<pointer_query_t>(::dlsym(library, "cuPointerGetAttributes"));
   ::dlclose(library);  // drops the reference of this call; the library stays loaded
   return query;
 }

@@ -17,16 +17,17 @@ def stream_wait_value(
 ) -> None:
     """Poll until the flag meets the condition."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    while not is_met(int(flag[0]), value, condition, 8 * flag.element_size()):
+    first = (0,) * flag.dim()
+    while not is_met(int(flag[first]), value, condition, 8 * flag.element_size()):
         if deadline is not None and time.monotonic() > deadline:
-            raise TimeoutError(f"the flag is still {int(flag[0])}")
+            raise TimeoutError(f"the flag is still {int(flag[first])}")
         time.sleep(1e-4)
 
 
 def stream_write_value(flag: torch.Tensor, value: int, mode: str = "auto", device: str | None = None) -> None:
     """Set the flag."""
     bits = 8 * flag.element_size()
-    flag[0] = (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+    flag[(0,) * flag.dim()] = (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
 
 
 def is_met(flag: int, value: int, condition: str, bits: int) -> bool:
