@@ -39,7 +39,7 @@ STEPS = {
     "about to load": ("sgljit_core.load.library", "_load", True),
     "loaded": ("sgljit_core.load.library", "_load", False),
     "about to publish": ("sgljit_core.cache.store", "publish", True),
-    "one file written": ("sgljit_core.cache.store", "_write", False),
+    "one file written": ("sgljit_core.cache.store", "write", False),
     "about to rename": ("sgljit_core.cache.store", "settle", True),
     "renamed": ("sgljit_core.cache.store", "settle", False),
     "published": ("sgljit_core.cache.store", "publish", False),
