@@ -1,4 +1,4 @@
-"""What happens when no tier has what a request asks for: decide, lock, look again, make it, load it, publish it.
+"""A request that no tier answers: decide, lock, look again, make it, load it, publish it.
 
 A made payload is loaded *before* it is published, so that nothing that does not load is ever visible to anybody else.
 

@@ -2,7 +2,7 @@
 
 Discovery reads the metadata of installed distributions and imports nothing of theirs. A plugin is imported when its
 family is first asked for. Whatever one plugin does wrong is kept with its name and raised when *its* family is
-asked for; the others work. What nobody asks for is a problem: a warning, once, and a line of ``sgljit list``.
+asked for; the others work. Other problems are a warning, once, and a line of ``sgljit list``.
 """
 
 from __future__ import annotations

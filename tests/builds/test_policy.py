@@ -17,7 +17,7 @@ from sgljit_core.machine import jobs
 
 @pytest.fixture(autouse=True)
 def thawed():
-    """What tests of other files have frozen is no matter here."""
+    """Undo a freeze by tests of other files."""
     policy._frozen.clear()
     yield
     policy._frozen.clear()

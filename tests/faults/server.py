@@ -86,7 +86,7 @@ def count(place: Path) -> int:
 
 
 def collect(place: Path) -> None:
-    """What must hold when the faults are over: no damaged artifact, and nothing that a dead process left."""
+    """Check the cache after the faults: no damaged artifact, and nothing left by a dead process."""
     expect([entry.problem for entry in sgljit_core.cache.verify()], [])
     sgljit_core.cache.prune()
     for root in (place / "cache", place / "tmp" / f"sgljit-{os.getuid()}"):
