@@ -1,5 +1,5 @@
 # Every target sets up what it needs: .venv, pinned by constraints.txt, with the core and all first-party
-# plugins installed editable. Set up once, each is immediate until a pyproject or the constraints change.
+# plugins and adapters installed editable. Set up once, each is immediate until a pyproject or the constraints change.
 #
 #   PYTHON=python3.12   the interpreter that .venv is made with, and that test-gpu runs
 #   CUDA=system|pypi    where nvcc comes from; "none" leaves it out (the default finds out)
@@ -18,7 +18,8 @@ BIN := $(VENV)/bin
 MINOR := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 READY := $(VENV)/.ready-$(MINOR)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-CXX_FILES = $(shell find include plugins examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
+ADAPTERS := $(patsubst %/pyproject.toml,%,$(wildcard engines/*/pyproject.toml))
+CXX_FILES = $(shell find include plugins engines examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -40,7 +41,7 @@ test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugi
 	@$(PARALLEL_PYTEST) -m slow $(PYTEST)
 
 test-gpu: ## run the tests marked gpu with PYTHON as it is: installs nothing, needs no network
-	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins examples
+	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins engines examples
 
 lint: $(READY) types ## check style and types; change nothing
 	@$(BIN)/ruff check
@@ -48,7 +49,7 @@ lint: $(READY) types ## check style and types; change nothing
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 types: $(READY)
-	@$(BIN)/mypy sgljit_core $(wildcard $(addsuffix /sgljit_*,$(PLUGINS)) examples/*/sgljit_*)
+	@$(BIN)/mypy sgljit_core $(wildcard $(addsuffix /sgljit_*,$(PLUGINS) $(ADAPTERS)) examples/*/sgljit_*)
 
 format: $(READY) ## rewrite the files in the project's style
 	@$(BIN)/ruff check --fix
@@ -61,14 +62,14 @@ clean: ## remove .venv and everything built
 # The build backend goes in first, so that the editable installs build with the pinned one.
 # A .venv of another Python version is made anew.
 $(READY): pyproject.toml constraints.txt $(wildcard sgljit_core/_version.py) \
-          $(addsuffix /pyproject.toml,$(PLUGINS)) $(wildcard plugins/*/*/_version.py)
+          $(addsuffix /pyproject.toml,$(PLUGINS) $(ADAPTERS)) $(wildcard plugins/*/*/_version.py engines/*/*/_version.py)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "sgljit needs Python 3.10 or newer; '$(PYTHON)' is $(MINOR). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV) for Python $(MINOR) (nvcc: $(CUDA)); the first time takes some minutes"
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) hatchling editables
 	@$(PIP) --no-build-isolation --editable '.[dev$(if $(filter pypi,$(CUDA)),$(comma)cuda)]' \
-	  $(addprefix --editable ./,$(PLUGINS))
+	  $(addprefix --editable ./,$(PLUGINS) $(ADAPTERS))
 	@touch $@
 
 comma := ,

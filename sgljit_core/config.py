@@ -16,6 +16,21 @@ from .errors import ConfigError
 
 
 @dataclass(frozen=True)
+class Engines:
+    """What adapters may do in the engines that they are made for.
+
+    Attributes:
+        on: whether they do anything.
+        strict: whether they raise where they would otherwise leave the work to the engine.
+        ops: the ops that they may use; None for all.
+    """
+
+    on: bool
+    strict: bool
+    ops: frozenset[str] | None
+
+
+@dataclass(frozen=True)
 class Settings:
     """One reading of the environment.
 
@@ -33,6 +48,7 @@ class Settings:
         prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of artifacts, searched first and never written.
         jit: ``SGLJIT_JIT``: whether compiling is allowed: "on", "warn" or "error".
         jobs: ``SGLJIT_JOBS``: the number of compilers that may run at once; None for the machine's.
+        engines: ``SGLJIT_ENGINES``: what adapters may do: "off", or a list of "strict" and names of ops.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: accept caches that others can write.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for locks, if there is one.
         ci: ``CI``: whether continuous integration runs this; 0, false and no mean that it does not.
@@ -51,6 +67,7 @@ class Settings:
     prebuilt: tuple[Path, ...]
     jit: str
     jobs: int | None
+    engines: Engines
     trust_shared_cache: bool
     runtime_dir: Path | None
     ci: bool
@@ -67,6 +84,7 @@ _VARIABLES = (
     "SGLJIT_CACHE_DIR",
     "SGLJIT_CACHE_MEGABYTES",
     "SGLJIT_CUDA_ARCH",
+    "SGLJIT_ENGINES",
     "SGLJIT_JIT",
     "SGLJIT_JOBS",
     "SGLJIT_NVCC",
@@ -117,6 +135,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         prebuilt=_prebuilt(given),
         jit=_one_of(given, "SGLJIT_JIT", _JIT),
         jobs=None if jobs is None else int(jobs),
+        engines=_engines(given),
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,
         ci=given.get("CI", "no").lower() not in ("0", "false", "no"),
@@ -128,6 +147,19 @@ def _cache_bytes(given: Mapping[str, str]) -> int | None:
         return None
     megabytes = _number(given, "SGLJIT_CACHE_MEGABYTES", 0)
     return int((_CACHE_MEGABYTES if megabytes is None else megabytes) * 1e6) or None
+
+
+def _engines(given: Mapping[str, str]) -> Engines:
+    value = given.get("SGLJIT_ENGINES", "on").lower()
+    words = [word.strip() for word in value.split(",")]
+    if value in ("on", "off"):
+        return Engines(on=value == "on", strict=False, ops=None)
+    if {"on", "off"} & {*words} or not all(word.isidentifier() for word in words):
+        raise ConfigError(
+            f"SGLJIT_ENGINES must be on, off, strict, or names of ops separated by commas, with or without strict; "
+            f"got {value!r}"
+        )
+    return Engines(on=True, strict="strict" in words, ops=frozenset(words) - {"strict"} or None)
 
 
 def _prebuilt(given: Mapping[str, str]) -> tuple[Path, ...]:

@@ -33,6 +33,7 @@ __all__ = [
     "ToolchainNotFoundError",
     "UnknownFamilyError",
     "UnknownOpError",
+    "UnsupportedEngineError",
     "UntrustedCacheError",
     "WheelError",
 ]
@@ -224,3 +225,7 @@ class UnknownOpError(SgljitError, AttributeError):
 
 class WheelError(SgljitError, ValueError):
     """Artifacts cannot be added to a wheel."""
+
+
+class UnsupportedEngineError(SgljitError, RuntimeError):
+    """An engine is not installed, or is of a version that its adapter was not tested with."""

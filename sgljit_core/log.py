@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-_log = logging.getLogger("sgljit")
+_NAME = "sgljit"
 
 
-def log(level: int, event: str, text: str, **data: Any) -> None:
+def log(level: int, event: str, text: str, logger: str = _NAME, /, **data: Any) -> None:
     """Log a text with its data: ``record.sgljit`` is a mapping with the event's name and ``data``."""
-    _log.log(level, "%s", text, extra={"sgljit": {"event": event, **data}})
+    logging.getLogger(logger).log(level, "%s", text, extra={"sgljit": {"event": event, **data}})
 
 
 def is_wanted(level: int) -> bool:
     """Whether records of this level are handled, for a text that takes time to compute."""
-    return _log.isEnabledFor(level)
+    return logging.getLogger(_NAME).isEnabledFor(level)
 
 
 _said: set[tuple[str, str]] = set()

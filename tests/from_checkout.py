@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def projects() -> list[Path]:
-    """The directories of the core, the first-party plugins and the example plugins."""
-    found = [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("examples/*/pyproject.toml")]
+    """The directories of the core, the first-party plugins and adapters, and the example plugins."""
+    found = [path for place in ("plugins", "engines", "examples") for path in ROOT.glob(f"{place}/*/pyproject.toml")]
     return [ROOT, *sorted(path.parent for path in found)]
 
 

@@ -35,7 +35,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # The directory of each distribution of this repository, relative to the root.
 PROJECTS = {
     "sgljit-core": Path(),
-    **{path.parent.name: path.parent.relative_to(ROOT) for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))},
+    **{
+        path.parent.name: path.parent.relative_to(ROOT)
+        for place in ("plugins", "engines")
+        for path in sorted(ROOT.glob(f"{place}/*/pyproject.toml"))
+    },
 }
 
 _LEFTOVERS = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".*_cache", "*.egg-info", "dist")

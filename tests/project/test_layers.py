@@ -79,13 +79,14 @@ def test_inside_the_rooms_nothing_goes_in_a_circle():
     assert list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
-def test_nothing_imports_the_room_of_benchmarks():
+@pytest.mark.parametrize("room", ["engines", "benchmark"])
+def test_nothing_imports_the_rooms_that_others_use(room):
     others = {
         name
         for name, path in modules().items()
-        if room_of(name) != "benchmark"
+        if room_of(name) != room
         for other in imported(name, path)
-        if room_of(other) == "benchmark"
+        if room_of(other) == room
     }
     assert not others
 
