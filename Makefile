@@ -17,6 +17,10 @@ SHELL := /bin/bash
 BIN := $(VENV)/bin
 MINOR := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 READY := $(VENV)/.ready-$(MINOR)
+OLDEST := .venv-oldest
+OLDEST_TESTS := tests/compilers/test_toolchain.py tests/engines tests/families/test_discovery.py \
+  tests/families/test_forwarding.py tests/headers/test_export.py tests/load \
+  $(wildcard plugins/*/*/tests/test_*_errors.py)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 ADAPTERS := $(patsubst %/pyproject.toml,%,$(wildcard engines/*/pyproject.toml))
 CXX_FILES = $(shell find include plugins engines examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
@@ -24,7 +28,7 @@ PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dis
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-gpu lint types format clean
+.PHONY: help setup demo test test-slow test-oldest test-gpu lint types format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +43,19 @@ test: $(READY) ## run the tests that this machine can run, but for the slow ones
 
 test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugins' suites from wheels, packaging
 	@$(PARALLEL_PYTEST) -m slow $(PYTEST)
+
+# Nothing of the project is installed: it must run with what an engine's environment has.
+test-oldest: $(OLDEST)/.ready-$(MINOR) ## run the quick tests with the oldest releases that the metadata allows
+	@$(OLDEST)/bin/python tests/from_checkout.py -m pytest -p no:cacheprovider --numprocesses $(WORKERS) \
+	  --maxprocesses 8 --dist loadfile -m "not slow and not gpu" $(PYTEST) $(OLDEST_TESTS)
+
+$(OLDEST)/.ready-$(MINOR): pyproject.toml constraints.txt constraints-oldest.txt
+	@echo "Setting up $(OLDEST) for Python $(MINOR) with the oldest releases"
+	@$(PYTHON) -m venv --clear $(OLDEST)
+	@sed 's/=.*/=/' constraints-oldest.txt | grep -v '^\#' | grep -vFf - constraints.txt > $(OLDEST)/constraints.txt
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt \
+	  --requirement constraints-oldest.txt numpy pytest pytest-xdist
+	@touch $@
 
 test-gpu: ## run the tests marked gpu with PYTHON as it is: installs nothing, needs no network
 	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins engines examples
@@ -57,7 +74,7 @@ format: $(READY) ## rewrite the files in the project's style
 	@$(BIN)/clang-format -i $(CXX_FILES)
 
 clean: ## remove .venv and everything built
-	@rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(OLDEST) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The build backend goes in first, so that the editable installs build with the pinned one.
 # A .venv of another Python version is made anew.

@@ -37,6 +37,10 @@
 
 namespace host::details {
 
+/// `kTVMFFIBigInt`: an int outside of int64. tvm-ffi has the type since 0.1.15, and gives its index to no other before;
+/// older releases refuse such an int themselves, with an OverflowError.
+inline constexpr std::int32_t kBigInt = 78;
+
 /// The type of an argument, in a Python programmer's words.
 [[gnu::cold]] SGL_INLINE const char* type_name(std::int32_t type_index) noexcept;
 
@@ -424,7 +428,7 @@ SGL_INLINE void ArgSlot::mismatch(const char* expected, const char* got) const {
 SGL_INLINE void ArgSlot::wrong_type(const char* expected, bool or_none, std::int32_t got) const {
   Message text;
   text << expected << (or_none ? " or None" : "");
-  const bool is_big = got == kTVMFFIBigInt;
+  const bool is_big = got == kBigInt;
   mismatch(text.c_str(), is_big ? "an int outside of int64, -2**63 to 2**63 - 1" : type_name(got));
 }
 

@@ -10,7 +10,7 @@ import torch
 import tvm_ffi
 from torch._subclasses import FakeTensorMode  # it has no public name
 
-BIG = "an int outside of int64, -2**63 to 2**63 - 1"
+from sgljit_core import paths
 
 
 def test_functions_of_every_form(host) -> None:
@@ -118,9 +118,6 @@ def test_an_error_of_the_allocator_keeps_its_kind(host) -> None:
         ("add", (1.5, "x"), "add(): argument 1: expected int, got float"),
         ("add", ("x", 1), "add(): argument 1: expected int, got str"),
         ("add", (2**40, 1), "add(): argument 1: expected int32, got int 1099511627776, which does not fit"),
-        ("add", (2**70, 1), f"add(): argument 1: expected int, got {BIG}"),
-        ("add", (1, -(2**63) - 1), f"add(): argument 2: expected int, got {BIG}"),
-        ("half", (2**63,), f"half(): argument 1: expected float, got {BIG}"),
         ("narrow", (128,), "narrow(): argument 1: expected int8, got int 128, which does not fit"),
         ("mode", (-1,), "mode(): argument 1: expected uint8, got int -1, which does not fit"),
         ("negate", (0.5,), "negate(): argument 1: expected bool, got float"),
@@ -142,6 +139,25 @@ def test_wrong_arguments(host, name: str, arguments: tuple, text: str) -> None:
     with pytest.raises(TypeError) as info:
         getattr(host, name)(*arguments)
     assert str(info.value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("add", (2**70, 1), "add(): argument 1: expected int, got"),
+        ("add", (1, -(2**63) - 1), "add(): argument 2: expected int, got"),
+        ("half", (2**63,), "half(): argument 1: expected float, got"),
+    ],
+)
+def test_an_int_outside_of_int64(host, name: str, arguments: tuple, text: str) -> None:
+    """tvm-ffi has a type for it since 0.1.15; the releases before refuse it themselves."""
+    if "kTVMFFIBigInt" in (paths.tvm_ffi_include() / "tvm" / "ffi" / "c_api.h").read_text():
+        expected: tuple[type[Exception], str] = TypeError, f"{text} an int outside of int64, -2**63 to 2**63 - 1"
+    else:
+        expected = OverflowError, "Python int too large to convert to C long"
+    with pytest.raises(expected[0]) as info:
+        getattr(host, name)(*arguments)
+    assert str(info.value) == expected[1]
 
 
 def test_exceptions_by_kind(host) -> None:
