@@ -63,6 +63,8 @@ def transfer_hicache_all_layer_mla(device: torch.device) -> Iterator[Sample]:
             "cache_src_stride_bytes": row,
             "cache_dst_stride_bytes": 6 * row,
             "element_size": row,
+            "num_rows_src": src_rows,
+            "num_rows_dst": dst_rows,
         }
 
 

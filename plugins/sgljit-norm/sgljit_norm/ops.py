@@ -44,11 +44,12 @@ def rmsnorm(
             stride), elements of a row may not.
         weight: [hidden], contiguous, of the input's dtype and device.
         out: like ``input``, with a row stride of its own; ``input`` itself is overwritten when None.
-        eps: added to the mean of squares, so that a row of zeros stays zero.
+        eps: at least 0; added to the mean of squares, so that a row of zeros stays zero.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: rows of ``out`` share memory with each other, with other rows of ``input`` or with ``weight``.
+        ValueError: rows of ``out`` share memory with each other, with other rows of ``input`` or with ``weight``; ``eps``
+            is negative.
     """
 
 
@@ -67,7 +68,7 @@ def gemma_rmsnorm(
         input: [tokens, hidden], as in ``rmsnorm``.
         weight: [hidden], contiguous, of the input's dtype and device.
         out: like ``input``; ``input`` itself is overwritten when None.
-        eps: added to the mean of squares.
+        eps: at least 0; added to the mean of squares.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``rmsnorm``.
@@ -89,11 +90,11 @@ def fused_add_rmsnorm(
         input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.
         residual: like ``input``, with a row stride of its own, and in memory of its own.
         weight: [hidden], contiguous, of the input's dtype and device.
-        eps: added to the mean of squares.
+        eps: at least 0; added to the mean of squares.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: rows of ``input`` and of ``residual`` share memory, or with ``weight``.
+        ValueError: rows of ``input`` and of ``residual`` share memory, or with ``weight``; ``eps`` is negative.
     """
 
 
@@ -112,7 +113,7 @@ def gemma_fused_add_rmsnorm(
         input: [tokens, hidden], as in ``fused_add_rmsnorm``.
         residual: like ``input``.
         weight: [hidden], contiguous, of the input's dtype and device.
-        eps: added to the mean of squares.
+        eps: at least 0; added to the mean of squares.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``fused_add_rmsnorm``.
@@ -138,13 +139,13 @@ def fused_inplace_qknorm(
             any distance apart, elements of a head may not. Or [tokens, heads * head_dim], with ``head_dim`` given.
         k: like ``q``, with a number of heads and strides of its own.
         q_weight, k_weight: [head_dim], contiguous, of the dtype and device of ``q``.
-        eps: added to the mean of squares.
+        eps: at least 0; added to the mean of squares.
         head_dim: elements of a head; 0: the last dimension.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
         ValueError: heads share memory with each other or with a weight; ``head_dim`` is negative, does not divide the
-            last dimension, or is missing.
+            last dimension, or is missing; ``eps`` is negative.
     """
 
 
@@ -166,7 +167,7 @@ def gemma_fused_inplace_qknorm(
         q: [tokens, heads, head_dim], as in ``fused_inplace_qknorm``.
         k: like ``q``, with a number of heads and strides of its own.
         q_weight, k_weight: [head_dim], contiguous, of the dtype and device of ``q``.
-        eps: added to the mean of squares.
+        eps: at least 0; added to the mean of squares.
         head_dim: elements of a head; 0: the last dimension.
 
     Raises:
@@ -185,11 +186,11 @@ def fused_inplace_qknorm_across_heads(
         k: like ``q``, with a size and a row stride of its own. Both may be views of one buffer.
         q_weight: [heads * head_dim of q], contiguous, of the dtype and device of ``q``.
         k_weight: [heads * head_dim of k], likewise.
-        eps: added to the mean of squares.
+        eps: at least 0; added to the mean of squares.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: rows share memory with each other or with a weight.
+        ValueError: rows share memory with each other or with a weight; ``eps`` is negative.
     """
 
 
@@ -212,12 +213,12 @@ def layernorm(
         weight: [hidden], contiguous, of the input's dtype and device.
         bias: like ``weight``; None for none.
         out: like ``input``, with a row stride of its own; ``input`` itself is overwritten when None.
-        eps: added to the variance, so that a constant row becomes ``bias``.
+        eps: at least 0; added to the variance, so that a constant row becomes ``bias``.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
         ValueError: rows of ``out`` share memory with each other, with other rows of ``input``, or with ``weight`` or
-            ``bias``.
+            ``bias``; ``eps`` is negative.
     """
 
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "check_eps.h"
 #include "memory_rows.h"
 
 /// \file fused_add_args.h
@@ -30,11 +31,12 @@ struct FusedAddArgs {
 
 /// \brief Checks a call and returns it in plain numbers.
 /// \param op the op's name, for messages.
-/// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory.
+/// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory, or eps is negative.
 inline FusedAddArgs match_fused_add(
     const char* op, host::TensorView input, host::TensorView residual, host::TensorView weight, double eps,
     bool plus_one) {
   using namespace host;
+  check_eps(op, eps);
 
   auto N = SymbolicSize{"num_tokens"};
   auto D = SymbolicSize{"hidden_size"};

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "check_eps.h"
 #include "memory_rows.h"
 
 /// \file norm_args.h
@@ -51,11 +52,12 @@ inline void check_memory(const NormArgs& args, const char* op, host::TensorView 
 
 /// \brief Checks a call and returns it in plain numbers.
 /// \param op the op's name, for messages.
-/// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory.
+/// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory, or eps is negative.
 inline NormArgs match_norm(
     const char* op, host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> bias,
     host::TensorView out, double eps, bool plus_one) {
   using namespace host;
+  check_eps(op, eps);
 
   auto N = SymbolicSize{"num_tokens"};
   auto D = SymbolicSize{"hidden_size"};

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "check_eps.h"
 #include "memory_rows.h"
 
 /// \file qknorm_args.h
@@ -106,10 +107,11 @@ inline HeadsArgs match_all_heads(
 }
 
 /// The remaining checks, once q and k have matched.
-/// \throws ValueError if rows share memory.
+/// \throws ValueError if rows share memory, or eps is negative.
 inline QKNormArgs check_qknorm(
     const QKSymbols& symbols, const char* op, host::TensorView q, host::TensorView k, const HeadsArgs& q_heads,
     const HeadsArgs& k_heads, double eps, bool plus_one) {
+  check_eps(op, eps);
   const auto args = QKNormArgs{
       q_heads, k_heads, symbols.num_tokens.unwrap(), eps, plus_one, symbols.dtype.unwrap(), symbols.device.unwrap()};
   if (args.is_empty()) return args;

@@ -434,6 +434,22 @@ def test_no_heads(op: str, device: torch.device):
         check(op, make(op, 3, 64, torch.float32, device, heads))
 
 
+@pytest.mark.parametrize("eps", [-1.0, -1e-30, float("nan"), float("-inf")])
+@pytest.mark.parametrize("op", OPS)
+def test_an_eps_below_zero(op: str, eps: float, device: torch.device):
+    """Refused: the root could be that of a number next to zero, and the result noise."""
+    call = make(op, 3, 64, torch.float32, device)
+    before = {name: call[name].clone() for name in MUTATES[op] if name in call}
+    with pytest.raises(ValueError, match=re.escape(f"{op}: eps must be at least 0, got {eps:g}")):
+        getattr(norm, op)(**call, eps=eps)
+    assert all(torch.equal(call[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_eps_of_zero(op: str, device: torch.device):
+    check(op, make(op, 3, 64, torch.float32, device) | {"eps": 0.0})
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", OPS)
 def test_an_address_between_elements(op: str):
