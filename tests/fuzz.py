@@ -9,6 +9,7 @@ takes a minute. A crash leaves the call's number at the beginning of the output.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import faulthandler
 import inspect
@@ -160,6 +161,7 @@ def main(family: str, seed: str, begin: str, end: str) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGALRM, chain=True)  # says where, and then the signal ends the process
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # torch.empty is NaN, whatever the memory holds
     torch.manual_seed(int(seed))
     declared = discovery.load(family, discovery.installed()[family]).declared().values()
     ops = []
@@ -169,7 +171,8 @@ def main(family: str, seed: str, begin: str, end: str) -> None:
             ops.append((op, [sample for sample in samples if size(sample) <= LARGEST]))
     ran = 0
     for number in range(int(begin), int(end)):
-        os.pwrite(1, f"{number:9}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a terminal or a pipe has no beginning
+            os.pwrite(1, f"{number:9}\n".encode(), 0)
         signal.alarm(SECONDS)
         ran += call(ops, int(seed), number)
     signal.alarm(0)

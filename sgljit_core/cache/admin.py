@@ -6,6 +6,7 @@ One that does not exist is a FileNotFoundError.
 
 from __future__ import annotations
 
+import errno
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -55,9 +56,12 @@ def _failing_plainly(operation: Callable[P, R]) -> Callable[P, R]:
         try:
             return operation(*args, **kwargs)
         except OSError as error:
-            if error.errno is None or (args and str(error.filename) == str(args[0])):  # it says already what is wrong
+            named = bool(args) and str(error.filename) == str(args[0])
+            if error.errno is None or (named and error.errno == errno.ENOENT):  # it says already what is wrong
                 raise
             remedy = "Try again; if it happens again, look at that directory's file system and its permissions"
+            if named:
+                remedy = "Name a regular file that you may read, or a place where you may write one"
             raise StorageError(f"{operation.__name__}: {error}. {remedy}") from error
 
     return wrapper

@@ -24,8 +24,10 @@ from sgljit_core.machine import trust
 from . import lookup, store
 from .manifest import FILE, Manifest, ManifestError
 
-_NAME = r"(?!\.)[\w.+-]+"  # what begins with a dot is hidden below a root
-_MEMBER = re.compile(rf"{_NAME}/\w+/{_NAME}/[0-9a-f]{{32}}/[0-9a-f]{{32}}(?:\.[0-9a-f]{{8}})?/{_NAME}")
+_NAME = r"(?!\.)[\w.+-]{1,255}"  # what begins with a dot is hidden below a root; no file system takes longer names
+_MEMBER = re.compile(
+    rf"{_NAME}/\w{{1,255}}/{_NAME}/[0-9a-f]{{32}}/[0-9a-f]{{32}}(?:\.[0-9a-f]{{8}})?/{_NAME}", re.ASCII
+)
 _MODES: dict[str, Literal["w", "w:gz", "w:xz"]] = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz"}
 _READ = 1 << 16  # the bytes of content at a time, and those that all headers of one member may take
 _MEMBERS = 1 << 16

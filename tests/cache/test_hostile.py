@@ -51,6 +51,10 @@ HOSTILE = {
     "twice": (lambda: _tar(*[_member(f"{PLACE}/module.so")] * 2), f"holds {PLACE}/module.so twice"),
     "hidden": (lambda: _tar(_member(f".quarantine/{PLACE[4:]}/module.so")), "holds '.quarantine/.*is no file of an"),
     "a hidden file": (lambda: _tar(_member(f"{PLACE}/.module.so")), "is no file of an artifact"),
+    "a long name": (lambda: _tar(_member(f"{PLACE}/{'x' * 256}")), "is no file of an artifact"),
+    "a long target": (lambda: _tar(_member(f"{'x' * 256}{PLACE[3:]}/module.so")), "is no file of an artifact"),
+    "a long family": (lambda: _tar(_member(PLACE.replace("_", "x" * 256) + "/module.so")), "is no file of an artifact"),
+    "long in bytes": (lambda: _tar(_member(f"{PLACE}/{'é' * 200}")), "is no file of an artifact"),
     "a fifo": (lambda: _tar(_member(f"{PLACE}/module.so", type=tarfile.FIFOTYPE)), "is no file of an artifact"),
     "a device": (lambda: _tar(_member(f"{PLACE}/module.so", type=tarfile.CHRTYPE)), "is no file of an artifact"),
     "a hard link": (lambda: _tar(_member(f"{PLACE}/a", type=tarfile.LNKTYPE)), "is no file of an artifact"),
@@ -138,3 +142,12 @@ def test_bad_artifacts_neither_break_nor_hide_the_others(load, sgljit, cache, tm
     assert sgljit_core.cache.export_archive(tmp_path / "a.tar") == 1
     assert {entry.directory for entry in sgljit_core.cache.prune()} == set(bad) - {foreign}
     assert artifacts(cache) == sorted([whole, foreign])
+
+
+def test_an_archive_that_cannot_be_opened_is_an_error_with_a_remedy(cache, tmp_path):
+    for file, reason in ((tmp_path / ("x" * 300), "File name too long"), (tmp_path, "Is a directory")):
+        with pytest.raises(errors.StorageError, match=f"import_archive: .*{reason}.*Name a regular file that you may"):
+            sgljit_core.cache.import_archive(file)
+    with pytest.raises(FileNotFoundError, match=r"nothing\.tar"):
+        sgljit_core.cache.import_archive(tmp_path / "nothing.tar")
+    assert leftovers(cache) == []
