@@ -1,0 +1,15 @@
+"""A device kernel is asked for while system calls fail: it costs time, or is said plainly."""
+
+from __future__ import annotations
+
+import injection
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", injection.ERRNOS)
+@pytest.mark.parametrize("name", ["variant, cold", "variant, warm"])
+def test_every_fault(ground, record_property, name, kind):
+    tally = injection.campaign(ground, name, (kind,))
+    record_property("faults", tally.fired)
+    assert "\n\n".join(tally.failures) == ""
