@@ -6,6 +6,7 @@ An error carries its data as attributes. Its text names the failure, the expecte
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ __all__ = [
     "ParallelCompileError",
     "PluginConflictError",
     "PluginLoadError",
+    "ResourceError",
     "SgljitError",
     "SourceChangedError",
     "SourceNotFoundError",
@@ -37,6 +39,10 @@ __all__ = [
     "UntrustedCacheError",
     "WheelError",
 ]
+
+
+# Of an OSError that comes from a want, which may be over at the next try.
+WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
 def _first_line(error: Exception) -> str:
@@ -178,6 +184,16 @@ class UntrustedCacheError(SgljitError, PermissionError):
 
 class StorageError(SgljitError, OSError):
     """No directory takes the files of a build, or an operation on a cache met an error of its file system."""
+
+
+class ResourceError(SgljitError, OSError):
+    """The process or the machine has no file descriptor, process or memory left for what was to be done."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(
+            f"{what}: {reason}. The next call tries again. Raise the limits of this process (ulimit -n for files, "
+            f"ulimit -u for processes and threads), or free some"
+        )
 
 
 class ArtifactLoadError(SgljitError, OSError):

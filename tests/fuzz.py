@@ -109,7 +109,8 @@ def judge(op: Any, arguments: dict[str, Any]) -> bool:
     try:
         result = op.function(**arguments)
     except REFUSALS as error:
-        assert str(error), f"an error without a word: {type(error).__name__}"
+        if not str(error):
+            raise AssertionError("an error without a word") from error
         return False
     after = copy.deepcopy(memory)
     for name, value in memory.items():

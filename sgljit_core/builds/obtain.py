@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
-from sgljit_core.errors import SourceChangedError
+from sgljit_core.errors import WANTS, ResourceError, SgljitError, SourceChangedError
 
 from .finding import Finder
 from .request import Request
@@ -21,11 +21,17 @@ def until_current(attempt: Callable[[], T]) -> T:
 
     Raises:
         SourceChangedError: they were written each time.
+        ResourceError: there was no file descriptor or no memory for it in the kernel.
     """
-    for _ in range(_ATTEMPTS - 1):
-        with contextlib.suppress(SourceChangedError):
-            return attempt()
-    return attempt()
+    try:
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(SourceChangedError):
+                return attempt()
+        return attempt()
+    except OSError as error:
+        if isinstance(error, SgljitError) or error.errno not in WANTS:
+            raise
+        raise ResourceError("a kernel cannot be looked for or made", error.strerror or str(error)) from error
 
 
 def obtain(request: Request[T]) -> T:

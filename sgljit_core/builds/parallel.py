@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import contextvars
+import functools
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from sgljit_core.errors import ParallelCompileError
@@ -22,7 +26,8 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
     >>> parallel_compile([lambda: module_for(1024), lambda: module_for(4096)])
 
     Each runs in a copy of the caller's context, so that ``override_cuda_arch`` around the call holds inside. The
-    limit counts running compilers, over all processes of the user on this machine; ``SGLJIT_JOBS`` sets it.
+    limit counts running compilers, over all processes of the user on this machine; ``SGLJIT_JOBS`` sets it. Where the
+    machine has no thread left, they run one after the other.
 
     Args:
         builders: callables without arguments that each load a module, such as those of a family's ``variants``.
@@ -32,26 +37,64 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
 
     Raises:
         ParallelCompileError: some failed; the others have been built. It holds every exception.
+        MemoryError, KeyboardInterrupt, SystemExit: as a builder raised it; builds that had not begun are left out after
+            the last two.
     """
     jobs = list(builders)
     token = batch.set(Batch(total=len(jobs)))
     try:
-        # A thread waits for its turn most of the time; a few more than cores keep these busy between two compilers.
-        with ThreadPoolExecutor(max(1, min(len(jobs), 2 * (os.cpu_count() or 1)))) as pool:
-            futures = [pool.submit(contextvars.copy_context().run, job) for job in jobs]
-            try:
-                wait(futures)
-            except BaseException:  # control-C: the compilers are not in the terminal's process group
-                for future in futures:
-                    future.cancel()
-                supervisor.end_all()
-                raise
+        futures = _run([functools.partial(contextvars.copy_context().run, job) for job in jobs])
     finally:
         batch.reset(token)
-    errors = [error for error in (future.exception() for future in futures) if error is not None]
-    failures = [error for error in errors if isinstance(error, Exception)]
+    errors = [error for future in futures if not future.cancelled() and (error := future.exception()) is not None]
+    failures = [error for error in errors if isinstance(error, Exception) and not isinstance(error, MemoryError)]
     if len(failures) < len(errors):
-        raise next(error for error in errors if not isinstance(error, Exception))
+        raise next(error for error in errors if error not in failures)
     if failures:
         raise ParallelCompileError(failures, len(jobs)) from failures[0]
     return [future.result() for future in futures]
+
+
+def _run(jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
+    """Run jobs in as many threads as there are to have, at the least in this one."""
+    futures: list[Future[T]] = [Future() for _ in jobs]
+    pending = collections.deque(zip(futures, jobs, strict=True))
+
+    def work() -> None:
+        while pending:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                _settle(*pending.popleft(), futures)
+
+    # A thread waits for its turn most of the time; a few more than cores keep these busy between two compilers.
+    threads = [threading.Thread(target=work) for _ in range(min(len(jobs), 2 * (os.cpu_count() or 1)))]
+    try:
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError:  # no more threads: fewer jobs at once
+            if threads[0].ident is None:
+                work()
+        wait(futures)
+    except BaseException:  # control-C: the compilers are not in the terminal's process group
+        for future in futures:
+            future.cancel()
+        supervisor.end_all()
+        raise
+    finally:
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    return futures
+
+
+def _settle(future: Future[T], job: Callable[[], T], all_futures: Sequence[Future[T]]) -> None:
+    """Run one job, unless it was cancelled. Whoever interrupts it means the others, too."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(job())
+    except BaseException as error:  # noqa: BLE001 - handed on
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            for other in all_futures:
+                other.cancel()

@@ -6,11 +6,12 @@ each carries its data as ``record.sgljit``. On a terminal, a line for every buil
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -97,9 +98,17 @@ def _position() -> str:
 @contextmanager
 def _reminder(label: str, data: dict[str, str]) -> Iterator[None]:
     text = f"still compiling {label} after {_LONG_SECONDS:.0f} s"
-    timer = threading.Timer(_LONG_SECONDS, log.log, (logging.WARNING, "build_slow", text), data)
+    with _after(_LONG_SECONDS, lambda: log.log(logging.WARNING, "build_slow", text, **data)):
+        yield
+
+
+@contextmanager
+def _after(seconds: float, function: Callable[[], object]) -> Iterator[None]:
+    """Call a function in a thread, should the block run for so long. Not at all where no thread is left."""
+    timer = threading.Timer(seconds, function)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):
+        timer.start()
     try:
         yield
     finally:
@@ -113,13 +122,10 @@ def showing(text: str) -> Iterator[None]:
         yield
         return
     line = _Line(text)
-    timer = threading.Timer(_SHOW_SECONDS, line.show)
-    timer.daemon = True
-    timer.start()
     try:
-        yield
+        with _after(_SHOW_SECONDS, line.show):
+            yield
     finally:
-        timer.cancel()
         line.hide()
 
 

@@ -147,8 +147,11 @@ class _Runner:
 
         threads = [threading.Thread(target=work, args=command) for command in commands]
         try:
-            for thread in threads:
-                thread.start()
+            for thread, command in zip(threads, commands, strict=True):
+                try:
+                    thread.start()
+                except RuntimeError:  # no thread is left: one after the other, here  # noqa: PERF203
+                    work(*command)
             # Python code in this thread would delay the start of the compilers. Some of them may wait for a core.
             deadline = time.monotonic() + _SECONDS_TO_START
             for _ in commands:

@@ -8,9 +8,9 @@ asked for; the others work. Other problems are a warning, once, and a line of ``
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib
+import os
 import re
 import traceback
 from collections.abc import Callable
@@ -22,7 +22,14 @@ import importlib_metadata
 from sgljit_core import log, paths
 from sgljit_core._version import __version__
 from sgljit_core.config import settings
-from sgljit_core.errors import IncompatiblePluginError, PluginConflictError, PluginLoadError, SgljitError
+from sgljit_core.errors import (
+    WANTS,
+    IncompatiblePluginError,
+    PluginConflictError,
+    PluginLoadError,
+    ResourceError,
+    SgljitError,
+)
 from sgljit_core.machine import answers
 from sgljit_core.machine.forks import ForkLock
 
@@ -166,12 +173,21 @@ def _check_doubles(names: frozenset[str]) -> None:
 
 @functools.cache
 def _scan(group: str) -> list[Plugin]:
+    _check_descriptors()
     try:
         return [Plugin(point) for point in importlib_metadata.entry_points(group=group)]
     except Exception as error:  # a distribution's metadata may be anything
         if isinstance(error, OSError):
             raise
         return _scan_one_by_one(group)
+
+
+def _check_descriptors() -> None:
+    """Raise where no directory can be opened: importlib_metadata takes one that it cannot list for an empty one."""
+    try:
+        os.close(os.open(os.sep, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as error:
+        raise ResourceError("the installed packages cannot be looked through", error.strerror or str(error)) from error
 
 
 def _scan_one_by_one(group: str) -> list[Plugin]:
@@ -190,6 +206,7 @@ def _scan_one_by_one(group: str) -> list[Plugin]:
 
 def rescan() -> None:
     """Forget what is installed, so that the next question reads the metadata anew."""
+    importlib.invalidate_caches()  # importlib_metadata keeps what it saw of each directory
     _scan.cache_clear()
     _check_doubles.cache_clear()
 
@@ -257,13 +274,10 @@ def load(family: str, claims: tuple[Plugin, ...]) -> KernelFamily:
 def _may_pass(error: BaseException | None) -> bool:
     """Whether it came from a want that may be over at the next try: of descriptors, of memory, of stack."""
     while error is not None:
-        if isinstance(error, MemoryError | RecursionError) or getattr(error, "errno", None) in _WANTS:
+        if isinstance(error, MemoryError | RecursionError) or getattr(error, "errno", None) in WANTS:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-_WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def _load(plugin: Plugin) -> None:
@@ -289,6 +303,7 @@ def _load(plugin: Plugin) -> None:
                 + f". A distribution registers the families that its entry points in {KERNELS!r} name."
             )
     _plugins[module] = plugin
+    _report_wrappers(module)
     _families.update({family.name: family for family in _registering})
 
 
@@ -369,8 +384,25 @@ def _load_extension(plugin: Plugin) -> None:
         if not _manager().is_registered(module):  # it may be a family's, too
             _manager().register(module)
         _plugins[module] = plugin
+        _report_wrappers(module)
     except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
         _problem(_described(plugin), f"{_described(plugin)} cannot be used: {error}")
+
+
+def _report_wrappers(module: Any) -> None:
+    for caller in _manager().get_hookcallers(module) or ():
+        for one in caller.get_hookimpls():
+            if one.plugin is module and _is_wrapper(one):
+                about = f"{_described(_plugins[module])}: its {caller.name}"
+                _problem(
+                    about,
+                    f"{about} is a hook wrapper (wrapper=True or hookwrapper=True) and is not called: each plugin is "
+                    f"asked by itself, so there is nothing to wrap. Write it as a plain @hookimpl",
+                )
+
+
+def _is_wrapper(implementation: Any) -> bool:
+    return bool(implementation.wrapper or implementation.hookwrapper)
 
 
 def ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
@@ -378,7 +410,8 @@ def ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
 
     A plugin that raises is reported, once, and left out.
     """
-    taken = (_ask_one(one, hook, take, arguments) for one in reversed(getattr(hooks(), hook).get_hookimpls()))
+    implementations = [one for one in getattr(hooks(), hook).get_hookimpls() if not _is_wrapper(one)]
+    taken = (_ask_one(one, hook, take, arguments) for one in reversed(implementations))
     return [answer for answer in taken if answer is not None]
 
 

@@ -25,6 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sgljit_core.errors import ResourceError
+
 from . import forks
 
 # The command does not get the pipe. The watch ends when the group is killed, by itself or by the builder.
@@ -75,8 +77,24 @@ class Supervisor:
         Args:
             started: called once it runs.
             memory: the bytes that the machine has left for it.
+
+        Raises:
+            ResourceError: it cannot be started.
         """
         memory = None if memory is None else max(memory, LEAST_MEMORY)
+        try:
+            return self._run(command, cwd, env, started, memory)
+        except OSError as error:
+            raise ResourceError(f"{command[0]} cannot be run", error.strerror or str(error)) from error
+
+    def _run(
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        started: Callable[[], object],
+        memory: int | None,
+    ) -> Finished:
         # A forked child must not keep the writing end: then this process's death would go unnoticed.
         reading, writing = forks.open_private(lambda: os.pipe2(os.O_CLOEXEC))
         # The output goes to a file in memory: a daemon that the compiler leaves behind would keep a pipe open.
@@ -131,7 +149,8 @@ class Supervisor:
             if self._closed:
                 _kill(group)
         try:
-            limit.start()
+            with contextlib.suppress(RuntimeError):  # no thread is left: then there is no limit
+                limit.start()
             # Not reaped yet: while the leader is a zombie, no other process group can get its number.
             os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT)
         finally:

@@ -405,6 +405,30 @@ def test_a_broken_hook_is_reported_once_with_its_distribution_and_listed(tmp_pat
     assert text in listed
 
 
+@pytest.mark.parametrize("kind", ["wrapper", "hookwrapper"])
+def test_a_hook_wrapper_is_not_called_and_listed(tmp_path, kind):
+    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=_HEADERS, group="sgljit.plugins")
+    wraps = f"from sgljit_core import hookimpl\n@hookimpl({kind}=True)\n"
+    wraps += "def sgljit_prebuilt_dirs():\n    print('called')\n    return (yield)\n"
+    wraps += "@hookimpl\ndef sgljit_header_dependencies(): return {'own': lambda: ['/own']}\n"
+    plugin_on_disk.install(tmp_path, "wraps", "wraps", plugin=wraps, group="sgljit.plugins")
+    result = _python(tmp_path, f"{_ASK}\nprint(Plugins().header_directories('own'))")
+    assert "[PosixPath('/prebuilt')]" in result.stdout
+    assert "[PosixPath('/own')]" in result.stdout
+    assert "called" not in result.stdout
+    text = f"wraps 1.2.3 (wraps.plugin in {tmp_path}): its sgljit_prebuilt_dirs is a hook wrapper"
+    assert result.stderr.count(text) == 1
+    assert any(line.startswith(f"problem: {text}") for line in _list(tmp_path).stdout.splitlines())
+
+
+def test_a_family_whose_hook_is_a_wrapper_says_so(site, family):
+    text = "from sgljit_core import hookimpl\n@hookimpl(wrapper=True)\n"
+    text += "def sgljit_register_kernels(register):\n    yield\n"
+    plugin_on_disk.install(site, f"wraps-{family}", family, plugin=text)
+    with pytest.raises(errors.PluginLoadError, match=r"(?s)sgljit_register_kernels.*wrapper"):
+        ops[family]
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [("entry_points.txt", b"[sgljit.kernels]\nfoo\n"), ("entry_points.txt", b"\xff"), ("METADATA", b"\xff")],

@@ -130,7 +130,9 @@ def transfer_hicache_all_layer(
         page_size: rows of a page, for a side with a page stride.
         kv_cache_src_page_stride_bytes, kv_cache_dst_page_stride_bytes: from a page to the next, where that is not
             ``page_size`` rows.
-        num_rows_src, num_rows_dst: rows of the caches, for checked mode, which otherwise knows of no upper bound.
+        num_rows_src, num_rows_dst: rows of the caches. Without them the check of the indices, which is on by default on
+            the CPU, knows of no upper bound: it finds a negative index and a destination named twice, while an index
+            beyond the cache reads or writes whatever memory lies there, on the CPU as on CUDA.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError, IndexError: as for one layer.

@@ -48,8 +48,8 @@ def rmsnorm(
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
-        ValueError: rows of ``out`` share memory with each other, with other rows of ``input`` or with ``weight``; ``eps``
-            is negative.
+        ValueError: rows of ``out`` share memory with each other, with other rows of ``input`` or with ``weight``;
+            ``eps`` is negative.
     """
 
 
