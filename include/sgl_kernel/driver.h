@@ -182,9 +182,32 @@ inline constexpr const char* kNames[] = {
 };
 static_assert(sizeof(kNames) / sizeof(*kNames) == sizeof(Api) / sizeof(void*));
 
+/// How many libraries this process has loaded so far.
+inline unsigned long long loaded_libraries() {
+  unsigned long long loaded = 0;
+  const auto count = [](dl_phdr_info* info, std::size_t, void* to) {
+    *static_cast<unsigned long long*>(to) = info->dlpi_adds;
+    return 1;  // every library has the same number
+  };
+  ::dl_iterate_phdr(count, &loaded);
+  return loaded;
+}
+
+/// Called by one thread at a time, until it returns.
 [[gnu::cold, gnu::noinline]] inline Api load_api() {
-  void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  RuntimeCheck(library != nullptr, "no CUDA driver on this machine: ", library == nullptr ? ::dlerror() : "");
+  // A look for a library that is not there searches the disk, so another is made only after something was loaded.
+  static unsigned long long g_missed = 0;  // what had been loaded when the driver was last missed
+  static Message g_reason;
+  void* library = nullptr;
+  if (g_missed != loaded_libraries()) {
+    library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      g_reason = Message{};
+      g_reason << ::dlerror();
+      g_missed = loaded_libraries();
+    }
+  }
+  RuntimeCheck(library != nullptr, "no CUDA driver on this machine: ", g_reason.c_str());
   Api found = {};
   auto* entry = reinterpret_cast<void**>(&found);
   for (const char* name : kNames) {
@@ -224,12 +247,7 @@ SGL_INLINE Memory memory_at(const void* address, DebugInfo location) {
 SGL_INLINE pointer_query_t loaded_pointer_query() {
   // A look for a library that is not loaded searches the disk, so one is made only after something was loaded.
   static unsigned long long g_missed = 0;  // what had been loaded when the driver was last missed
-  unsigned long long loaded = 0;
-  const auto count = [](dl_phdr_info* info, std::size_t, void* to) {
-    *static_cast<unsigned long long*>(to) = info->dlpi_adds;
-    return 1;  // every library has the same number
-  };
-  ::dl_iterate_phdr(count, &loaded);
+  const auto loaded = details::loaded_libraries();
   if (__atomic_load_n(&g_missed, __ATOMIC_RELAXED) == loaded) return nullptr;
   void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) {

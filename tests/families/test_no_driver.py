@@ -44,9 +44,35 @@ call()
 print(asked.value > 0)
 """
 
+NEEDS = """
+#include <sgl_kernel/driver.h>
+int version() {
+  int found = 0;
+  return host::driver::api().DriverGetVersion(&found);
+}
+"""
+FAILS = """
+import ctypes, sys
+from sgljit_core import load_jit
+module = load_jit("needs", cpp_files=["needs.cpp"], cpp_wrappers=[("version", "version")], csrc=sys.argv[1])
+def call():
+    try:
+        return module.version()
+    except RuntimeError as error:
+        return str(error)
+first = call()
+looks = ctypes.c_int.in_dll(ctypes.CDLL(None), "looks")
+before = looks.value
+print(first)
+print({call() for _ in range(100)} == {first}, before > 0, looks.value - before)
+ctypes.CDLL(sys.argv[1] + "/libcuda.so")
+print(call())
+"""
 
-@pytest.mark.parametrize("family", ["wait_value", "hicache"])
-def test_a_driver_that_is_not_there_is_not_looked_for_at_each_call(cache, tmp_path, family):
+
+@pytest.fixture
+def libraries(tmp_path):
+    """A library that counts the looks for a driver, and a driver with one function."""
     if "libcuda.so.1" in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout:
         pytest.skip("there is a driver")
     compiler = shutil.which(os.environ.get("CXX") or "g++")
@@ -54,9 +80,29 @@ def test_a_driver_that_is_not_there_is_not_looked_for_at_each_call(cache, tmp_pa
         (tmp_path / f"{name}.cpp").write_text(text)
         options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1" if name == "libcuda" else "-ldl"]
         subprocess.run([compiler, f"{name}.cpp", "-o", f"{name}.so", *options], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_a_driver_that_is_needed_and_not_there_is_looked_for_once(cache, libraries):
+    """What needs it says why it is missing, each time. One that is loaded later is found; here it lacks functions."""
+    (libraries / "needs.cpp").write_text(NEEDS)
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, family, str(tmp_path / "libcuda.so")],
-        env={**os.environ, "LD_PRELOAD": str(tmp_path / "counter.so")},
+        [sys.executable, "-c", FAILS, str(libraries)],
+        env={**os.environ, "LD_PRELOAD": str(libraries / "counter.so")},
+        capture_output=True,
+        text=True,
+    )
+    first, later, loaded = result.stdout.splitlines()
+    assert "no CUDA driver on this machine: libcuda.so.1: cannot open shared object file" in first, result.stderr
+    assert later == "True True 0"
+    assert "the CUDA driver of this machine is older than 11.8 and has no cuInit" in loaded
+
+
+@pytest.mark.parametrize("family", ["wait_value", "hicache"])
+def test_a_driver_that_is_not_there_is_not_looked_for_at_each_call(cache, libraries, family):
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, family, str(libraries / "libcuda.so")],
+        env={**os.environ, "LD_PRELOAD": str(libraries / "counter.so")},
         capture_output=True,
         text=True,
     )
