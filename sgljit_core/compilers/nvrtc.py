@@ -10,6 +10,8 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -146,12 +148,14 @@ def compile_kernel(
     Raises:
         RejectedSourceError: with NVRTC's log.
     """
-    with _precompiling(headers) as precompile:
+    with _precompiling(source, options, headers) as file:
         try:
-            return _compile(_library(nvrtc.library), source, expression, (*options, *precompile))
-        except RejectedSourceError:  # it may be for the files of the precompiled headers
-            if not precompile:
+            return _compile_with(file, nvrtc, source, expression, options)
+        except RejectedSourceError:  # it may be for the file of precompiled headers
+            if file is None:
                 raise
+            with contextlib.suppress(OSError):
+                file.unlink()
     return _compile(_library(nvrtc.library), source, expression, options)
 
 
@@ -161,26 +165,61 @@ def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], header
     Raises:
         RejectedSourceError: with NVRTC's log.
     """
-    with _precompiling(headers) as precompile:
-        _compile(_library(nvrtc.library), source, None, (*options, *precompile))
+    with _precompiling(source, options, headers) as file:
+        _compile_with(file, nvrtc, source, None, options)
 
 
 @contextlib.contextmanager
-def _precompiling(headers: str) -> Iterator[tuple[str, ...]]:
-    """The options for using or making precompiled headers; none if another thread does, or the disk is full."""
+def _precompiling(source: str, options: Sequence[str], headers: str) -> Iterator[Path | None]:
+    """The file of precompiled headers to use or to make; None if another thread does, or the disk is full.
+
+    It is that of the first lines of the source, as few as have one: files of a family begin with the same header.
+    """
     lock = _precompiled.here()
     if not lock.acquire(blocking=False):
-        yield ()
+        yield None
         return
-    options: tuple[str, ...] = ()
+    file = None
     try:
         with contextlib.suppress(OSError):
             directory = precompiled_directory(os.getpid()) / headers
             directory.mkdir(parents=True, exist_ok=True)
-            options = ("-pch", f"-pch-dir={directory}")
-        yield options
+            for begin in itertools.accumulate(source.splitlines(keepends=True)):
+                name = hashlib.sha256("\0".join((begin, *options)).encode()).hexdigest()
+                file = directory / f"{name}.pch"
+                if _is_whole(file):
+                    break
+        yield file
     finally:
         lock.release()
+
+
+_sizes: dict[Path, int] = {}  # of files of precompiled headers: one that is cut off makes NVRTC 13.0 crash
+
+
+def _is_whole(file: Path) -> bool:
+    try:
+        return file.stat().st_size == _sizes.get(file)
+    except OSError:
+        return False
+
+
+def _compile_with(
+    file: Path | None, nvrtc: Nvrtc, source: str, expression: str | None, options: Sequence[str]
+) -> tuple[bytes, str]:
+    """Use a file of precompiled headers, or make it.
+
+    It is named, as NVRTC 13.0 crashes where it looks for one itself (``-pch``) and cannot list the directory.
+    """
+    library = _library(nvrtc.library)
+    if file is None:
+        return _compile(library, source, expression, options)
+    if _is_whole(file):
+        return _compile(library, source, expression, (*options, f"-use-pch={file}"))
+    made = _compile(library, source, expression, (*options, f"-create-pch={file}"))
+    with contextlib.suppress(OSError):
+        _sizes[file] = file.stat().st_size
+    return made
 
 
 def _compile(library: ctypes.CDLL, source: str, expression: str | None, options: Sequence[str]) -> tuple[bytes, str]:

@@ -489,6 +489,27 @@ def test_kernels_compile_without_room_for_precompiled_headers(family, monkeypatc
     build(family, "scaling::scale", 203, False, torch.float16)
 
 
+@pytest.mark.parametrize("left", [0, 100, 0.5, 0.999])
+def test_a_damaged_file_of_precompiled_headers_is_made_anew(family, left):
+    build(family, "scaling::scale", 211, False, torch.float16)
+    directory = nvrtc.precompiled_directory(os.getpid())
+    files = list(directory.glob("*/*.pch"))
+    assert files
+    for file in files:
+        os.truncate(file, int(left * file.stat().st_size) if left < 1 else left)
+    sizes = {file: file.stat().st_size for file in files}
+    build(family, "scaling::scale", 212, False, torch.float16)
+    assert any(file.stat().st_size != size for file, size in sizes.items())
+
+
+def test_precompiled_headers_are_those_of_the_same_beginning_and_options(family):
+    directory = nvrtc.precompiled_directory(os.getpid())
+    shutil.rmtree(directory)
+    for number in (221, 222):
+        build(family, "scaling::scale", number, False, torch.float16)
+        assert len(list(directory.glob("*/*.pch"))) == 1
+
+
 @pytest.mark.parametrize("file", ["number.cuh", "number.cu", "below/number.cuh"])
 def test_an_edited_header_is_seen_by_device_files_of_any_name(family, file):
     """NVRTC itself does not look whether a header has changed since it was precompiled."""
