@@ -175,7 +175,7 @@ def export_archive(
 ) -> int:
     """Write the artifacts of a root into one file, those of one family or target if named. Returns their number.
 
-    Damaged artifacts are left out, each with a warning.
+    Damaged artifacts, and directories that may not be listed, are left out, each with a warning.
 
     Raises:
         ArchiveError: the file's suffix is not .tar, .tar.gz, .tgz or .tar.xz.
@@ -229,7 +229,7 @@ def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
 
 
 def _whole(place: Path, family: str | None, target: str | None) -> Iterator[lookup.Artifact]:
-    for path in store.artifact_directories(place):
+    for path in store.artifact_directories(place, _left_out):
         if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
             continue
         try:
@@ -240,6 +240,11 @@ def _whole(place: Path, family: str | None, target: str | None) -> Iterator[look
             continue
         if artifact is not None:
             yield artifact
+
+
+def _left_out(directory: Path) -> None:
+    text = f"{directory} may not be listed, and the artifacts below it are left out"
+    log.once("artifact_damaged", str(directory), text, directory=str(directory))
 
 
 def _entry(path: Path, problem: str = "") -> Entry:

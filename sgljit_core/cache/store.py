@@ -14,7 +14,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from sgljit_core.machine import processes, trust
@@ -269,21 +269,26 @@ def remove(path: Path, root: Path) -> None:
             parent.rmdir()
 
 
-def artifact_directories(root: Path) -> list[Path]:
-    """Every artifact's directory below a root, whole or not; none below a closed directory. Raises OSError."""
+def artifact_directories(root: Path, closed: Callable[[Path], object] = lambda _: None) -> list[Path]:
+    """Every artifact's directory below a root, whole or not; none below a closed directory. Raises OSError.
+
+    Args:
+        closed: is called with each directory that this user may not list.
+    """
     places = [path for path in _children(root) if not path.name.startswith(".")]
     for _ in range(4):
-        places = [path for place in places for path in _children(place, closed=True)]
+        places = [path for place in places for path in _children(place, closed)]
     return places
 
 
-def _children(directory: Path, *, closed: bool = False) -> list[Path]:
+def _children(directory: Path, closed: Callable[[Path], object] | None = None) -> list[Path]:
     """What a directory holds; nothing of one that is gone, or that may be ``closed`` and is."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except PermissionError:
-        if not closed:
+        if closed is None:
             raise
+        closed(directory)
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -545,3 +546,19 @@ def test_without_a_device_a_family_of_kernels_alone_asks_for_the_architecture(sg
     assert result.returncode == 1
     assert "error: no CUDA device to compile for; name the target instead: --cuda-arch 9.0" in result.stderr
     assert sgljit("cache", "why", "many", **environment).returncode == 1
+
+
+def test_an_export_names_a_directory_that_may_not_be_listed(load, cache, tmp_path, monkeypatch, caplog):
+    load()
+    load("b", flags=("-DVALUE=2",))
+    closed = artifacts(cache)[0].parent
+    real = Path.iterdir
+
+    def iterdir(directory):
+        if directory == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(directory))
+        return real(directory)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert sgljit_core.cache.export_archive(tmp_path / "a.tar") == 1
+    assert f"{closed} may not be listed, and the artifacts below it are left out" in caplog.text
