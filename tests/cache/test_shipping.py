@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from pathlib import Path
 
 import plugin_on_disk
 import pytest
