@@ -1,9 +1,9 @@
 """How many failures of a system call does the cache survive?
 
 Every fault of tests/injection.py: in each scenario, each kind of call below the cache, the runtime directory and
-the directory for temporary files fails once, at each of its places and with each class of its errnos. "Right" is the right
-result, "said plainly" an error of sgljit's with a remedy. In both cases the next run must be right, no damaged artifact
-may be visible, and the next prune must leave nothing of the build behind.
+the directory for temporary files fails once, at each of its places and with each class of its errnos. "Right" is the
+right result, "said plainly" an error of sgljit's with a remedy. In both cases the next run must be right, no damaged
+artifact may be visible, and the next prune must leave nothing of the build behind.
 
     python bench/faults.py [--workers 2] [--output bench/results/faults.md]
 
@@ -52,7 +52,7 @@ def main() -> None:
     from sgljit_core.benchmark.results import write_results
 
     note = (
-        f"{len(injection.ERRNOS)} kinds of calls, {sum(map(len, injection.ERRNOS.values()))} pairs of kind and class of errnos."
+        f"{len(injection.ERRNOS)} kinds of calls, {sum(map(len, injection.ERRNOS.values()))} classes of their errnos."
     )
     table = [*rows, {"scenario": "all", **sums}]
     print(write_results(arguments.output, "Faults of the file system", {"": table}, note=note, device="cpu"), end="")
