@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .families.hookspecs import hookimpl
     from .families.memo import cache_once
     from .families.registry import ops
-    from .model.arguments import CppEnum, make_cpp_args
+    from .model.arguments import CppEnum, CppType, make_cpp_args
 else:
     from .lazy import attributes
 
@@ -40,12 +40,13 @@ else:
             "families.hookspecs": ("hookimpl",),
             "families.memo": ("cache_once",),
             "families.registry": ("ops",),
-            "model.arguments": ("CppEnum", "make_cpp_args"),
+            "model.arguments": ("CppEnum", "CppType", "make_cpp_args"),
         },
     )
 
 __all__ = [
     "CppEnum",
+    "CppType",
     "KernelFamily",
     "__version__",
     "cache",

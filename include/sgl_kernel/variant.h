@@ -27,7 +27,8 @@
 /// \endcode
 /// Host code is compiled once, by g++ alone. At the first launch of a name with its arguments on a device, the core
 /// makes the device code, with NVRTC or from the cache. Later launches find the kernel in a hash table: no lock, no
-/// allocation, no Python. A template argument is an integer, a bool, an enum or a `DLDataType`.
+/// allocation, no Python. A template argument is an integer, a bool, an enum, a `DLDataType` or a
+/// `host::type<T>`.
 ///
 /// Host only, no CUDA header; without a CUDA driver everything compiles, and the first launch reports its absence.
 
@@ -37,40 +38,81 @@ namespace details {
 
 /// One template argument, as comparable data.
 struct TemplateArg {
-  enum Kind : std::uint32_t { kInt, kUInt, kBool, kEnum, kDType };
+  enum Kind : std::uint32_t { kInt, kUInt, kBool, kEnum, kDType, kType };
   Kind kind;
-  const char* type = nullptr;  // the name of an enum; not compared, because the kernel's template fixes it
+  const char* type = nullptr;  // the name of a type, or of an enum's
   std::size_t type_size = 0;
   std::int64_t value;
 
   bool operator==(const TemplateArg& other) const noexcept {
-    return kind == other.kind && value == other.value;
+    // The type of an enum is not compared: the kernel's template fixes it.
+    return kind == other.kind && value == other.value &&
+           (kind != kType || (type_size == other.type_size && std::memcmp(type, other.type, type_size) == 0));
   }
 };
 
-/// The name of an enum as the compiler spells it, cut out of this function's own name.
+struct Spelling {
+  const char* text;
+  std::size_t size;
+};
+
+/// The name of a type as the compiler spells it, cut out of this function's own name.
 template <typename T>
-constexpr TemplateArg enum_argument(T value) noexcept {
+constexpr Spelling type_spelling() noexcept {
   const char* text = __PRETTY_FUNCTION__;
   std::size_t begin = 0;
-  while (std::strncmp(text + begin, "T = ", 4) != 0) ++begin;
+  while (!(text[begin] == 'T' && text[begin + 1] == ' ' && text[begin + 2] == '=')) ++begin;
   begin += 4;
   std::size_t end = begin;
   while (text[end] != ']' && text[end] != ';') ++end;
-  return {TemplateArg::kEnum, text + begin, end - begin, static_cast<std::int64_t>(value)};
+  return {text + begin, end - begin};
+}
+
+/// Whether another compile can name the type: not in an unnamed namespace, no lambda.
+constexpr bool is_nameable(Spelling spelling) noexcept {
+  for (std::size_t i = 0; i < spelling.size; ++i) {
+    if (spelling.text[i] == '{' || spelling.text[i] == '(') return false;
+  }
+  return true;
+}
+
+constexpr std::uint64_t fnv1a(const char* text, std::size_t size) noexcept {
+  std::uint64_t hash = 14695981039346656037u;
+  for (std::size_t i = 0; i < size; ++i) hash = (hash ^ static_cast<unsigned char>(text[i])) * 1099511628211u;
+  return hash;
+}
+
+}  // namespace details
+
+/// \brief A type as a template argument: `kernels.get("row_map", host::type<swiglu::SiluAndMul>)`.
+template <typename T>
+struct Type {};
+template <typename T>
+inline constexpr Type<T> type{};
+
+namespace details {
+
+template <typename T>
+constexpr TemplateArg type_argument(Type<T>) noexcept {
+  constexpr auto kName = type_spelling<T>();
+  static_assert(is_nameable(kName), "a kernel's type argument must have a name: no lambda, no unnamed namespace");
+  return {TemplateArg::kType, kName.text, kName.size, static_cast<std::int64_t>(fnv1a(kName.text, kName.size))};
 }
 
 template <typename T>
 TemplateArg template_argument(const T& value) noexcept {
-  if constexpr (std::is_same_v<T, bool>) {
+  if constexpr (requires { type_argument(value); }) {
+    return type_argument(value);
+  } else if constexpr (std::is_same_v<T, bool>) {
     return {.kind = TemplateArg::kBool, .value = value};
   } else if constexpr (std::is_same_v<T, DLDataType>) {
     return {.kind = TemplateArg::kDType, .value = value.code | value.bits << 8 | value.lanes << 16};
   } else if constexpr (std::is_enum_v<T>) {
-    return enum_argument(value);
+    constexpr auto kName = type_spelling<T>();
+    return {TemplateArg::kEnum, kName.text, kName.size, static_cast<std::int64_t>(value)};
   } else {
     static_assert(
-        std::is_integral_v<T>, "a kernel's template argument must be an integer, a bool, an enum or a DLDataType");
+        std::is_integral_v<T>, "a kernel's template argument must be an integer, a bool, an enum, a DLDataType or a host::type<T>");
     return {
         .kind = std::is_signed_v<T> ? TemplateArg::kInt : TemplateArg::kUInt,
         .value = static_cast<std::int64_t>(value)};
@@ -139,9 +181,7 @@ struct Variants {
   template <std::size_t N, typename... Args>
   [[nodiscard]] Variant get(const char (&name)[N], const Args&... args) noexcept {
     static_assert(sizeof...(Args) <= details::LoadedKernel::kMaxArgs, "a variant takes at most 12 template arguments");
-    std::uint64_t hash = 14695981039346656037u;  // FNV-1a; over a literal, so the compiler computes it
-    for (std::size_t i = 0; i + 1 < N; ++i) hash = (hash ^ static_cast<unsigned char>(name[i])) * 1099511628211u;
-    Variant variant(*this, name, hash);
+    Variant variant(*this, name, details::fnv1a(name, N - 1));  // over a literal, so the compiler computes it
     ((variant.m_args[variant.m_num_args++] = details::template_argument(args)), ...);
     for (std::uint32_t i = 0; i < variant.m_num_args; ++i)
       variant.m_hash = (variant.m_hash ^ static_cast<std::uint64_t>(variant.m_args[i].value)) * 1099511628211u;
@@ -293,6 +333,9 @@ SGL_INLINE void append_to(Message& message, const TemplateArg& argument) {
       message << "static_cast<";
       message.append(argument.type, argument.type_size);
       message << ">(" << value << ')';
+      break;
+    case TemplateArg::kType:
+      message.append(argument.type, argument.type_size);
       break;
     case TemplateArg::kDType:
       message << device_type_name(

@@ -93,7 +93,7 @@ def _answer_deferred(family: str, file: str, symbol: str, signature: str) -> int
 def load_deferred(sources: Sources, file: str, symbol: str) -> Module:
     """The module of a deferred C++ function, from the cache or compiled now."""
     spec = BuildSpec(
-        markers=(symbol.replace("::", "."),),
+        markers=_markers(symbol),
         csrc=sources.csrc,
         target=arch.cpu_target(),
         family=sources.family,
@@ -145,9 +145,8 @@ def build_kernel(sources: Sources, file: str, expression: str) -> Cubin:
 
 
 def _spec(sources: Sources, file: str, expression: str, target: Target) -> BuildSpec:
-    name, _, arguments = expression.removesuffix(">").partition("<")
     return BuildSpec(
-        markers=(name.replace("::", "."), *filter(None, arguments.split(", "))),
+        markers=_markers(expression),
         csrc=sources.csrc,
         target=target,
         family=sources.family,
@@ -155,6 +154,12 @@ def _spec(sources: Sources, file: str, expression: str, target: Target) -> Build
         kernel=expression,
         carried=paths.carried_artifacts(sources.csrc),
     )
+
+
+def _markers(expression: str) -> tuple[str, ...]:
+    """A name and its template arguments, of a C++ expression."""
+    name, _, arguments = expression.removesuffix(">").partition("<")
+    return (name.replace("::", "."), *filter(None, arguments.split(", ")))
 
 
 def _obtain(spec: BuildSpec, root: Path) -> Cubin:

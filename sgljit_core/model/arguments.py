@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-    CppArg: TypeAlias = "int | float | bool | torch.dtype | CppEnum"
+    CppArg: TypeAlias = "int | float | bool | torch.dtype | CppEnum | CppType"
 
 
 # The type aliases of sgl_kernel/device.cuh.
@@ -37,6 +37,16 @@ class CppEnum(NamedTuple):
     value: int
 
 
+class CppType(NamedTuple):
+    """A C++ type as a template argument, such as a functor: ``CppType("swiglu::SiluAndMul")``.
+
+    Attributes:
+        name: the type's name with its namespaces, as the compiler spells it.
+    """
+
+    name: str
+
+
 class CppArgs(list[str]):
     """C++ template arguments. ``str()`` and f-strings join them: ``f"Kernel<{args}>"``; ``*args`` spreads them."""
 
@@ -51,7 +61,7 @@ def make_cpp_args(*args: CppArg) -> CppArgs:
     '128, true, 0.5'
 
     Args:
-        args: int, float, bool, torch.dtype or CppEnum.
+        args: int, float, bool, torch.dtype, CppEnum or CppType.
 
     Raises:
         TypeError: for any other type.
@@ -67,6 +77,8 @@ def _convert(arg: object) -> str:
         return _convert_int(arg)
     if isinstance(arg, CppEnum):
         return f"static_cast<{arg.type}>({_convert_int(arg.value)})"
+    if isinstance(arg, CppType):
+        return arg.name
     if isinstance(arg, float):
         return _convert_float(arg)
     # A dtype exists only if torch is imported. Another thread may be importing torch at this moment.
@@ -76,7 +88,8 @@ def _convert(arg: object) -> str:
             raise ValueError(f"{arg} has no C++ type in sgl_kernel; expected one of {', '.join(_DTYPES)}")
         return _DTYPES[name]
     raise TypeError(
-        f"a C++ template argument must be an int, float, bool, torch.dtype or CppEnum, got {type(arg).__name__}"
+        f"a C++ template argument must be an int, float, bool, torch.dtype, CppEnum or CppType, "
+        f"got {type(arg).__name__}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once
+from sgljit_core import CppType, cache_once
 
 from .plugin import FAMILY
 
@@ -35,17 +35,23 @@ def silu_and_mul(
     exp(-x))``. Computed in float32 and rounded once, at the end.
 
     Args:
-        input: [tokens, 2 * hidden], contiguous; float16, bfloat16 or float32, on a CUDA device or the CPU.
-        out: [tokens, hidden], contiguous, of the input's dtype and device.
+        input: [..., 2 * hidden], float16, bfloat16 or float32, on a CUDA device or the CPU; rows at any one stride.
+        out: [..., hidden], of float16, bfloat16 or float32 and the input's device; as many rows, at any one stride.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor is not as above.
+        ValueError: ``out`` shares memory with ``input``, other than row by row.
     """
 
 
 def variants() -> Iterator[Callable[[], Any]]:
-    """The variants worth building ahead: the host part, the CPU's kernel, and one CUDA kernel for each dtype."""
+    """The variants worth building ahead: the host part, the CPU's loop, and one CUDA kernel for each dtype."""
+    functor, inputs, outputs = "swiglu::SiluAndMul", 2, 1
     yield host_module
-    yield functools.partial(FAMILY.build_deferred, "silu_and_mul_cpu.cpp", "silu_and_mul_on_cpu")
+    yield functools.partial(
+        FAMILY.build_deferred, "silu_and_mul.h", f"host::cpu::row_map<{functor}, {inputs}, {outputs}>"
+    )
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        yield functools.partial(FAMILY.build_variant, "silu_and_mul.cuh", "swiglu::silu_and_mul", dtype)
+        elements = 16 // dtype.itemsize  # of aligned rows
+        template_arguments = (CppType(functor), inputs, outputs, elements, False, dtype, dtype)
+        yield functools.partial(FAMILY.build_variant, "silu_and_mul.h", "device::row_map", *template_arguments)

@@ -3,4 +3,5 @@
 
 #define SGL_BODIES 1
 #include <sgl_kernel/export.h>
+#include <sgl_kernel/rows.h>
 #include <sgl_kernel/tensor.h>

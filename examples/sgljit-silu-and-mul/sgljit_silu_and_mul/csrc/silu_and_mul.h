@@ -1,16 +1,17 @@
 #pragma once
 
+#include <sgl_kernel/row_map.h>
+
 /// \file silu_and_mul.h
-/// \brief The interface of host part and kernel. Read by the C++ compiler and by NVRTC: it includes nothing.
+/// \brief The functor. Read by the C++ compiler for the CPU and by NVRTC for the device.
 
 namespace swiglu {
 
-/// \brief The kernel's parameters: `input` has rows of 2 * hidden elements, `out` rows of hidden.
-struct Params {
-  const void* input;
-  void* out;
-  long long num_tokens;
-  long long hidden;
+/// \brief silu(gate) * value
+struct SiluAndMul {
+  SGL_HD float operator()(float gate, float value) const {
+    return gate / (1.0f + sgl::exp(-gate)) * value;
+  }
 };
 
 }  // namespace swiglu

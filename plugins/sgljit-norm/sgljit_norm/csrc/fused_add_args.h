@@ -1,11 +1,11 @@
 #pragma once
 
+#include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
 
 #include "check_eps.h"
-#include "memory_rows.h"
 
 /// \file fused_add_args.h
 /// \brief The checks of a fused_add_rmsnorm call: one set of rules and error texts for every device.
@@ -76,16 +76,16 @@ inline FusedAddArgs match_fused_add(
 
   const auto bytes = args.dtype.bits / 8;
   const auto rows = [&](const void* data, std::int64_t stride) {
-    return MemoryRows(data, hidden_size * bytes, {num_tokens, stride * bytes});
+    return host::MemoryRows(data, hidden_size * bytes, {num_tokens, stride * bytes});
   };
   const auto x = rows(args.input, args.input_stride);
   const auto r = rows(args.residual, args.residual_stride);
-  if (rows_overlap(x) || rows_overlap(r) || rows_meet(x, r))
+  if (host::rows_overlap(x) || host::rows_overlap(r) || host::rows_meet(x, r))
     throw Error(
         "ValueError", op, ": both are written, but rows of input and residual overlap: input is ", input,
         ", residual is ", residual);
-  const auto w = MemoryRows(args.weight, hidden_size * bytes);
-  if (rows_meet(w, x) || rows_meet(w, r))
+  const auto w = host::MemoryRows(args.weight, hidden_size * bytes);
+  if (host::rows_meet(w, x) || host::rows_meet(w, r))
     throw Error(
         "ValueError", op, ": weight shares memory with an output: input is ", input, ", residual is ", residual);
   return args;

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/optional.h>
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
 
 #include "check_eps.h"
-#include "memory_rows.h"
 
 /// \file norm_args.h
 /// \brief The checks of an rmsnorm or layernorm call: one set of rules and error texts for every device.
@@ -36,16 +36,16 @@ inline void check_memory(const NormArgs& args, const char* op, host::TensorView 
   if (args.is_empty()) return;
   const auto bytes = args.dtype.bits / 8;
   const auto rows = [&](const void* data, std::int64_t stride) {
-    return MemoryRows(data, args.hidden_size * bytes, {args.num_tokens, stride * bytes});
+    return host::MemoryRows(data, args.hidden_size * bytes, {args.num_tokens, stride * bytes});
   };
   const auto written = rows(args.out, args.out_stride);
   const auto read = rows(args.input, args.input_stride);
-  if (rows_overlap(written) || (!(read == written) && rows_meet(read, written)))
+  if (host::rows_overlap(written) || (!(read == written) && host::rows_meet(read, written)))
     throw host::Error(
         "ValueError", op, ": rows of out overlap each other or other rows of input: input is ", input, ", out is ",
         out);
   for (const void* vector : {args.weight, args.bias}) {
-    if (vector != nullptr && rows_meet(MemoryRows(vector, args.hidden_size * bytes), written))
+    if (vector != nullptr && host::rows_meet(host::MemoryRows(vector, args.hidden_size * bytes), written))
       throw host::Error("ValueError", op, ": weight or bias shares memory with out, which is ", out);
   }
 }

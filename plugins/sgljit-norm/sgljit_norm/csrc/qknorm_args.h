@@ -1,11 +1,11 @@
 #pragma once
 
+#include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
 
 #include "check_eps.h"
-#include "memory_rows.h"
 
 /// \file qknorm_args.h
 /// \brief The checks of a call that normalises q and k: one set of rules and error texts for every device.
@@ -117,16 +117,16 @@ inline QKNormArgs check_qknorm(
   if (args.is_empty()) return args;
   const auto bytes = args.dtype.bits / 8;
   const auto rows = [&](const HeadsArgs& x) {
-    return MemoryRows(
+    return host::MemoryRows(
         x.data, x.head_dim * bytes, {args.num_tokens, x.token_stride * bytes}, {x.num_heads, x.head_stride * bytes});
   };
   const auto q_rows = rows(args.q);
   const auto k_rows = rows(args.k);
-  if (rows_overlap(q_rows) || rows_overlap(k_rows) || rows_meet(q_rows, k_rows))
+  if (host::rows_overlap(q_rows) || host::rows_overlap(k_rows) || host::rows_meet(q_rows, k_rows))
     throw host::Error("ValueError", op, ": both are written, but rows of q and k overlap: q is ", q, ", k is ", k);
   for (const auto* x : {&args.q, &args.k}) {
-    const auto weight = MemoryRows(x->weight, x->head_dim * bytes);
-    if (rows_meet(weight, q_rows) || rows_meet(weight, k_rows))
+    const auto weight = host::MemoryRows(x->weight, x->head_dim * bytes);
+    if (host::rows_meet(weight, q_rows) || host::rows_meet(weight, k_rows))
       throw host::Error("ValueError", op, ": a weight shares memory with an output: q is ", q, ", k is ", k);
   }
   return args;

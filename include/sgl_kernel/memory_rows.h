@@ -4,7 +4,9 @@
 
 /// \file memory_rows.h
 /// \brief Checks whether rows share memory. No row may read or write the output of another row, or the result would
-/// depend on the order of the rows.
+/// depend on the order of the rows. Host only.
+
+namespace host {
 
 /// \brief The rows along one dimension.
 struct RowDimension {
@@ -83,3 +85,5 @@ inline bool rows_meet(const MemoryRows& a, const MemoryRows& b) {
   if (stride == 0) return !inner_apart(distance) || a.outer.count > 1 || b.outer.count > 1;
   return !(stride >= inner_a && stride >= inner_b && folded(stride, distance, inner_apart));
 }
+
+}  // namespace host

@@ -1,0 +1,151 @@
+#pragma once
+
+/// \file row_map.h
+/// \brief Row maps: out[r, i] = f(a[r, i], b[r, i], ...), an op in a functor and a few lines.
+///
+/// \code
+///   // silu_and_mul.h: the functor, read by every compiler
+///   struct SiluAndMul {
+///     SGL_HD float operator()(float gate, float value) const { return gate / (1 + sgl::exp(-gate)) * value; }
+///   };
+///
+///   // silu_and_mul.cpp: the host part
+///   host::RowMap<swiglu::SiluAndMul, 2> silu_and_mul_rows{"silu_and_mul.h"};
+///
+///   void silu_and_mul(host::TensorView input, host::TensorView out) {
+///     const auto rows = host::rows("input", input);
+///     silu_and_mul_rows({rows.part(0, 2), rows.part(1, 2)}, {host::rows("out", out)});
+///   }
+/// \endcode
+/// The file of the functor includes this header, and so does everything that a row map is made of: the host part gets
+/// `host::RowMap`, the compile for the CPU the loop over rows, NVRTC and nvcc the kernel.
+///
+/// Go one layer down where an op needs more: `device::row_map` (row_map.cuh), `host::cpu::row_map` (cpu/row_map.h),
+/// `host::Rows` (rows.h), `Variants` (variant.h) and `Deferred` (deferred.h) are all that it uses.
+
+#include <sgl_kernel/functor.h>
+
+#if defined(__CUDACC__)
+
+#include <sgl_kernel/row_map.cuh>
+
+#else
+
+#include <sgl_kernel/cpu/row_map.h>
+#include <sgl_kernel/deferred.h>
+#include <sgl_kernel/rows.h>
+#include <sgl_kernel/variant.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+namespace host {
+
+namespace details {
+
+/// The name of `host::cpu::row_map` for a functor, as its deferred compile spells it.
+template <typename F, int kInputs, int kOutputs>
+struct RowMapSymbol {
+  char text[256] = {};
+  constexpr RowMapSymbol() {
+    std::size_t size = 0;
+    const auto append = [&](const char* part, std::size_t count) {
+      for (std::size_t i = 0; i < count; ++i) text[size++] = part[i];
+    };
+    const auto functor = type_spelling<F>();
+    append("host::cpu::row_map<", 19);
+    append(functor.text, functor.size);
+    const char counts[] = {',', ' ', '0' + kInputs, ',', ' ', '0' + kOutputs, '>'};
+    append(counts, sizeof(counts));
+  }
+  static const RowMapSymbol value;
+};
+template <typename F, int kInputs, int kOutputs>
+constexpr RowMapSymbol<F, kInputs, kOutputs> RowMapSymbol<F, kInputs, kOutputs>::value{};
+
+}  // namespace details
+
+/// \brief An op that computes each element of its outputs from the same element of its inputs. A global variable.
+///
+/// \tparam F the functor, in a named namespace: takes a float of each input, and returns a float, or
+///   `sgl::Values<kOutputs>`. It may have members; each call passes its own, and they are copied to the device.
+/// \tparam kInputs one to four.
+template <typename F, int kInputs, int kOutputs = 1>
+struct RowMap {
+ public:
+  /// \param file the file of the functor, relative to the family's csrc; a literal.
+  explicit constexpr RowMap(const char* file) noexcept
+      : m_kernels(file), m_on_cpu(file, details::RowMapSymbol<F, kInputs, kOutputs>::value.text) {}
+
+  /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
+  ///
+  /// `match_rows` has the rules for the operands. Inputs of 16 bits are computed in float, and rounded once.
+  /// \throws TensorMatchError, ValueError as `match_rows`.
+  void operator()(
+      const Rows (&inputs)[kInputs], const Rows (&outputs)[kOutputs], const F& f = {}, DebugInfo location = {}) {
+    static_assert(std::is_trivially_copyable_v<F>, "RowMap: the functor must be trivially copyable");
+    const auto all = [&]<int... I, int... J>(
+                         std::integer_sequence<int, I...>, std::integer_sequence<int, J...>) -> Operands {
+      return {{inputs[I]..., outputs[J]...}};
+    }(std::make_integer_sequence<int, kInputs>{}, std::make_integer_sequence<int, kOutputs>{});
+    const auto plan = match_rows(all.rows, kInputs, kOutputs, true, location);
+    if (plan.count == 0 || plan.columns == 0) return;
+    const auto input_dtype = inputs[0].tensor.dtype();
+    const auto output_dtype = outputs[0].tensor.dtype();
+    const auto device = outputs[0].tensor.device();
+    if (device.device_type == kDLCPU) {
+      cpu::RowMapJob<kOperands> job = {{}, plan.count, plan.columns, input_dtype, output_dtype};
+      for (int i = 0; i < kOperands; ++i) job.operands[i] = m_operand(all.rows[i]);
+      return m_on_cpu(job, f);
+    }
+    const auto kernel = m_kernels.get(
+        "device::row_map", type<F>, kInputs, kOutputs, plan.elements, plan.columns % plan.elements != 0, input_dtype,
+        output_dtype);
+    // The kernel counts in 32 bits: a launch takes as many columns, and then rows, as that allows.
+    constexpr std::int64_t kMaxItems = std::int64_t{1} << 31;
+    const auto items_per_row = div_ceil(plan.columns, plan.elements);
+    const auto columns_at_a_time = items_per_row < kMaxItems ? plan.columns : kMaxItems / 2 * plan.elements;
+    const auto rows_at_a_time = items_per_row < kMaxItems ? kMaxItems / items_per_row : 1;
+    for (std::int64_t column = 0; column < plan.columns; column += columns_at_a_time) {
+      for (std::int64_t row = 0; row < plan.count; row += rows_at_a_time) {
+        const auto columns = plan.columns - column < columns_at_a_time ? plan.columns - column : columns_at_a_time;
+        const auto count = plan.count - row < rows_at_a_time ? plan.count - row : rows_at_a_time;
+        const auto items = static_cast<std::uint64_t>(div_ceil(columns, plan.elements));
+        sgl::RowMapParams<kOperands> params = {
+            .operands = {},
+            .num_items = static_cast<unsigned>(items * static_cast<std::uint64_t>(count)),
+            .items_per_row = static_cast<unsigned>(items),
+            .inverse = items == 1 ? 0 : ~std::uint64_t{0} / items + 1,
+            .tail = static_cast<unsigned>(columns % plan.elements),
+        };
+        for (int i = 0; i < kOperands; ++i) {
+          params.operands[i] = m_operand(all.rows[i]);
+          params.operands[i].data = pointer::offset(
+              params.operands[i].data, row * params.operands[i].stride, column * all.rows[i].element_bytes());
+        }
+        constexpr std::int64_t kItemsPerBlock = sgl::kRowMapThreads * sgl::row_map_unroll(kInputs);
+        LaunchKernel(div_ceil(std::int64_t{params.num_items}, kItemsPerBlock), sgl::kRowMapThreads, device, 0, location)
+            .enable_pdl(runtime::get_cc_major(device.device_id) >= 9)(kernel, params, f);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kOperands = kInputs + kOutputs;
+  struct Operands {
+    Rows rows[kOperands];
+  };
+
+  static sgl::RowOperand m_operand(const Rows& rows) {
+    return {rows.data, rows.stride * rows.element_bytes()};
+  }
+
+  Variants m_kernels;
+  Deferred<void(const cpu::RowMapJob<kOperands>&, const F&)> m_on_cpu;
+};
+
+}  // namespace host
+
+#endif
