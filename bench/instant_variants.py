@@ -41,7 +41,7 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples/sgljit-silu-and-mul/sg
 TWIN = """\
 #include <sgl_kernel/launch.cuh>
 #include <sgl_kernel/tensor.h>
-#include "silu_and_mul.cuh"
+#include "silu_and_mul.h"
 void silu_and_mul(host::TensorView input, host::TensorView out) {
   using namespace host;
   auto N = SymbolicSize{"num_tokens"};
@@ -51,23 +51,32 @@ void silu_and_mul(host::TensorView input, host::TensorView out) {
   TensorMatcher({N, D}).with_dtype<bf16_t>().with_device<kDLCUDA>(device).verify(out);
   D2.set_value(2 * D.unwrap());
   TensorMatcher({N, D2}).with_dtype<bf16_t>().with_device(device).verify(input);
-  const auto params = swiglu::Params{input.data_ptr(), out.data_ptr(), N.unwrap(), D.unwrap()};
-  if (params.num_tokens == 0 || params.hidden == 0) return;
-  const auto threads = params.hidden < 1024 ? div_ceil(params.hidden, 32) * 32 : 1024;
-  LaunchKernel(params.num_tokens, threads, device.unwrap())(swiglu::silu_and_mul<bf16_t>, params);
+  const auto row_bytes = static_cast<std::int64_t>(sizeof(bf16_t)) * D.unwrap();
+  const auto items = static_cast<unsigned>(row_bytes / 16);
+  void* value = pointer::offset(input.data_ptr(), row_bytes);
+  const auto params = sgl::RowMapParams<3>{
+      {{input.data_ptr(), 2 * row_bytes}, {value, 2 * row_bytes}, {out.data_ptr(), row_bytes}},
+      items * static_cast<unsigned>(N.unwrap()), items, ~0ull / items + 1, 0};
+  LaunchKernel(div_ceil(params.num_items, 2 * sgl::kRowMapThreads), sgl::kRowMapThreads, device.unwrap())(
+      device::row_map<swiglu::SiluAndMul, 2, 1, 8, false, bf16_t, bf16_t>, params, swiglu::SiluAndMul{});
 }
 """
 NOTHING = """\
-#include <sgl_kernel/deferred.h>
 #include <sgl_kernel/tensor.h>
 #include <time.h>
-#include "silu_and_mul_cpu.cpp"
+#include "silu_and_mul.h"
 void nothing(host::TensorView, host::TensorView) {}
 double kernel_alone(host::TensorView input, host::TensorView out, std::int64_t calls) {
-  const auto params = swiglu::Params{input.data_ptr(), out.data_ptr(), out.size(0), out.size(1)};
+  const auto row_bytes = static_cast<std::int64_t>(sizeof(float)) * out.size(1);
+  void* value = host::pointer::offset(input.data_ptr(), row_bytes);
+  const auto job = host::cpu::RowMapJob<3>{
+      {{input.data_ptr(), 2 * row_bytes}, {value, 2 * row_bytes}, {out.data_ptr(), row_bytes}},
+      out.size(0), out.size(1)};
   timespec begin, end;
   clock_gettime(CLOCK_MONOTONIC, &begin);
-  for (std::int64_t i = 0; i < calls; ++i) silu_and_mul_on_cpu(params, out.dtype());
+  for (std::int64_t i = 0; i < calls; ++i) {
+    host::cpu::row_map<swiglu::SiluAndMul, 2, 1, float, float>(job, swiglu::SiluAndMul{});
+  }
   clock_gettime(CLOCK_MONOTONIC, &end);
   return ((end.tv_sec - begin.tv_sec) * 1e9 + (end.tv_nsec - begin.tv_nsec)) / calls;
 }

@@ -28,8 +28,8 @@
 #include <cstdint>
 
 #define SGL_HD [[gnu::always_inline]] inline
-#define SGL_DEFINE_FUNCTION(NAME) \
-  SGL_HD float NAME(float x) {    \
+#define SGL_DEFINE_FUNCTION(NAME)  \
+  SGL_HD float NAME(float x) {     \
     return __builtin_##NAME##f(x); \
   }
 

@@ -45,25 +45,35 @@ namespace host {
 
 namespace details {
 
-/// The name of `host::cpu::row_map` for a functor, as its deferred compile spells it.
-template <typename F, int kInputs, int kOutputs>
+/// The element types of a row map, by the names that `KernelFamily.build_deferred` gives them.
+inline constexpr const char* kElementNames[] = {"fp32_t", "fp16_t", "bf16_t"};
+
+inline int element_index(DLDataType dtype) {
+  return is_type<float>(dtype) ? 0 : is_type<__half>(dtype) ? 1 : 2;
+}
+
+/// The name of `host::cpu::row_map` for a functor and types, for its deferred compile.
+template <typename F, int kInputs, int kOutputs, int kInput, int kOutput>
 struct RowMapSymbol {
   char text[256] = {};
+
   constexpr RowMapSymbol() {
     std::size_t size = 0;
     const auto append = [&](const char* part, std::size_t count) {
       for (std::size_t i = 0; i < count; ++i) text[size++] = part[i];
     };
-    const auto functor = type_spelling<F>();
+    constexpr char kCounts[] = {',', ' ', '0' + kInputs, ',', ' ', '0' + kOutputs, ',', ' '};
     append("host::cpu::row_map<", 19);
-    append(functor.text, functor.size);
-    const char counts[] = {',', ' ', '0' + kInputs, ',', ' ', '0' + kOutputs, '>'};
-    append(counts, sizeof(counts));
+    append(type_spelling<F>().text, type_spelling<F>().size);
+    append(kCounts, sizeof(kCounts));
+    append(kElementNames[kInput], 6);
+    append(", ", 2);
+    append(kElementNames[kOutput], 6);
+    append(">", 1);
   }
-  static const RowMapSymbol value;
 };
-template <typename F, int kInputs, int kOutputs>
-constexpr RowMapSymbol<F, kInputs, kOutputs> RowMapSymbol<F, kInputs, kOutputs>::value{};
+template <typename F, int kInputs, int kOutputs, int kInput, int kOutput>
+inline constexpr RowMapSymbol<F, kInputs, kOutputs, kInput, kOutput> kRowMapSymbol{};
 
 }  // namespace details
 
@@ -77,7 +87,9 @@ struct RowMap {
  public:
   /// \param file the file of the functor, relative to the family's csrc; a literal.
   explicit constexpr RowMap(const char* file) noexcept
-      : m_kernels(file), m_on_cpu(file, details::RowMapSymbol<F, kInputs, kOutputs>::value.text) {}
+      : m_kernels(file), m_on_cpu{{file, s_symbol<0, 0>}, {file, s_symbol<0, 1>}, {file, s_symbol<0, 2>},  //
+                                  {file, s_symbol<1, 0>}, {file, s_symbol<1, 1>}, {file, s_symbol<1, 2>},  //
+                                  {file, s_symbol<2, 0>}, {file, s_symbol<2, 1>}, {file, s_symbol<2, 2>}} {}
 
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
@@ -96,9 +108,9 @@ struct RowMap {
     const auto output_dtype = outputs[0].tensor.dtype();
     const auto device = outputs[0].tensor.device();
     if (device.device_type == kDLCPU) {
-      cpu::RowMapJob<kOperands> job = {{}, plan.count, plan.columns, input_dtype, output_dtype};
-      for (int i = 0; i < kOperands; ++i) job.operands[i] = m_operand(all.rows[i]);
-      return m_on_cpu(job, f);
+      cpu::RowMapJob<kOperands> job = {{}, plan.count, plan.columns};
+      for (int i = 0; i < kOperands; ++i) job.operands[i] = s_operand(all.rows[i]);
+      return m_on_cpu[3 * details::element_index(input_dtype) + details::element_index(output_dtype)](job, f);
     }
     const auto kernel = m_kernels.get(
         "device::row_map", type<F>, kInputs, kOutputs, plan.elements, plan.columns % plan.elements != 0, input_dtype,
@@ -121,7 +133,7 @@ struct RowMap {
             .tail = static_cast<unsigned>(columns % plan.elements),
         };
         for (int i = 0; i < kOperands; ++i) {
-          params.operands[i] = m_operand(all.rows[i]);
+          params.operands[i] = s_operand(all.rows[i]);
           params.operands[i].data = pointer::offset(
               params.operands[i].data, row * params.operands[i].stride, column * all.rows[i].element_bytes());
         }
@@ -138,12 +150,16 @@ struct RowMap {
     Rows rows[kOperands];
   };
 
-  static sgl::RowOperand m_operand(const Rows& rows) {
+  template <int kInput, int kOutput>
+  static constexpr const char* s_symbol = details::kRowMapSymbol<F, kInputs, kOutputs, kInput, kOutput>.text;
+
+  static sgl::RowOperand s_operand(const Rows& rows) {
     return {rows.data, rows.stride * rows.element_bytes()};
   }
 
   Variants m_kernels;
-  Deferred<void(const cpu::RowMapJob<kOperands>&, const F&)> m_on_cpu;
+  /// One for each pair of types, compiled when it is first called.
+  Deferred<void(const cpu::RowMapJob<kOperands>&, const F&)> m_on_cpu[9];
 };
 
 }  // namespace host

@@ -39,8 +39,7 @@ struct Rows {
     return result;
   }
   /// \brief Throw a TensorMatchError about this argument.
-  [[noreturn, gnu::cold]] SGL_INLINE void raise(
-      DebugInfo location, std::initializer_list<details::Piece> cause) const;
+  [[noreturn, gnu::cold]] SGL_INLINE void raise(DebugInfo location, std::initializer_list<details::Piece> cause) const;
 };
 
 /// \brief The last dimension of a tensor as rows; all dimensions before it together count the rows.
@@ -65,8 +64,8 @@ struct RowPlan {
 /// \param is_one_by_one whether the elements of a row are independent: rows without gaps are one long row then.
 /// \throws TensorMatchError naming the operand and the rule; ValueError if a row that is written shares memory, or an
 ///   element is not aligned.
-[[nodiscard]] SGL_INLINE RowPlan match_rows(
-    const Rows* operands, int num_inputs, int num_outputs, bool is_one_by_one, DebugInfo location);
+[[nodiscard]] SGL_INLINE RowPlan
+match_rows(const Rows* operands, int num_inputs, int num_outputs, bool is_one_by_one, DebugInfo location);
 
 }  // namespace host
 
@@ -88,8 +87,9 @@ SGL_INLINE Rows rows(const char* name, const TensorView& tensor, DebugInfo locat
   if (last < 0) result.raise(location, {"Dimension mismatch: expected at least 1 but got 0"});
   result.columns = tensor.size(last);
   if (result.columns > 1 && tensor.stride(last) != 1)
-    result.raise(location, {"Stride mismatch: expected the elements of a row side by side, at a stride of 1, but got ",
-                            tensor.stride(last)});
+    result.raise(
+        location, {"Stride mismatch: expected the elements of a row side by side, at a stride of 1, but got ",
+                   tensor.stride(last)});
   for (auto i = last - 1; i >= 0; --i) {
     const auto size = tensor.size(i);
     if (size != 1 && result.count > 1 && tensor.stride(i) != result.count * result.stride && tensor.numel() > 0)
@@ -116,8 +116,9 @@ namespace details {
 /// Refuses memory with which the result would depend on the order of the rows.
 inline void refuse_shared_memory(const Rows* operands, int num_inputs, int num_operands) {
   const auto refuse = [](const Rows& written, const Rows& other) {
-    raise("ValueError", {"rows of ", written.name, " share memory with each other or with other rows of ", other.name,
-                         ": ", written.name, " is ", written.tensor, ", ", other.name, " is ", other.tensor});
+    raise(
+        "ValueError", {"rows of ", written.name, " share memory with each other or with other rows of ", other.name,
+                       ": ", written.name, " is ", written.tensor, ", ", other.name, " is ", other.tensor});
   };
   for (int i = num_inputs; i < num_operands; ++i) {
     const auto written = operands[i].memory();
@@ -132,8 +133,8 @@ inline void refuse_shared_memory(const Rows* operands, int num_inputs, int num_o
 
 }  // namespace details
 
-SGL_INLINE RowPlan match_rows(
-    const Rows* operands, int num_inputs, int num_outputs, bool is_one_by_one, DebugInfo location) {
+SGL_INLINE RowPlan
+match_rows(const Rows* operands, int num_inputs, int num_outputs, bool is_one_by_one, DebugInfo location) {
   const int num_operands = num_inputs + num_outputs;
   const Rows* like = operands;  // the others are compared with the first that has rows of its own
   while (like->is_shared && like < operands + num_inputs) ++like;
@@ -168,8 +169,9 @@ SGL_INLINE RowPlan match_rows(
     if (!is_whole && plan.count > 1) bits |= static_cast<std::uintptr_t>(rows.stride * bytes);
     const auto word = static_cast<std::int64_t>(bits & (~bits + 1));  // the lowest bit
     if (word < bytes)
-      details::raise("ValueError", {rows.name, ": its address is not a multiple of its element size, ", bytes,
-                                    " bytes: ", rows.tensor});
+      details::raise(
+          "ValueError",
+          {rows.name, ": its address is not a multiple of its element size, ", bytes, " bytes: ", rows.tensor});
     if (word / bytes < plan.elements) plan.elements = word / bytes;
   }
   if (is_whole) plan = {1, plan.count * plan.columns, plan.elements};

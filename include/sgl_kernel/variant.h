@@ -112,7 +112,8 @@ TemplateArg template_argument(const T& value) noexcept {
     return {TemplateArg::kEnum, kName.text, kName.size, static_cast<std::int64_t>(value)};
   } else {
     static_assert(
-        std::is_integral_v<T>, "a kernel's template argument must be an integer, a bool, an enum, a DLDataType or a host::type<T>");
+        std::is_integral_v<T>,
+        "a kernel's template argument must be an integer, a bool, an enum, a DLDataType or a host::type<T>");
     return {
         .kind = std::is_signed_v<T> ? TemplateArg::kInt : TemplateArg::kUInt,
         .value = static_cast<std::int64_t>(value)};

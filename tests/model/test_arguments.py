@@ -53,7 +53,9 @@ def test_a_float_reads_back_as_the_same_double(value, tmp_path):
 
 @pytest.mark.parametrize("value", ["128", None, [1], 1j, torch.ones(1)])
 def test_any_other_type_is_a_type_error_that_names_it(value):
-    with pytest.raises(TypeError, match=f"int, float, bool, torch.dtype, CppEnum or CppType, got {type(value).__name__}"):
+    with pytest.raises(
+        TypeError, match=f"int, float, bool, torch.dtype, CppEnum or CppType, got {type(value).__name__}"
+    ):
         make_cpp_args(value)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import CppType, cache_once
+from sgljit_core import CppType, cache_once, make_cpp_args
 
 from .plugin import FAMILY
 
@@ -45,13 +45,12 @@ def silu_and_mul(
 
 
 def variants() -> Iterator[Callable[[], Any]]:
-    """The variants worth building ahead: the host part, the CPU's loop, and one CUDA kernel for each dtype."""
-    functor, inputs, outputs = "swiglu::SiluAndMul", 2, 1
+    """The variants worth building ahead: the host part; for each dtype the CPU's loop and a CUDA kernel."""
     yield host_module
-    yield functools.partial(
-        FAMILY.build_deferred, "silu_and_mul.h", f"host::cpu::row_map<{functor}, {inputs}, {outputs}>"
-    )
+    functor, inputs, outputs = CppType("swiglu::SiluAndMul"), 2, 1
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        elements = 16 // dtype.itemsize  # of aligned rows
-        template_arguments = (CppType(functor), inputs, outputs, elements, False, dtype, dtype)
-        yield functools.partial(FAMILY.build_variant, "silu_and_mul.h", "device::row_map", *template_arguments)
+        on_cpu = make_cpp_args(functor, inputs, outputs, dtype, dtype)
+        yield functools.partial(FAMILY.build_deferred, "silu_and_mul.h", f"host::cpu::row_map<{on_cpu}>")
+        elements = 16 // dtype.itemsize  # of a load, where rows are aligned to it
+        on_device = (functor, inputs, outputs, elements, False, dtype, dtype)
+        yield functools.partial(FAMILY.build_variant, "silu_and_mul.h", "device::row_map", *on_device)

@@ -14,60 +14,46 @@
 
 namespace host::cpu {
 
-/// \brief Calls `f` with a value of a dtype's element type, float, fp16_t or bf16_t: f(T{}).
-template <typename F>
-void with_float_type(DLDataType dtype, const F& f) {
-  if (is_type<float>(dtype)) return f(float{});
-  if (is_type<fp16_t>(dtype)) return f(fp16_t{});
-  f(bf16_t{});
-}
-
 /// \brief Rows on the CPU: `kOperands` inputs and outputs, in this order.
 template <int kOperands>
 struct RowMapJob {
   sgl::RowOperand operands[kOperands];
   std::int64_t num_rows;
   std::int64_t columns;
-  DLDataType input_dtype;
-  DLDataType output_dtype;
 };
 
 /// \brief Output i, element by element: result i of `f` for the inputs' elements, in float, rounded once.
 ///
 /// An output may be an input. All is written when it returns.
-template <typename F, int kInputs, int kOutputs>
+/// \tparam T, U the types of the inputs' and the outputs' elements.
+template <typename F, int kInputs, int kOutputs, typename T, typename U>
 void row_map(const RowMapJob<kInputs + kOutputs>& job, const F& f) {
   // Pieces of rows, so that threads share a long row too; a piece stays in the first cache.
   constexpr std::int64_t kPiece = 1 << 12;
   constexpr std::int64_t kElementsPerThread = 1 << 17;  // 50-100 us
   const auto length = job.columns < kPiece ? job.columns : kPiece;
   const auto pieces_of_row = div_ceil(job.columns, length);
-  with_float_type(job.input_dtype, [&]<typename T>(T) {
-    with_float_type(job.output_dtype, [&]<typename U>(U) {
-      const auto run_piece = [&](std::int64_t piece) __attribute__((always_inline)) {
-        const auto row = piece / pieces_of_row;
-        const auto first = (piece - row * pieces_of_row) * length;
-        const auto count = job.columns - first < length ? job.columns - first : length;
-        const T* inputs[kInputs];
-        U* outputs[kOutputs];
-        const auto at = [&](int i) { return static_cast<char*>(job.operands[i].data) + row * job.operands[i].stride; };
-        for (int i = 0; i < kInputs; ++i) inputs[i] = reinterpret_cast<const T*>(at(i)) + first;
-        for (int i = 0; i < kOutputs; ++i) outputs[i] = reinterpret_cast<U*>(at(kInputs + i)) + first;
-        SGL_INDEPENDENT_LOOP
-        for (std::int64_t j = 0; j < count; ++j) {
-          float values[kInputs];
-          for (int i = 0; i < kInputs; ++i) values[i] = to_float(inputs[i][j]);
-          const auto results = sgl::details::call<kOutputs>(f, values);
-          for (int i = 0; i < kOutputs; ++i) outputs[i][j] = from_float<U>(results.values[i]);
-        }
-      };
-      parallel_for(
-          job.num_rows * pieces_of_row, div_ceil(kElementsPerThread, length),
-          [&](std::int64_t begin, std::int64_t end) {
-            with_widest_vectors([&]() __attribute__((always_inline)) {
-              for (auto piece = begin; piece < end; ++piece) run_piece(piece);
-            });
-          });
+  const auto run_piece = [&](std::int64_t piece) __attribute__((always_inline)) {
+    const auto row = piece / pieces_of_row;
+    const auto first = (piece - row * pieces_of_row) * length;
+    const auto count = job.columns - first < length ? job.columns - first : length;
+    const T* inputs[kInputs];
+    U* outputs[kOutputs];
+    const auto at = [&](int i) { return static_cast<char*>(job.operands[i].data) + row * job.operands[i].stride; };
+    for (int i = 0; i < kInputs; ++i) inputs[i] = reinterpret_cast<const T*>(at(i)) + first;
+    for (int i = 0; i < kOutputs; ++i) outputs[i] = reinterpret_cast<U*>(at(kInputs + i)) + first;
+    SGL_INDEPENDENT_LOOP
+    for (std::int64_t j = 0; j < count; ++j) {
+      float values[kInputs];
+      for (int i = 0; i < kInputs; ++i) values[i] = to_float(inputs[i][j]);
+      const auto results = sgl::details::call<kOutputs>(f, values);
+      for (int i = 0; i < kOutputs; ++i) outputs[i][j] = from_float<U>(results.values[i]);
+    }
+  };
+  const auto grain = div_ceil(kElementsPerThread, length);
+  parallel_for(job.num_rows * pieces_of_row, grain, [&](std::int64_t begin, std::int64_t end) {
+    with_widest_vectors([&]() __attribute__((always_inline)) {
+      for (auto piece = begin; piece < end; ++piece) run_piece(piece);
     });
   });
 }

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <sgl_kernel/row_map.h>
+
+namespace maps {
+
+/// With members, which each call passes.
+struct Affine {
+  float scale, shift;
+  SGL_HD float operator()(float x) const {
+    return x * scale + shift;
+  }
+};
+
+/// With a weight and a bias that go with every row.
+struct Weighted {
+  SGL_HD float operator()(float x, float weight, float bias) const {
+    return x * weight + bias;
+  }
+};
+
+/// With four inputs and two outputs.
+struct SumAndProduct {
+  SGL_HD sgl::Values<2> operator()(float a, float b, float c, float d) const {
+    return {{a + b + c + d, a * b * c * d}};
+  }
+};
+
+/// Every function of functor.h.
+struct Function {
+  int which;
+  SGL_HD float operator()(float x) const {
+    switch (which) {
+      case 0:
+        return sgl::exp(x);
+      case 1:
+        return sgl::log(x);
+      case 2:
+        return sgl::sqrt(x);
+      case 3:
+        return sgl::tanh(x);
+      case 4:
+        return sgl::erf(x);
+      case 5:
+        return sgl::sin(x);
+      case 6:
+        return sgl::cos(x);
+      case 7:
+        return sgl::abs(x);
+      case 8:
+        return sgl::max(x, 0.5f);
+      default:
+        return sgl::min(x, 0.5f);
+    }
+  }
+};
+
+}  // namespace maps

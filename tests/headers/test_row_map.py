@@ -1,0 +1,236 @@
+"""Row maps (row_map.h): layouts, types, several operands, on the CPU and on a GPU; PyTorch in float64 is the judge."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+
+import pytest
+import torch
+from headers import toolbox
+
+from sgljit_core import KernelFamily
+from sgljit_core.errors import CompileError, TensorMatchError
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROUNDED_ONCE = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-22}
+EXPORTS = ["affine", "weighted", "sum_and_product", "function"]
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory):
+    toolbox.find()
+    site = tmp_path_factory.mktemp("site")
+    csrc = site / "row_maps_on_disk" / "csrc"
+    csrc.mkdir(parents=True)
+    (csrc.parent / "__init__.py").touch()
+    for name in ("row_maps.h", "row_maps.cpp"):
+        shutil.copy(toolbox.CSRC / name, csrc)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        yield KernelFamily("row_maps", "row_maps_on_disk")
+
+
+@pytest.fixture(scope="module")
+def maps(family):
+    return family.load_host(
+        "row_maps",
+        cpp_files=["row_maps.cpp"],
+        cpp_wrappers=[(name, name) for name in EXPORTS],
+        extra_cflags=toolbox.WARNINGS,
+    )
+
+
+def expect(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """``got`` is ``expected``, which is in float64, rounded once."""
+    close = {"rtol": 1.01 * ROUNDED_ONCE[got.dtype], "atol": 1e-6, "equal_nan": True}
+    torch.testing.assert_close(got.double(), expected, **close)
+
+
+def strided(rows: int, columns: int, stride: int, offset: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Rows inside a larger buffer, which is NaN elsewhere."""
+    buffer = torch.full((rows * stride + offset + columns,), NAN, dtype=dtype, device=device)
+    return buffer.as_strided((rows, columns), (stride, 1), offset)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_layout_gives_the_result_and_nothing_else_is_written(maps, device, dtype):
+    layouts = [(gap, offset) for gap in (0, 1, 8) for offset in (0, 1, 8)]
+    shapes = itertools.product((1, 2, 37), (1, 7, 8, 63, 64, 65, 1000))
+    for number, (rows, columns) in enumerate(shapes):
+        # every layout with every other, spread over the shapes
+        for (gap, offset), (out_gap, out_offset) in zip(
+            layouts, layouts[number % 9 :] + layouts[: number % 9], strict=True
+        ):
+            x = strided(rows, columns, columns + gap, offset, dtype, device)
+            x.copy_(torch.randn(rows, columns))
+            out = strided(rows, columns, columns + out_gap, out_offset, dtype, device)
+            maps.affine(x, out, 3.0, -1.0)
+            expect(out, x.double() * 3 - 1)
+            whole = out.as_strided((out.untyped_storage().nbytes() // out.element_size(),), (1,), 0)
+            assert (~whole.isnan()).sum() == rows * columns
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "out_dtype"), list(itertools.product(DTYPES, DTYPES)))
+def test_inputs_and_outputs_may_have_two_types(maps, device, dtype, out_dtype):
+    x = torch.randn(5, 136, device=device).to(dtype)
+    out = torch.full(x.shape, NAN, dtype=out_dtype, device=device)
+    maps.affine(x, out, 0.5, 2.0)
+    expect(out, x.double() * 0.5 + 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_shared_row_goes_with_every_row(maps, device):
+    for rows, columns in ((1, 64), (3, 64), (3, 65), (70, 1)):
+        x = torch.randn(2, rows, columns, device=device)
+        weight, bias = torch.randn(2, columns, device=device)
+        out = torch.full_like(x, NAN)
+        maps.weighted(x, weight, bias, out)
+        expect(out, x.double() * weight.double() + bias.double())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_four_inputs_and_two_outputs(maps, device):
+    inputs = torch.randn(4, 9, 72, device=device).bfloat16()
+    total, product = torch.full((2, 9, 72), NAN, device=device)
+    maps.sum_and_product(*inputs, total, product)
+    expect(total, inputs.double().sum(0))
+    expect(product, inputs.double().prod(0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_output_may_be_an_input_row_by_row(maps, device):
+    for x in (torch.randn(3, 40, device=device), torch.randn(3, 60, device=device)[:, :40]):
+        expected = x.double() * 2 + 1
+        maps.affine(x, x, 2.0, 1.0)
+        expect(x, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,), (2, 0, 8)])
+def test_nothing_to_do_is_no_error(maps, device, shape):
+    x = torch.empty(shape, device=device)
+    maps.affine(x, torch.empty_like(x), 1.0, 1.0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_long_row_and_many_short_ones(maps, device):
+    for shape in ((1_000_003,), (300_001, 1), (100_003, 3)):
+        x = torch.randn(shape, device=device)
+        out = torch.full_like(x, NAN)
+        maps.affine(x, out, 2.0, 1.0)
+        expect(out, x.double() * 2 + 1)
+        wide = torch.randn((*shape[:-1], shape[-1] + 1), device=device)[..., 1:]
+        maps.affine(wide, out, 2.0, 1.0)
+        expect(out, wide.double() * 2 + 1)
+
+
+@pytest.mark.gpu
+def test_more_elements_than_32_bits_count(maps):
+    total = 2**32 + 1000
+    try:
+        buffer = torch.zeros(total + 1, dtype=torch.float16, device="cuda")
+    except torch.OutOfMemoryError:
+        pytest.skip(f"no room for {2 * total} bytes")
+    x = buffer[1:]  # one element at a time
+    x[-1] = x[2**31] = x[2**32 + 5] = 2
+    maps.affine(x, x, 3.0, 0.0)
+    assert x[-1] == x[2**31] == x[2**32 + 5] == 6
+    assert x.count_nonzero() == 3
+    rows = x[: 2**32].view(-1, 2)[:, :1]  # 2^31 rows
+    maps.affine(rows, rows, 1.0, 1.0)
+    assert rows.min() >= 1
+    assert rows.float().sum(dtype=torch.float64) == 2**31 + 6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("which", "function", "low", "high"),
+    [
+        (0, torch.exp, -87.0, 88.0),
+        (1, torch.log, 1e-30, 1e30),
+        (2, torch.sqrt, 0.0, 1e30),
+        (3, torch.tanh, -10.0, 10.0),
+        (4, torch.erf, -5.0, 5.0),
+        (5, torch.sin, -30.0, 30.0),
+        (6, torch.cos, -30.0, 30.0),
+        (7, torch.abs, -3.0, 3.0),
+        (8, lambda x: torch.maximum(x, torch.full_like(x, 0.5)), -3.0, 3.0),
+        (9, lambda x: torch.minimum(x, torch.full_like(x, 0.5)), -3.0, 3.0),
+    ],
+)
+def test_functions_are_within_two_ulp_and_right_at_the_ends(maps, device, which, function, low, high):
+    x = torch.linspace(low, high, 200_003, device=device)
+    out = torch.full_like(x, NAN)
+    maps.function(x, out, which)
+    torch.testing.assert_close(out.double(), function(x.double()), rtol=2 * 2**-23, atol=2**-24)
+    ends = torch.tensor([NAN, float("inf"), -float("inf"), 0.0, -0.0, 1e38, -1e38, 1e-40], device=device)
+    out = torch.full_like(ends, NAN)
+    maps.function(ends, out, which)
+    torch.testing.assert_close(out, function(ends.double()).float(), equal_nan=True, rtol=2**-22, atol=0)
+
+
+def test_exp_reaches_zero_and_infinity(maps):
+    x = torch.tensor([88.7, 88.8, 200.0, -103.9, -104.1, -88.0, -100.0])
+    out = torch.full_like(x, NAN)
+    maps.function(x, out, 0)
+    torch.testing.assert_close(out, x.double().exp().float(), rtol=2**-22, atol=2**-148)
+    assert out[1] == out[2] == float("inf")
+    assert out[4] == 0
+
+
+X = torch.zeros(4, 8)
+
+
+def refused(name, call, error, text):
+    return pytest.param(call, error, text, id=name)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        refused("rows", lambda m: m.affine(X, X[:3].clone(), 1, 1), TensorMatchError, "rows: expected 4 but got 3"),
+        refused("columns", lambda m: m.affine(X, X[:, :7].clone(), 1, 1), TensorMatchError, "expected 8 but got 7"),
+        refused("dtype", lambda m: m.affine(X.double(), X, 1, 1), TensorMatchError, "bfloat16] but got float64"),
+        refused("columns apart", lambda m: m.affine(X.T, X.T.clone(), 1, 1), TensorMatchError, "of 1, but got 8"),
+        refused(
+            "strides",
+            lambda m: m.affine(X.view(2, 2, 8).transpose(0, 1), X, 1, 1),
+            TensorMatchError,
+            "expected all rows at one stride, 16, but got 8 for dimension 0",
+        ),
+        refused("scalar", lambda m: m.affine(torch.tensor(1.0), X, 1, 1), TensorMatchError, "at least 1 but got 0"),
+        refused("shared", lambda m: m.weighted(X, X, X[0], X), TensorMatchError, "for weight, .*expected 1 but got 2"),
+        refused(
+            "types", lambda m: m.weighted(X, X[0].half(), X[0], X), TensorMatchError, "for weight, .*expected float32"
+        ),
+        refused("another row", lambda m: m.affine(X[:-1], X[1:], 1, 1), ValueError, "rows of out share memory"),
+        refused("one row", lambda m: m.affine(X, X[:1].expand(4, 8), 1, 1), ValueError, "rows of out share memory"),
+        refused("its weight", lambda m: m.weighted(X, X[0], X[1].clone(), X), ValueError, "other rows of weight"),
+        refused("outputs", lambda m: m.sum_and_product(X, X, X, X, X, X), ValueError, "rows of product share memory"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_by_name(maps, call, error, text):
+    with pytest.raises(error, match=rf"(?s){text}"):
+        call(maps)
+
+
+def test_an_element_off_its_alignment_is_refused(maps):
+    x = torch.frombuffer(bytearray(41), dtype=torch.float32, offset=1, count=8)
+    with pytest.raises(ValueError, match="x: its address is not a multiple of its element size, 4 bytes"):
+        maps.affine(x, torch.empty(8), 1.0, 1.0)
+
+
+def test_a_functor_without_a_name_does_not_compile(family):
+    source = (toolbox.CSRC / "row_maps.cpp").read_text()
+    source = source.replace(
+        "namespace {", "namespace {\nstruct Hidden { float operator()(float x) const { return x; } };\n", 1
+    )
+    source = source.replace("host::RowMap<maps::Affine, 1>", "host::RowMap<Hidden, 1>").replace("{scale, shift}", "{}")
+    (family.csrc / "hidden.cpp").write_text(source)
+    with pytest.raises(CompileError, match="must have a name: no lambda, no unnamed namespace"):
+        family.load_host("hidden", cpp_files=["hidden.cpp"], cpp_wrappers=[("affine", "affine")])
