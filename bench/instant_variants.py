@@ -57,7 +57,7 @@ void silu_and_mul(host::TensorView input, host::TensorView out) {
   const auto params = sgl::RowMapParams<3>{
       {{input.data_ptr(), 2 * row_bytes}, {value, 2 * row_bytes}, {out.data_ptr(), row_bytes}},
       items * static_cast<unsigned>(N.unwrap()), items, ~0ull / items + 1, 0};
-  LaunchKernel(div_ceil(params.num_items, 2 * sgl::kRowMapThreads), sgl::kRowMapThreads, device.unwrap())(
+  LaunchKernel(div_ceil(params.num_items, sgl::kRowMapThreads), sgl::kRowMapThreads, device.unwrap())(
       device::row_map<swiglu::SiluAndMul, 2, 1, 8, false, bf16_t, bf16_t>, params, swiglu::SiluAndMul{});
 }
 """

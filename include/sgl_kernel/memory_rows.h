@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 /// \file memory_rows.h
 /// \brief Checks whether rows share memory. No row may read or write the output of another row, or the result would

@@ -26,7 +26,7 @@ struct RowMapParams {
 /// \brief Threads of a block of `device::row_map`, and the items of each: enough loads in flight to hide their latency.
 inline constexpr unsigned kRowMapThreads = 256;
 constexpr unsigned row_map_unroll(int num_inputs) {
-  return num_inputs == 1 ? 4 : 2;
+  return num_inputs == 1 ? 2 : 1;
 }
 
 }  // namespace sgl
