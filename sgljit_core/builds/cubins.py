@@ -102,8 +102,13 @@ def _headers(spec: BuildSpec, roots: Sequence[includes.Root]) -> str:
 
 
 def _device_files(csrc: Path) -> list[str]:
-    """The readable device files; an editor's lock is a link to nowhere."""
-    return sorted(path.name for path in csrc.glob("*.cuh") if path.is_file() and os.access(path, os.R_OK))
+    """The readable device files, functors of row operations among them; an editor's lock is a link to nowhere."""
+    readable = [path for path in csrc.iterdir() if path.is_file() and os.access(path, os.R_OK)]
+    return sorted(path.name for path in readable if path.suffix == ".cuh" or _is_functor(path))
+
+
+def _is_functor(path: Path) -> bool:
+    return path.suffix == ".h" and b"<sgl_kernel/row_map.h>" in path.read_bytes()
 
 
 def _options(spec: BuildSpec, roots: Sequence[includes.Root], compiler: nvrtc.Nvrtc) -> list[str]:

@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "headers.md"
 def examples() -> dict[str, str]:
     """The examples in the sources, by name, without their indentation."""
     found = {}
-    for source in ("examples.cpp", "examples.cu"):
+    for source in ("examples.cpp", "examples.cu", "row_maps.h", "row_maps.cpp"):
         text = (toolbox.CSRC / source).read_text()
         for name, body in re.findall(r"^ *// example: (\w+)\n(.*?)^ *// end$", text, re.MULTILINE | re.DOTALL):
             found[name] = textwrap.dedent(body)

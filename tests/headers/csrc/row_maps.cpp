@@ -4,23 +4,26 @@ namespace {
 
 using host::rows, host::shared_row, host::TensorView;
 
-host::RowMap<maps::Affine, 1> affine_rows{"row_maps.h"};
-host::RowMap<maps::Weighted, 3> weighted_rows{"row_maps.h"};
-host::RowMap<maps::SumAndProduct, 4, 2> sum_and_product_rows{"row_maps.h"};
-host::RowMap<maps::Function, 1> function_rows{"row_maps.h"};
+// example: row_map
+host::RowMap<maps::Affine, 1> affine_map{"row_maps.h"};
 
-void affine(TensorView x, TensorView out, float scale, float shift) {
-  affine_rows({rows("x", x)}, {rows("out", out)}, {scale, shift});
+void affine(host::TensorView x, host::TensorView out, float scale, float shift) {
+  affine_map({host::rows("x", x)}, {host::rows("out", out)}, {scale, shift});
 }
+// end
+host::RowMap<maps::Weighted, 3> weighted_map{"row_maps.h"};
+host::RowMap<maps::SumAndProduct, 4, 2> sum_and_product_map{"row_maps.h"};
+host::RowMap<maps::Function, 1> function_map{"row_maps.h"};
+
 void weighted(TensorView x, TensorView weight, TensorView bias, TensorView out) {
-  weighted_rows({rows("x", x), shared_row("weight", weight), shared_row("bias", bias)}, {rows("out", out)});
+  weighted_map({rows("x", x), shared_row("weight", weight), shared_row("bias", bias)}, {rows("out", out)});
 }
 void sum_and_product(TensorView a, TensorView b, TensorView c, TensorView d, TensorView sum, TensorView product) {
-  sum_and_product_rows(
+  sum_and_product_map(
       {rows("a", a), rows("b", b), rows("c", c), rows("d", d)}, {rows("sum", sum), rows("product", product)});
 }
 void function(TensorView x, TensorView out, int which) {
-  function_rows({rows("x", x)}, {rows("out", out)}, {which});
+  function_map({rows("x", x)}, {rows("out", out)}, {which});
 }
 
 }  // namespace

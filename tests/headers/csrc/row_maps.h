@@ -4,13 +4,14 @@
 
 namespace maps {
 
-/// With members, which each call passes.
-struct Affine {
+// example: row_map_functor
+struct Affine {  // its members are those of a call
   float scale, shift;
   SGL_HD float operator()(float x) const {
     return x * scale + shift;
   }
 };
+// end
 
 /// With a weight and a bias that go with every row.
 struct Weighted {
