@@ -38,41 +38,44 @@ SGL_DEVICE void grid_launch_dependents() {
 // memory and aligned to the word: 4, 8 or 16 bytes. The `volatile` keeps the order among these accesses.
 
 #if defined(USE_ROCM)
-#define SGL_DEFINE_CACHE_HINT(NAME_LOAD, NAME_STORE, LOAD, STORE) \
-  template <typename Word>                                        \
-  [[nodiscard]] SGL_DEVICE Word NAME_LOAD(const Word* ptr) {      \
-    return *ptr;                                                  \
-  }                                                               \
-  template <typename Word>                                        \
-  SGL_DEVICE void NAME_STORE(Word* ptr, const Word& value) {      \
-    *ptr = value;                                                 \
+#define SGL_DEFINE_CACHE_HINT(NAME_LOAD, NAME_STORE, LOAD, STORE, ...) \
+  template <typename Word>                                             \
+  [[nodiscard]] SGL_DEVICE Word NAME_LOAD(const Word* ptr) {           \
+    return *ptr;                                                       \
+  }                                                                    \
+  template <typename Word>                                             \
+  SGL_DEVICE void NAME_STORE(Word* ptr, const Word& value) {           \
+    *ptr = value;                                                      \
   }
 #else
-#define SGL_DEFINE_CACHE_HINT(NAME_LOAD, NAME_STORE, LOAD, STORE)                                                 \
-  [[nodiscard]] SGL_DEVICE uint32_t NAME_LOAD(const uint32_t* ptr) {                                              \
-    uint32_t x;                                                                                                   \
-    asm volatile(LOAD ".b32 %0, [%1];" : "=r"(x) : "l"(ptr));                                                     \
-    return x;                                                                                                     \
-  }                                                                                                               \
-  [[nodiscard]] SGL_DEVICE uint2 NAME_LOAD(const uint2* ptr) {                                                    \
-    uint2 x;                                                                                                      \
-    asm volatile(LOAD ".v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(ptr));                               \
-    return x;                                                                                                     \
-  }                                                                                                               \
-  [[nodiscard]] SGL_DEVICE uint4 NAME_LOAD(const uint4* ptr) {                                                    \
-    uint4 x;                                                                                                      \
-    asm volatile(LOAD ".v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(ptr)); \
-    return x;                                                                                                     \
-  }                                                                                                               \
-  SGL_DEVICE void NAME_STORE(uint32_t* ptr, uint32_t x) {                                                         \
-    asm volatile(STORE ".b32 [%0], %1;" ::"l"(ptr), "r"(x) : "memory");                                           \
-  }                                                                                                               \
-  SGL_DEVICE void NAME_STORE(uint2* ptr, uint2 x) {                                                               \
-    asm volatile(STORE ".v2.b32 [%0], {%1, %2};" ::"l"(ptr), "r"(x.x), "r"(x.y) : "memory");                      \
-  }                                                                                                               \
-  SGL_DEVICE void NAME_STORE(uint4* ptr, uint4 x) {                                                               \
-    asm volatile(STORE ".v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(ptr), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)       \
-                 : "memory");                                                                                     \
+#define SGL_DEFINE_CACHE_HINT(NAME_LOAD, NAME_STORE, LOAD, STORE, ...)                                      \
+  [[nodiscard]] SGL_DEVICE uint32_t NAME_LOAD(const uint32_t* ptr) {                                        \
+    uint32_t x;                                                                                             \
+    asm volatile(LOAD ".b32 %0, [%1];" : "=r"(x) : "l"(ptr) : __VA_ARGS__);                                 \
+    return x;                                                                                               \
+  }                                                                                                         \
+  [[nodiscard]] SGL_DEVICE uint2 NAME_LOAD(const uint2* ptr) {                                              \
+    uint2 x;                                                                                                \
+    asm volatile(LOAD ".v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(ptr) : __VA_ARGS__);           \
+    return x;                                                                                               \
+  }                                                                                                         \
+  [[nodiscard]] SGL_DEVICE uint4 NAME_LOAD(const uint4* ptr) {                                              \
+    uint4 x;                                                                                                \
+    asm volatile(LOAD ".v4.b32 {%0, %1, %2, %3}, [%4];"                                                     \
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)                                               \
+                 : "l"(ptr)                                                                                 \
+                 : __VA_ARGS__);                                                                            \
+    return x;                                                                                               \
+  }                                                                                                         \
+  SGL_DEVICE void NAME_STORE(uint32_t* ptr, uint32_t x) {                                                   \
+    asm volatile(STORE ".b32 [%0], %1;" ::"l"(ptr), "r"(x) : "memory");                                     \
+  }                                                                                                         \
+  SGL_DEVICE void NAME_STORE(uint2* ptr, uint2 x) {                                                         \
+    asm volatile(STORE ".v2.b32 [%0], {%1, %2};" ::"l"(ptr), "r"(x.x), "r"(x.y) : "memory");                \
+  }                                                                                                         \
+  SGL_DEVICE void NAME_STORE(uint4* ptr, uint4 x) {                                                         \
+    asm volatile(STORE ".v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(ptr), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) \
+                 : "memory");                                                                               \
   }
 #endif
 
@@ -80,8 +83,8 @@ SGL_DEVICE void grid_launch_dependents() {
 /// path) and for stores that are not read back soon.
 SGL_DEFINE_CACHE_HINT(load_no_allocate, store_no_allocate, "ld.global.nc.L1::no_allocate", "st.global.L1::no_allocate")
 
-/// \brief Streaming: first to be evicted from L1 and L2.
-SGL_DEFINE_CACHE_HINT(load_streaming, store_streaming, "ld.global.cs", "st.global.cs")
+/// \brief Streaming: first to be evicted from L1 and L2. A load sees the stores of its own thread before it.
+SGL_DEFINE_CACHE_HINT(load_streaming, store_streaming, "ld.global.cs", "st.global.cs", "memory")
 #undef SGL_DEFINE_CACHE_HINT
 
 #if !defined(USE_ROCM)

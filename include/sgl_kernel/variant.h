@@ -208,6 +208,7 @@ struct Variants {
 
   [[gnu::cold]] SGL_INLINE Kernel& insert(const Variant& variant, Kernel* kernel);
 
+  /// A table of twice the size with the same kernels; null if there is no memory.
   SGL_INLINE static Table* grow(const Table* old);
 
   SGL_INLINE static void place(Table& table, Kernel* kernel) noexcept;
@@ -393,22 +394,24 @@ SGL_INLINE Variants::Kernel& Variants::make(const Variant& variant, std::int32_t
 
 SGL_INLINE Variants::Kernel& Variants::insert(const Variant& variant, Kernel* kernel) {
   ::pthread_mutex_lock(&m_mutex);
-  if (Kernel* other = find(variant, kernel->device_id)) {  // another thread was first
-    ::pthread_mutex_unlock(&m_mutex);
-    delete kernel;
-    return *other;
-  }
+  Kernel* other = find(variant, kernel->device_id);  // if another thread was first
   Table* table = m_table;
-  if (table == nullptr || 2 * (table->used + 1) > table->mask + 1) table = grow(table);
-  place(*table, kernel);
-  __atomic_store_n(&m_table, table, __ATOMIC_RELEASE);
+  if (other == nullptr && (table == nullptr || 2 * (table->used + 1) > table->mask + 1)) table = grow(table);
+  if (other == nullptr && table != nullptr) {
+    place(*table, kernel);
+    __atomic_store_n(&m_table, table, __ATOMIC_RELEASE);
+  }
   ::pthread_mutex_unlock(&m_mutex);
-  return *kernel;
+  if (other == nullptr && table != nullptr) return *kernel;
+  delete kernel;
+  if (other == nullptr) details::raise("MemoryError", {"no memory for the table of kernels: ", variant});
+  return *other;
 }
 
 SGL_INLINE Variants::Table* Variants::grow(const Table* old) {
   const std::size_t size = old == nullptr ? 64 : 2 * (old->mask + 1);
   auto* table = static_cast<Table*>(std::calloc(1, sizeof(Table) + size * sizeof(Kernel*)));
+  if (table == nullptr) return nullptr;
   table->mask = size - 1;
   for (std::size_t i = 0; old != nullptr && i <= old->mask; ++i) {
     if (old->slots[i] != nullptr) place(*table, old->slots[i]);
@@ -465,10 +468,22 @@ namespace details {
   throw Error("TypeError", text.c_str());
 }
 
-SGL_INLINE void ContextGuard::m_push(std::int32_t device_id, DebugInfo location) {
-  driver::context_t context = nullptr;
+/// The primary context of a device. It is retained once in the process and never released: PyTorch keeps it as well,
+/// and a release at exit could come after the driver's own end.
+[[gnu::cold, gnu::noinline]] inline driver::context_t primary_context(std::int32_t device_id, DebugInfo location) {
+  constexpr std::int32_t kRemembered = 64;
+  static driver::context_t contexts[kRemembered] = {};
+  const bool is_remembered = device_id >= 0 && device_id < kRemembered;
+  driver::context_t context = is_remembered ? __atomic_load_n(&contexts[device_id], __ATOMIC_ACQUIRE) : nullptr;
+  if (context != nullptr) return context;
   driver::check(driver::api().DevicePrimaryCtxRetain(&context, device_id), location);
-  driver::check(driver::api().CtxPushCurrent(context), location);
+  // Two threads may both retain it, which costs a count.
+  if (is_remembered) __atomic_store_n(&contexts[device_id], context, __ATOMIC_RELEASE);
+  return context;
+}
+
+SGL_INLINE void ContextGuard::m_push(std::int32_t device_id, DebugInfo location) {
+  driver::check(driver::api().CtxPushCurrent(primary_context(device_id, location)), location);
   m_pushed = true;
 }
 
