@@ -7,6 +7,7 @@
 
 #include <tvm/ffi/c_api.h>
 
+#include <cxxabi.h>
 #include <sys/auxv.h>
 
 #include <concepts>
@@ -332,11 +333,11 @@ void unpack_and_call(
   }
 }
 
-/// The C ABI call: unpack, call, pack; no exception leaves it.
+/// The C ABI call: unpack, call, pack; no exception leaves it, but the end of a thread does: pthread_exit, by which a
+/// Python that shuts down ends a thread that asks for its lock, unwinds the stack, and may not be stopped.
 template <typename R, typename... Args>
 int safe_call(
-    const char* name, R (*function)(Args...), const TVMFFIAny* args, std::int32_t num_args,
-    TVMFFIAny* result) noexcept {
+    const char* name, R (*function)(Args...), const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) {
   try {
     if (num_args != static_cast<std::int32_t>(sizeof...(Args))) [[unlikely]]
       raise_count(name, sizeof...(Args), num_args);
@@ -352,6 +353,10 @@ int safe_call(
 #endif
   } catch (const std::exception& error) {
     TVMFFIErrorSetRaisedFromCStr("RuntimeError", error.what());
+#if defined(__GLIBCXX__)
+  } catch (const ::abi::__forced_unwind&) {
+    throw;
+#endif
   } catch (...) {
     TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a C++ exception that is not a std::exception");
   }
@@ -360,8 +365,7 @@ int safe_call(
 
 /// Functions and captureless lambdas alike.
 template <typename F>
-int export_call(
-    const char* name, F&& symbol, const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) noexcept {
+int export_call(const char* name, F&& symbol, const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) {
   static_assert(
       requires { +symbol; },
       "SGL_EXPORT: the symbol must be a function, a function template with its arguments, a static member function "

@@ -192,6 +192,11 @@ def test_tvm_types_in_the_same_module(tvm) -> None:
     assert torch.from_dlpack(tvm.same(tvm_ffi.from_dlpack(x))).data_ptr() == x.data_ptr()
 
 
+def test_a_thread_may_end_inside_of_a_call(host) -> None:
+    """As a Python that shuts down ends one which asks for its lock: by pthread_exit, which unwinds the stack."""
+    assert host.outlives_a_thread() is True
+
+
 def test_tvm_errors(tvm) -> None:
     with pytest.raises(ValueError, match="thrown by tvm-ffi"):
         tvm.throw_tvm()

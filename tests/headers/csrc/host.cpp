@@ -6,6 +6,8 @@
 #include <sgl_kernel/tensor.h>
 #include <sgl_kernel/utils.h>
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -304,3 +306,39 @@ SGL_EXPORT(size_at, (size_at))
 SGL_EXPORT(stride_at, (stride_at))
 SGL_EXPORT(is_contiguous, (is_contiguous))
 SGL_EXPORT(pointer_offset, (pointer_offset))
+
+namespace {
+
+void end_thread() {
+  pthread_exit(nullptr);
+}
+
+}  // namespace
+
+SGL_EXPORT(end_thread, (end_thread))
+
+namespace {
+
+/// Whether a thread that ends inside of an exported function is unwound, and the process goes on.
+bool outlives_a_thread() {
+  pthread_t thread;
+  bool is_unwound = false;
+  const auto run = [](void* flag) -> void* {
+    struct Guard {
+      bool& flag;
+      ~Guard() {
+        flag = true;
+      }
+    } guard{*static_cast<bool*>(flag)};
+    TVMFFIAny result = {};
+    __tvm_ffi_end_thread(nullptr, nullptr, 0, &result);
+    return nullptr;
+  };
+  host::RuntimeCheck(pthread_create(&thread, nullptr, run, &is_unwound) == 0, "no thread");
+  pthread_join(thread, nullptr);
+  return is_unwound;
+}
+
+}  // namespace
+
+SGL_EXPORT(outlives_a_thread, (outlives_a_thread))
