@@ -45,6 +45,15 @@ SGL_DEFINE_FUNCTION(sin)
 SGL_DEFINE_FUNCTION(cos)
 #undef SGL_DEFINE_FUNCTION
 
+/// \brief One over the square root.
+SGL_HD float rsqrt(float x) {
+#if defined(__CUDACC__)
+  return ::rsqrtf(x);
+#else
+  return 1 / __builtin_sqrtf(x);
+#endif
+}
+
 /// \brief The absolute value.
 SGL_HD float abs(float x) {
 #if defined(__CUDACC__)
@@ -103,18 +112,51 @@ struct Values {
 
 namespace details {
 
+/// f(first..., x[0], x[1], ...)
+template <int kCount, typename F, typename... First>
+SGL_HD auto spread(const F& f, const float* x, First... first) {
+  static_assert(kCount >= 1 && kCount <= 4, "a row operation takes one to four inputs, with the shared ones");
+  if constexpr (kCount == 1) return f(first..., x[0]);
+  else if constexpr (kCount == 2) return f(first..., x[0], x[1]);
+  else if constexpr (kCount == 3) return f(first..., x[0], x[1], x[2]);
+  else return f(first..., x[0], x[1], x[2], x[3]);
+}
+
 /// The functor's results for one element of each input.
-template <int kOutputs, int kInputs, typename F>
-SGL_HD Values<kOutputs> call(const F& f, const float (&x)[kInputs]) {
-  static_assert(kInputs >= 1 && kInputs <= 4, "a row operation takes one to four inputs");
-  const auto results = [](auto value) -> Values<kOutputs> {
-    if constexpr (kOutputs == 1) return {{value}};
-    else return value;
-  };
-  if constexpr (kInputs == 1) return results(f(x[0]));
-  else if constexpr (kInputs == 2) return results(f(x[0], x[1]));
-  else if constexpr (kInputs == 3) return results(f(x[0], x[1], x[2]));
-  else return results(f(x[0], x[1], x[2], x[3]));
+template <int kOutputs, int kInputs, typename F, typename... First>
+SGL_HD Values<kOutputs> call(const F& f, const float (&x)[kInputs], First... first) {
+  if constexpr (kOutputs == 1) return {{spread<kInputs>(f, x, first...)}};
+  else return spread<kInputs>(f, x, first...);
+}
+
+/// f.term(x[0], x[1], ...)
+template <int kInputs, typename F>
+SGL_HD float term(const F& f, const float (&x)[kInputs]) {
+  return spread<kInputs>([&](auto... values) { return f.term(values...); }, x);
+}
+
+}  // namespace details
+
+/// \brief How a row reduction combines the terms of a row. A functor names another than the sum as a member:
+/// `static constexpr auto kReduction = sgl::Reduction::kMax;`. The maximum ignores NaN.
+enum class Reduction { kSum, kMax };
+
+namespace details {
+
+template <typename F>
+constexpr bool is_max() {
+  if constexpr (requires { F::kReduction; }) return F::kReduction == Reduction::kMax;
+  return false;
+}
+template <typename F>
+inline constexpr bool kIsMax = is_max<F>();
+template <typename F>
+inline constexpr float kIdentity = kIsMax<F> ? __builtin_bit_cast(float, 0xff800000u) : 0.0f;
+
+template <typename F>
+SGL_HD float combine(float a, float b) {
+  if constexpr (kIsMax<F>) return a < b ? b : a;
+  else return a + b;
 }
 
 }  // namespace details

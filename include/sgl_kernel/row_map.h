@@ -32,7 +32,7 @@
 #else
 
 #include <sgl_kernel/cpu/row_map.h>
-#include <sgl_kernel/deferred.h>
+#include <sgl_kernel/impl/row_op.h>
 #include <sgl_kernel/rows.h>
 #include <sgl_kernel/variant.h>
 
@@ -45,35 +45,7 @@ namespace host {
 
 namespace details {
 
-/// The element types of a row map, by the names that `KernelFamily.build_deferred` gives them.
-inline constexpr const char* kElementNames[] = {"fp32_t", "fp16_t", "bf16_t"};
-
-inline int element_index(DLDataType dtype) {
-  return is_type<float>(dtype) ? 0 : is_type<__half>(dtype) ? 1 : 2;
-}
-
-/// The name of `host::cpu::row_map` for a functor and types, for its deferred compile.
-template <typename F, int kInputs, int kOutputs, int kInput, int kOutput>
-struct RowMapSymbol {
-  char text[256] = {};
-
-  constexpr RowMapSymbol() {
-    std::size_t size = 0;
-    const auto append = [&](const char* part, std::size_t count) {
-      for (std::size_t i = 0; i < count; ++i) text[size++] = part[i];
-    };
-    constexpr char kCounts[] = {',', ' ', '0' + kInputs, ',', ' ', '0' + kOutputs, ',', ' '};
-    append("host::cpu::row_map<", 19);
-    append(type_spelling<F>().text, type_spelling<F>().size);
-    append(kCounts, sizeof(kCounts));
-    append(kElementNames[kInput], 6);
-    append(", ", 2);
-    append(kElementNames[kOutput], 6);
-    append(">", 1);
-  }
-};
-template <typename F, int kInputs, int kOutputs, int kInput, int kOutput>
-inline constexpr RowMapSymbol<F, kInputs, kOutputs, kInput, kOutput> kRowMapSymbol{};
+inline constexpr char kRowMapOnCpu[] = "host::cpu::row_map";
 
 }  // namespace details
 
@@ -86,10 +58,7 @@ template <typename F, int kInputs, int kOutputs = 1>
 struct RowMap {
  public:
   /// \param file the file of the functor, relative to the family's csrc; a literal.
-  explicit constexpr RowMap(const char* file) noexcept
-      : m_kernels(file), m_on_cpu{{file, s_symbol<0, 0>}, {file, s_symbol<0, 1>}, {file, s_symbol<0, 2>},  //
-                                  {file, s_symbol<1, 0>}, {file, s_symbol<1, 1>}, {file, s_symbol<1, 2>},  //
-                                  {file, s_symbol<2, 0>}, {file, s_symbol<2, 1>}, {file, s_symbol<2, 2>}} {}
+  explicit constexpr RowMap(const char* file) noexcept : m_kernels(file), m_on_cpu(file) {}
 
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
@@ -110,7 +79,7 @@ struct RowMap {
     if (device.device_type == kDLCPU) {
       cpu::RowMapJob<kOperands> job = {{}, plan.count, plan.columns};
       for (int i = 0; i < kOperands; ++i) job.operands[i] = s_operand(all.rows[i]);
-      return m_on_cpu[3 * details::element_index(input_dtype) + details::element_index(output_dtype)](job, f);
+      return m_on_cpu(input_dtype, output_dtype, job, f);
     }
     const auto kernel = m_kernels.get(
         "device::row_map", type<F>, kInputs, kOutputs, plan.elements, plan.columns % plan.elements != 0, input_dtype,
@@ -150,16 +119,12 @@ struct RowMap {
     Rows rows[kOperands];
   };
 
-  template <int kInput, int kOutput>
-  static constexpr const char* s_symbol = details::kRowMapSymbol<F, kInputs, kOutputs, kInput, kOutput>.text;
-
   static sgl::RowOperand s_operand(const Rows& rows) {
     return {rows.data, rows.stride * rows.element_bytes()};
   }
 
   Variants m_kernels;
-  /// One for each pair of types, compiled when it is first called.
-  Deferred<void(const cpu::RowMapJob<kOperands>&, const F&)> m_on_cpu[9];
+  details::RowOpOnCpu<details::kRowMapOnCpu, cpu::RowMapJob<kOperands>, F, kInputs, kOutputs> m_on_cpu;
 };
 
 }  // namespace host

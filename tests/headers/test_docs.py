@@ -16,8 +16,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "headers.md"
 def examples() -> dict[str, str]:
     """The examples in the sources, by name, without their indentation."""
     found = {}
-    for source in ("examples.cpp", "examples.cu", "row_maps.h", "row_maps.cpp"):
-        text = (toolbox.CSRC / source).read_text()
+    for source in sorted(toolbox.CSRC.iterdir()):
+        text = source.read_text()
         for name, body in re.findall(r"^ *// example: (\w+)\n(.*?)^ *// end$", text, re.MULTILINE | re.DOTALL):
             found[name] = textwrap.dedent(body)
     return found

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "check_eps.h"
+#include "norm_checks.h"
 
 /// \file fused_add_args.h
 /// \brief The checks of a fused_add_rmsnorm call: one set of rules and error texts for every device.
@@ -75,6 +75,7 @@ inline FusedAddArgs match_fused_add(
   if (args.is_empty()) return args;
 
   const auto bytes = args.dtype.bits / 8;
+  check_aligned(op, bytes, {args.input, args.residual, args.weight});
   const auto rows = [&](const void* data, std::int64_t stride) {
     return host::MemoryRows(data, hidden_size * bytes, {num_tokens, stride * bytes});
   };

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "check_eps.h"
+#include "norm_checks.h"
 
 /// \file norm_args.h
 /// \brief The checks of an rmsnorm or layernorm call: one set of rules and error texts for every device.
@@ -35,6 +35,7 @@ struct NormArgs {
 inline void check_memory(const NormArgs& args, const char* op, host::TensorView input, host::TensorView out) {
   if (args.is_empty()) return;
   const auto bytes = args.dtype.bits / 8;
+  check_aligned(op, bytes, {args.input, args.weight, args.bias, args.out});
   const auto rows = [&](const void* data, std::int64_t stride) {
     return host::MemoryRows(data, args.hidden_size * bytes, {args.num_tokens, stride * bytes});
   };

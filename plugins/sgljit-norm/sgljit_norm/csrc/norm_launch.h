@@ -1,6 +1,5 @@
 #pragma once
 
-#include <sgl_kernel/error.h>
 #include <sgl_kernel/runtime.h>
 #include <sgl_kernel/utils.h>
 #include <sgl_kernel/variant.h>
@@ -25,7 +24,7 @@ struct RowsLaunch {
   unsigned load_bytes;  ///< the widest load that divides all addresses, strides and sizes
 
   /// \param values addresses, and strides in bytes.
-  /// \throws ValueError if one is not a multiple of the element size; no kernel can load such rows.
+  /// All are multiples of the element size, see `check_aligned`.
   template <typename... Values>
   RowsLaunch(
       DLDevice on, DLDataType dtype, std::int64_t rows, std::int64_t row_size, unsigned inputs, const Values&... values)
@@ -36,9 +35,6 @@ struct RowsLaunch {
     const std::uint64_t bits =
         (widest | ... | (std::uint64_t)values) | static_cast<std::uint64_t>(row_size * element_bytes);
     load_bytes = static_cast<unsigned>(bits & (~bits + 1));  // the lowest bit
-    if (load_bytes < element_bytes)
-      throw host::Error(
-          "ValueError", "an address or a stride is not a multiple of the element size, ", element_bytes, " bytes");
   }
 
   std::int64_t row_bytes() const {

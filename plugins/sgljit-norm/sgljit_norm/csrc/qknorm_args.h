@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "check_eps.h"
+#include "norm_checks.h"
 
 /// \file qknorm_args.h
 /// \brief The checks of a call that normalises q and k: one set of rules and error texts for every device.
@@ -116,6 +116,7 @@ inline QKNormArgs check_qknorm(
       q_heads, k_heads, symbols.num_tokens.unwrap(), eps, plus_one, symbols.dtype.unwrap(), symbols.device.unwrap()};
   if (args.is_empty()) return args;
   const auto bytes = args.dtype.bits / 8;
+  check_aligned(op, bytes, {args.q.data, args.q.weight, args.k.data, args.k.weight});
   const auto rows = [&](const HeadsArgs& x) {
     return host::MemoryRows(
         x.data, x.head_dim * bytes, {args.num_tokens, x.token_stride * bytes}, {x.num_heads, x.head_stride * bytes});

@@ -1,0 +1,156 @@
+#pragma once
+
+/// \file row_reduce.h
+/// \brief Row reductions: each row becomes one number, and each element is computed with it, as in a norm.
+///
+/// \code
+///   // rmsnorm.h: the functor, read by every compiler
+///   struct RMSNorm {
+///     float eps;
+///     SGL_HD float term(float x) const { return x * x; }                                  // they are added up
+///     SGL_HD float finish(float sum, float size) const { return sgl::rsqrt(sum / size + eps); }
+///     SGL_HD float operator()(float factor, float x, float weight) const { return x * factor * weight; }
+///   };
+///
+///   // rmsnorm.cpp: the host part
+///   host::RowReduce<acme::RMSNorm, 1, 1> rmsnorm_of_rows{"rmsnorm.h"};
+///
+///   void rmsnorm(host::TensorView x, host::TensorView weight, host::TensorView out, double eps) {
+///     rmsnorm_of_rows({host::rows("x", x)}, {host::shared_row("weight", weight)}, {host::rows("out", out)},
+///                     {static_cast<float>(eps)});
+///   }
+/// \endcode
+/// As with a row map (row_map.h), the functor's file includes this header, and every compiler finds its part here.
+
+#include <sgl_kernel/functor.h>
+
+#if defined(__CUDACC__)
+
+#include <sgl_kernel/row_reduce.cuh>
+
+#else
+
+#include <sgl_kernel/cpu/row_reduce.h>
+#include <sgl_kernel/impl/row_op.h>
+#include <sgl_kernel/impl/row_reduce_params.h>
+#include <sgl_kernel/rows.h>
+#include <sgl_kernel/runtime.h>
+#include <sgl_kernel/variant.h>
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+namespace host {
+
+namespace details {
+inline constexpr char kRowReduceOnCpu[] = "host::cpu::row_reduce";
+}
+
+/// \brief An op that reduces each row to one number, and computes each element of its outputs with it. A global
+/// variable.
+///
+/// \tparam F the functor, in a named namespace, with the members `term`, of a float for each input; `finish`, of the
+///   reduction of the row's terms and of its size; and the call operator, of what `finish` returned, a float for each
+///   input and one for each shared row, to a float or to `sgl::Values<kOutputs>`.
+/// \tparam kInputs, kShared one to four together, at least one input.
+/// \tparam Layout how many threads share a row on CUDA: `Layout{}(vectors, kInputs, num_rows, num_sms)`.
+template <typename F, int kInputs, int kShared = 0, int kOutputs = 1, typename Layout = sgl::ChooseRowLayout>
+struct RowReduce {
+  static_assert(kInputs >= 1 && kInputs + kShared <= 4, "RowReduce: one to four inputs, with the shared ones");
+
+ public:
+  /// \param file the file of the functor, relative to the family's csrc; a literal.
+  explicit constexpr RowReduce(const char* file) noexcept : m_kernels(file), m_on_cpu(file) {}
+
+  /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
+  ///
+  /// `match_rows` has the rules for the operands. Inputs of 16 bits are computed in float, and rounded once.
+  /// \throws TensorMatchError, ValueError as `match_rows`.
+  template <int kGiven>
+  void operator()(
+      const Rows (&inputs)[kInputs], const Rows (&shared)[kGiven], const Rows (&outputs)[kOutputs], const F& f = {},
+      DebugInfo location = {}) {
+    static_assert(kGiven == kShared, "RowReduce: its second template argument is the number of shared rows");
+    m_run(inputs, shared, outputs, f, location);
+  }
+  /// \brief The same without shared rows.
+  void operator()(
+      const Rows (&inputs)[kInputs], const Rows (&outputs)[kOutputs], const F& f = {}, DebugInfo location = {}) {
+    static_assert(kShared == 0, "RowReduce: pass the shared rows after the inputs");
+    m_run(inputs, nullptr, outputs, f, location);
+  }
+
+ private:
+  static constexpr int kRead = kInputs + kShared;
+  static constexpr int kOperands = kRead + kOutputs;
+  using Params = sgl::RowReduceParams<kOperands>;
+  using Job = cpu::RowReduceJob<kOperands>;
+  struct Operands {
+    Rows rows[kOperands];
+  };
+
+  void m_run(const Rows* inputs, const Rows* shared, const Rows* outputs, const F& f, DebugInfo location) {
+    static_assert(std::is_trivially_copyable_v<F>, "RowReduce: the functor must be trivially copyable");
+    const auto operand = [&](int i) -> const Rows& {
+      return i < kInputs ? inputs[i] : i < kRead ? shared[i - kInputs] : outputs[i - kRead];
+    };
+    const auto all = [&]<int... I>(std::integer_sequence<int, I...>) -> Operands {
+      return {{operand(I)...}};
+    }(std::make_integer_sequence<int, kOperands>{});
+    const auto plan = match_rows(all.rows, kRead, kOutputs, false, location);
+    if (plan.count == 0 || plan.columns == 0) return;
+    const auto input_dtype = inputs[0].tensor.dtype();
+    const auto output_dtype = outputs[0].tensor.dtype();
+    if (outputs[0].tensor.device().device_type == kDLCPU) {
+      Job job = {{}, plan.count, plan.columns};
+      for (int i = 0; i < kOperands; ++i) job.operands[i] = s_operand(all.rows[i]);
+      return m_on_cpu(input_dtype, output_dtype, job, f);
+    }
+    Params params = {{}, plan.count, plan.columns};
+    for (int i = 0; i < kOperands; ++i) params.operands[i] = s_operand(all.rows[i]);
+    m_launch(params, plan, input_dtype, output_dtype, outputs[0].tensor.device(), f, location);
+  }
+
+  void m_launch(
+      const Params& params, const RowPlan& plan, DLDataType input_dtype, DLDataType output_dtype, DLDevice device,
+      const F& f, DebugInfo location) {
+    const bool pdl = runtime::get_cc_major(device.device_id) >= 9;
+    std::int64_t elements = plan.elements;
+    while (plan.columns % elements != 0) elements /= 2;
+    const auto vectors = plan.columns / elements;
+    constexpr std::int64_t kMostHeld = sgl::kMaxRowVectors / kInputs;
+    const bool is_wide = elements * static_cast<std::int64_t>(dtype_bytes(input_dtype)) >= 8 && elements > 1;
+    if (is_wide && vectors <= 1024 * kMostHeld) {
+      const auto num_sms = runtime::get_sm_count(device.device_id);
+      const auto layout = Layout{}(static_cast<unsigned>(vectors), kInputs, plan.count, num_sms);
+      const auto blocks = div_ceil(plan.count, static_cast<std::int64_t>(layout.rows_per_block()));
+      if (blocks <= kMaxBlocks)
+        return LaunchKernel(blocks, layout.block_threads, device, 0, location)
+            .enable_pdl(pdl)(
+                m_kernels.get(
+                    "device::row_reduce", type<F>, kInputs, kShared, kOutputs, plan.columns, elements,
+                    layout.threads_per_row, layout.block_threads, input_dtype, output_dtype),
+                params, f);
+    }
+    const auto threads = div_ceil(vectors < 1024 ? vectors : 1024, std::int64_t{32}) * 32;
+    LaunchKernel(plan.count < kMaxBlocks ? plan.count : kMaxBlocks, threads, device, 0, location)
+        .enable_pdl(pdl)(
+            m_kernels.get(
+                "device::row_reduce_generic", type<F>, kInputs, kShared, kOutputs, elements, input_dtype, output_dtype),
+            params, f);
+  }
+
+  static constexpr std::int64_t kMaxBlocks = 0x7fffffff;
+
+  static sgl::RowOperand s_operand(const Rows& rows) {
+    return {rows.data, rows.stride * rows.element_bytes()};
+  }
+
+  Variants m_kernels;
+  details::RowOpOnCpu<details::kRowReduceOnCpu, Job, F, kInputs, kShared, kOutputs> m_on_cpu;
+};
+
+}  // namespace host
+
+#endif

@@ -1,0 +1,27 @@
+#include "row_reductions.h"
+
+namespace {
+
+using host::rows, host::shared_row, host::TensorView;
+
+// example: row_reduce
+host::RowReduce<reductions::RMSNorm, 1, 1> rmsnorm_of_rows{"row_reductions.h"};
+
+void rmsnorm(host::TensorView x, host::TensorView weight, host::TensorView out, float eps) {
+  rmsnorm_of_rows({host::rows("x", x)}, {host::shared_row("weight", weight)}, {host::rows("out", out)}, {eps});
+}
+// end
+
+host::RowReduce<reductions::FusedAddRMSNorm, 2, 1, 2> fused_add_of_rows{"row_reductions.h"};
+host::RowReduce<reductions::ByLargest, 1> by_largest_of_rows{"row_reductions.h"};
+
+void fused_add_rmsnorm(TensorView x, TensorView residual, TensorView weight, float eps) {
+  fused_add_of_rows(
+      {rows("x", x), rows("residual", residual)}, {shared_row("weight", weight)},
+      {rows("x", x), rows("residual", residual)}, {eps});
+}
+void by_largest(TensorView x, TensorView out) {
+  by_largest_of_rows({rows("x", x)}, {rows("out", out)});
+}
+
+}  // namespace
