@@ -3,8 +3,11 @@
 #include <sgl_kernel/error.h>
 #include <sgl_kernel/family.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <typeinfo>
 
 /// \file deferred.h
 /// \brief `host::Deferred`: a C++ function that is compiled when it is first called.
@@ -26,16 +29,22 @@ namespace host {
 
 namespace details {
 
-/// The compiler's spelling of a type; the same text for the same type in every module of one compiler.
+/// The compiler's spelling of a type, for people.
 template <typename T>
 constexpr const char* spelling_of() noexcept {
   return __PRETTY_FUNCTION__;
 }
 
-/// The part of such a text behind "[": `with T = void (*)(int)]`.
-inline const char* type_in(const char* spelling) noexcept {
+/// A function's type as a text, in two parts that a space separates. The first is compared: the type's name in the C++
+/// ABI, which all compilers spell alike, and the size and alignment of what each parameter is or refers to, so that a
+/// struct that was changed on one side is noticed. The second is the compiler's spelling.
+template <typename R, typename... Args>
+void append_signature(Message& text, R (*)(Args...)) {
+  text << typeid(R (*)(Args...)).name();
+  ((text << ':' << sizeof(std::remove_reference_t<Args>) << '/' << alignof(std::remove_reference_t<Args>)), ...);
+  const char* spelling = spelling_of<R(Args...)>();
   const char* bracket = std::strrchr(spelling, '[');
-  return bracket == nullptr ? spelling : bracket + 1;
+  text << ' ' << (bracket == nullptr ? spelling : bracket);
 }
 
 }  // namespace details
@@ -64,8 +73,9 @@ struct Deferred<R(Args...)> {
 
  private:
   [[gnu::cold, gnu::noinline]] function_t m_load() {
-    const auto address =
-        details::ask_core("sgljit.deferred", {SGL_FAMILY, m_file, m_symbol, details::spelling_of<function_t>()});
+    Message signature;
+    details::append_signature(signature, function_t{});
+    const auto address = details::ask_core("sgljit.deferred", {SGL_FAMILY, m_file, m_symbol, signature.c_str()});
     const auto function = reinterpret_cast<function_t>(address);
     __atomic_store_n(&m_function, function, __ATOMIC_RELEASE);
     return function;
@@ -77,13 +87,20 @@ struct Deferred<R(Args...)> {
 };
 
 /// \brief The export of a deferred function's file: its address, for a caller that expects the same type.
+/// \param expected of `append_signature`.
 template <auto kFunction>
 std::int64_t address_of(const char* expected) {
-  const char* actual = details::spelling_of<decltype(kFunction)>();
-  if (std::strcmp(actual, expected) != 0)
+  Message text;
+  details::append_signature(text, kFunction);
+  const char* actual = text.c_str();
+  const char* end = std::strchr(actual, ' ');
+  const char* expected_end = std::strchr(expected, ' ');
+  const auto size = static_cast<std::size_t>(end - actual);
+  if (expected_end == nullptr || static_cast<std::size_t>(expected_end - expected) != size ||
+      std::memcmp(actual, expected, size) != 0)
     throw Error(
-        "TypeError", "the deferred function is declared with a type other than its own: declared [",
-        details::type_in(expected), ", defined [", details::type_in(actual));
+        "TypeError", "the deferred function is declared with a type other than its own: declared ", expected,
+        ", defined ", actual, " (after each ':', the bytes and the alignment of a parameter)");
   return reinterpret_cast<std::int64_t>(kFunction);
 }
 

@@ -163,7 +163,7 @@ def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(family):
 
 MISTYPED = (
     r"^scale_on_cpu in mistyped/scaling_cpu\.cpp: the deferred function is declared with a type other than its own: "
-    r"declared \[with T = .*int\)\], defined \[with T = .*double\)\]"
+    r"declared \S+ \[.*int\)\], defined \S+ \[.*double\)\]"
 )
 
 
@@ -171,6 +171,18 @@ def test_a_deferred_function_of_another_type_is_refused_with_both_types(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     family = make_family(tmp_path, "mistyped", **{"scaling_cpu.cpp": CPU.replace("int factor", "double factor")})
     with pytest.raises(TypeError, match=MISTYPED):
+        load(family).scale3(torch.ones(1), False)
+
+
+def test_a_struct_that_is_larger_on_the_other_side_of_a_deferred_function_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    larger = CPU.replace(
+        '#include "params.h"', "namespace scaling { struct Params { void* data; long length, more; }; }"
+    )
+    family = make_family(tmp_path, "larger", **{"scaling_cpu.cpp": larger})
+    with pytest.raises(
+        TypeError, match=r"(?s)declared \S+:16/8:4/4 \[.*, defined \S+:24/8:4/4 \[.*the bytes and the alig"
+    ):
         load(family).scale3(torch.ones(1), False)
 
 
