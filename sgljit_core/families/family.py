@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sgljit_core import paths
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from sgljit_core.model.arguments import CppArg
 
     from .library_ops import LibraryOps
-
-__all__ = ["KernelFamily", "Op"]
+    from .schema import Declaration
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +35,7 @@ class Op:
         name: the function's name.
         function: what users call.
         library: its ``torch.library`` ops.
+        place: file and line of the declaration.
         reference: the same op in plain PyTorch, for tests; None where there is none.
         samples: takes a torch.device and yields the arguments of calls on it, each a dictionary by the parameters'
             names, for tests and benchmarks; None where there are none.
@@ -44,6 +44,7 @@ class Op:
     name: str
     function: Callable[..., Any]
     library: LibraryOps
+    place: str
     _package: str
     _named: Mapping[str, str]
 
@@ -92,6 +93,7 @@ class KernelFamily:
     ops: str = ""
     variants: str | None = None
     _declared: dict[str, Op] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _followers: list[ModuleType] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name.startswith("_"):
@@ -141,29 +143,46 @@ class KernelFamily:
 
         def declare(function: Callable[P, R]) -> Callable[P, R]:
             from .library_ops import define  # imports torch
+            from .schema import Declaration
 
             name = function.__name__
-            where = f"op {self.name}.{name} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"
+            place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+            where = f"op {self.name}.{name} ({place})"
             if not name.isidentifier() or name.startswith("_"):
                 raise InvalidFamilyError(f"{where}: the op's name {name!r} must be a public Python identifier")
-            for option, value in (("reference", reference), ("samples", samples)):
+            named = {"reference": reference, "samples": samples}
+            for option, value in named.items():
                 _check_reference(where, option, value)
             if not callable(fake):
                 _check_reference(where, "fake", fake)
-            earlier = self._declared.pop(name, None)
-            if earlier is not None and earlier.library.place != _place(function):  # or else it is a reload
-                self._declared[name] = earlier
-                raise InvalidFamilyError(f"{where}: the family has this op already, from {earlier.library.place}")
-            del earlier  # and its library ops with it
             make_fake = functools.partial(_call, fake) if isinstance(fake, str) else fake
             names = (mutates,) if isinstance(mutates, str) else tuple(mutates)
-            op, library = define(self.name, where, function, exports, names, inplace, make_fake)
-            named = {"reference": reference, "samples": samples}
+            declaration = Declaration(where, function, names, inplace, make_fake)
+            declaration.check()
+            self._make_room(declaration, place)
+            op, library = define(self.name, declaration, exports)
             given = {kind: value for kind, value in named.items() if value is not None}
-            self._declared[name] = Op(name, op, library, self.package, given)
+            self._declared[name] = Op(name, op, library, place, self.package, given)
+            for follower in self._followers:
+                if name in vars(follower):
+                    setattr(follower, name, op)
             return op
 
         return declare
+
+    def _make_room(self, declaration: Declaration, place: str) -> None:
+        """Drop the op that a reload declares anew, and with it its library ops; refuse to replace another."""
+        new = {variant.name for variant in declaration.variants}
+        for name, op in tuple(self._declared.items()):
+            if new.isdisjoint(variant.name for variant in op.library.variants):
+                continue
+            if (name, op.place) != (declaration.name, place):
+                raise InvalidFamilyError(f"{declaration.where}: the family has this op already, from {op.place}")
+            del self._declared[name], op
+
+    def follow(self, module: ModuleType) -> None:
+        """Keep the ops that a module object has as attributes up to date, when they are declared anew by a reload."""
+        self._followers.append(module)
 
     def declared(self) -> Mapping[str, Op]:
         """The family's ops by name. Imports the module that declares them, and with it torch.
@@ -281,10 +300,6 @@ class KernelFamily:
 def _check_reference(where: str, option: str, value: object) -> None:
     if value is not None and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
         raise InvalidFamilyError(f'{where}: {option} must read "package.module:function", got {value!r}')
-
-
-def _place(function: Callable[..., Any]) -> str:
-    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
 
 
 def _call(reference: str, *args: Any, **kwargs: Any) -> Any:

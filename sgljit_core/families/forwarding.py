@@ -8,96 +8,63 @@ straight line of checks. Its code has the file and the line of the declaration: 
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import inspect
 import linecache
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sgljit_core.errors import InvalidFamilyError
 
-__all__ = ["Generated", "Route", "as_arguments", "exported", "generate"]
+from .references import nearest
+from .schema import Declaration
 
+Function = Callable[..., Any]
 Parameters = Sequence[inspect.Parameter]
 
 
-@dataclass(frozen=True)
-class Route:
-    """A ``torch.library`` op that the generated function may call.
-
-    Attributes:
-        overload: what is called.
-        parameters: those of the schema; a parameter may have another name there.
-        names: the names in the declaration of the schema's parameters, in their order.
-    """
-
-    overload: Callable[..., Any]
-    parameters: Parameters
-    names: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Generated:
-    """What ``generate`` makes.
-
-    Attributes:
-        function: what users call.
-        runs: for each route, a function with the parameters of its schema that calls the body.
-        bind: replaces the body.
-    """
-
-    function: Callable[..., Any]
-    runs: Sequence[Callable[..., Any]]
-    bind: Callable[[Callable[..., Any]], None]
-
-
 def generate(
-    declared: Callable[..., Any],
-    body: Callable[..., Any],
-    by_position: bool,
+    declaration: Declaration,
+    exports: Callable[[], Any] | None,
     text: str,
-    routes: Sequence[Route],
-    scope: Mapping[str, Any],
-) -> Generated:
-    """A function with the signature and documentation of ``declared``, and one for each route.
+    overloads: Sequence[Function],
+    scope: dict[str, Any],
+) -> tuple[Function, list[Function]]:
+    """The function that users call, and for each library op one with the parameters of its schema; both run the body.
 
     Args:
-        body: what the functions call in the end.
-        by_position: it takes all arguments by position; else as ``declared`` takes them.
+        exports: returns the module whose function of the same name is the body; without it the declared function is.
         text: the function's statements; ``{body}`` stands for the call of the body, ``{arguments}`` for all arguments
             by position, ``{passed0}`` and on for those that ``sgl_route0`` and on take.
-        routes: the library ops.
-        scope: what else ``text`` names. Such names begin with ``sgl_``: no parameter's does.
+        overloads: the library ops that the function may call, in the order of the declaration's variants.
+        scope: what else ``text`` names; becomes the functions' globals, and has ``sgl_run0`` and on, those of the
+            library ops. Such names begin with ``sgl_``: no parameter's does.
     """
-    parameters = list(inspect.signature(declared).parameters.values())
+    declared, parameters, by_position = declaration.function, declaration.parameters, exports is not None
     names = [parameter.name for parameter in parameters]
-    names_of_scope: dict[str, Any] = {"sgl_body": body, **scope}
     calls = {
-        "body": f"sgl_body({as_arguments(parameters, names, by_position)})",
+        "body": f"sgl_body({_as_arguments(parameters, names, by_position)})",
         "arguments": ", ".join(names),
     }
     runs = []
-    for number, route in enumerate(routes):
-        names_of_scope[f"sgl_route{number}"] = route.overload
-        calls[f"passed{number}"] = as_arguments(route.parameters, route.names)
-        own_names = dict(zip(route.names, (parameter.name for parameter in route.parameters), strict=True))
-        passed = as_arguments(parameters, [own_names.get(name, "None") for name in names], by_position)
-        takes = _takes(route.parameters, names_of_scope)
+    for number, (variant, overload) in enumerate(zip(declaration.variants, overloads, strict=True)):
+        scope[f"sgl_route{number}"] = overload
+        calls[f"passed{number}"] = _as_arguments(variant.parameters, variant.names)
+        passed = _as_arguments(parameters, [variant.own_names.get(name, "None") for name in names], by_position)
+        takes = _takes(variant.parameters, scope)
         runs.append(f"def sgl_run{number}({takes}):\n return sgl_body({passed})\n")
-    source = (
-        f"def {declared.__name__}({_takes(parameters, names_of_scope)}):\n{text.format(**calls)}\n{''.join(runs)}"
-        f"def sgl_bind(sgl_function):\n global sgl_body\n sgl_body = sgl_function\n"
+    _run(
+        declared,
+        f"def {declared.__name__}({_takes(parameters, scope)}):\n{text.format(**calls)}\n{''.join(runs)}",
+        scope,
     )
-    _run(declared, source, names_of_scope)
-    function = functools.wraps(declared)(names_of_scope[declared.__name__])
-    runners = [names_of_scope[f"sgl_run{number}"] for number in range(len(runs))]
-    return Generated(function, runners, names_of_scope["sgl_bind"])
+    scope["sgl_body"] = declared if exports is None else _exported(declared, exports, scope)
+    function = functools.wraps(declared)(scope[declared.__name__])
+    return function, [scope[f"sgl_run{number}"] for number in range(len(runs))]
 
 
-def _run(declared: Callable[..., Any], source: str, scope: dict[str, Any]) -> None:
+def _run(declared: Function, source: str, scope: dict[str, Any]) -> None:
     """Define the functions of a text in ``scope``, as if each stood where ``declared`` does.
 
     What they name are globals of their own: a closure would copy its cells at each call.
@@ -124,7 +91,7 @@ def _line_of_def(file: str, first: int) -> int:
     return first
 
 
-def as_arguments(parameters: Parameters, values: Iterable[str], by_position: bool = False) -> str:
+def _as_arguments(parameters: Parameters, values: Iterable[str], by_position: bool = False) -> str:
     """The text of a call's arguments: each parameter's value, keyword-only parameters by keyword."""
     return ", ".join(
         f"{parameter.name}={value}" if parameter.kind is parameter.KEYWORD_ONLY and not by_position else value
@@ -146,15 +113,8 @@ def _takes(parameters: Parameters, scope: dict[str, Any]) -> str:
     return ", ".join(takes)
 
 
-def exported(
-    declared: Callable[..., Any], load: Callable[[], Any], bind: Callable[[Callable[..., Any]], None]
-) -> Callable[..., Any]:
-    """The body of an op whose body is C++, for the first call: it puts the C++ function in its own place.
-
-    Args:
-        load: returns the module that exports the function of the same name.
-        bind: puts a function in the place of this one.
-    """
+def _exported(declared: Function, load: Callable[[], Any], scope: dict[str, Any]) -> Function:
+    """The body of an op whose body is C++, for the first call: it puts the C++ function in its own place."""
 
     def first(*args: Any) -> Any:
         module = load()
@@ -172,20 +132,19 @@ def exported(
                 f"{declared.__module__}.{declared.__name__} declares {len(args)} parameters, and the C++ function "
                 f"takes {count[1]}: declare the same, in the same order"
             ) from error
-        bind(call)
+        scope["sgl_body"] = call
         return result
 
     return first
 
 
-def _not_exported(declared: Callable[..., Any], module: Any) -> str:
+def _not_exported(declared: Function, module: Any) -> str:
     from sgljit_core.load.library import exports  # with what loads libraries, which a declaration does not need
 
     name, names = declared.__name__, exports(module)
-    near = difflib.get_close_matches(name, names, n=1)
     return (
         f"{declared.__module__}.{name} stands for a function that its module does not export"
-        f"{f'; did you mean {near[0]!r}?' if near else ''}; the module exports: {', '.join(names) or 'nothing'}. "
+        f"{nearest(name, names)}; the module exports: {', '.join(names) or 'nothing'}. "
         f"With header_only=False, end the file of {name} with SGL_EXPORT({name}, ({name})); else name it in "
         f"cpp_wrappers: ({name!r}, the C++ symbol)"
     )

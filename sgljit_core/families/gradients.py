@@ -14,8 +14,6 @@ from torch.autograd import forward_ad
 
 from sgljit_core.errors import InferenceOnlyError
 
-__all__ = ["refuse_gradients"]
-
 
 def refuse_gradients(library: torch.library.Library, name: str, overload: Any, op: str, names: Sequence[str]) -> None:
     """Register the check for the library op ``name``, in front of whatever would run.

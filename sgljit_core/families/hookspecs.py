@@ -18,8 +18,6 @@ from sgljit_core.model.build import BuildSpec
 
 from .family import KernelFamily
 
-__all__ = ["hookimpl", "hookspec"]
-
 hookspec = pluggy.HookspecMarker("sgljit")
 hookimpl = pluggy.HookimplMarker("sgljit")
 

@@ -17,23 +17,17 @@ import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
-from sgljit_core.errors import InvalidFamilyError
 from sgljit_core.machine.forks import ForkLock
 
 from . import tensors
-from .forwarding import Generated, Route, exported, generate
+from .forwarding import generate
 from .gradients import refuse_gradients
 from .schema import ORDER, Declaration, Variant
-from .tracing import constant
-
-__all__ = ["LibraryOps", "define"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from .tracing import Constant
 
 _ORDER_STATE = torch.empty(0)  # all ops share it, and none looks at it
 _lock = ForkLock()
@@ -47,98 +41,64 @@ class LibraryOps:
         overloads: one; with ``inplace`` two, the one that writes ``out`` and the one that works in place.
         variants: what each overload is.
         library: keeps the ops; without it they are gone.
-        place: file and line of the declaration.
     """
 
     overloads: Sequence[Any]
     variants: Sequence[Variant]
     library: torch.library.Library
-    place: str
 
 
 def define(
-    family: str,
-    where: str,
-    function: Callable[P, R],
-    exports: Callable[[], Any] | None,
-    mutates: tuple[str, ...],
-    inplace: str | None,
-    fake: Callable[..., Any] | None,
-) -> tuple[Callable[P, R], LibraryOps]:
-    """The op that a declaration is, and its library ops; see ``KernelFamily.op`` for the arguments.
+    family: str, declaration: Declaration, exports: Callable[[], Any] | None
+) -> tuple[Callable[..., Any], LibraryOps]:
+    """The function that users call, and the library ops of a declaration that was checked.
 
     Args:
-        where: names the op and its file in errors.
-
-    Raises:
-        InvalidFamilyError: the annotations make no schema, or the op cannot work in a graph.
+        exports: see ``KernelFamily.op``.
     """
-    try:
-        signature = inspect.signature(function, eval_str=True)
-    except NameError as error:
-        raise InvalidFamilyError(f"{where}: an annotation cannot be evaluated: {error}") from error
-    declaration = Declaration(where, function.__name__, signature, mutates, inplace, fake)
-    declaration.check()
-    variants = declaration.variants()
-    schemas = [declaration.schema(variant) for variant in variants]
-
     namespace = f"sgljit_{family}"
     library = torch.library.Library(namespace, "FRAGMENT")
-    routes = []
-    for variant, schema in zip(variants, schemas, strict=True):
-        library.define(variant.name + schema)
-        routes.append(Route(_overload(namespace, variant.name), variant.parameters, variant.names))
-    generated = _generated(declaration, function, exports is not None, library, namespace, routes)
-    if exports is not None:
-        generated.bind(exported(function, exports, generated.bind))
-    for variant, route, run in zip(variants, routes, generated.runs, strict=True):
+    variants, overloads = declaration.variants, []
+    for variant in variants:
+        library.define(variant.name + declaration.schema(variant))
+        overloads.append(_overload(namespace, variant.name))
+    scope: dict[str, Any] = {}
+    text = _statements(declaration, scope, library, namespace)
+    function, runs = generate(declaration, exports, text, overloads, scope)
+    for variant, overload, run in zip(variants, overloads, runs, strict=True):
         library.impl(variant.name, run, "CompositeExplicitAutograd")
         if declaration.returns_nothing:  # register_fake would do, but reads source files for its messages
             library.impl(variant.name, _nothing, "Meta")
         else:
-            fake = _fake(declaration, variant, run)
-            torch.library.register_fake(f"{namespace}::{variant.name}", fake, lib=library)
+            torch.library.register_fake(f"{namespace}::{variant.name}", _fake(declaration, variant, run), lib=library)
         if declaration.takes_tensors:
-            op = f"{family}.{declaration.name}"
-            refuse_gradients(library, variant.name, route.overload, op, variant.names)
-    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-    return generated.function, LibraryOps([route.overload for route in routes], variants, library, place)
+            refuse_gradients(library, variant.name, overload, f"{family}.{declaration.name}", variant.names)
+    return function, LibraryOps(overloads, variants, library)
 
 
 def _overload(namespace: str, name: str) -> Any:
     return getattr(getattr(torch.ops, namespace), name).default
 
 
-def _generated(
-    declaration: Declaration,
-    function: Callable[..., Any],
-    by_position: bool,
-    library: torch.library.Library,
-    namespace: str,
-    routes: Sequence[Route],
-) -> Generated:
-    """The function that users call, and what the library ops run."""
+def _statements(declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, namespace: str) -> str:
+    """The statements of the function that users call; what they name goes into ``scope``."""
 
     def ask(*args: Any, **kwargs: Any) -> Any:
-        return generated.runs[0](*args, **kwargs)
+        return scope["sgl_run0"](*args, **kwargs)
 
-    scope: dict[str, Any] = {}
     if not declaration.takes_tensors:
         scope["sgl_is_compiling"] = torch.compiler.is_compiling
         if declaration.returns_nothing:
             scope[ORDER.name] = _ORDER_STATE
             traced = "sgl_route0({passed0})"
         else:  # it asks about this machine: graphs hold the answer
-            scope["sgl_constant"] = constant(ask)
+            scope["sgl_constant"] = Constant(ask)
             traced = "sgl_constant.call({passed0})"
-        text = f"  if sgl_is_compiling():\n   return {traced}\n  return {{body}}"
-    else:
-        text = "" if declaration.has_lists else _direct(declaration, scope, library, namespace)
-        if declaration.inplace is not None:
-            text += f"  if {declaration.out()} is None:\n   return sgl_route1({{passed1}})\n"
-        text += "  return sgl_route0({passed0})"
-    generated = generate(function, function, by_position, text, routes, scope)
-    return generated
+        return f"  if sgl_is_compiling():\n   return {traced}\n  return {{body}}"
+    text = "" if declaration.has_lists else _direct(declaration, scope, library, namespace)
+    if declaration.out is not None:
+        text += f"  if {declaration.out} is None:\n   return sgl_route1({{passed1}})\n"
+    return text + "  return sgl_route0({passed0})"
 
 
 def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, namespace: str) -> str:
@@ -195,11 +155,10 @@ def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -
     """The fake of a library op that returns something."""
     if declaration.fake is None:
         return run
-    fake = declaration.fake
-    own_names = {p.name: name for p, name in zip(variant.parameters, variant.names, strict=True)}
+    fake, names = declaration.fake, {own: name for name, own in variant.own_names.items()}
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return fake(*args, **{own_names[name]: value for name, value in kwargs.items()})
+        return fake(*args, **{names[own]: value for own, value in kwargs.items()})
 
     return call
 
@@ -225,10 +184,9 @@ class _OnCopies:
         if not any(map(tensors.is_functional, values)):
             return False
         arguments = dict(zip(self._declaration.signature.parameters, values, strict=True))
-        out = self._declaration.out()
-        variant = self._declaration.variants()[1 if out is not None and arguments[out] is None else 0]
-        own_names = [parameter.name for parameter in variant.parameters]
-        passed = {own: arguments[name] for own, name in zip(own_names, variant.names, strict=True)}
+        out = self._declaration.out
+        variant = self._declaration.variants[1 if out is not None and arguments[out] is None else 0]
+        passed = {own: arguments[name] for name, own in variant.own_names.items()}
         results = self._overload(variant)(**passed)
         for name, result in zip(variant.mutates, results, strict=True):
             arguments[name].copy_(result)
@@ -243,8 +201,7 @@ class _OnCopies:
 
     def _define(self, name: str, variant: Variant) -> None:
         overload = _overload(self._namespace, variant.name)
-        signature = inspect.Signature(variant.parameters)
-        own_names = dict(zip(variant.names, (parameter.name for parameter in variant.parameters), strict=True))
+        signature, own_names = inspect.Signature(variant.parameters), variant.own_names
 
         def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
             arguments = signature.bind(*args, **kwargs)

@@ -9,9 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from sgljit_core.compilers import arch
 from sgljit_core.machine.forks import OncePerKey
 
-from .tracing import constant, torch_compiler
-
-__all__ = ["cache_once"]
+from .tracing import Constant, torch_compiler
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +30,7 @@ def cache_once(function: Callable[P, R]) -> Callable[P, R]:
         key = (arch.scope(), args, tuple(map(type, args)), named)
         return results.get(key, lambda: function(*args, **kwargs))
 
-    traced = constant(look_up)
+    traced = Constant(look_up)
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -13,8 +13,6 @@ from typing import Any
 
 from sgljit_core.errors import InvalidFamilyError
 
-__all__ = ["REFERENCE", "import_module", "nearest", "resolve"]
-
 REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 

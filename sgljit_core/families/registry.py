@@ -23,8 +23,6 @@ from .discovery import Plugin
 from .family import KernelFamily
 from .references import nearest, resolve
 
-__all__ = ["FamilyOps", "Registry", "declared_variants", "ops"]
-
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
@@ -48,6 +46,7 @@ class FamilyOps(types.ModuleType):
         super().__init__(family.name, f"The ops of the family {family.name!r}, from {plugin}.")
         self._family = family
         self._plugin = plugin
+        family.follow(self)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Import an op at its first use. Raises UnknownOpError with the family's ops and the nearest match."""

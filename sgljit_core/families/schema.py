@@ -5,6 +5,7 @@ Pure: it reads a signature, checks the declaration, and says which library ops t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
@@ -15,8 +16,6 @@ from typing import Any
 import torch
 
 from sgljit_core.errors import InvalidFamilyError
-
-__all__ = ["ORDER", "Declaration", "Variant", "infer"]
 
 # torch.compile hands on the arguments of an op that writes to them by name, through functions of its own that have
 # parameters of these names. In the schema such a parameter gets a trailing underscore.
@@ -33,7 +32,7 @@ class Variant:
 
     Attributes:
         name: its name in ``torch.ops``.
-        parameters: those of the schema.
+        parameters: those of the schema; a parameter may have another name there.
         names: the declaration's names for them, in the same order.
         mutates: the declaration's names of the tensors that it writes to.
     """
@@ -43,6 +42,11 @@ class Variant:
     names: Sequence[str]
     mutates: Sequence[str]
 
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The schema's names for the declaration's."""
+        return dict(zip(self.names, (parameter.name for parameter in self.parameters), strict=True))
+
 
 @dataclass(frozen=True)
 class Declaration:
@@ -50,16 +54,26 @@ class Declaration:
 
     Attributes:
         where: names the op and its file in errors.
-        signature: with evaluated annotations.
         mutates, inplace, fake: see ``KernelFamily.op``.
     """
 
     where: str
-    name: str
-    signature: inspect.Signature
+    function: Callable[..., Any]
     mutates: tuple[str, ...]
     inplace: str | None
     fake: Callable[..., Any] | None
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """With evaluated annotations. Raises InvalidFamilyError where one cannot be evaluated."""
+        try:
+            return inspect.signature(self.function, eval_str=True)
+        except NameError as error:
+            raise InvalidFamilyError(f"{self.where}: an annotation cannot be evaluated: {error}") from error
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
@@ -116,59 +130,57 @@ class Declaration:
                 f"{self.where}: inplace={self.inplace!r} must name a tensor parameter, and mutates one that may be "
                 f"None, in whose place it is written; the op returns nothing. Got mutates={self.mutates}"
             )
+        for variant in self.variants:
+            self.schema(variant)
 
+    @functools.cached_property
     def out(self) -> str | None:
         """The parameter that is None where the op works in place; None where it has no two forms."""
         if self.inplace is None:
             return None
         return next(name for name in self.mutates if name in self.tensors and self.may_be_none(name))
 
+    @functools.cached_property
     def variants(self) -> list[Variant]:
         """The library ops: one, or the one that writes ``out`` and the one that works in place."""
-        out = self.out()
-        if out is None or self.inplace is None:
+        if self.out is None or self.inplace is None:
             parameters = self.parameters
             if self.returns_nothing and not self.takes_tensors:
                 parameters = [ORDER, *parameters]
             mutates = self.mutates if self.takes_tensors else (ORDER.name,) * self.returns_nothing
             return [_variant(self.name, parameters, mutates)]
-        index = [parameter.name for parameter in self.parameters].index(out)
+        index = list(self.signature.parameters).index(self.out)
         empty = inspect.Parameter.empty
         required = [parameter.replace(default=empty) for parameter in self.parameters[: index + 1]]
         required[index] = required[index].replace(annotation=torch.Tensor)
-        others = [parameter for parameter in self.parameters if parameter.name != out]
-        rest = [name for name in self.mutates if name not in (out, self.inplace)]
+        others = [parameter for parameter in self.parameters if parameter.name != self.out]
+        rest = [name for name in self.mutates if name not in (self.out, self.inplace)]
         return [
             _variant(self.name, [*required, *self.parameters[index + 1 :]], self.mutates),
             _variant(f"{self.name}_", others, (self.inplace, *rest)),
         ]
 
     def schema(self, variant: Variant, returns: Any = None) -> str:
-        """The schema of a library op, without its name.
+        """The schema of a library op, without its name; with ``returns`` that of one that writes to nothing.
 
         Raises:
             InvalidFamilyError: the annotations make none.
         """
-        own_names = dict(zip(variant.names, (parameter.name for parameter in variant.parameters), strict=True))
-        mutates = [own_names[name] for name in variant.mutates] if returns is None else []
+
+        def prototype() -> None:
+            """It lends its signature."""
+
         annotation = self.signature.return_annotation if returns is None else returns
+        signature = inspect.Signature(variant.parameters, return_annotation=annotation)
+        prototype.__signature__ = signature  # type: ignore[attr-defined]
+        mutates = [variant.own_names[name] for name in variant.mutates] if returns is None else []
         try:
-            return infer(variant.parameters, annotation, mutates)
+            return torch.library.infer_schema(prototype, mutates_args=mutates)
         except (ValueError, TypeError) as error:
             raise InvalidFamilyError(
                 f"{self.where}: its signature is no torch.library schema: {error}. Annotate every parameter and the "
                 f"return value, and name every tensor that the op writes to in mutates=(...)"
             ) from error
-
-
-def infer(parameters: Sequence[inspect.Parameter], returns: Any, mutates: Sequence[str]) -> str:
-    """The schema of a function with such a signature. Raises ValueError where there is none."""
-
-    def prototype() -> None:
-        """It lends its signature."""
-
-    prototype.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
-    return torch.library.infer_schema(prototype, mutates_args=list(mutates))
 
 
 def _variant(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Variant:

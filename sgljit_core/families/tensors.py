@@ -15,9 +15,6 @@ import torch
 
 from sgljit_core.errors import TensorMatchError
 
-__all__ = ["HEAP_IS_LOW", "has_memory", "is_functional", "require_memory", "stand_in"]
-
-
 # A tensor that has no storage, no address or symbolic sizes says so in one of these ways; PyTorch's text about a
 # symbolic size can itself fail, with a TypeError.
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError)

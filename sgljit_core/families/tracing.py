@@ -11,33 +11,21 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Attributes", "constant", "torch_compiler"]
 
+class Constant(types.ModuleType):
+    """An object whose ``call`` runs a function while torch.compile traces; the graph holds the result."""
 
-class Attributes(types.ModuleType):
-    """A module object whose attributes are made at their first use."""
-
-    def __init__(self, name: str, **makers: Callable[[], Any]) -> None:
-        super().__init__(name)
-        self.__dict__["_makers"] = makers
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(f"constant {function.__qualname__}")
+        self._function = function
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._makers:
+        if name != "call":
             raise AttributeError(name)
-        value = self._makers[name]()
-        setattr(self, name, value)
-        return value
-
-
-def constant(function: Callable[..., Any]) -> Attributes:
-    """An object whose ``call`` runs ``function`` while torch.compile traces; the graph holds the result."""
-
-    def make() -> Any:
         import torch
 
-        return torch.compiler.assume_constant_result(function)
-
-    return Attributes(f"constant {function.__qualname__}", call=make)
+        self.call = torch.compiler.assume_constant_result(self._function)
+        return self.call
 
 
 class _Compiler(types.ModuleType):

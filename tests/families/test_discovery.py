@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import os
 import subprocess
@@ -143,6 +144,27 @@ def test_an_ops_module_that_was_mended_is_imported_again(site, family):
             ops[family].double  # noqa: B018
     (directory / "ops.py").write_text(f"{whole}\n\n# mended, and longer than it was before\n")
     assert ops[family].double
+
+
+def test_a_module_that_is_reloaded_replaces_its_ops_where_users_see_them(site, family, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a pyc of the same second would be taken for the source
+    directory = plugin_on_disk.install(site, f"stranger-{family}", family)
+    first = ops[family].double
+
+    def called(x):
+        return ops[family].double(x)
+
+    compiled = torch.compile(called, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.ones(2)).tolist() == [2, 2]
+    source = directory / "ops.py"
+    source.write_text(source.read_text().replace("x * 2", "x * 5"))
+    module = importlib.reload(sys.modules[f"{directory.name}.ops"])
+    assert ops[family].double is module.double is not first
+    assert ops[family].double(torch.ones(2)).tolist() == [5, 5]
+    assert getattr(torch.ops, f"sgljit_{family}").double(torch.ones(2)).tolist() == [5, 5]
+    assert compiled(torch.ones(2)).tolist() == [5, 5]
 
 
 @pytest.mark.parametrize(

@@ -501,6 +501,36 @@ def test_an_op_that_is_declared_twice_is_refused_with_the_other_place():
     assert x.tolist() == [1]
 
 
+def test_a_declaration_that_fails_leaves_the_earlier_ops_at_work():
+    family = KernelFamily("again", "nowhere")
+
+    @family.op(mutates=("x",))
+    def kept_(x: torch.Tensor) -> None:
+        x.add_(10)
+
+    def declare(number, **options):
+        @family.op(**options)
+        def kept(x: torch.Tensor, out: torch.Tensor | None = None) -> None:
+            (x if out is None else out).add_(number)
+
+        return kept
+
+    first = declare(1, mutates=("x", "out"))
+    with pytest.raises(errors.InvalidFamilyError, match=r"mutates=\.\.\. names no parameter"):
+        declare(2)
+    with pytest.raises(errors.InvalidFamilyError, match=r"again\.kept .*: the family has this op already, from"):
+        declare(3, mutates=("out",), inplace="x")  # whose second form would be kept_
+    x = torch.zeros(1)
+    first(x)
+    torch.ops.sgljit_again.kept(x, None)
+    torch.ops.sgljit_again.kept_(x)
+    assert x.tolist() == [12]
+    second = declare(100, mutates=("x", "out"))
+    torch.ops.sgljit_again.kept(x, None)
+    assert x.tolist() == [112]
+    assert family._declared["kept"].function is second
+
+
 def test_threads_that_meet_an_op_first_register_it_once(tmp_path):
     """In a process of its own, where nobody has met it."""
     code = (
