@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .builds.policy import freeze, why
     from .builds.stats import stats
     from .compilers.arch import is_arch_support_pdl, override_cuda_arch
-    from .families.family import KernelFamily
+    from .families.family import KernelFamily, Op
     from .families.hookspecs import hookimpl
     from .families.memo import cache_once
     from .families.registry import ops
@@ -36,7 +36,7 @@ else:
             "builds.policy": ("freeze", "why"),
             "builds.stats": ("stats",),
             "compilers.arch": ("is_arch_support_pdl", "override_cuda_arch"),
-            "families.family": ("KernelFamily",),
+            "families.family": ("KernelFamily", "Op"),
             "families.hookspecs": ("hookimpl",),
             "families.memo": ("cache_once",),
             "families.registry": ("ops",),
@@ -48,6 +48,7 @@ __all__ = [
     "CppEnum",
     "CppType",
     "KernelFamily",
+    "Op",
     "__version__",
     "cache",
     "cache_once",

@@ -6,17 +6,13 @@ start needs only the store.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .admin import Entry, copy, entries, export_archive, import_archive, prune, root, verify
+from typing import TYPE_CHECKING
 
 __all__ = ["Entry", "copy", "entries", "export_archive", "import_archive", "prune", "root", "verify"]
 
+if TYPE_CHECKING:
+    from .admin import Entry, copy, entries, export_archive, import_archive, prune, root, verify
+else:
+    from sgljit_core.lazy import attributes
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import admin
-
-    return getattr(admin, name)
+    __getattr__, __dir__ = attributes(__name__, {"admin": __all__})

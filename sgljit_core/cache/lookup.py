@@ -98,7 +98,7 @@ def find(
                 if tier.vouched:
                     usable = serves(artifact.manifest.toolchain)
                 else:
-                    usable = _is_current(artifact.manifest, has_toolchain=toolchain_key is not None)
+                    usable = not _changed(artifact.manifest, has_toolchain=toolchain_key is not None)
                 if usable:
                     return Search(artifact, tier, tuple(damaged), tuple(unreadable))
         except OSError as error:  # noqa: PERF203 - a tier for itself
@@ -133,17 +133,12 @@ def _candidates(place: Path, toolchain_key: str | None, *, only: bool) -> Iterat
         yield from (n for n in names if not only or n.startswith(f"{toolchain_key}."))
 
 
-def _is_current(manifest: Manifest, *, has_toolchain: bool) -> bool:
-    """Whether the files that no key covers are those that the compiler read.
-
-    Where they do not exist, a machine with a toolchain would compile something else, or nothing; one without a
-    toolchain is not the machine that the artifact was built on, and has no need of them.
-    """
-    return not _changed(manifest, has_toolchain=has_toolchain)
-
-
 def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
-    """The first of these files that is another, and how; "" where none is."""
+    """The first file that no key covers and that is not as the compiler read it, and how it differs; "" where all are.
+
+    Where one does not exist, a machine with a toolchain would compile something else, or nothing; one without a
+    toolchain is not the machine that the artifact was built on, and has no need of it.
+    """
     for path, digest in manifest.observed.items():
         try:
             current = _hash(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -79,11 +78,6 @@ class Manifest:
     @property
     def toolchain_key(self) -> str:
         return keys.key(self.toolchain)
-
-    @property
-    def age(self) -> float:
-        """Seconds since it was built."""
-        return time.time() - self.created
 
     @property
     def location(self) -> Location:

@@ -4,7 +4,7 @@ An artifact is a directory ``<root>/<target>/<family>/<module>/<source key>/<too
 and the payload it names. It appears by one rename and is never changed, so readers take no lock.
 
 Only the last of the tiers is written. Beside the targets a writable root holds hidden directories: builds in progress
-(each named after its owner), locks, quarantined artifacts.
+(each named after its owner), locks, quarantined artifacts, remembered answers (``machine.answers``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from sgljit_core.machine import processes, trust
+from sgljit_core.machine import answers, processes, trust
 
 from .location import Location
 from .lookup import Damage, read
@@ -29,6 +29,7 @@ LOCKS = ".locks"
 _FAILED = "failed"
 _KEPT_FAILED = 16
 _KEPT_QUARANTINED = 8
+_KEPT_ANSWERS = 1024
 _KEPT_SECONDS = 7 * 24 * 3600.0
 _MARK_SECONDS = 24 * 3600.0  # a use is noted at most that often, so that hits stay cheap
 _SPARED_SECONDS = _MARK_SECONDS + 3600.0  # so no artifact goes that was used within the last hour
@@ -73,9 +74,13 @@ def keep_failed(staging: Path) -> None:
         (staging / _FAILED).touch()
 
 
-def discard(directory: Path) -> None:
-    """Remove a directory as far as that is possible."""
-    shutil.rmtree(directory, ignore_errors=True)
+def discard(path: Path) -> None:
+    """Remove a directory or a file as far as that is possible."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def publish(staging: Path, root: Path, location: Location, manifest: Manifest, payload: bytes) -> Path:
@@ -123,45 +128,35 @@ def _is_whole(directory: Path) -> bool:
         return False
 
 
-def _set_aside(directory: Path) -> Path:
+def _set_aside(directory: Path) -> None:
     """Move an artifact into the quarantine of its root."""
     root = directory.parents[4]
     place = _own_directory(root, QUARANTINE) / f"{directory.parents[1].name}.{time.time_ns()}"
     directory.rename(place)
     os.utime(place)  # it is as old as its place here
-    return place
 
 
-def quarantine(damage: Damage, root: Path) -> Path | None:
-    """Take a damaged artifact out of the writable root. Only the holder of its lock does it.
+def quarantine(damage: Damage, root: Path) -> None:
+    """Take a damaged artifact out of the writable root, if it is there. Only the holder of its lock does it."""
+    if root in damage.directory.parents:
+        with contextlib.suppress(OSError):
+            _set_aside(damage.directory)
 
-    Returns:
-        Where it is now; None where it is in another tier, or cannot be moved.
+
+def collect(root: Path) -> None:
+    """Remove what dead processes left behind in a writable root, and what is old of the things kept beside artifacts.
+
+    An answer that is removed is found out again, in less than a tenth of a second.
     """
-    if root not in damage.directory.parents:
-        return None
-    with contextlib.suppress(OSError):
-        return _set_aside(damage.directory)
-    return None
-
-
-def collect(root: Path) -> int:
-    """Remove what dead processes left behind in a writable root, and old things kept for people to look at.
-
-    Returns:
-        How many things were removed.
-    """
-    removed = 0
     kept: list[Path] = []
     for directory in _entries(root / STAGING):
         if (directory / _FAILED).exists():
             kept.append(directory)
         elif _is_abandoned(directory):
             discard(directory)
-            removed += 1
-    removed += _keep_newest(kept, _KEPT_FAILED)
-    removed += _keep_newest(_entries(root / QUARANTINE), _KEPT_QUARANTINED)
-    return removed
+    _keep_newest(kept, _KEPT_FAILED)
+    _keep_newest(_entries(root / QUARANTINE), _KEPT_QUARANTINED)
+    _keep_newest(_entries(root / answers.DIRECTORY), _KEPT_ANSWERS)
 
 
 def _is_abandoned(directory: Path) -> bool:
@@ -172,12 +167,10 @@ def _is_abandoned(directory: Path) -> bool:
     return not mine and _age(directory) > _FOREIGN_SECONDS
 
 
-def _keep_newest(directories: Sequence[Path], count: int) -> int:
-    by_age = sorted(directories, key=_age)
-    gone = [d for i, d in enumerate(by_age) if i >= count or _age(d) > _KEPT_SECONDS]
-    for directory in gone:
-        discard(directory)
-    return len(gone)
+def _keep_newest(paths: Sequence[Path], count: int) -> None:
+    for number, path in enumerate(sorted(paths, key=_age)):
+        if number >= count or _age(path) > _KEPT_SECONDS:
+            discard(path)
 
 
 def _age(path: Path) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 
 import pytest
 from kit import artifacts
 
 import sgljit_core.cache
+from sgljit_core.machine import answers
 
 DAMAGE = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
@@ -111,3 +114,22 @@ def test_an_old_quarantine_and_old_failures_do_not_pile_up(load, csrc, cache):
     sgljit_core.cache.prune()
     assert len(list((cache / ".quarantine").iterdir())) == 8
     assert len(list((cache / ".staging").iterdir())) == 16
+
+
+def test_remembered_answers_do_not_pile_up(load, cache):
+    answers.remember(["what?"], "old")
+    directory = cache / answers.DIRECTORY
+    (old,) = directory.iterdir()
+    os.utime(old, (0, time.time() - 8 * 86400))
+    fresh = [directory / f"{i:032x}.json" for i in range(1030)]
+    for path in fresh:
+        path.touch()
+    sgljit_core.cache.prune(dry_run=True)
+    assert set(directory.iterdir()) == {old, *fresh}
+    sgljit_core.cache.prune()
+    assert len(set(directory.iterdir()) & set(fresh)) == len(list(directory.iterdir())) == 1024
+    assert answers.recall(["what?"]) is None
+    answers.remember(["what?"], "new")
+    assert load().number() == 1  # a build collects, too
+    assert len(list(directory.iterdir())) == 1024
+    assert answers.recall(["what?"]) == "new"
