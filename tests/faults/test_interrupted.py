@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 
 import pytest
 from kit import LOAD, artifacts, leftovers, made, running_below, until
 
 import sgljit_core.cache
-
-pytestmark = pytest.mark.slow
 
 # Stops ``before`` or after a function has run, and says so.
 STOP = """
@@ -28,6 +28,8 @@ def stop(*args, **kwargs):
 setattr(place, name, stop)
 """
 
+# Those of the quick run; the others differ from one of these in nothing that is on the disk.
+QUICK = {"lock held", "staging made", "about to publish", "about to rename", "renamed", "published"}
 STEPS = {
     "sources read": ("sgljit_core.builds.modules", "includes.scan", False),
     "compilers found": ("sgljit_core.builds.modules", "toolchain.find_toolchain", False),
@@ -47,23 +49,80 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [pytest.param(s, marks=() if s in QUICK else pytest.mark.slow) for s in STEPS])
 def test_killed_at_every_step(step, children, cache, tmp_path):
     module, function, before = STEPS[step]
     flag = tmp_path / "stopped"
     child = children.start(STOP + LOAD, module=module, function=function, before=before, flag=str(flag))
     until(flag.exists)
     child.kill()
-    visible = step in ("renamed", "published", "about to clean up")
-    assert len(artifacts(cache)) == visible
+    assert_recovered(children, cache, published=step in ("renamed", "published", "about to clean up"))
+
+
+def assert_recovered(children, cache, published):
+    assert len(artifacts(cache)) == published
     assert sgljit_core.cache.verify() == []
+    start = time.monotonic()
     assert children.run() == "1\n"
-    sgljit_core.cache.prune()
+    assert time.monotonic() - start < 20  # nobody waits for the dead
+    if published:  # nothing was built, so nothing was collected: the next prune does it
+        sgljit_core.cache.prune()
     assert leftovers(cache) == []
     assert len(artifacts(cache)) == 1
     assert sgljit_core.cache.verify() == []
 
 
+@pytest.mark.parametrize("phase", ["compile", "link"])
+def test_killed_while_a_compiler_runs(phase, children, compiler, cache):
+    compiler.hold(phase)
+    child = children.start()
+    until(lambda: compiler.is_held(phase))
+    assert running_below(cache)
+    child.kill()
+    until(lambda: not running_below(cache), 5, "the end of the compilers")
+    compiler.let_go(phase)
+    assert_recovered(children, cache, published=False)
+
+
+def test_killed_while_nvcc_runs(children, csrc, cache):
+    """The real one, with its grandchildren, and with units side by side."""
+    for name in "ab":
+        text = f"#include <cuda_fp16.h>\n#include <string>\nint {name}() {{ return 1; }}\n"
+        (csrc / f"{name}.cu").write_text(text)
+    code = LOAD.replace('cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")]', 'cuda_files=["a.cu", "b.cu"]')
+    code = "from sgljit_core import override_cuda_arch\nwith override_cuda_arch(9, 0):\n" + "".join(
+        f"    {line}\n" for line in code.replace("csrc=csrc", "csrc=csrc, header_only=False").splitlines()
+    )
+    child = children.start(code)
+    until(lambda: any("cicc" in line or "cudafe" in line or "cc1plus" in line for line in running_below(cache)))
+    child.kill()
+    until(lambda: not running_below(cache), 5, "the end of the compilers")
+
+
+@pytest.mark.slow
+def test_killed_at_any_time(children, load, cache):
+    """Fifty builders, each killed at a random moment of its build."""
+    choose = random.Random(20261120)
+    start = time.monotonic()
+    load("first", flags=("-DVALUE=1000",))
+    whole = time.monotonic() - start
+    for i in range(50):
+        flags = (f"-DVALUE={i}",)
+        child = children.start("print('up')\n" + LOAD, markers=(str(i),), flags=flags)
+        until(lambda: child.output)  # noqa: B023
+        time.sleep(choose.uniform(0, 1.2 * whole))
+        child.kill()
+        until(lambda: not running_below(cache), 5, "the end of the compilers")
+        assert sgljit_core.cache.verify() == []
+        assert load(str(i), flags=flags).number() == i
+        if i % 10 == 9:
+            sgljit_core.cache.prune()
+            assert leftovers(cache) == []
+    load("last", flags=("-DVALUE=2000",))
+    assert leftovers(cache) == []
+
+
+@pytest.mark.slow
 def test_a_stopped_builder_holds_up_nobody(children, compiler, cache):
     """Neither its job, for other builds, nor its artifact's lock, for the same one."""
     environment = {"SGLJIT_JOBS": "1"}
@@ -115,6 +174,7 @@ print("then", host.call())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "text"), [(signal.SIGINT, "KeyboardInterrupt()"), (signal.SIGTERM, "SystemExit(7)")]
 )
