@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .builds.modules import load_jit
     from .builds.parallel import parallel_compile
     from .builds.policy import freeze, why
-    from .builds.stats import stats
+    from .builds.record import stats
     from .compilers.arch import is_arch_support_pdl, override_cuda_arch
     from .families.family import KernelFamily, Op
     from .families.hookspecs import hookimpl
@@ -34,7 +34,7 @@ else:
             "builds.modules": ("load_jit",),
             "builds.parallel": ("parallel_compile",),
             "builds.policy": ("freeze", "why"),
-            "builds.stats": ("stats",),
+            "builds.record": ("stats",),
             "compilers.arch": ("is_arch_support_pdl", "override_cuda_arch"),
             "families.family": ("KernelFamily", "Op"),
             "families.hookspecs": ("hookimpl",),

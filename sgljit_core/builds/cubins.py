@@ -14,10 +14,10 @@ from sgljit_core.compilers import includes, nvrtc
 from sgljit_core.errors import CompileError
 from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
-from sgljit_core.model.build import BuildSpec, Target
+from sgljit_core.model.build import BuildSpec, Product, Target
 
 from .modules import include_roots
-from .request import Product, Request
+from .request import Request
 
 # The names of element types come first, as a dtype among the template arguments is one of them.
 _INCLUDE_DEVICE = "#include <sgl_kernel/device.cuh>\n"
@@ -36,7 +36,7 @@ class KernelRequest(Request[Cubin]):
         self._roots = include_roots(spec)
         self._generated = f'{_INCLUDE_DEVICE}#include "{spec.cuda_files[0]}"\n'
         scan = includes.scan(spec.cuda_files, self._roots, self._generated)
-        source = keys.variant_ingredients(spec, self._generated, scan, _flags(spec.target))
+        source = keys.source_ingredients(spec, {"variant.cu": self._generated}, scan, {"nvrtc": _flags(spec.target)})
         super().__init__(spec, root, source, scan)
 
     def find_tools(self, needed_for: str) -> Mapping[str, str]:

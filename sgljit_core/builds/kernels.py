@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgljit_core import paths
 from sgljit_core.compilers import arch
 from sgljit_core.errors import InvalidBuildError, SgljitError
 from sgljit_core.load.exceptions import passing
@@ -99,7 +98,6 @@ def load_deferred(sources: Sources, file: str, symbol: str) -> Module:
         family=sources.family,
         cpp_files=(file,),
         cpp_wrappers=(("address", f"host::address_of<{symbol}>"),),
-        carried=paths.carried_artifacts(sources.csrc),
     )
     return load_module(spec, sources.root)
 
@@ -152,7 +150,6 @@ def _spec(sources: Sources, file: str, expression: str, target: Target) -> Build
         family=sources.family,
         cuda_files=(file,),
         kernel=expression,
-        carried=paths.carried_artifacts(sources.csrc),
     )
 
 

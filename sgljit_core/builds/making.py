@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from sgljit_core import log, paths
 from sgljit_core._version import __version__
@@ -37,29 +37,21 @@ from sgljit_core.errors import (
 )
 from sgljit_core.machine import forks, trust
 from sgljit_core.machine.locks import FileLock, back_off
+from sgljit_core.model.build import Product
 
 from . import policy, progress, record
 from .extensions import extensions
 from .finding import Finder
-from .request import Product, Request
+from .request import Request
 
 T = TypeVar("T")
 
 LOCK_SECONDS = 300.0  # after which somebody else's build is no longer waited for
 _REPORT_SECONDS = 2.0
-_ENDED = "SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
 
 
 def make_once(finder: Finder[T]) -> T:
-    """Make what a search did not find, unless another process makes it meanwhile.
-
-    Raises:
-        CompileForbiddenError, CaptureError: it may not be made.
-        ToolchainNotFoundError: a compiler is missing.
-        CompileError: it cannot be made.
-        StorageError: there is no directory to make it in.
-        SourceChangedError: a source was written while it was being made.
-    """
+    """Make what a search did not find, unless another process makes it meanwhile. Raises as ``obtain`` does."""
     request = finder.request
     _check_allowed(request)
     if request.tools is None:  # damaged artifacts stay: the next process shall hear about them too
@@ -72,7 +64,7 @@ def make_once(finder: Finder[T]) -> T:
         for damage in finder.damaged:
             store.quarantine(damage, request.root)
         with progress.announced(request.named, request.location.source_key, request.root) as run:
-            return _Maker(request, run).make()
+            return _make(request, run)
 
 
 def _explain(request: Request[T]) -> Explanation:
@@ -118,112 +110,115 @@ def _no_toolchain(finder: Finder[T]) -> ToolchainNotFoundError:
     raise AssertionError("the toolchain came back")  # pragma: no cover
 
 
-class _Maker(Generic[T]):
-    """One payload being made."""
+def _make(request: Request[T], run: progress.Run) -> T:
+    """Make it in the root's staging area, or privately where the root takes no files."""
+    root = request.root
+    try:
+        return _make_below(root, request, run, publish=True)
+    except SgljitError:
+        raise
+    except OSError as error:
+        reason = _reason(error)
+    text = (
+        f"the cache {root} cannot be written ({reason}): what is compiled now serves this process alone. "
+        f"SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
+    )
+    record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
+    scratch = paths.scratch_directory()
+    try:
+        return _make_below(trust.private_directory(scratch), request, run, publish=False)
+    except SgljitError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{request.named.label} cannot be compiled for lack of a directory: {root} cannot be written ({reason}), "
+            f"nor can {scratch} ({_reason(error)}).\nMake room, or let SGLJIT_CACHE_DIR or TMPDIR name a directory of "
+            f"yours that takes files"
+        ) from error
 
-    def __init__(self, request: Request[T], run: progress.Run) -> None:
-        self.request = request
-        self.run = run
 
-    def make(self) -> T:
-        """Make it in the root's staging area, or privately where the root takes no files."""
-        root = self.request.root
-        try:
-            return self._make_below(root, publish=True)
-        except OSError as error:
-            if isinstance(error, SgljitError):
-                raise
-            reason = _reason(error)
-        text = (
-            f"the cache {root} cannot be written ({reason}): what is compiled now serves this process alone. {_ENDED}"
-        )
-        record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
-        try:
-            return self._make_below(trust.private_directory(paths.scratch_directory()), publish=False)
-        except OSError as error:
-            if isinstance(error, SgljitError):
-                raise
-            raise StorageError(
-                f"{self.request.named.label} cannot be compiled for lack of a directory: {root} cannot be written "
-                f"({reason}), nor can {paths.scratch_directory()} ({_reason(error)}).\nMake room, or let "
-                f"SGLJIT_CACHE_DIR or TMPDIR name a directory of yours that takes files"
-            ) from error
+def _make_below(root: Path, request: Request[T], run: progress.Run, *, publish: bool) -> T:
+    """Make it in a staging directory of a root; again, once, if somebody removes that meanwhile.
 
-    def _make_below(self, root: Path, *, publish: bool) -> T:
-        """Make it in a staging directory of a root; again, once, if somebody removes that meanwhile.
+    Raises:
+        OSError: the root takes no files.
+    """
+    with contextlib.suppress(OSError):
+        store.collect(root)
+    try:
+        return _make_in(store.staging_directory(root, request.build.module), request, run, publish=publish)
+    except SgljitError:
+        raise
+    except FileNotFoundError:
+        pass
+    return _make_in(store.staging_directory(root, request.build.module), request, run, publish=publish)
 
-        Raises:
-            OSError: the root takes no files.
-        """
-        with contextlib.suppress(OSError):
-            store.collect(root)
-        try:
-            return self._make_in(store.staging_directory(root, self.request.build.module), publish=publish)
-        except FileNotFoundError as error:
-            if isinstance(error, SgljitError):
-                raise
-        return self._make_in(store.staging_directory(root, self.request.build.module), publish=publish)
 
-    def _make_in(self, staging: Path, *, publish: bool) -> T:
-        request, self.run.directory = self.request, staging
-        start = time.perf_counter()
-        try:
-            product = request.make(staging)
-            payload = product.payload.read_bytes()
-            manifest = self._manifest(product, payload, time.perf_counter() - start)
-            loaded = request.load(payload)
-            if not request.is_current():
-                raise SourceChangedError(f"{request.named.label}: a source was written while it was compiled")
-            if not publish or not self._publish(staging, manifest, payload):
-                self.run.outcome = "private"
-        except (CompileError, ArtifactLoadError) as error:
-            if isinstance(error, CompileError):
-                _check_room(staging)
-            store.keep_failed(staging)
-            raise
-        except BaseException:
-            store.discard(staging)
-            raise
+def _make_in(staging: Path, request: Request[T], run: progress.Run, *, publish: bool) -> T:
+    run.directory = staging
+    start = time.perf_counter()
+    try:
+        product = request.make(staging)
+        payload = product.payload.read_bytes()
+        manifest = _manifest(request, product, payload, time.perf_counter() - start)
+        loaded = request.load(payload)
+        if not request.is_current():
+            raise SourceChangedError(f"{request.named.label}: a source was written while it was compiled")
+        published = _publish(staging, request, manifest, payload) if publish else None
+        if published is None:
+            run.outcome = "private"
+    except (CompileError, ArtifactLoadError) as error:
+        if isinstance(error, CompileError):
+            _check_room(staging)
+        store.keep_failed(staging)
+        raise
+    except BaseException:
         store.discard(staging)
-        record.loaded(request, self.run.directory, "made")
-        return loaded
+        raise
+    store.discard(staging)
+    run.directory = published or staging
+    record.loaded(request, run.directory, "made")
+    return loaded
 
-    def _manifest(self, product: Product, payload: bytes, seconds: float) -> Manifest:
-        request, build = self.request, self.request.named
-        assert request.tools is not None
-        return Manifest(
-            payload=request.payload,
-            size=len(payload),
-            sha256=hashlib.sha256(payload).hexdigest(),
-            build=build.label,
-            target=build.target.name,
-            family=build.family,
-            module=build.module,
-            markers=build.markers,
-            plugin=build.plugin,
-            core=__version__,
-            command=product.command,
-            seconds=round(seconds, 3),
-            created=round(time.time(), 3),
-            source=dict(request.source),
-            toolchain=dict(request.tools),
-            observed=dict(product.observed),
-        )
 
-    def _publish(self, staging: Path, manifest: Manifest, payload: bytes) -> bool:
-        root = self.request.root
-        try:
-            self.run.directory = store.publish(staging, root, self.request.location, manifest, payload)
-        except OSError as error:
-            reason = _reason(error)
-            text = f"the cache {root} did not take an artifact ({reason}); it serves this process alone"
-            record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
-            return False
-        most = settings().cache_bytes
-        if most is not None and root == paths.cache_root():
-            with contextlib.suppress(OSError):
-                store.limit(root, most)
-        return True
+def _manifest(request: Request[T], product: Product, payload: bytes, seconds: float) -> Manifest:
+    build = request.named
+    assert request.tools is not None
+    return Manifest(
+        payload=request.payload,
+        size=len(payload),
+        sha256=hashlib.sha256(payload).hexdigest(),
+        build=build.label,
+        target=build.target.name,
+        family=build.family,
+        module=build.module,
+        markers=build.markers,
+        plugin=build.plugin,
+        core=__version__,
+        command=product.command,
+        seconds=round(seconds, 3),
+        created=round(time.time(), 3),
+        source=dict(request.source),
+        toolchain=dict(request.tools),
+        observed=dict(product.observed),
+    )
+
+
+def _publish(staging: Path, request: Request[T], manifest: Manifest, payload: bytes) -> Path | None:
+    """The artifact's directory; None where the root did not take it."""
+    root = request.root
+    try:
+        directory = store.publish(staging, root, request.location, manifest, payload)
+    except OSError as error:
+        reason = _reason(error)
+        text = f"the cache {root} did not take an artifact ({reason}); it serves this process alone"
+        record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
+        return None
+    most = settings().cache_bytes
+    if most is not None and root == paths.cache_root():
+        with contextlib.suppress(OSError):
+            store.limit(root, most)
+    return directory
 
 
 def _reason(error: OSError) -> str:

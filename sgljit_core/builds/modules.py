@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from sgljit_core import paths
 from sgljit_core.cache import keys
-from sgljit_core.cache.location import Location
+from sgljit_core.cache.keys import Location
 from sgljit_core.compilers import arch, includes, toolchain
 from sgljit_core.compilers.recipe import flags, generated_sources
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 from sgljit_core.load import library
 from sgljit_core.machine.forks import OncePerKey
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.model.build import BuildSpec, Product
 
 from . import policy
 from .extensions import extensions
 from .obtain import obtain, until_current
-from .request import Product, Request
+from .request import Request
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
@@ -98,7 +98,6 @@ def load_jit(
         include_paths=tuple(Path(path).resolve() for path in extra_include_paths or ()),
         dependencies=tuple(extra_dependencies or ()),
         header_only=header_only,
-        carried=paths.carried_artifacts(Path(csrc)) if family else None,
     )
     return load_module(spec, paths.build_root(build_directory))
 
@@ -153,10 +152,9 @@ class ModuleRequest(Request["Module"]):
 
         assert self._toolchain is not None
         keyed = self._scan.stamps
-        made = compile_library(
+        return compile_library(
             self.named, self._toolchain, self._generated, self._roots, keyed, directory, self._use_the_time
         )
-        return Product(made.library, made.command, made.observed)
 
     def _use_the_time(self) -> None:
         """Start what can be done while compilers run."""

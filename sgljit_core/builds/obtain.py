@@ -43,7 +43,7 @@ def obtain(request: Request[T]) -> T:
         CompileError: it cannot be made.
         StorageError: there is no directory to make it in.
         SourceChangedError: a source was written while it was being made; make a new request.
-        UntrustedCacheError: a tier could have been written by somebody else.
+        UntrustedCacheError: somebody else could have written a tier.
     """
     finder = Finder(request)
     found = finder.find()

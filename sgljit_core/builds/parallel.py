@@ -6,6 +6,7 @@ import collections
 import contextlib
 import contextvars
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from typing import TypeVar
 from sgljit_core.errors import ParallelCompileError
 from sgljit_core.machine import supervisor
 
-from .progress import Batch, batch
+from .progress import batch
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
             the last two.
     """
     jobs = list(builders)
-    token = batch.set(Batch(total=len(jobs)))
+    token = batch.set((itertools.count(1), len(jobs)))
     try:
         futures = _run([functools.partial(contextvars.copy_context().run, job) for job in jobs])
     finally:

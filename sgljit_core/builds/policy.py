@@ -18,7 +18,7 @@ from sgljit_core.errors import SgljitError
 
 if TYPE_CHECKING:
     from sgljit_core.cache.explain import Explanation
-    from sgljit_core.cache.location import Location
+    from sgljit_core.cache.keys import Location
 
 
 Mode = Literal["on", "warn", "error"]

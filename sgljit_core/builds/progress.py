@@ -33,23 +33,15 @@ _SHOW_SECONDS = 1.0
 _LONG_SECONDS = 10.0
 
 
-@dataclass
-class Batch:
-    """Several builds that belong together: how many there are, and how many have begun."""
-
-    total: int
-    begun: int = 0
-
-
-_lock = ForkLock()  # for the display, and the count of a batch
-batch: ContextVar[Batch | None] = ContextVar("sgljit_batch", default=None)
+_lock = ForkLock()  # for the display
+# Of several builds that belong together: the number of the next to begin, and how many there are.
+batch: ContextVar[tuple[Iterator[int], int] | None] = ContextVar("sgljit_batch", default=None)
 
 
 @dataclass
 class Run:
-    """A build under way: its source key, the directory that it is in, and how it ended."""
+    """A build under way: the directory that it is in, and how it ended."""
 
-    key: str
     directory: Path
     outcome: str = "compiled"
 
@@ -65,7 +57,7 @@ _SAID = {
 @contextmanager
 def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
     """Around a build. Whoever makes it sets the directory and the outcome."""
-    run = Run(key, root)
+    run = Run(root)
     extensions().build_started(build)
     data = {"build": build.label, "family": build.family, "module": build.module, "target": build.target.name}
     log.log(logging.INFO, "build_started", f"compiling {build.label}", **data)
@@ -90,9 +82,8 @@ def _position() -> str:
     current = batch.get()
     if current is None:
         return ""
-    with _lock.here():
-        current.begun += 1
-        return f"{current.begun} of {current.total}: "
+    begun, total = current
+    return f"{next(begun)} of {total}: "
 
 
 @contextmanager

@@ -10,28 +10,18 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from sgljit_core.cache import keys
-from sgljit_core.cache.location import Location
+from sgljit_core.cache.keys import Location
 from sgljit_core.compilers.includes import Scan
 from sgljit_core.errors import ToolchainNotFoundError
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.model.build import BuildSpec, Product
 
 from .extensions import extensions
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Product:
-    """What was made: the payload's file, the commands, and the files read that no key covers."""
-
-    payload: Path
-    command: str
-    observed: Mapping[str, str]
 
 
 class Request(ABC, Generic[T]):

@@ -67,9 +67,7 @@ def _failing_plainly(operation: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def root() -> Path:
-    """The root of the user's own cache."""
-    return paths.cache_root()
+root = paths.cache_root
 
 
 @_failing_plainly
@@ -110,9 +108,9 @@ def _problem(path: Path, *, vouched: bool = False, unreadable: bool = True) -> s
         lookup.read(path, vouched=vouched)
     except ManifestError as error:
         return str(error)
+    except SgljitError as error:  # somebody else could have written it
+        return str(error) if unreadable else ""
     except OSError as error:
-        if isinstance(error, SgljitError):  # somebody else could have written it
-            return str(error) if unreadable else ""
         return f"it cannot be read ({error.strerror})" if unreadable else ""
     return ""
 
@@ -124,10 +122,9 @@ def prune(
     older_than: float | None = None,
     larger_than: int | None = None,
     keep: Iterable[Explanation] | None = None,
-    damaged: bool = True,
     dry_run: bool = False,
 ) -> list[Entry]:
-    """Remove artifacts, and what dead processes left behind.
+    """Remove artifacts, damaged ones in any case, and what dead processes left behind.
 
     Safe while others use the cache: what is loaded is in memory, and what is missing is built again.
 
@@ -136,7 +133,6 @@ def prune(
         larger_than: bytes; removes what was used longest ago until the rest takes no more.
         keep: answers of ``why``; of each family and target that is among them, removes every other source key, such
             as those of sources that were edited since.
-        damaged: removes artifacts whose content is not what their manifest says.
         dry_run: changes nothing.
 
     Returns:
@@ -148,7 +144,7 @@ def prune(
     place = _checked(directory)
     if not dry_run:
         store.collect(place)
-    broken = {path for path in store.artifact_directories(place) if damaged and _problem(path, unreadable=False)}
+    broken = {path for path in store.artifact_directories(place) if _problem(path, unreadable=False)}
     wanted: dict[tuple[str, str], set[str]] = {}
     for answer in keep or ():
         wanted.setdefault(_owner(answer.location.path), set()).add(answer.source_key)
@@ -185,7 +181,7 @@ def export_archive(
 
 
 @_failing_plainly
-def copy(into: Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None) -> int:
+def copy(into: Path, directory: Path | None = None, *, family: str | None = None) -> int:
     """Copy artifacts of one root into another, and count them. One that is there and whole already stays.
 
     Raises:
@@ -193,7 +189,7 @@ def copy(into: Path, directory: Path | None = None, *, family: str | None = None
     """
     place = _checked(directory)
     count = 0
-    for artifact in _whole(place, family, target):
+    for artifact in _whole(place, family, None):
         staging = store.staging_directory(into, "copy")
         try:
             store.publish(staging, into, artifact.manifest.location, artifact.manifest, artifact.payload)

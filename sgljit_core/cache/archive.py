@@ -44,7 +44,7 @@ def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
     count = 0
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with _open_for_writing(partial, _mode(file)) as archive:
+        with tarfile.open(partial, _mode(file)) as archive:
             for artifact in sorted(artifacts, key=lambda a: a.directory):
                 place = artifact.directory.relative_to(root)
                 for name, content in ((FILE, artifact.manifest.dump()), (artifact.manifest.payload, artifact.payload)):
@@ -75,9 +75,9 @@ def unpack(file: Path, root: Path) -> int:
             _verify(file, staging / place)
         for place in places:
             store.settle(staging / place, root / place)
+    except SgljitError:
+        raise
     except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, OSError) as error:
-        if isinstance(error, SgljitError):
-            raise
         if not isinstance(error, OSError) or error.errno is None:
             raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: {error}") from error
         raise
@@ -91,12 +91,6 @@ def _mode(file: Path) -> Literal["w", "w:gz", "w:xz"]:
         if file.name.endswith(suffix):
             return mode
     raise ArchiveError(f"{file}: the name of an archive ends in one of {', '.join(_MODES)}")
-
-
-def _open_for_writing(file: Path, mode: Literal["w", "w:gz", "w:xz"]) -> tarfile.TarFile:
-    if mode == "w":
-        return tarfile.open(file, "w")
-    return tarfile.open(file, "w:gz") if mode == "w:gz" else tarfile.open(file, "w:xz")
 
 
 class _Reader(io.RawIOBase):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from . import lookup
-from .location import Location
+from .keys import Location
 from .manifest import ManifestError
 
 _MOST = 64  # manifests that are read to explain a miss

@@ -1,4 +1,4 @@
-"""When are two builds the same build? Pure functions from ingredients to keys.
+"""When are two builds the same build, and where do its artifacts lie? Pure functions from ingredients to keys.
 
 The *source key* covers everything that decides the program and can be known without a compiler: the generated
 source, the content of every file it can reach, flags, target. The *toolchain key* covers the compilers. Both hash
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from sgljit_core.compilers.includes import Scan
 from sgljit_core.compilers.toolchain import Toolchain
@@ -25,42 +27,37 @@ def source_ingredients(
     spec: BuildSpec,
     generated: Mapping[str, str],
     scan: Scan,
-    flags: Mapping[str, tuple[str, ...]],
+    flags: Mapping[str, Sequence[str]],
     *,
-    tvm_ffi: str,
-    cpu: str,
+    tvm_ffi: str = "",
+    cpu: str = "",
 ) -> dict[str, str]:
     """The ingredients of the source key.
 
     Args:
         generated: the generated sources by file name.
-        flags: flags by step ("cxx", "nvcc", "link"), with roots written as labels.
+        flags: flags by step ("cxx", "nvcc", "link", "nvrtc"), with roots written as labels.
         tvm_ffi: the version of tvm-ffi, an ingredient only where its unstable C++ ABI is used.
         cpu: this machine's processor, an ingredient only where ``depends_on_processor``.
     """
-    ingredients = {"format": str(FORMAT), "target": spec.target.name, "c_abi": _C_ABI}
+    ingredients = {"format": str(FORMAT), "target": spec.target.name}
+    if spec.kernel:  # a cubin calls nothing
+        ingredients["kernel"] = spec.kernel
+    else:
+        ingredients |= {"c_abi": _C_ABI, "tvm_ffi": tvm_ffi} if scan.uses_tvm_cpp else {"c_abi": _C_ABI}
     ingredients |= {f"generated {name}": digest(text) for name, text in generated.items()}
     ingredients |= {f"file {name}": content for name, content in scan.files.items()}
     ingredients |= {f"flags {step}": json.dumps(values) for step, values in flags.items()}
     if not spec.header_only:
         ingredients["units"] = json.dumps([*spec.cpp_files, *spec.cuda_files])
-    if scan.uses_tvm_cpp:
-        ingredients["tvm_ffi"] = tvm_ffi
     if depends_on_processor(flags):
         ingredients["cpu"] = cpu
     return ingredients
 
 
-def depends_on_processor(flags: Mapping[str, tuple[str, ...]]) -> bool:
+def depends_on_processor(flags: Mapping[str, Sequence[str]]) -> bool:
     """Whether a flag asks for code for the processor of this machine, such as ``-march=native``."""
     return any(flag.endswith("=native") for values in flags.values() for flag in values)
-
-
-def variant_ingredients(spec: BuildSpec, generated: str, scan: Scan, flags: tuple[str, ...]) -> dict[str, str]:
-    """The ingredients of the source key of an instant variant. It binds to no C ABI: a cubin calls nothing."""
-    ingredients = {"format": str(FORMAT), "target": spec.target.name, "kernel": spec.kernel}
-    ingredients |= {"generated variant.cu": digest(generated), "flags nvrtc": json.dumps(flags)}
-    return ingredients | {f"file {name}": content for name, content in scan.files.items()}
 
 
 def toolchain_ingredients(toolchain: Toolchain) -> dict[str, str]:
@@ -84,3 +81,17 @@ def canonical(value: object) -> str:
 def digest(text: str) -> str:
     """The sha256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a build's artifacts live below a root: one directory for each toolchain."""
+
+    target: str
+    family: str
+    module: str
+    source_key: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.target, self.family or "_", self.module, self.source_key)

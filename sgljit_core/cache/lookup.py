@@ -18,7 +18,7 @@ from pathlib import Path
 from sgljit_core.errors import UntrustedCacheError
 from sgljit_core.machine import trust
 
-from .location import Location
+from .keys import Location
 from .manifest import FILE, Manifest, ManifestError
 
 LARGEST = 2 << 30  # the bytes of a file that is read
@@ -101,9 +101,9 @@ def find(
                     usable = not _changed(artifact.manifest, has_toolchain=toolchain_key is not None)
                 if usable:
                     return Search(artifact, tier, tuple(damaged), tuple(unreadable))
-        except OSError as error:  # noqa: PERF203 - a tier for itself
-            if isinstance(error, UntrustedCacheError):
-                raise
+        except UntrustedCacheError:  # noqa: PERF203 - a tier for itself
+            raise
+        except OSError as error:
             unreadable.append((tier, error))
     return Search(None, None, tuple(damaged), tuple(unreadable))
 

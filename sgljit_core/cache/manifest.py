@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from . import keys
-from .location import Location
+from .keys import Location
 
 FILE = "manifest.json"
 _FORMAT = 1

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sgljit_core.machine import answers, processes, trust
 
-from .location import Location
+from .keys import Location
 from .lookup import Damage, read
 from .manifest import FILE, Manifest, ManifestError
 
@@ -76,11 +76,9 @@ def keep_failed(staging: Path) -> None:
 
 def discard(path: Path) -> None:
     """Remove a directory or a file as far as that is possible."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # it was a file
+        path.unlink()
 
 
 def publish(staging: Path, root: Path, location: Location, manifest: Manifest, payload: bytes) -> Path:

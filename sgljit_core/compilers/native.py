@@ -19,12 +19,11 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sgljit_core.errors import CompileError
 from sgljit_core.machine import forks, jobs, supervisor
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.model.build import BuildSpec, Product
 from sgljit_core.paths import tvm_ffi_include, tvm_ffi_library
 
 from .includes import Root
@@ -48,15 +47,6 @@ _NO_MEMORY = re.compile(r"out of memory|memory exhausted|bad_alloc|cannot alloca
 _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol|multiple definition", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A library, the commands that made it, and sha256 by path of the files that were read and that no key covers."""
-
-    library: Path
-    command: str
-    observed: dict[str, str]
-
-
 def compile_library(
     spec: BuildSpec,
     toolchain: Toolchain,
@@ -65,7 +55,7 @@ def compile_library(
     keyed: Collection[str],
     directory: Path,
     meanwhile: Callable[[], None],
-) -> Compiled:
+) -> Product:
     """Compile and link in ``directory``.
 
     Args:
@@ -92,7 +82,7 @@ def compile_library(
     read = [path for output in objects for path in _dependencies(output.with_suffix(".d"))]
     own = (directory, tvm_ffi_include(), *([toolchain.cuda_home] if toolchain.nvcc else []))
     observed = _observed((*read, *_archives(trace)), own, keyed)
-    return Compiled(library, "\n".join(shlex.join(command) for command in (*commands, link)), observed)
+    return Product(library, "\n".join(shlex.join(command) for command in (*commands, link)), observed)
 
 
 def _is_cuda(unit: Path) -> bool:
@@ -136,6 +126,7 @@ class _Runner:
         self._started = threading.Semaphore(0)
 
     def side_by_side(self, commands: Sequence[tuple[Sequence[str], bool]], meanwhile: Callable[[], None]) -> None:
+        # Not an executor of concurrent.futures: it takes no work while the interpreter ends.
         ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def work(command: Sequence[str], cuda: bool) -> None:

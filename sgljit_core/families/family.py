@@ -45,6 +45,7 @@ class Op:
     function: Callable[..., Any]
     library: LibraryOps
     place: str
+    _execution: object  # of the module that declares it: a reload has another
     _package: str
     _named: Mapping[str, str]
 
@@ -60,6 +61,10 @@ class Op:
     @property
     def samples(self) -> Callable[..., Any] | None:
         return self._beside("samples")
+
+    def is_left_over(self, place: str, execution: object) -> bool:
+        """Whether an earlier execution of the file of ``place`` declared it."""
+        return self._execution is not execution and self.place.rpartition(":")[0] == place.rpartition(":")[0]
 
     def _beside(self, kind: str) -> Callable[..., Any] | None:
         """The function that the declaration names, or the one of the op's name in the package's module ``kind``."""
@@ -159,10 +164,12 @@ class KernelFamily:
             names = (mutates,) if isinstance(mutates, str) else tuple(mutates)
             declaration = Declaration(where, function, names, inplace, make_fake)
             declaration.check()
-            self._make_room(declaration, place)
+            # A reload keeps the module's globals, and gives them a new __spec__ first.
+            execution = function.__globals__.get("__spec__")
+            self._make_room(declaration, place, execution)
             op, library = define(self.name, declaration, exports)
             given = {kind: value for kind, value in named.items() if value is not None}
-            self._declared[name] = Op(name, op, library, place, self.package, given)
+            self._declared[name] = Op(name, op, library, place, execution, self.package, given)
             for follower in self._followers:
                 if name in vars(follower):
                     setattr(follower, name, op)
@@ -170,15 +177,15 @@ class KernelFamily:
 
         return declare
 
-    def _make_room(self, declaration: Declaration, place: str) -> None:
-        """Drop the op that a reload declares anew, and with it its library ops; refuse to replace another."""
+    def _make_room(self, declaration: Declaration, place: str, execution: object) -> None:
+        """Drop the op that is declared anew, and what an earlier execution of its file left; refuse to drop another."""
         new = {variant.name for variant in declaration.variants}
         for name, op in tuple(self._declared.items()):
             if new.isdisjoint(variant.name for variant in op.library.variants):
                 continue
-            if (name, op.place) != (declaration.name, place):
+            if (name, op.place) != (declaration.name, place) and not op.is_left_over(place, execution):
                 raise InvalidFamilyError(f"{declaration.where}: the family has this op already, from {op.place}")
-            del self._declared[name], op
+            del self._declared[name]
 
     def follow(self, module: ModuleType) -> None:
         """Keep the ops that a module object has as attributes up to date, when they are declared anew by a reload."""
@@ -253,7 +260,6 @@ class KernelFamily:
             dependencies=tuple(extra_dependencies or ()),
             header_only=header_only,
             host_part=True,
-            carried=paths.carried_artifacts(self.csrc),
         )
         return kernels.load_host(self._sources(build_directory), spec)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from sgljit_core import paths
 from sgljit_core.errors import InvalidBuildError
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -65,7 +66,6 @@ class BuildSpec:
             translation unit of its own and exports its functions itself.
         host_part: the C++ files are the host part of a family, see ``KernelFamily.load_host``.
         kernel: for an instant variant, the C++ expression that names the device kernel in the only CUDA file.
-        carried: the directory of artifacts inside the plugin's own wheel, if it has one.
     """
 
     markers: tuple[str, ...]
@@ -85,7 +85,6 @@ class BuildSpec:
     header_only: bool = True
     host_part: bool = False
     kernel: str = ""
-    carried: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.markers:
@@ -138,12 +137,26 @@ class BuildSpec:
         return self.markers[0]
 
     @property
+    def carried(self) -> Path | None:
+        """The directory of artifacts inside the plugin's own wheel, if it has one."""
+        return paths.carried_artifacts(self.csrc) if self.family else None
+
+    @property
     def label(self) -> str:
         """How messages name this build: family, variant, target and plugin."""
         name = f"{self.family}." if self.family else ""
         arguments = f"<{', '.join(self.markers[1:])}>" if len(self.markers) > 1 else ""
         plugin = f" of {self.plugin}" if self.plugin else ""
         return f"{name}{self.module}{arguments} for {self.target.name}{plugin}"
+
+
+@dataclass(frozen=True)
+class Product:
+    """What was made: the payload's file, the commands, and sha256 by path of the files read that no key covers."""
+
+    payload: Path
+    command: str
+    observed: Mapping[str, str]
 
 
 def _refusal(flag: str) -> str | None:
