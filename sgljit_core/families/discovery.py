@@ -13,7 +13,8 @@ import importlib
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,52 +54,42 @@ def _problem(about: str, text: str) -> None:
     log.once("plugin_problem", about, text)
 
 
+@dataclass(frozen=True, eq=False)
 class Plugin:
     """One entry point of an installed distribution, read from its metadata.
 
     The metadata file is parsed when it is first asked for: listing names must stay cheap.
+
+    Attributes:
+        name: the entry point's name; for a kernel plugin, the family.
+        module: the module that the entry point names.
+        distribution, version, requires: name, version and requirements of the distribution that ships it.
+        location: the directory that the distribution is installed in.
     """
 
-    def __init__(self, point: EntryPoint) -> None:
-        self._point = point
-
-    @property
-    def name(self) -> str:
-        """The entry point's name; for a kernel plugin, the family."""
-        return str(self._point.name)
-
-    @property
-    def module(self) -> str:
-        """The module that the entry point names."""
-        return str(self._point.value)
+    name: str
+    module: str
+    _dist: Any
 
     @property
     def distribution(self) -> str:
-        """The name of the distribution that ships it."""
         return self._metadata["Name"][0]
 
     @property
     def version(self) -> str:
-        """The distribution's version."""
         return self._metadata["Version"][0]
 
     @property
-    def requires(self) -> tuple[str, ...]:
-        """The distribution's requirements."""
-        return tuple(self._metadata["Requires-Dist"])
+    def requires(self) -> list[str]:
+        return self._metadata["Requires-Dist"]
+
+    @property
+    def location(self) -> Path:
+        return Path(str(self._dist.locate_file(""))).resolve()  # an entry of sys.path may be relative
 
     @functools.cached_property
     def _metadata(self) -> dict[str, list[str]]:
         return _fields(self._dist)
-
-    @property
-    def location(self) -> Path:
-        """The directory that the distribution is installed in."""
-        return Path(str(self._dist.locate_file(""))).resolve()  # an entry of sys.path may be relative
-
-    @property
-    def _dist(self) -> Any:
-        return self._point.dist  # set on every entry point that entry_points() finds
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
@@ -141,12 +132,6 @@ def installed() -> dict[str, tuple[Plugin, ...]]:
     return dict(sorted(families.items()))
 
 
-def plugin_of(family: str) -> Plugin | None:
-    """The plugin that ships a family, if just one does."""
-    claims = installed().get(family, ())
-    return claims[0] if len(claims) == 1 else None
-
-
 def _entry_points(group: str) -> list[Plugin]:
     allowed = settings().plugins
     if allowed is None:
@@ -175,10 +160,10 @@ def _check_doubles(names: frozenset[str]) -> None:
 def _scan(group: str) -> list[Plugin]:
     _check_descriptors()
     try:
-        return [Plugin(point) for point in importlib_metadata.entry_points(group=group)]
-    except Exception as error:  # a distribution's metadata may be anything
-        if isinstance(error, OSError):
-            raise
+        return _plugins_of(importlib_metadata.entry_points(group=group))
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001 - a distribution's metadata may be anything
         return _scan_one_by_one(group)
 
 
@@ -190,6 +175,10 @@ def _check_descriptors() -> None:
         raise ResourceError("the installed packages cannot be looked through", error.strerror or str(error)) from error
 
 
+def _plugins_of(points: Iterable[EntryPoint]) -> list[Plugin]:
+    return [Plugin(point.name, point.value, point.dist) for point in points]
+
+
 def _scan_one_by_one(group: str) -> list[Plugin]:
     """For when the metadata of some distribution cannot be read: that of the others."""
     found: dict[str, list[Plugin]] = {}
@@ -198,7 +187,7 @@ def _scan_one_by_one(group: str) -> list[Plugin]:
         if name in found:
             continue
         try:
-            found[name] = [Plugin(point) for point in dist.entry_points.select(group=group)]
+            found[name] = _plugins_of(dist.entry_points.select(group=group))
         except Exception as error:  # noqa: BLE001
             _problem(str(_directory(dist)), _unreadable(dist, error))
     return [plugin for plugins in found.values() for plugin in plugins]

@@ -17,8 +17,8 @@ class Plugins(Extensions):
     """The answers of the installed plugins."""
 
     def plugin_of(self, family: str) -> str:
-        plugin = discovery.plugin_of(family)
-        return "" if plugin is None else str(plugin)
+        claims = discovery.installed().get(family, ())
+        return str(claims[0]) if len(claims) == 1 else ""
 
     def header_directories(self, name: str) -> list[Path]:
         providers = discovery.header_providers()

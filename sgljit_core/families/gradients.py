@@ -6,7 +6,7 @@ a tangent of forward-mode differentiation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,26 +25,24 @@ def refuse_gradients(library: torch.library.Library, name: str, overload: Any, o
     """
 
     def check(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        for argument, tensor in _tensors(names, args, kwargs):
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise InferenceOnlyError(_text(op, argument, "requires grad"))
-            if forward_ad.unpack_dual(tensor).tangent is not None:
-                raise InferenceOnlyError(_text(op, argument, "has a tangent"))
+        for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(tensor, torch.Tensor):
+                    _refuse(op, argument, tensor)
         # The next in order: all but the autograd key that led here.
         return overload.redispatch(keyset.remove(keyset.highestPriorityTypeId()), *args, **kwargs)
 
     library.impl(name, check, "Autograd", with_keyset=True)
 
 
-def _text(op: str, argument: str, why: str) -> str:
-    return (
+def _refuse(op: str, argument: str, tensor: torch.Tensor) -> None:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        why = "requires grad"
+    elif forward_ad.unpack_dual(tensor).tangent is not None:
+        why = "has a tangent"
+    else:
+        return
+    raise InferenceOnlyError(
         f"{op}(): {argument} {why}, and this op is for inference only: it has no gradient. Call it under "
         f"torch.no_grad() or torch.inference_mode(), or pass {argument}.detach()"
     )
-
-
-def _tensors(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor):
-                yield name, tensor

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from sgljit_core.machine.forks import ForkLock
+from sgljit_core.machine.forks import OncePerKey
 
 from . import tensors
 from .forwarding import generate
@@ -30,7 +30,6 @@ from .schema import ORDER, Declaration, Variant
 from .tracing import Constant
 
 _ORDER_STATE = torch.empty(0)  # all ops share it, and none looks at it
-_lock = ForkLock()
 
 
 @dataclass(frozen=True)
@@ -118,37 +117,28 @@ def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.libr
         sgl_is_tracing=torch.compiler.is_dynamo_compiling,  # these two cost less than is_compiling, which asks both
         sgl_is_exporting=torch.compiler.is_exporting,
         sgl_is_grad_enabled=torch.is_grad_enabled,
-        sgl_stand_in=_stand_in(declaration),
+        sgl_stand_in=tensors.stand_in,
     )
+    tensors_by_name = ", ".join(f"{name!r}: {name}" for name in declaration.tensors)
     no_gradient = f"not (sgl_is_grad_enabled() and ({' or '.join(grads)}))"
     lines = [
         f"if {' and '.join(plain)} and not (sgl_is_tracing() or sgl_is_exporting()) and {no_gradient}:",
         " try:",
         "  return {body}",
         " except Exception:",
-        "  if not sgl_stand_in({arguments}):",
+        f"  if not sgl_stand_in({declaration.name!r}, {{{{{tensors_by_name}}}}}):",
         "   raise",
         # The body refuses an argument that is no tensor, as it refuses any wrong argument.
         f"if not sgl_is_tracing() and not ({' and '.join(others)}):",
         " return {body}",
     ]
     if declaration.mutates and declaration.returns_nothing:
-        scope["sgl_on_copies"] = _OnCopies(declaration, library, namespace)
+        scope["sgl_on_copies"] = _on_copies(declaration, library, namespace)
         lines[4:4] = ["  if sgl_on_copies({arguments}):", "   return None"]
     if tensors.HEAP_IS_LOW:
         scope["sgl_require_memory"] = tensors.require_memory
         lines[2:2] = [f"  if {' or '.join(offsets)}:", "   sgl_require_memory({arguments})"]
     return "".join(f"  {line}\n" for line in lines)
-
-
-def _stand_in(declaration: Declaration) -> Callable[..., bool]:
-    names = list(declaration.signature.parameters)
-
-    def stand_in(*values: Any) -> bool:
-        given = zip(names, values, strict=True)
-        return tensors.stand_in(declaration.name, {n: v for n, v in given if isinstance(v, torch.Tensor)})
-
-    return stand_in
 
 
 def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,52 +157,46 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """The fake of an op that writes to its arguments and returns nothing."""
 
 
-class _OnCopies:
-    """Does a call on tensors of ``torch.func.functionalize``, for whose sake an op may not write.
+def _on_copies(declaration: Declaration, library: torch.library.Library, namespace: str) -> Callable[..., bool]:
+    """A call on tensors of ``torch.func.functionalize``, for whose sake an op may not write.
 
     A library op of its own writes to copies and returns them, and what it returns is copied back: a ``copy_`` is
     something that functionalisation knows how to replace.
     """
+    kept = weakref.ref(library)  # it lives as long as the declaration, see KernelFamily
+    made: OncePerKey[str, Any] = OncePerKey()
 
-    def __init__(self, declaration: Declaration, library: torch.library.Library, namespace: str) -> None:
-        self._declaration = declaration
-        self._library = weakref.ref(library)  # it lives as long as the declaration, see KernelFamily
-        self._namespace = namespace
+    def make(variant: Variant) -> Any:
+        library, name = kept(), f"functional_{variant.name}"
+        if library is None:
+            raise RuntimeError(f"{declaration.where}: the op was declared anew; use what its module has now")
+        library.define(name + declaration.schema(variant, returns=list[torch.Tensor]))
+        library.impl(name, _run_on_copies(variant, _overload(namespace, variant.name)), "CompositeExplicitAutograd")
+        return _overload(namespace, name)
 
-    def __call__(self, *values: Any) -> bool:
+    def on_copies(*values: Any) -> bool:
         """Whether such a tensor is among the arguments; then the call is done."""
         if not any(map(tensors.is_functional, values)):
             return False
-        arguments = dict(zip(self._declaration.signature.parameters, values, strict=True))
-        out = self._declaration.out
-        variant = self._declaration.variants[1 if out is not None and arguments[out] is None else 0]
+        arguments = dict(zip(declaration.signature.parameters, values, strict=True))
+        variant = declaration.variants[declaration.out is not None and arguments[declaration.out] is None]
         passed = {own: arguments[name] for name, own in variant.own_names.items()}
-        results = self._overload(variant)(**passed)
+        results = made.get(variant.name, lambda: make(variant))(**passed)
         for name, result in zip(variant.mutates, results, strict=True):
             arguments[name].copy_(result)
         return True
 
-    def _overload(self, variant: Variant) -> Any:
-        name = f"functional_{variant.name}"
-        with _lock.here():
-            if not hasattr(getattr(torch.ops, self._namespace), name):
-                self._define(name, variant)
-        return _overload(self._namespace, name)
+    return on_copies
 
-    def _define(self, name: str, variant: Variant) -> None:
-        overload = _overload(self._namespace, variant.name)
-        signature, own_names = inspect.Signature(variant.parameters), variant.own_names
 
-        def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-            arguments = signature.bind(*args, **kwargs)
-            arguments.apply_defaults()
-            copies = {own_names[name]: arguments.arguments[own_names[name]].clone() for name in variant.mutates}
-            overload(**{**arguments.arguments, **copies})
-            return list(copies.values())
+def _run_on_copies(variant: Variant, overload: Any) -> Callable[..., list[torch.Tensor]]:
+    signature, own_names = inspect.Signature(variant.parameters), variant.own_names
 
-        library = self._library()
-        if library is None:
-            raise RuntimeError(f"{self._declaration.where}: the op was declared anew; use what its module has now")
-        library.define(name + self._declaration.schema(variant, returns=list[torch.Tensor]))
-        library.impl(name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{self._namespace}::{name}", run, lib=library)
+    def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        arguments = signature.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        copies = {own_names[name]: arguments.arguments[own_names[name]].clone() for name in variant.mutates}
+        overload(**{**arguments.arguments, **copies})
+        return list(copies.values())
+
+    return run

@@ -70,13 +70,14 @@ def is_functional(value: object) -> bool:
     return False
 
 
-def stand_in(function: str, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether some of the arguments of a call that failed have no memory, so that the dispatcher must decide.
+def stand_in(function: str, arguments: Mapping[str, torch.Tensor | None]) -> bool:
+    """Whether some of the tensors of a call that failed have no memory, so that the dispatcher must decide.
 
     Raises:
         TypeError: a tensor is not strided.
         TensorMatchError: a tensor is quantised, or a lazy view; some are on meta and others are not.
     """
+    tensors = {name: tensor for name, tensor in arguments.items() if tensor is not None}
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
             raise TypeError(
