@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["attributes"]
-
 
 def attributes(
     package: str, homes: Mapping[str, Sequence[str]]

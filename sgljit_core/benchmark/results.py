@@ -30,23 +30,20 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-def make_benchmark(
-    name: str, x_names: Sequence[str], x_vals: Sequence[Any], lines: Sequence[str], line_arg: str = "provider"
-) -> Any:
+def make_benchmark(name: str, x_names: Sequence[str], x_vals: Sequence[Any], lines: Sequence[str]) -> Any:
     """A ``triton.testing.Benchmark``, or an object with its fields if triton is not installed.
 
     Args:
         name: the plot's name.
         x_names, x_vals: the names of a place's coordinates, and the places.
-        lines: the names of the things to compare at each place.
-        line_arg: the keyword that passes a line.
+        lines: the names of the things to compare at each place, passed as ``provider``.
     """
     installed = importlib.util.find_spec("triton") is not None
     make = importlib.import_module("triton.testing").Benchmark if installed else SimpleNamespace
     return make(
         x_names=list(x_names),
         x_vals=list(x_vals),
-        line_arg=line_arg,
+        line_arg="provider",
         line_vals=list(lines),
         line_names=list(lines),
         plot_name=name,

@@ -64,7 +64,7 @@ def _driver() -> ctypes.CDLL:
         library = _library()
     except OSError as error:
         raise DriverError(f"no CUDA driver on this machine: {error}") from error
-    _check(library.cuInit(0), library)
+    _check(library.cuInit(0))
     return library
 
 
@@ -81,14 +81,13 @@ def _context(device_id: int) -> Iterator[None]:
         driver.cuCtxPopCurrent_v2(ctypes.byref(context))
 
 
-def _check(status: int, driver: ctypes.CDLL | None = None) -> None:
+def _check(status: int) -> None:
     if status != 0:
-        raise DriverError(_text(status, driver))
+        raise DriverError(_text(status))
 
 
-def _text(status: int, driver: ctypes.CDLL | None = None) -> str:
+def _text(status: int) -> str:
     name, explanation = ctypes.c_char_p(), ctypes.c_char_p()
-    library = driver or _driver()
-    library.cuGetErrorName(status, ctypes.byref(name))
-    library.cuGetErrorString(status, ctypes.byref(explanation))
+    _library().cuGetErrorName(status, ctypes.byref(name))
+    _library().cuGetErrorString(status, ctypes.byref(explanation))
     return f"{(name.value or b'unknown').decode()} ({status}): {(explanation.value or b'').decode()}"

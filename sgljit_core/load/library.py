@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import tempfile
@@ -52,9 +53,9 @@ def load_library(payload: bytes, name: str) -> Module:
     try:
         with _file(payload, name) as path:
             module = _load(path, name)
+    except ArtifactLoadError:
+        raise
     except OSError as error:
-        if isinstance(error, ArtifactLoadError):
-            raise
         remedy = " Raise the limit (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         raise ArtifactLoadError(f"{name} cannot be loaded, as there is no file for it: {error}.{remedy}") from error
     vars(module)[_EXPORTS] = [part.partition(b"\0")[0].decode() for part in payload.split(_PREFIX)[1:]]
@@ -97,17 +98,12 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
 def _memory_file(payload: bytes, name: str) -> int:
     descriptor = os.memfd_create(f"sgljit:{name}"[:200], os.MFD_CLOEXEC)
     try:
-        _write(descriptor, payload)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(payload)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _write(descriptor: int, payload: bytes) -> None:
-    view = memoryview(payload)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 @contextmanager
@@ -119,10 +115,8 @@ def _file_on_disk(payload: bytes, name: str) -> Iterator[str]:
         parent = Path(tempfile.gettempdir())
     descriptor, path = tempfile.mkstemp(dir=parent, prefix=f"{name}-", suffix=".so")
     try:
-        try:
-            _write(descriptor, payload)
-        finally:
-            os.close(descriptor)
+        with open(descriptor, "wb") as file:  # noqa: PTH123
+            file.write(payload)
         yield path
     finally:
         with contextlib.suppress(OSError):
@@ -155,14 +149,10 @@ def tvm_ffi_version() -> str:
     return str(_tvm_ffi().__version__)
 
 
+@functools.cache
 def _tvm_ffi() -> Any:
     """tvm-ffi, which knows our exceptions from the first import on."""
     import tvm_ffi
 
-    if not _registered:
-        exceptions.register(tvm_ffi)
-        _registered.append(True)
+    exceptions.register(tvm_ffi)
     return tvm_ffi
-
-
-_registered: list[bool] = []

@@ -103,15 +103,13 @@ def open_private(opener: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
     return descriptors
 
 
-def close(descriptor: int) -> bool:
-    """Close a private descriptor. False where this process is a child that never had it."""
+def close(descriptor: int) -> None:
+    """Close a private descriptor, unless this process is a child that never had it."""
     with _guard:
-        if descriptor not in _private:
-            return False
-        _private.discard(descriptor)
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    return True
+        if descriptor in _private:
+            _private.discard(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 def _in_child() -> None:
