@@ -17,6 +17,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 ELSEWHERE = {
     "make demo": "test_make_demo",
     "make test": ".ci/run",
+    "make test-slow": ".ci/run",
     "make lint": ".ci/run",
     "make test-gpu PYTHON=python3": "test_make_test_gpu_needs_no_installation",
 }
