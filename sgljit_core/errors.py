@@ -22,6 +22,7 @@ __all__ = [
     "InferenceOnlyError",
     "InvalidBuildError",
     "InvalidFamilyError",
+    "ModelConfigError",
     "NoTargetError",
     "ParallelCompileError",
     "PluginConflictError",
@@ -245,3 +246,7 @@ class WheelError(SgljitError, ValueError):
 
 class UnsupportedEngineError(SgljitError, RuntimeError):
     """An engine is not installed, or is of a version that its adapter was not tested with."""
+
+
+class ModelConfigError(SgljitError, ValueError):
+    """A ``config.json`` does not give the shapes of a model, or the ranks cannot share its heads."""

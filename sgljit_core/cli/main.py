@@ -11,12 +11,14 @@ from sgljit_core.errors import SgljitError
 from . import cache
 from .clangd import write_clangd
 from .list import list_families
+from .prepare import prepare
 from .wheel import add_artifacts_to_wheel
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Kernels that compile on first use, from many packages."
 )
 app.command("list")(list_families)
+app.command("prepare")(prepare)
 app.command("clangd")(write_clangd)
 app.command("wheel")(add_artifacts_to_wheel)
 app.add_typer(cache.app, name="cache")

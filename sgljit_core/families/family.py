@@ -91,12 +91,16 @@ class KernelFamily:
             of the package.
         variants: "package.module:function" that yields zero-argument callables, each of which loads one module
             worth building ahead.
+        model_variants: "package.module:function" that takes a model's ``ModelShape``, the names of the ops that are
+            called (None for all), and "cuda" or "cpu". It yields callables like those of ``variants``: exactly the
+            modules that such a model asks for.
     """
 
     name: str
     package: str
     ops: str = ""
     variants: str | None = None
+    model_variants: str | None = None
     _declared: dict[str, Op] = field(default_factory=dict, init=False, repr=False, compare=False)
     _followers: list[ModuleType] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -110,6 +114,7 @@ class KernelFamily:
             if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
                 raise InvalidFamilyError(f"family {self.name}: {name} must name a module, got {value!r}")
         _check_reference(f"family {self.name}", "variants", self.variants)
+        _check_reference(f"family {self.name}", "model_variants", self.model_variants)
 
     def op(
         self,

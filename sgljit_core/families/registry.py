@@ -155,10 +155,34 @@ def declared_variants(family: str) -> list[Callable[[], Any]]:
         # It asks about the device to choose its kernels. With any answer each kernel's builder says that there is none.
         with override_cuda_arch(9, 0):
             builders = list(variants() or ())
+    return _checked(builders, f"family {name!r} ({claims[0]}): {spec.variants}")
+
+
+def model_variants(family: str, shape: Any, ops: frozenset[str] | None, device: str) -> list[Callable[[], Any]]:
+    """The variants that a model needs of an installed family: none if the family does not say.
+
+    Args:
+        family: its name.
+        shape: the model's ``sgljit_core.engines.shapes.ModelShape``.
+        ops: the names of the ops that are called; None for all.
+        device: "cuda", for the current target, or "cpu".
+
+    Raises:
+        InvalidFamilyError: the family yields something else than functions.
+    """
+    claims = discovery.installed()[family]
+    reference = discovery.load(family, claims).model_variants
+    if reference is None:
+        return []
+    builders = list(resolve(reference)(shape, ops, device))
+    return _checked(builders, f"family {family!r} ({claims[0]}): {reference}")
+
+
+def _checked(builders: list[Any], where: str) -> list[Callable[[], Any]]:
     for number, builder in enumerate(builders, 1):
         if not callable(builder):
             raise InvalidFamilyError(
-                f"family {name!r} ({claims[0]}): {spec.variants} must yield callables without arguments; #{number} is "
+                f"{where} must yield callables without arguments; #{number} is "
                 f"a {type(builder).__name__}. Yield the function and do not call it, or functools.partial"
             )
     return builders

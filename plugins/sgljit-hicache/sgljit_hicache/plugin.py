@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 from sgljit_core import KernelFamily, hookimpl
 
-FAMILY = KernelFamily(name="hicache", package="sgljit_hicache", variants="sgljit_hicache.ops:variants")
+FAMILY = KernelFamily(
+    name="hicache",
+    package="sgljit_hicache",
+    variants="sgljit_hicache.ops:variants",
+    model_variants="sgljit_hicache.models:model_variants",
+)
 
 
 @hookimpl

@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 from sgljit_core import KernelFamily, hookimpl
 
-FAMILY = KernelFamily(name="norm", package="sgljit_norm", variants="sgljit_norm.ops:variants")
+FAMILY = KernelFamily(
+    name="norm",
+    package="sgljit_norm",
+    variants="sgljit_norm.ops:variants",
+    model_variants="sgljit_norm.models:model_variants",
+)
 
 
 @hookimpl

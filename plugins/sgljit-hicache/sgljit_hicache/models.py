@@ -1,0 +1,54 @@
+"""Which transfers does a model's cache ask for?
+
+It follows the choice of csrc/hicache_launch.h for caches without pages, and indices of int64, as engines have them:
+rows of one layer, and rows of all layers with their addresses in the launch or on the device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sgljit_core import is_arch_support_pdl
+
+from .ops import host_module
+from .plugin import FAMILY
+
+if TYPE_CHECKING:
+    from sgljit_core.engines.shapes import ModelShape
+
+_ONE_LAYER, _MANY_LAYERS, _LAYER_TABLES = 0, 1, 2  # of csrc/hicache_params.h
+_BULK = ((4, 4, 4096), (2, 4, 8192))  # of csrc/hicache_launch.h: warps, stages, bytes of a stage
+
+
+def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -> Iterator[Callable[[], Any]]:
+    """The variants that transfers of a model's cache ask for; see ``KernelFamily.model_variants``."""
+    suffix = "_mla" if shape.caches == 1 else ""
+    places = {
+        f"transfer_hicache_one_layer{suffix}": (_ONE_LAYER,),
+        f"transfer_hicache_all_layer{suffix}": (_MANY_LAYERS, _LAYER_TABLES),
+    }
+    layers = [layer for op, of_op in places.items() if ops is None or op in ops for layer in of_op]
+    if not layers:
+        return
+    yield host_module
+    if device == "cpu":
+        yield functools.partial(FAMILY.build_deferred, "hicache_cpu.cpp", "transfer_on_cpu")
+        yield functools.partial(FAMILY.build_deferred, "hicache_check.cpp", "check_on_cpu")  # the default on the CPU
+        yield functools.partial(FAMILY.build_deferred, "hicache_check_layers.cpp", "check_layers_on_cpu")
+        return
+    row_bytes = shape.cache_row * getattr(torch, shape.dtype).itemsize
+    kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
+    last = (False, is_arch_support_pdl(), torch.int64)
+    word = row_bytes & -row_bytes
+    lanes = 8 if row_bytes <= 128 else 16 if row_bytes <= 256 else 32
+    for place in layers:
+        if word < 16:
+            yield functools.partial(kernel, "hicache::copy_any", word, shape.caches, *last, place)
+            continue
+        yield functools.partial(kernel, "hicache::copy_rows", row_bytes, shape.caches, lanes, *last, place)
+        for bulk in _BULK if is_arch_support_pdl() and row_bytes >= 1024 else ():
+            yield functools.partial(kernel, "hicache::copy_bulk", row_bytes, shape.caches, *bulk, *last, place)

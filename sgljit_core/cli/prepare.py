@@ -1,0 +1,48 @@
+"""``sgljit prepare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sgljit_core import log
+from sgljit_core.builds import policy
+from sgljit_core.builds.parallel import parallel_compile
+from sgljit_core.engines import prepare as engines
+from sgljit_core.engines.shapes import read_config
+
+from .cache.options import Arch, explain, target_of
+
+
+def prepare(
+    model: Annotated[Path, typer.Option(help="A model's config.json, or the directory that holds it.")],
+    tensor_parallel: Annotated[int, typer.Option(help="The number of ranks that share the attention heads.")] = 1,
+    cuda_arch: Arch = None,
+    engine: Annotated[str | None, typer.Option(help="The engine; by default all that have an adapter here.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Such as bfloat16; by default the config's.")] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="List what would be built, and build nothing.")] = False,
+) -> None:
+    """Build all that a model asks for before an engine serves it, and nothing else.
+
+    It builds for this machine's device or, with --cuda-arch, for another, which need not be here; without either, for
+    the CPU. It compiles even with SGLJIT_JIT=error, which forbids compiling on demand.
+    """
+    policy.freeze("on")
+    shape = read_config(model, tensor_parallel, dtype)
+    ops = engines.engine_ops(engine)
+    for note in shape.notes:
+        typer.echo(f"note: {note}", err=True)
+    with target_of(cuda_arch):
+        device = engines.device()
+        builders = engines.builders(shape, ops, device)
+        if only_list:
+            for builder in builders:
+                typer.echo(str(explain(builder)))
+            return
+        parallel_compile(builders)
+    typer.echo(f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}")
+    if log.was_said("cache_unwritable"):
+        typer.echo("error: some builds could not be kept in the cache; see the warnings", err=True)
+        raise typer.Exit(1)
