@@ -1,0 +1,15 @@
+"""What is this adapter: its engine, the tested versions, and the ops that it puts into models?"""
+
+from __future__ import annotations
+
+from sgljit_core.engines import Adapter
+
+__all__ = ["ADAPTER"]
+
+# pyproject.toml has the versions, too.
+ADAPTER = Adapter(
+    distribution="sgljit-transformers",
+    engine={"transformers": ">=5.20,<5.23"},
+    beside={"kernels": ">=0.17.2,<0.18"},
+    ops={"rmsnorm": "RMSNorm", "gemma_rmsnorm": "RMSNorm with 1 + weight"},
+)

@@ -1,0 +1,104 @@
+"""Which op computes what a layer computes?
+
+The layer's own code answers: it runs once on a few numbers, with a weight that tells the ops apart, and its results are
+compared with each op's formula in float64. A table of class names would miss the model of tomorrow, and would trust a
+name: transformers calls ``weight``, ``1 + weight`` and no weight at all RMSNorm. A layer that computes something else
+stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+__all__ = ["Norm", "norm_of"]
+
+_EPS_NAMES = ("variance_epsilon", "eps")
+_FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rmsnorm": lambda weight: weight,
+    "gemma_rmsnorm": lambda weight: 1 + weight,
+}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a layer computes.
+
+    Attributes:
+        op: the op of the family ``norm`` that computes the same.
+        eps_name: the layer's attribute that holds what is added to the mean of squares.
+    """
+
+    op: str
+    eps_name: str
+
+
+def norm_of(layer: nn.Module) -> Norm | None:
+    """The op of the family ``norm`` that computes what a layer computes; None if there is none.
+
+    Args:
+        layer: any module, on any device, also meta. Only what has one weight [hidden], an eps and a ``forward`` of one
+            argument is looked at more closely. Neither the layer nor the global random state changes.
+    """
+    parameters = dict(layer.named_parameters())
+    weight = parameters.pop("weight", None)
+    eps_name = next((name for name in _EPS_NAMES if isinstance(getattr(layer, name, None), float)), None)
+    if weight is None or eps_name is None or parameters or [*layer.buffers(), *layer.children()]:
+        return None
+    if weight.dim() != 1 or not weight.dtype.is_floating_point or not _takes_one(type(layer).forward):
+        return None
+    eps = float(getattr(layer, eps_name))
+    if not eps >= 0:  # NaN is not, either
+        return None
+    candidates = set(_FORMULAS)
+    for dtype in {torch.float32, weight.dtype}:
+        own, x, w = _results(layer, weight.shape[0], dtype, eps)
+        if own is None or own.dtype != dtype or own.shape != x.shape:
+            return None
+        wide = x.double()
+        normed = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + eps)
+        tolerance = 4 * torch.finfo(dtype).eps  # a layer may round twice where the op rounds once
+        candidates = {
+            op
+            for op in candidates
+            if torch.allclose(own.double(), normed * _FORMULAS[op](w.double()), rtol=tolerance, atol=tolerance)
+        }
+    return Norm(candidates.pop(), eps_name) if len(candidates) == 1 else None
+
+
+def _takes_one(forward: Callable[..., object]) -> bool:
+    """Whether a ``forward`` takes one argument beside ``self``."""
+    kinds = [parameter.kind for parameter in inspect.signature(forward).parameters.values()]
+    return kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2
+
+
+def _results(
+    layer: nn.Module, size: int, dtype: torch.dtype, eps: float
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """What the layer's own code makes of an input, the input, and the weight that it had: all on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    # Rows of two magnitudes: in the small ones eps counts as much as the values.
+    scales = torch.tensor([1.0, eps**0.5]).reshape(1, 2, 1)
+    x = (torch.randn(2, 2, size, generator=generator) * scales).to(dtype)
+    weight = torch.empty(size).uniform_(0.5, 1.5, generator=generator).to(dtype)
+    bare = _without_hooks(layer)
+    bare.weight = nn.Parameter(weight, requires_grad=False)
+    try:
+        with torch.no_grad():
+            return type(bare).forward(bare, x), x, weight
+    except Exception:  # noqa: BLE001 - the code of a stranger's layer: whatever it cannot do, it is not replaced
+        return None, x, weight
+
+
+def _without_hooks(layer: nn.Module) -> nn.Module:
+    """A layer of the same class and attributes, without parameters, hooks, or a ``forward`` of its own."""
+    bare: nn.Module = object.__new__(type(layer))
+    nn.Module.__init__(bare)
+    for name, value in vars(layer).items():
+        if name not in vars(bare) and name != "forward":
+            setattr(bare, name, value)
+    return bare

@@ -1,0 +1,277 @@
+"""How does a model change to sgljit's ops, and back?
+
+Each layer that computes what an op does gets another ``forward``, as an attribute of that one layer: no class changes,
+and no other model. It goes through the public mapping of the ``kernels`` package, one layer at a time, because
+``kernelize`` on a whole model also replaces what it has no kernel for. What the layer had before lies beside it until
+``disable`` puts it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from sgljit_core import log, ops
+from sgljit_core.config import settings
+from sgljit_core.errors import TensorMatchError
+
+from .adapter import ADAPTER
+from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
+from .forwards import Repository
+from .layers import Norm, norm_of
+
+__all__ = ["disable", "enable", "enabled"]
+
+_OURS = "sgljit_replaced"  # the attribute of a layer that holds its _Replaced
+_lock = threading.RLock()
+_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class _Replaced:
+    """What a layer runs on, and what it had.
+
+    Attributes:
+        op: the op.
+        forward: the ``forward`` that it was given.
+        before: its attribute ``forward`` before; None for a layer without such an attribute, which is the rule.
+    """
+
+    def __init__(self, op: str, forward: object, before: object | None) -> None:
+        self.op, self.forward, self.before = op, forward, before
+
+
+def enable(model: nn.Module) -> dict[str, str]:
+    """Let the layers of a model run on sgljit's ops, wherever no gradient is wanted.
+
+    >>> enable(model)
+    {'model.layers.0.input_layernorm': 'rmsnorm', ...}
+
+    A layer is replaced if it computes what an op does (it is tried on a few numbers), and if the op works for its size
+    and dtype on its device: what must be compiled is compiled now. The rest of the model stays as it is, and so does
+    everything about a layer but its ``forward``. In training, with gradients enabled, or with an input that the op does
+    not take, a replaced layer runs its own code. The model may be moved to another device or dtype afterwards: what
+    must be compiled for it is compiled at the first call there.
+
+    Call it before ``torch.compile`` and before threads use the model.
+
+    Args:
+        model: a model of transformers, or any module. Its parameters may be on any device.
+
+    Returns:
+        The op of each replaced layer, by the layer's name. Empty if nothing was done; a log line says why.
+
+    Raises:
+        AlreadyEnabledError: the model is enabled, or a part of it is.
+        UnsupportedModelError, ForeignForwardError, sgljit_core.errors.UnsupportedEngineError: with
+            ``SGLJIT_ENGINES=strict``, where a warning would say that nothing, or not all, is replaced.
+        TypeError: it is no module.
+    """
+    _check_module(model)
+    with _lock:
+        if model in _models or any(map(_is_ours, model.modules())):
+            raise AlreadyEnabledError(
+                f"{_name(model)} is enabled, or holds a part that is; call sgljit_transformers.disable() with the same "
+                f"model first"
+            )
+        wanted = ADAPTER.start(device=_devices(model))
+        done = _replace(model, wanted) if wanted else {}
+        _models.add(model)
+    return done
+
+
+def disable(model: nn.Module) -> None:
+    """Give each layer of an enabled model its own ``forward`` back: the same object, or none where it had none.
+
+    Args:
+        model: what ``enable`` was called with, or a copy of that.
+
+    Raises:
+        NotEnabledError: the model is not enabled.
+        ForeignForwardError: since ``enable``, something else has replaced a layer's ``forward``. Nothing changes.
+        TypeError: it is no module.
+    """
+    _check_module(model)
+    with _lock:
+        layers = {name: layer for name, layer in model.named_modules() if _is_ours(layer)}
+        if model not in _models and not layers:
+            raise NotEnabledError(f"{_name(model)} is not enabled; call sgljit_transformers.enable(model) first")
+        for name, layer in layers.items():
+            if vars(layer).get("forward") != getattr(layer, _OURS).forward:
+                raise ForeignForwardError(
+                    f"{_name(model)}: since enable(), something else has replaced the forward of {name or 'the model'} "
+                    f"({_text(vars(layer).get('forward'))}); take that away first, then call disable() again"
+                )
+        for layer in layers.values():
+            _restore(layer)
+        _models.discard(model)
+
+
+@contextlib.contextmanager
+def enabled(model: nn.Module) -> Iterator[nn.Module]:
+    """``enable`` for the length of a ``with`` block.
+
+    >>> with enabled(model):
+    ...     model.generate(**inputs)
+
+    Raises:
+        AlreadyEnabledError and the others of ``enable``, and at the end those of ``disable``.
+    """
+    enable(model)
+    try:
+        yield model
+    finally:
+        disable(model)
+
+
+def _replace(model: nn.Module, wanted: frozenset[str]) -> dict[str, str]:
+    """Replace what can be replaced, and log which layers run on which op. If it raises, nothing is replaced."""
+    found = {name: (layer, norm) for name, layer in model.named_modules() if (norm := norm_of(layer)) is not None}
+    foreign = {name: layer for name, (layer, _) in found.items() if not _is_own(layer)}
+    if not found:
+        _warn(UnsupportedModelError, f"{_name(model)} has no layer that computes what an op does: it stays as it is")
+    if foreign:
+        name, layer = next(iter(foreign.items()))
+        text = (
+            f"{_name(model)}: {len(foreign)} layers keep the forward that something else has given them, such as "
+            f"{name} ({_text(vars(layer)['forward'])}). Two adapters cannot replace one layer: take that away first"
+        )
+        _warn(ForeignForwardError, text)
+    done: dict[str, str] = {}
+    try:
+        for name, (layer, norm) in found.items():
+            is_free = norm.op in wanted and name not in foreign
+            if is_free and ADAPTER.attempt(norm.op, functools.partial(_try, layer, norm)) and _kernelize(layer, norm):
+                done[name] = norm.op
+    except BaseException:
+        for name in done:
+            _restore(found[name][0])
+        raise
+    counts = Counter((type(found[name][0]).__name__, op) for name, op in done.items())
+    text = ", ".join(f"{count} {layer} on {op}" for (layer, op), count in counts.items()) or "no layer is replaced"
+    kept = len(found) - len(done)
+    text += f"; {kept} more keep their own code" if kept else ""
+    log.log(logging.INFO, "engine_model", f"{ADAPTER.distribution}: {_name(model)}: {text}", layers=done)
+    return done
+
+
+def _try(layer: nn.Module, norm: Norm) -> None:
+    """Call the op for a layer's size, dtype and device: what must be built for these is built now.
+
+    A weight that the op does not take needs nothing built: the layer's own code will run.
+    """
+    weight = layer.get_parameter("weight").detach()
+    if weight.device.type in ("cpu", "cuda") and type(weight) is torch.Tensor:
+        with contextlib.suppress(TensorMatchError):
+            getattr(ops["norm"], norm.op)(torch.ones_like(weight).unsqueeze(0), weight, None, 1e-6)
+
+
+def _kernelize(layer: nn.Module, norm: Norm) -> bool:
+    """Put the op in through the mapping of ``kernels``; whether it is in."""
+    from kernels import Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
+
+    before = vars(layer).get("forward")
+    cls: Any = type(layer)
+    is_named = hasattr(cls, "kernel_layer_name")
+    if not is_named:  # as Gemma's: the mapping reaches it while the class has a name
+        replace_kernel_forward_from_hub(cls, cls.__name__)
+    try:
+        # To kernels, the device is a key of the mapping alone; the ops run on all that they can.
+        mapping = {str(cls.kernel_layer_name): {"cpu": Repository(norm.op, norm.eps_name, _give_up)}}
+        with use_kernel_mapping(mapping, inherit_mapping=False), _logging_untouched():
+            kernelize(layer, mode=Mode.INFERENCE | Mode.TORCH_COMPILE, device="cpu")
+    finally:
+        if not is_named:
+            del cls.kernel_layer_name, cls.kernel_condition
+    forward = vars(layer).get("forward")
+    if getattr(forward, "__func__", None) in (None, cls.forward):  # switched off by DISABLE_KERNEL_MAPPING=1
+        _put_back(layer, before)
+        return False
+    setattr(layer, _OURS, _Replaced(norm.op, forward, before))
+    return True
+
+
+@contextlib.contextmanager
+def _logging_untouched() -> Iterator[None]:
+    """Keep ``kernels`` from configuring the root logger, which it does where that has no handler."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
+    """An op failed in a model: one warning, and every layer that runs on it gets its own ``forward`` back.
+
+    Raises:
+        The error itself, with ``SGLJIT_ENGINES=strict``.
+    """
+
+    def fail() -> None:
+        raise error
+
+    ADAPTER.attempt(op, fail)
+    with _lock:
+        layers = {layer, *(other for model in _models for other in model.modules())}
+        for other in layers:
+            if _is_ours(other) and getattr(other, _OURS).op == op:
+                _restore(other)
+
+
+def _restore(layer: nn.Module) -> None:
+    replaced: _Replaced = vars(layer).pop(_OURS)
+    if vars(layer).get("forward") == replaced.forward:
+        _put_back(layer, replaced.before)
+
+
+def _put_back(layer: nn.Module, before: Any) -> None:
+    if before is None:
+        vars(layer).pop("forward", None)
+    else:
+        layer.forward = before
+
+
+def _is_ours(layer: nn.Module) -> bool:
+    return _OURS in vars(layer)
+
+
+def _is_own(layer: nn.Module) -> bool:
+    """Whether a layer's ``forward`` is that of its class."""
+    forward = vars(layer).get("forward")
+    return forward is None or (isinstance(forward, MethodType) and forward == MethodType(type(layer).forward, layer))
+
+
+def _warn(error: type[Exception], text: str) -> None:
+    """Say it, or with ``SGLJIT_ENGINES=strict`` raise it."""
+    if settings().engines.strict:
+        raise error(f"{ADAPTER.distribution}: {text}")
+    log.log(logging.WARNING, "engine_model", f"{ADAPTER.distribution}: {text}")
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"sgljit_transformers takes a model, which is a torch.nn.Module; got a {type(model).__name__}")
+
+
+def _devices(model: nn.Module) -> str:
+    return ", ".join(sorted({str(parameter.device) for parameter in model.parameters()}))
+
+
+def _name(model: nn.Module) -> str:
+    return type(model).__name__
+
+
+def _text(forward: object) -> str:
+    module, name = getattr(forward, "__module__", ""), getattr(forward, "__qualname__", type(forward).__name__)
+    return f"{module}.{name}" if module else name

@@ -1,0 +1,126 @@
+"""A layer is tried, not believed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from .tiny import op_of
+
+
+class Norm(nn.Module):
+    """An RMSNorm as models write it, and what may be different about one."""
+
+    def __init__(self, size=32, eps=1e-6, dtype=torch.float32):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
+        self.eps = eps
+
+    def scale(self):
+        return self.weight.float()
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.scale()).type_as(x)
+
+
+class OnePlus(Norm):
+    def scale(self):
+        return 1 + self.weight.float()
+
+
+class TwoPlus(Norm):
+    def scale(self):
+        return 2 + self.weight.float()
+
+
+class Unweighted(Norm):
+    def scale(self):
+        return 1.0
+
+
+class EpsOutside(Norm):
+    def forward(self, x):
+        return x / (x.square().mean(-1, keepdim=True).sqrt() + self.eps) * self.weight
+
+
+class Mean(Norm):
+    def forward(self, x):
+        return super().forward(x - x.mean(-1, keepdim=True))
+
+
+class Wide(Norm):
+    def forward(self, x):
+        return super().forward(x.float())
+
+
+class InGroups(Norm):
+    group_size = 8
+
+    def forward(self, x):
+        grouped = x.unflatten(-1, (-1, self.group_size)).float()
+        grouped = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)
+        return (grouped.flatten(-2) * self.weight).type_as(x)
+
+
+class Gated(Norm):
+    def forward(self, x, gate=None):
+        return super().forward(x)
+
+
+class Raises(Norm):
+    def forward(self, x):
+        raise NotImplementedError
+
+
+class WithBias(Norm):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_formula_decides(dtype, device):
+    assert op_of(Norm(dtype=dtype).to(device)) == "rmsnorm"
+    assert op_of(OnePlus(dtype=dtype).to(device)) == "gemma_rmsnorm"
+    assert op_of(nn.RMSNorm(32, eps=1e-6, dtype=dtype).to(device)) == "rmsnorm"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        TwoPlus,
+        Unweighted,
+        EpsOutside,
+        Mean,
+        InGroups,
+        Gated,
+        Raises,
+        WithBias,
+        lambda: Wide(dtype=torch.bfloat16),
+        lambda: Norm(eps=-1e-6),
+        lambda: Norm(eps=float("nan")),
+    ],
+)
+def test_what_computes_something_else_is_left_alone(make):
+    assert op_of(make()) is None
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.LayerNorm(32), lambda: nn.Linear(4, 4), lambda: nn.RMSNorm((4, 8), eps=1e-6), nn.Identity]
+)
+def test_other_layers_are_left_alone(make):
+    assert op_of(make()) is None
+
+
+def test_looking_at_a_layer_changes_nothing():
+    layer, called = Norm(), []
+    layer.register_forward_hook(lambda *_: called.append(1))
+    before, weight, state = dict(vars(layer)), layer.weight, torch.get_rng_state()
+    assert op_of(layer) == "rmsnorm"
+    assert vars(layer) == before
+    assert layer.weight is weight
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not called

@@ -1,0 +1,102 @@
+"""Every model computes what it computed before, on the ops that it is said to run on."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import sgljit_transformers
+
+from .tiny import MODELS, generate, model, norms, prompt
+
+
+@pytest.fixture(params=[pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_tokens_are_those_of_eager(name, device):
+    _, _, op, number = MODELS[name]
+    net, ids = model(name, device=device), prompt(device)
+    with torch.no_grad():
+        expected, tokens = net(ids).logits, generate(net, ids)
+        done = sgljit_transformers.enable(net)
+        actual, generated = net(ids).logits, generate(net, ids)
+    assert set(done) == set(norms(net))
+    assert list(done.values()) == [op] * number
+    assert expected.std() > 0.1
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(generated, tokens)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_is_left_of_the_models_own_norms(name):
+    net, ids = model(name), prompt()
+    with torch.no_grad():
+        before = count("aten::rsqrt", net, ids)
+        sgljit_transformers.enable(net)
+        after = count("aten::rsqrt", net, ids)
+    assert before - after == len(norms(net))
+
+
+def count(op: str, net: torch.nn.Module, ids: torch.Tensor) -> int:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        net(ids)
+    return sum(event.count for event in profile.key_averages() if event.key == op)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MODELS)
+def test_in_half_precision_a_norm_is_at_least_as_exact(name, dtype, device):
+    net = model(name, dtype, device)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for layer in norms(net).values():
+            x = torch.randn(2, 3, layer.weight.shape[0], generator=generator).to(device, dtype)
+            wide, scale = x.double(), layer.weight.double() + (name == "gemma3")
+            exact = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * scale
+            own = (layer(x).double() - exact).abs().max()
+            with sgljit_transformers.enabled(layer):
+                ours = layer(x)
+            assert ours.dtype == dtype
+            assert (ours.double() - exact).abs().max() <= own * 1.001  # it rounds once where most models round twice
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_model_is_one_graph(name, device):
+    net, ids = model(name, device=device), prompt(device)
+    with torch.no_grad():
+        expected = net(ids, use_cache=False).logits
+        sgljit_transformers.enable(net)
+        torch.compiler.reset()
+        compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+        actual = compiled(ids, use_cache=False).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_was_compiled_before_still_computes_the_same():
+    net, ids = model("qwen3"), prompt()
+    torch.compiler.reset()
+    compiled = torch.compile(net, backend="aot_eager")
+    with torch.no_grad():
+        expected = compiled(ids, use_cache=False).logits
+        sgljit_transformers.enable(compiled)
+        torch.testing.assert_close(compiled(ids, use_cache=False).logits, expected, rtol=1e-4, atol=1e-5)
+        sgljit_transformers.disable(compiled)
+        torch.testing.assert_close(compiled(ids, use_cache=False).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_copy_of_an_enabled_model_runs_on_its_own_weights():
+    net, ids = model("qwen3"), prompt()
+    sgljit_transformers.enable(net)
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.model.norm.weight.mul_(2)
+        expected = 2 * net(ids).logits
+        torch.testing.assert_close(other(ids).logits, expected, rtol=1e-4, atol=1e-5)
+    sgljit_transformers.disable(other)
+    assert "forward" not in vars(other.model.norm)
+    assert "forward" in vars(net.model.norm)

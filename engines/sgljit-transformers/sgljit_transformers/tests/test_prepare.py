@@ -1,0 +1,87 @@
+"""After ``sgljit prepare`` nothing is compiled for a model any more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from sgljit_core.engines.shapes import MODEL_TYPES, read_config
+
+from .tiny import MODELS, config, op_of, transformers
+
+_GENERATE = """
+    import sys, torch, sgljit_core, sgljit_transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+    directory, device, frozen = sys.argv[1:]
+    if frozen == "frozen":
+        sgljit_core.freeze("error")
+    config = AutoConfig.from_pretrained(directory)
+    net = AutoModelForCausalLM.from_config(config, dtype=config.dtype).eval().to(device)
+    assert sgljit_transformers.enable(net)
+    ids = torch.full((2, 7), 5, device=device)
+    net.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    assert any("forward" in vars(module) for module in net.modules())
+"""
+
+
+def python(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "SGLJIT_CACHE_DIR": str(cache), "SGLJIT_ENGINES": "strict"}
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def artifacts(cache: Path) -> set[str]:
+    """The artifacts of a cache, without what depends on the moment."""
+    return {str(path.parent.relative_to(cache)) for path in cache.rglob("manifest.json")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3"])
+def test_a_prepared_model_generates_with_compiling_forbidden(name, device, tmp_path):
+    settings = config(name)
+    settings.architectures = None
+    settings.dtype = torch.float32
+    settings.save_pretrained(tmp_path / "model")
+    model, script = str(tmp_path / "model"), textwrap.dedent(_GENERATE)
+    python("-m", "sgljit_core", "prepare", "--model", model, "--engine", "transformers", cache=tmp_path / "prepared")
+    python("-c", script, model, device, "frozen", cache=tmp_path / "prepared")
+    python("-c", script, model, device, "free", cache=tmp_path / "cold")
+    assert artifacts(tmp_path / "prepared") == artifacts(tmp_path / "cold")  # no more is built than what it asks for
+
+
+_COMMON = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20}
+_SPECIAL = {
+    "deepseek_v2": {**MODELS["deepseek_v3"][1], "topk_method": "greedy"},
+    "deepseek_v3": MODELS["deepseek_v3"][1],
+    "gpt_oss": MODELS["gpt_oss"][1],
+}
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_table_of_model_types_agrees_with_transformers(model_type, tmp_path):
+    """Its rows against the layers of the model that transformers makes: their ops, and the sizes of their weights."""
+    heads = {key: value for key, value in _HEADS.items() if not (key == "head_dim" and "deepseek" in model_type)}
+    options = {**_COMMON, **heads, **_SPECIAL.get(model_type, {})}
+    settings = transformers.AutoConfig.for_model(model_type, **options)
+    settings.dtype = torch.float32
+    settings.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        net = transformers.AutoModelForCausalLM.from_config(settings)
+    found = {(op, layer.weight.shape[0]) for layer in net.modules() if (op := op_of(layer)) is not None}
+    shape = read_config(tmp_path)
+    sizes = {shape.hidden_size, *shape.latent_sizes}
+    sizes |= {shape.head_dim} if shape.traits.qk_norm == "head" else set()
+    if shape.traits.qk_norm == "all":
+        sizes |= {shape.head_dim * heads for heads in (shape.all_query_heads, shape.all_kv_heads)}
+    op = "gemma_rmsnorm" if shape.traits.one_plus else "rmsnorm"
+    assert found == {(op, size) for size in sizes}
+    assert shape.notes == ()

@@ -1,0 +1,419 @@
+"""Enabling and disabling: what is said, what is kept, and what is left exactly as it was."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import sgljit_transformers
+from sgljit_core.errors import UnsupportedEngineError
+from sgljit_transformers import adapter, errors
+
+from .tiny import model, norms, prompt
+
+
+@pytest.fixture(autouse=True)
+def by_default(monkeypatch):
+    monkeypatch.delenv("SGLJIT_ENGINES", raising=False)
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.INFO, "sgljit")
+    return lambda: "\n".join(record.getMessage() for record in caplog.records if record.name == "sgljit")
+
+
+def attributes(net):
+    """Every attribute of every module, and of its class, by identity."""
+    instances = {name: {key: id(value) for key, value in vars(module).items()} for name, module in net.named_modules()}
+    classes = {cls: {key: id(value) for key, value in vars(cls).items()} for cls in {type(m) for m in net.modules()}}
+    return instances, classes
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_after_disable_the_model_is_exactly_as_it_was(name):
+    net = model(name)
+    before = attributes(net)
+    forwards_before = {name: layer.forward for name, layer in norms(net).items()}
+    state = list(net.state_dict())
+    sgljit_transformers.enable(net)
+    assert attributes(net) != before
+    assert attributes(net)[1] == before[1], "a class was changed"
+    assert list(net.state_dict()) == state
+    sgljit_transformers.disable(net)
+    assert attributes(net) == before
+    assert {name: layer.forward for name, layer in norms(net).items()} == forwards_before
+
+
+def test_a_forward_that_transformers_put_there_comes_back():
+    from kernels import Mode, kernelize, use_kernel_mapping
+
+    net, ids = model("llama"), prompt()
+    with use_kernel_mapping({}, inherit_mapping=False):
+        kernelize(net, mode=Mode.INFERENCE, device="cpu")  # without kernels, each layer gets its class's own forward
+    before = {name: vars(layer)["forward"] for name, layer in norms(net).items()}
+    with torch.no_grad(), sgljit_transformers.enabled(net):
+        assert all(vars(layer)["forward"] is not before[name] for name, layer in norms(net).items())
+        net(ids)
+    assert all(vars(layer)["forward"] is before[name] for name, layer in norms(net).items())
+
+
+def test_other_models_and_other_layers_are_not_touched():
+    net, other = model("qwen3"), model("qwen3")
+    before = attributes(other)
+    changed = sgljit_transformers.enable(net)
+    assert attributes(other) == before
+    assert {name for name, module in net.named_modules() if "forward" in vars(module)} == set(changed)
+
+
+def test_the_context_manager_disables_also_after_an_error():
+    net = model("llama")
+    before = attributes(net)
+    with sgljit_transformers.enabled(net) as same:
+        assert same is net
+    assert attributes(net) == before
+    with pytest.raises(ValueError, match="input_ids"), sgljit_transformers.enabled(net):
+        net()
+    assert attributes(net) == before
+
+
+def test_the_log_says_which_layers_run_on_what(said):
+    sgljit_transformers.enable(model("qwen3"))
+    assert "with transformers 5." in said()
+    assert "Qwen3ForCausalLM: 9 Qwen3RMSNorm on rmsnorm" in said()
+    assert "on cpu" in said()
+
+
+def test_off_does_nothing_and_disable_takes_it(monkeypatch, said):
+    monkeypatch.setenv("SGLJIT_ENGINES", "off")
+    net = model("llama")
+    before = attributes(net)
+    assert sgljit_transformers.enable(net) == {}
+    assert attributes(net) == before
+    assert "does nothing: SGLJIT_ENGINES=off" in said()
+    sgljit_transformers.disable(net)
+
+
+def test_a_list_of_ops_chooses(monkeypatch):
+    monkeypatch.setenv("SGLJIT_ENGINES", "gemma_rmsnorm")
+    assert sgljit_transformers.enable(model("llama")) == {}
+    assert len(sgljit_transformers.enable(model("gemma3"))) == 13
+
+
+def test_enable_twice_is_an_error_and_changes_nothing():
+    net = model("llama")
+    sgljit_transformers.enable(net)
+    before = attributes(net)
+    with pytest.raises(errors.AlreadyEnabledError, match=r"LlamaForCausalLM is enabled, .*disable\(\)"):
+        sgljit_transformers.enable(net)
+    with pytest.raises(errors.AlreadyEnabledError, match="LlamaModel is enabled, or holds a part"):
+        sgljit_transformers.enable(net.model)
+    assert attributes(net) == before
+
+
+def test_enabling_a_model_of_which_a_part_is_enabled_is_an_error():
+    net = model("llama")
+    sgljit_transformers.enable(net.model.norm)
+    with pytest.raises(errors.AlreadyEnabledError, match="holds a part"):
+        sgljit_transformers.enable(net)
+
+
+def test_disable_without_enable_is_an_error():
+    with pytest.raises(errors.NotEnabledError, match=r"LlamaForCausalLM is not enabled; call .*enable\(model\)"):
+        sgljit_transformers.disable(model("llama"))
+
+
+def test_a_model_without_a_known_layer_is_a_sentence(monkeypatch, said):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    assert sgljit_transformers.enable(net) == {}
+    assert "Sequential has no layer that computes what an op does: it stays as it is" in said()
+    sgljit_transformers.disable(net)
+    monkeypatch.setenv("SGLJIT_ENGINES", "strict")
+    with pytest.raises(errors.UnsupportedModelError, match="no layer that computes"):
+        sgljit_transformers.enable(net)
+
+
+def test_a_layer_of_another_adapter_is_left_to_it(monkeypatch, said):
+    net = model("llama")
+
+    def foreign(hidden_states):
+        return hidden_states
+
+    net.model.norm.forward = foreign
+    assert len(sgljit_transformers.enable(net)) == 4
+    assert net.model.norm.forward is foreign
+    assert "1 layers keep the forward that something else has given them, such as model.norm" in said()
+    assert "foreign" in said()
+    sgljit_transformers.disable(net)
+    before = attributes(net)
+    monkeypatch.setenv("SGLJIT_ENGINES", "strict")
+    with pytest.raises(errors.ForeignForwardError, match="Two adapters cannot replace one layer"):
+        sgljit_transformers.enable(net)
+    assert attributes(net) == before
+
+
+def test_an_enable_that_fails_half_way_replaces_nothing(monkeypatch):
+    net = model("gemma3")
+    net.model.layers[0].mlp.norm = norms(model("llama"))["model.norm"]  # of another op
+    before = attributes(net)
+    monkeypatch.setenv("SGLJIT_ENGINES", "strict")
+    monkeypatch.setattr(type(adapter.ADAPTER), "attempt", failing_for("rmsnorm"))
+    with pytest.raises(OSError, match="no space"):
+        sgljit_transformers.enable(net)
+    assert attributes(net) == before
+
+
+def failing_for(name):
+    """An attempt as that of SGLJIT_ENGINES=strict, where one op cannot be built."""
+
+    def attempt(_adapter, op, call):
+        if op == name:
+            raise OSError("no space")
+        call()
+        return True
+
+    return attempt
+
+
+def test_a_forward_that_came_afterwards_must_go_first():
+    net = model("llama")
+    sgljit_transformers.enable(net)
+    ours = net.model.norm.forward
+    net.model.norm.forward = functools.partial(ours)
+    before = attributes(net)
+    with pytest.raises(errors.ForeignForwardError, match=r"something else has replaced the forward of model\.norm"):
+        sgljit_transformers.disable(net)
+    assert attributes(net) == before
+    net.model.norm.forward = ours
+    sgljit_transformers.disable(net)
+
+
+@pytest.mark.parametrize("package", ["transformers", "kernels"])
+def test_an_untested_version_is_a_sentence(package, monkeypatch, said):
+    known = adapter.ADAPTER.engine if package == "transformers" else adapter.ADAPTER.beside
+    monkeypatch.setitem(known, package, "<0.1")
+    net = model("llama")
+    before = attributes(net)
+    assert sgljit_transformers.enable(net) == {}
+    assert attributes(net) == before
+    assert f"tested with {package}<0.1" in said()
+    sgljit_transformers.disable(net)
+    monkeypatch.setenv("SGLJIT_ENGINES", "strict")
+    with pytest.raises(UnsupportedEngineError, match=package):
+        sgljit_transformers.enable(net)
+
+
+@pytest.mark.parametrize("package", ["transformers", "kernels"])
+def test_a_missing_package_is_a_sentence(package, monkeypatch, said):
+    known = adapter.ADAPTER.engine if package == "transformers" else adapter.ADAPTER.beside
+    version = known.pop(package)
+    monkeypatch.setitem(known, f"no-{package}", version)
+    try:
+        assert sgljit_transformers.enable(model("llama")) == {}
+    finally:
+        known[package] = version
+    assert f"no-{package} is not installed" in said()
+
+
+# What the op does not take goes to the model's own code.
+
+
+@pytest.fixture
+def layer():
+    made = norms(model("llama"))["model.norm"]
+    assert sgljit_transformers.enable(made) == {"": "rmsnorm"}
+    yield made
+    assert "forward" in vars(made), "the op was given up"
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("float64", lambda layer, x: (layer.double(), x.double())),
+        ("an input of another dtype than the weight", lambda layer, x: (layer, x.bfloat16())),
+        ("a weight of another dtype than the input", lambda layer, x: (layer.bfloat16(), x)),
+        ("training", lambda layer, x: (layer.train(), x)),
+        ("one row", lambda layer, x: (layer, x[0, 0])),
+        ("a number", lambda layer, x: (layer, x[0, 0, 0])),
+        ("one column", lambda layer, x: (layer, x[..., :1])),
+        ("no row", lambda layer, x: (layer, x[:0])),
+        ("columns", lambda layer, x: (layer, x.transpose(1, 2).contiguous().transpose(1, 2))),
+        ("a slice of a wider projection", lambda layer, x: (layer, torch.cat([x, x], -1)[..., : x.shape[-1]])),
+        ("heads", lambda layer, x: (layer, x.unflatten(1, (3, -1)))),
+        ("meta", lambda layer, x: (layer.to("meta"), x.to("meta"))),
+    ],
+)
+def test_an_odd_input_gives_what_the_models_own_code_gives(layer, what, change):
+    x = torch.randn(2, 9, 64)
+    layer, x = change(layer, x)
+    with torch.no_grad():
+        actual, expected = layer(x), type(layer).forward(layer, x)
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert actual.device == expected.device
+    if what != "meta":
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("x", [torch.randn(2, 9, 32), torch.randn(2, 9, 64, device="meta")])
+def test_an_impossible_input_raises_what_the_models_own_code_raises(layer, x):
+    with torch.no_grad():
+        with pytest.raises(Exception) as own:  # noqa: PT011 - whatever it is
+            type(layer).forward(layer, x)
+        with pytest.raises(type(own.value)) as ours:
+            layer(x)
+    assert str(ours.value) == str(own.value)
+
+
+def test_gradients_are_those_of_the_models_own_code(layer):
+    x = torch.randn(2, 9, 64, requires_grad=True)
+    layer(x).square().sum().backward()
+    actual, x.grad = x.grad, None
+    type(layer).forward(layer, x).square().sum().backward()
+    assert torch.equal(actual, x.grad)
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own use of it
+def test_transforms_of_torch_func_see_the_models_own_code(layer):
+    x = torch.randn(3, 9, 64)
+    with torch.no_grad():
+        actual = torch.vmap(layer)(x)
+    torch.testing.assert_close(actual, type(layer).forward(layer, x).detach())
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            _, tangent = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
+        assert tangent.abs().sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_tangent_passes_through_the_models_own_code(layer):
+    x, tangent = torch.randn(3, 64), torch.randn(3, 64)
+    with forward_ad.dual_level():
+        actual = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangent))).tangent
+        expected = forward_ad.unpack_dual(type(layer).forward(layer, forward_ad.make_dual(x, tangent))).tangent
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("what", ["an input of another dtype", "gradients", "training"])
+def test_a_compiled_layer_keeps_its_own_code_where_it_must(layer, what):
+    """A graph has no way back from an op that refuses its arguments."""
+    x = torch.randn(2, 9, 64, dtype=torch.bfloat16 if "dtype" in what else torch.float32)
+    layer.train(what == "training")
+    torch.compiler.reset()
+    with torch.set_grad_enabled(what == "gradients"):
+        actual = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(actual, type(layer).forward(layer, x))
+    assert actual.requires_grad == (what == "gradients")
+
+
+def test_a_model_that_changes_its_dtype_afterwards_computes_the_same(layer):
+    layer.bfloat16()
+    x = torch.randn(2, 9, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), type(layer).forward(layer, x))
+    assert "forward" in vars(layer)
+
+
+@pytest.mark.gpu
+def test_a_model_that_moves_to_a_gpu_afterwards_computes_the_same():
+    net, ids = model("qwen3"), prompt()
+    sgljit_transformers.enable(net)
+    net.cuda()
+    with torch.no_grad():
+        actual = net(ids.cuda()).logits
+        sgljit_transformers.disable(net)
+        torch.testing.assert_close(actual, net(ids.cuda()).logits, rtol=1e-4, atol=1e-5)
+
+
+def run(code: str, tmp_path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with a cold cache of its own."""
+    script = f"from {__package__}.tiny import *\nimport sgljit_transformers\n{textwrap.dedent(code)}"
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "SGLJIT_CACHE_DIR": str(tmp_path / "cold"), **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+_FAILING = """
+    net, ids = model("qwen3"), prompt()
+    with torch.no_grad():
+        expected = net(ids).logits
+        print(len(sgljit_transformers.enable(net)), "replaced")
+        assert torch.equal(net(ids).logits, expected)
+        assert torch.equal(net(ids).logits, expected)
+    assert not any("forward" in vars(layer) for layer in norms(net).values())
+    sgljit_transformers.disable(net)
+"""
+
+
+def test_an_op_that_cannot_be_built_is_one_warning(tmp_path):
+    done = run(_FAILING, tmp_path, SGLJIT_JIT="error")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0 replaced\n"
+    assert done.stderr.count("rmsnorm failed, and RMSNorm runs on the engine's own code") == 1
+    assert "CompileForbiddenError" in done.stderr
+
+
+@pytest.mark.slow  # a process that imports transformers
+def test_strict_raises_where_an_op_cannot_be_built(tmp_path):
+    done = run(_FAILING, tmp_path, SGLJIT_JIT="error", SGLJIT_ENGINES="strict")
+    assert done.returncode == 1
+    assert "CompileForbiddenError" in done.stderr
+
+
+_MOVED = """
+    real, ids = model("qwen3"), prompt()
+    net = model("qwen3").to("meta")
+    print(len(sgljit_transformers.enable(net)), "replaced")
+    net.load_state_dict(real.state_dict(), assign=True)
+    net.model.rotary_emb = real.model.rotary_emb
+    with torch.no_grad():
+        expected = real(ids).logits
+        for _ in range(3):
+            torch.testing.assert_close(net(ids).logits, expected, rtol=1e-4, atol=1e-5)
+    print(sum("forward" in vars(layer) for layer in norms(net).values()), "left")
+    sgljit_transformers.disable(net)
+"""
+
+
+@pytest.mark.parametrize(("jit", "left"), [pytest.param("on", 9, marks=pytest.mark.slow), ("error", 0)])
+def test_a_model_that_moves_runs_on_the_op_if_that_can_be_built_there(tmp_path, jit, left):
+    done = run(_MOVED, tmp_path, SGLJIT_JIT=jit)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"9 replaced\n{left} left\n"
+    assert done.stderr.count("rmsnorm failed, and RMSNorm runs") == (jit == "error")
+
+
+@pytest.mark.slow  # a process that imports transformers
+def test_the_mapping_of_kernels_may_be_switched_off(tmp_path):
+    code = """
+        net = model("gemma3")
+        print(sgljit_transformers.enable(net), [name for name, layer in norms(net).items() if "forward" in vars(layer)])
+    """
+    done = run(code, tmp_path, DISABLE_KERNEL_MAPPING="1")
+    assert done.stdout == "{} []\n", done.stderr
+
+
+@pytest.mark.slow  # a process that imports transformers
+def test_without_the_names_of_the_hub_all_is_the_same(tmp_path):
+    done = run("print(len(sgljit_transformers.enable(model('qwen3'))))", tmp_path, USE_HUB_KERNELS="0")
+    assert done.stdout == "9\n", done.stderr
+
+
+@pytest.mark.slow  # a process that imports transformers
+def test_the_root_logger_is_left_alone(tmp_path):
+    code = "import logging; sgljit_transformers.enable(model('llama')); print(logging.getLogger().handlers)"
+    done = run(code, tmp_path)
+    assert done.stdout == "[]\n", done.stderr
