@@ -1,0 +1,1 @@
+"""Benchmarks of the adapter, each a script: ``python -m sgljit_transformers.bench.bench_eager``."""

@@ -1,0 +1,204 @@
+"""How much faster does a model of transformers run, without a line changed in it?
+
+Random weights, batch and context as a chat has them: one token at a time for one user, and prompts of four users at
+once. Each row is the whole model, timed by the clock until the device has finished: in eager mode the host is most of
+it. Beside all layers on sgljit's ops stand the layers of one kind alone, and torch.compile as transformers recommends
+it, with a static cache.
+
+``python -m sgljit_transformers.bench.bench_eager --output bench/results/transformers_eager.md``
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import sgljit_transformers
+from sgljit_core.benchmark.measure import measure
+from sgljit_core.benchmark.results import write_results
+
+_COMMON = {"vocab_size": 32000, "max_position_embeddings": 8192, "head_dim": 128, "num_key_value_heads": 8}
+SIZES: dict[str, dict[str, int]] = {
+    "16 x 2048": {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16},
+    "16 x 4096": {"num_hidden_layers": 16, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32},
+}
+TINY = {
+    "2 x 64": {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 128,
+    }
+}
+
+NOTE = """
+Qwen3 in {dtype} with random weights, written as layers x hidden size. Milliseconds, the median of {repeats} runs, by
+the clock. Prefill is one forward of {batch} prompts of {prompt} tokens; decode is a token of one user after {prompt}
+tokens, the mean of {tokens} tokens in a row. In brackets: eager's time divided by this one's.
+"eager" is the model alone, and "torch.compile" is `torch.compile(model)` with a static cache in decode.
+"hidden norms" and "q and k norms" are eager with the layers of this kind alone on `rmsnorm`.
+"""
+
+
+def make(size: dict[str, int], device: str, dtype: torch.dtype) -> Any:
+    """A Qwen3 with random weights."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("qwen3", **{**_COMMON, **size}, use_cache=True)
+    auto: Any = transformers.AutoModelForCausalLM  # untyped
+    with torch.device(device):
+        return auto.from_config(config, dtype=dtype).eval()
+
+
+@contextmanager
+def on_sgljit(model: Any, kinds: str) -> Iterator[None]:
+    """The layers of some kinds on sgljit's ops; the model's own again afterwards."""
+    parts = {
+        "": [],
+        "all": [model],
+        "q and k norms": [layer.self_attn for layer in model.model.layers],
+        "hidden norms": [
+            model.model.norm,
+            *(layer.input_layernorm for layer in model.model.layers),
+            *(layer.post_attention_layernorm for layer in model.model.layers),
+        ],
+    }[kinds]
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(sgljit_transformers.enabled(part))
+        yield
+
+
+def timed(options: argparse.Namespace, run: Callable[..., None], prepared: Callable[[], Any] = lambda: None) -> float:
+    """Milliseconds of ``run(prepared())``, the median of several; what is prepared does not count."""
+
+    def finish() -> None:
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+
+    def once() -> float:
+        argument = prepared()
+        finish()
+        start = time.perf_counter()
+        run(argument)
+        finish()
+        return (time.perf_counter() - start) * 1e3
+
+    warm_up = 3
+    times: list[float] = [once() for _ in range(warm_up + options.repeats)]
+    return statistics.median(times[warm_up:])
+
+
+def prefill(call: Any, options: argparse.Namespace, model: Any) -> float:
+    """Milliseconds of a forward of whole prompts."""
+    ids = torch.randint(3, model.config.vocab_size, (options.batch, options.prompt), device=options.device)
+    return timed(options, lambda _: call(ids, use_cache=False, logits_to_keep=1))
+
+
+def decode(call: Any, options: argparse.Namespace, model: Any, static: bool) -> float:
+    """Milliseconds of one token, with the context of a prompt."""
+    ids = torch.randint(3, model.config.vocab_size, (1, options.prompt), device=options.device)
+    length = options.prompt + options.tokens
+    caches: dict[bool, Callable[[], Any]] = {
+        True: lambda: transformers.StaticCache(config=model.config, max_cache_len=length),
+        False: lambda: transformers.DynamicCache(config=model.config),
+    }
+
+    def prepared() -> Any:
+        cache = caches[static]()
+        model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cache
+
+    def run(cache: Any) -> None:
+        token = torch.full((1, 1), 5, device=options.device)
+        for place in range(options.prompt, length):
+            position = torch.full((1, 1), place, device=options.device)
+            logits = call(token, past_key_values=cache, position_ids=position, use_cache=True).logits
+            token = logits[:, -1].argmax(-1, keepdim=True)
+
+    return timed(options, run, prepared) / int(options.tokens)
+
+
+def models(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of whole models."""
+    rows = []
+    for name, size in (TINY if options.tiny else SIZES).items():
+        model = make(size, options.device, options.dtype)
+        times: dict[str, dict[str, float]] = {"prefill": {}, "decode": {}}
+        for label in ("eager", "sgljit", "hidden norms", "q and k norms"):
+            kinds = {"eager": "", "sgljit": "all"}.get(label, label)
+            with on_sgljit(model, kinds):
+                times["prefill"][label] = prefill(model, options, model)
+                times["decode"][label] = decode(model, options, model, static=False)
+        for label, kinds in (("torch.compile", ""), ("torch.compile, sgljit", "all")):
+            torch.compiler.reset()
+            with on_sgljit(model, kinds):
+                compiled = torch.compile(model)
+                times["prefill"][label] = prefill(compiled, options, model)
+                times["decode"][label] = decode(compiled, options, model, static=True)
+        for phase, columns in times.items():
+            eager = columns["eager"]
+            cells = {label: f"{value:.2f} ({eager / value:.2f} x)" for label, value in columns.items()}
+            rows.append({"model": name, "phase": phase, **cells, "eager": f"{eager:.2f}"})
+        del model
+    return rows
+
+
+def layers(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one norm: microseconds of a call of the layer, host included."""
+    rows = []
+    for name, size in (TINY if options.tiny else SIZES).items():
+        config = {**_COMMON, **size}
+        hidden, heads, head_dim = (config[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
+        for what, shape in (
+            ("hidden, decode", (1, 1, hidden)),
+            ("q, decode", (1, 1, heads, head_dim)),
+            ("hidden, prefill", (options.batch, options.prompt, hidden)),
+            ("q, prefill", (options.batch, options.prompt, heads, head_dim)),
+        ):
+            cls = transformers.models.qwen3.modeling_qwen3.Qwen3RMSNorm
+            layer = cls(shape[-1]).to(options.device, options.dtype).eval()
+            x = torch.randn(shape, device=options.device, dtype=options.dtype)
+            row: dict[str, Any] = {"model": name, "norm": what, "input": " x ".join(map(str, shape))}
+            row["eager"] = measure(layer, [(x,)], graph=False)
+            with sgljit_transformers.enabled(layer):
+                row["sgljit"] = measure(layer, [(x,)], graph=False)
+            row["eager / sgljit"] = row["eager"].microseconds / row["sgljit"].microseconds
+            rows.append(row)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> str:
+    """Measure, and print the page or write it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
+    parser.add_argument("--tiny", action="store_true", help="a model of two layers, to try the script")
+    parser.add_argument("--batch", type=int, default=4, help="prompts of a prefill")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of a decode")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--output", type=Path, help="the page's file")
+    options = parser.parse_args(arguments)
+    with torch.no_grad():
+        tables = {"Models": models(options), "Norms": layers(options)}
+    note = NOTE.format(**vars(options) | {"dtype": str(options.dtype).removeprefix("torch.")})
+    note += f"\ntransformers {transformers.__version__}, sgljit-transformers {sgljit_transformers.__version__}. "
+    note += "The second table is one layer alone: microseconds of a call, host included."
+    page = write_results(options.output, "transformers, eager", tables, note=note, device=options.device)
+    print(page)
+    return page
+
+
+if __name__ == "__main__":
+    main()
