@@ -17,8 +17,6 @@ from sgljit_core.families import discovery, registry
 
 from .shapes import ModelShape
 
-__all__ = ["GROUP", "builders", "device", "engine_ops"]
-
 GROUP = "sgljit.engines"
 
 

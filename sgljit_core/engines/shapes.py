@@ -15,8 +15,6 @@ from typing import Any
 
 from sgljit_core.errors import ModelConfigError
 
-__all__ = ["MODEL_TYPES", "ModelShape", "Traits", "read_config"]
-
 
 @dataclass(frozen=True)
 class Traits:
