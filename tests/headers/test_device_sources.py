@@ -17,6 +17,7 @@ def built(request: pytest.FixtureRequest):
         return request.param, toolbox.load(request.param)
 
 
+@pytest.mark.slow
 def test_a_cpu_tensor_is_refused(built) -> None:
     source, module = built
     x = torch.zeros(8)

@@ -47,7 +47,7 @@ def plugin(example, tmp_path_factory) -> isolated.Built:
 def test_the_wheel_has_all_its_sources(example, plugin):
     package = plugin.project / example.package
     sources = {path.relative_to(plugin.project).as_posix() for path in package.rglob("*") if path.is_file()}
-    assert {path.suffix for path in (package / "csrc").iterdir()} >= {".cpp", ".cuh"}
+    assert len({path.suffix for path in (package / "csrc").iterdir()}) > 1, "sources and headers"
     assert {name for name in plugin.wheel_files if ".dist-info/" not in name} == sources
     assert sources <= plugin.sdist_files
 

@@ -47,6 +47,7 @@ def run(site):
     return run
 
 
+@pytest.mark.slow
 def test_the_family_of_the_page_builds_ahead_and_passes_the_test_of_the_page(run):
     built = run("-m", "sgljit_core", "cache", "build", "scaling", "--cuda-arch", "9.0")
     assert "4 modules are ready" in built
