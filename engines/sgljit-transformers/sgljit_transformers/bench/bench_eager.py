@@ -42,6 +42,8 @@ TINY = {
     }
 }
 
+COMPILED = {"torch.compile": "", "torch.compile, sgljit": "all"}
+
 NOTE = """
 Qwen3 in {dtype} with random weights, written as layers x hidden size. Milliseconds, the median of {repeats} runs, by
 the clock. Prefill is one forward of {batch} prompts of {prompt} tokens; decode is a token of one user after {prompt}
@@ -140,7 +142,9 @@ def models(options: argparse.Namespace) -> list[dict[str, Any]]:
             with on_sgljit(model, kinds):
                 times["prefill"][label] = prefill(model, options, model)
                 times["decode"][label] = decode(model, options, model, static=False)
-        for label, kinds in (("torch.compile", ""), ("torch.compile, sgljit", "all")):
+        for label, kinds in COMPILED.items():
+            if options.compiled is not None and name not in options.compiled:
+                continue
             torch.compiler.reset()
             with on_sgljit(model, kinds):
                 compiled = torch.compile(model)
@@ -148,10 +152,15 @@ def models(options: argparse.Namespace) -> list[dict[str, Any]]:
                 times["decode"][label] = decode(compiled, options, model, static=True)
         for phase, columns in times.items():
             eager = columns["eager"]
-            cells = {label: f"{value:.2f} ({eager / value:.2f} x)" for label, value in columns.items()}
+            labels = (*columns, *(label for label in COMPILED if label not in columns))
+            cells = {label: _cell(eager, columns.get(label)) for label in labels}
             rows.append({"model": name, "phase": phase, **cells, "eager": f"{eager:.2f}"})
         del model
     return rows
+
+
+def _cell(eager: float, value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2f} ({eager / value:.2f} x)"
 
 
 def layers(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -184,6 +193,7 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
     parser.add_argument("--tiny", action="store_true", help="a model of two layers, to try the script")
+    parser.add_argument("--compiled", nargs="*", help="the sizes that torch.compile is measured for; by default all")
     parser.add_argument("--batch", type=int, default=4, help="prompts of a prefill")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a decode")
