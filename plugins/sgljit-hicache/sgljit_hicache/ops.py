@@ -47,6 +47,7 @@ def transfer_hicache_one_layer(
     element_dim: int | None = None,
     unroll: int | None = None,
     block_quota: int | None = None,
+    page_size: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
     """``k_cache_dst[indices_dst] = k_cache_src[indices_src]``, and V likewise, in one launch.
@@ -65,6 +66,8 @@ def transfer_hicache_one_layer(
         element_dim: elements of a row; the last dimension's size when None.
         unroll: rows that a warp moves at a time, instead of the choice by row size.
         block_quota: the most blocks, and so multiprocessors, to take, instead of the choice by direction.
+        page_size: rows of a page, for callers that pass it to SGLang's function. Every row has an index of its own, so
+            it changes nothing.
         check_indices: find indices that are out of range, and destinations named twice or also read, before anything
             moves. It makes the host wait for the device. When None, as ``SGLJIT_CHECK_INDICES`` says (read once), and
             where that is not set, on the CPU.
@@ -87,6 +90,7 @@ def transfer_hicache_one_layer_mla(
     element_dim: int | None = None,
     unroll: int | None = None,
     block_quota: int | None = None,
+    page_size: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
     """``cache_dst[indices_dst] = cache_src[indices_src]``: as ``transfer_hicache_one_layer``, with one cache."""
@@ -164,7 +168,13 @@ def transfer_hicache_all_layer_mla(
 
 
 @FAMILY.op(exports=host_module)
-def can_use_hicache_jit_kernel(*, element_size: int, unroll: int | None = None, block_quota: int | None = None) -> bool:
+def can_use_hicache_jit_kernel(
+    *,
+    element_size: int,
+    unroll: int | None = None,
+    block_quota: int | None = None,
+    page_size: int | None = None,
+) -> bool:
     """Whether rows of ``element_size`` bytes move at full speed, which whole 16-byte words do.
 
     Others are moved too, by a slower kernel. Nothing is compiled to find out: an error of the toolchain shows as

@@ -19,6 +19,7 @@ def transfer_hicache_one_layer(
     element_dim: int | None = None,
     unroll: int | None = None,
     block_quota: int | None = None,
+    page_size: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
     """``k_cache_dst[indices_dst] = k_cache_src[indices_src]``, and V likewise; each cache on any device."""
@@ -35,6 +36,7 @@ def transfer_hicache_one_layer_mla(
     element_dim: int | None = None,
     unroll: int | None = None,
     block_quota: int | None = None,
+    page_size: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
     """``cache_dst[indices_dst] = cache_src[indices_src]``."""

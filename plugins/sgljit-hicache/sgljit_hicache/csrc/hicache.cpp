@@ -81,7 +81,7 @@ void transfer_one_layer(
 void transfer_hicache_one_layer(
     TensorView k_cache_dst, TensorView v_cache_dst, TensorView indices_dst, TensorView k_cache_src,
     TensorView v_cache_src, TensorView indices_src, Optional<std::int64_t> element_dim, Optional<std::int64_t> unroll,
-    Optional<std::int64_t> block_quota, Optional<bool> check_indices) {
+    Optional<std::int64_t> block_quota, Optional<std::int64_t> page_size, Optional<bool> check_indices) {
   constexpr const char* kOp = "transfer_hicache_one_layer";
   const Cache dst[] = {
       hicache::match_cache(kOp, "k_cache_dst", k_cache_dst, element_dim),
@@ -89,17 +89,17 @@ void transfer_hicache_one_layer(
   const Cache src[] = {
       hicache::match_cache(kOp, "k_cache_src", k_cache_src, element_dim),
       hicache::match_cache(kOp, "v_cache_src", v_cache_src, element_dim)};
-  transfer_one_layer({kOp, 2}, dst, src, indices_dst, indices_src, {unroll, block_quota, check_indices});
+  transfer_one_layer({kOp, 2}, dst, src, indices_dst, indices_src, {unroll, block_quota, check_indices, page_size});
 }
 
 void transfer_hicache_one_layer_mla(
     TensorView cache_dst, TensorView indices_dst, TensorView cache_src, TensorView indices_src,
     Optional<std::int64_t> element_dim, Optional<std::int64_t> unroll, Optional<std::int64_t> block_quota,
-    Optional<bool> check_indices) {
+    Optional<std::int64_t> page_size, Optional<bool> check_indices) {
   constexpr const char* kOp = "transfer_hicache_one_layer_mla";
   const auto dst = hicache::match_cache(kOp, "cache_dst", cache_dst, element_dim);
   const auto src = hicache::match_cache(kOp, "cache_src", cache_src, element_dim);
-  transfer_one_layer({kOp, 1}, &dst, &src, indices_dst, indices_src, {unroll, block_quota, check_indices});
+  transfer_one_layer({kOp, 1}, &dst, &src, indices_dst, indices_src, {unroll, block_quota, check_indices, page_size});
 }
 
 // ---- all layers ----
@@ -226,9 +226,10 @@ void transfer_hicache_all_layer_mla(
 
 /// Whether rows of this size take the fast kernels.
 bool can_use_hicache_jit_kernel(
-    std::int64_t element_size, Optional<std::int64_t> unroll, Optional<std::int64_t> block_quota) {
+    std::int64_t element_size, Optional<std::int64_t> unroll, Optional<std::int64_t> block_quota,
+    Optional<std::int64_t> page_size) {
   Job job{"can_use_hicache_jit_kernel", 1};
-  match_options(job, {unroll, block_quota, {}});
+  match_options(job, {unroll, block_quota, {}, page_size});
   return element_size > 0 && element_size % 16 == 0;
 }
 

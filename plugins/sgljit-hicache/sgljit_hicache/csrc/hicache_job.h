@@ -41,6 +41,7 @@ struct Options {
   host::Optional<std::int64_t> unroll;
   host::Optional<std::int64_t> block_quota;
   host::Optional<bool> check_indices;
+  host::Optional<std::int64_t> page_size = {};  ///< checked, and that is all: each row has an index of its own
 
   /// \brief Whether to check indices: as the call says, or SGLJIT_CHECK_INDICES, or else on the CPU, where it costs
   /// little. The variable is read once, at the first transfer that leaves it open.

@@ -184,6 +184,12 @@ inline void match_device(const Job& job, const Cache& cache) {
         cache.name, " is on ", device);
 }
 
+inline void match_page_size(const Job& job, const host::Optional<std::int64_t>& page_size) {
+  if (page_size.has_value() && (*page_size < 1 || *page_size >= kNoPages)) [[unlikely]]
+    throw host::Error(
+        "ValueError", job.op, ": page_size must be at least 1 and less than ", kNoPages, ", got ", *page_size);
+}
+
 inline void match_options(Job& job, const Options& options) {
   if (options.unroll.has_value()) {
     const auto unroll = *options.unroll;
@@ -192,6 +198,7 @@ inline void match_options(Job& job, const Options& options) {
   }
   if (options.block_quota.has_value() && (*options.block_quota < 1 || *options.block_quota > INT32_MAX)) [[unlikely]]
     throw host::Error("ValueError", job.op, ": block_quota must be at least 1, got ", *options.block_quota);
+  match_page_size(job, options.page_size);
   job.unroll = options.unroll;
   job.block_quota = options.block_quota;
 }
@@ -299,9 +306,7 @@ inline Rows match_side(
     const host::Optional<std::int64_t>& page_size) {
   if (stride < 0 || (page_stride.has_value() && *page_stride < 0)) [[unlikely]]
     throw host::Error("ValueError", job.op, ": the strides of the ", name, " must not be negative");
-  if (page_size.has_value() && (*page_size < 1 || *page_size >= kNoPages)) [[unlikely]]
-    throw host::Error(
-        "ValueError", job.op, ": page_size must be at least 1 and less than ", kNoPages, ", got ", *page_size);
+  match_page_size(job, page_size);
   if (!page_stride.has_value()) return {stride, 0, kNoPages};
   if (!page_size.has_value()) [[unlikely]]
     throw host::Error("ValueError", job.op, ": the page stride of the ", name, " needs a page_size");

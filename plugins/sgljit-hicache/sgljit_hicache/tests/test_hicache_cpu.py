@@ -125,6 +125,7 @@ def test_all_layers_into_pages(num_layers: int):
 def test_the_right_kernel_can_be_told_by_row_size():
     assert family.can_use_hicache_jit_kernel(element_size=2048)
     assert family.can_use_hicache_jit_kernel(element_size=576, unroll=4, block_quota=2)
+    assert family.can_use_hicache_jit_kernel(element_size=2048, page_size=64)
     assert not family.can_use_hicache_jit_kernel(element_size=100)
     assert not family.can_use_hicache_jit_kernel(element_size=0)
 

@@ -437,3 +437,20 @@ def test_checks_cannot_be_captured():
         run(call)  # the capture is still good
     graph.replay()
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("page_size", [0, -1, 2**32 - 1])
+def test_a_page_size_that_is_none_is_refused_for_one_layer_too(page_size: int):
+    text = rf"page_size must be at least 1 and less than 4294967295, got {page_size}"
+    caches = [torch.zeros(4, 16), torch.arange(2), torch.zeros(4, 16), torch.arange(2)]
+    with pytest.raises(ValueError, match=text):
+        family.transfer_hicache_one_layer_mla(*caches, page_size=page_size)
+    with pytest.raises(ValueError, match=text):
+        family.can_use_hicache_jit_kernel(element_size=16, page_size=page_size)
+
+
+def test_a_page_size_changes_nothing_for_one_layer():
+    dst, src = torch.zeros(4, 16), torch.rand(4, 16)
+    family.transfer_hicache_one_layer_mla(dst, torch.tensor([3, 0]), src, torch.tensor([1, 2]), page_size=2)
+    assert torch.equal(dst[[3, 0]], src[[1, 2]])
+    assert not dst[1:3].any()
