@@ -41,11 +41,12 @@ class Adapter:
     logger: str = "sgljit"
     _lost: set[str] = field(default_factory=set, init=False, repr=False)
 
-    def start(self, device: str = "") -> frozenset[str]:
+    def start(self, device: str = "", *, announce: bool = True) -> frozenset[str]:
         """Decide which ops are used, and log one line that says so.
 
         Args:
             device: where they run, such as "cuda", for the line.
+            announce: whether to log the line; an engine that sets up its logging later calls ``announce`` then.
 
         Returns:
             The ops to use, of ``ops``. Empty with ``SGLJIT_ENGINES=off``, and, after a warning, where the engine is
@@ -66,8 +67,14 @@ class Adapter:
             self._say(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
             return frozenset()
         used = frozenset(self.ops) if chosen.ops is None else chosen.ops & self.ops.keys()
-        self._say(logging.INFO, "engine_start", self._summary(used, chosen.ops, device), ops=sorted(used))
+        if announce:
+            self.announce(used, device)
         return used
+
+    def announce(self, used: frozenset[str], device: str = "") -> None:
+        """Log the line of ``start``: the versions, which part of the engine runs on which op, what is left out."""
+        text = self._summary(used, settings().engines.ops, device)
+        self._say(logging.INFO, "engine_start", text, ops=sorted(used))
 
     def attempt(self, op: str, call: Callable[[], object]) -> bool:
         """Call an op where it may have to be built; whether it ran.

