@@ -72,7 +72,7 @@ def test_public_names_and_those_of_others_are_not():
     assert not private_names(ast.parse("import torch\ntorch.ops.x.__name__, self._torch, other._schematic"))
 
 
-@pytest.mark.parametrize("place", ["sgljit_core", "plugins", "examples", "bench", "tests", "conftest.py"])
+@pytest.mark.parametrize("place", ["sgljit_core", "plugins", "engines", "examples", "bench", "tests", "conftest.py"])
 def test_the_project_uses_none(place):
     files = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py"))
     assert files

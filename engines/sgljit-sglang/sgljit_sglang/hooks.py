@@ -10,10 +10,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import sgljit_hicache
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+import sgljit_hicache
 from sgljit_norm import fused_inplace_qknorm
 
 from . import ADAPTER
@@ -21,12 +21,14 @@ from . import ADAPTER
 _QKNORM = "fused_inplace_qknorm"
 _MODELS = "sglang.srt.models.utils"
 _HICACHE = "sglang.kernels.ops.kvcache.hicache"
-_TRANSFERS = {
+_TRANSFERS: dict[str, Callable[..., None]] = {
     "transfer_hicache_one_layer": sgljit_hicache.transfer_hicache_one_layer,
     "transfer_hicache_one_layer_mla": sgljit_hicache.transfer_hicache_one_layer_mla,
     "transfer_hicache_all_layer": sgljit_hicache.transfer_hicache_all_layer,
     "transfer_hicache_all_layer_mla": sgljit_hicache.transfer_hicache_all_layer_mla,
 }
+
+_HEAD_DIMS = (64, 128, 256, 512, 1024)  # those that SGLang's own kernel takes
 
 _registered: set[str] = set()
 
@@ -40,10 +42,10 @@ def replace(used: frozenset[str]) -> None:
     if _QKNORM in used:
         _around(f"{_MODELS}.fused_inplace_qknorm", _qknorm)
         _around(f"{_MODELS}.can_use_fused_inplace_qknorm", _can_use_qknorm)
-    transfers = {name: op for name, op in _TRANSFERS.items() if name in used}
-    for name, op in transfers.items():
-        _around(f"{_HICACHE}.{name}", functools.partial(_transfer, name, op))
-    if len(transfers) == len(_TRANSFERS):  # else SGLang must build its own for those that are switched off
+    transfers = _TRANSFERS.keys() & used
+    for name in transfers:
+        _around(f"{_HICACHE}.{name}", functools.partial(_transfer, name))
+    if transfers == _TRANSFERS.keys():  # else SGLang must build its own for those that are switched off
         _around(f"{_HICACHE}.can_use_hicache_jit_kernel", _can_use_hicache)
 
 
@@ -70,7 +72,8 @@ def _qknorm(
 
 
 def _can_use_qknorm(theirs: Callable[..., bool], head_dim: int, dtype: torch.dtype) -> bool:
-    return _qknorm_works(head_dim, dtype, "cuda") or theirs(head_dim, dtype)
+    # SGLang puts this hook wherever its function was imported, also where the norm that follows is its own.
+    return (head_dim in _HEAD_DIMS and _qknorm_works(head_dim, dtype, _device())) or theirs(head_dim, dtype)
 
 
 _tried: dict[tuple[int, torch.dtype, str], bool] = {}
@@ -82,18 +85,44 @@ def _qknorm_works(head_dim: int, dtype: torch.dtype, device: str) -> bool:
     if key not in _tried:
         if torch.compiler.is_compiling() or dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return False  # nothing is built inside of a graph
-        if device == "cuda" and not torch.cuda.is_available():
-            return False
         rows = torch.zeros(3, 1, head_dim, dtype=dtype, device=device)
         call = functools.partial(fused_inplace_qknorm, rows[:1], rows[1:2], rows[2, 0], rows[2, 0])
         _tried[key] = ADAPTER.attempt(_QKNORM, call)
     return _tried[key]
 
 
-def _transfer(name: str, ours: Callable[..., None], theirs: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    if not ADAPTER.attempt(name, lambda: ours(*args, **kwargs)):
+def _transfer(name: str, theirs: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    if not ADAPTER.attempt(name, lambda: _TRANSFERS[name](*args, **kwargs)):
         theirs(*args, **kwargs)
 
 
 def _can_use_hicache(theirs: Callable[..., bool], **kwargs: Any) -> bool:
-    return sgljit_hicache.can_use_hicache_jit_kernel(**kwargs) or theirs(**kwargs)
+    if sgljit_hicache.can_use_hicache_jit_kernel(**kwargs) and all(_transfers_work(_device())):
+        return True
+    return theirs(**kwargs)
+
+
+@functools.cache
+def _transfers_work(device: str) -> tuple[bool, ...]:
+    """Whether each transfer moves a row: SGLang must not count on ours for rows that its own kernels do not take."""
+    k, v, k_source, v_source = (torch.zeros(1, 16, dtype=torch.uint8, device=device) for _ in range(4))
+    tables = [torch.tensor([one.data_ptr()], device=device) for one in (k, v, k_source, v_source)]
+    row = torch.zeros(1, dtype=torch.int64, device=device)
+    calls = {
+        "transfer_hicache_one_layer": (k, v, row, k_source, v_source, row),
+        "transfer_hicache_one_layer_mla": (k, row, k_source, row),
+        "transfer_hicache_all_layer": (*tables[:2], row, *tables[2:], row),
+        "transfer_hicache_all_layer_mla": (tables[0], row, tables[2], row),
+    }
+    strides = {
+        "transfer_hicache_all_layer": {"kv_cache_src_stride_bytes": 16, "kv_cache_dst_stride_bytes": 16},
+        "transfer_hicache_all_layer_mla": {"cache_src_stride_bytes": 16, "cache_dst_stride_bytes": 16},
+    }
+    return tuple(
+        ADAPTER.attempt(name, functools.partial(_TRANSFERS[name], *arguments, **strides.get(name, {})))
+        for name, arguments in calls.items()
+    )
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from sglang.kernels.fused_op import BaseFusedOp
-from sglang.kernels.registry import CapabilityRequirement, KernelBackend
+from sglang.kernels.spec import CapabilityRequirement, KernelBackend
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
 

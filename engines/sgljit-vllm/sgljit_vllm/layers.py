@@ -73,8 +73,8 @@ class _Norm:
         able = able and getattr(self, "has_weight", True) and weight.dtype in _DTYPES
         kind = current_platform.device_type if weight.device.type == "meta" else weight.device.type
         able = able and kind in _DEVICES
-        self._has_plain = able and _works(type(self)._plain, 0, weight, kind)
-        self._has_fused = able and _works(type(self)._fused, 1, weight, kind)
+        self._has_plain = able and _works(self._plain, 0, weight, kind)
+        self._has_fused = able and _works(self._fused, 1, weight, kind)
 
     def forward_native(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
         """Where custom ops are off, as under inductor, and on every platform without a forward of its own."""
@@ -104,12 +104,12 @@ class _Norm:
         rows = x.reshape(-1, weight.shape[0])
         if residual is None:
             out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-            type(self)._plain(rows, weight, out=out, eps=self.variance_epsilon)
+            self._plain(rows, weight, out=out, eps=self.variance_epsilon)
             return out.view(x.shape)
         residual_rows = residual.reshape(-1, weight.shape[0])
         if not self._in_place:
             rows, residual_rows = rows.clone(), residual_rows.clone()
-        type(self)._fused(rows, residual_rows, weight, eps=self.variance_epsilon)
+        self._fused(rows, residual_rows, weight, eps=self.variance_epsilon)
         return rows.view(x.shape), residual_rows.view(x.shape)
 
 

@@ -1,0 +1,93 @@
+"""Make an environment with SGLang's own modules and this checkout's sgljit: ``python environment.py DIRECTORY``.
+
+The wheel of SGLang is unpacked without what it requires, as no build of that runs without a GPU; what its modules
+import is installed, and a stand-in takes the place of torchvision and of SGLang's compiled kernels.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+SGLANG = "0.5.23"
+PLATFORM = ("--python-version", "3.12", "--platform", "manylinux_2_34_x86_64", "--only-binary", ":all:")
+IMPORTED = ["aiohttp", "anyio", "apache-tvm-ffi==0.1.11", "certifi", "dill", "einops", "fastapi", "idna", "ipython", "loguru", "msgspec", "numpy", "openai", "orjson", "partial-json-parser", "pillow", "psutil", "pybase64", "pydantic", "pyzmq", "requests", "sentencepiece", "sniffio", "starlette", "torch==2.13.0", "transformers==5.19.0", "triton", "urllib3"]
+ALONE = ["compressed-tensors", "gguf"]  # they would bring other versions of the above
+ROOT = Path(__file__).resolve().parents[4]
+PROJECTS = ["", "plugins/sgljit-norm", "plugins/sgljit-hicache", "engines/sgljit-sglang"]
+
+STAND_IN = '''"""A stand-in: every name of this package, and of its modules, is a class without content."""
+import importlib.machinery
+import sys
+import types
+
+
+class Nothing(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return f"{cls.__name__}.{name}"
+
+
+class Module(types.ModuleType):
+    __path__ = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing(name, (), {})
+
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.startswith(__name__ + "."):
+            return importlib.machinery.ModuleSpec(name, Finder, is_package=True)
+
+    @staticmethod
+    def create_module(spec):
+        return Module(spec.name)
+
+    @staticmethod
+    def exec_module(module):
+        pass
+
+
+sys.meta_path.append(Finder)
+__getattr__ = Module(__name__).__getattr__
+'''
+
+
+def unpack(wheel: Path, site: Path) -> None:
+    """Put SGLang's modules and the stand-ins into a directory of packages."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    for name, distribution in (("torchvision", "torchvision-0.29.0"), ("sgl_kernel", "sglang_kernel-0.4.10")):
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text(STAND_IN)
+        (site / f"{distribution}.dist-info").mkdir()
+        title, version = distribution.split("-")
+        metadata = f"Metadata-Version: 2.1\nName: {title}\nVersion: {version}\n"
+        (site / f"{distribution}.dist-info" / "METADATA").write_text(metadata)
+
+
+def make(directory: Path) -> Path:
+    """Make the environment; its interpreter. A failure of pip is a CalledProcessError."""
+    venv.create(directory, with_pip=True)
+    python = directory / "bin" / "python"
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", *IMPORTED, "pytest"], check=True)
+    subprocess.run([*pip, "install", "--no-deps", *ALONE], check=True)
+    subprocess.run([*pip, "install", *(ROOT / project for project in PROJECTS)], check=True)
+    wheels = directory / "wheels"
+    subprocess.run([*pip, "download", "--no-deps", *PLATFORM, "--dest", wheels, f"sglang=={SGLANG}"], check=True)
+    (site,) = directory.glob("lib/python*/site-packages")
+    unpack(next(wheels.glob("*.whl")), site)
+    return python
+
+
+if __name__ == "__main__":
+    print(make(Path(sys.argv[1])))

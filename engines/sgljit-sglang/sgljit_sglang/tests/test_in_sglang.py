@@ -1,0 +1,221 @@
+"""In SGLang's own modules, on the CPU: each seam calls our op, and SGLang's code runs for what the op does not take.
+
+``environment.py`` makes an environment where these run; elsewhere they are skipped, but for the slow test, which makes
+one. Each test is a process of its own, as SGLang loads its plugins once in each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+needs_sglang = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
+
+START = """
+import logging
+logging.basicConfig(level=logging.INFO)
+import torch
+torch.manual_seed(0)
+"""
+LOAD = """
+from sglang.srt.plugins import load_plugins
+from sglang.kernels.spec import CapabilityRequirement, KernelBackend
+from sglang.srt.layers import layernorm
+
+layernorm.is_batch_invariant_mode_enabled  # imported: the hooks reach modules that are there already
+load_plugins()
+import sgljit_sglang
+from sgljit_sglang import hooks, norms
+PLUGIN = KernelBackend.PLUGIN
+
+def rms(x, weight, eps):
+    x = x.double()
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()).float()
+"""
+
+
+def run(code: str, *, before: str = "", load: str = LOAD, **environment: str) -> str:
+    """What a process prints, on both streams, in which SGLang has loaded its plugins."""
+    script = START + textwrap.dedent(before) + load + "with torch.inference_mode():\n"
+    script += textwrap.indent(textwrap.dedent(code), "    ")
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={**os.environ, "SGLJIT_ENGINES": "strict", **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="the other tests run in this environment")
+def test_in_an_environment_of_its_own(tmp_path):
+    import environment
+
+    python = environment.make(tmp_path / "sglang")
+    options = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestUnknownMarkWarning", "-rs", "-m", "not gpu")
+    result = subprocess.run(
+        [python, "-m", "pytest", *options, "--pyargs", "sgljit_sglang"],
+        env={**os.environ, "SGLJIT_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "SGLang is not installed" not in result.stdout
+
+
+@needs_sglang
+def test_one_line_says_which_part_runs_on_what():
+    printed = run("pass")
+    assert len(re.findall("sgljit-sglang 0.1.0 with sglang 0.5.23: RMSNorm runs on rmsnorm; ", printed)) == 1
+    assert "Failed to" not in printed
+
+
+@needs_sglang
+def test_norms_agree_with_float64():
+    run("""
+        for kind, bias in ((layernorm.RMSNorm, 0), (layernorm.GemmaRMSNorm, 1)):
+            layer = kind(96, eps=1e-5)
+            layer.weight.data.normal_()
+            weight = layer.weight.data + bias
+            assert kind.capabilities[PLUGIN] == {CapabilityRequirement.CUDA}
+            for shape in ((7, 96), (2, 3, 96)):
+                x, residual, more = (torch.randn(shape) for _ in range(3))
+                torch.testing.assert_close(layer(x, backend=PLUGIN), rms(x, weight, 1e-5), rtol=1e-5, atol=1e-5)
+                total = x + residual
+                out, left = layer(x.clone(), residual.clone(), backend=PLUGIN)
+                torch.testing.assert_close(out, rms(total, weight, 1e-5), rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(left, total)
+                out, left = layer(x.clone(), residual.clone(), more, backend=PLUGIN)
+                torch.testing.assert_close(left, x + (residual + more))
+                torch.testing.assert_close(out, rms(x + (residual + more), weight, 1e-5), rtol=1e-5, atol=1e-5)
+            strided = torch.randn(5, 192)[:, :96]
+            torch.testing.assert_close(layer(strided, backend=PLUGIN), rms(strided, weight, 1e-5), rtol=1e-5, atol=1e-5)
+    """)
+
+
+@needs_sglang
+def test_sglang_chooses_the_plugin_before_its_own():
+    run("""
+        layernorm.RMSNorm.capabilities = {PLUGIN: set()}  # any device: this machine has no CUDA
+        layer = layernorm.RMSNorm(64)
+        assert layer.auto_selected_backend() is PLUGIN
+        torch.testing.assert_close(layer(torch.ones(2, 64)), torch.ones(2, 64))
+        assert layer.__dict__["_sgljit"] == {"rmsnorm": True}
+    """)
+
+
+RECORDED = """
+from sglang.srt.layers import layernorm
+layernorm.RMSNorm.forward_cuda = lambda self, *args, **kwargs: "SGLang's"
+"""
+
+
+@needs_sglang
+def test_what_the_ops_do_not_take_goes_to_sglangs_code():
+    code = """
+        x = torch.ones(2, 64)
+        def theirs(x, *args, **changes):
+            attributes = changes.pop("attributes", {})
+            layer = layernorm.RMSNorm(64, **changes)
+            for name, value in attributes.items():
+                setattr(layer, name, value)
+            return layer(x, *args, backend=PLUGIN) == "SGLang's"
+
+        assert theirs(x, var_hidden_size=32)
+        assert theirs(x, cast_x_before_out_mul=True)
+        assert theirs(x.half())
+        assert theirs(x.double(), weight_dtype=torch.float64)
+        assert theirs(x[:0])
+        assert theirs(x, x)
+        assert theirs(x, torch.ones(2, 64).half())
+        assert theirs(x, None, None, torch.nn.Linear(64, 64))
+        layer = layernorm.RMSNorm(64)
+        layer.fuse_input_quant(torch.nn.Linear(64, 64))
+        assert layer(x, backend=PLUGIN) == "SGLang's"
+
+        class Other(layernorm.RMSNorm):
+            def forward_cuda(self, *args):
+                return "another norm"
+
+        assert Other(64)(x, backend=PLUGIN) == "another norm"
+        norms.is_batch_invariant_mode_enabled = lambda: True
+        assert theirs(x)
+    """
+    run(code, before=RECORDED)
+
+
+@needs_sglang
+def test_a_build_that_fails_goes_to_sglangs_code_and_is_said_once(tmp_path):
+    code = """
+        layer, other = layernorm.RMSNorm(64), layernorm.RMSNorm(128)
+        assert layer(torch.ones(2, 64), backend=PLUGIN) == "SGLang's"
+        assert layer(torch.ones(2, 64), backend=PLUGIN) == "SGLang's"
+        assert other(torch.ones(2, 128), backend=PLUGIN) == "SGLang's"
+    """
+    cold = {"SGLJIT_CACHE_DIR": str(tmp_path), "SGLJIT_JIT": "error"}
+    printed = run(code, before=RECORDED, SGLJIT_ENGINES="on", **cold)
+    assert printed.count("rmsnorm failed, and RMSNorm runs on the engine's own code until the process ends") == 1
+
+
+@needs_sglang
+def test_off_leaves_sglang_as_it_was():
+    code = """
+        from sglang.srt.plugins.hook_registry import HookRegistry
+        assert PLUGIN not in layernorm.RMSNorm.capabilities
+        assert not HookRegistry._hooks
+    """
+    load = LOAD.replace("from sgljit_sglang import hooks, norms", "")
+    printed = run(code, load=load, SGLJIT_ENGINES="off")
+    assert "sgljit-sglang 0.1.0 does nothing: SGLJIT_ENGINES=off" in printed
+
+
+@needs_sglang
+def test_a_list_chooses():
+    code = """
+        assert PLUGIN not in layernorm.GemmaRMSNorm.capabilities
+        layer = layernorm.RMSNorm(64)
+        assert layer(torch.ones(2, 64), torch.ones(2, 64), backend=PLUGIN) == "SGLang's"
+        assert torch.is_tensor(layer(torch.ones(2, 64), backend=PLUGIN))
+        assert hooks._registered == set()
+    """
+    run(code, before=RECORDED, SGLJIT_ENGINES="rmsnorm")
+
+
+@needs_sglang
+def test_the_norm_of_q_and_k():
+    run("""
+        from sglang.srt.models import utils
+        weights = torch.randn(2, 64)
+        qkv = torch.randn(5, 4, 64)
+        q, k = qkv[:, :3], qkv[:, 3:]
+        expected = rms(q, weights[0], 1e-6), rms(k, weights[1], 1e-6)
+        assert utils.can_use_fused_inplace_qknorm(64, torch.float32)
+        utils.fused_inplace_qknorm(q=q, k=k, q_weight=weights[0], k_weight=weights[1], head_dim=64, eps=1e-6)
+        torch.testing.assert_close(q, expected[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(k, expected[1], rtol=1e-5, atol=1e-5)
+        assert hooks._tried == {(64, torch.float32, "cpu"): True}
+        assert not utils.can_use_fused_inplace_qknorm(96, torch.float32)  # SGLang's own kernel does not take it
+    """)
+
+
+@needs_sglang
+def test_another_plugins_backend_is_left_to_it():
+    before = """
+        from sglang.srt.layers import layernorm
+
+        def forward_plugin(self, *args, **kwargs):
+            return "another plugin's"
+
+        layernorm.RMSNorm.forward_plugin = forward_plugin
+    """
+    code = "assert layernorm.RMSNorm(64)(torch.ones(2, 64), backend=PLUGIN) == \"another plugin's\""
+    printed = run(code, before=before)
+    assert "sgljit-sglang leaves RMSNorm to __main__.forward_plugin, the backend of another plugin" in printed

@@ -1,0 +1,62 @@
+"""Where there is no SGLang, or one that was not tested, nothing happens and one sentence says so."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import sgljit_sglang
+from sgljit_core import errors
+
+
+@pytest.fixture
+def no_sglang(monkeypatch):
+    def version(distribution: str) -> str | None:
+        return None if distribution.startswith("sglang") else "0.1.0"
+
+    monkeypatch.setattr("sgljit_core.engines.adapter._installed", version)
+
+
+def test_sglang_finds_the_function_by_its_entry_point():
+    (point,) = metadata.entry_points(group="sglang.srt.plugins", name="sgljit")
+    assert point.load() is sgljit_sglang.register
+
+
+def test_importing_it_imports_neither_sglang_nor_torch():
+    code = "import sys, sgljit_sglang; print(sorted({'sglang', 'torch', 'tvm_ffi'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_without_sglang_it_says_what_to_install(no_sglang, caplog):
+    sgljit_sglang.register()
+    assert caplog.messages == [
+        "sgljit-sglang 0.1.0 does nothing: sglang is not installed. Install a version >=0.5.23,<0.5.24"
+    ]
+
+
+def test_another_version_is_left_alone(monkeypatch, caplog):
+    versions = {"sglang": "0.5.24", "sgljit-sglang": "0.1.0"}
+    monkeypatch.setattr("sgljit_core.engines.adapter._installed", versions.get)
+    sgljit_sglang.register()
+    (text,) = caplog.messages
+    assert text == (
+        "sgljit-sglang 0.1.0 does nothing: sglang 0.5.24 is installed, and it was tested with "
+        "sglang>=0.5.23,<0.5.24. Install such a version of sglang, or a release of sgljit-sglang for sglang 0.5.24"
+    )
+
+
+def test_strict_makes_an_error_of_it(no_sglang, monkeypatch):
+    monkeypatch.setenv("SGLJIT_ENGINES", "strict")
+    with pytest.raises(errors.UnsupportedEngineError, match="sglang is not installed"):
+        sgljit_sglang.register()
+
+
+def test_off_is_off_wherever_it_is(no_sglang, monkeypatch, caplog):
+    monkeypatch.setenv("SGLJIT_ENGINES", "off")
+    caplog.set_level(logging.INFO, logger="sgljit")
+    sgljit_sglang.register()
+    assert caplog.messages == ["sgljit-sglang 0.1.0 does nothing: SGLJIT_ENGINES=off"]
