@@ -14,7 +14,36 @@ from pathlib import Path
 
 SGLANG = "0.5.23"
 PLATFORM = ("--python-version", "3.12", "--platform", "manylinux_2_34_x86_64", "--only-binary", ":all:")
-IMPORTED = ["aiohttp", "anyio", "apache-tvm-ffi==0.1.11", "certifi", "dill", "einops", "fastapi", "idna", "ipython", "loguru", "msgspec", "numpy", "openai", "orjson", "partial-json-parser", "pillow", "psutil", "pybase64", "pydantic", "pyzmq", "requests", "sentencepiece", "sniffio", "starlette", "torch==2.13.0", "transformers==5.19.0", "triton", "urllib3"]
+IMPORTED = [
+    "aiohttp",
+    "anyio",
+    "apache-tvm-ffi==0.1.11",
+    "certifi",
+    "dill",
+    "einops",
+    "fastapi",
+    "idna",
+    "ipython",
+    "loguru",
+    "msgspec",
+    "numpy",
+    "openai",
+    "orjson",
+    "partial-json-parser",
+    "pillow",
+    "psutil",
+    "pybase64",
+    "pydantic",
+    "pyzmq",
+    "requests",
+    "sentencepiece",
+    "sniffio",
+    "starlette",
+    "torch==2.13.0",
+    "transformers==5.19.0",
+    "triton",
+    "urllib3",
+]
 ALONE = ["compressed-tensors", "gguf"]  # they would bring other versions of the above
 ROOT = Path(__file__).resolve().parents[4]
 PROJECTS = ["", "plugins/sgljit-norm", "plugins/sgljit-hicache", "engines/sgljit-sglang"]

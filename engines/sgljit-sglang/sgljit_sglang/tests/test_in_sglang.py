@@ -216,6 +216,6 @@ def test_another_plugins_backend_is_left_to_it():
 
         layernorm.RMSNorm.forward_plugin = forward_plugin
     """
-    code = "assert layernorm.RMSNorm(64)(torch.ones(2, 64), backend=PLUGIN) == \"another plugin's\""
+    code = 'assert layernorm.RMSNorm(64)(torch.ones(2, 64), backend=PLUGIN) == "another plugin\'s"'
     printed = run(code, before=before)
     assert "sgljit-sglang leaves RMSNorm to __main__.forward_plugin, the backend of another plugin" in printed

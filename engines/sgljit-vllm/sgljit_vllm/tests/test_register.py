@@ -33,9 +33,7 @@ def test_importing_it_imports_neither_vllm_nor_torch():
 
 def test_without_vllm_it_says_what_to_install(no_vllm, caplog):
     sgljit_vllm.register()
-    assert caplog.messages == [
-        "sgljit-vllm 0.1.0 does nothing: vllm is not installed. Install a version >=0.33,<0.34"
-    ]
+    assert caplog.messages == ["sgljit-vllm 0.1.0 does nothing: vllm is not installed. Install a version >=0.33,<0.34"]
 
 
 def test_another_version_is_left_alone(monkeypatch, caplog):
