@@ -15,10 +15,10 @@ ADAPTER = Adapter(
         "gemma_rmsnorm": "GemmaRMSNorm",
         "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
         "fused_inplace_qknorm": "the norm of q and k",
-        "transfer_hicache_one_layer": "loads of HiCache",
-        "transfer_hicache_one_layer_mla": "loads of HiCache for MLA",
-        "transfer_hicache_all_layer": "backups of HiCache",
-        "transfer_hicache_all_layer_mla": "backups of HiCache for MLA",
+        "transfer_hicache_one_layer": "the load of a HiCache layer",
+        "transfer_hicache_one_layer_mla": "the load of a HiCache layer of MLA",
+        "transfer_hicache_all_layer": "the backup of HiCache",
+        "transfer_hicache_all_layer_mla": "the backup of HiCache of MLA",
     },
 )
 
