@@ -62,9 +62,8 @@ class Repository:
                 ):
                     return type(self).forward(self, hidden_states)
                 try:
-                    rows = hidden_states.flatten(0, -2)  # no copy, as long as tokens are at one stride
-                    out = empty_like(rows)
-                    op(rows, weight, out, getattr(self, eps_name))
+                    out = empty_like(hidden_states)
+                    op(hidden_states, weight, out, getattr(self, eps_name))
                 except (TensorMatchError, InferenceOnlyError, IndexError):  # what the op does not take
                     return type(self).forward(self, hidden_states)
                 except (SgljitError, OSError) as error:
@@ -72,6 +71,6 @@ class Repository:
                     return type(self).forward(self, hidden_states)
                 except (RuntimeError, ValueError):  # such as torch.vmap, for which ops have no rule
                     return type(self).forward(self, hidden_states)
-                return out.view_as(hidden_states)
+                return out
 
         return RMSNorm

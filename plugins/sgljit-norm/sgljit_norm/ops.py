@@ -40,8 +40,8 @@ def rmsnorm(
     as in ``torch.nn.functional.rms_norm``. Computed in float32 and rounded once, at the end. No row: a no-op.
 
     Args:
-        input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU. Rows may be apart (any row
-            stride), elements of a row may not.
+        input: [..., hidden], float16, bfloat16 or float32, on a CUDA device or the CPU. Rows may be apart, at any one
+            stride; elements of a row may not.
         weight: [hidden], contiguous, of the input's dtype and device.
         out: like ``input``, with a row stride of its own; ``input`` itself is overwritten when None.
         eps: at least 0; added to the mean of squares, so that a row of zeros stays zero.
@@ -65,7 +65,7 @@ def gemma_rmsnorm(
     The weight as Gemma's checkpoints store it; ``1 + weight`` is not rounded. Otherwise as ``rmsnorm``.
 
     Args:
-        input: [tokens, hidden], as in ``rmsnorm``.
+        input: [..., hidden], as in ``rmsnorm``.
         weight: [hidden], contiguous, of the input's dtype and device.
         out: like ``input``; ``input`` itself is overwritten when None.
         eps: at least 0; added to the mean of squares.
@@ -209,7 +209,7 @@ def layernorm(
     once, at the end. No row: a no-op.
 
     Args:
-        input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.
+        input: [..., hidden], as in ``rmsnorm``.
         weight: [hidden], contiguous, of the input's dtype and device.
         bias: like ``weight``; None for none.
         out: like ``input``, with a row stride of its own; ``input`` itself is overwritten when None.

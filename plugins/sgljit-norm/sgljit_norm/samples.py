@@ -15,13 +15,14 @@ _HIDDEN_SIZES = (1, 65, 64, 256, 1024, 4096)  # of every kernel
 
 
 def rmsnorm(device: torch.device) -> Iterator[Sample]:
-    """Every dtype, hidden sizes of every kernel, from no token to several blocks of them, in place, strided rows."""
+    """Every dtype, hidden sizes of every kernel, no token to several blocks of them, in place, strided rows, more dimensions."""
     for x in _inputs(device):
         dense, strided = x.chunk(2, dim=1)
         dense = dense.contiguous()
         weight = _vector(dense)
         yield {"input": dense, "weight": weight, "out": torch.empty_like(dense), "eps": 1e-6}
         yield {"input": strided, "weight": weight, "out": None, "eps": 1e-5}
+        yield {"input": dense.unflatten(0, (1, -1)), "weight": weight, "out": None, "eps": 1e-5}
 
 
 gemma_rmsnorm = rmsnorm

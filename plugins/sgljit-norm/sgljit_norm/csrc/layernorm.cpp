@@ -11,7 +11,7 @@ namespace {
 host::Deferred<void(const NormArgs&)> layernorm_on_cpu{"layernorm_cpu.cpp", "layernorm_on_cpu"};
 host::Variants layernorm_kernels{"layernorm.cuh"};
 
-/// y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row x of `input` [tokens, hidden], into the
+/// y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row x of `input` [..., hidden], into the
 /// same row of `out`, which defaults to `input`; on CUDA on the current stream of its device.
 void layernorm(
     host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> bias,

@@ -2,6 +2,7 @@
 
 #include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/optional.h>
+#include <sgl_kernel/rows.h>
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
@@ -51,14 +52,36 @@ inline void check_memory(const NormArgs& args, const char* op, host::TensorView 
   }
 }
 
+/// \brief A tensor of more than two dimensions as [tokens, hidden]; any other as it is. A view into this object.
+struct Tokens {
+  std::int64_t shape[2];
+  std::int64_t strides[2];
+  DLTensor tensor;
+
+  Tokens(const char* name, const host::TensorView& x) : tensor(x.dl_tensor()) {
+    if (x.dim() <= 2) return;
+    const auto rows = host::rows(name, x);
+    shape[0] = rows.count;
+    shape[1] = rows.columns;
+    strides[0] = rows.stride;
+    strides[1] = 1;
+    tensor.ndim = 2;
+    tensor.shape = shape;
+    tensor.strides = strides;
+  }
+  Tokens(const Tokens&) = delete;
+};
+
 /// \brief Checks a call and returns it in plain numbers.
 /// \param op the op's name, for messages.
 /// \throws TensorMatchError naming the tensor and the rule; ValueError if rows share memory, or eps is negative.
 inline NormArgs match_norm(
-    const char* op, host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> bias,
-    host::TensorView out, double eps, bool plus_one) {
+    const char* op, host::TensorView whole_input, host::TensorView weight, host::Optional<host::TensorView> bias,
+    host::TensorView whole_out, double eps, bool plus_one) {
   using namespace host;
   check_eps(op, eps);
+  const Tokens input_tokens("input", whole_input), out_tokens("out", whole_out);
+  const TensorView input(&input_tokens.tensor), out(&out_tokens.tensor);
 
   auto N = SymbolicSize{"num_tokens"};
   auto D = SymbolicSize{"hidden_size"};

@@ -28,7 +28,7 @@ void run_rmsnorm(const NormArgs& args) {
   }
 }
 
-/// y = x / sqrt(mean(x^2) + eps) * weight for each row x of `input` [tokens, hidden], into the same row of `out`, which
+/// y = x / sqrt(mean(x^2) + eps) * weight for each row x of `input` [..., hidden], into the same row of `out`, which
 /// defaults to `input`; on CUDA on the current stream of its device.
 void rmsnorm(host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> out, double eps) {
   run_rmsnorm(match_norm("rmsnorm", input, weight, {}, out.value_or(input), eps, false));

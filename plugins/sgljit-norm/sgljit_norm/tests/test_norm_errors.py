@@ -61,11 +61,6 @@ INPUT = {
         "Tensor<>[strides=<>, dtype=float32",
         "Dimension mismatch: expected 2 but got 0",
     ),
-    "rank 3": (
-        {"input": zeros(1, 3, 64)},
-        "Tensor<1, 3, 64>[strides=<192, 64, 1>, dtype=float32",
-        "Dimension mismatch: expected 2 but got 3",
-    ),
     "elements apart": (
         {"input": strided(3, 64)},
         "Tensor<3, 64>[strides=<128, 2>, dtype=float32",
@@ -212,10 +207,27 @@ ALL_HEADS_CASES = {
     ),
 }
 
+ROWS_APART = {
+    "rows at two strides": (
+        {"input": zeros(3, 2, 64).transpose(0, 1)},
+        "Tensor<2, 3, 64>[strides=<64, 128, 1>, dtype=float32",
+        "Stride mismatch: expected all rows at one stride, 128, but got 64 for dimension 0",
+    ),
+}
+RANK_3 = {
+    "rank 3": (
+        {"input": zeros(1, 3, 64)},
+        "Tensor<1, 3, 64>[strides=<192, 64, 1>, dtype=float32",
+        "Dimension mismatch: expected 2 but got 3",
+    ),
+}
+OUT_CASES = {**INPUT, **ROWS_APART, **vector("weight"), **second("out")}
+ADD_CASES = {**INPUT, **RANK_3, **vector("weight"), **second("residual")}
+
 CASES = [
-    *((op, name, case) for op in OUT_OPS for name, case in {**INPUT, **vector("weight"), **second("out")}.items()),
+    *((op, name, case) for op in OUT_OPS for name, case in OUT_CASES.items()),
     *(("layernorm", name, case) for name, case in vector("bias").items()),
-    *((op, name, case) for op in ADD_OPS for name, case in {**INPUT, **vector("weight"), **second("residual")}.items()),
+    *((op, name, case) for op in ADD_OPS for name, case in ADD_CASES.items()),
     *((op, name, case) for op in HEAD_OPS for name, case in HEADS.items()),
     *((ALL_HEADS, name, case) for name, case in ALL_HEADS_CASES.items()),
 ]
