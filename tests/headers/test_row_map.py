@@ -15,7 +15,7 @@ from sgljit_core.errors import CompileError, TensorMatchError
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROUNDED_ONCE = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-22}
-EXPORTS = ["affine", "weighted", "sum_and_product", "function"]
+EXPORTS = ["affine", "weighted", "sum_and_product", "function", "into_one_row"]
 NAN = float("nan")
 
 
@@ -161,6 +161,7 @@ def test_more_elements_than_32_bits_count(maps):
         (7, torch.abs, -3.0, 3.0),
         (8, lambda x: torch.maximum(x, torch.full_like(x, 0.5)), -3.0, 3.0),
         (9, lambda x: torch.minimum(x, torch.full_like(x, 0.5)), -3.0, 3.0),
+        (10, torch.rsqrt, 1e-30, 1e30),
     ],
 )
 def test_functions_are_within_two_ulp_and_right_at_the_ends(maps, device, which, function, low, high):
@@ -211,6 +212,7 @@ def refused(name, call, error, text):
         refused("another row", lambda m: m.affine(X[:-1], X[1:], 1, 1), ValueError, "rows of out share memory"),
         refused("one row", lambda m: m.affine(X, X[:1].expand(4, 8), 1, 1), ValueError, "rows of out share memory"),
         refused("its weight", lambda m: m.weighted(X, X[0], X[1].clone(), X), ValueError, "other rows of weight"),
+        refused("into", lambda m: m.into_one_row(X, X[0].clone()), TensorMatchError, "of rows: expected 4 but got 1"),
         refused("outputs", lambda m: m.sum_and_product(X, X, X, X, X, X), ValueError, "rows of product share memory"),
     ],
 )
