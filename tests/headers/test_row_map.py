@@ -221,6 +221,16 @@ def test_what_cannot_be_right_is_refused_by_name(maps, call, error, text):
         call(maps)
 
 
+def test_rows_in_reverse_are_read_and_are_not_taken_for_the_same_rows(maps):
+    numpy = pytest.importorskip("numpy", reason="PyTorch has no negative strides")
+    x = numpy.arange(12, dtype=numpy.float32).reshape(4, 3)
+    out = numpy.full_like(x, NAN)
+    maps.affine(x[::-1], out, 1.0, 0.0)
+    assert (out == x[::-1]).all()
+    with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of x"):
+        maps.affine(x[::-1], x, 1.0, 0.0)
+
+
 def test_an_element_off_its_alignment_is_refused(maps):
     x = torch.frombuffer(bytearray(41), dtype=torch.float32, offset=1, count=8)
     with pytest.raises(ValueError, match="x: its address is not a multiple of its element size, 4 bytes"):
