@@ -29,8 +29,11 @@ struct Rows {
     return {data, columns * element_bytes(), {count, stride * element_bytes()}};
   }
   /// \brief Part `i` of each row, cut into `n` parts of equal size.
-  /// \throws TensorMatchError if n does not divide the columns.
+  /// \param i from 0 to n - 1.
+  /// \throws TensorMatchError if n does not divide the columns, or there is no such part.
   Rows part(std::int64_t i, std::int64_t n, DebugInfo location = {}) const {
+    if (i < 0 || i >= n) [[unlikely]]
+      raise(location, {"a row of ", n, " parts has parts 0 to ", n - 1, ", got part ", i});
     if (columns % n != 0) [[unlikely]]
       raise(location, {"each row must consist of ", n, " parts of equal size, got ", columns, " elements"});
     auto result = *this;

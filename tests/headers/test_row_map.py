@@ -15,7 +15,7 @@ from sgljit_core.errors import CompileError, TensorMatchError
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROUNDED_ONCE = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-22}
-EXPORTS = ["affine", "weighted", "sum_and_product", "function", "into_one_row"]
+EXPORTS = ["affine", "weighted", "sum_and_product", "function", "into_one_row", "third_half"]
 NAN = float("nan")
 
 
@@ -213,6 +213,7 @@ def refused(name, call, error, text):
         refused("one row", lambda m: m.affine(X, X[:1].expand(4, 8), 1, 1), ValueError, "rows of out share memory"),
         refused("its weight", lambda m: m.weighted(X, X[0], X[1].clone(), X), ValueError, "other rows of weight"),
         refused("into", lambda m: m.into_one_row(X, X[0].clone()), TensorMatchError, "of rows: expected 4 but got 1"),
+        refused("part", lambda m: m.third_half(X, X), TensorMatchError, "of 2 parts has parts 0 to 1, got part 2"),
         refused("outputs", lambda m: m.sum_and_product(X, X, X, X, X, X), ValueError, "rows of product share memory"),
     ],
 )
