@@ -36,12 +36,14 @@ constexpr const char* spelling_of() noexcept {
 }
 
 /// A function's type as a text, in two parts that a space separates. The first is compared: the type's name in the C++
-/// ABI, which all compilers spell alike, and the size and alignment of what each parameter is or refers to, so that a
-/// struct that was changed on one side is noticed. The second is the compiler's spelling.
+/// ABI, which all compilers spell alike, and the size and alignment of what each parameter and the result is or refers
+/// to, so that a struct that was changed on one side is noticed. The second is the compiler's spelling.
 template <typename R, typename... Args>
 void append_signature(Message& text, R (*)(Args...)) {
   text << typeid(R (*)(Args...)).name();
   ((text << ':' << sizeof(std::remove_reference_t<Args>) << '/' << alignof(std::remove_reference_t<Args>)), ...);
+  if constexpr (!std::is_void_v<R>)
+    text << '>' << sizeof(std::remove_reference_t<R>) << '/' << alignof(std::remove_reference_t<R>);
   const char* spelling = spelling_of<R(Args...)>();
   const char* bracket = std::strrchr(spelling, '[');
   text << ' ' << (bracket == nullptr ? spelling : bracket);
@@ -100,7 +102,8 @@ std::int64_t address_of(const char* expected) {
       std::memcmp(actual, expected, size) != 0)
     throw Error(
         "TypeError", "the deferred function is declared with a type other than its own: declared ", expected,
-        ", defined ", actual, " (after each ':', the bytes and the alignment of a parameter)");
+        ", defined ", actual,
+        " (after each ':', the bytes and the alignment of a parameter, after '>' those of the result)");
   return reinterpret_cast<std::int64_t>(kFunction);
 }
 

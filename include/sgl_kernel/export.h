@@ -464,8 +464,9 @@ SGL_INLINE void raise_count(const char* name, std::size_t expected, std::int32_t
 #endif  // SGL_BODIES
 
 /// \brief Export `SYMBOL`, in parentheses so that it may hold commas, to Python as `NAME`.
-#define SGL_EXPORT(NAME, SYMBOL)                                                \
-  extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##NAME(       \
-      void*, const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) { \
-    return ::host::details::export_call(#NAME, SYMBOL, args, num_args, result); \
+// Its parameters begin with `sgl_`, as they hide functions of the same names from SYMBOL.
+#define SGL_EXPORT(NAME, SYMBOL)                                                            \
+  extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##NAME(                   \
+      void*, const TVMFFIAny* sgl_args, std::int32_t sgl_num_args, TVMFFIAny* sgl_result) { \
+    return ::host::details::export_call(#NAME, SYMBOL, sgl_args, sgl_num_args, sgl_result); \
   }

@@ -26,10 +26,11 @@ struct MemoryRows {
   std::int64_t width;
   RowDimension outer;
   RowDimension inner;
+  std::intptr_t first;  ///< where row (0, 0) begins; not at `begin` if a stride was negative
 
   /// \brief Dimensions in any order, of any stride.
   MemoryRows(const void* data, std::int64_t row_width, RowDimension a = {}, RowDimension b = {})
-      : begin(reinterpret_cast<std::intptr_t>(data)), width(row_width), outer(a), inner(b) {
+      : begin(reinterpret_cast<std::intptr_t>(data)), width(row_width), outer(a), inner(b), first(begin) {
     for (auto* dimension : {&outer, &inner}) {
       if (dimension->count == 1) dimension->stride = 0;  // a single row's stride has no meaning
       if (dimension->stride >= 0) continue;
@@ -45,6 +46,7 @@ struct MemoryRows {
   bool is_empty() const {
     return width == 0 || outer.count == 0 || inner.count == 0;
   }
+  /// \brief Whether each row is the same row of the other, for rows along one dimension.
   bool operator==(const MemoryRows&) const = default;
 };
 

@@ -54,8 +54,11 @@ inline constexpr char kRowMapOnCpu[] = "host::cpu::row_map";
 /// \tparam F the functor, in a named namespace: takes a float of each input, and returns a float, or
 ///   `sgl::Values<kOutputs>`. It may have members; each call passes its own, and they are copied to the device.
 /// \tparam kInputs one to four.
+/// \tparam kOutputs one to nine.
 template <typename F, int kInputs, int kOutputs = 1>
 struct RowMap {
+  static_assert(kInputs >= 1 && kInputs <= 4, "RowMap: one to four inputs");
+
  public:
   /// \param file the file of the functor, relative to the family's csrc; a literal.
   explicit constexpr RowMap(const char* file) noexcept : m_kernels(file), m_on_cpu(file) {}

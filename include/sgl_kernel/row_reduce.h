@@ -66,7 +66,7 @@ struct RowReduce {
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
   /// `match_rows` has the rules for the operands. Inputs of 16 bits are computed in float, and rounded once.
-  /// \throws TensorMatchError, ValueError as `match_rows`.
+  /// \throws TensorMatchError, ValueError as `match_rows`; TensorMatchError if one of `shared` is not of `shared_row`.
   template <int kGiven>
   void operator()(
       const Rows (&inputs)[kInputs], const Rows (&shared)[kGiven], const Rows (&outputs)[kOutputs], const F& f = {},
@@ -98,6 +98,10 @@ struct RowReduce {
     const auto all = [&]<int... I>(std::integer_sequence<int, I...>) -> Operands {
       return {{operand(I)...}};
     }(std::make_integer_sequence<int, kOperands>{});
+    for (int i = kInputs; i < kRead; ++i) {  // the kernels read one row of it
+      if (!operand(i).is_shared) [[unlikely]]
+        operand(i).raise(location, {"expected a shared row, of host::shared_row, but got rows of host::rows"});
+    }
     const auto plan = match_rows(all.rows, kRead, kOutputs, false, location);
     if (plan.count == 0 || plan.columns == 0) return;
     const auto input_dtype = inputs[0].tensor.dtype();

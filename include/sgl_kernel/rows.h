@@ -29,8 +29,11 @@ struct Rows {
     return {data, columns * element_bytes(), {count, stride * element_bytes()}};
   }
   /// \brief Part `i` of each row, cut into `n` parts of equal size.
-  /// \throws TensorMatchError if n does not divide the columns.
+  /// \param i from 0 to n - 1.
+  /// \throws TensorMatchError if n does not divide the columns, or there is no such part.
   Rows part(std::int64_t i, std::int64_t n, DebugInfo location = {}) const {
+    if (i < 0 || i >= n) [[unlikely]]
+      raise(location, {"a row of ", n, " parts has parts 0 to ", n - 1, ", got part ", i});
     if (columns % n != 0) [[unlikely]]
       raise(location, {"each row must consist of ", n, " parts of equal size, got ", columns, " elements"});
     auto result = *this;
@@ -60,7 +63,8 @@ struct RowPlan {
 /// \brief Checks the operands of a row operation, inputs first: one set of rules for every device.
 ///
 /// All have the dtype float32, float16 or bfloat16, the inputs one and the outputs one; they are on one device, the CPU
-/// or CUDA, and have the same rows and columns, but for shared rows. An input may be an output, row by row.
+/// or CUDA, and have the same rows and columns, but for inputs that are shared rows. An input may be an output, row by
+/// row.
 /// \param is_one_by_one whether the elements of a row are independent: rows without gaps are one long row then.
 /// \throws TensorMatchError naming the operand and the rule; ValueError if a row that is written shares memory, or an
 ///   element is not aligned.
@@ -156,7 +160,8 @@ match_rows(const Rows* operands, int num_inputs, int num_outputs, bool is_one_by
       rows.raise(location, {"Device mismatch: expected ", first.tensor.device(), " but got ", device});
     if (rows.columns != plan.columns)
       rows.raise(location, {"Size mismatch for a row: expected ", plan.columns, " but got ", rows.columns});
-    if (!rows.is_shared && rows.count != plan.count)
+    const bool is_for_all = rows.is_shared && i < num_inputs;  // the rows would write to one by turns
+    if (!is_for_all && rows.count != plan.count)
       rows.raise(location, {"Size mismatch for the number of rows: expected ", plan.count, " but got ", rows.count});
     is_whole = is_whole && rows.stride == rows.columns;
   }

@@ -21,6 +21,7 @@ from .request import Request
 
 # The names of element types come first, as a dtype among the template arguments is one of them.
 _INCLUDE_DEVICE = "#include <sgl_kernel/device.cuh>\n"
+_ROW_OPERATION = re.compile(rb"<sgl_kernel/row_(map|reduce)\.h>")
 _BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\s*)?(?://[^\n]*\s*)?"
 _GLOBAL = re.compile(
     rf"(?P<template>template\s*<[^;{{}}]*?>\s*)?__global__\s+{_BOUNDS}\w[\w:]*\s+{_BOUNDS}(?P<name>\w+)\s*\("
@@ -108,7 +109,7 @@ def _device_files(csrc: Path) -> list[str]:
 
 
 def _is_functor(path: Path) -> bool:
-    return path.suffix == ".h" and b"<sgl_kernel/row_map.h>" in path.read_bytes()
+    return path.suffix == ".h" and _ROW_OPERATION.search(path.read_bytes()) is not None
 
 
 def _options(spec: BuildSpec, roots: Sequence[includes.Root], compiler: nvrtc.Nvrtc) -> list[str]:

@@ -62,6 +62,8 @@ def _failing_plainly(operation: Callable[P, R]) -> Callable[P, R]:
             remedy = "Try again; if it happens again, look at that directory's file system and its permissions"
             if named:
                 remedy = "Name a regular file that you may read, or a place where you may write one"
+                if error.errno in (errno.EACCES, errno.EPERM):
+                    remedy = "Name another, or let its owner give you access to it"
             raise StorageError(f"{operation.__name__}: {error}. {remedy}") from error
 
     return wrapper

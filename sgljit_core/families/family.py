@@ -15,6 +15,7 @@ from sgljit_core.errors import InvalidFamilyError
 from .references import REFERENCE, import_module, resolve
 
 if TYPE_CHECKING:
+    from torch.library import Library
     from tvm_ffi import Module
 
     from sgljit_core.builds.kernels import Sources
@@ -102,6 +103,8 @@ class KernelFamily:
     variants: str | None = None
     model_variants: str | None = None
     _declared: dict[str, Op] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # Not in Op: a user may hold one when the op is declared anew, and the earlier library ops must go then.
+    _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
     _followers: list[ModuleType] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -172,7 +175,7 @@ class KernelFamily:
             # A reload keeps the module's globals, and gives them a new __spec__ first.
             execution = function.__globals__.get("__spec__")
             self._make_room(declaration, place, execution)
-            op, library = define(self.name, declaration, exports)
+            op, library, self._libraries[name] = define(self.name, declaration, exports)
             given = {kind: value for kind, value in named.items() if value is not None}
             self._declared[name] = Op(name, op, library, place, execution, self.package, given)
             for follower in self._followers:
@@ -190,7 +193,7 @@ class KernelFamily:
                 continue
             if (name, op.place) != (declaration.name, place) and not op.is_left_over(place, execution):
                 raise InvalidFamilyError(f"{declaration.where}: the family has this op already, from {op.place}")
-            del self._declared[name]
+            del self._declared[name], self._libraries[name]
 
     def follow(self, module: ModuleType) -> None:
         """Keep the ops that a module object has as attributes up to date, when they are declared anew by a reload."""

@@ -39,18 +39,18 @@ class LibraryOps:
     Attributes:
         overloads: one; with ``inplace`` two, the one that writes ``out`` and the one that works in place.
         variants: what each overload is.
-        library: keeps the ops; without it they are gone.
     """
 
     overloads: Sequence[Any]
     variants: Sequence[Variant]
-    library: torch.library.Library
 
 
 def define(
     family: str, declaration: Declaration, exports: Callable[[], Any] | None
-) -> tuple[Callable[..., Any], LibraryOps]:
-    """The function that users call, and the library ops of a declaration that was checked.
+) -> tuple[Callable[..., Any], LibraryOps, torch.library.Library]:
+    """The function that users call, the library ops of a declaration that was checked, and what keeps them.
+
+    Without the Library they are gone. Whoever declares keeps it, so that nobody else can.
 
     Args:
         exports: see ``KernelFamily.op``.
@@ -72,7 +72,7 @@ def define(
             torch.library.register_fake(f"{namespace}::{variant.name}", _fake(declaration, variant, run), lib=library)
         if declaration.takes_tensors:
             refuse_gradients(library, variant.name, overload, f"{family}.{declaration.name}", variant.names)
-    return function, LibraryOps(overloads, variants, library)
+    return function, LibraryOps(overloads, variants), library
 
 
 def _overload(namespace: str, name: str) -> Any:

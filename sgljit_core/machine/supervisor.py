@@ -79,12 +79,15 @@ class Supervisor:
             memory: the bytes that the machine has left for it.
 
         Raises:
+            FileNotFoundError: somebody removed ``cwd``.
             ResourceError: it cannot be started.
         """
         memory = None if memory is None else max(memory, LEAST_MEMORY)
         try:
             return self._run(command, cwd, env, started, memory)
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not cwd.is_dir():
+                raise
             raise ResourceError(f"{command[0]} cannot be run", error.strerror or str(error)) from error
 
     def _run(

@@ -17,6 +17,7 @@ import torch
 import sgljit_core.cache
 from sgljit_core import (
     CppEnum,
+    CppType,
     KernelFamily,
     errors,
     freeze,
@@ -184,6 +185,17 @@ def test_a_struct_that_is_larger_on_the_other_side_of_a_deferred_function_is_ref
         TypeError, match=r"(?s)declared \S+:16/8:4/4 \[.*, defined \S+:24/8:4/4 \[.*the bytes and the alig"
     ):
         load(family).scale3(torch.ones(1), False)
+
+
+def test_a_result_that_is_larger_on_the_other_side_of_a_deferred_function_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    result = "#include <sgl_kernel/deferred.h>\nstruct Result { long values[%d]; };\n"
+    host = 'host::Deferred<Result()> compute{"result.cpp", "compute"};\nlong first() { return compute().values[0]; }\n'
+    files = {"host.cpp": result % 2 + host, "result.cpp": result % 3 + "Result compute() { return {}; }\n"}
+    family = make_family(tmp_path, "larger_result", **files)
+    module = family.load_host("host", cpp_files=["host.cpp"], cpp_wrappers=[("first", "first")])
+    with pytest.raises(TypeError, match=r"declared \S+>16/8 \[.*, defined \S+>24/8 \[.*after '>' those of the result"):
+        module.first()
 
 
 def test_an_error_of_the_core_passes_through_the_host_part_with_its_class_and_data(tmp_path, monkeypatch):
@@ -520,6 +532,28 @@ def test_precompiled_headers_are_those_of_the_same_beginning_and_options(family)
     for number in (221, 222):
         build(family, "scaling::scale", number, False, torch.float16)
         assert len(list(directory.glob("*/*.pch"))) == 1
+
+
+def test_functors_of_row_operations_share_precompiled_headers(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    same = "struct Same { SGL_HD float operator()(float x) const { return x; } };"
+    norm = (
+        "struct Norm { SGL_HD float term(float x) const { return x; } SGL_HD float finish(float x, float) const "
+        "{ return x; } SGL_HD float operator()(float factor, float x) const { return factor * x; } };"
+    )
+    files = {
+        "same.h": f"#pragma once\n#include <sgl_kernel/row_map.h>\nnamespace f {{ {same} }}\n",
+        "norm.h": f"#pragma once\n#include <sgl_kernel/row_reduce.h>\nnamespace f {{ {norm} }}\n",
+    }
+    family = make_family(tmp_path, "functors_that_share", **files)
+    shutil.rmtree(nvrtc.precompiled_directory(os.getpid()))
+    with override_cuda_arch(9, 0):
+        family.build_variant(
+            "same.h", "device::row_map", CppType("f::Same"), 1, 1, 4, False, torch.float32, torch.float32
+        )
+        arguments = (CppType("f::Norm"), 1, 0, 1, 4, torch.float32, torch.float32)
+        family.build_variant("norm.h", "device::row_reduce_generic", *arguments)
+    assert len(list(nvrtc.precompiled_directory(os.getpid()).iterdir())) == 1
 
 
 @pytest.mark.parametrize("file", ["number.cuh", "number.cu", "below/number.cuh"])

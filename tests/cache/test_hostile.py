@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
 import os
 import resource
 import tarfile
+from pathlib import Path
 
 import pytest
 from kit import artifacts, leftovers
@@ -142,6 +144,15 @@ def test_bad_artifacts_neither_break_nor_hide_the_others(load, sgljit, cache, tm
     assert sgljit_core.cache.export_archive(tmp_path / "a.tar") == 1
     assert {entry.directory for entry in sgljit_core.cache.prune()} == set(bad) - {foreign}
     assert artifacts(cache) == sorted([whole, foreign])
+
+
+def test_a_directory_that_may_not_be_listed_is_an_error_with_a_remedy(tmp_path, monkeypatch):
+    def closed(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    with pytest.raises(errors.StorageError, match=r"entries: .*Permission denied.*Name another, or let its owner give"):
+        sgljit_core.cache.entries(tmp_path)
 
 
 def test_an_archive_that_cannot_be_opened_is_an_error_with_a_remedy(cache, tmp_path):

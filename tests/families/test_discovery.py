@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import importlib
 import itertools
 import os
@@ -60,6 +61,19 @@ def test_a_family_installed_after_the_first_look_is_found(site, family):
     assert family not in ops
     plugin_on_disk.install(site, f"stranger-{family}", family)
     assert ops[family]
+
+
+def test_a_sandbox_that_hides_the_root_directory_hides_no_family(site, family, monkeypatch):
+    def closed(path, *args, **kwargs):
+        if path == os.sep:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path, *args, **kwargs)
+
+    real = os.open
+    monkeypatch.setattr(os, "open", closed)
+    plugin_on_disk.install(site, f"stranger-{family}", family)
+    plugins.rescan()
+    assert family in ops
 
 
 def test_an_unknown_family_names_the_nearest_the_installed_and_the_pip_line(site):

@@ -531,6 +531,24 @@ def test_a_declaration_that_fails_leaves_the_earlier_ops_at_work():
     assert family._declared["kept"].function is second
 
 
+def test_an_op_that_somebody_holds_can_be_declared_anew():
+    family = KernelFamily("held", "nowhere")
+
+    def declare(number):
+        @family.op(mutates=("x",))
+        def kept(x: torch.Tensor) -> None:
+            x.add_(number)
+
+    declare(1)
+    held = family._declared["kept"]
+    declare(100)
+    x = torch.zeros(1)
+    torch.ops.sgljit_held.kept(x)
+    assert x.tolist() == [100]
+    held.function(x)
+    assert x.tolist() == [101]
+
+
 def test_threads_that_meet_an_op_first_register_it_once(tmp_path):
     """In a process of its own, where nobody has met it."""
     code = (

@@ -93,6 +93,23 @@ def test_staging_that_is_removed_while_a_compiler_runs_is_made_again(children, c
         assert leftovers(cache) == []
 
 
+REMOVED = """
+import shutil
+from sgljit_core.machine.supervisor import Supervisor
+def run(self, command, *, cwd, **options):
+    Supervisor.run = real
+    shutil.rmtree(cwd)
+    return real(self, command, cwd=cwd, **options)
+real, Supervisor.run = Supervisor.run, run
+"""
+
+
+def test_staging_that_is_removed_before_a_compiler_starts_is_made_again(children, cache):
+    assert children.run(REMOVED + LOAD).splitlines()[-1] == "1"
+    assert len(artifacts(cache)) == 1
+    assert leftovers(cache) == []
+
+
 NOWHERE = """
 import tempfile
 from sgljit_core import errors, load_jit

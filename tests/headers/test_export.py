@@ -19,6 +19,7 @@ def test_functions_of_every_form(host) -> None:
     assert host.half(3.0) == 1.5
     assert host.twice(21) == 42
     assert host.nothing() is None
+    assert host.args(7) == 7, "a name that the macro could hide"
 
 
 def test_numbers(host) -> None:

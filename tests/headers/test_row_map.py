@@ -15,7 +15,7 @@ from sgljit_core.errors import CompileError, TensorMatchError
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROUNDED_ONCE = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-22}
-EXPORTS = ["affine", "weighted", "sum_and_product", "function"]
+EXPORTS = ["affine", "weighted", "sum_and_product", "function", "into_one_row", "third_half"]
 NAN = float("nan")
 
 
@@ -161,6 +161,7 @@ def test_more_elements_than_32_bits_count(maps):
         (7, torch.abs, -3.0, 3.0),
         (8, lambda x: torch.maximum(x, torch.full_like(x, 0.5)), -3.0, 3.0),
         (9, lambda x: torch.minimum(x, torch.full_like(x, 0.5)), -3.0, 3.0),
+        (10, torch.rsqrt, 1e-30, 1e30),
     ],
 )
 def test_functions_are_within_two_ulp_and_right_at_the_ends(maps, device, which, function, low, high):
@@ -211,12 +212,24 @@ def refused(name, call, error, text):
         refused("another row", lambda m: m.affine(X[:-1], X[1:], 1, 1), ValueError, "rows of out share memory"),
         refused("one row", lambda m: m.affine(X, X[:1].expand(4, 8), 1, 1), ValueError, "rows of out share memory"),
         refused("its weight", lambda m: m.weighted(X, X[0], X[1].clone(), X), ValueError, "other rows of weight"),
+        refused("into", lambda m: m.into_one_row(X, X[0].clone()), TensorMatchError, "of rows: expected 4 but got 1"),
+        refused("part", lambda m: m.third_half(X, X), TensorMatchError, "of 2 parts has parts 0 to 1, got part 2"),
         refused("outputs", lambda m: m.sum_and_product(X, X, X, X, X, X), ValueError, "rows of product share memory"),
     ],
 )
 def test_what_cannot_be_right_is_refused_by_name(maps, call, error, text):
     with pytest.raises(error, match=rf"(?s){text}"):
         call(maps)
+
+
+def test_rows_in_reverse_are_read_and_are_not_taken_for_the_same_rows(maps):
+    numpy = pytest.importorskip("numpy", reason="PyTorch has no negative strides")
+    x = numpy.arange(12, dtype=numpy.float32).reshape(4, 3)
+    out = numpy.full_like(x, NAN)
+    maps.affine(x[::-1], out, 1.0, 0.0)
+    assert (out == x[::-1]).all()
+    with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of x"):
+        maps.affine(x[::-1], x, 1.0, 0.0)
 
 
 def test_an_element_off_its_alignment_is_refused(maps):

@@ -34,7 +34,7 @@ def reductions(tmp_path_factory):
         yield KernelFamily("row_reductions", "row_reductions_on_disk").load_host(
             "row_reductions",
             cpp_files=["row_reductions.cpp"],
-            cpp_wrappers=[(name, name) for name in ("rmsnorm", "fused_add_rmsnorm", "by_largest")],
+            cpp_wrappers=[(name, name) for name in ("rmsnorm", "fused_add_rmsnorm", "by_rows", "by_largest")],
             extra_cflags=toolbox.WARNINGS,
         )
 
@@ -140,5 +140,9 @@ def test_what_cannot_be_right_is_refused_by_name(reductions):
     x, weight = torch.zeros(4, 8), torch.zeros(8)
     with pytest.raises(TensorMatchError, match=r"(?s)for weight, .*expected 8 but got 7"):
         reductions.rmsnorm(x, weight[:7], torch.empty_like(x), 1e-6)
+    with pytest.raises(
+        TensorMatchError, match=r"(?s)for weight, .*expected a shared row, of host::shared_row, but got"
+    ):
+        reductions.by_rows(x, x.clone(), torch.empty_like(x))
     with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of x"):
         reductions.rmsnorm(x[:-1], weight, x[1:], 1e-6)

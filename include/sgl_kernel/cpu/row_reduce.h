@@ -22,8 +22,9 @@ struct RowReduceJob {
   std::int64_t columns;
 };
 
-/// \brief The functor's reduction of term(i) for i in [0, size). A sum is exact to float's precision for any size: each
-/// lane adds at most kBlock / kLanes terms in float, and the sums of blocks are added in double.
+/// \brief The functor's reduction of term(i) for i in [0, size). The error of a sum does not grow with the size: each
+/// lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of lanes are added in
+/// double.
 template <typename F, typename Term>
 [[gnu::always_inline]] inline double reduce_over(std::int64_t size, const Term& term) {
   constexpr std::int64_t kLanes = 32;  // independent, which fit into vectors: two of AVX-512, four of AVX2

@@ -21,6 +21,8 @@ inline int element_index(DLDataType dtype) {
 /// The C++ expression `kName<F, kCounts..., input, output>`, spelled at compile time.
 template <const char* kName, typename F, int kInput, int kOutput, int... kCounts>
 struct RowOpSymbol {
+  static_assert(((kCounts >= 0 && kCounts <= 9) && ...), "a row operation has at most nine outputs");
+
   char text[256] = {};
 
   constexpr RowOpSymbol() {

@@ -78,6 +78,9 @@ std::int64_t address(TensorView x) {
   return reinterpret_cast<std::int64_t>(x.data_ptr());
 }
 void nothing() {}
+int args(int result) {
+  return result;
+}
 
 // ---- tensors that C++ makes ----
 
@@ -273,6 +276,7 @@ SGL_EXPORT(device_index, (device_index))
 SGL_EXPORT(dtype_code, (dtype_code))
 SGL_EXPORT(is_null, (is_null))
 SGL_EXPORT(address, (address))
+SGL_EXPORT(args, (args))
 SGL_EXPORT(nothing, (nothing));  // a semicolon may follow
 SGL_EXPORT(twice, ([](int x) { return 2 * x; }))
 SGL_EXPORT(make, (make))

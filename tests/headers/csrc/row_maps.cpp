@@ -26,4 +26,11 @@ void function(TensorView x, TensorView out, int which) {
   function_map({rows("x", x)}, {rows("out", out)}, {which});
 }
 
+void third_half(TensorView x, TensorView out) {
+  affine_map({rows("x", x).part(2, 2)}, {rows("out", out)}, {1, 0});
+}
+void into_one_row(TensorView x, TensorView out) {
+  affine_map({rows("x", x)}, {shared_row("out", out)}, {1, 0});
+}
+
 }  // namespace

@@ -50,8 +50,10 @@ struct Function {
         return sgl::abs(x);
       case 8:
         return sgl::max(x, 0.5f);
-      default:
+      case 9:
         return sgl::min(x, 0.5f);
+      default:
+        return sgl::rsqrt(x);
     }
   }
 };

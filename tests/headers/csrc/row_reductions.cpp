@@ -20,6 +20,9 @@ void fused_add_rmsnorm(TensorView x, TensorView residual, TensorView weight, flo
       {rows("x", x), rows("residual", residual)}, {shared_row("weight", weight)},
       {rows("x", x), rows("residual", residual)}, {eps});
 }
+void by_rows(TensorView x, TensorView weight, TensorView out) {
+  rmsnorm_of_rows({rows("x", x)}, {rows("weight", weight)}, {rows("out", out)}, {1});
+}
 void by_largest(TensorView x, TensorView out) {
   by_largest_of_rows({rows("x", x)}, {rows("out", out)});
 }
