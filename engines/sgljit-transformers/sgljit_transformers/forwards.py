@@ -62,8 +62,11 @@ class Repository:
                 ):
                     return type(self).forward(self, hidden_states)
                 try:
-                    out = empty_like(hidden_states)
-                    op(hidden_states, weight, out, getattr(self, eps_name))
+                    x = hidden_states
+                    if not x.is_contiguous():
+                        x = x.flatten(0, -2)  # a copy only where tokens are at more than one stride
+                    out = empty_like(x)
+                    op(x, weight, out, getattr(self, eps_name))
                 except (TensorMatchError, InferenceOnlyError, IndexError):  # what the op does not take
                     return type(self).forward(self, hidden_states)
                 except (SgljitError, OSError) as error:
@@ -71,6 +74,6 @@ class Repository:
                     return type(self).forward(self, hidden_states)
                 except (RuntimeError, ValueError):  # such as torch.vmap, for which ops have no rule
                     return type(self).forward(self, hidden_states)
-                return out
+                return out if x is hidden_states else out.view(hidden_states.shape)
 
         return RMSNorm

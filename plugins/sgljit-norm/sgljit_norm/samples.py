@@ -15,7 +15,7 @@ _HIDDEN_SIZES = (1, 65, 64, 256, 1024, 4096)  # of every kernel
 
 
 def rmsnorm(device: torch.device) -> Iterator[Sample]:
-    """Every dtype, hidden sizes of every kernel, no token to several blocks of them, in place, strided rows, more dimensions."""
+    """Every dtype, hidden sizes of every kernel, no token to several blocks; in place, strided, three dimensions."""
     for x in _inputs(device):
         dense, strided = x.chunk(2, dim=1)
         dense = dense.contiguous()
