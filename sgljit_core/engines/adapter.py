@@ -15,9 +15,11 @@ from packaging.specifiers import SpecifierSet
 
 from sgljit_core import log
 from sgljit_core.config import settings
-from sgljit_core.errors import SgljitError, UnsupportedEngineError
+from sgljit_core.errors import CaptureError, InferenceOnlyError, SgljitError, TensorMatchError, UnsupportedEngineError
 
 __all__ = ["Adapter"]
+
+_OF_THIS_CALL = (CaptureError, InferenceOnlyError, TensorMatchError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +81,10 @@ class Adapter:
     def attempt(self, op: str, call: Callable[[], object]) -> bool:
         """Call an op where it may have to be built; whether it ran.
 
-        When it fails, one warning says why, and from then on nothing is called for this op: False means that the
-        engine's own code must run. The warning is given once for each op. An error of the engine's data, such as an
-        index outside of a cache, passes.
+        False means that the engine's own code must run. Where the op cannot be built, one warning says why, and from
+        then on nothing is called for it. A tensor that the op does not take, and a build that a capture of a CUDA graph
+        forbids, leave this call alone to the engine. An error of the engine's data, such as an index outside of a
+        cache, passes.
 
         Args:
             op: the op, one of ``ops``.
@@ -97,6 +100,8 @@ class Adapter:
         except (SgljitError, OSError) as error:
             if settings().engines.strict:
                 raise
+            if isinstance(error, _OF_THIS_CALL):
+                return False
             self._lost.add(op)
             text = (
                 f"{op} failed, and {self.ops[op]} runs on the engine's own code until the process ends "

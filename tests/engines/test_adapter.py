@@ -135,6 +135,18 @@ def test_a_failure_is_one_warning_and_the_op_is_not_tried_again(error, say):
     assert text.endswith(f"{type(error).__name__}: {error}")
 
 
+@pytest.mark.parametrize(
+    "error", [errors.TensorMatchError("rank 5"), errors.InferenceOnlyError("grad"), errors.CaptureError("op", "why")]
+)
+def test_a_call_that_the_op_does_not_take_is_the_engines_alone(error, say):
+    one = adapter()
+    assert not one.attempt("rmsnorm", lambda: fail(error))
+    calls = []
+    assert one.attempt("rmsnorm", lambda: calls.append(1))
+    assert calls == [1]
+    assert not say()
+
+
 def test_strict_raises_the_failure(monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
     with pytest.raises(errors.InvalidBuildError, match="broken build"):
