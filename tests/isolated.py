@@ -42,7 +42,7 @@ PROJECTS = {
     },
 }
 
-_LEFTOVERS = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".*_cache", "*.egg-info", "dist")
+_LEFTOVERS = shutil.ignore_patterns("__pycache__", ".git", ".venv*", ".*_cache", "*.egg-info", "dist")
 
 
 def run(*command: str | os.PathLike[str], cwd: Path, env: dict[str, str] | None = None, seconds: float = 600) -> str:

@@ -76,7 +76,7 @@ struct Deferred<R(Args...)> {
  private:
   [[gnu::cold, gnu::noinline]] function_t m_load() {
     Message signature;
-    details::append_signature(signature, function_t{});
+    details::append_signature(signature, static_cast<function_t>(nullptr));
     const auto address = details::ask_core("sgljit.deferred", {SGL_FAMILY, m_file, m_symbol, signature.c_str()});
     const auto function = reinterpret_cast<function_t>(address);
     __atomic_store_n(&m_function, function, __ATOMIC_RELEASE);

@@ -144,7 +144,7 @@ enum class Reduction { kSum, kMax };
 namespace details {
 
 template <typename F>
-constexpr bool is_max() {
+SGL_HD constexpr bool is_max() {
   if constexpr (requires { F::kReduction; }) return F::kReduction == Reduction::kMax;
   return false;
 }

@@ -36,7 +36,7 @@ SGL_DEVICE void store_some(const AlignedVector<T, N>& vector, void* row, uint32_
 
 /// \brief Output i, element by element: result i of `f` for the inputs' elements, in float, rounded once.
 ///
-/// Grid: one dimension, `kRowMapThreads * row_map_unroll(kInputs)` items a block. Addresses and strides must be
+/// Grid: one dimension, `kRowMapThreads * kRowMapUnroll<kInputs>` items a block. Addresses and strides must be
 /// multiples of kElements elements of their type. An output may be an input: every element is written by the thread
 /// that read it, later.
 /// \tparam kElements elements of an item, a power of two.
@@ -45,7 +45,7 @@ SGL_DEVICE void store_some(const AlignedVector<T, N>& vector, void* row, uint32_
 template <typename F, int kInputs, int kOutputs, uint32_t kElements, bool kTail, typename T, typename U>
 __global__ __launch_bounds__(sgl::kRowMapThreads) void row_map(
     const __grid_constant__ sgl::RowMapParams<kInputs + kOutputs> params, const __grid_constant__ F f) {
-  constexpr uint32_t kUnroll = sgl::row_map_unroll(kInputs);
+  constexpr uint32_t kUnroll = sgl::kRowMapUnroll<kInputs>;
   AlignedVector<T, kElements> x[kUnroll][kInputs];
   const uint32_t first = blockIdx.x * (sgl::kRowMapThreads * kUnroll) + threadIdx.x;
   const auto row_of = [&](uint32_t item) {

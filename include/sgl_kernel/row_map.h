@@ -109,7 +109,7 @@ struct RowMap {
           params.operands[i].data = pointer::offset(
               params.operands[i].data, row * params.operands[i].stride, column * all.rows[i].element_bytes());
         }
-        constexpr std::int64_t kItemsPerBlock = sgl::kRowMapThreads * sgl::row_map_unroll(kInputs);
+        constexpr std::int64_t kItemsPerBlock = sgl::kRowMapThreads * sgl::kRowMapUnroll<kInputs>;
         LaunchKernel(div_ceil(std::int64_t{params.num_items}, kItemsPerBlock), sgl::kRowMapThreads, device, 0, location)
             .enable_pdl(runtime::get_cc_major(device.device_id) >= 9)(kernel, params, f);
       }

@@ -31,6 +31,7 @@
 #else
 
 #include <sgl_kernel/cpu/row_reduce.h>
+#include <sgl_kernel/impl/row_layout.h>
 #include <sgl_kernel/impl/row_op.h>
 #include <sgl_kernel/impl/row_reduce_params.h>
 #include <sgl_kernel/rows.h>

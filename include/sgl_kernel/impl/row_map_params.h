@@ -25,8 +25,7 @@ struct RowMapParams {
 
 /// \brief Threads of a block of `device::row_map`, and the items of each: enough loads in flight to hide their latency.
 inline constexpr unsigned kRowMapThreads = 256;
-constexpr unsigned row_map_unroll(int num_inputs) {
-  return num_inputs == 1 ? 2 : 1;
-}
+template <int kInputs>
+inline constexpr unsigned kRowMapUnroll = kInputs == 1 ? 2 : 1;
 
 }  // namespace sgl
