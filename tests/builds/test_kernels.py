@@ -612,6 +612,7 @@ def test_a_build_directory_holds_all_that_a_family_makes(family, tmp_path):
     assert family.name not in {entry.manifest.family for entry in sgljit_core.cache.entries()}
 
 
+@pytest.mark.slow
 def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
     """What is built into ``prebuilt/`` beside csrc serves a machine that has no compiler, from an empty cache."""
     carried = family.csrc.parent / "prebuilt"

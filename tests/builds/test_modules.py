@@ -151,6 +151,7 @@ threading.Thread(target=outlive).start()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="3.12 starts no thread while it ends")
 def test_modules_are_compiled_while_the_interpreter_ends(tmp_path):
     """In a thread that outlives the main thread, and by a function of atexit."""

@@ -300,6 +300,7 @@ def test_prune_of_an_absent_cache_makes_none(cache):
     assert not cache.exists()
 
 
+@pytest.mark.slow
 def test_pruning_while_others_build_and_load(children, cache):
     """Twenty builds beside a process that prunes everything all the time."""
     pruner = children.start("import sgljit_core.cache\nwhile True: sgljit_core.cache.prune(older_than=0)")
@@ -434,6 +435,7 @@ def test_an_export_of_nothing_fails_and_says_what_there_is(tmp_path, cache):
     assert "error: nothing to write; the cache has the families none and targets none" in done.stderr
 
 
+@pytest.mark.slow
 def test_building_ahead_into_a_cache_that_takes_nothing_fails(tmp_path):
     """As an image's author would meet it: what was built is gone when the command ends."""
     if os.geteuid() == 0:

@@ -41,6 +41,7 @@ def example(tmp_path) -> isolated.Built:
     return isolated.build(source, tmp_path / "built")
 
 
+@pytest.mark.slow
 def test_in_the_projects_own_directory_it_builds_what_is_in_the_wheel(example, tmp_path):
     done = add_artifacts(example.wheel, Path("out"), "--cuda-arch", "9.0", cwd=example.project)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,6 +11,7 @@ import pytest
 from engines.test_shapes import DEEPSEEK, QWEN3
 
 from sgljit_core import errors, override_cuda_arch
+from sgljit_core.compilers import nvrtc
 from sgljit_core.engines import prepare
 from sgljit_core.engines.shapes import read_config
 from sgljit_core.families import registry
@@ -95,7 +96,12 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_command_builds_for_another_architecture_without_a_gpu(shape, tmp_path):
+    try:
+        nvrtc.find_nvrtc("this test")
+    except errors.ToolchainNotFoundError as error:
+        pytest.skip(str(error).splitlines()[0])
     shape(model_type="qwen9")
     arguments = ("--model", str(tmp_path), "--cuda-arch", "9.0")
     environment = {"SGLJIT_CACHE_DIR": str(tmp_path / "cache"), "SGLJIT_JIT": "error"}

@@ -57,7 +57,7 @@ def test_by_its_name_in_torch_ops_too(weight):
         )
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_in_a_compiled_graph_too(weight, backend):
     torch.compiler.reset()
     compiled = torch.compile(changed, fullgraph=True, backend=backend)

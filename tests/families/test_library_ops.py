@@ -311,7 +311,7 @@ class Adds(torch.nn.Module):
         return x + self.op(2)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_an_op_without_tensors_and_results_is_neither_dropped_nor_moved(op, backend):
     seen = []
 

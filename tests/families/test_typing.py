@@ -37,6 +37,7 @@ slow: str = can_use_hicache_jit_kernel(element_size=16)  # wrong: result
 WRONG = {number for number, line in enumerate(SNIPPET.splitlines(), 1) if "# wrong" in line}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_wrong_calls_are_refused_and_right_ones_are_not(checker, tmp_path):
     if importlib.util.find_spec(checker) is None:

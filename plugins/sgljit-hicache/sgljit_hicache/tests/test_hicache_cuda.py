@@ -72,6 +72,7 @@ def test_checks_compile_without_a_gpu(index: torch.dtype):
         FAMILY.build_variant("hicache.cuh", "hicache::check_reads", index)
 
 
+@pytest.mark.slow
 def test_every_declared_variant_builds():
     with override_cuda_arch(9, 0):
         builds = list(variants())

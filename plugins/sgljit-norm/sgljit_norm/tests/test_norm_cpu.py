@@ -159,6 +159,7 @@ def test_one_row_in_place_through_another_stride():
     assert_accurate({"out": arguments["out"]}, wanted, from_pytorch)
 
 
+@pytest.mark.slow
 def test_a_result_does_not_depend_on_the_number_of_threads():
     program = (
         "import torch; from sgljit_core import ops; torch.manual_seed(0)\n"

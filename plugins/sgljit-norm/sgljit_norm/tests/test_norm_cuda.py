@@ -70,6 +70,7 @@ def test_a_row_that_does_not_fit_is_refused_by_the_device_code(size: int, text: 
         FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", size, 16, False, True, torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_every_declared_variant_builds():
     with override_cuda_arch(9, 0):
         builds = list(variants())

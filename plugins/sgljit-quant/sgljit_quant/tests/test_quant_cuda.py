@@ -43,6 +43,7 @@ def test_a_cluster_needs_sm_90():
         FAMILY.build_variant(*cluster)
 
 
+@pytest.mark.slow
 def test_every_declared_variant_builds():
     with override_cuda_arch(9, 0):
         builds = list(variants())

@@ -25,6 +25,7 @@ CONDITIONS = ["eq", "ge", "and", "nor"]
 DTYPES = [torch.int32, torch.int64]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)], ids=["sm_80", "sm_90a", "sm_100a"])
 def test_every_declared_variant_builds_without_a_gpu(arch: tuple[int, int]):
     with override_cuda_arch(*arch):
