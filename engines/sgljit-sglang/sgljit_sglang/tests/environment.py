@@ -104,15 +104,23 @@ def unpack(wheel: Path, site: Path) -> None:
 
 
 def make(directory: Path) -> Path:
-    """Make the environment; its interpreter. A failure of pip is a CalledProcessError."""
+    """Make the environment; its interpreter.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed; its ``stderr`` says why.
+    """
     venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"
-    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", *IMPORTED, "pytest"], check=True)
-    subprocess.run([*pip, "install", "--no-deps", *ALONE], check=True)
-    subprocess.run([*pip, "install", *(ROOT / project for project in PROJECTS)], check=True)
+
+    def pip(*arguments: str | Path) -> None:
+        command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
+    pip("install", *IMPORTED, "pytest")
+    pip("install", "--no-deps", *ALONE)
+    pip("install", *(ROOT / project for project in PROJECTS))
     wheels = directory / "wheels"
-    subprocess.run([*pip, "download", "--no-deps", *PLATFORM, "--dest", wheels, f"sglang=={SGLANG}"], check=True)
+    pip("download", "--no-deps", *PLATFORM, "--dest", wheels, f"sglang=={SGLANG}")
     (site,) = directory.glob("lib/python*/site-packages")
     unpack(next(wheels.glob("*.whl")), site)
     return python

@@ -18,13 +18,21 @@ PROJECTS = [ROOT, ROOT / "plugins" / "sgljit-norm", ROOT / "engines" / "sgljit-v
 
 
 def make(directory: Path) -> Path:
-    """Make the environment; its interpreter. A failure of pip is a CalledProcessError."""
+    """Make the environment; its interpreter.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed; its ``stderr`` says why.
+    """
     venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"
-    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", *VLLM, "pytest"], check=True)
-    subprocess.run([*pip, "uninstall", "--yes", *UNFIT], check=True)
-    subprocess.run([*pip, "install", *PROJECTS], check=True)
+
+    def pip(*arguments: str | Path) -> None:
+        command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
+    pip("install", *VLLM, "pytest")
+    pip("uninstall", "--yes", *UNFIT)
+    pip("install", *PROJECTS)
     return python
 
 
