@@ -28,10 +28,10 @@ PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dis
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-oldest test-gpu lint types format clean
+.PHONY: help setup demo test test-slow test-engines test-oldest test-gpu lint types format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv, if it is not there yet
 
@@ -42,7 +42,10 @@ test: $(READY) ## run the tests that this machine can run, but for the slow ones
 	@$(PARALLEL_PYTEST) -m "not slow" $(PYTEST)
 
 test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugins' suites from wheels, packaging
-	@$(PARALLEL_PYTEST) -m slow $(PYTEST)
+	@$(PARALLEL_PYTEST) -m "slow and not engine" $(PYTEST)
+
+test-engines: $(READY) ## make environments with real engines (some GB from PyPI), and run the adapters' tests in them
+	@$(BIN)/pytest -m engine $(PYTEST) engines
 
 # Nothing of the project is installed: it must run with what an engine's environment has.
 test-oldest: $(OLDEST)/.ready-$(MINOR) ## run the quick tests with the oldest releases that the metadata allows

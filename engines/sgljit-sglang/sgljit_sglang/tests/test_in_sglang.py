@@ -55,6 +55,7 @@ def run(code: str, *, before: str = "", load: str = LOAD, **environment: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.engine
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="the other tests run in this environment")
 def test_in_an_environment_of_its_own(tmp_path):
     from . import environment  # with pip, which the other tests do without

@@ -36,6 +36,7 @@ def generate(*arguments: str, engines: str) -> tuple[list[list[int]], dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.engine
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="the other tests run in this environment")
 def test_in_an_environment_of_its_own(tmp_path):
     from . import environment  # with pip, which the other tests do without
