@@ -122,8 +122,8 @@ def test_installed_wheels_run_rmsnorm(installed):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLUGINS)
 def test_installed_wheels_pass_the_plugins_own_tests(installed, distribution, name):
-    """Those that need no GPU: outside the repository nothing skips the others for them."""
+    """Those that need no GPU and no engine: outside the repository nothing skips the others for them."""
     package = package_of(distribution(name).project)
-    options = ("-p", "no:cacheprovider", "-m", "not gpu", "-W", "ignore::pytest.PytestUnknownMarkWarning")
+    options = ("-p", "no:cacheprovider", "-m", "not gpu and not engine", "-W", "ignore::pytest.PytestUnknownMarkWarning")
     printed = installed.run(installed.python, "-m", "pytest", *options, "--pyargs", package)
     assert re.search(r"\d+ passed", printed), printed
