@@ -124,6 +124,7 @@ def test_installed_wheels_run_rmsnorm(installed):
 def test_installed_wheels_pass_the_plugins_own_tests(installed, distribution, name):
     """Those that need no GPU and no engine: outside the repository nothing skips the others for them."""
     package = package_of(distribution(name).project)
-    options = ("-p", "no:cacheprovider", "-m", "not gpu and not engine", "-W", "ignore::pytest.PytestUnknownMarkWarning")
-    printed = installed.run(installed.python, "-m", "pytest", *options, "--pyargs", package)
+    options = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestUnknownMarkWarning")
+    chosen = ("-m", "not gpu and not engine", "--pyargs", package)
+    printed = installed.run(installed.python, "-m", "pytest", *options, *chosen)
     assert re.search(r"\d+ passed", printed), printed
