@@ -17,7 +17,7 @@ from .errors import ConfigError
 
 @dataclass(frozen=True)
 class Engines:
-    """What adapters may do in the engines that they are made for.
+    """The permissions of adapters in their engines.
 
     Attributes:
         on: whether they do anything.

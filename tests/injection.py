@@ -22,8 +22,8 @@ from typing import Any
 
 HERE = Path(__file__).parent / "faults"
 
-# By kind of call, the errnos that are tried at each call. Those that nobody tells apart, in the project or in Python,
-# stand together as one class, and take turns from call to call.
+# By kind of call, the errnos that are tried at each call. Neither the project nor Python tells the members of
+# a class apart, so they take turns from call to call.
 ERRNOS: dict[str, tuple[tuple[str, ...], ...]] = {
     "open": (("EACCES",), ("EMFILE", "ENOMEM"), ("ENOSPC",), ("EIO", "EROFS"), ("ESTALE",)),
     "mkdir": (("EACCES",), ("ENOSPC", "EROFS")),

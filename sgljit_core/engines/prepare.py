@@ -34,8 +34,8 @@ def engine_ops(engine: str | None) -> frozenset[str] | None:
     points = {point.name: point for point in importlib_metadata.entry_points(group=GROUP)}
     if engine is not None and engine not in points:
         raise UnsupportedEngineError(
-            f"no installed adapter is for the engine {engine!r} (installed: {', '.join(sorted(points)) or 'none'}). If "
-            f"it exists: pip install sgljit-{engine}"
+            f"no installed adapter is for the engine {engine!r} (installed: {', '.join(sorted(points)) or 'none'}). "
+            f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
         )
     chosen = list(points.values()) if engine is None else [points[engine]]
     return frozenset(op for point in chosen for op in point.load().ops) if chosen else None

@@ -1,8 +1,8 @@
 """Which shapes does a model give to kernels?
 
 A model's ``config.json`` answers, and a table of what such a file does not say: which normalisation a type of model
-has. No weights, no engine and no torch are needed for it. What the table does not know is said, never guessed in
-silence: a kernel that is missed is then compiled at its first call.
+has. It needs no weights, no engine and no torch. A note names each model type that the table does not know. A kernel
+that is missed for that reason is compiled at its first call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sgljit_core.errors import ModelConfigError
 
 @dataclass(frozen=True)
 class Traits:
-    """What a type of model does that its config does not say.
+    """Facts about a type of model that its config does not hold.
 
     Attributes:
         one_plus: whether its RMSNorm multiplies by ``1 + weight``, as Gemma's does.

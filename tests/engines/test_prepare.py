@@ -1,4 +1,4 @@
-"""What a model asks for is built, and nothing else."""
+"""`sgljit prepare` builds the variants that a model asks for, and nothing else."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def test_tensor_parallel_shares_what_is_normalised_across_heads(shape):
 
 def test_an_engine_without_an_adapter_is_a_sentence():
     with pytest.raises(
-        errors.UnsupportedEngineError, match=r"engine 'triton-server' \(installed: .*pip install sgljit-tri"
+        errors.UnsupportedEngineError,
+        match=r"engine 'triton-server' \(installed: .*sgljit-vllm: install that of your engine",
     ):
         prepare.engine_ops("triton-server")
 

@@ -84,7 +84,8 @@ def libraries(tmp_path):
 
 
 def test_a_driver_that_is_needed_and_not_there_is_looked_for_once(cache, libraries):
-    """What needs it says why it is missing, each time. One that is loaded later is found; here it lacks functions."""
+    """Each call that needs the driver says why it is missing. A driver that is loaded later is found; this one lacks
+    functions."""
     (libraries / "needs.cpp").write_text(NEEDS)
     result = subprocess.run(
         [sys.executable, "-c", FAILS, str(libraries)],

@@ -2,8 +2,8 @@
 
 Each layer that computes what an op does gets another ``forward``, as an attribute of that one layer: no class changes,
 and no other model. It goes through the public mapping of the ``kernels`` package, one layer at a time, because
-``kernelize`` on a whole model also replaces what it has no kernel for. What the layer had before lies beside it until
-``disable`` puts it back.
+``kernelize`` on a whole model also replaces what it has no kernel for. The layer keeps its former ``forward`` beside
+it, and ``disable`` puts that back.
 """
 
 from __future__ import annotations
