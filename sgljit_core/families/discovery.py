@@ -12,8 +12,9 @@ import functools
 import importlib
 import os
 import re
+import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,7 +38,6 @@ from sgljit_core.machine.forks import ForkLock
 from .family import KernelFamily
 
 if TYPE_CHECKING:
-    from importlib_metadata import EntryPoint
     from pluggy import PluginManager
 
 
@@ -159,12 +159,20 @@ def _check_doubles(names: frozenset[str]) -> None:
 @functools.cache
 def _scan(group: str) -> list[Plugin]:
     _check_descriptors()
-    try:
-        return _plugins_of(importlib_metadata.entry_points(group=group))
-    except OSError:
-        raise
-    except Exception:  # noqa: BLE001 - a distribution's metadata may be anything
-        return _scan_one_by_one(group)
+    # importlib_metadata loads what reads zip files for each entry that is not there, such as python311.zip.
+    path = [entry for entry in sys.path if Path(entry).exists()]
+    found: dict[str, list[Plugin]] = {}
+    for dist in importlib_metadata.distributions(path=path):
+        name = re.sub(r"[-_.]+", "-", _directory(dist).stem.partition("-")[0]).lower()
+        if name in found:  # an earlier entry has it: that one is imported
+            continue
+        try:
+            found[name] = [Plugin(point.name, point.value, dist) for point in dist.entry_points.select(group=group)]
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a distribution's metadata may be anything
+            _problem(str(_directory(dist)), _unreadable(dist, error))
+    return [plugin for plugins in found.values() for plugin in plugins]
 
 
 def _check_descriptors() -> None:
@@ -175,24 +183,6 @@ def _check_descriptors() -> None:
         if error.errno not in WANTS:  # such as a sandbox that hides this directory
             return
         raise ResourceError("the installed packages cannot be looked through", error.strerror or str(error)) from error
-
-
-def _plugins_of(points: Iterable[EntryPoint]) -> list[Plugin]:
-    return [Plugin(point.name, point.value, point.dist) for point in points]
-
-
-def _scan_one_by_one(group: str) -> list[Plugin]:
-    """For when the metadata of some distribution cannot be read: that of the others."""
-    found: dict[str, list[Plugin]] = {}
-    for dist in importlib_metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", _fields(dist)["Name"][0]).lower()
-        if name in found:
-            continue
-        try:
-            found[name] = _plugins_of(dist.entry_points.select(group=group))
-        except Exception as error:  # noqa: BLE001
-            _problem(str(_directory(dist)), _unreadable(dist, error))
-    return [plugin for plugins in found.values() for plugin in plugins]
 
 
 def rescan() -> None:

@@ -9,34 +9,18 @@ be in a function that torch.compile traces (see ``tracing``).
 
 from __future__ import annotations
 
-import gc
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from sgljit_core.config import settings
 from sgljit_core.errors import InvalidFamilyError, NoTargetError, UnknownFamilyError, UnknownOpError
+from sgljit_core.lazy import collector_paused
 
 from . import discovery
 from .discovery import Plugin
 from .family import KernelFamily
 from .references import nearest, resolve
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection inside the block, which makes thousands of objects that stay.
-
-    A full collection in between walks all of PyTorch's objects: 100 ms, several times what a family takes to load.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class FamilyOps(types.ModuleType):
@@ -52,7 +36,7 @@ class FamilyOps(types.ModuleType):
         """Import an op at its first use. Raises UnknownOpError with the family's ops and the nearest match."""
         if name.startswith("_"):  # what copy and pickle ask an object for before it has anything
             raise AttributeError(name)
-        with _collector_paused():
+        with collector_paused():
             declared = self._family.declared()
         if name not in declared:
             raise UnknownOpError(
@@ -90,7 +74,7 @@ class _Loaded(types.ModuleType):
         if claims is None or family.startswith("_"):
             raise UnknownFamilyError(_unknown(name, list(discovery.installed())))
         # Several threads may load a family at a time. One puts its object in, and all return that one.
-        with _collector_paused():
+        with collector_paused():
             made = FamilyOps(discovery.load(name, claims), claims[0])
         loaded: FamilyOps = vars(self).setdefault(name, made)
         setattr(self, family, loaded)
