@@ -44,7 +44,7 @@ def test_wrong_calls_are_refused_and_right_ones_are_not(checker, tmp_path):
         pytest.skip(f"{checker} is not installed")
     file = tmp_path / "calls.py"
     file.write_text(SNIPPET)
-    options = ["--strict", f"--cache-dir={tmp_path}"] if checker == "mypy" else []
+    options = ["--strict", f"--cache-dir={tmp_path}"] if checker == "mypy" else ["--pythonpath", sys.executable]
     done = subprocess.run(
         [sys.executable, "-m", checker, *options, str(file)], capture_output=True, text=True, cwd=tmp_path
     )
