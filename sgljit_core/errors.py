@@ -29,6 +29,7 @@ __all__ = [
     "PluginLoadError",
     "ResourceError",
     "SgljitError",
+    "SignatureError",
     "SourceChangedError",
     "SourceNotFoundError",
     "StorageError",
@@ -207,6 +208,10 @@ class ArchiveError(SgljitError, ValueError):
 
 class DriverError(SgljitError, RuntimeError):
     """The CUDA driver is missing, too old for a kernel, or refuses a call."""
+
+
+class SignatureError(SgljitError, TypeError):
+    """A host part and the kernel, or the deferred function, that it calls do not have the same parameters."""
 
 
 class InvalidFamilyError(SgljitError, ValueError):

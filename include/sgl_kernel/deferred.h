@@ -2,11 +2,11 @@
 
 #include <sgl_kernel/error.h>
 #include <sgl_kernel/family.h>
+#include <sgl_kernel/signature.h>
 
-#include <cstddef>
+#include <dlpack/dlpack.h>
+
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 #include <typeinfo>
 
 /// \file deferred.h
@@ -23,30 +23,36 @@
 ///   void norm_on_cpu(const Args& args) { ... }
 /// \endcode
 /// The function may be `static` or in an unnamed namespace; if it is in a named one, write "norm::norm_on_cpu". Its
-/// exceptions reach the caller. The core compiles the file by the same rules as any module. Host only.
+/// exceptions reach the caller. A struct among the parameters names its fields (signature.h), so that a file that was
+/// compiled from another version of it is refused. The core compiles the file by the same rules as any module. Host
+/// only.
+
+namespace host {
+
+struct TensorView;
+template <typename T>
+struct Optional;
+
+}  // namespace host
+
+// Their fields are not an author's to change.
+template <>
+inline constexpr bool sgl::kIsOpaque<DLDataType> = true;
+template <>
+inline constexpr bool sgl::kIsOpaque<DLDevice> = true;
+template <>
+inline constexpr bool sgl::kIsOpaque<host::TensorView> = true;
+template <typename T>
+inline constexpr bool sgl::kIsOpaque<host::Optional<T>> = true;
 
 namespace host {
 
 namespace details {
 
-/// The compiler's spelling of a type, for people.
-template <typename T>
-constexpr const char* spelling_of() noexcept {
-  return __PRETTY_FUNCTION__;
-}
-
-/// A function's type as a text, in two parts that a space separates. The first is compared: the type's name in the C++
-/// ABI, which all compilers spell alike, and the size and alignment of what each parameter and the result is or refers
-/// to, so that a struct that was changed on one side is noticed. The second is the compiler's spelling.
-template <typename R, typename... Args>
-void append_signature(Message& text, R (*)(Args...)) {
-  text << typeid(R (*)(Args...)).name();
-  ((text << ':' << sizeof(std::remove_reference_t<Args>) << '/' << alignof(std::remove_reference_t<Args>)), ...);
-  if constexpr (!std::is_void_v<R>)
-    text << '>' << sizeof(std::remove_reference_t<R>) << '/' << alignof(std::remove_reference_t<R>);
-  const char* spelling = spelling_of<R(Args...)>();
-  const char* bracket = std::strrchr(spelling, '[');
-  text << ' ' << (bracket == nullptr ? spelling : bracket);
+/// The name of a function's type, the same from all compilers for the same type (signature.h).
+template <typename Function>
+const char* signature_name() noexcept {
+  return typeid(sgl::signature<sgl::described<Function>>).name();
 }
 
 }  // namespace details
@@ -75,9 +81,8 @@ struct Deferred<R(Args...)> {
 
  private:
   [[gnu::cold, gnu::noinline]] function_t m_load() {
-    Message signature;
-    details::append_signature(signature, static_cast<function_t>(nullptr));
-    const auto address = details::ask_core("sgljit.deferred", {SGL_FAMILY, m_file, m_symbol, signature.c_str()});
+    const auto address =
+        details::ask_core("sgljit.deferred", {SGL_FAMILY, m_file, m_symbol, details::signature_name<function_t>()});
     const auto function = reinterpret_cast<function_t>(address);
     __atomic_store_n(&m_function, function, __ATOMIC_RELEASE);
     return function;
@@ -88,23 +93,14 @@ struct Deferred<R(Args...)> {
   function_t m_function = nullptr;
 };
 
-/// \brief The export of a deferred function's file: its address, for a caller that expects the same type.
-/// \param expected of `append_signature`.
+/// \brief The exports of a deferred function's file: its address, and that of the name of its type.
 template <auto kFunction>
-std::int64_t address_of(const char* expected) {
-  Message text;
-  details::append_signature(text, kFunction);
-  const char* actual = text.c_str();
-  const char* end = std::strchr(actual, ' ');
-  const char* expected_end = std::strchr(expected, ' ');
-  const auto size = static_cast<std::size_t>(end - actual);
-  if (expected_end == nullptr || static_cast<std::size_t>(expected_end - expected) != size ||
-      std::memcmp(actual, expected, size) != 0)
-    throw Error(
-        "TypeError", "the deferred function is declared with a type other than its own: declared ", expected,
-        ", defined ", actual,
-        " (after each ':', the bytes and the alignment of a parameter, after '>' those of the result)");
+std::int64_t address_of() {
   return reinterpret_cast<std::int64_t>(kFunction);
+}
+template <auto kFunction>
+std::int64_t signature_of() {
+  return reinterpret_cast<std::int64_t>(details::signature_name<decltype(kFunction)>());
 }
 
 }  // namespace host

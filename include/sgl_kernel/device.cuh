@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/signature.h>
 #include <sgl_kernel/arch.cuh>
 #include <sgl_kernel/ptx.cuh>
 
@@ -48,20 +49,18 @@ namespace device {
 /// \brief Wait until the kernel before this one in the stream has finished and its writes are visible.
 ///
 /// For a kernel launched with `LaunchKernel::enable_pdl`: call it in every thread that reads the earlier kernel's
-/// output, before the read; code above it overlaps with that kernel's end. With `kUsePDL` false, or on a target without
-/// the feature (below sm_90), it does nothing: the launch then waits by itself.
-template <bool kUsePDL>
+/// output, before the read; code above it overlaps with that kernel's end. In any other launch it returns at once, and
+/// on a target without the feature (below sm_90) it is nothing: the launch then waits by itself.
 SGL_DEVICE void PDLWaitPrimary() {
-  if constexpr (kUsePDL) ptx::grid_dependency_wait();
+  ptx::grid_dependency_wait();
 }
 
 /// \brief Allow the next kernel in the stream to start, once every block of this one has called this or has ended.
 ///
 /// It is a hint about time, not about memory: the next kernel still sees this one's writes only after its own
 /// `PDLWaitPrimary`, which waits for this kernel's end. One call per block is enough.
-template <bool kUsePDL>
 SGL_DEVICE void PDLTriggerSecondary() {
-  if constexpr (kUsePDL) ptx::grid_launch_dependents();
+  ptx::grid_launch_dependents();
 }
 
 /// \brief Read a `T` at element `offset` of untyped memory: `load_as<float>(p, 2)` reads bytes 8 to 11.

@@ -21,7 +21,6 @@ using context_t = void*;
 using function_t = void*;
 
 inline constexpr result_t kSuccess = 0;
-inline constexpr result_t kInvalidValue = 1;
 
 /// \brief CUlaunchAttribute: an id, and a value padded to 64 bytes.
 struct LaunchAttribute {
@@ -89,7 +88,6 @@ struct Api {
   result_t (*DeviceGetAttribute)(int*, int, device_t);
   result_t (*FuncSetAttribute)(function_t, int, int);
   result_t (*FuncGetAttribute)(int*, int, function_t);
-  result_t (*FuncGetParamInfo)(function_t, std::size_t, std::size_t*, std::size_t*);  // null before CUDA 12.4
   result_t (*OccupancyMaxActiveBlocksPerMultiprocessor)(int*, function_t, int, std::size_t);
   result_t (*OccupancyAvailableDynamicSMemPerBlock)(std::size_t*, function_t, int, int);
   result_t (*LaunchKernelEx)(const LaunchConfig*, function_t, void**, void**);
@@ -165,7 +163,6 @@ inline constexpr const char* kNames[] = {
     "cuDeviceGetAttribute",
     "cuFuncSetAttribute",
     "cuFuncGetAttribute",
-    "?cuFuncGetParamInfo",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
     "cuOccupancyAvailableDynamicSMemPerBlock",
     "cuLaunchKernelEx",

@@ -11,6 +11,10 @@
 /// \endcode
 /// On the device the functions of namespace `sgl` are CUDA's, within 2 ulp. On the CPU `sgl::exp` has no branch and no
 /// call, so that a loop over it vectorises; the others are the C library's.
+///
+/// Members are those of a call, and named in `SGL_FIELDS` (signature.h).
+
+#include <sgl_kernel/signature.h>
 
 #if defined(__CUDACC__)
 

@@ -53,7 +53,7 @@ __global__ __launch_bounds__(sgl::kRowMapThreads) void row_map(
   };
   const auto count_of = [&](uint32_t index) { return kTail && index == params.items_per_row - 1 ? params.tail : 0; };
 
-  PDLWaitPrimary<true>();
+  PDLWaitPrimary();
 #pragma unroll
   for (uint32_t u = 0; u < kUnroll; ++u) {
     const uint32_t item = first + u * sgl::kRowMapThreads;
@@ -66,7 +66,7 @@ __global__ __launch_bounds__(sgl::kRowMapThreads) void row_map(
       details::load_some(x[u][i], pointer::offset(input.data, row * input.stride), index, count_of(index));
     }
   }
-  PDLTriggerSecondary<true>();
+  PDLTriggerSecondary();
 #pragma unroll
   for (uint32_t u = 0; u < kUnroll; ++u) {
     const uint32_t item = first + u * sgl::kRowMapThreads;

@@ -21,7 +21,7 @@
 /// `host::RowMap`, the compile for the CPU the loop over rows, NVRTC and nvcc the kernel.
 ///
 /// Go one layer down where an op needs more: `device::row_map` (row_map.cuh), `host::cpu::row_map` (cpu/row_map.h),
-/// `host::Rows` (rows.h), `Variants` (variant.h) and `Deferred` (deferred.h) are all that it uses.
+/// `host::Rows` (rows.h), `Kernel` (variant.h) and `Deferred` (deferred.h) are all that it uses.
 
 #include <sgl_kernel/functor.h>
 
@@ -61,7 +61,7 @@ struct RowMap {
 
  public:
   /// \param file the file of the functor, relative to the family's csrc; a literal.
-  explicit constexpr RowMap(const char* file) noexcept : m_kernels(file), m_on_cpu(file) {}
+  explicit constexpr RowMap(const char* file) noexcept : m_kernel(file, "device::row_map"), m_on_cpu(file) {}
 
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
@@ -84,9 +84,8 @@ struct RowMap {
       for (int i = 0; i < kOperands; ++i) job.operands[i] = s_operand(all.rows[i]);
       return m_on_cpu(input_dtype, output_dtype, job, f);
     }
-    const auto kernel = m_kernels.get(
-        "device::row_map", type<F>, kInputs, kOutputs, plan.elements, plan.columns % plan.elements != 0, input_dtype,
-        output_dtype);
+    const auto kernel = m_kernel.get(
+        type<F>, kInputs, kOutputs, plan.elements, plan.columns % plan.elements != 0, input_dtype, output_dtype);
     // The kernel counts in 32 bits: a launch takes as many columns, and then rows, as that allows.
     constexpr std::int64_t kMaxItems = std::int64_t{1} << 31;
     const auto items_per_row = div_ceil(plan.columns, plan.elements);
@@ -126,7 +125,7 @@ struct RowMap {
     return {rows.data, rows.stride * rows.element_bytes()};
   }
 
-  Variants m_kernels;
+  Kernel<sgl::RowMapParams<kOperands>, F> m_kernel;
   details::RowOpOnCpu<details::kRowMapOnCpu, cpu::RowMapJob<kOperands>, F, kInputs, kOutputs> m_on_cpu;
 };
 

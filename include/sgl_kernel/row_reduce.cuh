@@ -85,7 +85,7 @@ __global__ __launch_bounds__(kBlock) void row_reduce(
     }
   };
 
-  PDLWaitPrimary<true>();
+  PDLWaitPrimary();
 #pragma unroll
   for (int i = 0; i < kInputs; ++i) {
     const void* data = address(i);
@@ -95,7 +95,7 @@ __global__ __launch_bounds__(kBlock) void row_reduce(
     }
   }
   if constexpr (kSharedFirst) load_shared();
-  PDLTriggerSecondary<true>();
+  PDLTriggerSecondary();
 
   float reduced = sgl::details::kIdentity<F>;
 #pragma unroll
@@ -147,7 +147,7 @@ __global__ __launch_bounds__(1024) void row_reduce_generic(
   __shared__ float smem[2][kWarpThreads];  // in turns, so that one barrier a row is enough
   const int64_t vectors = params.columns / kElements;
   uint32_t turn = 0;
-  PDLWaitPrimary<true>();
+  PDLWaitPrimary();
   for (int64_t row = blockIdx.x; row < params.num_rows; row += gridDim.x, turn ^= 1) {
     const auto address = [&](int operand) {
       return pointer::offset(params.operands[operand].data, row * params.operands[operand].stride);

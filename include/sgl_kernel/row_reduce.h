@@ -7,6 +7,7 @@
 ///   // rmsnorm.h: the functor, read by every compiler
 ///   struct RMSNorm {
 ///     float eps;
+///     SGL_FIELDS(eps)
 ///     SGL_HD float term(float x) const { return x * x; }                                  // they are added up
 ///     SGL_HD float finish(float sum, float size) const { return sgl::rsqrt(sum / size + eps); }
 ///     SGL_HD float operator()(float factor, float x, float weight) const { return x * factor * weight; }
@@ -62,7 +63,8 @@ struct RowReduce {
 
  public:
   /// \param file the file of the functor, relative to the family's csrc; a literal.
-  explicit constexpr RowReduce(const char* file) noexcept : m_kernels(file), m_on_cpu(file) {}
+  explicit constexpr RowReduce(const char* file) noexcept
+      : m_held(file, "device::row_reduce"), m_generic(file, "device::row_reduce_generic"), m_on_cpu(file) {}
 
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
@@ -133,17 +135,15 @@ struct RowReduce {
       if (blocks <= kMaxBlocks)
         return LaunchKernel(blocks, layout.block_threads, device, 0, location)
             .enable_pdl(pdl)(
-                m_kernels.get(
-                    "device::row_reduce", type<F>, kInputs, kShared, kOutputs, plan.columns, elements,
-                    layout.threads_per_row, layout.block_threads, input_dtype, output_dtype),
+                m_held.get(
+                    type<F>, kInputs, kShared, kOutputs, plan.columns, elements, layout.threads_per_row,
+                    layout.block_threads, input_dtype, output_dtype),
                 params, f);
     }
     const auto threads = div_ceil(vectors < 1024 ? vectors : 1024, std::int64_t{32}) * 32;
     LaunchKernel(plan.count < kMaxBlocks ? plan.count : kMaxBlocks, threads, device, 0, location)
         .enable_pdl(pdl)(
-            m_kernels.get(
-                "device::row_reduce_generic", type<F>, kInputs, kShared, kOutputs, elements, input_dtype, output_dtype),
-            params, f);
+            m_generic.get(type<F>, kInputs, kShared, kOutputs, elements, input_dtype, output_dtype), params, f);
   }
 
   static constexpr std::int64_t kMaxBlocks = 0x7fffffff;
@@ -152,7 +152,7 @@ struct RowReduce {
     return {rows.data, rows.stride * rows.element_bytes()};
   }
 
-  Variants m_kernels;
+  Kernel<Params, F> m_held, m_generic;
   details::RowOpOnCpu<details::kRowReduceOnCpu, Job, F, kInputs, kShared, kOutputs> m_on_cpu;
 };
 

@@ -6,6 +6,7 @@
 #include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/launch.h>
 #include <sgl_kernel/runtime.h>
+#include <sgl_kernel/signature.h>
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
@@ -16,19 +17,19 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <typeinfo>
 
 /// \file variant.h
-/// \brief Instant variants: get a device kernel by name and template arguments, launch it with `LaunchKernel`.
+/// \brief Instant variants: get a device kernel by template arguments, launch it with `LaunchKernel`.
 ///
 /// \code
-///   host::Variants kernels{"rmsnorm.cuh"};                      // the family's device file
-///   const auto kernel = kernels.get("rmsnorm_cta", 4096, true, input.dtype());
-///   LaunchKernel(grid, block, device).enable_pdl(true)(kernel, params);
+///   host::Kernel<Params> rmsnorm{"rmsnorm.cuh", "norm::rmsnorm"};  // a kernel of the family's device file
+///   LaunchKernel(grid, block, device)(rmsnorm.get(4096, true, input.dtype()), params);
 /// \endcode
-/// Host code is compiled once, by g++ alone. At the first launch of a name with its arguments on a device, the core
-/// makes the device code, with NVRTC or from the cache. Later launches find the kernel in a hash table: no lock, no
-/// allocation, no Python. A template argument is an integer, a bool, an enum, a `DLDataType` or a
-/// `host::type<T>`.
+/// Host code is compiled once, by g++ alone. At the first launch of a kernel with its arguments on a device, the core
+/// makes the device code, with NVRTC or from the cache, and compares the types of its parameters with those of
+/// `Kernel`, field by field (signature.h). Later launches find the kernel in a hash table: no lock, no allocation, no
+/// Python. A template argument is an integer, a bool, an enum, a `DLDataType` or a `host::type<T>`.
 ///
 /// Host only, no CUDA header; without a CUDA driver everything compiles, and the first launch reports its absence.
 
@@ -125,74 +126,73 @@ TemplateArg template_argument(const T& value) noexcept {
 /// A kernel that is loaded on a device. Made once, then read by any thread; only the shared memory limit ever grows.
 struct LoadedKernel {
   static constexpr std::size_t kMaxArgs = 12;
-  static constexpr std::size_t kMaxParams = 32;
 
   std::uint64_t hash;
   std::int32_t device_id;
   std::uint32_t num_args;
-  const char* name;  // a literal of the host part
   TemplateArg args[kMaxArgs];
 
   driver::function_t function = nullptr;
-  std::int32_t num_params = -1;  // -1: the driver is too old to report it
-  std::uint32_t param_sizes[kMaxParams] = {};
   std::uint32_t dynamic_smem_limit = 0;
 };
 
+struct Variants;
+
 }  // namespace details
 
-struct Variants;
 struct Variant;
 
 [[gnu::cold]] SGL_INLINE void append_to(Message& message, const Variant& variant);
 
-/// \brief A kernel by name and template arguments; a small value. The name is a literal.
+/// \brief A kernel with its template arguments; a small value.
 struct Variant {
  public:
   /// \brief The kernel on a device, from the table or made by the core. Thread-safe.
-  [[nodiscard]] SGL_INLINE details::LoadedKernel& on(std::int32_t device_id, DebugInfo location = {}) const;
+  [[nodiscard]] SGL_INLINE details::LoadedKernel& on(std::int32_t device_id) const;
 
   /// \brief Prints as the C++ expression that names the kernel: `rmsnorm_cta<4096, true, bf16_t>`.
   friend void append_to(Message& message, const Variant& variant);
 
- private:
-  friend struct Variants;
-  Variant(Variants& table, const char* name, std::uint64_t hash) noexcept
-      : m_table(&table), m_name(name), m_hash(hash) {}
-
-  SGL_INLINE bool m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept;
-
-  Variants* m_table;
-  const char* m_name;
-  std::uint64_t m_hash;
-  std::uint32_t m_num_args = 0;
-  details::TemplateArg m_args[details::LoadedKernel::kMaxArgs];
-};
-
-/// \brief The kernels of one device file, a global variable of the host part: `host::Variants kernels{"norm.cuh"};`.
-struct Variants {
- public:
-  /// \param file the device file, relative to the family's csrc; a literal.
-  explicit constexpr Variants(const char* file, const char* family = SGL_FAMILY) noexcept
-      : m_file(file), m_family(family) {}
-  Variants(const Variants&) = delete;
-  Variants& operator=(const Variants&) = delete;
-
-  /// \brief The variant of kernel `name` (with its namespace) for these template arguments. Touches no GPU.
-  template <std::size_t N, typename... Args>
-  [[nodiscard]] Variant get(const char (&name)[N], const Args&... args) noexcept {
+  template <typename... Args>
+  explicit Variant(details::Variants& table, const Args&... args) noexcept
+      : m_table(&table), m_num_args(sizeof...(Args)), m_args{details::template_argument(args)...} {
     static_assert(sizeof...(Args) <= details::LoadedKernel::kMaxArgs, "a variant takes at most 12 template arguments");
-    Variant variant(*this, name, details::fnv1a(name, N - 1));  // over a literal, so the compiler computes it
-    ((variant.m_args[variant.m_num_args++] = details::template_argument(args)), ...);
-    for (std::uint32_t i = 0; i < variant.m_num_args; ++i)
-      variant.m_hash = (variant.m_hash ^ static_cast<std::uint64_t>(variant.m_args[i].value)) * 1099511628211u;
-    variant.m_hash ^= variant.m_hash >> 29;  // the table uses the low bits
-    return variant;
+    for (std::uint32_t i = 0; i < m_num_args; ++i)
+      m_hash = (m_hash ^ static_cast<std::uint64_t>(m_args[i].value)) * 1099511628211u;
+    m_hash ^= m_hash >> 29;  // the table uses the low bits
   }
 
  private:
-  friend struct Variant;
-  using Kernel = details::LoadedKernel;
+  friend struct details::Variants;
+
+  SGL_INLINE bool m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept;
+
+  details::Variants* m_table;
+  std::uint64_t m_hash = 14695981039346656037u;
+  std::uint32_t m_num_args;
+  details::TemplateArg m_args[details::LoadedKernel::kMaxArgs];
+};
+
+/// \brief A variant of a kernel with these parameters.
+template <typename... Params>
+struct VariantOf : Variant {
+  using Variant::Variant;
+};
+
+namespace details {
+
+/// The variants of one kernel.
+struct Variants {
+ public:
+  constexpr Variants(const char* file, const char* name, const char* family, const std::type_info& signature) noexcept
+      : m_file(file), m_name(name), m_family(family), m_signature(signature) {}
+  Variants(const Variants&) = delete;
+  Variants& operator=(const Variants&) = delete;
+
+ private:
+  friend struct host::Variant;
+  friend void host::append_to(Message& message, const Variant& variant);
+  using Kernel = LoadedKernel;
 
   /// Open addressing. It grows by replacement, and a replaced table is kept, because a reader may still be in it.
   struct Table {
@@ -204,7 +204,7 @@ struct Variants {
   SGL_INLINE Kernel* find(const Variant& variant, std::int32_t device_id) const noexcept;
 
   /// Ask the core for the kernel. No lock is held: the core may take a second, and call back into other modules.
-  [[gnu::cold]] SGL_INLINE Kernel& make(const Variant& variant, std::int32_t device_id, DebugInfo location);
+  [[gnu::cold]] SGL_INLINE Kernel& make(const Variant& variant, std::int32_t device_id);
 
   [[gnu::cold]] SGL_INLINE Kernel& insert(const Variant& variant, Kernel* kernel);
 
@@ -213,14 +213,36 @@ struct Variants {
 
   SGL_INLINE static void place(Table& table, Kernel* kernel) noexcept;
 
-  /// Asks the driver for the sizes of `count` parameters; with -1, unknown, of all parameters until the driver refuses
-  /// one.
-  [[gnu::cold]] SGL_INLINE static void s_query_params(Kernel& kernel, std::int64_t count, DebugInfo location);
-
   const char* m_file;
+  const char* m_name;
   const char* m_family;
+  const std::type_info& m_signature;
   Table* m_table = nullptr;
   ::pthread_mutex_t m_mutex = PTHREAD_MUTEX_INITIALIZER;
+};
+
+}  // namespace details
+
+/// \brief A kernel of a device file and the types of its parameters, declared once, as a global variable of the host
+/// part: `host::Kernel<scaling::Params, int> scale{"scaling.cuh", "scaling::scale"};`.
+///
+/// A kernel that is compiled from other parameters is refused when it is loaded, with the field that differs.
+/// \tparam Params trivially copyable. A struct names its fields, see signature.h.
+template <typename... Params>
+struct Kernel : private details::Variants {
+  static_assert((std::is_trivially_copyable_v<Params> && ...), "Kernel: a parameter must be trivially copyable");
+
+ public:
+  /// \param file the device file, relative to the family's csrc; a literal.
+  /// \param name the kernel's name in it, with its namespace; a literal.
+  constexpr Kernel(const char* file, const char* name, const char* family = SGL_FAMILY) noexcept
+      : Variants(file, name, family, typeid(sgl::signature<sgl::described<void(Params...)>>)) {}
+
+  /// \brief The variant for these template arguments. Touches no GPU.
+  template <typename... Args>
+  [[nodiscard]] VariantOf<Params...> get(const Args&... args) noexcept {
+    return VariantOf<Params...>(*this, args...);
+  }
 };
 
 namespace details {
@@ -248,20 +270,32 @@ struct ContextGuard {
   bool m_pushed = false;
 };
 
-SGL_INLINE void launch(
-    const LaunchConfig& config, DebugInfo location, const Variant& variant, const std::uint32_t* sizes,
-    std::int32_t num_sizes, void** arguments);
+SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Variant& variant, void** arguments);
+
+/// The arguments are converted here: every parameter has its kernel's type, and the driver takes the address of each.
+template <typename... Params>
+void launch_converted(const LaunchConfig& config, DebugInfo location, const Variant& variant, Params... params) {
+  void* arguments[sizeof...(Params) + 1] = {const_cast<void*>(static_cast<const void*>(&params))..., nullptr};
+  launch(config, location, variant, arguments);
+}
+
+/// Whether a parameter can be made from an argument without loss: an int is a long long, no long long is an int.
+template <typename Arg, typename Param>
+concept ConvertsTo = requires(const Arg& arg) { Param{arg}; };
 
 }  // namespace details
 
-/// `LaunchKernel` for a variant: every argument is passed as it is, with its own type.
-template <typename... Args>
-void launch_on(const LaunchConfig& config, DebugInfo location, const Variant& variant, const Args&... args) {
-  static_assert(
-      (std::is_trivially_copyable_v<Args> && ...), "LaunchKernel: a kernel's argument must be trivially copyable");
-  void* arguments[sizeof...(Args) + 1] = {const_cast<void*>(static_cast<const void*>(&args))..., nullptr};
-  static constexpr std::uint32_t kSizes[sizeof...(Args) + 1] = {sizeof(Args)..., 0};
-  details::launch(config, location, variant, kSizes, sizeof...(Args), arguments);
+/// `LaunchKernel` for a variant.
+template <typename... Params, typename... Args>
+void launch_on(
+    const LaunchConfig& config, DebugInfo location, const VariantOf<Params...>& variant, const Args&... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args), "LaunchKernel: the kernel takes a different number of arguments");
+  if constexpr (sizeof...(Params) == sizeof...(Args)) {
+    static_assert(
+        (details::ConvertsTo<Args, Params> && ...),
+        "LaunchKernel: an argument does not convert to the kernel's parameter type, or not without loss");
+    details::launch_converted<Params...>(config, location, variant, args...);
+  }
 }
 
 namespace runtime {
@@ -350,7 +384,7 @@ SGL_INLINE void append_to(Message& message, const TemplateArg& argument) {
 }  // namespace details
 
 SGL_INLINE void append_to(Message& message, const Variant& variant) {
-  message << variant.m_name;
+  message << variant.m_table->m_name;
   if (variant.m_num_args == 0) return;
   for (std::uint32_t i = 0; i < variant.m_num_args; ++i) message << (i == 0 ? "<" : ", ") << variant.m_args[i];
   message << '>';
@@ -361,8 +395,16 @@ SGL_INLINE bool Variant::m_is(const details::LoadedKernel& kernel, std::int32_t 
   for (std::uint32_t i = 0; i < m_num_args; ++i) {
     if (!(kernel.args[i] == m_args[i])) return false;
   }
-  return kernel.name == m_name || std::strcmp(kernel.name, m_name) == 0;
+  return true;
 }
+
+SGL_INLINE details::LoadedKernel& Variant::on(std::int32_t device_id) const {
+  if (auto* kernel = m_table->find(*this, device_id)) [[likely]]
+    return *kernel;
+  return m_table->make(*this, device_id);
+}
+
+namespace details {
 
 SGL_INLINE Variants::Kernel* Variants::find(const Variant& variant, std::int32_t device_id) const noexcept {
   const Table* table = __atomic_load_n(&m_table, __ATOMIC_ACQUIRE);
@@ -373,22 +415,15 @@ SGL_INLINE Variants::Kernel* Variants::find(const Variant& variant, std::int32_t
   }
 }
 
-SGL_INLINE Variants::Kernel& Variants::make(const Variant& variant, std::int32_t device_id, DebugInfo location) {
+SGL_INLINE Variants::Kernel& Variants::make(const Variant& variant, std::int32_t device_id) {
   Message expression;
   expression << variant;
   // Before any allocation: it may throw, at every call.
-  const auto ask = [&](const char* question) {
-    return details::ask_core(question, {m_family, m_file, expression.c_str()}, device_id);
-  };
-  Kernel queried = {};
-  queried.function = reinterpret_cast<driver::function_t>(ask("sgljit.variant"));
-  s_query_params(queried, ask("sgljit.variant_params"), location);
-  auto* kernel = new Kernel{queried};
-  kernel->hash = variant.m_hash;
-  kernel->device_id = device_id;
-  kernel->num_args = variant.m_num_args;
-  kernel->name = variant.m_name;
+  const auto address =
+      ask_core("sgljit.variant", {m_family, m_file, expression.c_str(), m_signature.name()}, device_id);
+  auto* kernel = new Kernel{variant.m_hash, device_id, variant.m_num_args, {}};
   std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
+  kernel->function = reinterpret_cast<driver::function_t>(address);
   return insert(variant, kernel);
 }
 
@@ -404,7 +439,7 @@ SGL_INLINE Variants::Kernel& Variants::insert(const Variant& variant, Kernel* ke
   ::pthread_mutex_unlock(&m_mutex);
   if (other == nullptr && table != nullptr) return *kernel;
   delete kernel;
-  if (other == nullptr) details::raise("MemoryError", {"no memory for the table of kernels: ", variant});
+  if (other == nullptr) raise("MemoryError", {"no memory for the table of kernels: ", variant});
   return *other;
 }
 
@@ -424,48 +459,6 @@ SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
   while (table.slots[i] != nullptr) i = (i + 1) & table.mask;
   ++table.used;
   __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
-}
-
-SGL_INLINE void Variants::s_query_params(Kernel& kernel, std::int64_t count, DebugInfo location) {
-  const auto query = driver::api().FuncGetParamInfo;
-  if (query == nullptr) return;
-  std::size_t offset = 0;
-  std::size_t size = 0;
-  std::int32_t found = 0;
-  for (; found != count; ++found) {
-    const auto status = query(kernel.function, static_cast<std::size_t>(found), &offset, &size);
-    if (count < 0 && status == driver::kInvalidValue) break;
-    driver::check(status, location);
-    RuntimeCheck(location, found < static_cast<std::int32_t>(Kernel::kMaxParams), "more than 32 kernel parameters");
-    kernel.param_sizes[found] = static_cast<std::uint32_t>(size);
-  }
-  kernel.num_params = found;
-}
-
-SGL_INLINE details::LoadedKernel& Variant::on(std::int32_t device_id, DebugInfo location) const {
-  if (auto* kernel = m_table->find(*this, device_id)) [[likely]]
-    return *kernel;
-  return m_table->make(*this, device_id, location);
-}
-
-namespace details {
-
-/// Compares the kernel's parameter sizes, as the driver reports them, with the host part's arguments: with another size
-/// the kernel would read beyond an argument, or only a part of it.
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise_params(
-    const Variant& variant, const LoadedKernel& kernel, const std::uint32_t* sizes, std::int32_t num_sizes,
-    DebugInfo location) {
-  Message text;
-  text << "the parameters of " << variant << " do not fit the launch at " << location << ": the kernel takes ";
-  const auto list = [&text](const std::uint32_t* begin, std::int32_t count) {
-    text << count << (count == 1 ? " parameter of " : " parameters of ");
-    for (std::int32_t i = 0; i < count; ++i) text << (i > 0 ? ", " : "") << begin[i];
-    text << " bytes";
-  };
-  list(kernel.param_sizes, kernel.num_params);
-  text << ", the launch passes ";
-  list(sizes, num_sizes);
-  throw Error("TypeError", text.c_str());
 }
 
 /// The primary context of a device. It is retained once in the process and never released: PyTorch keeps it as well,
@@ -510,17 +503,12 @@ SGL_INLINE void ContextGuard::m_pop() noexcept {
   driver::check(status, location);
 }
 
-SGL_INLINE void launch(
-    const LaunchConfig& config, DebugInfo location, const Variant& variant, const std::uint32_t* sizes,
-    std::int32_t num_sizes, void** arguments) {
+SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Variant& variant, void** arguments) {
   if (config.grid.is_empty()) return;
   std::int32_t device_id = config.device_id;
   if (device_id < 0) driver::check(driver::api().CtxGetDevice(&device_id), location);
   const ContextGuard guard(device_id, location);
-  LoadedKernel& kernel = variant.on(device_id, location);
-  if (kernel.num_params >= 0 && (kernel.num_params != num_sizes ||
-                                 std::memcmp(kernel.param_sizes, sizes, sizeof(*sizes) * num_sizes) != 0)) [[unlikely]]
-    raise_params(variant, kernel, sizes, num_sizes, location);
+  LoadedKernel& kernel = variant.on(device_id);
   if (config.dynamic_smem > kSmemWithoutAsking) allow_dynamic_smem(kernel, config.dynamic_smem, location);
   driver::LaunchAttribute attributes[2];
   driver::LaunchConfig native = {
@@ -556,7 +544,7 @@ SGL_INLINE auto get_blocks_per_sm(
     const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
     DebugInfo location) -> std::uint32_t {
   const host::details::ContextGuard guard(device_id, location);
-  auto& kernel = variant.on(device_id, location);
+  auto& kernel = variant.on(device_id);
   if (dynamic_smem > host::details::kSmemWithoutAsking)
     host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
   int blocks = 0;
@@ -570,7 +558,7 @@ SGL_INLINE auto get_available_dynamic_smem_per_block(
     const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location) -> std::size_t {
   const host::details::ContextGuard guard(device_id, location);
   const auto& api = driver::api();
-  auto& kernel = variant.on(device_id, location);
+  auto& kernel = variant.on(device_id);
   // The answer never exceeds the kernel's current limit, so raise that to its maximum first.
   int in_use = 0;
   driver::check(api.FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function), location);

@@ -60,7 +60,9 @@ class KernelRequest(Request[Cubin]):
         command = f"nvrtc {' '.join(options)} variant.cu  # {spec.kernel}"
         headers = _headers(spec, self._roots)
         try:
-            image, symbol = nvrtc.compile_kernel(compiler, self._generated, spec.kernel, options, headers)
+            image, (symbol, signature) = nvrtc.compile_kernel(
+                compiler, self._generated, (spec.kernel, _signature_of(spec.kernel)), options, headers
+            )
         except nvrtc.RejectedSourceError as error:
             if "invalid value for --gpu-architecture" in str(error):  # one text for all variants, to be said once
                 raise nvrtc.unknown_target(compiler, spec.target.name, f"the kernels of {spec.family}") from error
@@ -72,8 +74,13 @@ class KernelRequest(Request[Cubin]):
                 build_directory=directory,
             ) from error
         payload = directory / self.payload
-        payload.write_bytes(Cubin(image, symbol, compiler.version).packed())
+        payload.write_bytes(Cubin(image, symbol, signature, compiler.version).packed())
         return Product(payload, command, {})
+
+
+def _signature_of(kernel: str) -> str:
+    """The variable whose symbol is the type of a kernel, with the fields of its parameters."""
+    return f"&sgl::signature<sgl::described<decltype(&{kernel})>>"
 
 
 def precompile(spec_of: Callable[[str], BuildSpec], csrc: Path) -> None:

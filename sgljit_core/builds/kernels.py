@@ -9,6 +9,7 @@ own, loaded when it is first called. Nothing here is on the path of a second cal
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from sgljit_core.compilers import arch
 from sgljit_core.errors import InvalidBuildError, SgljitError
+from sgljit_core.load import signatures
 from sgljit_core.load.exceptions import passing
 from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.model.build import BuildSpec, Target
@@ -46,8 +48,8 @@ class Sources:
 
 
 _served: dict[str, Sources] = {}
-# A kernel's address and the number of its parameters, by sources, file, expression and device.
-_kernels: OncePerKey[tuple[Sources, str, str, int], tuple[int, int]] = OncePerKey()
+# A kernel's address, by sources, file, expression, signature and device.
+_kernels: OncePerKey[tuple[Sources, str, str, str, int], int] = OncePerKey()
 
 
 def load_host(sources: Sources, spec: BuildSpec) -> Module:
@@ -66,7 +68,6 @@ def _register() -> None:
 
     answers: dict[str, Callable[..., int]] = {
         "variant": _answer_variant,
-        "variant_params": _answer_variant_params,
         "deferred": _answer_deferred,
     }
     for question, answer in answers.items():
@@ -80,12 +81,11 @@ def _sources_of(family: str, file: str) -> Sources:
 
 
 def _answer_deferred(family: str, file: str, symbol: str, signature: str) -> int:
-    """The address of a C++ function of type ``signature``. Called from C++, by any thread."""
+    """The address of a C++ function of the type that ``signature`` names. Called from C++, by any thread."""
     module = load_deferred(_sources_of(family, file), file, symbol)
-    try:
-        address: int = module.address(signature)
-    except TypeError as error:
-        raise TypeError(f"{symbol} in {family}/{file}: {error}") from error
+    own = ctypes.string_at(module.signature()).decode()
+    signatures.check(f"the deferred function {symbol} of {family}/{file}", signature, own)
+    address: int = module.address()
     return address
 
 
@@ -97,33 +97,27 @@ def load_deferred(sources: Sources, file: str, symbol: str) -> Module:
         target=arch.cpu_target(),
         family=sources.family,
         cpp_files=(file,),
-        cpp_wrappers=(("address", f"host::address_of<{symbol}>"),),
+        cpp_wrappers=(("address", f"host::address_of<{symbol}>"), ("signature", f"host::signature_of<{symbol}>")),
     )
     return load_module(spec, sources.root)
 
 
-def _answer_variant(family: str, file: str, expression: str, device_id: int) -> int:
-    """The address of a kernel (a ``CUfunction``) on a device. Called from C++, by any thread."""
-    return _load(family, file, expression, device_id)[0]
+def _answer_variant(family: str, file: str, expression: str, signature: str, device_id: int) -> int:
+    """The address of a kernel (a ``CUfunction``) on a device, if it has the type that ``signature`` names.
 
-
-def _answer_variant_params(family: str, file: str, expression: str, device_id: int) -> int:
-    """How many parameters that kernel takes, -1 if its cubin does not say. Called from C++, by any thread."""
-    return _load(family, file, expression, device_id)[1]
-
-
-def _load(family: str, file: str, expression: str, device_id: int) -> tuple[int, int]:
+    Called from C++, by any thread.
+    """
     sources = _sources_of(family, file)
 
-    def load() -> tuple[int, int]:
+    def load() -> int:
         from sgljit_core.load import gpu
 
         spec = _spec(sources, file, expression, arch.device_target(device_id))
         cubin = _obtain(spec, sources.root)
-        function = gpu.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler)
-        return function, cubin.num_params()
+        signatures.check(f"the kernel {expression} of {family}/{file}", signature, cubin.signature)
+        return gpu.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler)
 
-    return _kernels.get((sources, file, expression, device_id), load)
+    return _kernels.get((sources, file, expression, signature, device_id), load)
 
 
 def build_kernel(sources: Sources, file: str, expression: str) -> Cubin:

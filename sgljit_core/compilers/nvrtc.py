@@ -134,29 +134,29 @@ def precompiled_directory(process: int) -> Path:
 
 
 def compile_kernel(
-    nvrtc: Nvrtc, source: str, expression: str, options: Sequence[str], headers: str
-) -> tuple[bytes, str]:
-    """Compile ``source`` and instantiate the kernel that ``expression`` names. Thread-safe.
+    nvrtc: Nvrtc, source: str, expressions: Sequence[str], options: Sequence[str], headers: str
+) -> tuple[bytes, list[str]]:
+    """Compile ``source`` and instantiate the kernels and variables that ``expressions`` name. Thread-safe.
 
     Args:
         headers: a key of the content of everything that ``source`` includes. NVRTC does not check whether a header
             has changed since it was precompiled, so each content has its own precompiled headers.
 
     Returns:
-        The cubin, and the kernel's symbol in it.
+        The cubin, and the symbol of each expression in it.
 
     Raises:
         RejectedSourceError: with NVRTC's log.
     """
     with _precompiling(source, options, headers) as file:
         try:
-            return _compile_with(file, nvrtc, source, expression, options)
+            return _compile_with(file, nvrtc, source, expressions, options)
         except RejectedSourceError:  # it may be for the file of precompiled headers
             if file is None:
                 raise
             with contextlib.suppress(OSError):
                 file.unlink()
-    return _compile(_library(nvrtc.library), source, expression, options)
+    return _compile(_library(nvrtc.library), source, expressions, options)
 
 
 def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], headers: str) -> None:
@@ -166,7 +166,7 @@ def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], header
         RejectedSourceError: with NVRTC's log.
     """
     with _precompiling(source, options, headers) as file:
-        _compile_with(file, nvrtc, source, None, options)
+        _compile_with(file, nvrtc, source, [], options)
 
 
 @contextlib.contextmanager
@@ -205,24 +205,26 @@ def _is_whole(file: Path) -> bool:
 
 
 def _compile_with(
-    file: Path | None, nvrtc: Nvrtc, source: str, expression: str | None, options: Sequence[str]
-) -> tuple[bytes, str]:
+    file: Path | None, nvrtc: Nvrtc, source: str, expressions: Sequence[str], options: Sequence[str]
+) -> tuple[bytes, list[str]]:
     """Use a file of precompiled headers, or make it.
 
     It is named, as NVRTC 13.0 crashes where it looks for one itself (``-pch``) and cannot list the directory.
     """
     library = _library(nvrtc.library)
     if file is None:
-        return _compile(library, source, expression, options)
+        return _compile(library, source, expressions, options)
     if _is_whole(file):
-        return _compile(library, source, expression, (*options, f"-use-pch={file}"))
-    made = _compile(library, source, expression, (*options, f"-create-pch={file}"))
+        return _compile(library, source, expressions, (*options, f"-use-pch={file}"))
+    made = _compile(library, source, expressions, (*options, f"-create-pch={file}"))
     with contextlib.suppress(OSError):
         _sizes[file] = file.stat().st_size
     return made
 
 
-def _compile(library: ctypes.CDLL, source: str, expression: str | None, options: Sequence[str]) -> tuple[bytes, str]:
+def _compile(
+    library: ctypes.CDLL, source: str, expressions: Sequence[str], options: Sequence[str]
+) -> tuple[bytes, list[str]]:
     program = ctypes.c_void_p()
 
     def check(status: int) -> None:
@@ -238,7 +240,7 @@ def _compile(library: ctypes.CDLL, source: str, expression: str | None, options:
 
     check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"variant.cu", 0, None, None))
     try:
-        if expression is not None:
+        for expression in expressions:
             check(library.nvrtcAddNameExpression(program, expression.encode()))
         encoded = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         status = library.nvrtcCompileProgram(program, len(options), encoded)
@@ -247,9 +249,11 @@ def _compile(library: ctypes.CDLL, source: str, expression: str | None, options:
             # Lines about precompiled headers say nothing about the source.
             log = "\n".join(line for line in lines if not line.startswith('"variant.cu": ')).strip()
             raise RejectedSourceError(log or library.nvrtcGetErrorString(status).decode())
-        symbol = ctypes.c_char_p(b"")
-        if expression is not None:
+        symbols = []
+        for expression in expressions:
+            symbol = ctypes.c_char_p()
             check(library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)))
-        return get("CUBIN"), (symbol.value or b"").decode()
+            symbols.append((symbol.value or b"").decode())
+        return get("CUBIN"), symbols
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -60,8 +60,13 @@ __global__ void plain(int* data) { *data = 7; }
 
 PARAMS = """\
 #pragma once
+#include <sgl_kernel/signature.h>
 namespace scaling {
-struct Params { void* data; int length; };
+struct Params {
+  void* data;
+  int length;
+  SGL_FIELDS(data, length)
+};
 enum class Mode { kOnce, kTwice };
 }
 """
@@ -72,7 +77,10 @@ HOST = """\
 #include <sgl_kernel/variant.h>
 #include "params.h"
 namespace {
-host::Variants kernels{"scaling.cuh"};
+host::Kernel<scaling::Params> scale_kernel{"scaling.cuh", "scaling::scale"};
+host::Kernel<int*, int, int> fill_kernel{"scaling.cuh", "scaling::fill"};
+host::Kernel<int> plain_kernel{"scaling.cuh", "scaling::plain"};
+host::Kernel<> unknown_kernel{"scaling.cuh", "scaling::nothing"};
 host::Deferred<void(const scaling::Params&, int)> scale_on_cpu{"scaling_cpu.cpp", "scale_on_cpu"};
 
 auto match(host::TensorView x) {
@@ -85,27 +93,23 @@ void scale3(host::TensorView x, bool negate) {
   if (x.device().device_type == kDLCPU) return scale_on_cpu(params, negate ? -3 : 3);
   host::LaunchKernel(host::div_ceil(params.length, 64), 64, x.device())
       .enable_pdl(host::runtime::has_pdl(x.device().device_id))(
-          kernels.get("scaling::scale", 3, negate, x.dtype()), params);
+          scale_kernel.get(3, negate, x.dtype()), params);
 }
 void fill(host::TensorView x, int value, bool twice, int smem) {
   const auto params = match(x);
-  const auto kernel = kernels.get("scaling::fill", twice ? scaling::Mode::kTwice : scaling::Mode::kOnce);
+  const auto kernel = fill_kernel.get(twice ? scaling::Mode::kTwice : scaling::Mode::kOnce);
   host::LaunchKernel(host::div_ceil(params.length, 64), 64, x.device(), smem)(
       kernel, static_cast<int*>(params.data), params.length, value);
 }
-void wrong_size(host::TensorView x) {
-  host::LaunchKernel(1, 64, x.device())(
-      kernels.get("scaling::fill", scaling::Mode::kOnce), static_cast<int*>(x.data_ptr()), std::int64_t{1}, 7);
-}
-void wrong_count(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(kernels.get("scaling::plain")); }
-void unknown(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(kernels.get("scaling::nothing", 1)); }
+void wrong_type(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(plain_kernel.get(), 7); }
+void unknown(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(unknown_kernel.get(1)); }
 std::int64_t occupancy(host::TensorView x, int smem) {
   return host::runtime::get_blocks_per_sm(
-      kernels.get("scaling::fill", scaling::Mode::kOnce), 64, smem, x.device().device_id);
+      fill_kernel.get(scaling::Mode::kOnce), 64, smem, x.device().device_id);
 }
 std::int64_t room(host::TensorView x) {
   return host::runtime::get_available_dynamic_smem_per_block(
-      kernels.get("scaling::fill", scaling::Mode::kOnce), 1, 64, x.device().device_id);
+      fill_kernel.get(scaling::Mode::kOnce), 1, 64, x.device().device_id);
 }
 }
 """
@@ -118,7 +122,7 @@ void scale_on_cpu(const scaling::Params& params, int factor) {
 }
 """
 
-EXPORTS = ["scale3", "fill", "wrong_size", "wrong_count", "unknown", "occupancy", "room"]
+EXPORTS = ["scale3", "fill", "wrong_type", "unknown", "occupancy", "room"]
 
 
 def make_family(site: Path, name: str, **replaced: str) -> KernelFamily:
@@ -162,40 +166,124 @@ def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(family):
     assert x.tolist() == [0, -3, -6, -9]
 
 
-MISTYPED = (
-    r"^scale_on_cpu in mistyped/scaling_cpu\.cpp: the deferred function is declared with a type other than its own: "
-    r"declared \S+ \[.*int\)\], defined \S+ \[.*double\)\]"
-)
-
-
 def test_a_deferred_function_of_another_type_is_refused_with_both_types(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     family = make_family(tmp_path, "mistyped", **{"scaling_cpu.cpp": CPU.replace("int factor", "double factor")})
-    with pytest.raises(TypeError, match=MISTYPED):
+    with pytest.raises(errors.SignatureError) as caught:
         load(family).scale3(torch.ones(1), False)
-
-
-def test_a_struct_that_is_larger_on_the_other_side_of_a_deferred_function_is_refused(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    larger = CPU.replace(
-        '#include "params.h"', "namespace scaling { struct Params { void* data; long length, more; }; }"
+    assert str(caught.value) == (
+        "the deferred function scale_on_cpu of mistyped/scaling_cpu.cpp does not take what the host part passes: "
+        "its own is 'parameter 2: double', the host part's is 'parameter 2: int'. Declare the parameters once, in a "
+        "header that both include; after an edit of that header, start a new process"
     )
-    family = make_family(tmp_path, "larger", **{"scaling_cpu.cpp": larger})
-    with pytest.raises(
-        TypeError, match=r"(?s)declared \S+:16/8:4/4 \[.*, defined \S+:24/8:4/4 \[.*the bytes and the alig"
-    ):
-        load(family).scale3(torch.ones(1), False)
 
 
-def test_a_result_that_is_larger_on_the_other_side_of_a_deferred_function_is_refused(tmp_path, monkeypatch):
+def test_a_result_of_another_layout_is_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    result = "#include <sgl_kernel/deferred.h>\nstruct Result { long values[%d]; };\n"
+    result = "#include <sgl_kernel/deferred.h>\nstruct Result { long values[%d]; SGL_FIELDS(values) };\n"
     host = 'host::Deferred<Result()> compute{"result.cpp", "compute"};\nlong first() { return compute().values[0]; }\n'
     files = {"host.cpp": result % 2 + host, "result.cpp": result % 3 + "Result compute() { return {}; }\n"}
     family = make_family(tmp_path, "larger_result", **files)
     module = family.load_host("host", cpp_files=["host.cpp"], cpp_wrappers=[("first", "first")])
-    with pytest.raises(TypeError, match=r"declared \S+>16/8 \[.*, defined \S+>24/8 \[.*after '>' those of the result"):
+    with pytest.raises(TypeError, match=r"'the result\.values \(byte 0 of Result\): long \[3\]', .*\[2\]'"):
         module.first()
+
+
+SEAM_PARAMS = """\
+#pragma once
+#include <sgl_kernel/signature.h>
+enum class Mode : int { kOne };
+struct Heads { void* data; const float* weight; SGL_FIELDS(data, weight) };
+template <int N>
+struct Params {
+  Heads heads[N];
+  long long length;
+  int rows, columns;
+  float eps;
+  Mode mode;
+  char first, second;
+  SGL_FIELDS(heads, length, rows, columns, eps, mode, first, second)
+};
+"""
+SEAM_DEVICE = """\
+#include "seam.h"
+template <int kSeed, int N, typename T>
+__global__ void seam(const __grid_constant__ Params<2 * N> params, T* out) { *out = T(params.eps + kSeed); }
+"""
+SEAM_HOST = """\
+#include <sgl_kernel/deferred.h>
+#include <sgl_kernel/variant.h>
+#include "seam.h"
+host::Kernel<Params<2>, __half*> on_gpu{"seam.cuh", "seam"};
+host::Deferred<void(const Params<2>&)> on_cpu{"seam_cpu.cpp", "seam"};
+void load(int seed) { (void)on_gpu.get(seed, 1, DLDataType{kDLFloat, 16, 1}).on(0); }
+void call() { on_cpu({}); }
+"""
+SEAM_CPU = '#include <sgl_kernel/deferred.h>\n#include "seam.h"\nvoid seam(const Params<2>&) {}\n'
+
+
+@pytest.fixture(scope="module")
+def seam(tmp_path_factory):
+    """A host part, with the directory of its sources."""
+    site = tmp_path_factory.mktemp("seam")
+    files = {"seam.h": SEAM_PARAMS, "seam.cuh": SEAM_DEVICE, "host.cpp": SEAM_HOST, "seam_cpu.cpp": SEAM_CPU}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        family = make_family(site, "seam_family", **files)
+        wrappers = [("load", "load"), ("call", "call")]
+        yield family.load_host("host", cpp_files=["host.cpp"], cpp_wrappers=wrappers), family.csrc
+
+
+@pytest.fixture
+def without_a_gpu(monkeypatch):
+    """Kernels are made and checked, and not loaded."""
+    monkeypatch.setattr(arch, "device_target", lambda device_id: Target("sm_90a", (9, 0)))
+    monkeypatch.setattr(gpu, "load_kernel", lambda *arguments: 1)
+
+
+EDITS = {  # an edit of the header, and where the two versions first differ: that of the kernel, that of the host part
+    "a float for an int": ("int rows, columns;", "int rows; float columns;", r"\.columns \(byte 44 .*: float'.*: int'"),
+    "an int for a long long": ("long long length", "int length", r"\.length \(byte 32 .*: int'.*: long long'"),
+    "fields of one type in another order": ("int rows, columns", "int columns, rows", r"\.rows \(byte 44.*\(byte 40"),
+    "pointers in another order": (
+        "void* data; const float* weight;",
+        "const float* weight; void* data;",
+        r"\.heads\.data \(byte 8.*\.heads\.data \(byte 0",
+    ),
+    "a pointer to another type": ("const float* weight", "const int* weight", r"heads\.weight .*int const\*'.*float"),
+    "an array of another size": ("heads[N]", "heads[N + 1]", r"\.heads .*Heads \(.*\) \[3\]'.*\[2\]'"),
+    "a field more": ("char first,", "char more, first,", r"\.first \(byte 57.*\.first \(byte 56"),
+    "an enum of another type": (": int {", ": unsigned {", r"\.mode .*Mode of unsigned int'.*Mode of int'"),
+    "another alignment": ("struct Heads {", "struct alignas(32) Heads {", r"Heads \(32 bytes.*Heads \(16 bytes"),
+    "a field that moves within the padding": (
+        "first, second;",
+        "first; alignas(2) char second;",
+        r"\.second \(byte 58.*\.second \(byte 57",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_kernel_from_another_version_of_its_parameters_is_refused_with_the_field(seam, without_a_gpu, edit):
+    module, csrc = seam
+    seed = list(EDITS).index(edit)
+    old, new, text = EDITS[edit]
+    (csrc / "seam.h").write_text(edited(old, new))
+    try:
+        with pytest.raises(errors.SignatureError, match=text) as caught:
+            module.load(seed)
+        assert f"the kernel seam<{seed}, 1, fp16_t> of seam_family/seam.cuh" in str(caught.value)
+        with pytest.raises(errors.SignatureError, match=text):
+            module.call()
+    finally:
+        (csrc / "seam.h").write_text(SEAM_PARAMS)
+    module.load(seed)
+
+
+def edited(old: str, new: str) -> str:
+    assert old in SEAM_PARAMS
+    text = SEAM_PARAMS.replace(old, new)
+    return text.replace("second)", "second, more)") if "more" in new else text
 
 
 def test_an_error_of_the_core_passes_through_the_host_part_with_its_class_and_data(tmp_path, monkeypatch):
@@ -230,32 +318,12 @@ def test_a_kernel_is_made_for_any_target_without_a_gpu(family, arch):
 
 
 def test_an_artifact_keeps_image_and_symbol_and_stays_an_elf_file():
-    cubin = Cubin(b"\x7fELF...", "_Z1kv", "13.0")
+    cubin = Cubin(b"\x7fELF...", "_Z1kv", "_ZN3sgl9signatureIFvvEEE", "13.0")
     assert Cubin.unpacked(cubin.packed()) == cubin
     assert cubin.packed().startswith(cubin.image)
     for broken in (b"", b"\x7fELF", b"not an elf file at all", cubin.packed()[:-1] + b"\xff"):
         with pytest.raises(errors.ArtifactLoadError):
             Cubin.unpacked(broken)
-
-
-PARAMETERS = """
-struct Large { char bytes[6000]; };
-__global__ void none() {}
-template <int N> __global__ void five(char a, int b, int* c, float d, short e) { *c = a + b + d + e + N; }
-__global__ void large(const __grid_constant__ Large a, int* b) { *b = a.bytes[7]; }
-"""
-
-
-@pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0), (12, 0)])
-def test_a_cubin_tells_how_many_parameters_its_kernel_takes(family, arch):
-    (family.csrc / "parameters.cuh").write_text(PARAMETERS)
-    for kernel, count in (("none", 0), ("five<3>", 5), ("large", 2)):
-        with override_cuda_arch(*arch):
-            cubin = cubin_of(family, "parameters.cuh", kernel)
-        assert cubin.num_params() == count
-        assert dataclasses.replace(cubin, symbol="other").num_params() == -1
-        for length in (0, 40, 64, len(cubin.image) // 2):
-            assert dataclasses.replace(cubin, image=cubin.image[:length]).num_params() == -1
 
 
 def test_an_unknown_kernel_names_those_that_there_are(family):
@@ -349,11 +417,11 @@ def test_python_names_variants_as_host_parts_do(family):
         #include <sgl_kernel/variant.h>
         #include "params.h"
         namespace {
-        host::Variants kernels{"scaling.cuh"};
+        host::Kernel<> kernel{"scaling.cuh", "k"};
         template <typename T> const char* text(const T& argument) {
           static host::Message message;
           message = {};
-          message << kernels.get("k", argument);
+          message << kernel.get(argument);
           return message.c_str();
         }
         [[noreturn]] void raise(int which) {
@@ -692,13 +760,11 @@ class TestOnAGpu:
             assert y.eq(smem).all()
         assert module.occupancy(y, 256) > module.occupancy(y, room) == 1
 
-    def test_arguments_that_do_not_fit_the_kernel_are_refused_with_both_sizes(self, family):
+    def test_arguments_that_do_not_fit_the_kernel_are_refused(self, family):
         module = load(family)
         x = torch.zeros(64, dtype=torch.int32, device="cuda")
-        with pytest.raises(TypeError, match=r"takes 3 parameters of 8, 4, 4 bytes, the launch passes 3 .*8, 8, 4"):
-            module.wrong_size(x)
-        with pytest.raises(TypeError, match=r"takes 1 parameter of 8 bytes, the launch passes 0"):
-            module.wrong_count(x)
+        with pytest.raises(errors.SignatureError, match=r"is 'parameter 1: int\*', .*'parameter 1: int'"):
+            module.wrong_type(x)
         torch.cuda.synchronize()
         assert x.eq(0).all()
 

@@ -27,13 +27,13 @@ from sgljit_core.builds import kernels as variants
 
 compiled = set()
 
-def by_nvcc(found, source, expression, options, headers, nvrtcs=nvrtc.compile_kernel):
+def by_nvcc(found, source, expressions, options, headers, nvrtcs=nvrtc.compile_kernel):
     compiled.add(source)
-    image, symbol = nvrtcs(found, source, expression, options, headers)
+    image, (symbol, signature) = nvrtcs(found, source, expressions, options, headers)
     tools = toolchain.find_toolchain(cuda=True, needed_for="a test")
     with tempfile.TemporaryDirectory() as directory:
         unit = Path(directory, "variant.cu")
-        unit.write_text(f"{source}\\nvoid* keep() {{ return reinterpret_cast<void*>(&{expression}); }}\\n")
+        unit.write_text(f"{source}\\nvoid* keep() {{ return reinterpret_cast<void*>(&{expressions[0]}); }}\\n")
         taken = [o for o in options if o != "-default-device" and not o.startswith("--gpu-architecture")]
         (arch,) = [o.removeprefix("--gpu-architecture=") for o in options if o.startswith("--gpu-architecture")]
         command = [str(tools.nvcc.path), f"-ccbin={tools.cxx.path}", "-cubin", f"-arch={arch}",
@@ -44,14 +44,14 @@ def by_nvcc(found, source, expression, options, headers, nvrtcs=nvrtc.compile_ke
         other = unit.with_suffix(".cubin").read_bytes()
     assert other != image
     assert symbol.encode() in other
-    return other, symbol
+    return other, [symbol, signature]
 
 def device_files():
     for family, claims in plugins.installed().items():
         spec = plugins.load(family, claims)
         for file in sorted(spec.csrc.glob("*.cuh")):
             host_part = [path.read_text() for suffix in ("cpp", "h") for path in spec.csrc.glob(f"*.{suffix}")]
-            if "host::Variants" in "".join(host_part) and "__global__" in file.read_text():
+            if "host::Kernel<" in "".join(host_part) and "__global__" in file.read_text():
                 yield spec, file.name
 """
 

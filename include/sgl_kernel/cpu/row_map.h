@@ -20,6 +20,7 @@ struct RowMapJob {
   sgl::RowOperand operands[kOperands];
   std::int64_t num_rows;
   std::int64_t columns;
+  SGL_FIELDS(operands, num_rows, columns)
 };
 
 /// \brief Output i, element by element: result i of `f` for the inputs' elements, in float, rounded once.

@@ -20,6 +20,7 @@ struct RowReduceJob {
   sgl::RowOperand operands[kOperands];
   std::int64_t num_rows;
   std::int64_t columns;
+  SGL_FIELDS(operands, num_rows, columns)
 };
 
 /// \brief The functor's reduction of term(i) for i in [0, size). The error of a sum does not grow with the size: each

@@ -1,7 +1,9 @@
 #pragma once
 
 /// \file impl/row_map_params.h
-/// \brief The interface of `host::RowMap` and its kernel. Read by every compiler: it includes nothing.
+/// \brief The interface of `host::RowMap` and its kernel. Read by every compiler.
+
+#include <sgl_kernel/signature.h>
 
 namespace sgl {
 
@@ -9,6 +11,7 @@ namespace sgl {
 struct RowOperand {
   void* data;
   long long stride;
+  SGL_FIELDS(data, stride)
 };
 
 /// \brief The parameters of `device::row_map`: `kOperands` inputs and outputs, in this order.
@@ -21,6 +24,7 @@ struct RowMapParams {
   unsigned items_per_row;
   unsigned long long inverse;  ///< 2^64 / items_per_row, rounded up, to divide by multiplication; 0 for one item a row
   unsigned tail;               ///< elements of a row's last item; 0: it is whole
+  SGL_FIELDS(operands, num_items, items_per_row, inverse, tail)
 };
 
 /// \brief Threads of a block of `device::row_map`, and the items of each: enough loads in flight to hide their latency.

@@ -13,6 +13,7 @@ struct RowReduceParams {
   RowOperand operands[kOperands];
   long long num_rows;
   long long columns;
+  SGL_FIELDS(operands, num_rows, columns)
 };
 
 }  // namespace sgl

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import is_arch_support_pdl
 from sgljit_core.compilers.arch import cuda_target
 
 from .ops import host_module
@@ -66,11 +65,10 @@ def _variant(shape: ModelShape, file: str, kernel: str, sizes: tuple[int, ...]) 
     """The file, the kernel and its template arguments, as RowsLaunch chooses them."""
     dtype = getattr(torch, shape.dtype)
     flag = () if kernel == "qknorm_across_heads" else (shape.traits.one_plus,)
-    pdl = is_arch_support_pdl()
     widest = 32 if (cuda_target().cuda_arch or (0, 0)) >= (10, 0) else 16
     row_bytes = [size * dtype.itemsize for size in sizes]
     load_bytes = min(widest, *(size & -size for size in row_bytes))  # the largest power of two that divides all
     if load_bytes >= 16 and sum(row_bytes) <= _MAX_ROW_BYTES:
-        return (file, kernel, *sizes, load_bytes, *flag, pdl, dtype)
+        return (file, kernel, *sizes, load_bytes, *flag, dtype)
     elements = min(load_bytes, 16) // dtype.itemsize
-    return (file, f"{file}_any_size", elements, shape.traits.one_plus, pdl, dtype)
+    return (file, f"{file}_any_size", elements, shape.traits.one_plus, dtype)

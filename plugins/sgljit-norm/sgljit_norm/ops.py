@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once, is_arch_support_pdl
+from sgljit_core import cache_once
 from sgljit_core.compilers.arch import cuda_target
 
 from .plugin import FAMILY
@@ -235,7 +235,6 @@ def variants() -> Iterator[Callable[[], Any]]:
     yield host_module
     for op in ("rmsnorm", "fused_add_rmsnorm", "qknorm", "layernorm"):
         yield functools.partial(FAMILY.build_deferred, f"{op}_cpu.cpp", f"{op}_on_cpu")
-    pdl = is_arch_support_pdl()
     load_bytes = 32 if (cuda_target().cuda_arch or (0, 0)) >= (10, 0) else 16
     for dtype, (op, sizes, flag) in itertools.product(
         (torch.float16, torch.bfloat16),
@@ -250,6 +249,6 @@ def variants() -> Iterator[Callable[[], Any]]:
         ),
     ):
         kernel = functools.partial(FAMILY.build_variant, f"{op}.cuh")
-        yield functools.partial(kernel, f"norm_kernels::{op}_any_size", 16 // dtype.itemsize, flag, pdl, dtype)
+        yield functools.partial(kernel, f"norm_kernels::{op}_any_size", 16 // dtype.itemsize, flag, dtype)
         for size in sizes:
-            yield functools.partial(kernel, f"norm_kernels::{op}", size, load_bytes, flag, pdl, dtype)
+            yield functools.partial(kernel, f"norm_kernels::{op}", size, load_bytes, flag, dtype)

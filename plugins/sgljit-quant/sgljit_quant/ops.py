@@ -82,20 +82,19 @@ def variants() -> Iterator[Callable[[], Any]]:
     """The variants worth building ahead: the host part, the CPU's part, and every kernel for aligned half types."""
     yield host_module
     yield functools.partial(FAMILY.build_deferred, "quant_cpu.cpp", "quantize_on_cpu")
-    pdl = is_arch_support_pdl()
-    yield functools.partial(FAMILY.build_variant, "quant.cuh", "quant::set_smallest_scale", pdl)
+    yield functools.partial(FAMILY.build_variant, "quant.cuh", "quant::set_smallest_scale")
     for dtype in (torch.float16, torch.bfloat16):
         elements = 16 // dtype.itemsize
 
-        def kernel(name: str, *arguments: int | bool, _last: tuple[Any, ...] = (pdl, dtype)) -> Callable[[], Any]:
-            return functools.partial(FAMILY.build_variant, "quant.cuh", f"quant::{name}", *arguments, *_last)
+        def kernel(name: str, *arguments: int | bool, _dtype: torch.dtype = dtype) -> Callable[[], Any]:
+            return functools.partial(FAMILY.build_variant, "quant.cuh", f"quant::{name}", *arguments, _dtype)
 
         yield kernel("raise_scale", elements)
         for is_static in (False, True):
             for units in (1, 4):
                 yield kernel("quantize", elements, units, not is_static)
         yield kernel("quantize_small", elements, False)
-        if pdl:
+        if is_arch_support_pdl():
             yield kernel("quantize_small", elements, True)  # in a cluster
         for row_threads in (8, 16, 32):
             yield kernel("quantize_rows", elements, 1, row_threads)

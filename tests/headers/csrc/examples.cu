@@ -18,13 +18,12 @@
 namespace {
 
 // example: device
-template <bool kUsePDL>
 __global__ void twice(float* out, const float* in, int64_t n) {
   using namespace device;
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  PDLWaitPrimary<kUsePDL>();  // the kernel before this one may still be writing `in`
+  PDLWaitPrimary();  // the kernel before this one may still be writing `in`
   if (i < n) out[i] = 2 * in[i];
-  PDLTriggerSecondary<kUsePDL>();
+  PDLTriggerSecondary();
 }
 // end
 
@@ -35,8 +34,7 @@ void launch_twice(host::TensorView out, host::TensorView in) {
   auto device = SymbolicDevice{};
   TensorMatcher({N}).with_dtype<float>().with_device<kDLCUDA>(device).verify(out, "out").verify(in, "in");
   LaunchKernel(div_ceil(N.unwrap(), 256), 256, device.unwrap())
-      .enable_pdl()(
-          twice<true>, static_cast<float*>(out.data_ptr()), static_cast<const float*>(in.data_ptr()), N.unwrap());
+      .enable_pdl()(twice, static_cast<float*>(out.data_ptr()), static_cast<const float*>(in.data_ptr()), N.unwrap());
 }
 // end
 

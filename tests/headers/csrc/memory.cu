@@ -237,11 +237,10 @@ void cluster(host::TensorView out, int cluster_size) {
 // ---- programmatic dependent launch ----
 
 /// x = x * 3 + step, after a pause that gives a wrong overlap its chance to be seen.
-template <bool kPDL>
 __global__ void chain_kernel(int* x, int64_t n, int step) {
   using namespace device;
-  PDLWaitPrimary<kPDL>();
-  PDLTriggerSecondary<kPDL>();
+  PDLWaitPrimary();
+  PDLTriggerSecondary();
   if (blockIdx.x % 7 == 0) __nanosleep(2000);
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x)
     x[i] = static_cast<int>(static_cast<unsigned>(x[i]) * 3u + static_cast<unsigned>(step));
@@ -254,17 +253,15 @@ void chain(host::TensorView x, int steps, bool pdl) {
   TensorMatcher({N}).with_dtype<int32_t>().with_device<kDLCUDA>(device).verify(x);
   for (auto step : irange(steps)) {
     LaunchKernel(64, 128, device.unwrap())
-        .enable_pdl(pdl)(
-            pdl ? chain_kernel<true> : chain_kernel<false>, static_cast<int*>(x.data_ptr()), N.unwrap(), step);
+        .enable_pdl(pdl)(chain_kernel, static_cast<int*>(x.data_ptr()), N.unwrap(), step);
   }
 }
 
 /// When the second of two kernels started and when the first ended, by the device's clock: with PDL the second starts
 /// before, and reads only after.
-template <bool kPDL>
 __global__ void first_kernel(unsigned long long* times, int* value) {
   using namespace device;
-  PDLTriggerSecondary<kPDL>();
+  PDLTriggerSecondary();
   unsigned long long now = 0;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   const unsigned long long begin = now;
@@ -272,13 +269,12 @@ __global__ void first_kernel(unsigned long long* times, int* value) {
   *value = 42;
   times[0] = now;
 }
-template <bool kPDL>
 __global__ void second_kernel(unsigned long long* times, const int* value, int* seen) {
   using namespace device;
   unsigned long long now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   times[1] = now;
-  PDLWaitPrimary<kPDL>();
+  PDLWaitPrimary();
   *seen = *static_cast<const volatile int*>(value);
 }
 
@@ -286,8 +282,8 @@ void overlap(host::TensorView times, host::TensorView values, bool pdl) {
   using namespace host;
   auto* t = static_cast<unsigned long long*>(times.data_ptr());
   auto* v = static_cast<int*>(values.data_ptr());
-  LaunchKernel(1, 1, times.device())(pdl ? first_kernel<true> : first_kernel<false>, t, v);
-  LaunchKernel(1, 1, times.device()).enable_pdl(pdl)(pdl ? second_kernel<true> : second_kernel<false>, t, v, v + 1);
+  LaunchKernel(1, 1, times.device())(first_kernel, t, v);
+  LaunchKernel(1, 1, times.device()).enable_pdl(pdl)(second_kernel, t, v, v + 1);
 }
 
 // ---- launches ----

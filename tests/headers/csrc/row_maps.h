@@ -7,6 +7,7 @@ namespace maps {
 // example: row_map_functor
 struct Affine {  // its members are those of a call
   float scale, shift;
+  SGL_FIELDS(scale, shift)
   SGL_HD float operator()(float x) const {
     return x * scale + shift;
   }
@@ -30,6 +31,7 @@ struct SumAndProduct {
 /// Every function of functor.h.
 struct Function {
   int which;
+  SGL_FIELDS(which)
   SGL_HD float operator()(float x) const {
     switch (which) {
       case 0:

@@ -7,6 +7,7 @@ namespace reductions {
 // example: row_reduce_functor
 struct RMSNorm {
   float eps;
+  SGL_FIELDS(eps)
   SGL_HD float term(float x) const {  // of each element; they are added up
     return x * x;
   }
@@ -22,6 +23,7 @@ struct RMSNorm {
 /// With two inputs, which are both written again.
 struct FusedAddRMSNorm {
   float eps;
+  SGL_FIELDS(eps)
   SGL_HD float term(float x, float residual) const {
     return (x + residual) * (x + residual);
   }

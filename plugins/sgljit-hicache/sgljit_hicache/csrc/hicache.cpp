@@ -62,7 +62,7 @@ void run_on_device(Job& job, const Cache* dst, const Cache* src, bool checks) {
   }
   job.host_pool = reachable.host_bytes();
   if (checks) check_on_device(job);
-  launch_on_device(job, hicache::kOneLayer, table, alignment);
+  launch_on_device(job, table, alignment);
 }
 
 void transfer_one_layer(
@@ -145,13 +145,13 @@ void run_on_device_by_value(
     for (std::uint32_t begin = 0; begin < num_layers; begin += kMost) {
       job.transfer.num_layers = count_from(begin);
       const auto layers = resolve_layers(job, dst, src, all, begin, job.transfer.num_layers, checks);
-      load(job, hicache::kManyLayers, layers.alignment);
+      hicache::load<hicache::ManyLayers>(job, layers.alignment);
     }
   }
   for (std::uint32_t begin = 0; begin < num_layers; begin += kMost) {
     job.transfer.num_layers = count_from(begin);
     const auto layers = resolve_layers(job, dst, src, all, begin, job.transfer.num_layers, checks);
-    launch_on_device(job, hicache::kManyLayers, layers.table, layers.alignment);
+    launch_on_device(job, layers.table, layers.alignment);
   }
 }
 
@@ -191,7 +191,7 @@ void transfer_all_layers(
   // The host does not know where the caches are, so it takes the launch that disturbs other work least.
   job.from_host = job.to_host = true;
   job.host_pool = hicache::kUnknownPool;
-  launch_on_device(job, hicache::kLayerTables, table, 0);
+  launch_on_device(job, table, 0);
 }
 
 void transfer_hicache_all_layer(
@@ -254,7 +254,7 @@ void chosen_kernel(
   job.block_quota = block_quota;
   job.host_pool = host_pool;
   host::Message expression;
-  expression << hicache::choose(job, hicache::kOneLayer, 0, {num_sms, max_smem, is_hopper}).kernel;
+  expression << hicache::choose<hicache::OneLayer>(job, 0, {num_sms, max_smem, is_hopper}).kernel;
   host::RuntimeCheck(
       static_cast<std::size_t>(text.numel()) > expression.size(), "the expression does not fit into the text");
   std::memcpy(text.data_ptr(), expression.c_str(), expression.size() + 1);

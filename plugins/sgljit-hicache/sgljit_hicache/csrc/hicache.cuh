@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(1024, 1)
       }
     }
   }
-  device::PDLWaitPrimary<kUsePDL>();
+  device::PDLWaitPrimary();
   fetch(worker);
   for (uint32_t first = worker; first < num_items;) {
     uint4 data[kItems][kCaches][kLoads];
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(1024, 1)
     if (first < num_items) {
       fetch(first);
     } else {
-      device::PDLTriggerSecondary<kUsePDL>();
+      device::PDLTriggerSecondary();
     }
 #pragma unroll
     for (int r = 0; r < kItems; ++r) {
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(1024, 1)
   const uint32_t num_items = transfer.num_rows * transfer.num_layers;
   const int64_t num_words = transfer.row_bytes / kWordBytes;
 
-  device::PDLWaitPrimary<kUsePDL>();
+  device::PDLWaitPrimary();
   for (uint32_t i = warp; i < num_items; i += num_warps) {
     const auto item = details::item_of<1, kLayers>(i, transfer, transfer.num_rows);
     const auto src_offset = details::row_offset<kPaged>(transfer.src, src_indices[item.position]);
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(1024, 1)
       }
     }
   }
-  device::PDLTriggerSecondary<kUsePDL>();
+  device::PDLTriggerSecondary();
 }
 
 #if SGL_ARCH_HOPPER_OR_GREATER
@@ -377,11 +377,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     ptx::prefetch(&src_indices[position]);
     ptx::prefetch(&dst_indices[position]);
   }
-  device::PDLWaitPrimary<kUsePDL>();
+  device::PDLWaitPrimary();
   next_batch = fetch(0);
 #pragma unroll 1
   for (uint32_t k = 0; k < kStages && k < num_mine; ++k) issue(k);
-  if (num_mine <= kStages) device::PDLTriggerSecondary<kUsePDL>();
+  if (num_mine <= kStages) device::PDLTriggerSecondary();
 #pragma unroll 1
   for (uint32_t k = 0; k < num_mine; ++k) {
     const uint32_t slot = k % kStages;
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       ptx::bulk_wait_read<1>();
       __syncwarp();
       issue(next);
-      if (next + 1 == num_mine) device::PDLTriggerSecondary<kUsePDL>();
+      if (next + 1 == num_mine) device::PDLTriggerSecondary();
     }
   }
   ptx::bulk_wait<0>();

@@ -23,6 +23,9 @@ inline host::Deferred<void(const Job&, const void*, const void*)> check_on_cpu{"
 inline host::Deferred<void(const Job&, const void*, const void*, const LayerTables&)> check_layers_on_cpu{
     "hicache_check_layers.cpp", "check_layers_on_cpu"};
 
+inline host::Kernel<Check> check_indices{"hicache.cuh", "hicache::check_indices"};
+inline host::Kernel<Check> check_reads{"hicache.cuh", "hicache::check_reads"};
+
 /// Both lists of indices, copied to the host.
 struct HostIndices {
   HostIndices(const Job& job, host::native_stream_t stream) {
@@ -72,8 +75,8 @@ inline void check_on_device(const Job& job) {
       .is_bad = reinterpret_cast<std::uint32_t*>(table + size),
   };
   const host::LaunchKernel launch(host::div_ceil(num_rows, kThreads), kThreads, job.device);
-  launch(kernels.get("hicache::check_indices", job.index_dtype), check);
-  if (job.is_in_place) launch(kernels.get("hicache::check_reads", job.index_dtype), check);
+  launch(check_indices.get(job.index_dtype), check);
+  if (job.is_in_place) launch(check_reads.get(job.index_dtype), check);
   std::uint64_t is_bad = 0;
   driver::check(driver::api().MemcpyDtoHAsync(&is_bad, check.is_bad, sizeof(is_bad), stream));
   driver::check(driver::api().StreamSynchronize(stream));

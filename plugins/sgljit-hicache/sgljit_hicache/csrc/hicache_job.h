@@ -34,6 +34,9 @@ struct Job {
   std::uint64_t host_pool = 0;  ///< bytes of the allocations of host memory that it touches, `kUnknownPool` if unknown
   host::Optional<std::int64_t> unroll = {};
   host::Optional<std::int64_t> block_quota = {};
+  SGL_FIELDS(
+      op, num_caches, transfer, index_dtype, device, dst_rows, src_rows, is_in_place, from_host, to_host, host_pool,
+      unroll, block_quota)
 };
 
 /// \brief The options of any transfer.

@@ -13,7 +13,13 @@
 
 namespace hicache {
 
-inline host::Variants kernels{"hicache.cuh"};
+/// The kernels, by the place of the addresses.
+template <typename Table>
+inline host::Kernel<Transfer, Table> copy_rows{"hicache.cuh", "hicache::copy_rows"};
+template <typename Table>
+inline host::Kernel<Transfer, Table> copy_bulk{"hicache.cuh", "hicache::copy_bulk"};
+template <typename Table>
+inline host::Kernel<Transfer, Table> copy_any{"hicache.cuh", "hicache::copy_any"};
 
 /// \brief The kernels.
 enum Method : std::int64_t { kRows = 0, kBulk = 1, kAny = 2 };
@@ -170,17 +176,19 @@ inline std::uint64_t alignment_of(const Transfer& t) {
 }
 
 /// A kernel and its launch.
+template <typename Table>
 struct Choice {
   Launch launch;
-  host::Variant kernel;
+  host::VariantOf<Transfer, Table> kernel;
   std::size_t smem = 0;  ///< shared memory of a block, in bytes
 };
 
 /// \brief The kernel and launch of a transfer. Touches no GPU; `variants()` of ops.py lists the results for usual rows.
 ///
-/// \param layers the place of the addresses: `kOneLayer`, ...
+/// \tparam Table the addresses: `OneLayer`, ...
 /// \param alignment the bitwise or of all addresses.
-inline Choice choose(const Job& job, int layers, std::uint64_t alignment, const Gpu& gpu) {
+template <typename Table>
+Choice<Table> choose(const Job& job, std::uint64_t alignment, const Gpu& gpu) {
   const auto& t = job.transfer;
   const auto word_bytes = word_of(alignment | alignment_of(t));
   auto launch = launch_by_direction(job, word_bytes < 16, gpu);
@@ -202,30 +210,30 @@ inline Choice choose(const Job& job, int layers, std::uint64_t alignment, const 
     while (launch.stages > 2 && shape.smem_bytes(warps, launch.stages) > gpu.max_smem) --launch.stages;
     return {
         launch,
-        kernels.get(
-            "hicache::copy_bulk", t.row_bytes, caches, warps, launch.stages, launch.stage_bytes, is_paged, pdl,
-            job.index_dtype, layers),
+        copy_bulk<Table>.get(
+            t.row_bytes, caches, warps, launch.stages, launch.stage_bytes, is_paged, pdl, job.index_dtype,
+            Table::kLayers),
         static_cast<std::size_t>(shape.smem_bytes(warps, launch.stages))};
   }
   if (launch.method == kRows) {
     const auto lanes = lanes_of(job);
     refuse_large(RowsShape::of(t.row_bytes, caches, lanes).pieces);
-    return {
-        launch, kernels.get("hicache::copy_rows", t.row_bytes, caches, lanes, is_paged, pdl, job.index_dtype, layers)};
+    return {launch, copy_rows<Table>.get(t.row_bytes, caches, lanes, is_paged, pdl, job.index_dtype, Table::kLayers)};
   }
   refuse_large(1);
-  return {launch, kernels.get("hicache::copy_any", word_bytes, caches, is_paged, pdl, job.index_dtype, layers)};
+  return {launch, copy_any<Table>.get(word_bytes, caches, is_paged, pdl, job.index_dtype, Table::kLayers)};
 }
 
 /// \brief Make the kernel of a later `launch_on_device`, if it does not exist yet.
-inline void load(const Job& job, int layers, std::uint64_t alignment) {
-  static_cast<void>(choose(job, layers, alignment, Gpu::of(job.device.device_id)).kernel.on(job.device.device_id));
+template <typename Table>
+void load(const Job& job, std::uint64_t alignment) {
+  static_cast<void>(choose<Table>(job, alignment, Gpu::of(job.device.device_id)).kernel.on(job.device.device_id));
 }
 
 template <typename Table>
-inline void launch_on_device(const Job& job, int layers, const Table& table, std::uint64_t alignment) {
+void launch_on_device(const Job& job, const Table& table, std::uint64_t alignment) {
   const auto gpu = Gpu::of(job.device.device_id);
-  const auto choice = choose(job, layers, alignment, gpu);
+  const auto choice = choose<Table>(job, alignment, gpu);
   g_last = choice.launch;
   auto transfer = job.transfer;
   transfer.ahead = static_cast<std::uint32_t>(choice.launch.ahead);

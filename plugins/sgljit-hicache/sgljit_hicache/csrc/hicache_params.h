@@ -3,8 +3,9 @@
 /// \file hicache_params.h
 /// \brief The interface between the host part and the kernels of hicache.cuh: parameters and shapes.
 ///
-/// Compiled by the host compiler and by NVRTC: it includes nothing, and the includer must define the fixed-width
-/// integers.
+/// Compiled by the host compiler and by NVRTC: the includer must define the fixed-width integers.
+
+#include <sgl_kernel/signature.h>
 
 namespace hicache {
 
@@ -22,6 +23,7 @@ struct Rows {
   int64_t row_stride;
   int64_t page_stride;
   uint32_t page_size;
+  SGL_FIELDS(row_stride, page_stride, page_size)
 };
 
 /// Row `dst_indices[i]` of each destination takes the bytes of row `src_indices[i]` of its source, in each layer.
@@ -35,21 +37,28 @@ struct Transfer {
   int64_t row_bytes;
   uint32_t by_layer;  ///< 1: layer by layer; 0: all layers of a row, then the next row
   uint32_t ahead;     ///< `copy_rows`: the first `ahead` workers request rows before the previous kernel has ended
+  SGL_FIELDS(dst_indices, src_indices, dst, src, num_rows, num_layers, row_bytes, by_layer, ahead)
 };
 
 // K and V; a single cache is the first.
 struct OneLayer {
+  static constexpr int kLayers = kOneLayer;
   uint64_t dst[2];
   uint64_t src[2];
+  SGL_FIELDS(dst, src)
 };
 struct ManyLayers {
+  static constexpr int kLayers = kManyLayers;
   static constexpr uint32_t kMaxLayers = 96;  // 3 KiB of the 4 that every driver allows
   uint64_t dst[2][kMaxLayers];
   uint64_t src[2][kMaxLayers];
+  SGL_FIELDS(dst, src)
 };
 struct LayerTables {
+  static constexpr int kLayers = kLayerTables;
   const uint64_t* dst[2];
   const uint64_t* src[2];
+  SGL_FIELDS(dst, src)
 };
 
 /// A pass of `copy_rows`: a worker of `lanes` threads moves `items` pieces of rows. All loads of a pass are issued
@@ -101,6 +110,7 @@ struct Check {
   uint32_t mask;    ///< the mask of `table`, whose size is a power of two
   uint64_t* table;  ///< indices of the destination, plus one; zero for an empty entry
   uint32_t* is_bad;
+  SGL_FIELDS(dst_indices, src_indices, dst_rows, src_rows, num_rows, mask, table, is_bad)
 };
 
 }  // namespace hicache

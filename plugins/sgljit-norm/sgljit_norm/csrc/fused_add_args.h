@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sgl_kernel/memory_rows.h>
+#include <sgl_kernel/signature.h>
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
@@ -23,6 +24,8 @@ struct FusedAddArgs {
   bool plus_one;  ///< Gemma's form: 1 + weight
   DLDataType dtype;
   DLDevice device;
+  SGL_FIELDS(
+      input, residual, weight, num_tokens, hidden_size, input_stride, residual_stride, eps, plus_one, dtype, device)
 
   bool is_empty() const {
     return num_tokens == 0 || hidden_size == 0;

@@ -12,7 +12,10 @@ namespace {
 
 host::Deferred<void(const FusedAddArgs&)> fused_add_rmsnorm_on_cpu{
     "fused_add_rmsnorm_cpu.cpp", "fused_add_rmsnorm_on_cpu"};
-host::Variants fused_add_kernels{"fused_add_rmsnorm.cuh"};
+host::Kernel<norm_kernels::FusedAddParams> fused_add_rmsnorm_kernel{
+    "fused_add_rmsnorm.cuh", "norm_kernels::fused_add_rmsnorm"};
+host::Kernel<norm_kernels::FusedAddParams> fused_add_rmsnorm_any_size_kernel{
+    "fused_add_rmsnorm.cuh", "norm_kernels::fused_add_rmsnorm_any_size"};
 
 void run_fused_add_rmsnorm(const FusedAddArgs& args) {
   if (args.is_empty()) return;
@@ -33,14 +36,9 @@ void run_fused_add_rmsnorm(const FusedAddArgs& args) {
       params.input_stride, params.residual_stride);
   if (rows.fits_registers()) {
     rows.in_registers(
-        fused_add_kernels.get(
-            "norm_kernels::fused_add_rmsnorm", args.hidden_size, rows.load_bytes, args.plus_one, rows.pdl, args.dtype),
-        params);
+        fused_add_rmsnorm_kernel.get(args.hidden_size, rows.load_bytes, args.plus_one, args.dtype), params);
   } else {
-    rows.any_size(
-        fused_add_kernels.get(
-            "norm_kernels::fused_add_rmsnorm_any_size", rows.elements(), args.plus_one, rows.pdl, args.dtype),
-        params);
+    rows.any_size(fused_add_rmsnorm_any_size_kernel.get(rows.elements(), args.plus_one, args.dtype), params);
   }
 }
 

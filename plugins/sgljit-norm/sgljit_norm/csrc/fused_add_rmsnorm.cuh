@@ -13,7 +13,7 @@ namespace norm_kernels {
 ///
 /// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, from the row's `layout_of` with two inputs.
 /// Addresses and strides must be multiples of kLoadBytes.
-template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kPlusOne, bool kUsePDL, typename T>
+template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kPlusOne, typename T>
 __global__ __launch_bounds__(
     layout_of(kHiddenSize * sizeof(T), kLoadBytes, 2).block_threads,
     layout_of(kHiddenSize * sizeof(T), kLoadBytes, 2).blocks_per_sm)  //
@@ -33,12 +33,12 @@ __global__ __launch_bounds__(
   void* input = pointer::offset(params.input, row * params.input_stride);
   void* residual = pointer::offset(params.residual, row * params.residual_stride);
 
-  PDLTriggerSecondary<kUsePDL && kTriggerFirst<kRows>>();
-  PDLWaitPrimary<kUsePDL>();
+  if constexpr (kTriggerFirst<kRows>) PDLTriggerSecondary();
+  PDLWaitPrimary();
   x.load(input, thread, has_row);
   r.load(residual, thread, has_row);
   if constexpr (kRows.weight_first) w.load(params.weight, thread, has_row);
-  PDLTriggerSecondary<kUsePDL && !kTriggerFirst<kRows>>();
+  if constexpr (!kTriggerFirst<kRows>) PDLTriggerSecondary();
 
   float sum = 0.0f;
 #pragma unroll
@@ -73,11 +73,11 @@ __global__ __launch_bounds__(
 ///
 /// The blocks of any grid, with any number of threads, share the rows. Addresses and strides must be multiples of
 /// kElements * sizeof(T) bytes, and hidden_size of kElements.
-template <uint32_t kElements, bool kPlusOne, bool kUsePDL, typename T>
+template <uint32_t kElements, bool kPlusOne, typename T>
 __global__ void fused_add_rmsnorm_any_size(const __grid_constant__ FusedAddParams params) {
   using namespace device;
   using vec_t = AlignedVector<T, kElements>;
-  PDLWaitPrimary<kUsePDL>();
+  PDLWaitPrimary();
   for (int64_t row = blockIdx.x; row < params.num_tokens; row += gridDim.x) {
     void* input = pointer::offset(params.input, row * params.input_stride);
     void* residual = pointer::offset(params.residual, row * params.residual_stride);

@@ -9,7 +9,8 @@
 namespace {
 
 host::Deferred<void(const NormArgs&)> layernorm_on_cpu{"layernorm_cpu.cpp", "layernorm_on_cpu"};
-host::Variants layernorm_kernels{"layernorm.cuh"};
+host::Kernel<norm_kernels::NormParams> layernorm_kernel{"layernorm.cuh", "norm_kernels::layernorm"};
+host::Kernel<norm_kernels::NormParams> layernorm_any_size_kernel{"layernorm.cuh", "norm_kernels::layernorm_any_size"};
 
 /// y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row x of `input` [..., hidden], into the
 /// same row of `out`, which defaults to `input`; on CUDA on the current stream of its device.
@@ -23,14 +24,9 @@ void layernorm(
   const auto rows = rows_of(args, params);
   const bool has_bias = args.bias != nullptr;
   if (rows.fits_registers()) {
-    rows.in_registers(
-        layernorm_kernels.get(
-            "norm_kernels::layernorm", args.hidden_size, rows.load_bytes, has_bias, rows.pdl, args.dtype),
-        params);
+    rows.in_registers(layernorm_kernel.get(args.hidden_size, rows.load_bytes, has_bias, args.dtype), params);
   } else {
-    rows.any_size(
-        layernorm_kernels.get("norm_kernels::layernorm_any_size", rows.elements(), has_bias, rows.pdl, args.dtype),
-        params);
+    rows.any_size(layernorm_any_size_kernel.get(rows.elements(), has_bias, args.dtype), params);
   }
 }
 

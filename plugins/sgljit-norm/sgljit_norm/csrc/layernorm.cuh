@@ -35,7 +35,7 @@ constexpr unsigned layernorm_blocks_per_sm(const Layout& rows) {
 ///
 /// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, from the row's `layout_of`. Addresses and strides
 /// must be multiples of kLoadBytes.
-template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kHasBias, bool kUsePDL, typename T>
+template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kHasBias, typename T>
 __global__ __launch_bounds__(
     layout_of(kHiddenSize * sizeof(T), kLoadBytes).block_threads,
     layernorm_blocks_per_sm(layout_of(kHiddenSize * sizeof(T), kLoadBytes)))  //
@@ -54,11 +54,11 @@ __global__ __launch_bounds__(
   const uint32_t thread = threadIdx.x % kRows.row_threads;
   const bool has_row = row < params.num_tokens;
 
-  PDLTriggerSecondary<kUsePDL && kTriggerFirst<kRows>>();
-  PDLWaitPrimary<kUsePDL>();
+  if constexpr (kTriggerFirst<kRows>) PDLTriggerSecondary();
+  PDLWaitPrimary();
   x.load(pointer::offset(params.input, row * params.input_stride), thread, has_row);
   if constexpr (kRows.weight_first) w.load(params.weight, thread, has_row);
-  PDLTriggerSecondary<kUsePDL && !kTriggerFirst<kRows>>();
+  if constexpr (!kTriggerFirst<kRows>) PDLTriggerSecondary();
 
   float sum = 0.0f;
 #pragma unroll
@@ -112,12 +112,12 @@ __global__ __launch_bounds__(
 ///
 /// The blocks of any grid, with any number of threads, share the rows. Addresses and strides must be multiples of
 /// kElements * sizeof(T) bytes, and hidden_size of kElements.
-template <uint32_t kElements, bool kHasBias, bool kUsePDL, typename T>
+template <uint32_t kElements, bool kHasBias, typename T>
 __global__ void layernorm_any_size(const __grid_constant__ NormParams params) {
   using namespace device;
   using vec_t = AlignedVector<T, kElements>;
   const float size = static_cast<float>(params.hidden_size);
-  PDLWaitPrimary<kUsePDL>();
+  PDLWaitPrimary();
   for (int64_t row = blockIdx.x; row < params.num_tokens; row += gridDim.x) {
     const void* input = pointer::offset(params.input, row * params.input_stride);
     void* out = pointer::offset(params.out, row * params.out_stride);

@@ -3,6 +3,7 @@
 #include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/optional.h>
 #include <sgl_kernel/rows.h>
+#include <sgl_kernel/signature.h>
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
@@ -26,6 +27,7 @@ struct NormArgs {
   bool plus_one;  ///< Gemma's form: 1 + weight
   DLDataType dtype;
   DLDevice device;
+  SGL_FIELDS(input, weight, bias, out, num_tokens, hidden_size, input_stride, out_stride, eps, plus_one, dtype, device)
 
   bool is_empty() const {
     return num_tokens == 0 || hidden_size == 0;

@@ -49,7 +49,7 @@ struct RowsLaunch {
 
   /// \brief Launches one block of `block_threads` for each `rows_per_block` rows.
   template <typename Params>
-  void in_registers(const host::Variant& kernel, const Params& params) const {
+  void in_registers(const host::VariantOf<Params>& kernel, const Params& params) const {
     const auto rows = layout();
     host::LaunchKernel(host::div_ceil(num_rows, rows.rows_per_block()), rows.block_threads, device)
         .enable_pdl(pdl)(kernel, params);
@@ -61,7 +61,7 @@ struct RowsLaunch {
   }
   /// \brief Launches a block for each row, up to the size limit of a grid.
   template <typename Params>
-  void any_size(const host::Variant& kernel, const Params& params) const {
+  void any_size(const host::VariantOf<Params>& kernel, const Params& params) const {
     constexpr std::int64_t kMaxThreads = 1024;
     const auto threads = host::div_ceil(size / elements(), 32) * 32;
     host::LaunchKernel(

@@ -3,7 +3,9 @@
 /// \file norm_params.h
 /// \brief The interface between host parts and kernels: the parameters, and the layout of rows over threads.
 ///
-/// Read by the host compiler and by NVRTC: it includes nothing.
+/// Read by the host compiler and by NVRTC.
+
+#include <sgl_kernel/signature.h>
 
 namespace norm_kernels {
 
@@ -18,6 +20,7 @@ struct NormParams {
   long long num_tokens;
   long long hidden_size;
   float eps;
+  SGL_FIELDS(input, weight, bias, out, input_stride, out_stride, num_tokens, hidden_size, eps)
 };
 
 /// \brief The parameters of fused_add_rmsnorm. Strides are from row to row, in bytes.
@@ -30,6 +33,7 @@ struct FusedAddParams {
   long long num_tokens;
   long long hidden_size;
   float eps;
+  SGL_FIELDS(input, residual, weight, input_stride, residual_stride, num_tokens, hidden_size, eps)
 };
 
 /// \brief The heads of q or of k: rows of head_dim elements. Strides are in bytes.
@@ -40,6 +44,7 @@ struct Heads {
   long long head_stride;
   long long num_heads;
   long long head_dim;
+  SGL_FIELDS(data, weight, token_stride, head_stride, num_heads, head_dim)
 };
 
 /// \brief The parameters of the normalisations of q and k.
@@ -49,6 +54,7 @@ struct QKNormParams {
   long long num_tokens;
   unsigned long long inverse_heads;  ///< 2^64 / (heads of q and k), rounded up, to divide by multiplication
   float eps;
+  SGL_FIELDS(q, k, num_tokens, inverse_heads, eps)
 };
 
 /// \brief The longest row that fits into the registers of a block, in bytes.

@@ -8,6 +8,8 @@
 
 namespace {
 
+QKNormKernel qknorm_kernel{"qknorm.cuh", "norm_kernels::qknorm"};
+
 void run_qknorm(const QKNormArgs& args) {
   if (args.is_empty()) return;
   if (args.device.device_type == kDLCPU) return qknorm_on_cpu(args);
@@ -16,9 +18,7 @@ void run_qknorm(const QKNormArgs& args) {
   // The kernel's own limits: it counts rows in 32 bits, and the inverse of one head would be 2^64.
   const bool is_countable = rows.num_rows <= (std::int64_t{1} << 31) && rows.num_rows > args.num_tokens;
   if (!rows.fits_registers() || !is_countable) return run_any_size(args, params, rows);
-  rows.in_registers(
-      qknorm_kernels.get("norm_kernels::qknorm", rows.size, rows.load_bytes, args.plus_one, rows.pdl, args.dtype),
-      params);
+  rows.in_registers(qknorm_kernel.get(rows.size, rows.load_bytes, args.plus_one, args.dtype), params);
 }
 
 /// x / sqrt(mean(x^2) + eps) * weight for each head x of q with q_weight and of k with k_weight, in place; on CUDA on

@@ -13,7 +13,7 @@ namespace norm_kernels {
 ///
 /// Grid: ceil(num_tokens * heads / rows_per_block()) blocks of block_threads, from the head's `layout_of`, for at most
 /// 2^31 rows and at least two heads. Addresses and strides must be multiples of kLoadBytes.
-template <int64_t kHeadDim, uint32_t kLoadBytes, bool kPlusOne, bool kUsePDL, typename T>
+template <int64_t kHeadDim, uint32_t kLoadBytes, bool kPlusOne, typename T>
 __global__ __launch_bounds__(
     layout_of(kHeadDim * sizeof(T), kLoadBytes).block_threads,
     layout_of(kHeadDim * sizeof(T), kLoadBytes).blocks_per_sm)  //
@@ -30,7 +30,7 @@ __global__ __launch_bounds__(
   const bool is_q = head < q_heads;
   void* data = is_q ? device::pointer::offset(q.data, token * q.token_stride, head * q.head_stride)
                     : device::pointer::offset(k.data, token * k.token_stride, (head - q_heads) * k.head_stride);
-  rmsnorm_row<kRows, kPlusOne, kUsePDL, T>(
+  rmsnorm_row<kRows, kPlusOne, T>(
       data, is_q ? q.weight : k.weight, data, threadIdx.x % kRows.row_threads, token < num_tokens, eps);
 }
 
@@ -38,7 +38,7 @@ __global__ __launch_bounds__(
 ///
 /// Grid: a block for each token, from `layout_of_both`. Addresses and strides must be multiples of
 /// kLoadBytes.
-template <int64_t kQSize, int64_t kKSize, uint32_t kLoadBytes, bool kUsePDL, typename T>
+template <int64_t kQSize, int64_t kKSize, uint32_t kLoadBytes, typename T>
 __global__ __launch_bounds__(
     layout_of_both(kQSize * sizeof(T), kKSize * sizeof(T), kLoadBytes).block_threads,
     layout_of_both(kQSize * sizeof(T), kKSize * sizeof(T), kLoadBytes).blocks_per_sm)  //
@@ -51,10 +51,10 @@ __global__ __launch_bounds__(
   RMSNormRow<layout_of_one(kBoth, kKSize * sizeof(T)), false, T> k_row(k.weight, threadIdx.x, true);
   void* q_data = pointer::offset(q.data, blockIdx.x * q.token_stride);
   void* k_data = pointer::offset(k.data, blockIdx.x * k.token_stride);
-  PDLWaitPrimary<kUsePDL>();
+  PDLWaitPrimary();
   q_row.load(q_data);
   k_row.load(k_data);
-  PDLTriggerSecondary<kUsePDL>();
+  PDLTriggerSecondary();
   const float q_factor = q_row.factor(eps, smem[0]);
   const float k_factor = k_row.factor(eps, smem[1]);
   q_row.store(q_data, q_factor);
@@ -65,9 +65,9 @@ __global__ __launch_bounds__(
 ///
 /// The blocks of any grid, with any number of threads, share the heads. Addresses and strides must be multiples of
 /// kElements * sizeof(T) bytes, and both head_dim of kElements.
-template <uint32_t kElements, bool kPlusOne, bool kUsePDL, typename T>
+template <uint32_t kElements, bool kPlusOne, typename T>
 __global__ void qknorm_any_size(const __grid_constant__ QKNormParams params) {
-  device::PDLWaitPrimary<kUsePDL>();
+  device::PDLWaitPrimary();
   const int64_t heads = params.q.num_heads + params.k.num_heads;
   for (int64_t row = blockIdx.x; row < params.num_tokens * heads; row += gridDim.x) {
     const int64_t token = row / heads;

@@ -9,7 +9,8 @@
 /// \brief The common code of the host parts that normalise q and k.
 
 inline host::Deferred<void(const QKNormArgs&)> qknorm_on_cpu{"qknorm_cpu.cpp", "qknorm_on_cpu"};
-inline host::Variants qknorm_kernels{"qknorm.cuh"};
+using QKNormKernel = host::Kernel<norm_kernels::QKNormParams>;
+inline QKNormKernel qknorm_any_size_kernel{"qknorm.cuh", "norm_kernels::qknorm_any_size"};
 
 inline norm_kernels::Heads heads_of(const HeadsArgs& args, std::int64_t element_bytes) {
   return {args.data,      args.weight,  args.token_stride * element_bytes, args.head_stride * element_bytes,
@@ -52,7 +53,5 @@ inline RowsLaunch rows_of(const QKNormArgs& args, const norm_kernels::QKNormPara
 
 /// \brief The kernel for heads of any size, one head after the other.
 inline void run_any_size(const QKNormArgs& args, const norm_kernels::QKNormParams& params, const RowsLaunch& rows) {
-  rows.any_size(
-      qknorm_kernels.get("norm_kernels::qknorm_any_size", rows.elements(), args.plus_one, rows.pdl, args.dtype),
-      params);
+  rows.any_size(qknorm_any_size_kernel.get(rows.elements(), args.plus_one, args.dtype), params);
 }

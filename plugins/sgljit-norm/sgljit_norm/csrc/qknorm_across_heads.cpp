@@ -8,6 +8,8 @@
 
 namespace {
 
+QKNormKernel qknorm_across_heads_kernel{"qknorm.cuh", "norm_kernels::qknorm_across_heads"};
+
 void run_qknorm_across_heads(const QKNormArgs& args) {
   if (args.is_empty()) return;
   if (args.device.device_type == kDLCPU) return qknorm_on_cpu(args);
@@ -21,10 +23,7 @@ void run_qknorm_across_heads(const QKNormArgs& args) {
   const auto threads = norm_kernels::layout_of_both(q_bytes, k_bytes, rows.load_bytes).block_threads;
   host::LaunchKernel(args.num_tokens, threads, args.device)
       .enable_pdl(rows.pdl)(
-          qknorm_kernels.get(
-              "norm_kernels::qknorm_across_heads", args.q.head_dim, args.k.head_dim, rows.load_bytes, rows.pdl,
-              args.dtype),
-          params);
+          qknorm_across_heads_kernel.get(args.q.head_dim, args.k.head_dim, rows.load_bytes, args.dtype), params);
 }
 
 /// fused_inplace_qknorm with all heads of a token as one x.

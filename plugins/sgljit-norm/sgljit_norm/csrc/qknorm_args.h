@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sgl_kernel/memory_rows.h>
+#include <sgl_kernel/signature.h>
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
@@ -18,6 +19,7 @@ struct HeadsArgs {
   std::int64_t head_dim;
   std::int64_t token_stride;
   std::int64_t head_stride;
+  SGL_FIELDS(data, weight, num_heads, head_dim, token_stride, head_stride)
 };
 
 /// \brief A checked call.
@@ -29,6 +31,7 @@ struct QKNormArgs {
   bool plus_one;  ///< Gemma's form: 1 + weight
   DLDataType dtype;
   DLDevice device;
+  SGL_FIELDS(q, k, num_tokens, eps, plus_one, dtype, device)
 
   bool is_empty() const {
     return num_tokens == 0 || q.num_heads * q.head_dim + k.num_heads * k.head_dim == 0;

@@ -9,7 +9,8 @@
 namespace {
 
 host::Deferred<void(const NormArgs&)> rmsnorm_on_cpu{"rmsnorm_cpu.cpp", "rmsnorm_on_cpu"};
-host::Variants rmsnorm_kernels{"rmsnorm.cuh"};
+host::Kernel<norm_kernels::NormParams> rmsnorm_kernel{"rmsnorm.cuh", "norm_kernels::rmsnorm"};
+host::Kernel<norm_kernels::NormParams> rmsnorm_any_size_kernel{"rmsnorm.cuh", "norm_kernels::rmsnorm_any_size"};
 
 void run_rmsnorm(const NormArgs& args) {
   if (args.is_empty()) return;
@@ -17,14 +18,9 @@ void run_rmsnorm(const NormArgs& args) {
   const auto params = params_of(args);
   const auto rows = rows_of(args, params);
   if (rows.fits_registers()) {
-    rows.in_registers(
-        rmsnorm_kernels.get(
-            "norm_kernels::rmsnorm", args.hidden_size, rows.load_bytes, args.plus_one, rows.pdl, args.dtype),
-        params);
+    rows.in_registers(rmsnorm_kernel.get(args.hidden_size, rows.load_bytes, args.plus_one, args.dtype), params);
   } else {
-    rows.any_size(
-        rmsnorm_kernels.get("norm_kernels::rmsnorm_any_size", rows.elements(), args.plus_one, rows.pdl, args.dtype),
-        params);
+    rows.any_size(rmsnorm_any_size_kernel.get(rows.elements(), args.plus_one, args.dtype), params);
   }
 }
 

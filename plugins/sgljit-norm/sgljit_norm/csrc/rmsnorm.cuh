@@ -11,7 +11,7 @@ namespace norm_kernels {
 ///
 /// Grid: ceil(num_tokens / rows_per_block()) blocks of block_threads, from the row's `layout_of`. Addresses and strides
 /// must be multiples of kLoadBytes.
-template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kPlusOne, bool kUsePDL, typename T>
+template <int64_t kHiddenSize, uint32_t kLoadBytes, bool kPlusOne, typename T>
 __global__ __launch_bounds__(
     layout_of(kHiddenSize * sizeof(T), kLoadBytes).block_threads,
     layout_of(kHiddenSize * sizeof(T), kLoadBytes).blocks_per_sm)  //
@@ -21,7 +21,7 @@ __global__ __launch_bounds__(
   using device::pointer::offset;
   constexpr Layout kRows = layout_of(kHiddenSize * sizeof(T), kLoadBytes);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows.rows_per_block() + threadIdx.x / kRows.row_threads;
-  rmsnorm_row<kRows, kPlusOne, kUsePDL, T>(
+  rmsnorm_row<kRows, kPlusOne, T>(
       offset(params.input, row * params.input_stride), params.weight, offset(params.out, row * params.out_stride),
       threadIdx.x % kRows.row_threads, row < params.num_tokens, params.eps);
 }
@@ -30,10 +30,10 @@ __global__ __launch_bounds__(
 ///
 /// The blocks of any grid, with any number of threads, share the rows. Addresses and strides must be multiples of
 /// kElements * sizeof(T) bytes, and hidden_size of kElements.
-template <uint32_t kElements, bool kPlusOne, bool kUsePDL, typename T>
+template <uint32_t kElements, bool kPlusOne, typename T>
 __global__ void rmsnorm_any_size(const __grid_constant__ NormParams params) {
   using device::pointer::offset;
-  device::PDLWaitPrimary<kUsePDL>();
+  device::PDLWaitPrimary();
   for (int64_t row = blockIdx.x; row < params.num_tokens; row += gridDim.x)
     rmsnorm_any_row<kElements, kPlusOne, T>(
         offset(params.input, row * params.input_stride), params.weight, offset(params.out, row * params.out_stride),

@@ -100,16 +100,16 @@ struct RMSNormRow {
 
 /// \brief The body of an RMSNorm kernel once it knows its row: it waits for the previous kernel, and lets the next one
 /// start. Called once, by all threads of a block of `kRows.block_threads`.
-template <Layout kRows, bool kPlusOne, bool kUsePDL, typename T>
+template <Layout kRows, bool kPlusOne, typename T>
 SGL_DEVICE void rmsnorm_row(
     const void* input, const void* weight, void* out, uint32_t thread, bool has_row, float eps) {
   using namespace device;
   __shared__ float smem[norm::kSmemBufferSize];
   RMSNormRow<kRows, kPlusOne, T> row(weight, thread, has_row);
-  PDLTriggerSecondary<kUsePDL && kTriggerFirst<kRows>>();
-  PDLWaitPrimary<kUsePDL>();
+  if constexpr (kTriggerFirst<kRows>) PDLTriggerSecondary();
+  PDLWaitPrimary();
   row.load(input);
-  PDLTriggerSecondary<kUsePDL && !kTriggerFirst<kRows>>();
+  if constexpr (!kTriggerFirst<kRows>) PDLTriggerSecondary();
   row.store(out, row.factor(eps, smem));
 }
 

@@ -45,13 +45,13 @@ ROW_BYTES = [128, 2048, 8192, 32768]
 @each_dtype
 @pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm", "qknorm", "layernorm"])
 def test_kernels_compile_without_a_gpu(op: str, dtype: torch.dtype, arch: tuple[int, int]):
-    pdl, load_bytes = arch >= (9, 0), 32 if arch >= (10, 0) else 16
+    load_bytes = 32 if arch >= (10, 0) else 16
     with override_cuda_arch(*arch):
         for row_bytes in ROW_BYTES if dtype == torch.bfloat16 else ROW_BYTES[2:3]:
             size = row_bytes // dtype.itemsize
-            FAMILY.build_variant(f"{op}.cuh", f"norm_kernels::{op}", size, load_bytes, False, pdl, dtype)
+            FAMILY.build_variant(f"{op}.cuh", f"norm_kernels::{op}", size, load_bytes, False, dtype)
         FAMILY.build_variant(
-            f"{op}.cuh", f"norm_kernels::{op}_any_size", 16 // dtype.itemsize, True, pdl, dtype
+            f"{op}.cuh", f"norm_kernels::{op}_any_size", 16 // dtype.itemsize, True, dtype
         )  # also what has no whole load: one element
 
 
@@ -59,15 +59,13 @@ def test_kernels_compile_without_a_gpu(op: str, dtype: torch.dtype, arch: tuple[
 def test_q_and_k_across_heads_compile_without_a_gpu(arch: tuple[int, int]):
     with override_cuda_arch(*arch):
         for sizes in ((6144, 1024), (128, 8), (16384, 16384)):
-            FAMILY.build_variant(
-                "qknorm.cuh", "norm_kernels::qknorm_across_heads", *sizes, 16, arch >= (9, 0), torch.bfloat16
-            )
+            FAMILY.build_variant("qknorm.cuh", "norm_kernels::qknorm_across_heads", *sizes, 16, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("size", "text"), [(1001, "whole number of loads"), (2**16, "must fit into the registers")])
 def test_a_row_that_does_not_fit_is_refused_by_the_device_code(size: int, text: str):
     with override_cuda_arch(9, 0), pytest.raises(CompileError, match=text):
-        FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", size, 16, False, True, torch.bfloat16)
+        FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", size, 16, False, torch.bfloat16)
 
 
 @pytest.mark.slow

@@ -12,7 +12,13 @@ namespace {
 using namespace quant;
 
 host::Deferred<void(const Args&)> quantize_on_cpu{"quant_cpu.cpp", "quantize_on_cpu"};
-host::Variants kernels{"quant.cuh"};
+using Kernel = host::Kernel<Params>;
+Kernel quantize_small_kernel{"quant.cuh", "quant::quantize_small"};
+Kernel set_smallest_scale_kernel{"quant.cuh", "quant::set_smallest_scale"};
+Kernel raise_scale_kernel{"quant.cuh", "quant::raise_scale"};
+Kernel quantize_kernel{"quant.cuh", "quant::quantize"};
+Kernel quantize_rows_kernel{"quant.cuh", "quant::quantize_rows"};
+Kernel quantize_long_rows_kernel{"quant.cuh", "quant::quantize_long_rows"};
 
 constexpr std::int64_t kMaxBlocks = 0x7fffffff;  // of a grid
 constexpr std::int64_t kWarp = 32;
@@ -66,8 +72,7 @@ void quantize_small(const CudaCall& call, std::int64_t max_blocks) {
   const auto threads = units_of_block <= kThreads ? units_of_block : smaller(units_of_block, kMaxThreads);
   host::LaunchKernel(num_blocks, in_warps(threads), call.device)
       .enable_cluster(num_blocks)
-      .enable_pdl(call.pdl)(
-          kernels.get("quant::quantize_small", call.elements, num_blocks > 1, call.pdl, call.dtype), call.params);
+      .enable_pdl(call.pdl)(quantize_small_kernel.get(call.elements, num_blocks > 1, call.dtype), call.params);
 }
 
 void per_tensor_on_cuda(const Args& args) {
@@ -90,27 +95,25 @@ void per_tensor_on_cuda(const Args& args) {
   if (!args.is_static) {
     constexpr std::int64_t kBlocksPerSm = 8;
     const auto grid = grid_of(kMaxUnits);
-    host::LaunchKernel(1, 1, args.device)
-        .enable_pdl(call.pdl)(kernels.get("quant::set_smallest_scale", call.pdl), call.params);
+    host::LaunchKernel(1, 1, args.device).enable_pdl(call.pdl)(set_smallest_scale_kernel.get(), call.params);
     host::LaunchKernel(smaller(grid.blocks, sm_count * kBlocksPerSm), grid.threads, args.device)
-        .enable_pdl(call.pdl)(kernels.get("quant::raise_scale", call.elements, call.pdl, call.dtype), call.params);
+        .enable_pdl(call.pdl)(raise_scale_kernel.get(call.elements, call.dtype), call.params);
   }
   // If one unit per thread does not fill a quarter of the device, more would leave multiprocessors without work.
   const bool is_spread = args.num_rows * call.units <= sm_count * (kThreadsPerSm / 4);
   const std::int64_t units = is_spread ? 1 : kMaxUnits;
   const auto grid = grid_of(units);
   host::LaunchKernel(grid.blocks, grid.threads, args.device)
-      .enable_pdl(call.pdl)(
-          kernels.get("quant::quantize", call.elements, units, !args.is_static, call.pdl, call.dtype), call.params);
+      .enable_pdl(call.pdl)(quantize_kernel.get(call.elements, units, !args.is_static, call.dtype), call.params);
 }
 
 void per_token_on_cuda(const Args& args) {
   const CudaCall call(args);
-  const auto launch = [&](std::int64_t num_blocks, std::int64_t threads, const host::Variant& kernel) {
+  const auto launch = [&](std::int64_t num_blocks, std::int64_t threads, const host::VariantOf<Params>& kernel) {
     host::LaunchKernel(num_blocks, threads, args.device).enable_pdl(call.pdl)(kernel, call.params);
   };
   const auto rows_kernel = [&](std::int64_t units, std::int64_t row_threads) {
-    return kernels.get("quant::quantize_rows", call.elements, units, row_threads, call.pdl, call.dtype);
+    return quantize_rows_kernel.get(call.elements, units, row_threads, call.dtype);
   };
   // With up to four units per lane a row stays within a warp, or a part of one, and needs no barrier.
   constexpr std::int64_t kThreads = 128;
@@ -129,7 +132,7 @@ void per_token_on_cuda(const Args& args) {
     return launch(args.num_rows, threads, rows_kernel(units, 0));
   launch(
       smaller(args.num_rows, kMaxBlocks), smaller(threads, kMaxThreads),
-      kernels.get("quant::quantize_long_rows", call.elements, call.pdl, call.dtype));
+      quantize_long_rows_kernel.get(call.elements, call.dtype));
 }
 
 /// q = x * (1 / scale) in e4m3, saturating, with one given or computed scale; on CUDA on the current stream.

@@ -175,14 +175,13 @@ SGL_DEVICE float block_max(float value, float* smem) {
 // the blocks combine their results in the scale itself.
 
 /// \brief First of three. One thread.
-template <bool kUsePDL>
 __global__ void set_smallest_scale(const __grid_constant__ Params params) {
-  PDLWaitPrimary<kUsePDL>();
+  PDLWaitPrimary();
   *params.scale = kSmallestScale;
 }
 
 /// \brief Second of three: raise the scale to that of the whole tensor. The blocks of any grid share the chunks.
-template <uint32_t kElements, bool kUsePDL, typename T>
+template <uint32_t kElements, typename T>
 __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_constant__ Params params) {
   __shared__ float smem[kWarpThreads];
   using chunk_t = Chunk<T, kElements, kMaxUnits>;
@@ -191,8 +190,8 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
   for (int64_t index = blockIdx.x; index < num_chunks; index += gridDim.x)
     largest = math::max(largest, chunk_t(params, index).load().largest());
   cta::reduce_max(largest, smem);
-  PDLTriggerSecondary<kUsePDL>();
-  PDLWaitPrimary<kUsePDL>();
+  PDLTriggerSecondary();
+  PDLWaitPrimary();
   if (threadIdx.x == 0) {
     const float scale = scale_of(smem[0]);
     // Most blocks no longer change the scale: a read is cheaper than a turn at the atomic.
@@ -206,29 +205,29 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
 /// \tparam kUnits units that a thread holds: one spreads a small input over many threads.
 /// \tparam kPreload whether the input is complete when the kernel starts, as after `raise_scale`; then it is loaded
 ///   before the wait.
-template <uint32_t kElements, uint32_t kUnits, bool kPreload, bool kUsePDL, typename T>
+template <uint32_t kElements, uint32_t kUnits, bool kPreload, typename T>
 __global__ __launch_bounds__(kBlockThreads) void quantize(const __grid_constant__ Params params) {
-  if constexpr (!kPreload) PDLWaitPrimary<kUsePDL>();
+  if constexpr (!kPreload) PDLWaitPrimary();
   const auto chunk = Chunk<T, kElements, kUnits>(params, int64_t{gridDim.x} - 1 - blockIdx.x);
   const auto x = chunk.load();
-  if constexpr (kPreload) PDLWaitPrimary<kUsePDL>();
+  if constexpr (kPreload) PDLWaitPrimary();
   const float scale = *static_cast<volatile float*>(params.scale);
-  PDLTriggerSecondary<kUsePDL>();
+  PDLTriggerSecondary();
   chunk.store(x, 1.0f / scale);
 }
 
 /// \brief All three in one, for a row that fits into the registers of a block or, with `kInCluster`, of a cluster.
 ///
 /// The grid is one block, or one cluster of up to 8; each thread holds up to kMaxUnits units.
-template <uint32_t kElements, bool kInCluster, bool kUsePDL, typename T>
+template <uint32_t kElements, bool kInCluster, typename T>
 __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_constant__ Params params) {
   __shared__ float smem[kWarpThreads];
   const uint32_t num_threads = gridDim.x * blockDim.x;
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
 
-  PDLWaitPrimary<kUsePDL>();
+  PDLWaitPrimary();
   const Held<T, kElements, kMaxUnits> x(params.input, params.columns, thread, num_threads);
-  PDLTriggerSecondary<kUsePDL>();
+  PDLTriggerSecondary();
   float largest = x.largest();
 
   if constexpr (kInCluster) {
@@ -259,7 +258,7 @@ __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_const
 /// \tparam kUnits units that a thread holds.
 /// \tparam kRowThreads the number of lanes of a warp that share a row, a power of two, and a block has as many rows as
 ///   fit; or 0: a block for each row. kUnits times these threads must cover a row.
-template <uint32_t kElements, uint32_t kUnits, uint32_t kRowThreads, bool kUsePDL, typename T>
+template <uint32_t kElements, uint32_t kUnits, uint32_t kRowThreads, typename T>
 __global__ __launch_bounds__(kRowThreads == 0 ? kMaxThreads : kBlockThreads) void quantize_rows(
     const __grid_constant__ Params params) {
   const uint32_t row_threads = kRowThreads == 0 ? blockDim.x : kRowThreads;
@@ -271,9 +270,9 @@ __global__ __launch_bounds__(kRowThreads == 0 ? kMaxThreads : kBlockThreads) voi
   const void* input = pointer::offset(params.input, row * params.input_stride);
   void* output = pointer::offset(params.output, row * params.output_stride);
 
-  PDLWaitPrimary<kUsePDL>();
+  PDLWaitPrimary();
   const Held<T, kElements, kUnits> x(input, columns, thread, row_threads);
-  PDLTriggerSecondary<kUsePDL>();
+  PDLTriggerSecondary();
   float largest = x.largest();
   if constexpr (kRowThreads == 0) {
     __shared__ float smem[kWarpThreads];
@@ -287,13 +286,13 @@ __global__ __launch_bounds__(kRowThreads == 0 ? kMaxThreads : kBlockThreads) voi
 }
 
 /// \brief Rows of any length, read twice. The blocks of any grid, with any number of threads, share the rows.
-template <uint32_t kElements, bool kUsePDL, typename T>
+template <uint32_t kElements, typename T>
 __global__ __launch_bounds__(kMaxThreads) void quantize_long_rows(const __grid_constant__ Params params) {
   __shared__ float smem[kWarpThreads];
   using chunk_t = Chunk<T, kElements, 1>;
   const int64_t num_chunks = chunk_t::per_row(params);
 
-  PDLWaitPrimary<kUsePDL>();
+  PDLWaitPrimary();
   for (int64_t row = blockIdx.x; row < params.num_rows; row += gridDim.x) {
     const void* input = pointer::offset(params.input, row * params.input_stride);
     void* output = pointer::offset(params.output, row * params.output_stride);

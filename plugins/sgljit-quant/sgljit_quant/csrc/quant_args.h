@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/signature.h>
 #include <sgl_kernel/tensor.h>
 
 #include <cstdint>
@@ -22,6 +23,7 @@ struct Args {
   DLDevice device;
   bool is_static;
   bool per_row;  ///< a scale for each row; a row then is the last dimension
+  SGL_FIELDS(input, output, scale, num_rows, columns, input_stride, output_stride, dtype, device, is_static, per_row)
 };
 
 /// \brief An op's tensors, by their names in errors.

@@ -3,7 +3,9 @@
 /// \file quant_params.h
 /// \brief The interface between the host part and the kernels.
 ///
-/// Read by the host compiler and by NVRTC: it includes nothing.
+/// Read by the host compiler and by NVRTC.
+
+#include <sgl_kernel/signature.h>
 
 namespace quant {
 
@@ -27,6 +29,7 @@ struct Params {
   long long output_stride;
   long long num_rows;
   long long columns;
+  SGL_FIELDS(input, output, scale, input_stride, output_stride, num_rows, columns)
 };
 
 }  // namespace quant

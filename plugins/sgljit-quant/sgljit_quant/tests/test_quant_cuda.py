@@ -31,12 +31,12 @@ KERNELS = {
 def test_a_kernel_compiles_without_a_gpu(name: str, dtype: torch.dtype, arch: tuple[int, int]):
     with override_cuda_arch(*arch):
         for elements in (1, 16 // dtype.itemsize):
-            arguments = (elements, *KERNELS[name], arch >= (9, 0), dtype)
+            arguments = (elements, *KERNELS[name], dtype)
             FAMILY.build_variant("quant.cuh", f"quant::{name}", *arguments)
 
 
 def test_a_cluster_needs_sm_90():
-    cluster = ("quant.cuh", "quant::quantize_small", 8, True, False, torch.float16)
+    cluster = ("quant.cuh", "quant::quantize_small", 8, True, torch.float16)
     with override_cuda_arch(8, 0), pytest.raises(CompileError, match="clusters of blocks need sm_90"):
         FAMILY.build_variant(*cluster)
     with override_cuda_arch(9, 0):

@@ -3,8 +3,9 @@
 /// \file wait_params.h
 /// \brief The parameters of the kernels of wait_value.cuh, and the conditions.
 ///
-/// Compiled by the host compiler and by NVRTC: it includes nothing, and the includer must define the fixed-width
-/// integers.
+/// Compiled by the host compiler and by NVRTC: the includer must define the fixed-width integers.
+
+#include <sgl_kernel/signature.h>
 
 namespace wait_value {
 
@@ -55,12 +56,14 @@ struct Wait {
   TimeoutReports* reports;  // null without a timeout
   int condition;
   bool is_wide;  // 64 bits
+  SGL_FIELDS(flag, value, timeout_ns, reports, condition, is_wide)
 };
 
 struct Write {
   void* flag;
   uint64_t value;
   bool is_wide;
+  SGL_FIELDS(flag, value, is_wide)
 };
 
 }  // namespace wait_value

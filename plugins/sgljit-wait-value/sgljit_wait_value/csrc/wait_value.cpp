@@ -27,7 +27,8 @@ using host::Error;
 using host::Optional;
 using host::TensorView;
 
-host::Variants kernels{"wait_value.cuh"};
+host::Kernel<wait_value::Wait> wait_kernel{"wait_value.cuh", "wait_value::wait"};
+host::Kernel<wait_value::Write> write_kernel{"wait_value.cuh", "wait_value::write"};
 
 /// PyTorch's interface for its current stream; set when the module is loaded. Flags in host memory need it: tvm-ffi
 /// passes on no stream for a call without a CUDA tensor.
@@ -220,10 +221,10 @@ bool use_driver(const Call& call, Mode mode, int condition, bool has_timeout) {
 /// Launch a kernel of one thread. Loading a kernel waits for the whole device, held streams included. So the kernel
 /// that releases a stream is loaded before any stream is held.
 template <typename Params>
-void launch(const Call& call, const host::Variant& kernel, const Params& params) {
-  (void)kernels.get("wait_value::wait").on(call.device.device_id);
-  (void)kernels.get("wait_value::write").on(call.device.device_id);
-  host::LaunchKernel(1, 1, call.stream)(kernel, params);
+void launch(const Call& call, host::Kernel<Params>& kernel, const Params& params) {
+  (void)wait_kernel.get().on(call.device.device_id);
+  (void)write_kernel.get().on(call.device.device_id);
+  host::LaunchKernel(1, 1, call.stream)(kernel.get(), params);
 }
 
 void wait_on_stream(const Call& call, int condition, Mode mode, std::uint64_t timeout_ns) {
@@ -246,7 +247,7 @@ void wait_on_stream(const Call& call, int condition, Mode mode, std::uint64_t ti
           " allocates memory, which a capture does not allow: wait once before");
     params.reports = timeouts.make();
   }
-  launch(call, kernels.get("wait_value::wait"), params);
+  launch(call, wait_kernel, params);
 }
 
 void write_on_stream(const Call& call, Mode mode) {
@@ -258,7 +259,7 @@ void write_on_stream(const Call& call, Mode mode) {
         call, call.is_wide ? api.StreamWriteValue64(call.stream, call.flag, call.value, 0)
                            : api.StreamWriteValue32(call.stream, call.flag, static_cast<std::uint32_t>(call.value), 0));
   }
-  launch(call, kernels.get("wait_value::write"), wait_value::Write{call.flag, call.value, call.is_wide});
+  launch(call, write_kernel, wait_value::Write{call.flag, call.value, call.is_wide});
 }
 
 // ---- the functions that Python calls ----
