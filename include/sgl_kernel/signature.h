@@ -17,6 +17,12 @@
 ///
 /// Read by every compiler, NVRTC among them.
 
+#if defined(__CUDACC__)
+#define SGL_UNCALLED __host__ __device__  // for NVRTC a function without a side is an error, also if nothing calls it
+#else
+#define SGL_UNCALLED
+#endif
+
 #if defined(__CUDACC_RTC__)
 #define SGL_OFFSET_OF(TYPE, FIELD) ((unsigned long)__INTADDR__(&((TYPE*)0)->FIELD))  // NVRTC has no offsetof
 #else
@@ -47,7 +53,7 @@ struct FieldList {
 };
 
 template <typename T>
-auto fields_of() {
+SGL_UNCALLED auto fields_of() {
   if constexpr (requires { T::template sgl_fields<T>(); }) {
     return T::template sgl_fields<T>();
   } else {
@@ -132,7 +138,7 @@ struct signature {};
 // The structured binding takes as many names as there are fields, or does not compile.
 #define SGL_FIELDS(...)                                                         \
   template <typename SglSelf>                                                   \
-  static constexpr auto sgl_fields() {                                          \
+  SGL_UNCALLED static constexpr auto sgl_fields() {                             \
     [[maybe_unused]] constexpr auto sgl_are_all = [](const SglSelf& sgl_self) { \
       [[maybe_unused]] const auto& [__VA_ARGS__] = sgl_self;                    \
     };                                                                          \
