@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from sgljit_core import log
@@ -32,15 +32,18 @@ class Finder(Generic[T]):
 
     def find(self) -> tuple[T] | None:
         """Look in all tiers."""
+        request = self.request
         for tiers in self.tiers():
-            found = self._load(tiers)
+            found = self._load(lookup.find(tiers, request.location, request.toolchain_key, request.serves))
             if found is not None:
                 return found
-        return None
+        every = [tier for tiers in self.tiers() for tier in tiers]
+        return self._load(lookup.find_of_another_core(every, request.location, request.source, request.serves))
 
     def find_again(self) -> tuple[T] | None:
         """Look in the writable root alone: somebody may have published it since the first look."""
-        return self._load([Tier(self.request.root)])
+        request = self.request
+        return self._load(lookup.find([Tier(request.root)], request.location, request.toolchain_key, request.serves))
 
     def tiers(self) -> Iterator[list[Tier]]:
         """The tiers in the order of the search; plugins, which take a while to ask, are asked last."""
@@ -57,10 +60,9 @@ class Finder(Generic[T]):
         if vouched:
             yield vouched
 
-    def _load(self, tiers: Sequence[Tier]) -> tuple[T] | None:
-        """Find and load. An artifact that is damaged or that this machine cannot load counts as none."""
+    def _load(self, search: Search) -> tuple[T] | None:
+        """Load what was found. An artifact that is damaged or that this machine cannot load counts as none."""
         request = self.request
-        search = lookup.find(tiers, request.location, request.toolchain_key, request.serves)
         self._note(search)
         artifact = search.artifact
         if artifact is None or search.tier is None:

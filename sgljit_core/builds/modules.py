@@ -187,4 +187,4 @@ def include_roots(spec: BuildSpec) -> list[includes.Root]:
             if archive is not None:
                 hint = f"; {archive} is a file, and compilers read directories: unpack it, or install it with pip"
             raise SourceNotFoundError(f"{spec.label}: directory {root.directory} does not exist{hint}")
-    return [*roots, includes.Root("core:", paths.core_include(), own=False)]
+    return [*roots, includes.Root(keys.CORE, paths.core_include(), own=False)]

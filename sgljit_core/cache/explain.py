@@ -28,6 +28,7 @@ class Explanation:
         nearest: the directory of the artifact of the same module that differs least; None where there is none.
         differences: what sets the build apart from ``nearest``, most telling first.
         other_targets: where ``nearest`` is None, the targets that there are artifacts of the same module for.
+        remedy: what to do about it, if there is something to be done.
     """
 
     build: str
@@ -36,6 +37,7 @@ class Explanation:
     nearest: Path | None = None
     differences: tuple[str, ...] = ()
     other_targets: tuple[str, ...] = ()
+    remedy: str = ""
 
     @property
     def source_key(self) -> str:
@@ -49,7 +51,8 @@ class Explanation:
             others = f" (there are some for {', '.join(self.other_targets)})" if self.other_targets else ""
             return f"{self.build}: a miss, no artifact of this module and target was ever built here{others}"
         listed = ", ".join(self.differences)
-        return f"{self.build}: a miss; the nearest artifact ({self.nearest.parent.name[:8]}) differs: {listed}"
+        key = self.nearest.parent.name[:8]
+        return f"{self.build}: a miss; the nearest artifact ({key}) differs: {listed}{self.remedy}"
 
 
 def explain_miss(

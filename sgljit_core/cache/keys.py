@@ -21,6 +21,11 @@ from sgljit_core.model.build import BuildSpec
 # Raise it when the meaning of an ingredient changes; the C ABI is the one of tvm-ffi that artifacts are built on.
 FORMAT = 1
 _C_ABI = "tvm-ffi 0.1"
+# The contract between compiled code and the core that runs it, whose headers it was compiled with: what they call of
+# each other, and how a host part launches a cubin. Raise it with a change of that; docs/compatibility.md.
+ABI = 1
+# The files of the core in the ingredients of a source key.
+CORE = "core:"
 
 
 def source_ingredients(
@@ -40,7 +45,7 @@ def source_ingredients(
         tvm_ffi: the version of tvm-ffi, an ingredient only where its unstable C++ ABI is used.
         cpu: this machine's processor, an ingredient only where ``depends_on_processor``.
     """
-    ingredients = {"format": str(FORMAT), "target": spec.target.name}
+    ingredients = {"format": str(FORMAT), "core_abi": str(ABI), "target": spec.target.name}
     if spec.kernel:  # a cubin calls nothing
         ingredients["kernel"] = spec.kernel
     else:
@@ -53,6 +58,11 @@ def source_ingredients(
     if depends_on_processor(flags):
         ingredients["cpu"] = cpu
     return ingredients
+
+
+def without_core(source: Mapping[str, str]) -> dict[str, str]:
+    """The ingredients of a source key that are the author's: not the text of the core's headers and units."""
+    return {name: value for name, value in source.items() if not name.startswith((f"file {CORE}", "generated core_"))}
 
 
 def depends_on_processor(flags: Mapping[str, Sequence[str]]) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from sgljit_core.errors import UntrustedCacheError
 from sgljit_core.machine import trust
 
-from .keys import Location
+from .keys import Location, without_core
 from .manifest import FILE, Manifest, ManifestError
 
 LARGEST = 2 << 30  # the bytes of a file that is read
@@ -103,6 +103,42 @@ def find(
                     return Search(artifact, tier, tuple(damaged), tuple(unreadable))
         except UntrustedCacheError:  # noqa: PERF203 - a tier for itself
             raise
+        except OSError as error:
+            unreadable.append((tier, error))
+    return Search(None, None, tuple(damaged), tuple(unreadable))
+
+
+def find_of_another_core(
+    tiers: Sequence[Tier],
+    location: Location,
+    source: Mapping[str, str],
+    serves: Callable[[Mapping[str, str]], bool],
+) -> Search:
+    """Look for an artifact of the same sources that a plugin carries, compiled with another release of the core.
+
+    The plugin's author has compiled and tested it so, and the core keeps what such code relies on within one ABI
+    (``keys.ABI``). What others compiled serves for the very same text only.
+
+    Args:
+        tiers: of these, those that a plugin vouches for.
+        source: the ingredients of the source key.
+        serves: as for ``find``.
+    """
+    wanted = without_core(source)
+    damaged: list[Damage] = []
+    unreadable: list[tuple[Tier, OSError]] = []
+    for tier in tiers:
+        try:
+            for directory in sorted((tier.root / location.path.parent).glob("*/*")) if tier.vouched else ():
+                try:
+                    manifest = read_manifest(directory)
+                    usable = without_core(manifest.source) == wanted and serves(manifest.toolchain)
+                    artifact = read(directory, vouched=True) if usable else None
+                except ManifestError as error:
+                    damaged.append(Damage(directory, str(error)))
+                    continue
+                if artifact is not None:
+                    return Search(artifact, tier, tuple(damaged), tuple(unreadable))
         except OSError as error:
             unreadable.append((tier, error))
     return Search(None, None, tuple(damaged), tuple(unreadable))

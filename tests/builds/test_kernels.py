@@ -709,6 +709,30 @@ def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
     result = subprocess.run([sys.executable, "-c", code], env=equipped, check=False, capture_output=True, text=True)
     assert result.stdout.strip() == "[3.0, 3.0]", result.stderr
 
+    # The core was upgraded: its headers have another text.
+    def upgrade(**changed):
+        for file in list(carried.rglob("manifest.json")):
+            manifest = Manifest.parse(file.read_bytes())
+            source = {**manifest.source, **changed}
+            other = dataclasses.replace(manifest, source=source, core="0.0.9", plugin="acme 1.0")
+            place = carried / other.location.path / other.entry_name()
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.rename(place)
+            (place / "manifest.json").write_bytes(other.dump())
+
+    upgrade(**{"file core:/sgl_kernel/utils.h": "0" * 64})
+    result = subprocess.run([sys.executable, "-c", code], env=bare, check=False, capture_output=True, text=True)
+    assert result.stdout.strip() == "[3.0, 3.0]", result.stderr
+    upgrade(core_abi="0")
+    for environment in (bare, {**bare, "SGLJIT_JIT": "on"}):
+        refused = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert "core_abi 0 -> 1" in refused.stderr
+        assert (
+            f". acme 1.0 carries it for ABI 0 of the core, and sgljit-core {sgljit_core.__version__} has ABI 1: "
+            f"pip install --upgrade acme, or pip install sgljit-core==0.0.9"
+        ) in refused.stderr
+    upgrade(core_abi="1")
+
     (family.csrc / "params.h").write_text(PARAMS + "// another version\n")
     stale = subprocess.run([sys.executable, "-c", code], env=bare, check=False, capture_output=True, text=True)
     assert "CompileForbiddenError" in stale.stderr
