@@ -160,7 +160,7 @@ def _check_doubles(names: frozenset[str]) -> None:
 def _scan(group: str) -> list[Plugin]:
     _check_descriptors()
     # importlib_metadata loads what reads zip files for each entry that is not there, such as python311.zip.
-    path = [entry for entry in sys.path if Path(entry).exists()]
+    path = [entry for entry in sys.path if os.path.exists(entry or os.curdir)]  # noqa: PTH110 - it raises nothing
     found: dict[str, list[Plugin]] = {}
     for dist in importlib_metadata.distributions(path=path):
         name = re.sub(r"[-_.]+", "-", _directory(dist).stem.partition("-")[0]).lower()
