@@ -57,22 +57,25 @@ struct Spelling {
   std::size_t size;
 };
 
-/// The name of a type as the compiler spells it, cut out of this function's own name.
+/// The name of a type as the compiler spells it, cut out of this function's own name, which ends in a bracket.
 template <typename T>
 constexpr Spelling type_spelling() noexcept {
   const char* text = __PRETTY_FUNCTION__;
   std::size_t begin = 0;
   while (!(text[begin] == 'T' && text[begin + 1] == ' ' && text[begin + 2] == '=')) ++begin;
   begin += 4;
-  std::size_t end = begin;
-  while (text[end] != ']' && text[end] != ';') ++end;
-  return {text + begin, end - begin};
+  return {text + begin, sizeof(__PRETTY_FUNCTION__) - 2 - begin};
 }
 
-/// Whether another compile can name the type: not in an unnamed namespace, no lambda.
+/// Whether another compile can name the type: it is not in an unnamed namespace or a function, and no lambda.
 constexpr bool is_nameable(Spelling spelling) noexcept {
-  for (std::size_t i = 0; i < spelling.size; ++i) {
-    if (spelling.text[i] == '{' || spelling.text[i] == '(') return false;
+  // As compilers spell the opposite: {anonymous}, (anonymous namespace), <unnamed struct>, <lambda()>, f()::Local.
+  for (const char* part : {"{", "(anonymous", "(unnamed", "(lambda", "<unnamed", "<lambda", ")::"}) {
+    for (std::size_t i = 0; i < spelling.size; ++i) {
+      std::size_t same = 0;
+      while (part[same] != '\0' && i + same < spelling.size && spelling.text[i + same] == part[same]) ++same;
+      if (part[same] == '\0') return false;
+    }
   }
   return true;
 }
@@ -96,7 +99,7 @@ namespace details {
 template <typename T>
 constexpr TemplateArg type_argument(Type<T>) noexcept {
   constexpr auto kName = type_spelling<T>();
-  static_assert(is_nameable(kName), "a kernel's type argument must have a name: no lambda, no unnamed namespace");
+  static_assert(is_nameable(kName), "a kernel's type argument must have a name: no lambda, no unnamed namespace, no function around it");
   return {TemplateArg::kType, kName.text, kName.size, static_cast<std::int64_t>(fnv1a(kName.text, kName.size))};
 }
 

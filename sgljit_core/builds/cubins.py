@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,6 +116,7 @@ def _device_files(csrc: Path) -> list[str]:
     return sorted(path.name for path in readable if path.suffix == ".cuh" or _is_functor(path))
 
 
+@functools.cache  # a file that becomes one later has precompiled headers of its own
 def _is_functor(path: Path) -> bool:
     return path.suffix == ".h" and _ROW_OPERATION.search(path.read_bytes()) is not None
 

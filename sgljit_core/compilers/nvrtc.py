@@ -151,12 +151,14 @@ def compile_kernel(
     with _precompiling(source, options, headers) as file:
         try:
             return _compile_with(file, nvrtc, source, expressions, options)
-        except RejectedSourceError:  # it may be for the file of precompiled headers
+        except RejectedSourceError:
             if file is None:
                 raise
-            with contextlib.suppress(OSError):
-                file.unlink()
-    return _compile(_library(nvrtc.library), source, expressions, options)
+        # Is the source at fault, or the file of precompiled headers? That one then goes; others still use it otherwise.
+        made = _compile(_library(nvrtc.library), source, expressions, options)
+        with contextlib.suppress(OSError):
+            file.unlink()
+        return made
 
 
 def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], headers: str) -> None:

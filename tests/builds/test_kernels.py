@@ -441,6 +441,36 @@ def test_python_names_variants_as_host_parts_do(family):
     build(family, "scaling::fill", values[3])
 
 
+TYPES = """\
+namespace names {
+enum class Mode { kOnce, kTwice };
+template <typename T> struct Box {};
+template <Mode kMode, int kNumber> struct Pair {};
+}
+"""
+
+
+def test_any_type_with_a_name_is_a_template_argument(tmp_path, monkeypatch):
+    """The text that the host compiler spells is what NVRTC reads."""
+    monkeypatch.syspath_prepend(tmp_path)
+    types = ["float", "unsigned long", "Box<int[3]>", "Box<int (*)[4]>", "Box<void(int, float*)>", "Box<Box<short>*>"]
+    types += ["Pair<Mode::kTwice, -3>", "Pair<Mode(7), 1>"]
+    spelled = [f'    case {i}: throw host::Error("ValueError", k.get(host::type<{T}>));\n' for i, T in enumerate(types)]
+    host = '#include <sgl_kernel/variant.h>\n#include "types.h"\nusing namespace names;\n'
+    host += 'host::Kernel<> k{"types.cuh", "k"};\n'
+    host += f"void spell(int which) {{\n  switch (which) {{\n{"".join(spelled)}  }}\n}}\n"
+    device = '#include "types.h"\ntemplate <typename T> __global__ void k() {}\n'
+    family = make_family(tmp_path, "spelling", **{"types.h": TYPES, "types.cuh": device, "host.cpp": host})
+    module = family.load_host("host", cpp_files=["host.cpp"], cpp_wrappers=[("spell", "spell")])
+    symbols = set()
+    for i in range(len(types)):
+        with pytest.raises(ValueError, match="^k<") as caught:
+            module.spell(i)
+        with override_cuda_arch(9, 0):
+            symbols.add(cubin_of(family, "types.cuh", str(caught.value)).symbol)
+    assert len(symbols) == len(types)
+
+
 def test_floats_that_are_no_numbers_are_template_arguments_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     text = "namespace scaling { template <double kValue> __global__ void set(double* data) { *data = kValue; } }"
@@ -579,6 +609,27 @@ def test_kernels_compile_without_room_for_precompiled_headers(family, monkeypatc
 
     monkeypatch.setattr(nvrtc, "precompiled_directory", no_room)
     build(family, "scaling::scale", 203, False, torch.float16)
+
+
+def test_a_source_that_does_not_compile_leaves_the_precompiled_headers(family):
+    directory = nvrtc.precompiled_directory(os.getpid())
+    build(family, "scaling::scale", 206, False, torch.float16)
+    before = {file: file.stat().st_mtime_ns for file in directory.glob("*/*.pch")}
+    assert before
+    with pytest.raises(errors.CompileError, match="nothing"):
+        build(family, "scaling::nothing", 1)
+    build(family, "scaling::scale", 207, False, torch.float16)
+    assert {file: file.stat().st_mtime_ns for file in directory.glob("*/*.pch")} == before
+
+
+def test_a_kernel_whose_struct_does_not_name_its_fields_is_told_to(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    params = PARAMS.replace("  SGL_FIELDS(data, length)\n", "")
+    family = make_family(tmp_path, "unnamed_fields", **{"params.h": params})
+    with pytest.raises(errors.CompileError) as caught:
+        build(family, "scaling::scale", 3, False, torch.float32)
+    assert "write SGL_FIELDS(a, b, ...) into it, with their names" in str(caught.value).splitlines()[0]
+    assert "T=scaling::Params" in caught.value.log
 
 
 @pytest.mark.parametrize("left", [0, 100, 0.5, 0.999])

@@ -238,6 +238,18 @@ def test_an_element_off_its_alignment_is_refused(maps):
         maps.affine(x, torch.empty(8), 1.0, 1.0)
 
 
+def test_a_functor_may_have_a_long_name(family):
+    name = "n" + 300 * "a" + "me"
+    functor = (toolbox.CSRC / "row_maps.h").read_text().replace("Affine", name)
+    (family.csrc / "long.h").write_text(functor)
+    source = (toolbox.CSRC / "row_maps.cpp").read_text().replace("Affine", name).replace("row_maps.h", "long.h")
+    (family.csrc / "long.cpp").write_text(source)
+    module = family.load_host("long", cpp_files=["long.cpp"], cpp_wrappers=[("affine", "affine")])
+    out = torch.empty(4)
+    module.affine(torch.arange(4.0), out, 2, 1)
+    assert out.tolist() == [1, 3, 5, 7]
+
+
 def test_a_functor_without_a_name_does_not_compile(family):
     source = (toolbox.CSRC / "row_maps.cpp").read_text()
     source = source.replace(

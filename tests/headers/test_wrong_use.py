@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from headers import toolbox
 
+VARIANT = """\
+#include <sgl_kernel/variant.h>
+#define LAUNCH(...) host::LaunchKernel(1, 1, host::native_stream_t{})(__VA_ARGS__)
+"""
+
 HOST = {
     "a parameter that cannot come from Python": (
         "#include <sgl_kernel/export.h>\nstruct S {}; void f(S) {}\nSGL_EXPORT(f, (f))",
@@ -57,6 +62,39 @@ HOST = {
     "a deleter that takes no pointer": (
         "#include <sgl_kernel/ffi.h>\nauto f() { return host::ffi::from_blob(nullptr, {}, {}, {}, [] {}); }",
         "the deleter must be callable with the data pointer",
+    ),
+    "a long long for a kernel's int": (
+        VARIANT + 'host::Kernel<int> k{"f", "k"};\nvoid f(long long n) { LAUNCH(k.get(), n); }',
+        "LaunchKernel: an argument does not convert to the kernel's parameter type, or not without loss",
+    ),
+    "a float for a kernel's pointer": (
+        VARIANT + 'host::Kernel<float*> k{"f", "k"};\nvoid f(float x) { LAUNCH(k.get(), x); }',
+        "LaunchKernel: an argument does not convert to the kernel's parameter type",
+    ),
+    "an argument more than a kernel takes": (
+        VARIANT + 'host::Kernel<int> k{"f", "k"};\nvoid f() { LAUNCH(k.get(), 1, 2); }',
+        "LaunchKernel: the kernel takes a different number of arguments",
+    ),
+    "a kernel's struct whose fields are not known": (
+        VARIANT + 'struct S { int a; };\nhost::Kernel<S> k{"f", "k"};',
+        "so that its fields must be known: write SGL_FIELDS(a, b, ...) into it",
+    ),
+    "a deferred function's struct whose fields are not known": (
+        '#include <sgl_kernel/deferred.h>\nstruct S { int a; };\nhost::Deferred<int(S&)> d{"f", "d"};\n'
+        "int f(S s) { return d(s); }",
+        "so that its fields must be known: write SGL_FIELDS(a, b, ...) into it",
+    ),
+    "a field that is forgotten": (
+        VARIANT + 'struct S { int a, b, c; SGL_FIELDS(a, c) };\nhost::Kernel<S> k{"f", "k"};',
+        "only 2 names",
+    ),
+    "a bit-field": (
+        VARIANT + 'struct S { int a : 3; SGL_FIELDS(a) };\nhost::Kernel<S> k{"f", "k"};',
+        "bit-field",
+    ),
+    "a type of an unnamed namespace as a template argument": (
+        VARIANT + 'namespace { struct S {}; }\nhost::Kernel<> k{"f", "k"};\nvoid f() { (void)k.get(host::type<S>); }',
+        "a kernel's type argument must have a name: no lambda, no unnamed namespace, no function",
     ),
 }
 

@@ -23,7 +23,12 @@ template <const char* kName, typename F, int kInput, int kOutput, int... kCounts
 struct RowOpSymbol {
   static_assert(((kCounts >= 0 && kCounts <= 9) && ...), "a row operation has at most nine outputs");
 
-  char text[256] = {};
+  static constexpr std::size_t kSize = [] {
+    std::size_t size = type_spelling<F>().size + 3 * sizeof...(kCounts) + sizeof("<, fp32_t, fp32_t>");
+    for (const char* letter = kName; *letter != '\0'; ++letter) ++size;
+    return size;
+  }();
+  char text[kSize] = {};
 
   constexpr RowOpSymbol() {
     std::size_t size = 0;
