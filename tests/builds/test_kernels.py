@@ -455,10 +455,10 @@ def test_any_type_with_a_name_is_a_template_argument(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     types = ["float", "unsigned long", "Box<int[3]>", "Box<int (*)[4]>", "Box<void(int, float*)>", "Box<Box<short>*>"]
     types += ["Pair<Mode::kTwice, -3>", "Pair<Mode(7), 1>"]
-    spelled = [f'    case {i}: throw host::Error("ValueError", k.get(host::type<{T}>));\n' for i, T in enumerate(types)]
+    cases = [f'    case {i}: throw host::Error("ValueError", k.get(host::type<{T}>));\n' for i, T in enumerate(types)]
     host = '#include <sgl_kernel/variant.h>\n#include "types.h"\nusing namespace names;\n'
     host += 'host::Kernel<> k{"types.cuh", "k"};\n'
-    host += f"void spell(int which) {{\n  switch (which) {{\n{"".join(spelled)}  }}\n}}\n"
+    host += f"void spell(int which) {{\n  switch (which) {{\n{''.join(cases)}  }}\n}}\n"
     device = '#include "types.h"\ntemplate <typename T> __global__ void k() {}\n'
     family = make_family(tmp_path, "spelling", **{"types.h": TYPES, "types.cuh": device, "host.cpp": host})
     module = family.load_host("host", cpp_files=["host.cpp"], cpp_wrappers=[("spell", "spell")])
