@@ -89,8 +89,8 @@ SGL_DEFINE_CACHE_HINT(load_streaming, store_streaming, "ld.global.cs", "st.globa
 
 #if !defined(USE_ROCM)
 
-/// \brief Start moving the line into L2. An unmapped address is ignored. The data need not be final: a later load sees
-/// every write before it.
+/// \brief Start moving the line into L2. The address must be one that a load may take: PTX does not say what happens at
+/// another. The data need not be final: a later load sees every write before it.
 SGL_DEVICE void prefetch(const void* ptr) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(ptr));
 }

@@ -9,9 +9,6 @@
 
 namespace device {
 
-/// \brief Bytes of the widest load of one thread: 16, and 32 from Blackwell on.
-inline constexpr uint32_t kMaxVecBytes = SGL_ARCH_BLACKWELL_OR_GREATER ? 32 : 16;
-
 namespace details {
 
 /// The type that moves `kBytes` at once.
@@ -37,18 +34,21 @@ template <>
 struct Word<16> {
   using type = uint4;
 };
-template <>
-struct Word<32> {
-#if defined(__CUDACC__) && __CUDACC_VER_MAJOR__ >= 13
-  using type = ulonglong4_32a;  // the compiler moves it with one 256-bit instruction
-#else
-  struct alignas(32) type {
-    uint4 low, high;
-  };
-#endif
-};
 
 }  // namespace details
+
+/// \brief Bytes of the widest load of one thread: 16, and 32 on Blackwell with CUDA 13 or later.
+///
+/// A host part is compiled before its kernels, by another compiler: it counts on 16.
+#if SGL_ARCH_BLACKWELL_OR_GREATER && __CUDACC_VER_MAJOR__ >= 13
+inline constexpr uint32_t kMaxVecBytes = 32;
+template <>
+struct details::Word<32> {
+  using type = ulonglong4_32a;  // the compiler moves it with one 256-bit instruction; without it, with two, strided
+};
+#else
+inline constexpr uint32_t kMaxVecBytes = 16;
+#endif
 
 /// \brief `N` elements of `T`, aligned so that one instruction moves them all.
 ///
@@ -65,7 +65,8 @@ struct alignas(sizeof(T) * N) AlignedVector {
   static_assert(N > 0 && (N & (N - 1)) == 0, "AlignedVector: the number of elements must be a power of two");
   static_assert(
       sizeof(T) * N <= kMaxVecBytes,
-      "AlignedVector: at most 16 bytes, or 32 on Blackwell (kMaxVecBytes); take fewer elements or an array of vectors");
+      "AlignedVector: at most 16 bytes, or 32 on Blackwell with CUDA 13 (kMaxVecBytes); take fewer elements or an array "
+      "of vectors");
 
  private:
   using word_t = typename details::Word<sizeof(T) * N>::type;

@@ -52,6 +52,17 @@ def test_a_vector_is_one_load_and_one_store(
         assert re.fullmatch(access + instruction, found[0])
 
 
+@pytest.mark.parametrize(
+    ("arch", "cuda", "widest"), [("90a", 13, 16), ("100a", 12, 16), ("100a", 13, 32), ("120a", 13, 32)]
+)
+def test_the_widest_vector_is_one_that_the_compiler_moves_at_once(arch: str, cuda: int, widest: int) -> None:
+    """With CUDA 12 a load of 32 bytes would be two, each with gaps of 16 bytes between the threads."""
+    text = "#undef __CUDACC_VER_MAJOR__\n#define __CUDACC_VER_MAJOR__ {}\n#include <sgl_kernel/vec.cuh>\n"
+    text += "static_assert(device::kMaxVecBytes == {});\n__global__ void kernel() {{}}\n"
+    assert toolbox.compile_nvrtc(text.format(cuda, widest), arch) == ""
+    assert "static assertion failed" in toolbox.compile_nvrtc(text.format(cuda, widest // 2), arch)
+
+
 def test_constant_masks_cost_no_branch(tmp_path: Path) -> None:
     source = """
 #include <sgl_kernel/warp.cuh>

@@ -100,7 +100,7 @@ HOST = {
 
 DEVICE = {
     "a vector of three": ("AlignedVector<float, 3> x;", "the number of elements must be a power of two"),
-    "a vector too wide": ("AlignedVector<float, 8> x;", "at most 16 bytes, or 32 on Blackwell"),
+    "a vector too wide": ("AlignedVector<float, 8> x;", "at most 16 bytes, or 32 on Blackwell with CUDA 13"),
     "a vector of another type's memory": (
         "AlignedVector<float, 4> x; int y[4]; x.load(y);",
         "AlignedVector::load takes a pointer to its element type or to void",
