@@ -99,7 +99,9 @@ namespace details {
 template <typename T>
 constexpr TemplateArg type_argument(Type<T>) noexcept {
   constexpr auto kName = type_spelling<T>();
-  static_assert(is_nameable(kName), "a kernel's type argument must have a name: no lambda, no unnamed namespace, no function around it");
+  static_assert(
+      is_nameable(kName),
+      "a kernel's type argument must have a name: no lambda, no unnamed namespace, no function around it");
   return {TemplateArg::kType, kName.text, kName.size, static_cast<std::int64_t>(fnv1a(kName.text, kName.size))};
 }
 

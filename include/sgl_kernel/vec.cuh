@@ -65,7 +65,8 @@ struct alignas(sizeof(T) * N) AlignedVector {
   static_assert(N > 0 && (N & (N - 1)) == 0, "AlignedVector: the number of elements must be a power of two");
   static_assert(
       sizeof(T) * N <= kMaxVecBytes,
-      "AlignedVector: at most 16 bytes, or 32 on Blackwell with CUDA 13 (kMaxVecBytes); take fewer elements or an array "
+      "AlignedVector: at most 16 bytes, or 32 on Blackwell with CUDA 13 (kMaxVecBytes); take fewer elements or an "
+      "array "
       "of vectors");
 
  private:

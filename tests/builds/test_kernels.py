@@ -464,7 +464,7 @@ def test_any_type_with_a_name_is_a_template_argument(tmp_path, monkeypatch):
     module = family.load_host("host", cpp_files=["host.cpp"], cpp_wrappers=[("spell", "spell")])
     symbols = set()
     for i in range(len(types)):
-        with pytest.raises(ValueError, match="^k<") as caught:
+        with pytest.raises(ValueError, match=r"^k<") as caught:
             module.spell(i)
         with override_cuda_arch(9, 0):
             symbols.add(cubin_of(family, "types.cuh", str(caught.value)).symbol)
