@@ -15,10 +15,12 @@ struct SiluAndMul {
 };
 
 /// \brief gate * Phi(gate) * up, with the distribution function Phi of the standard normal distribution.
+///
+/// Phi(x) = erfc(-x / sqrt(2)) / 2: 1 + erf(x / sqrt(2)) would lose the digits of small results.
 struct GeluAndMul {
   SGL_HD float operator()(float gate, float up) const {
     constexpr float kSqrtHalf = 0.70710678f;
-    return 0.5f * gate * (1.0f + sgl::erf(gate * kSqrtHalf)) * up;
+    return 0.5f * gate * sgl::erfc(-kSqrtHalf * gate) * up;
   }
 };
 
