@@ -142,7 +142,9 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_tensors_that_do_not_fit_are_refused_with_the_cause(op, case, device):
     arguments, name, text = BAD[case]
-    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*activation\.cpp.*{text}"):
+    with pytest.raises(
+        TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*activation\.cpp.*{text}"
+    ):
         getattr(family, op)(*arguments(device))
 
 
