@@ -1,8 +1,8 @@
 """Which shapes does a model give to kernels?
 
 A model's ``config.json`` answers, and a table of what such a file does not say: which normalisation a type of model
-has, and whether it has a gated MLP. It needs no weights, no engine and no torch. A note names each model type that the table does not know. A kernel
-that is missed for that reason is compiled at its first call.
+has, and whether it has a gated MLP. It needs no weights, no engine and no torch. A note names each model type that the
+table does not know. A kernel that is missed for that reason is compiled at its first call.
 """
 
 from __future__ import annotations

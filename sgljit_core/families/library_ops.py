@@ -104,7 +104,7 @@ def _statements(declaration: Declaration, scope: dict[str, Any], library: torch.
 
 
 def _made(declaration: Declaration, scope: dict[str, Any]) -> str:
-    """The statement that makes ``out``. The body refuses an argument that is no tensor, as it does where out is given."""
+    """The statement that makes ``out``. The body refuses an argument that is no tensor, as where out is given."""
     scope["sgl_made"] = declaration.fake
     given = [name for name in declaration.tensors if not declaration.may_be_none(name)]
     are_tensors = " and ".join(f"sgl_isinstance({name}, sgl_Tensor)" for name in given)
@@ -194,7 +194,7 @@ def _on_copies(declaration: Declaration, library: torch.library.Library, namespa
         if not any(map(tensors.is_functional, values)):
             return False
         arguments = dict(zip(declaration.signature.parameters, values, strict=True))
-        variant = declaration.variants[declaration.inplace is not None and arguments[declaration.out] is None]
+        variant = declaration.variants[-1 if declaration.out and arguments[declaration.out] is None else 0]
         passed = {own: arguments[name] for name, own in variant.own_names.items()}
         results = made.get(variant.name, lambda: make(variant))(**passed)
         for name, result in zip(variant.mutates, results, strict=True):

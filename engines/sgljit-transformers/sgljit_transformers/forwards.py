@@ -1,14 +1,15 @@
 """What runs in the place of a layer's ``forward``?
 
-It is the code between a model and a kernel, called for every norm and every MLP of every token: so it asks only what a sound result
-needs, and each question costs less than a tenth of a microsecond. An op refuses a wrong dtype or a gradient by itself;
-these are asked first because a refusal is slow, and because a compiled graph has no way back from one.
+It is the code between a model and a kernel, called for every norm and every MLP of every token: so it asks only what a
+sound result needs, and each question costs less than a tenth of a microsecond. An op refuses a wrong dtype or a gradient
+by itself; these are asked first because a refusal is slow, and because a compiled graph has no way back from one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -94,9 +95,9 @@ def _gated_mlp(op: Op, give_up: GiveUp) -> type[nn.Module]:
         can_torch_compile = True
         has_backward = False
 
-        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
             if is_grad_enabled() or self.training:
-                return type(self).forward(self, hidden_states)
+                return type(self).forward(self, hidden_states)  # type: ignore[no-any-return]
             gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
             if type(gate) is plain and type(up) is plain and gate.dtype is up.dtype and gate.dtype in _DTYPES:
                 try:

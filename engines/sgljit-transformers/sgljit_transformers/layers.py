@@ -1,9 +1,9 @@
 """Which op computes what a layer computes?
 
-The layer's own code answers: it runs once on a few numbers, with a weight that tells the ops apart, or with stand-ins for
-its projections, and its results are compared with each op's formula in float64. A table of class names would miss the model of tomorrow, and would trust a
-name: transformers calls ``weight``, ``1 + weight`` and no weight at all RMSNorm. A layer that computes something else
-stays as it is.
+The layer's own code answers: it runs once on a few numbers, with a weight that tells the ops apart, or with stand-ins
+for its projections, and its results are compared with each op's formula in float64. A table of class names would miss the
+model of tomorrow, and would trust a name: transformers calls ``weight``, ``1 + weight`` and no weight at all RMSNorm. A
+layer that computes something else stays as it is.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _StandIn(nn.Module):
 
 
 def _gated_mlp(layer: nn.Module) -> GatedMLP | None:
-    """Only what has three projections, an activation, nothing of its own, and a ``forward`` of one argument is tried."""
+    """Only what has three projections, an activation, and a ``forward`` of one argument is looked at more closely."""
     children = dict(layer.named_children())
     if children.keys() != {*_PARTS, "act_fn"} or not _takes_one(type(layer).forward):
         return None

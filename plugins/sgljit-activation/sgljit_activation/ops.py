@@ -31,7 +31,7 @@ def _new_out(input: torch.Tensor, _out: torch.Tensor | None, up: torch.Tensor | 
 
 
 @FAMILY.op(exports=host_module, mutates=("out",), fake=_new_out)
-def silu_and_mul(
+def silu_and_mul(  # type: ignore[empty-body]  # it is C++
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     out: torch.Tensor | None = None,
     up: torch.Tensor | None = None,
@@ -58,7 +58,7 @@ def silu_and_mul(
 
 
 @FAMILY.op(exports=host_module, mutates=("out",), fake=_new_out)
-def gelu_and_mul(
+def gelu_and_mul(  # type: ignore[empty-body]  # it is C++
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     out: torch.Tensor | None = None,
     up: torch.Tensor | None = None,
@@ -81,7 +81,7 @@ def gelu_and_mul(
 
 
 @FAMILY.op(exports=host_module, mutates=("out",), fake=_new_out)
-def gelu_tanh_and_mul(
+def gelu_tanh_and_mul(  # type: ignore[empty-body]  # it is C++
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     out: torch.Tensor | None = None,
     up: torch.Tensor | None = None,

@@ -1,7 +1,7 @@
 """The ops in plain PyTorch and float64, to compare the kernels with.
 
-Each rounds once, to the dtype of ``out``: give a float64 tensor to see the result unrounded. PyTorch's own gelu adds one
-to erf or tanh, which leaves no digit of small results.
+Each rounds once, to the dtype of ``out``: give a float64 tensor to see the result unrounded. PyTorch's own gelu adds
+one to erf or tanh, which leaves no digit of small results.
 """
 
 from __future__ import annotations

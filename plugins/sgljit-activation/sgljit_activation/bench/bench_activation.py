@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, silu
 
+from sgljit_activation import reference
 from sgljit_core import ops
 from sgljit_core.benchmark import Figure, get_benchmark_range, measure
 from sgljit_core.benchmark.results import make_benchmark, sweep, with_ratio, write_results
-from sgljit_activation import reference
 
 Run = Callable[[torch.Tensor, torch.Tensor], object]
 
