@@ -1,8 +1,9 @@
 """What runs in the place of a layer's ``forward``?
 
-It is the code between a model and a kernel, called for every norm and every MLP of every token: so it asks only what a
-sound result needs, and each question costs less than a tenth of a microsecond. An op refuses a wrong dtype or a gradient
-by itself; these are asked first because a refusal is slow, and because a compiled graph has no way back from one.
+It is the code between a model and a kernel, called for every norm and every MLP of every token. So it asks only what a
+sound result needs, and each question costs less than a tenth of a microsecond. An op refuses a wrong dtype or a
+gradient by itself; these are asked first because a refusal is slow, and because a compiled graph has no way back from
+one.
 """
 
 from __future__ import annotations
