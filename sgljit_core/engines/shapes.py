@@ -1,8 +1,8 @@
 """Which shapes does a model give to kernels?
 
 A model's ``config.json`` answers, and a table of what such a file does not say: which normalisation a type of model
-has. It needs no weights, no engine and no torch. A note names each model type that the table does not know. A kernel
-that is missed for that reason is compiled at its first call.
+has, and whether it has a gated MLP. It needs no weights, no engine and no torch. A note names each model type that the
+table does not know. A kernel that is missed for that reason is compiled at its first call.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ class Traits:
     Attributes:
         one_plus: whether its RMSNorm multiplies by ``1 + weight``, as Gemma's does.
         qk_norm: what of queries and keys is normalised: nothing (""), each "head", or "all" heads of a token together.
+        gated_mlp: whether a token passes an MLP with a gate outside of the routed experts, whose kernels have an
+            activation of their own.
     """
 
     one_plus: bool = False
     qk_norm: str = ""
+    gated_mlp: bool = True
 
 
 _PLAIN, _HEADS = Traits(), Traits(qk_norm="head")
@@ -39,18 +42,18 @@ MODEL_TYPES: Mapping[str, Traits] = {
     "gemma": Traits(one_plus=True),
     "gemma2": Traits(one_plus=True),
     "gemma3_text": Traits(one_plus=True, qk_norm="head"),
-    "gpt_oss": _PLAIN,
+    "gpt_oss": Traits(gated_mlp=False),
     "granite": _PLAIN,
     "llama": _PLAIN,
     "ministral": _PLAIN,
     "mistral": _PLAIN,
-    "mixtral": _PLAIN,
+    "mixtral": Traits(gated_mlp=False),
     "olmo2": Traits(qk_norm="all"),
     "phi3": _PLAIN,
     "qwen2": _PLAIN,
     "qwen2_moe": _PLAIN,
     "qwen3": _HEADS,
-    "qwen3_moe": _HEADS,
+    "qwen3_moe": Traits(qk_norm="head", gated_mlp=False),
     "smollm3": _PLAIN,
 }
 
@@ -71,6 +74,8 @@ class ModelShape:
         cache_row: elements of one token in one cache of one layer of this rank: all heads, or the latent vector.
         caches: 2, keys and values; 1 with multi-head latent attention.
         rms_norm: whether it has RMSNorm layers, as far as is known.
+        activation: that of its MLPs: "silu", "gelu", "gelu_tanh", or "" for any other.
+        mlp_sizes: elements of a token inside of the gated MLPs of this rank; empty where there are none.
         traits: what the type of model does beside its config.
         notes: sentences about what is not covered.
     """
@@ -87,6 +92,8 @@ class ModelShape:
     cache_row: int
     caches: int
     rms_norm: bool
+    activation: str
+    mlp_sizes: tuple[int, ...]
     traits: Traits
     notes: tuple[str, ...]
 
@@ -132,6 +139,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     head_dim = _integer(file, text, "head_dim", hidden // heads)
     latent = tuple(_integer(file, text, key) for key in ("q_lora_rank", "kv_lora_rank") if text.get(key) is not None)
     is_latent = text.get("kv_lora_rank") is not None
+    traits = MODEL_TYPES.get(model_type, _PLAIN)
     of_rank, kv_of_rank = _shared(heads, kv_heads, tensor_parallel, is_latent)
     latent_row = latent[-1] + _integer(file, text, "qk_rope_head_dim", 0) if is_latent else 0
     return ModelShape(
@@ -147,7 +155,9 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         cache_row=latent_row or kv_of_rank * head_dim,
         caches=1 if is_latent else 2,
         rms_norm=rms_norm,
-        traits=MODEL_TYPES.get(model_type, _PLAIN),
+        activation=_ACTIVATIONS.get(str(text.get("hidden_activation") or text.get("hidden_act")), ""),
+        mlp_sizes=_mlp_sizes(file, text, tensor_parallel) if traits.gated_mlp else (),
+        traits=traits,
         notes=tuple(notes),
     )
 
@@ -178,6 +188,27 @@ def _dtype(file: Path, found: object) -> str:
     if name not in _DTYPES:
         raise ModelConfigError(f"{file}: its dtype is {found}; name one with --dtype, of {', '.join(_DTYPES)}")
     return name
+
+
+# The names of transformers. Some differ in how they compute the same.
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def _mlp_sizes(file: Path, config: Mapping[str, Any], ranks: int) -> tuple[int, ...]:
+    """The sizes of dense layers and of experts that all tokens share."""
+    sizes = {_integer(file, config, key, 0) for key in ("intermediate_size", "shared_expert_intermediate_size")}
+    sizes.add(_integer(file, config, "moe_intermediate_size", 0) * _integer(file, config, "n_shared_experts", 0))
+    return tuple(sorted(size // ranks for size in sizes if size and size % ranks == 0))
 
 
 def _integer(file: Path, config: Mapping[str, Any], key: str, default: int | None = None) -> int:

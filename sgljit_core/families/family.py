@@ -146,7 +146,9 @@ class KernelFamily:
             inplace: the tensor that is written where the one optional parameter of ``mutates`` is None. The op is two
                 then: ``<name>_`` writes this one, ``<name>`` the other.
             fake: for an op that returns tensors: makes the same of its arguments without computing, such as
-                ``torch.empty_like``; the function, or "package.module:function".
+                ``torch.empty_like``; the function, or "package.module:function". Where ``mutates`` names one tensor
+                that may be None, the op returns that one, and writes the one that ``fake`` makes of the arguments
+                where it is None: its body then returns nothing, and ``fake`` is the function.
             reference, samples: "package.module:function", see ``Op``. By default the functions of the op's name in
                 the package's ``reference`` and ``samples``, where there are any.
 

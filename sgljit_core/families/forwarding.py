@@ -44,14 +44,14 @@ def generate(
     declared, parameters, by_position = declaration.function, declaration.parameters, exports is not None
     names = [parameter.name for parameter in parameters]
     calls = {
-        "body": f"sgl_body({_as_arguments(parameters, names, by_position)})",
+        "body": f"sgl_body({as_arguments(parameters, names, by_position)})",
         "arguments": ", ".join(names),
     }
     runs = []
     for number, (variant, overload) in enumerate(zip(declaration.variants, overloads, strict=True)):
         scope[f"sgl_route{number}"] = overload
-        calls[f"passed{number}"] = _as_arguments(variant.parameters, variant.names)
-        passed = _as_arguments(parameters, [variant.own_names.get(name, "None") for name in names], by_position)
+        calls[f"passed{number}"] = as_arguments(variant.parameters, variant.names)
+        passed = as_arguments(parameters, [variant.own_names.get(name, "None") for name in names], by_position)
         takes = _takes(variant.parameters, scope)
         runs.append(f"def sgl_run{number}({takes}):\n return sgl_body({passed})\n")
     _run(
@@ -91,7 +91,7 @@ def _line_of_def(file: str, first: int) -> int:
     return first
 
 
-def _as_arguments(parameters: Parameters, values: Iterable[str], by_position: bool = False) -> str:
+def as_arguments(parameters: Parameters, values: Iterable[str], by_position: bool = False) -> str:
     """The text of a call's arguments: each parameter's value, keyword-only parameters by keyword."""
     return ", ".join(
         f"{parameter.name}={value}" if parameter.kind is parameter.KEYWORD_ONLY and not by_position else value

@@ -24,7 +24,7 @@ import torch
 from sgljit_core.machine.forks import OncePerKey
 
 from . import tensors
-from .forwarding import generate
+from .forwarding import as_arguments, generate
 from .gradients import refuse_gradients
 from .schema import ORDER, Declaration, Variant
 from .tracing import Constant
@@ -66,7 +66,7 @@ def define(
     function, runs = generate(declaration, exports, text, overloads, scope)
     for variant, overload, run in zip(variants, overloads, runs, strict=True):
         library.impl(variant.name, run, "CompositeExplicitAutograd")
-        if declaration.returns_nothing:  # register_fake would do, but reads source files for its messages
+        if declaration.only_writes:  # register_fake would do, but reads source files for its messages
             library.impl(variant.name, _nothing, "Meta")
         else:
             torch.library.register_fake(f"{namespace}::{variant.name}", _fake(declaration, variant, run), lib=library)
@@ -95,9 +95,22 @@ def _statements(declaration: Declaration, scope: dict[str, Any], library: torch.
             traced = "sgl_constant.call({passed0})"
         return f"  if sgl_is_compiling():\n   return {traced}\n  return {{body}}"
     text = "" if declaration.has_lists else _direct(declaration, scope, library, namespace)
+    if declaration.returns_out:
+        made = _made(declaration, scope)
+        return f"{made}{text}  sgl_route0({{passed0}})\n  return {declaration.out}"
     if declaration.out is not None:
         text += f"  if {declaration.out} is None:\n   return sgl_route1({{passed1}})\n"
     return text + "  return sgl_route0({passed0})"
+
+
+def _made(declaration: Declaration, scope: dict[str, Any]) -> str:
+    """The statement that makes ``out``. The body refuses an argument that is no tensor, as where out is given."""
+    scope["sgl_made"] = declaration.fake
+    given = [name for name in declaration.tensors if not declaration.may_be_none(name)]
+    are_tensors = " and ".join(f"sgl_isinstance({name}, sgl_Tensor)" for name in given)
+    arguments = as_arguments(declaration.parameters, list(declaration.signature.parameters))
+    out = declaration.out
+    return f"  if {out} is None and {are_tensors}:\n   {out} = sgl_made({arguments})\n"
 
 
 def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, namespace: str) -> str:
@@ -121,20 +134,22 @@ def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.libr
     )
     tensors_by_name = ", ".join(f"{name!r}: {name}" for name in declaration.tensors)
     no_gradient = f"not (sgl_is_grad_enabled() and ({' or '.join(grads)}))"
+    give = f"{{body}}; return {declaration.out}" if declaration.returns_out else "return {body}"
     lines = [
         f"if {' and '.join(plain)} and not (sgl_is_tracing() or sgl_is_exporting()) and {no_gradient}:",
         " try:",
-        "  return {body}",
+        f"  {give}",
         " except Exception:",
         f"  if not sgl_stand_in({declaration.name!r}, {{{{{tensors_by_name}}}}}):",
         "   raise",
         # The body refuses an argument that is no tensor, as it refuses any wrong argument.
         f"if not sgl_is_tracing() and not ({' and '.join(others)}):",
-        " return {body}",
+        f" {give}",
     ]
-    if declaration.mutates and declaration.returns_nothing:
+    if declaration.mutates and declaration.only_writes:
         scope["sgl_on_copies"] = _on_copies(declaration, library, namespace)
-        lines[4:4] = ["  if sgl_on_copies({arguments}):", "   return None"]
+        result = declaration.out if declaration.returns_out else None
+        lines[4:4] = ["  if sgl_on_copies({arguments}):", f"   return {result}"]
     if tensors.HEAP_IS_LOW:
         scope["sgl_require_memory"] = tensors.require_memory
         lines[2:2] = [f"  if {' or '.join(offsets)}:", "   sgl_require_memory({arguments})"]
@@ -179,7 +194,7 @@ def _on_copies(declaration: Declaration, library: torch.library.Library, namespa
         if not any(map(tensors.is_functional, values)):
             return False
         arguments = dict(zip(declaration.signature.parameters, values, strict=True))
-        variant = declaration.variants[declaration.out is not None and arguments[declaration.out] is None]
+        variant = declaration.variants[-1 if declaration.out and arguments[declaration.out] is None else 0]
         passed = {own: arguments[name] for name, own in variant.own_names.items()}
         results = made.get(variant.name, lambda: make(variant))(**passed)
         for name, result in zip(variant.mutates, results, strict=True):

@@ -98,6 +98,21 @@ class Declaration:
     def returns_nothing(self) -> bool:
         return self.signature.return_annotation in (None, type(None))
 
+    @functools.cached_property
+    def returns_out(self) -> bool:
+        """Whether a call returns the tensor that it writes: ``out``, or where that is None one that ``fake`` makes."""
+        return self.signature.return_annotation is torch.Tensor and len(self._optional) == 1
+
+    @property
+    def only_writes(self) -> bool:
+        """Whether the library ops return nothing."""
+        return self.returns_nothing or self.returns_out
+
+    @property
+    def _optional(self) -> list[str]:
+        """The tensors that it writes to, where they are given."""
+        return [name for name in self.mutates if name in self.tensors and self.may_be_none(name)]
+
     def may_be_none(self, name: str) -> bool:
         parameter = self.signature.parameters[name]
         return parameter.annotation is not _without_none(parameter)
@@ -119,9 +134,13 @@ class Declaration:
                 f"without computing it. Write @FAMILY.op(..., fake=...): a function with the op's parameters that "
                 f"returns an empty tensor of the right shape and dtype, such as torch.empty_like"
             )
-        optional = [name for name in self.mutates if name in self.tensors and self.may_be_none(name)]
+        if self.returns_out and isinstance(self.fake, functools.partial):
+            raise InvalidFamilyError(
+                f"{self.where}: fake makes the tensor that is returned at each call, also while torch.compile traces: "
+                f"give the function itself, not its name"
+            )
         if self.inplace is not None and (
-            len(optional) != 1
+            len(self._optional) != 1
             or not self.returns_nothing
             or self.inplace not in self.tensors
             or self.may_be_none(self.inplace)
@@ -135,15 +154,13 @@ class Declaration:
 
     @functools.cached_property
     def out(self) -> str | None:
-        """The parameter that is None where the op works in place; None where it has no two forms."""
-        if self.inplace is None:
-            return None
-        return next(name for name in self.mutates if name in self.tensors and self.may_be_none(name))
+        """The parameter in whose place another tensor is written where it is None; None if there is none such."""
+        return self._optional[0] if self.inplace is not None or self.returns_out else None
 
     @functools.cached_property
     def variants(self) -> list[Variant]:
         """The library ops: one, or the one that writes ``out`` and the one that works in place."""
-        if self.out is None or self.inplace is None:
+        if self.out is None:
             parameters = self.parameters
             if self.returns_nothing and not self.takes_tensors:
                 parameters = [ORDER, *parameters]
@@ -153,12 +170,12 @@ class Declaration:
         empty = inspect.Parameter.empty
         required = [parameter.replace(default=empty) for parameter in self.parameters[: index + 1]]
         required[index] = required[index].replace(annotation=torch.Tensor)
+        writes_out = _variant(self.name, [*required, *self.parameters[index + 1 :]], self.mutates)
+        if self.inplace is None:
+            return [writes_out]
         others = [parameter for parameter in self.parameters if parameter.name != self.out]
         rest = [name for name in self.mutates if name not in (self.out, self.inplace)]
-        return [
-            _variant(self.name, [*required, *self.parameters[index + 1 :]], self.mutates),
-            _variant(f"{self.name}_", others, (self.inplace, *rest)),
-        ]
+        return [writes_out, _variant(f"{self.name}_", others, (self.inplace, *rest))]
 
     def schema(self, variant: Variant, returns: Any = None) -> str:
         """The schema of a library op, without its name; with ``returns`` that of one that writes to nothing.
@@ -170,7 +187,8 @@ class Declaration:
         def prototype() -> None:
             """It lends its signature."""
 
-        annotation = self.signature.return_annotation if returns is None else returns
+        annotation = None if self.only_writes else self.signature.return_annotation
+        annotation = annotation if returns is None else returns
         signature = inspect.Signature(variant.parameters, return_annotation=annotation)
         prototype.__signature__ = signature  # type: ignore[attr-defined]
         mutates = [variant.own_names[name] for name in variant.mutates] if returns is None else []

@@ -30,7 +30,7 @@ def asked(shape, ops=None, arch=(9, 0)):
     """The arguments of the kernels, by family."""
     with override_cuda_arch(*arch):
         found = {}
-        for family in ("norm", "hicache"):
+        for family in ("activation", "norm", "hicache"):
             builders = registry.model_variants(family, shape, ops and frozenset(ops), "cuda")
             found[family] = {builder.args for builder in builders if getattr(builder, "args", ())}
     return found
@@ -38,13 +38,27 @@ def asked(shape, ops=None, arch=(9, 0)):
 
 @pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)])
 @pytest.mark.parametrize(
-    "config", [{}, DEEPSEEK | {"kv_lora_rank": 512}, {"model_type": "gemma3_text", "head_dim": 256}]
+    "config",
+    [
+        {},
+        DEEPSEEK | {"kv_lora_rank": 512},
+        {"model_type": "gemma3_text", "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"},
+    ],
 )
 def test_for_usual_sizes_it_is_a_part_of_what_the_families_declare(shape, config, arch):
     """Two lists of what the C++ chooses, written apart."""
-    shape = shape({**QWEN3, **config, "dtype": "bfloat16", "hidden_size": 2560 if "head_dim" in config else 4096})
+    mlp = {"hidden_act": "silu", "intermediate_size": 6144}
+    shape = shape(
+        {**QWEN3, **mlp, **config, "dtype": "bfloat16", "hidden_size": 2560 if "head_dim" in config else 4096}
+    )
     ops = {"rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm", "gemma_fused_add_rmsnorm", "fused_inplace_qknorm"}
-    ops |= {"transfer_hicache_one_layer", "transfer_hicache_one_layer_mla", "gemma_fused_inplace_qknorm"}
+    ops |= {
+        "silu_and_mul",
+        "gelu_tanh_and_mul",
+        "transfer_hicache_one_layer",
+        "transfer_hicache_one_layer_mla",
+        "gemma_fused_inplace_qknorm",
+    }
     latent = {args for args in asked(shape, arch=arch)["norm"] if args[2] in shape.latent_sizes}
     for family, wanted in asked(shape, ops, arch).items():
         with override_cuda_arch(*arch):
@@ -76,6 +90,15 @@ def test_rows_that_no_register_kernel_takes_get_the_one_for_any_size(shape):
     assert odd == {("rmsnorm.cuh", "norm_kernels::rmsnorm_any_size", 2, *last)}
     large = asked(shape(model_type="llama", hidden_size=65536), ["rmsnorm"])["norm"]
     assert large == {("rmsnorm.cuh", "norm_kernels::rmsnorm_any_size", 8, *last)}
+
+
+def test_rows_of_an_mlp_that_are_no_whole_loads_get_all_kernels_that_they_may_ask_for(shape):
+    def asked_for(size):
+        mlp = shape(intermediate_size=size, hidden_act="silu")
+        return {args[5:7] for args in asked(mlp, ["silu_and_mul"])["activation"]}
+
+    assert asked_for(6144) == {(8, False)}
+    assert asked_for(6146) == {(2, False), (8, False), (8, True)}
 
 
 def test_tensor_parallel_shares_what_is_normalised_across_heads(shape):

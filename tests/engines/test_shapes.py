@@ -49,6 +49,19 @@ def test_the_shapes_of_one_rank(read):
     assert shape.notes == ()
 
 
+def test_the_sizes_of_gated_mlps(read):
+    sizes = {"intermediate_size": 6144, "hidden_act": "silu"}
+    shape = read({**QWEN3, **sizes}, tensor_parallel=4)
+    assert (shape.activation, shape.mlp_sizes) == ("silu", (1536,))
+    assert read(QWEN3).mlp_sizes == ()
+    assert read({**QWEN3, **sizes, "model_type": "qwen3_moe"}).mlp_sizes == ()
+    shared = {**DEEPSEEK, **sizes, "moe_intermediate_size": 2048, "n_shared_experts": 2}
+    assert read(shared).mlp_sizes == (4096, 6144)
+    gemma = {**QWEN3, **sizes, "hidden_act": None, "hidden_activation": "gelu_pytorch_tanh"}
+    assert read(gemma).activation == "gelu_tanh"
+    assert read({**QWEN3, "hidden_act": "relu2"}).activation == ""
+
+
 def test_more_ranks_than_heads_of_keys_share_them(read):
     shape = read(QWEN3, tensor_parallel=16)
     assert (shape.query_heads, shape.kv_heads) == (1, 1)

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FAMILIES = {
+    "activation": 3,
     "norm": 8,
     "quant": 2,
     "hicache": 5,

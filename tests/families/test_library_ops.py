@@ -443,6 +443,50 @@ def test_a_parameter_whose_name_torch_compile_uses_itself():
     assert x.tolist() == [21]
 
 
+def twofold(x: torch.Tensor, out: torch.Tensor | None = None, *, minus: bool = False) -> torch.Tensor:
+    """Return ``2 * x``, in ``out`` if that is given."""
+    torch.mul(x, -2.0 if minus else 2.0, out=out)
+
+
+@pytest.fixture(scope="module")
+def doubling():
+    return FAMILY.op(mutates=("out",), fake=lambda x, out, *, minus: x.new_empty(x.shape))(twofold)
+
+
+def test_an_op_may_return_the_tensor_that_it_writes_and_make_it(doubling):
+    x, out = torch.arange(3.0), torch.full((3,), float("nan"))
+    assert doubling(x).tolist() == [0, 2, 4]
+    assert doubling(x, out, minus=True) is out
+    assert out.tolist() == [0, -2, -4]
+    assert torch.ops.sgljit_testing.twofold(x, out) is None
+    assert out.tolist() == [0, 2, 4]
+    with pytest.raises(errors.InferenceOnlyError):
+        doubling(torch.ones(3, requires_grad=True))
+    with pytest.raises(TypeError, match="must be Tensor, not str"):
+        doubling("3")
+
+
+def test_an_op_that_makes_its_result_is_one_node_of_any_graph(doubling):
+    def f(x):
+        return doubling(x), doubling(x, torch.empty_like(x), minus=True)
+
+    x = torch.arange(3.0)
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    exported = torch.export.export(Holder(f), (x,)).module()
+    graph = make_fx(f, tracing_mode="symbolic")(x)
+    for way in (compiled, exported, graph, torch.func.functionalize(f)):
+        assert [one.tolist() for one in way(x)] == [[0, 2, 4], [0, -2, -4]]
+    assert targets(graph).count("sgljit_testing.twofold.default") == 2
+    assert doubling(x.to("meta")).shape == (3,)
+    assert doubling(torch.nn.Parameter(x, requires_grad=False)).tolist() == [0, 2, 4]
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
 def bare(x):
     return x
 
@@ -470,6 +514,7 @@ def returned(x: torch.Tensor) -> torch.Tensor:
         (both, {"mutates": ("x",), "inplace": "x"}, "inplace='x' must name a tensor parameter, and mutates one"),
         (returned, {}, r"returns <class 'torch.Tensor'>.*Write @FAMILY.op\(..., fake=...\): a function with the op's"),
         (returned, {"fake": "empty_like"}, "fake must read \"package.module:function\", got 'empty_like'"),
+        (twofold, {"mutates": "out", "fake": "a:b"}, "give the function itself, not its name"),
         (both, {"mutates": "out", "samples": "samples"}, 'samples must read "package.module:function"'),
         (lambda x: x, {"fake": bare}, "the op's name '<lambda>' must be a public Python identifier"),
     ],

@@ -1,4 +1,7 @@
-"""SGLang's norms and its hierarchical cache on sgljit's kernels: SGLang finds ``register`` by its entry point."""
+"""SGLang's norms, activations and hierarchical cache on sgljit's kernels.
+
+SGLang finds ``register`` by its entry point.
+"""
 
 from sgljit_core.engines import Adapter
 
@@ -15,6 +18,9 @@ ADAPTER = Adapter(
         "gemma_rmsnorm": "GemmaRMSNorm",
         "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
         "fused_inplace_qknorm": "the norm of q and k",
+        "silu_and_mul": "SiluAndMul",
+        "gelu_and_mul": "GeluAndMul",
+        "gelu_tanh_and_mul": "GeluAndMul by tanh",
         "transfer_hicache_one_layer": "the load of a HiCache layer",
         "transfer_hicache_one_layer_mla": "the load of a HiCache layer of MLA",
         "transfer_hicache_all_layer": "the backup of HiCache",
@@ -35,7 +41,8 @@ def register() -> None:
     """
     used = ADAPTER.start("cuda")
     if used:
-        from . import hooks, norms
+        from . import activations, hooks, norms
 
         norms.replace(used)
+        activations.replace(used)
         hooks.replace(used)

@@ -6,17 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.kernels.fused_op import BaseFusedOp
-from sglang.kernels.spec import CapabilityRequirement, KernelBackend
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
 
-from sgljit_core.log import once
 from sgljit_norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, rmsnorm
 
 from . import ADAPTER
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+from .backend import DTYPES, give_backend
 
 _used: frozenset[str] = frozenset()
 
@@ -25,7 +21,7 @@ Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 def replace(used: frozenset[str]) -> None:
-    """Give the norms a plugin backend, which SGLang chooses before its own where there is a CUDA device.
+    """Give the norms a plugin backend.
 
     Args:
         used: the ops that may be called.
@@ -36,15 +32,8 @@ def replace(used: frozenset[str]) -> None:
         (RMSNorm, rmsnorm, fused_add_rmsnorm),
         (GemmaRMSNorm, gemma_rmsnorm, gemma_fused_add_rmsnorm),
     ):
-        if not {plain.__name__, fused.__name__} & used or getattr(layer.forward_plugin, "of_sgljit", False):
-            continue
-        if layer.forward_plugin is not BaseFusedOp.forward_plugin:
-            other = f"{layer.forward_plugin.__module__}.{layer.forward_plugin.__qualname__}"
-            text = f"leaves {layer.__name__} to {other}, the backend of another plugin"
-            once("engine_conflict", layer.__name__, f"{ADAPTER.distribution} {text}")
-            continue
-        layer.forward_plugin = _forward(layer, plain, fused)
-        layer.capabilities = {**layer.capabilities, KernelBackend.PLUGIN: {CapabilityRequirement.CUDA}}
+        if {plain.__name__, fused.__name__} & used:
+            give_backend(layer, _forward(layer, plain, fused))
 
 
 def _forward(kind: type, plain: Op, fused: Op) -> Callable[..., Result]:
@@ -78,7 +67,6 @@ def _forward(kind: type, plain: Op, fused: Op) -> Callable[..., Result]:
         fused(rows, residual_rows, weight, eps=eps)
         return rows.view(x.shape), residual_rows.view(residual.shape)
 
-    forward_plugin.of_sgljit = True  # type: ignore[attr-defined]
     return forward_plugin
 
 
@@ -94,7 +82,7 @@ def _is_plain(layer: Any) -> bool:
 
 def _fits(layer: Any, x: torch.Tensor, residual: torch.Tensor | None) -> bool:
     weight = layer.weight
-    if x.dtype != weight.dtype or x.dtype not in _DTYPES or x.device != weight.device or x.numel() == 0:
+    if x.dtype != weight.dtype or x.dtype not in DTYPES or x.device != weight.device or x.numel() == 0:
         return False
     if x.shape[-1] != weight.shape[0]:
         return False

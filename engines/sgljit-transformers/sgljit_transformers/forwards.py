@@ -1,27 +1,33 @@
 """What runs in the place of a layer's ``forward``?
 
-It is the code between a model and a kernel, called for every norm of every token: so it asks only what a sound result
-needs, and each question costs less than a tenth of a microsecond. An op refuses a wrong dtype or a gradient by itself;
-these are asked first because a refusal is slow, and because a compiled graph has no way back from one.
+It is the code between a model and a kernel, called for every norm and every MLP of every token. So it asks only what a
+sound result needs, and each question costs less than a tenth of a microsecond. An op refuses a wrong dtype or a
+gradient by itself; these are asked first because a refusal is slow, and because a compiled graph has no way back from
+one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
 
-import sgljit_norm
+from sgljit_core import ops
 from sgljit_core.errors import InferenceOnlyError, SgljitError, TensorMatchError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .layers import GatedMLP, Norm
 
 __all__ = ["Repository"]
 
 _DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_NOT_TAKEN = (TensorMatchError, InferenceOnlyError, IndexError)  # an op does not take such a tensor
+_NO_RULE = (RuntimeError, ValueError)  # such as torch.vmap, for which ops have no rule
+
+Op = Callable[..., torch.Tensor | None]
+GiveUp = Callable[[nn.Module, str, Exception], None]
 
 
 @dataclass(frozen=True)
@@ -29,51 +35,83 @@ class Repository:
     """What the ``kernels`` package asks for a layer: anything with ``load()``, that can be hashed and copied.
 
     Attributes:
-        op: the op of the family ``norm``.
-        eps_name: the layer's attribute that holds eps.
+        match: what the layer computes.
         give_up: called with the layer, the op and the error where an op cannot be built.
     """
 
-    op: str
-    eps_name: str
-    give_up: Callable[[nn.Module, str, Exception], None]
+    match: Norm | GatedMLP
+    give_up: GiveUp
 
     def __str__(self) -> str:
-        return f"sgljit_norm.{self.op}"
+        return f"sgljit_{self.match.family}.{self.match.op}"
 
     def load(self) -> type[nn.Module]:
         """The class whose ``forward`` takes the place of the layer's. It has nothing else, as ``kernels`` wants it."""
-        op, eps_name, give_up = getattr(sgljit_norm, self.op), self.eps_name, self.give_up
-        is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
+        op = getattr(ops[self.match.family], self.match.op)
+        if isinstance(self.match, Norm):
+            return _norm(op, self.match.eps_name, self.give_up)
+        return _gated_mlp(op, self.give_up)
 
-        class RMSNorm(nn.Module):
-            can_torch_compile = True
-            has_backward = False
 
-            def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-                weight = self.weight
-                dtype = hidden_states.dtype
-                if (
-                    is_grad_enabled()
-                    or self.training
-                    or type(hidden_states) is not plain
-                    or dtype is not weight.dtype
-                    or dtype not in _DTYPES
-                ):
-                    return type(self).forward(self, hidden_states)
+def _norm(op: Op, eps_name: str, give_up: GiveUp) -> type[nn.Module]:
+    is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
+
+    class RMSNorm(nn.Module):
+        can_torch_compile = True
+        has_backward = False
+
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            weight = self.weight
+            dtype = hidden_states.dtype
+            if (
+                is_grad_enabled()
+                or self.training
+                or type(hidden_states) is not plain
+                or dtype is not weight.dtype
+                or dtype not in _DTYPES
+            ):
+                return type(self).forward(self, hidden_states)
+            try:
+                x = hidden_states
+                if not x.is_contiguous():
+                    x = x.flatten(0, -2)  # a copy only where tokens are at more than one stride
+                out = empty_like(x)
+                op(x, weight, out, getattr(self, eps_name))
+            except _NOT_TAKEN:
+                return type(self).forward(self, hidden_states)
+            except (SgljitError, OSError) as error:
+                give_up(self, op.__name__, error)
+                return type(self).forward(self, hidden_states)
+            except _NO_RULE:
+                return type(self).forward(self, hidden_states)
+            return out if x is hidden_states else out.view(hidden_states.shape)
+
+    return RMSNorm
+
+
+def _gated_mlp(op: Op, give_up: GiveUp) -> type[nn.Module]:
+    is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
+
+    class GatedMLP(nn.Module):
+        can_torch_compile = True
+        has_backward = False
+
+        def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+            if is_grad_enabled() or self.training:
+                return type(self).forward(self, hidden_states)  # type: ignore[no-any-return]
+            gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
+            if type(gate) is plain and type(up) is plain and gate.dtype is up.dtype and gate.dtype in _DTYPES:
                 try:
-                    x = hidden_states
-                    if not x.is_contiguous():
-                        x = x.flatten(0, -2)  # a copy only where tokens are at more than one stride
-                    out = empty_like(x)
-                    op(x, weight, out, getattr(self, eps_name))
-                except (TensorMatchError, InferenceOnlyError, IndexError):  # what the op does not take
-                    return type(self).forward(self, hidden_states)
+                    activated = op(gate, empty_like(gate), up)
+                except _NOT_TAKEN:
+                    activated = self.act_fn(gate) * up
                 except (SgljitError, OSError) as error:
                     give_up(self, op.__name__, error)
-                    return type(self).forward(self, hidden_states)
-                except (RuntimeError, ValueError):  # such as torch.vmap, for which ops have no rule
-                    return type(self).forward(self, hidden_states)
-                return out if x is hidden_states else out.view(hidden_states.shape)
+                    activated = self.act_fn(gate) * up
+                except _NO_RULE:
+                    activated = self.act_fn(gate) * up
+            else:
+                activated = self.act_fn(gate) * up
+            return self.down_proj(activated)  # type: ignore[no-any-return]
 
-        return RMSNorm
+    return GatedMLP

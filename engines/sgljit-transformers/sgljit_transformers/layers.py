@@ -1,13 +1,14 @@
 """Which op computes what a layer computes?
 
-The layer's own code answers: it runs once on a few numbers, with a weight that tells the ops apart, and its results are
-compared with each op's formula in float64. A table of class names would miss the model of tomorrow, and would trust a
-name: transformers calls ``weight``, ``1 + weight`` and no weight at all RMSNorm. A layer that computes something else
-stays as it is.
+The layer's own code answers: it runs once on a few numbers, with a weight that tells the ops apart, or with stand-ins
+for its projections. Its results are compared with each op's formula in float64. A table of class names would miss the
+model of tomorrow, and would trust a name: transformers calls ``weight``, ``1 + weight`` and no weight at all RMSNorm. A
+layer that computes something else stays as it is.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["Norm", "norm_of"]
+__all__ = ["GatedMLP", "Norm", "match", "without_parts"]
 
 _EPS_NAMES = ("variance_epsilon", "eps")
 _FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -26,7 +27,7 @@ _FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Norm:
-    """What a layer computes.
+    """A layer that computes RMSNorm.
 
     Attributes:
         op: the op of the family ``norm`` that computes the same.
@@ -36,14 +37,37 @@ class Norm:
     op: str
     eps_name: str
 
+    @property
+    def family(self) -> str:
+        return "norm"
 
-def norm_of(layer: nn.Module) -> Norm | None:
-    """The op of the family ``norm`` that computes what a layer computes; None if there is none.
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """A layer that computes ``down_proj(act_fn(gate_proj(x)) * up_proj(x))``, whatever its projections are.
+
+    Attributes:
+        op: the op of the family ``activation`` that computes what the down projection gets.
+    """
+
+    op: str
+
+    @property
+    def family(self) -> str:
+        return "activation"
+
+
+def match(layer: nn.Module) -> Norm | GatedMLP | None:
+    """What a layer computes, of that for which there is an op; None if there is none.
 
     Args:
-        layer: any module, on any device, also meta. Only what has one weight [hidden], an eps and a ``forward`` of one
-            argument is looked at more closely. Neither the layer nor the global random state changes.
+        layer: any module, on any device, also meta. Neither it nor the global random state changes.
     """
+    return _norm(layer) or _gated_mlp(layer)
+
+
+def _norm(layer: nn.Module) -> Norm | None:
+    """Only what has one weight [hidden], an eps and a ``forward`` of one argument is looked at more closely."""
     parameters = dict(layer.named_parameters())
     weight = parameters.pop("weight", None)
     eps_name = next((name for name in _EPS_NAMES if isinstance(getattr(layer, name, None), float)), None)
@@ -70,6 +94,63 @@ def norm_of(layer: nn.Module) -> Norm | None:
     return Norm(candidates.pop(), eps_name) if len(candidates) == 1 else None
 
 
+_PARTS = ("gate_proj", "up_proj", "down_proj")
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu_and_mul": torch.nn.functional.silu,
+    "gelu_and_mul": torch.nn.functional.gelu,
+    "gelu_tanh_and_mul": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+}
+
+
+class _StandIn(nn.Module):
+    """It takes a projection's place: keeps what it is given, and gives what it is told."""
+
+    def __init__(self, result: torch.Tensor) -> None:
+        super().__init__()
+        self.result = result
+        self.given: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.given.append(x)
+        return self.result
+
+
+def _gated_mlp(layer: nn.Module) -> GatedMLP | None:
+    """Only what has three projections, an activation, and a ``forward`` of one argument is looked at more closely."""
+    children = dict(layer.named_children())
+    if children.keys() != {*_PARTS, "act_fn"} or not _takes_one(type(layer).forward):
+        return None
+    activation = children["act_fn"]
+    own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+    if [*own, *activation.parameters(), *activation.buffers(), *activation.children()]:
+        return None
+    candidates = set(_ACTIVATIONS)
+    for dtype in (torch.float32, torch.bfloat16):
+        generator = torch.Generator().manual_seed(0)
+        x, gate, up, down = ((torch.randn(2, 3, 40, generator=generator) * 8).to(dtype) for _ in range(4))
+        bare = without_parts(layer)
+        for part, result in zip(_PARTS, (gate, up, down), strict=True):
+            bare.add_module(part, _StandIn(result))
+        bare.add_module("act_fn", without_parts(activation))
+        given: list[torch.Tensor] = []
+        try:
+            with torch.no_grad():
+                result = type(bare).forward(bare, x)
+            ((of_gate,), (of_up,), given) = (getattr(bare, part).given for part in _PARTS)
+            (actual,) = given
+        except Exception:  # noqa: BLE001 - the code of a stranger's layer: whatever it cannot do, it is not replaced
+            return None
+        if not (result is down and of_gate is x and of_up is x) or actual.dtype != dtype or actual.shape != gate.shape:
+            return None
+        tolerance = 4 * torch.finfo(dtype).eps * (gate * up).abs().max().double()
+        candidates = {
+            op
+            for op in candidates
+            if ((actual.double() - _ACTIVATIONS[op](gate.double()) * up.double()).abs() <= tolerance).all()
+        }
+    return GatedMLP(candidates.pop()) if len(candidates) == 1 else None
+
+
 def _takes_one(forward: Callable[..., object]) -> bool:
     """Whether a ``forward`` takes one argument beside ``self``."""
     kinds = [parameter.kind for parameter in inspect.signature(forward).parameters.values()]
@@ -85,7 +166,7 @@ def _results(
     scales = torch.tensor([1.0, eps**0.5]).reshape(1, 2, 1)
     x = (torch.randn(2, 2, size, generator=generator) * scales).to(dtype)
     weight = torch.empty(size).uniform_(0.5, 1.5, generator=generator).to(dtype)
-    bare = _without_hooks(layer)
+    bare = without_parts(layer)
     bare.weight = nn.Parameter(weight, requires_grad=False)
     try:
         with torch.no_grad():
@@ -94,8 +175,8 @@ def _results(
         return None, x, weight
 
 
-def _without_hooks(layer: nn.Module) -> nn.Module:
-    """A layer of the same class and attributes, without parameters, hooks, or a ``forward`` of its own."""
+def without_parts(layer: nn.Module) -> nn.Module:
+    """A layer of the same class and attributes, without parameters, parts, hooks, or a ``forward`` of its own."""
     bare: nn.Module = object.__new__(type(layer))
     nn.Module.__init__(bare)
     for name, value in vars(layer).items():

@@ -28,7 +28,7 @@ from sgljit_core.errors import TensorMatchError
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
 from .forwards import Repository
-from .layers import Norm, norm_of
+from .layers import GatedMLP, Norm, match, without_parts
 
 __all__ = ["disable", "enable", "enabled"]
 
@@ -135,7 +135,7 @@ def enabled(model: nn.Module) -> Iterator[nn.Module]:
 
 def _replace(model: nn.Module, wanted: frozenset[str]) -> dict[str, str]:
     """Replace what can be replaced, and log which layers run on which op. If it raises, nothing is replaced."""
-    found = {name: (layer, norm) for name, layer in model.named_modules() if (norm := norm_of(layer)) is not None}
+    found = {name: (layer, of) for name, layer in model.named_modules() if (of := match(layer)) is not None}
     foreign = {name: layer for name, (layer, _) in found.items() if not _is_own(layer)}
     if not found:
         _warn(UnsupportedModelError, f"{_name(model)} has no layer that computes what an op does: it stays as it is")
@@ -148,10 +148,10 @@ def _replace(model: nn.Module, wanted: frozenset[str]) -> dict[str, str]:
         _warn(ForeignForwardError, text)
     done: dict[str, str] = {}
     try:
-        for name, (layer, norm) in found.items():
-            is_free = norm.op in wanted and name not in foreign
-            if is_free and ADAPTER.attempt(norm.op, functools.partial(_try, layer, norm)) and _kernelize(layer, norm):
-                done[name] = norm.op
+        for name, (layer, of) in found.items():
+            is_free = of.op in wanted and name not in foreign
+            if is_free and ADAPTER.attempt(of.op, functools.partial(_try, layer, of)) and _kernelize(layer, of):
+                done[name] = of.op
     except BaseException:
         for name in done:
             _restore(found[name][0])
@@ -164,39 +164,50 @@ def _replace(model: nn.Module, wanted: frozenset[str]) -> dict[str, str]:
     return done
 
 
-def _try(layer: nn.Module, norm: Norm) -> None:
+def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
     """Call the op for a layer's size, dtype and device: what must be built for these is built now.
 
     A weight that the op does not take needs nothing built: the layer's own code will run.
     """
-    weight = layer.get_parameter("weight").detach()
-    if weight.device.type in ("cpu", "cuda") and type(weight) is torch.Tensor:
-        with contextlib.suppress(TensorMatchError):
-            getattr(ops["norm"], norm.op)(torch.ones_like(weight).unsqueeze(0), weight, None, 1e-6)
+    weight: Any = getattr(layer if isinstance(of, Norm) else layer.gate_proj, "weight", None)
+    weight = weight.detach() if isinstance(weight, nn.Parameter) else None
+    if type(weight) is not torch.Tensor or weight.device.type not in ("cpu", "cuda"):
+        return
+    op, size = getattr(ops[of.family], of.op), weight.shape[0]
+    with contextlib.suppress(TensorMatchError):
+        if isinstance(of, Norm):
+            op(weight.new_ones(1, size), weight, None, 1e-6)
+        else:
+            for tokens in (1, 8):  # rows that end in an incomplete load, and rows that do not
+                op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
 
 
-def _kernelize(layer: nn.Module, norm: Norm) -> bool:
-    """Put the op in through the mapping of ``kernels``; whether it is in."""
+def _kernelize(layer: nn.Module, of: Norm | GatedMLP) -> bool:
+    """Put the op in through the mapping of ``kernels``; whether it is in.
+
+    A stand-in without parts is what ``kernels`` sees: it would give each part of a layer another ``forward``, too.
+    """
     from kernels import Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
 
-    before = vars(layer).get("forward")
     cls: Any = type(layer)
+    bare = without_parts(layer)
     is_named = hasattr(cls, "kernel_layer_name")
     if not is_named:  # as Gemma's: the mapping reaches it while the class has a name
         replace_kernel_forward_from_hub(cls, cls.__name__)
     try:
         # To kernels, the device is a key of the mapping alone; the ops run on all that they can.
-        mapping = {str(cls.kernel_layer_name): {"cpu": Repository(norm.op, norm.eps_name, _give_up)}}
+        mapping = {str(cls.kernel_layer_name): {"cpu": Repository(of, _give_up)}}
         with use_kernel_mapping(mapping, inherit_mapping=False), _logging_untouched():
-            kernelize(layer, mode=Mode.INFERENCE | Mode.TORCH_COMPILE, device="cpu")
+            kernelize(bare, mode=Mode.INFERENCE | Mode.TORCH_COMPILE, device="cpu")
     finally:
         if not is_named:
             del cls.kernel_layer_name, cls.kernel_condition
-    forward = vars(layer).get("forward")
-    if getattr(forward, "__func__", None) in (None, cls.forward):  # switched off by DISABLE_KERNEL_MAPPING=1
-        _put_back(layer, before)
+    function = getattr(vars(bare).get("forward"), "__func__", None)
+    if function in (None, cls.forward):  # switched off by DISABLE_KERNEL_MAPPING=1
         return False
-    setattr(layer, _OURS, _Replaced(norm.op, forward, before))
+    forward = MethodType(function, layer)
+    setattr(layer, _OURS, _Replaced(of.op, forward, vars(layer).get("forward")))
+    layer.forward = forward
     return True
 
 

@@ -1,4 +1,7 @@
-"""vLLM's norms on sgljit's kernels: vLLM finds ``register`` by its entry point, in each of its processes."""
+"""vLLM's norms and activations on sgljit's kernels.
+
+vLLM finds ``register`` by its entry point, in each of its processes.
+"""
 
 from sgljit_core.engines import Adapter
 
@@ -14,13 +17,16 @@ ADAPTER = Adapter(
         "fused_add_rmsnorm": "RMSNorm with a residual",
         "gemma_rmsnorm": "GemmaRMSNorm",
         "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
+        "silu_and_mul": "SiluAndMul",
+        "gelu_and_mul": "GeluAndMul",
+        "gelu_tanh_and_mul": "GeluAndMul by tanh",
     },
     logger="vllm.sgljit",  # vLLM prints what goes to loggers below its own
 )
 
 
 def register() -> None:
-    """Let vLLM make its norms as layers that call sgljit, as far as ``SGLJIT_ENGINES`` says so.
+    """Let vLLM make its norms and activations as layers that call sgljit, as far as ``SGLJIT_ENGINES`` says so.
 
     Without effect where it ran already, where vLLM is not installed or of a version that was not tested, and for a
     layer that another plugin replaced before.

@@ -1,17 +1,19 @@
-"""vLLM's norms as layers that call sgljit, or vLLM's own code for what sgljit does not support."""
+"""vLLM's norms and activations as layers that call sgljit, or vLLM's own code for what sgljit does not support."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from vllm import envs
 from vllm.model_executor.custom_op import CustomOp, op_registry_oot
+from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.platforms import current_platform
 
+from sgljit_activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from sgljit_core.log import once
 from sgljit_norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, rmsnorm
 
@@ -19,6 +21,7 @@ from . import ADAPTER
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _DEVICES = ("cpu", "cuda")
+_WHOLE = 16  # both halves of such rows consist of whole 16-byte loads in each dtype: one kernel serves all
 
 _used: frozenset[str] = frozenset()
 _tried: dict[tuple[object, ...], bool] = {}
@@ -37,6 +40,8 @@ def replace(used: frozenset[str]) -> None:
     for layer, ours, ops in (
         (RMSNorm, SgljitRMSNorm, {"rmsnorm", "fused_add_rmsnorm"}),
         (GemmaRMSNorm, SgljitGemmaRMSNorm, {"gemma_rmsnorm", "gemma_fused_add_rmsnorm"}),
+        (SiluAndMul, SgljitSiluAndMul, {"silu_and_mul"}),
+        (GeluAndMul, SgljitGeluAndMul, {"gelu_and_mul", "gelu_tanh_and_mul"}),
     ):
         name = layer.__name__
         other = op_registry_oot.get(name)
@@ -73,8 +78,8 @@ class _Norm:
         able = able and getattr(self, "has_weight", True) and weight.dtype in _DTYPES
         kind = current_platform.device_type if weight.device.type == "meta" else weight.device.type
         able = able and kind in _DEVICES
-        self._has_plain = able and _works(self._plain, 0, weight, kind)
-        self._has_fused = able and _works(self._fused, 1, weight, kind)
+        self._has_plain = able and _norm_works(self._plain, 0, weight, kind)
+        self._has_fused = able and _norm_works(self._fused, 1, weight, kind)
 
     def forward_native(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
         """Where custom ops are off, as under inductor, and on every platform without a forward of its own."""
@@ -129,19 +134,75 @@ class SgljitGemmaRMSNorm(_Norm, GemmaRMSNorm):
     _in_place = False
 
 
+class _Activation:
+    """What both activations share. A layer has no weight: it is made where and in the dtype that vLLM makes weights.
+
+    Attributes of a class:
+        _ops: the op for each ``approximate`` of the layer; "" where it has no such attribute.
+    """
+
+    _ops: ClassVar[Mapping[str, Callable[..., torch.Tensor]]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        kind = torch.get_default_device().type
+        self._device = current_platform.device_type if kind == "meta" else kind
+        self._dtype = torch.get_default_dtype()
+        _announce(kind)
+        self._op = self._ops[getattr(self, "approximate", "")]
+        able = self._dtype in _DTYPES and self._device in _DEVICES
+        rows = functools.partial(torch.zeros, 1, _WHOLE, dtype=self._dtype, device=self._device)
+        self._has_op = able and _works(self._op, (self._dtype, self._device), lambda: self._op(rows()))
+
+    def forward_native(self, x: torch.Tensor) -> torch.Tensor:
+        """Where custom ops are off, as under inductor, and on every platform without a forward of its own."""
+        if self._takes(x):
+            return self._op(x.contiguous())
+        return super().forward_native(x)  # type: ignore[misc, no-any-return]
+
+    def forward_cuda(self, x: torch.Tensor) -> torch.Tensor:
+        if self._takes(x):
+            return self._op(x.contiguous())
+        return super().forward_cuda(x)  # type: ignore[misc, no-any-return]
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward_native(x)
+
+    def _takes(self, x: torch.Tensor) -> bool:
+        fits = x.dtype == self._dtype and x.device.type == self._device and x.shape[-1] % _WHOLE == 0
+        return self._has_op and fits
+
+
+class SgljitSiluAndMul(_Activation, SiluAndMul):
+    """vLLM's SiluAndMul on ``silu_and_mul``."""
+
+    _ops = {"": silu_and_mul}  # noqa: RUF012 - declared above
+
+
+class SgljitGeluAndMul(_Activation, GeluAndMul):
+    """vLLM's GeluAndMul on ``gelu_and_mul`` and ``gelu_tanh_and_mul``."""
+
+    _ops = {"none": gelu_and_mul, "tanh": gelu_tanh_and_mul}  # noqa: RUF012
+
+
 @functools.cache
 def _announce(device: str) -> None:
     ADAPTER.announce(_used, device)
 
 
-def _works(op: Callable[..., None], num_residuals: int, weight: torch.Tensor, device: str) -> bool:
+def _norm_works(op: Callable[..., None], num_residuals: int, weight: torch.Tensor, device: str) -> bool:
+    def call() -> None:
+        rows = [torch.zeros(1, weight.shape[0], dtype=weight.dtype, device=device) for _ in range(1 + num_residuals)]
+        op(*rows, torch.ones_like(rows[0][0]))
+
+    return _works(op, (weight.shape[0], weight.dtype, device), call)
+
+
+def _works(op: Callable[..., object], kind: tuple[object, ...], call: Callable[[], object]) -> bool:
     """Whether an op may be used, and one call of it succeeded. The call builds the kernel before vLLM serves."""
-    name = op.__name__
-    key = (name, weight.shape[0], weight.dtype, device)
-    if name not in _used:
+    key = (op.__name__, *kind)
+    if op.__name__ not in _used:
         return False
     if key not in _tried:
-        rows = [torch.zeros(1, weight.shape[0], dtype=weight.dtype, device=device) for _ in range(1 + num_residuals)]
-        ones = torch.ones_like(rows[0][0])
-        _tried[key] = ADAPTER.attempt(name, lambda: op(*rows, ones))
+        _tried[key] = ADAPTER.attempt(op.__name__, call)
     return _tried[key]

@@ -118,6 +118,37 @@ def test_sglang_chooses_the_plugin_before_its_own():
     """)
 
 
+@needs_sglang
+def test_activations_agree_with_float64():
+    run("""
+        from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
+        from torch.nn.functional import gelu, silu
+        from sgljit_sglang import activations
+
+        theirs = lambda self, x: "SGLang's"
+        for kind, op, options, activation in (
+            (SiluAndMul, "silu_and_mul", {}, silu),
+            (GeluAndMul, "gelu_tanh_and_mul", {}, lambda x: gelu(x, approximate="tanh")),
+            (GeluAndMul, "gelu_and_mul", {"approximate": "none"}, gelu),
+        ):
+            assert kind.capabilities[PLUGIN] == {CapabilityRequirement.CUDA}
+            layer = kind(**options)
+            for shape in ((7, 96), (2, 3, 96)):
+                x = torch.randn(shape)
+                gate, up = x.double().chunk(2, dim=-1)
+                torch.testing.assert_close(layer(x, backend=PLUGIN), (activation(gate) * up).float())
+            assert activations._tried[op, torch.float32, "cpu"]
+
+            class Other(kind):
+                forward_cuda = theirs
+
+            assert Other(**options)(torch.ones(2, 32), backend=PLUGIN) == "SGLang's"
+            layer.forward_cuda = theirs.__get__(layer)
+            for odd in (torch.ones(2, 18), torch.ones(0, 32), torch.ones(2, 32).double(), torch.ones(32, 32).T[:, ::2]):
+                assert layer(odd, backend=PLUGIN) == "SGLang's"
+    """)
+
+
 RECORDED = """
 from sglang.srt.layers import layernorm
 layernorm.RMSNorm.forward_cuda = lambda self, *args, **kwargs: "SGLang's"
@@ -175,7 +206,9 @@ def test_a_build_that_fails_goes_to_sglangs_code_and_is_said_once(tmp_path):
 def test_off_leaves_sglang_as_it_was():
     code = """
         from sglang.srt.plugins.hook_registry import HookRegistry
+        from sglang.srt.layers.activation import SiluAndMul
         assert PLUGIN not in layernorm.RMSNorm.capabilities
+        assert PLUGIN not in SiluAndMul.capabilities
         assert not HookRegistry._hooks
     """
     load = LOAD.replace("from sgljit_sglang import hooks, norms", "")

@@ -49,7 +49,8 @@ Qwen3 in {dtype} with random weights, written as layers x hidden size. Milliseco
 the clock. Prefill is one forward of {batch} prompts of {prompt} tokens; decode is a token of one user after {prompt}
 tokens, the mean of {tokens} tokens in a row. In brackets: eager's time divided by this one's.
 "eager" is the model alone, and "torch.compile" is `torch.compile(model)` with a static cache in decode.
-"hidden norms" and "q and k norms" are eager with the layers of this kind alone on `rmsnorm`.
+"hidden norms", "q and k norms" and "activations" are eager with the layers of this kind alone on sgljit's op.
+The columns before torch.compile's are measured by turns, in {rounds} rounds, as another program may disturb the host.
 """
 
 
@@ -69,6 +70,7 @@ def on_sgljit(model: Any, kinds: str) -> Iterator[None]:
         "": [],
         "all": [model],
         "q and k norms": [layer.self_attn for layer in model.model.layers],
+        "activations": [layer.mlp for layer in model.model.layers],
         "hidden norms": [
             model.model.norm,
             *(layer.input_layernorm for layer in model.model.layers),
@@ -131,17 +133,27 @@ def decode(call: Any, options: argparse.Namespace, model: Any, static: bool) -> 
     return timed(options, run, prepared) / int(options.tokens)
 
 
+def chosen(options: argparse.Namespace) -> dict[str, dict[str, int]]:
+    """The sizes to measure."""
+    sizes = TINY if options.tiny else SIZES
+    return {name: size for name, size in sizes.items() if options.sizes is None or name in options.sizes}
+
+
 def models(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of whole models."""
     rows = []
-    for name, size in (TINY if options.tiny else SIZES).items():
+    for name, size in chosen(options).items():
         model = make(size, options.device, options.dtype)
+        several: dict[tuple[str, str], list[float]] = {}
+        for _ in range(options.rounds):
+            for label in ("eager", "sgljit", "hidden norms", "q and k norms", "activations"):
+                kinds = {"eager": "", "sgljit": "all"}.get(label, label)
+                with on_sgljit(model, kinds):
+                    several.setdefault(("prefill", label), []).append(prefill(model, options, model))
+                    several.setdefault(("decode", label), []).append(decode(model, options, model, static=False))
         times: dict[str, dict[str, float]] = {"prefill": {}, "decode": {}}
-        for label in ("eager", "sgljit", "hidden norms", "q and k norms"):
-            kinds = {"eager": "", "sgljit": "all"}.get(label, label)
-            with on_sgljit(model, kinds):
-                times["prefill"][label] = prefill(model, options, model)
-                times["decode"][label] = decode(model, options, model, static=False)
+        for (phase, label), each in several.items():
+            times[phase][label] = statistics.median(each)
         for label, kinds in COMPILED.items():
             if options.compiled is not None and name not in options.compiled:
                 continue
@@ -164,27 +176,36 @@ def _cell(eager: float, value: float | None) -> str:
 
 
 def layers(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of one norm: microseconds of a call of the layer, host included."""
+    """The rows of one layer: microseconds of a call, host included."""
     rows = []
-    for name, size in (TINY if options.tiny else SIZES).items():
+    for name, size in chosen(options).items():
         config = {**_COMMON, **size}
         hidden, heads, head_dim = (config[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
         for what, shape in (
-            ("hidden, decode", (1, 1, hidden)),
-            ("q, decode", (1, 1, heads, head_dim)),
-            ("hidden, prefill", (options.batch, options.prompt, hidden)),
-            ("q, prefill", (options.batch, options.prompt, heads, head_dim)),
+            ("norm of hidden, decode", (1, 1, hidden)),
+            ("norm of q, decode", (1, 1, heads, head_dim)),
+            ("norm of hidden, prefill", (options.batch, options.prompt, hidden)),
+            ("norm of q, prefill", (options.batch, options.prompt, heads, head_dim)),
         ):
             cls = transformers.models.qwen3.modeling_qwen3.Qwen3RMSNorm
             layer = cls(shape[-1]).to(options.device, options.dtype).eval()
             x = torch.randn(shape, device=options.device, dtype=options.dtype)
-            row: dict[str, Any] = {"model": name, "norm": what, "input": " x ".join(map(str, shape))}
-            row["eager"] = measure(layer, [(x,)], graph=False)
-            with sgljit_transformers.enabled(layer):
-                row["sgljit"] = measure(layer, [(x,)], graph=False)
-            row["eager / sgljit"] = row["eager"].microseconds / row["sgljit"].microseconds
-            rows.append(row)
+            rows.append(_layer(name, what, layer, x))
+        make_mlp: Any = transformers.models.qwen3.modeling_qwen3.Qwen3MLP  # untyped
+        mlp = make_mlp(transformers.AutoConfig.for_model("qwen3", **config)).to(options.device, options.dtype).eval()
+        for phase, tokens in (("decode", (1, 1)), ("prefill", (options.batch, options.prompt))):
+            x = torch.randn(*tokens, hidden, device=options.device, dtype=options.dtype)
+            rows.append(_layer(name, f"MLP, {phase}", mlp, x))
     return rows
+
+
+def _layer(name: str, what: str, layer: torch.nn.Module, x: torch.Tensor) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": name, "layer": what, "input": " x ".join(map(str, x.shape))}
+    row["eager"] = measure(layer, [(x,)], graph=False)
+    with sgljit_transformers.enabled(layer):
+        row["sgljit"] = measure(layer, [(x,)], graph=False)
+    row["eager / sgljit"] = row["eager"].microseconds / row["sgljit"].microseconds
+    return row
 
 
 def main(arguments: list[str] | None = None) -> str:
@@ -193,15 +214,17 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
     parser.add_argument("--tiny", action="store_true", help="a model of two layers, to try the script")
+    parser.add_argument("--sizes", nargs="*", choices=list(SIZES), help="the sizes to measure; by default all")
     parser.add_argument("--compiled", nargs="*", help="the sizes that torch.compile is measured for; by default all")
     parser.add_argument("--batch", type=int, default=4, help="prompts of a prefill")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a decode")
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="the page's file")
     options = parser.parse_args(arguments)
     with torch.no_grad():
-        tables = {"Models": models(options), "Norms": layers(options)}
+        tables = {"Models": models(options), "Layers": layers(options)}
     note = NOTE.format(**vars(options) | {"dtype": str(options.dtype).removeprefix("torch.")})
     note += f"\ntransformers {transformers.__version__}, sgljit-transformers {sgljit_transformers.__version__}. "
     note += "The second table is one layer alone: microseconds of a call, host included."

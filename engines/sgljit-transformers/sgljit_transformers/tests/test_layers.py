@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from .tiny import op_of
+from .tiny import op_of, transformers
 
 
 class Norm(nn.Module):
@@ -113,6 +113,81 @@ def test_what_computes_something_else_is_left_alone(make):
 )
 def test_other_layers_are_left_alone(make):
     assert op_of(make()) is None
+
+
+class MLP(nn.Module):
+    """A gated MLP as models write it, and what may be different about one."""
+
+    def __init__(self, act_fn=None):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(8, 12), nn.Linear(8, 12)
+        self.down_proj, self.act_fn = nn.Linear(12, 8), act_fn or nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Swapped(MLP):
+    def forward(self, x):
+        return self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x)))
+
+
+class Limited(MLP):
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=7)) * self.up_proj(x))
+
+
+class Residual(MLP):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Twice(MLP):
+    def forward(self, x):
+        return super().forward(2 * x)
+
+
+class WithScale(MLP):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+class WithAnotherPart(MLP):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(12)
+
+
+@pytest.mark.parametrize(
+    ("activation", "op"),
+    [
+        *((name, "silu_and_mul") for name in ("silu", "swish")),
+        *((name, "gelu_and_mul") for name in ("gelu", "gelu_python")),
+        *((f"gelu_{name}", "gelu_tanh_and_mul") for name in ("pytorch_tanh", "python_tanh", "new", "fast", "accurate")),
+        *((name, None) for name in ("gelu_10", "quick_gelu", "mish", "relu", "relu2", "linear", "sigmoid", "tanh")),
+        *((name, None) for name in ("prelu", "hardswish", "leaky_relu", "laplace")),
+    ],
+)
+def test_the_activation_of_an_mlp_decides(activation, op):
+    layer = MLP(transformers.activations.ACT2FN[activation])
+    assert op_of(layer) == op
+    assert op_of(layer.to("meta")) == op
+
+
+@pytest.mark.parametrize("make", [Swapped, Limited, Residual, Twice, WithScale, WithAnotherPart])
+def test_an_mlp_that_computes_something_else_is_left_alone(make):
+    assert op_of(make()) is None
+
+
+def test_looking_at_an_mlp_runs_no_hook_and_no_projection():
+    layer, called = MLP(), []
+    for module in layer.modules():
+        module.register_forward_hook(lambda *_: called.append(1))
+    before = {module: dict(vars(module)) for module in layer.modules()}
+    assert op_of(layer) == "silu_and_mul"
+    assert {module: vars(module) for module in layer.modules()} == before
+    assert not called
 
 
 def test_looking_at_a_layer_changes_nothing():

@@ -13,7 +13,7 @@ import torch
 
 from sgljit_core.engines.shapes import MODEL_TYPES, read_config
 
-from .tiny import MODELS, config, op_of, transformers
+from .tiny import MODELS, config, match, transformers
 
 _GENERATE = """
     import sys, torch, sgljit_core, sgljit_transformers
@@ -76,8 +76,13 @@ def test_the_table_of_model_types_agrees_with_transformers(model_type, tmp_path)
     settings.save_pretrained(tmp_path)
     with torch.device("meta"):
         net = transformers.AutoModelForCausalLM.from_config(settings)
-    found = {(op, layer.weight.shape[0]) for layer in net.modules() if (op := op_of(layer)) is not None}
+    layers = [(layer, of) for layer in net.modules() if (of := match(layer)) is not None]
+    found = {(of.op, layer.weight.shape[0]) for layer, of in layers if of.family == "norm"}
+    mlps = {(of.op, layer.gate_proj.out_features) for layer, of in layers if of.family == "activation"}
     shape = read_config(tmp_path)
+    joined = model_type == "phi3"  # its two projections are one, which vLLM and SGLang make of all models
+    assert mlps <= {(f"{shape.activation}_and_mul", size) for size in shape.mlp_sizes}
+    assert bool(mlps) == (shape.traits.gated_mlp and not joined)
     sizes = {shape.hidden_size, *shape.latent_sizes}
     sizes |= {shape.head_dim} if shape.traits.qk_norm == "head" else set()
     if shape.traits.qk_norm == "all":

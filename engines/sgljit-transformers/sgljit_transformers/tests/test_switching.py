@@ -88,7 +88,7 @@ def test_the_context_manager_disables_also_after_an_error():
 def test_the_log_says_which_layers_run_on_what(said):
     sgljit_transformers.enable(model("qwen3"))
     assert "with transformers 5." in said()
-    assert "Qwen3ForCausalLM: 9 Qwen3RMSNorm on rmsnorm" in said()
+    assert "Qwen3ForCausalLM: 9 Qwen3RMSNorm on rmsnorm, 2 Qwen3MLP on silu_and_mul" in said()
     assert "on cpu" in said()
 
 
@@ -106,6 +106,8 @@ def test_a_list_of_ops_chooses(monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "gemma_rmsnorm")
     assert sgljit_transformers.enable(model("llama")) == {}
     assert len(sgljit_transformers.enable(model("gemma3"))) == 13
+    monkeypatch.setenv("SGLJIT_ENGINES", "silu_and_mul")
+    assert set(sgljit_transformers.enable(model("llama")).values()) == {"silu_and_mul"}
 
 
 def test_enable_twice_is_an_error_and_changes_nothing():
@@ -148,7 +150,7 @@ def test_a_layer_of_another_adapter_is_left_to_it(monkeypatch, said):
         return hidden_states
 
     net.model.norm.forward = foreign
-    assert len(sgljit_transformers.enable(net)) == 4
+    assert len(sgljit_transformers.enable(net)) == 6
     assert net.model.norm.forward is foreign
     assert "1 layers keep the forward that something else has given them, such as model.norm" in said()
     assert "foreign" in said()
@@ -334,6 +336,72 @@ def test_a_model_that_moves_to_a_gpu_afterwards_computes_the_same():
         torch.testing.assert_close(actual, net(ids.cuda()).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture
+def mlp():
+    made = model("llama").model.layers[0].mlp
+    assert sgljit_transformers.enable(made) == {"": "silu_and_mul"}
+    yield made
+    assert "forward" in vars(made), "the op was given up"
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("float64", lambda mlp, x: (mlp.double(), x.double())),
+        ("bfloat16", lambda mlp, x: (mlp.bfloat16(), x.bfloat16())),
+        ("training", lambda mlp, x: (mlp.train(), x)),
+        ("one row", lambda mlp, x: (mlp, x[0, 0])),
+        ("no row", lambda mlp, x: (mlp, x[:0])),
+        ("columns", lambda mlp, x: (mlp, x.transpose(1, 2).contiguous().transpose(1, 2))),
+        ("heads", lambda mlp, x: (mlp, x.unflatten(1, (3, -1)))),
+        ("meta", lambda mlp, x: (mlp.to("meta"), x.to("meta"))),
+        ("transposed projections", lambda mlp, x: (transposed(mlp), x)),
+        ("projections of another dtype", lambda mlp, x: (widened(mlp), x)),
+    ],
+)
+def test_an_odd_input_of_an_mlp_gives_what_the_models_own_code_gives(mlp, what, change):
+    x = torch.randn(2, 9, 64)
+    mlp, x = change(mlp, x)
+    with torch.no_grad():
+        actual, expected = mlp(x), type(mlp).forward(mlp, x)
+    assert (actual.dtype, actual.shape, actual.device) == (expected.dtype, expected.shape, expected.device)
+    if what != "meta":
+        of_sums = {"rtol": 0.02, "atol": 0.02} if what == "bfloat16" else {}
+        torch.testing.assert_close(actual, expected, **of_sums)
+
+
+def transposed(mlp):
+    """Projections whose results have no rows side by side."""
+    for projection in (mlp.gate_proj, mlp.up_proj):
+        projection.register_forward_hook(lambda _module, _input, out: out.transpose(1, 2).contiguous().transpose(1, 2))
+    return mlp
+
+
+def widened(mlp):
+    mlp.up_proj.register_forward_hook(lambda _module, _input, out: out.double())
+    mlp.down_proj.double()
+    return mlp
+
+
+def test_hooks_of_projections_run_once_and_gradients_are_those_of_the_models_own_code(mlp):
+    called = []
+    for projection in (mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+        projection.register_forward_hook(lambda *_: called.append(1))
+    with torch.no_grad():
+        mlp(torch.randn(2, 9, 64))
+    assert len(called) == 3
+    x = torch.randn(2, 9, 64, requires_grad=True)
+    mlp(x).square().sum().backward()
+    actual, x.grad = x.grad, None
+    type(mlp).forward(mlp, x).square().sum().backward()
+    assert torch.equal(actual, x.grad)
+
+
+def test_an_error_of_a_projection_is_the_models_own(mlp):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        mlp(torch.randn(2, 9, 32))
+
+
 def run(code: str, tmp_path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a script with a cold cache of its own."""
     script = f"from {__package__}.tiny import *\nimport sgljit_transformers\n{textwrap.dedent(code)}"
@@ -353,7 +421,7 @@ _FAILING = """
         print(len(sgljit_transformers.enable(net)), "replaced")
         assert torch.equal(net(ids).logits, expected)
         assert torch.equal(net(ids).logits, expected)
-    assert not any("forward" in vars(layer) for layer in norms(net).values())
+    assert not any("forward" in vars(layer) for layer in net.modules())
     sgljit_transformers.disable(net)
 """
 
@@ -383,16 +451,16 @@ _MOVED = """
         expected = real(ids).logits
         for _ in range(3):
             torch.testing.assert_close(net(ids).logits, expected, rtol=1e-4, atol=1e-5)
-    print(sum("forward" in vars(layer) for layer in norms(net).values()), "left")
+    print(sum("forward" in vars(layer) for layer in net.modules()), "left")
     sgljit_transformers.disable(net)
 """
 
 
-@pytest.mark.parametrize(("jit", "left"), [pytest.param("on", 9, marks=pytest.mark.slow), ("error", 0)])
+@pytest.mark.parametrize(("jit", "left"), [pytest.param("on", 11, marks=pytest.mark.slow), ("error", 0)])
 def test_a_model_that_moves_runs_on_the_op_if_that_can_be_built_there(tmp_path, jit, left):
     done = run(_MOVED, tmp_path, SGLJIT_JIT=jit)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"9 replaced\n{left} left\n"
+    assert done.stdout == f"11 replaced\n{left} left\n"
     assert done.stderr.count("rmsnorm failed, and RMSNorm runs") == (jit == "error")
 
 
@@ -400,7 +468,7 @@ def test_a_model_that_moves_runs_on_the_op_if_that_can_be_built_there(tmp_path, 
 def test_the_mapping_of_kernels_may_be_switched_off(tmp_path):
     code = """
         net = model("gemma3")
-        print(sgljit_transformers.enable(net), [name for name, layer in norms(net).items() if "forward" in vars(layer)])
+        print(sgljit_transformers.enable(net), [layer for layer in net.modules() if "forward" in vars(layer)])
     """
     done = run(code, tmp_path, DISABLE_KERNEL_MAPPING="1")
     assert done.stdout == "{} []\n", done.stderr
@@ -409,7 +477,7 @@ def test_the_mapping_of_kernels_may_be_switched_off(tmp_path):
 @pytest.mark.slow  # a process that imports transformers
 def test_without_the_names_of_the_hub_all_is_the_same(tmp_path):
     done = run("print(len(sgljit_transformers.enable(model('qwen3'))))", tmp_path, USE_HUB_KERNELS="0")
-    assert done.stdout == "9\n", done.stderr
+    assert done.stdout == "11\n", done.stderr
 
 
 @pytest.mark.slow  # a process that imports transformers

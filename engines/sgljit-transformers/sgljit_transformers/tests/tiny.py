@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sgljit_transformers.layers import norm_of
+from sgljit_transformers.layers import match
 
 transformers = pytest.importorskip("transformers", reason="pip install 'sgljit-transformers[test]'")
 pytest.importorskip("kernels", reason="pip install 'sgljit-transformers[test]'")
@@ -82,6 +82,14 @@ def prompt(device: str = "cpu") -> torch.Tensor:
     return torch.randint(3, 128, (2, 9), generator=torch.Generator().manual_seed(1)).to(device)
 
 
+def mlps(name: str) -> dict[str, str]:
+    """The op of each of a model's gated MLPs: gpt-oss computes something else."""
+    if name == "gpt_oss":
+        return {}
+    second = "model.layers.1.mlp" + ".shared_experts" * (name == "deepseek_v3")
+    return dict.fromkeys(("model.layers.0.mlp", second), "gelu_tanh_and_mul" if name == "gemma3" else "silu_and_mul")
+
+
 def norms(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return {name: layer for name, layer in module.named_modules() if type(layer).__name__.endswith("RMSNorm")}
 
@@ -91,5 +99,5 @@ def generate(module: torch.nn.Module, ids: torch.Tensor, tokens: int = 12) -> to
 
 
 def op_of(layer: torch.nn.Module) -> str | None:
-    found = norm_of(layer)
+    found = match(layer)
     return found and found.op

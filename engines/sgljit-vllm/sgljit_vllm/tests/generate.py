@@ -44,6 +44,8 @@ def count_calls() -> Counter[str]:
 
     for layer in (layers.SgljitRMSNorm, layers.SgljitGemmaRMSNorm):
         layer._plain, layer._fused = counted(layer._plain), counted(layer._fused)
+    for layer in (layers.SgljitSiluAndMul, layers.SgljitGeluAndMul):
+        layer._ops = {approximate: counted(op).__func__ for approximate, op in layer._ops.items()}
     return calls
 
 

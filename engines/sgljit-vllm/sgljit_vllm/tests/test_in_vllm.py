@@ -59,9 +59,9 @@ def test_in_an_environment_of_its_own(tmp_path):
     [
         # 16 tokens take a prefill and 15 decodes of 4 layers, and vLLM runs the model once more to profile it. Of
         # Qwen3's norms of a layer two have a residual but for the model's first, and two are of q and k.
-        ("qwen3", {"rmsnorm": 16 * 9, "fused_add_rmsnorm": 16 * 8}),
-        ("llama", {"rmsnorm": 16, "fused_add_rmsnorm": 16 * 8}),
-        ("gemma3", {"gemma_rmsnorm": 16 * 17, "gemma_fused_add_rmsnorm": 16 * 8}),
+        ("qwen3", {"rmsnorm": 16 * 9, "fused_add_rmsnorm": 16 * 8, "silu_and_mul": 16 * 4}),
+        ("llama", {"rmsnorm": 16, "fused_add_rmsnorm": 16 * 8, "silu_and_mul": 16 * 4}),
+        ("gemma3", {"gemma_rmsnorm": 16 * 17, "gemma_fused_add_rmsnorm": 16 * 8, "gelu_tanh_and_mul": 16 * 4}),
     ],
 )
 def test_the_same_tokens_come_out(model, expected):
@@ -82,7 +82,7 @@ def test_a_list_of_ops_chooses():
     ours, calls, printed = generate("qwen3", "count", engines="strict,rmsnorm")
     assert ours == theirs
     assert calls.keys() == {"rmsnorm"}
-    assert "switched off by SGLJIT_ENGINES: fused_add_rmsnorm, gemma_rmsnorm, gemma_fused_add_rmsnorm" in printed
+    assert "switched off by SGLJIT_ENGINES: fused_add_rmsnorm, gemma_rmsnorm, gemma_fused_add_rmsnorm, silu" in printed
 
 
 @needs_vllm
@@ -116,7 +116,7 @@ import sgljit_vllm
 sgljit_vllm.register()
 sgljit_vllm.register()  # vLLM may load plugins more than once
 from sgljit_vllm import layers
-from vllm.model_executor.layers import layernorm
+from vllm.model_executor.layers import activation as activations, layernorm
 from vllm.model_executor.custom_op import op_registry_oot
 
 torch.manual_seed(0)
@@ -159,6 +159,31 @@ def test_each_layer_agrees_with_float64_and_keeps_the_inputs_that_vllm_keeps():
 
 
 @needs_vllm
+def test_each_activation_agrees_with_float64():
+    in_vllm("""
+        from torch.nn.functional import gelu, silu
+        for layer, activation in (
+            (activations.SiluAndMul(), silu),
+            (activations.GeluAndMul(), gelu),
+            (activations.GeluAndMul(approximate="tanh"), lambda x: gelu(x, approximate="tanh")),
+        ):
+            assert type(layer).__module__ == "sgljit_vllm.layers" and layer._has_op
+            for x in (torch.randn(7, 96), torch.randn(0, 96), torch.randn(2, 3, 96), torch.randn(96)):
+                before = x.clone()
+                gate, up = x.double().chunk(2, dim=-1)
+                for way in (layer, layer.forward_native, layer.forward_cpu, layer.forward_cuda):
+                    torch.testing.assert_close(way(x), (activation(gate) * up).float(), rtol=1e-5, atol=1e-5)
+                assert torch.equal(x, before)
+            strided = torch.randn(5, 4, 192)[:, 1:3, :96]
+            torch.testing.assert_close(layer(strided), layer(strided.contiguous()))
+            layer._op = None  # what the op does not take runs on vLLM's own code
+            for odd in (torch.randn(3, 18), torch.randn(3, 96).bfloat16(), torch.randn(3, 96).double()):
+                gate, up = odd.chunk(2, dim=-1)
+                torch.testing.assert_close(layer(odd), activation(gate) * up)
+    """)
+
+
+@needs_vllm
 def test_what_the_ops_do_not_take_runs_on_vllms_own_code():
     in_vllm("""
         def refuse(*args, **kwargs):
@@ -194,6 +219,8 @@ def test_the_switch_of_vllm_keeps_its_name():
     in_vllm("""
         assert layers.SgljitRMSNorm.name == layernorm.RMSNorm.name == "rms_norm"
         assert layers.SgljitGemmaRMSNorm.name == "gemma_rms_norm"
+        assert layers.SgljitSiluAndMul.name == activations.SiluAndMul.name == "silu_and_mul"
+        assert layers.SgljitGeluAndMul.name == "gelu_and_mul"
     """)
 
 

@@ -1,0 +1,111 @@
+"""How fast are the activations against PyTorch, torch.compile, SGLang's kernels and a plain copy?
+
+    python -m sgljit_activation.bench.bench_activation [--device cpu|cuda] [--dtype bfloat16] [--output FILE]
+
+SGLang's are measured where it can be imported. The bytes of a call are those of the gate, the values and the output.
+With CI set in the environment: one small shape for each op.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import gelu, silu
+
+from sgljit_activation import reference
+from sgljit_core import ops
+from sgljit_core.benchmark import Figure, get_benchmark_range, measure
+from sgljit_core.benchmark.results import make_benchmark, sweep, with_ratio, write_results
+
+Run = Callable[[torch.Tensor, torch.Tensor], object]
+
+SIZES = (6144, 12288)
+SHAPES = {
+    "cuda": [(rows, size) for size in SIZES for rows in (1, 16, 128, 1024, 2048, 16384)],
+    "cpu": [(1, 6144), (128, 6144), (2048, 6144)],
+}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu_and_mul": silu,
+    "gelu_and_mul": gelu,
+    "gelu_tanh_and_mul": functools.partial(gelu, approximate="tanh"),
+}
+
+
+def pytorch(op: str, x: torch.Tensor, out: torch.Tensor) -> None:
+    """The op in plain PyTorch."""
+    gate, up = x.chunk(2, dim=-1)
+    torch.mul(ACTIVATIONS[op](gate), up, out=out)
+
+
+def providers(op: str, device: str) -> dict[str, Run]:
+    """The compared kernels by the names of the columns."""
+    runs: dict[str, Run] = {"sgljit": getattr(ops["activation"], op)}
+    if device == "cuda" and importlib.util.find_spec("sglang") is not None:
+        runs["SGLang"] = getattr(importlib.import_module("sglang.kernels.ops.activation.activation"), op)
+    runs["PyTorch"] = functools.partial(pytorch, op)
+    if device == "cuda":  # on the CPU it would time a C++ compiler's vectors against torch's own
+        runs["torch.compile"] = torch.compile(runs["PyTorch"], dynamic=False)
+    return runs
+
+
+def make(rows: int, size: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The arguments of a call."""
+    return (
+        torch.randn(rows, 2 * size, device=device).to(dtype),
+        torch.empty(rows, size, device=device, dtype=dtype),
+    )
+
+
+def table(op: str, dtype: torch.dtype, device: str) -> list[dict[str, Any]]:
+    """One table: rows by shape, columns by provider."""
+    runs = providers(op, device)
+
+    def run(rows: int, size: int, provider: str) -> Figure | float:
+        torch.compiler.reset()  # each shape is compiled separately
+        x, out = make(rows, size, dtype, device)
+        try:
+            runs[provider](x, out)
+        except RuntimeError as error:
+            if provider == "sgljit":
+                raise
+            sys.stderr.write(f"{provider} does not take {rows} x {size} of {op}: {error}\n")
+            return math.nan
+        torch.testing.assert_close(out, getattr(reference, op)(x), rtol=0.02, atol=0.02)
+        num_bytes = 3 * rows * size * dtype.itemsize
+        return measure(runs[provider], lambda: make(rows, size, dtype, device), num_bytes=num_bytes, seconds=0.03)
+
+    places = get_benchmark_range(SHAPES[device], SHAPES[device][1:2])
+    rows = with_ratio(sweep(make_benchmark(op, ["rows", "size"], places, list(runs)), run), "sgljit", list(runs)[1:])
+    for row in rows:
+        row["copy"] = row["sgljit"].copy_microseconds
+    return rows
+
+
+def main() -> None:
+    """Measure, print the page, and write it."""
+    parser = argparse.ArgumentParser(description="Time of the gated activations")
+    parser.add_argument("--device", choices=list(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--ops", default=",".join(ACTIVATIONS), help="which, with commas between")
+    parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
+    parser.add_argument("--output", type=Path, help="write the page here")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    tables = {op: table(op, arguments.dtype, arguments.device) for op in arguments.ops.split(",")}
+    note = (
+        f"{str(arguments.dtype).removeprefix('torch.')}; the size is that of the output's rows. Microseconds per call, "
+        "median; in brackets, the percent of a plain copy that moves as many bytes."
+    )
+    sys.stdout.write(write_results(arguments.output, "Gated activations", tables, note=note, device=arguments.device))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <sgl_kernel/row_map.h>
+
+/// \file activation.h
+/// \brief The activations, as functors. Read by the C++ compiler for the CPU and by NVRTC for the device.
+
+namespace activation {
+
+/// \brief gate / (1 + exp(-gate)) * up
+struct SiluAndMul {
+  SGL_HD float operator()(float gate, float up) const {
+    return gate / (1.0f + sgl::exp(-gate)) * up;
+  }
+};
+
+/// \brief gate * Phi(gate) * up, with the distribution function Phi of the standard normal distribution.
+///
+/// Phi(x) = erfc(-x / sqrt(2)) / 2: 1 + erf(x / sqrt(2)) would lose the digits of small results.
+struct GeluAndMul {
+  SGL_HD float operator()(float gate, float up) const {
+    constexpr float kSqrtHalf = 0.70710678f;
+    return 0.5f * gate * sgl::erfc(-kSqrtHalf * gate) * up;
+  }
+};
+
+/// \brief The same with Phi(x) = (1 + tanh(y)) / 2 and y = sqrt(2 / pi) * (x + 0.044715 x^3).
+///
+/// (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)): nothing is cancelled, and the CPU's loop vectorises.
+struct GeluTanhAndMul {
+  SGL_HD float operator()(float gate, float up) const {
+    constexpr float kTwiceSqrt = 1.5957691f;  // 2 * sqrt(2 / pi)
+    return gate / (1.0f + sgl::exp(-kTwiceSqrt * (gate + 0.044715f * gate * gate * gate))) * up;
+  }
+};
+
+}  // namespace activation

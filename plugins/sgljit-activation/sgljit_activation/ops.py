@@ -1,0 +1,103 @@
+"""The functions users call. Their body is C++: csrc/activation.cpp checks, chooses a kernel and launches it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from sgljit_core import cache_once
+
+from .plugin import FAMILY
+
+if TYPE_CHECKING:
+    from tvm_ffi import Module
+
+FUNCTORS = {"silu_and_mul": "SiluAndMul", "gelu_and_mul": "GeluAndMul", "gelu_tanh_and_mul": "GeluTanhAndMul"}
+
+
+@cache_once
+def host_module() -> Module:
+    """The host part: the checks, and the choice of a kernel."""
+    wrappers = [(name, f"activate<activation::{functor}>") for name, functor in FUNCTORS.items()]
+    return FAMILY.load_host("activation", cpp_files=["activation.cpp"], cpp_wrappers=wrappers)
+
+
+def _new_out(input: torch.Tensor, _out: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:  # noqa: A002
+    """What is written where ``out`` is None."""
+    if up is not None:
+        return input.new_empty(input.shape)
+    return input.new_empty([*input.shape[:-1], *(size // 2 for size in input.shape[-1:])])
+
+
+@FAMILY.op(exports=host_module, mutates=("out",), fake=_new_out)
+def silu_and_mul(  # type: ignore[empty-body]  # it is C++
+    input: torch.Tensor,  # noqa: A002 - as engines pass it
+    out: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``silu(gate) * up``, with ``silu(x) = x / (1 + exp(-x))``: the activation of a SwiGLU layer.
+
+    Equation 6 of https://arxiv.org/abs/2002.05202. Computed in float32 and rounded once, at the end. Without a row: a
+    no-op.
+
+    Args:
+        input: [..., 2 * d], float16, bfloat16 or float32, on a CUDA device or the CPU: the gate, then ``up``. With
+            ``up``: [..., d], the gate alone. Rows may be any one distance apart, their elements may not.
+        out: [..., d], float16, bfloat16 or float32, with a row distance of its own; may be the gate or ``up``. A new
+            tensor of the input's dtype if None.
+        up: like the gate, with a row distance of its own; None if it is in ``input``.
+
+    Returns:
+        ``out``, or the new tensor.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: rows of ``out`` share memory with each other, or with other rows of another argument.
+    """
+
+
+@FAMILY.op(exports=host_module, mutates=("out",), fake=_new_out)
+def gelu_and_mul(  # type: ignore[empty-body]  # it is C++
+    input: torch.Tensor,  # noqa: A002 - as engines pass it
+    out: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``gelu(gate) * up``, with ``gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))``: as ``torch.nn.functional.gelu``.
+
+    The rest is as in ``silu_and_mul``.
+
+    Args:
+        input: [..., 2 * d], or [..., d] with ``up``, as in ``silu_and_mul``.
+        out: [..., d]; a new tensor if None.
+        up: like the gate; None if it is in ``input``.
+
+    Returns:
+        ``out``, or the new tensor.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``silu_and_mul``.
+    """
+
+
+@FAMILY.op(exports=host_module, mutates=("out",), fake=_new_out)
+def gelu_tanh_and_mul(  # type: ignore[empty-body]  # it is C++
+    input: torch.Tensor,  # noqa: A002 - as engines pass it
+    out: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``gelu_and_mul`` in its approximation by tanh: as ``torch.nn.functional.gelu(..., approximate="tanh")``.
+
+    ``gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``. The rest is as in ``silu_and_mul``.
+
+    Args:
+        input: [..., 2 * d], or [..., d] with ``up``, as in ``silu_and_mul``.
+        out: [..., d]; a new tensor if None.
+        up: like the gate; None if it is in ``input``.
+
+    Returns:
+        ``out``, or the new tensor.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``silu_and_mul``.
+    """

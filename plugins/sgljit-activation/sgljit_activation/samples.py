@@ -1,0 +1,25 @@
+"""Arguments for each op by name, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def silu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Every dtype, sizes of every kernel, no row to several blocks; gates beside and apart from the values."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for size in (1, 65, 64, 1000, 1024):
+            for rows in (0, 1, 3, 129):
+                both = (torch.randn(rows, 2 * size, device=device) * 4).to(dtype)
+                gate, up = both.chunk(2, dim=1)
+                yield {"input": both, "out": torch.empty_like(gate)}
+                yield {"input": both, "out": None}
+                yield {"input": gate, "out": torch.empty(rows, size, device=device), "up": up}
+                three = (one.unflatten(0, (1, -1)).contiguous() for one in (gate, up))
+                yield {"input": next(three), "up": next(three), "out": None}
+
+
+gelu_and_mul = gelu_tanh_and_mul = silu_and_mul

@@ -1,0 +1,206 @@
+"""The ops against float64, in every layout, and what wrong arguments get: the same on every device."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pytest
+import torch
+from torch.nn.functional import gelu, silu
+
+from sgljit_activation import reference
+from sgljit_activation.plugin import FAMILY
+from sgljit_activation.variants import variants
+from sgljit_core import ops, override_cuda_arch
+from sgljit_core.errors import InferenceOnlyError, TensorMatchError, ToolchainNotFoundError
+
+OPS = list(FAMILY.declared())
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROUNDED_ONCE = {torch.float32: 0, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+family = ops["activation"]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.empty(0, device=request.param).device  # "cuda" with its index
+
+
+@pytest.fixture(params=OPS)
+def op(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def exact(op: str, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
+    shape = x.shape if up is not None else (*x.shape[:-1], x.shape[-1] // 2)
+    return getattr(reference, op)(x, torch.empty(shape, dtype=torch.float64, device=x.device), up)
+
+
+def check(op: str, out: torch.Tensor, x: torch.Tensor, up: torch.Tensor | None = None) -> None:
+    """As exact as float32 arithmetic and one rounding allow: a small result depends on the last digit of the gate."""
+    expected = exact(op, x, up)
+    assert out.shape == expected.shape
+    smallest = 2**-25 if out.dtype is torch.float16 else 1e-35  # exp overflows where a result becomes smaller
+    allowed = (2**-14 + 1.001 * ROUNDED_ONCE[out.dtype]) * expected.abs() + smallest
+    assert ((out.double() - expected).abs() <= allowed).all()
+
+
+def test_it_agrees_with_float64(op, device):
+    torch.manual_seed(0)
+    for sample in FAMILY.declared()[op].samples(device):
+        x, up, out = sample["input"], sample.get("up"), sample["out"]
+        before = x.clone()
+        if out is not None:
+            out.fill_(float("nan"))
+        result = getattr(family, op)(**sample)
+        assert result is out or (out is None and result.dtype == x.dtype and result.device == device)
+        check(op, result, x, up)
+        assert torch.equal(x, before)
+
+
+def test_the_reference_is_what_pytorch_computes():
+    x = torch.linspace(-9, 9, 100, dtype=torch.float64)
+    for op, activation in (
+        ("silu_and_mul", silu),
+        ("gelu_and_mul", gelu),
+        ("gelu_tanh_and_mul", functools.partial(gelu, approximate="tanh")),
+    ):
+        torch.testing.assert_close(getattr(reference, op)(x, None, x), activation(x) * x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("first", "size"), [(0, 40), (0, 33), (1, 40), (3, 33)])
+def test_rows_may_be_apart_and_begin_anywhere(op, dtype, first, size, device):
+    wide, target = torch.randn(5, 100, device=device).to(dtype), torch.full((5, 64), float("nan"), device=device)
+    x, out = wide[:, first : first + 2 * size], target[:, first : first + size]
+    for up in (None, x[:, size:]):
+        target.fill_(float("nan"))
+        given = x if up is None else x[:, :size]
+        assert getattr(family, op)(given, out, up) is out
+        check(op, out, given, up)
+        assert target.isnan().sum() == target.numel() - out.numel(), "something else is written"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_rows_and_long_rows_are_shared_among_threads(op, dtype, device):
+    for shape in ((2, 1 << 20), (1 << 12, 514), (3, 5, 7, 2050)):
+        x = (torch.randn(shape, device=device) * 3).to(dtype)
+        check(op, getattr(family, op)(x), x)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_more_elements_than_32_bits_count(op):
+    x = torch.empty(3, 2**31, dtype=torch.bfloat16, device="cuda").uniform_(-4, 4)
+    out = getattr(family, op)(x)
+    for row in range(3):
+        check(op, out[row, -1000:], x[row, 2**30 - 1000 : 2**30], x[row, -1000:])
+
+
+def test_the_gate_or_the_values_may_be_overwritten(op, device):
+    for target in (0, 1):
+        x = torch.randn(6, 130, device=device)
+        halves, before = x.chunk(2, dim=1), x.clone()
+        getattr(family, op)(x, halves[target])
+        check(op, halves[target], before)
+        assert torch.equal(halves[1 - target], before.chunk(2, dim=1)[1 - target])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_infinity_and_huge_numbers(op, dtype, device):
+    nan, inf, large = float("nan"), float("inf"), torch.finfo(dtype).max
+    gates = torch.tensor([nan, inf, -inf, large, -large, 80.0, -80.0, 0.0, -0.0, 1.0], device=device).to(dtype)
+    for value in (1.0, -2.0, 0.0, inf, nan):
+        up = torch.full_like(gates, value)
+        actual, expected = getattr(family, op)(gates, None, up), exact(op, gates, up).to(dtype)
+        torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-3, atol=1e-30)
+
+
+def test_nothing_to_do(op, device):
+    for shape in ((0, 8), (3, 0), (2, 0, 8)):
+        out = getattr(family, op)(torch.ones(shape, device=device))
+        assert out.shape == (*shape[:-1], shape[-1] // 2)
+
+
+zeros = torch.zeros
+BAD = {
+    "dtype": (lambda d: (zeros(2, 8, device=d).int(),), "input", r"expected one of \[float32, float16, bfloat16\]"),
+    "odd": (lambda d: (zeros(2, 7, device=d),), "input", "2 parts of equal size, got 7 elements"),
+    "no dimension": (lambda d: (zeros((), device=d),), "input", "expected at least 1 but got 0"),
+    "columns": (lambda d: (zeros(8, 2, device=d).T,), "input", "stride of 1, but got 2"),
+    "two strides": (lambda d: (zeros(3, 4, 8, device=d)[:, :2],), "input", "one stride, 8, but got 32"),
+    "rows of out": (lambda d: (zeros(2, 8, device=d), zeros(1, 4, device=d)), "out", "expected 2 but got 1"),
+    "shape of out": (lambda d: (zeros(2, 3, 8, device=d), zeros(3, 2, 4, device=d)), "out", "dimension 0: expected 2"),
+    "shape of up": (lambda d: (zeros(2, 8, device=d), None, zeros(1, 2, 8, device=d)), "up", "expected 2 but got 3"),
+    "size of out": (lambda d: (zeros(2, 8, device=d), zeros(2, 8, device=d)), "out", "expected 4 but got 8"),
+    "dtype of out": (lambda d: (zeros(2, 8, device=d), zeros(2, 4, device=d).double()), "out", "got float64"),
+    "size of up": (lambda d: (zeros(2, 8, device=d), None, zeros(2, 4, device=d)), "up", "expected 8 but got 4"),
+    "dtype of up": (lambda d: (zeros(2, 8, device=d), None, zeros(2, 8, device=d).half()), "up", "got float16"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_tensors_that_do_not_fit_are_refused_with_the_cause(op, case, device):
+    arguments, name, text = BAD[case]
+    with pytest.raises(
+        TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*activation\.cpp.*{text}"
+    ):
+        getattr(family, op)(*arguments(device))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((3,), "argument 1: expected tensor, got int"),
+        ((None, zeros(2, 4)), "argument 1: expected tensor, got None"),
+        ((zeros(2, 8), 3), "argument 2: expected tensor or None, got int"),
+        ((zeros(2, 8), None, 3), "argument 3: expected tensor or None, got int"),
+    ],
+)
+def test_an_argument_of_another_type(op, arguments, text):
+    with pytest.raises(TypeError, match=re.escape(text)):
+        getattr(family, op)(*arguments)
+
+
+@pytest.mark.gpu
+def test_devices_mixed(op):
+    x = zeros(2, 8)
+    for arguments in ((x, zeros(2, 4, device="cuda")), (x.cuda(), zeros(2, 4)), (x.cuda(), None, x)):
+        with pytest.raises(TensorMatchError, match="Device mismatch: expected c"):
+            getattr(family, op)(*arguments)
+
+
+def test_an_out_that_shares_memory_with_other_rows_is_refused(op, device):
+    memory = torch.randn(8, 16, device=device)
+    before = memory.clone()
+    x = memory[:4, :8]
+    for out in (x[:, 1:5], memory[1:5, :4], torch.empty(4, device=device).expand(4, 4)):
+        with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of"):
+            getattr(family, op)(x, out)
+    with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of up"):
+        getattr(family, op)(memory[:4, 8:], memory[1:5, :8], memory[:4, :8])
+    assert torch.equal(memory, before)
+
+
+def test_an_address_between_elements_is_refused(op):
+    data = torch.frombuffer(bytearray(72), dtype=torch.uint8)[2:66]
+    try:
+        x = data.view(torch.float32).view(2, 8)
+    except RuntimeError:
+        x = torch.frombuffer(bytearray(72), dtype=torch.float32, offset=2, count=16).view(2, 8)
+    with pytest.raises(ValueError, match="address is not a multiple of its element size, 4 bytes"):
+        getattr(family, op)(x)
+
+
+def test_a_gradient_is_refused(op):
+    with pytest.raises(InferenceOnlyError, match=f"activation.{op}"):
+        getattr(family, op)(torch.ones(2, 8, requires_grad=True))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_what_it_declares_builds_without_a_gpu(capability):
+    with override_cuda_arch(*capability):
+        try:
+            assert [build() is None for build in variants()].count(True) == len(OPS) * len(DTYPES)
+        except ToolchainNotFoundError as error:
+            pytest.skip(str(error))
