@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .ops import host_module
+from .ops import LANES, host_module
 from .plugin import FAMILY
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -
         return
     row_bytes = shape.cache_row * getattr(torch, shape.dtype).itemsize
     word = min(16, row_bytes & -row_bytes)
-    words = row_bytes // word
-    lanes = 8 if words <= 8 else 16 if words <= 16 else 32
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh", "hicache::copy_rows", row_bytes, word)
     for place in layers:
-        yield functools.partial(kernel, shape.caches, lanes, False, torch.int64, place)
+        yield functools.partial(kernel, shape.caches, LANES, False, torch.int64, place)

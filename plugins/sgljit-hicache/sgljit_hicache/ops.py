@@ -27,6 +27,7 @@ _EXPORTS = (
 )
 
 _ONE_LAYER = 0  # of csrc/hicache_params.h
+LANES = 8  # of csrc/hicache_launch.h
 
 
 @cache_once
@@ -194,7 +195,7 @@ def variants() -> Iterator[Callable[[], Any]]:
     yield functools.partial(FAMILY.build_deferred, "hicache_check_layers.cpp", "check_layers_on_cpu")
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
     for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
-        lanes = 8 if row_bytes <= 128 else 16 if row_bytes <= 256 else 32
         for index in (torch.int32, torch.int64):
-            shape = (row_bytes, 16, caches, lanes, False, index, _ONE_LAYER)
-            yield functools.partial(kernel, "hicache::copy_rows", *shape)
+            yield functools.partial(
+                kernel, "hicache::copy_rows", row_bytes, 16, caches, LANES, False, index, _ONE_LAYER
+            )

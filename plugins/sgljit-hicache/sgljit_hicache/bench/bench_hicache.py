@@ -144,8 +144,10 @@ def table_link(bench: Bench) -> list[Row]:
     for direction in ("h2d", "d2h"):
         whole = make_pools(direction, LARGE_POOL_BYTES)
         for pool_bytes, row_bytes in itertools.product((POOL_BYTES, 2 * GIB, LARGE_POOL_BYTES), LINK_SIZES):
+            if pool_bytes == LARGE_POOL_BYTES and row_bytes not in (256, 512, 1152, 2048):
+                continue
             pools = [pool[:pool_bytes] for pool in whole]
-            for count in (64, 1024, 16384, 65536) if row_bytes <= 512 else (64, 1024, 16384):
+            for count in (16, 1024, 16384, 65536) if row_bytes <= 512 else (16, 1024, 16384):
                 orders = [("random", 1, False)]
                 if pool_bytes == 2 * GIB and row_bytes in (256, 1152) and count == 16384:
                     orders += [("by address", 1, True), ("pages of 64", 64, False)]
@@ -179,18 +181,18 @@ def table_sizes(bench: Bench) -> list[Row]:
 
 
 def table_layers(bench: Bench) -> list[Row]:
-    """All layers in one launch, compared with a launch for each layer; rows of layers that are 32768 rows each."""
+    """All layers in one launch, compared with a launch for each layer; layers of 8192 rows each."""
     rows = []
     for direction in DIRECTIONS:
         for row_bytes in (256, ROW_BYTES):
-            pools = make_pools(direction, LAYERS * 32768 * row_bytes)
-            layers = [pool.view(LAYERS, 32768, row_bytes).unbind() for pool in pools]
+            pools = make_pools(direction, LAYERS * 8192 * row_bytes)
+            layers = [pool.view(LAYERS, 8192, row_bytes).unbind() for pool in pools]
             tables = [torch.tensor([layer.data_ptr() for layer in of], dtype=torch.uint64) for of in layers]
             on_device = [table.cuda() for table in tables]
             strides = {"kv_cache_src_stride_bytes": row_bytes, "kv_cache_dst_stride_bytes": row_bytes}
             all_layer = functools.partial(family.transfer_hicache_all_layer, **strides)
             for count in (16, 256, 2048):
-                dst, src = (torch.randperm(32768, device="cuda")[:count] for _ in range(2))
+                dst, src = (torch.randperm(8192, device="cuda")[:count] for _ in range(2))
                 num_bytes = 2 * count * row_bytes
                 each = [[*of[:2], dst, *of[2:], src] for of in zip(*layers, strict=True)]
 

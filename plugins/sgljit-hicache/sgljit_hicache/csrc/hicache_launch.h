@@ -31,25 +31,27 @@ struct Gpu {
 inline constexpr std::int64_t kMaxThreads = 1024;  // of a block
 
 /// The grids of transfers between device and host that take the link's speed, by the bytes of a row. Measured on an
-/// H200: bench/results/hicache.md has every cell.
+/// H200: bench/results/hicache.md has the cells.
 ///
 /// Where addresses are near each other, what counts is bytes in flight, and a block of 512 threads leaves room on its
 /// multiprocessor. Where rows are scattered over more memory than a multiprocessor's TLB reaches, what counts is how
 /// many multiprocessors wait for translations.
 struct LinkSpeed {
   std::int64_t below_bytes;
-  Launch near;
+  Launch from_host;
+  Launch to_host;
   Launch scattered;
 };
 inline constexpr LinkSpeed kLinkSpeed[] = {
-    {256, {16, 512}, {64, 256}},
-    {2048, {8, 512}, {64, 256}},
-    {INT64_MAX, {4, 512}, {16, 512}},
+    {256, {16, 512}, {16, 512}, {64, 256}},
+    {512, {8, 512}, {8, 512}, {64, 256}},
+    {2048, {4, 512}, {4, 512}, {64, 256}},
+    {INT64_MAX, {4, 512}, {2, 512}, {16, 512}},
 };
 inline constexpr std::int64_t kTlbReach = 256 << 20;   // bytes of all caches in host memory
 inline constexpr std::int64_t kScatteredBelow = 4096;  // bytes that are neighbours
 inline constexpr std::int64_t kSortBelow = 2048;       // of these
-inline constexpr std::int64_t kSortFrom = 8192;        // rows: sorted, so many share translations
+inline constexpr std::int64_t kSortFrom = 16384;       // rows: sorted, so many share translations
 inline constexpr Launch kSorted{32, 256};
 inline constexpr std::int64_t kFewBytes = 256 << 10;  // bound by latency: a row for each worker
 inline constexpr Launch kFew{.blocks = 32, .threads = 128, .is_early = true};
@@ -82,9 +84,8 @@ struct Work {
     Work work;
     work.word_bytes = word_of(job, addresses);
     const auto row_words = job.row_bytes / work.word_bytes;
-    // One load of each lane covers the row if possible, so that a warp's loads are whole lines. `unroll` divides a
-    // warp, as in the original kernels.
-    work.lanes = job.unroll.has_value() ? 32 / *job.unroll : row_words <= 8 ? 8 : row_words <= 16 ? 16 : 32;
+    // Eight lanes load a line of 128 bytes. An instruction of a warp waits for the translations of four rows at once.
+    work.lanes = 32 / job.unroll.value_or(4);
     const auto shape = RowsShape::of(row_words, job.num_caches, work.lanes);
     const auto rows = static_cast<std::int64_t>(job.transfer.num_rows) * job.transfer.num_layers;
     work.items = rows * shape.pieces;
@@ -116,9 +117,14 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   const bool is_sorted = !is_few && is_scattered && run_bytes < kSortBelow && num_rows >= kSortFrom;
   const auto* speed = kLinkSpeed;
   while (job.row_bytes >= speed->below_bytes) ++speed;
-  auto launch = is_few ? kFew : is_sorted ? kSorted : is_scattered ? speed->scattered : speed->near;
+  const auto& near = job.to_host ? speed->to_host : speed->from_host;
+  auto launch = is_few ? kFew : is_sorted ? kSorted : is_scattered ? speed->scattered : near;
   const auto threads = is_few ? work.items * work.lanes : work.num_warps * 32;  // that have work
-  if (job.block_quota.has_value()) launch = {smaller(*job.block_quota, host::div_ceil(threads, 32)), kMaxThreads};
+  if (job.block_quota.has_value()) {
+    // Stores that need not wait for translations queue up in front of the link, where they slow down all others.
+    const bool is_queue = job.to_host && !is_scattered;
+    launch = {smaller(*job.block_quota, host::div_ceil(threads, 32)), is_queue ? kMaxThreads / 2 : kMaxThreads};
+  }
   launch.threads = smaller(launch.threads, host::div_ceil(host::div_ceil(threads, launch.blocks), 32) * 32);
   launch.blocks = smaller(launch.blocks, host::div_ceil(threads, launch.threads));
   if (!is_sorted) return launch;

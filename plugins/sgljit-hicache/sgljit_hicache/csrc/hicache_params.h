@@ -76,11 +76,11 @@ struct RowsShape {
 
   static constexpr RowsShape of(int64_t row_words, int64_t caches, int64_t lanes) {
     constexpr int64_t kMaxLoads = 8;
-    const int64_t fit = lanes * kMaxLoads / caches;
-    const int64_t piece = row_words < fit ? row_words : fit;
-    const int64_t loads = (piece + lanes - 1) / lanes;
+    const int64_t row_loads = (row_words + lanes - 1) / lanes;
+    const int64_t pieces = (row_loads * caches + kMaxLoads - 1) / kMaxLoads;
+    const int64_t loads = (row_loads + pieces - 1) / pieces;
     const int64_t items = kMaxLoads / (loads * caches);
-    return {piece, (row_words + piece - 1) / piece, loads, items < 2 ? items : 2};
+    return {loads * lanes, (row_loads + loads - 1) / loads, loads, items < 2 ? items : 2};
   }
 };
 

@@ -187,7 +187,7 @@ def test_all_layers_of_odd_rows_between_devices():
 def test_every_layer_is_moved(row_bytes: int, direction: tuple[str, str], on_device: bool):
     """Layer by layer, as rows of a layer are neighbours, and row by row, as layers of a row are; few rows and many."""
     num_layers = 5
-    many = 9000 if row_bytes < 600 else 1000
+    many = 17_000 if row_bytes < 600 else 1000
     for count, quota, row_first in itertools.product((77, many), (None, 2), (False, True)):
         rows = count + 13
         pools = [noise(num_layers * rows * row_bytes, where) for where in direction for _ in "kv"]
@@ -255,18 +255,20 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     small = torch.zeros(32 << 20, dtype=torch.uint8, device="cuda")
     pinned = torch.zeros(512 << 20, dtype=torch.uint8, pin_memory=True)
     near, far = 256 << 20, 512 << 20
-    assert launch(2048, 16, far) == (16, 32, 0)  # bound by latency: a warp for each row
-    for row_bytes, blocks in ((128, 16), (256, 8), (1152, 8), (2048, 4), (16384, 4)):
+    to_host = direction[0] == "host"
+    assert launch(2048, 16, far) == (8, 32, 0)  # bound by latency: a piece of a row for each eight threads
+    for row_bytes, blocks in ((128, 16), (256, 8), (1152, 4), (2048, 2 if to_host else 4)):
         assert launch(row_bytes, (4 << 20) // row_bytes, near) == (blocks, 512, 0)
     assert launch(256, 4096, far) == (64, 256, 0)
     assert launch(2048, 4096, far) == (16, 512, 0)
-    assert launch(4096, 4096, far) == (4, 512, 0)
+    assert launch(4096, 4096, far) == (2 if to_host else 4, 512, 0)
     assert launch(256, 16384, far) == (32, 256, 512)  # sorted
     assert launch(1152, 20001, far) == (32, 256, 626)
     assert launch(256, 16384, far, page_size=64) == (8, 512, 0)  # whole pages are neighbours
+    assert launch(2048, 4096, near, block_quota=2) == (2, 512 if to_host else 1024, 0)
     assert launch(2048, 4096, far, block_quota=2) == (2, 1024, 0)
     assert launch(256, 65536, far, block_quota=2) == (2, 1024, 4096)
-    assert launch(256, 3, near, block_quota=2) == (2, 32, 0)
+    assert launch(256, 3, near, block_quota=2) == (1, 32, 0)
     torch.cuda.synchronize()
 
 
