@@ -52,7 +52,7 @@ from .workload import (
 )
 
 MIB, GIB = 1 << 20, 1 << 30
-LARGE_POOL_BYTES = 8 * GIB
+LARGE_POOL_BYTES = 2 * GIB
 ROWS = [16, 64, 256, 1024, 2048, 8192, 16384]
 LINK_SIZES = [64, 128, 256, 512, 1152, 2048, 4096, 16384]
 LAYERS = 61
@@ -143,13 +143,11 @@ def table_link(bench: Bench) -> list[Row]:
     rows = []
     for direction in ("h2d", "d2h"):
         whole = make_pools(direction, LARGE_POOL_BYTES)
-        for pool_bytes, row_bytes in itertools.product((POOL_BYTES, 2 * GIB, LARGE_POOL_BYTES), LINK_SIZES):
-            if pool_bytes == LARGE_POOL_BYTES and row_bytes not in (256, 512, 1152, 2048):
-                continue
+        for pool_bytes, row_bytes in itertools.product((POOL_BYTES, LARGE_POOL_BYTES), LINK_SIZES):
             pools = [pool[:pool_bytes] for pool in whole]
             for count in (16, 1024, 16384, 65536) if row_bytes <= 512 else (16, 1024, 16384):
                 orders = [("random", 1, False)]
-                if pool_bytes == 2 * GIB and row_bytes in (256, 1152) and count == 16384:
+                if pool_bytes == LARGE_POOL_BYTES and row_bytes in (256, 1152) and count == 16384:
                     orders += [("by address", 1, True), ("pages of 64", 64, False)]
                 if count * row_bytes > min(128 * MIB, pool_bytes // 2):
                     continue
@@ -268,7 +266,7 @@ def table_gemm(bench: Bench) -> list[Row]:
     A clock that drifts, and what ran before, so fall on all alike; two of them are compared in pairs, by the round.
     """
     products, rows, chance = Products(), [], random.Random(0)  # noqa: S311 - no secret
-    for direction, pool_bytes in itertools.product(("h2d", "d2h"), (POOL_BYTES, 2 * GIB)):
+    for direction, pool_bytes in itertools.product(("h2d", "d2h"), (POOL_BYTES, LARGE_POOL_BYTES)):
         pools = make_pools(direction, pool_bytes)
         for row_bytes, count in ((256, 8192), (ROW_BYTES, 1024), (ROW_BYTES, 8192)):
             work = make_workload(pools, count, row_bytes)
