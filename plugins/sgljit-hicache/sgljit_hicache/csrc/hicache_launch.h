@@ -43,15 +43,19 @@ struct LinkSpeed {
   Launch scattered;
 };
 inline constexpr LinkSpeed kLinkSpeed[] = {
-    {256, {16, 512}, {16, 512}, {64, 256}},
-    {512, {8, 512}, {8, 512}, {64, 256}},
-    {2048, {4, 512}, {4, 512}, {64, 256}},
-    {INT64_MAX, {4, 512}, {2, 512}, {16, 512}},
+    {256, {16, 512}, {16, 512}, {64, 256}},    {512, {8, 512}, {8, 512}, {64, 256}},
+    {2048, {4, 512}, {4, 512}, {64, 256}},     {4096, {4, 512}, {2, 512}, {16, 512}},
+    {INT64_MAX, {4, 512}, {2, 512}, {8, 512}},
 };
-inline constexpr std::int64_t kTlbReach = 256 << 20;   // bytes of all caches in host memory
-inline constexpr std::int64_t kScatteredBelow = 4096;  // bytes that are neighbours
-inline constexpr std::int64_t kSortBelow = 2048;       // of these
-inline constexpr std::int64_t kSortFrom = 16384;       // rows: sorted, so many share translations
+inline const LinkSpeed& link_speed(std::int64_t bytes) {
+  const auto* speed = kLinkSpeed;
+  while (bytes >= speed->below_bytes) ++speed;
+  return *speed;
+}
+inline constexpr std::int64_t kTlbReach = 256 << 20;       // bytes of all caches in host memory
+inline constexpr std::int64_t kScatteredBelow = 16 << 10;  // bytes that are neighbours
+inline constexpr std::int64_t kSortBelow = 2048;           // of these
+inline constexpr std::int64_t kSortFrom = 16384;           // rows: sorted, so many share translations
 inline constexpr Launch kSorted{32, 256};
 inline constexpr std::int64_t kFewBytes = 256 << 10;  // bound by latency: a row for each worker
 inline constexpr Launch kFew{.blocks = 32, .threads = 128, .is_early = true};
@@ -115,14 +119,14 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   const auto run_bytes = job.row_bytes * job.run_rows;
   const bool is_scattered = job.host_span > kTlbReach && run_bytes < kScatteredBelow;
   const bool is_sorted = !is_few && is_scattered && run_bytes < kSortBelow && num_rows >= kSortFrom;
-  const auto* speed = kLinkSpeed;
-  while (job.row_bytes >= speed->below_bytes) ++speed;
-  const auto& near = job.to_host ? speed->to_host : speed->from_host;
-  auto launch = is_few ? kFew : is_sorted ? kSorted : is_scattered ? speed->scattered : near;
+  const bool is_to_host = job.to_host && !job.from_host;  // both where the host does not know
+  const auto& speed = link_speed(job.row_bytes);
+  const auto& near = is_to_host ? speed.to_host : speed.from_host;
+  auto launch = is_few ? kFew : is_sorted ? kSorted : is_scattered ? link_speed(run_bytes).scattered : near;
   const auto threads = is_few ? work.items * work.lanes : work.num_warps * 32;  // that have work
   if (job.block_quota.has_value()) {
     // Stores that need not wait for translations queue up in front of the link, where they slow down all others.
-    const bool is_queue = job.to_host && !is_scattered;
+    const bool is_queue = is_to_host && !is_scattered;
     launch = {smaller(*job.block_quota, host::div_ceil(threads, 32)), is_queue ? kMaxThreads / 2 : kMaxThreads};
   }
   launch.threads = smaller(launch.threads, host::div_ceil(host::div_ceil(threads, launch.blocks), 32) * 32);

@@ -261,10 +261,12 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
         assert launch(row_bytes, (4 << 20) // row_bytes, near) == (blocks, 512, 0)
     assert launch(256, 4096, far) == (64, 256, 0)
     assert launch(2048, 4096, far) == (16, 512, 0)
-    assert launch(4096, 4096, far) == (2 if to_host else 4, 512, 0)
+    assert launch(4096, 4096, far) == (8, 512, 0)
+    assert launch(16384, 1024, far) == (2 if to_host else 4, 512, 0)
     assert launch(256, 16384, far) == (32, 256, 512)  # sorted
     assert launch(1152, 20001, far) == (32, 256, 626)
     assert launch(256, 16384, far, page_size=64) == (8, 512, 0)  # whole pages are neighbours
+    assert launch(128, 16384, far, page_size=16) == (16, 512, 0)
     assert launch(2048, 4096, near, block_quota=2) == (2, 512 if to_host else 1024, 0)
     assert launch(2048, 4096, far, block_quota=2) == (2, 1024, 0)
     assert launch(256, 65536, far, block_quota=2) == (2, 1024, 4096)
