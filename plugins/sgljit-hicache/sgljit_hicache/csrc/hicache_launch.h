@@ -43,10 +43,14 @@ struct LinkSpeed {
   Launch scattered;
 };
 inline constexpr LinkSpeed kLinkSpeed[] = {
-    {256, {16, 512}, {16, 512}, {64, 256}},    {512, {8, 512}, {8, 512}, {64, 256}},
-    {2048, {4, 512}, {4, 512}, {64, 256}},     {4096, {4, 512}, {2, 512}, {16, 512}},
-    {INT64_MAX, {4, 512}, {2, 512}, {8, 512}},
+    {256, {16, 512}, {16, 512}, {64, 256}},     // a KV head of fp8
+    {512, {8, 512}, {8, 512}, {64, 256}},       // a KV head of bf16
+    {2048, {4, 512}, {4, 512}, {64, 256}},      // up to seven, and a latent row
+    {4096, {4, 512}, {2, 512}, {16, 512}},      // all KV heads of a model
+    {INT64_MAX, {4, 512}, {2, 512}, {8, 512}},  // more
 };
+
+/// The line for so many bytes.
 inline const LinkSpeed& link_speed(std::int64_t bytes) {
   const auto* speed = kLinkSpeed;
   while (bytes >= speed->below_bytes) ++speed;
