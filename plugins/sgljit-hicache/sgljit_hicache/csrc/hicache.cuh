@@ -176,8 +176,7 @@ __global__ void __launch_bounds__(1024, 1)
         const bool is_item = first + r * num_workers < num_items;
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
-          is_there[r][i] = is_item && (kPieceWords % kLanes == 0 || i * kLanes + lane < kPieceWords) &&
-                           (kRowWords % kPieceWords == 0 || piece_begin + i * kLanes < kRowWords);
+          is_there[r][i] = is_item && (kRowWords % kPieceWords == 0 || piece_begin + i * kLanes < kRowWords);
         }
         if (!is_item) continue;
         const auto src_offset = row_offset<kPaged>(transfer.src, from[r]);
