@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import is_arch_support_pdl
-
-from .ops import host_module
+from .ops import LANES, host_module
 from .plugin import FAMILY
 
 if TYPE_CHECKING:
     from sgljit_core.engines.shapes import ModelShape
 
 _ONE_LAYER, _MANY_LAYERS, _LAYER_TABLES = 0, 1, 2  # of csrc/hicache_params.h
-_BULK = ((4, 4, 4096), (2, 4, 8192))  # of csrc/hicache_launch.h: warps, stages, bytes of a stage
 
 
 def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -> Iterator[Callable[[], Any]]:
@@ -41,14 +38,7 @@ def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -
         yield functools.partial(FAMILY.build_deferred, "hicache_check_layers.cpp", "check_layers_on_cpu")
         return
     row_bytes = shape.cache_row * getattr(torch, shape.dtype).itemsize
-    kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
-    last = (False, is_arch_support_pdl(), torch.int64)
-    word = row_bytes & -row_bytes
-    lanes = 8 if row_bytes <= 128 else 16 if row_bytes <= 256 else 32
+    word = min(16, row_bytes & -row_bytes)
+    kernel = functools.partial(FAMILY.build_variant, "hicache.cuh", "hicache::copy_rows", row_bytes, word)
     for place in layers:
-        if word < 16:
-            yield functools.partial(kernel, "hicache::copy_any", word, shape.caches, *last, place)
-            continue
-        yield functools.partial(kernel, "hicache::copy_rows", row_bytes, shape.caches, lanes, *last, place)
-        for bulk in _BULK if is_arch_support_pdl() and row_bytes >= 1024 else ():
-            yield functools.partial(kernel, "hicache::copy_bulk", row_bytes, shape.caches, *bulk, *last, place)
+        yield functools.partial(kernel, shape.caches, LANES, False, torch.int64, place)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once, is_arch_support_pdl
+from sgljit_core import cache_once
 
 from .plugin import FAMILY
 
@@ -21,12 +21,13 @@ _EXPORTS = (
     "transfer_hicache_all_layer",
     "transfer_hicache_all_layer_mla",
     "can_use_hicache_jit_kernel",
-    "override_launch",
+    "launch_one_layer",
     "last_launch",
     "chosen_kernel",
 )
 
 _ONE_LAYER = 0  # of csrc/hicache_params.h
+LANES = 8  # of csrc/hicache_launch.h
 
 
 @cache_once
@@ -65,9 +66,10 @@ def transfer_hicache_one_layer(
         indices_src: like ``indices_dst``: which row of the source it comes from.
         element_dim: elements of a row; the last dimension's size when None.
         unroll: rows that a warp moves at a time, instead of the choice by row size.
-        block_quota: the most blocks, and so multiprocessors, to take, instead of the choice by direction.
-        page_size: rows of a page, for callers that pass it to SGLang's function. Every row has an index of its own, so
-            it changes nothing.
+        block_quota: the most blocks, and so multiprocessors, to take. Without it a transfer takes as many as the link's
+            speed needs; with 2 it disturbs other kernels little.
+        page_size: rows of a page, if the indices name whole pages of neighbours. Fewer blocks are enough then. Every
+            row has an index of its own, so it changes nothing else.
         check_indices: find indices that are out of range, and destinations named twice or also read, before anything
             moves. It makes the host wait for the device. When None, as ``SGLJIT_CHECK_INDICES`` says (read once), and
             where that is not set, on the CPU.
@@ -123,15 +125,15 @@ def transfer_hicache_all_layer(
         k_ptr_dst, v_ptr_dst, k_ptr_src, v_ptr_src: [layers], uint64 or int64: the address of each layer's cache.
             On the device of the indices, or on the CPU: then (up to 96 layers in a launch) they travel with the
             launch, and the host sees where the caches are, so that it chooses the launch by direction and refuses
-            pageable memory. Of addresses on the device nothing is known: it takes the few multiprocessors of a
-            transfer with the host, unless ``block_quota`` says otherwise, and every address must be a multiple of 16
-            (or, of rows or strides that are not, of the largest power of two that divides them). To torch.compile
-            these tensors are what is written and read: see the README.
+            pageable memory. Of addresses on the device nothing is known: a transfer takes the launch of one with the
+            host, unless ``block_quota`` says otherwise, and every address must be a multiple of 16 (or, of rows or
+            strides that are not, of the largest power of two that divides them). To torch.compile these tensors are
+            what is written and read: see the README.
         indices_dst, indices_src: as for one layer.
         kv_cache_src_stride_bytes, kv_cache_dst_stride_bytes: from a row to the next.
         element_size: bytes of a row; needed where the strides differ.
         unroll, block_quota, check_indices: as for one layer.
-        page_size: rows of a page, for a side with a page stride.
+        page_size: rows of a page, for a side with a page stride; also a hint, as for one layer.
         kv_cache_src_page_stride_bytes, kv_cache_dst_page_stride_bytes: from a page to the next, where that is not
             ``page_size`` rows.
         num_rows_src, num_rows_dst: rows of the caches. Without them the check of the indices, which is on by default on
@@ -177,7 +179,7 @@ def can_use_hicache_jit_kernel(
 ) -> bool:
     """Whether rows of ``element_size`` bytes move at full speed, which whole 16-byte words do.
 
-    Others are moved too, by a slower kernel. Nothing is compiled to find out: an error of the toolchain shows as
+    Others are moved too, in smaller words. Nothing is compiled to find out: an error of the toolchain shows as
     itself, at the first transfer.
 
     To ``torch.compile`` the answer is a constant. A size that it keeps symbolic breaks the graph there.
@@ -191,17 +193,9 @@ def variants() -> Iterator[Callable[[], Any]]:
     yield functools.partial(FAMILY.build_deferred, "hicache_cpu.cpp", "transfer_on_cpu")
     yield functools.partial(FAMILY.build_deferred, "hicache_check.cpp", "check_on_cpu")
     yield functools.partial(FAMILY.build_deferred, "hicache_check_layers.cpp", "check_layers_on_cpu")
-    pdl = is_arch_support_pdl()
-    bulk = [(4, 4, 4096), (2, 4, 8192)] if pdl else []  # as csrc/hicache_launch.h chooses: warps, stages, bytes of one
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
     for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
-        lanes = 8 if row_bytes <= 128 else 16 if row_bytes <= 256 else 32
         for index in (torch.int32, torch.int64):
             yield functools.partial(
-                kernel, "hicache::copy_rows", row_bytes, caches, lanes, False, pdl, index, _ONE_LAYER
+                kernel, "hicache::copy_rows", row_bytes, 16, caches, LANES, False, index, _ONE_LAYER
             )
-            if row_bytes >= 1024:
-                for shape in bulk:
-                    yield functools.partial(
-                        kernel, "hicache::copy_bulk", row_bytes, caches, *shape, False, pdl, index, _ONE_LAYER
-                    )

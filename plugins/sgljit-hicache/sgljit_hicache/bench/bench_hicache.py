@@ -1,18 +1,19 @@
 """How fast do rows move, compared with PyTorch's indexing, plain copies and other libraries' kernels in one run?
 
-    python -m sgljit_hicache.bench.bench_hicache [--peers DIR] [--output DIR] [--only TABLE ...]
+    python -m sgljit_hicache.bench.bench_hicache [--peers DIR] [--output DIR] [--only TABLE ...] [--quick]
 
 ``--peers`` names a folder with a ``peers.py`` that offers other kernels; without it those columns are missing. Tables:
 
 rows        one layer, K and V, rows of 2048 bytes: GB/s one way, and the chosen launch
-pages       the same, with indices in pages of 16 and 64 rows
+link        between device and host: rows and pools of many sizes, at random places, in order, and in pages
 sizes       32 MiB of each cache in rows of other sizes, 576 bytes (one cache) among them
-layers      32 layers in one launch, addresses on the CPU and on the device
-gemm        the slowdown of a bfloat16 matrix product by a concurrent transfer, also compared with a peer's default,
-            with the interval of the median; and the rate of the transfer
+layers      61 layers in one launch, addresses on the CPU and on the device
+gemm        the slowdown of a bfloat16 matrix product by a concurrent transfer, the default and a quiet one, also
+            compared with a peer's default, with the interval of the median; and the rate of the transfer
 
-Transfers are replayed from CUDA graphs; each call of a graph takes other rows, together more than the last cache.
-``--output`` gets hicache.md, the numbers as hicache.json, and plots; ``--draw`` makes the plots from such a file.
+Transfers are replayed from CUDA graphs; each call of a graph takes other rows, together more than the last cache and
+than all translations of addresses. ``--output`` gets hicache.md, the numbers as hicache.json, and plots; ``--draw``
+makes the plots from such a file. ``--quick`` takes fewer samples.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,34 +40,39 @@ from sgljit_hicache.ops import host_module
 
 from .workload import (
     DIRECTIONS,
-    POOL_ROWS,
+    POOL_BYTES,
     ROW_BYTES,
     Transfer,
     Workload,
     check,
     gigabytes_per_second,
-    make_pool,
+    make_pools,
     make_workload,
     memcpy_gigabytes_per_second,
 )
 
-LARGE_POOL_ROWS = 32 * POOL_ROWS
+MIB, GIB = 1 << 20, 1 << 30
+LARGE_POOL_BYTES = 2 * GIB
 ROWS = [16, 64, 256, 1024, 2048, 8192, 16384]
-METHODS = ["rows", "bulk", "any"]
+LINK_SIZES = [64, 128, 256, 512, 1152, 2048, 4096, 16384]
+LAYERS = 61
 GEMM = 8192
 NOTE = """GB/s (10^9 bytes) one way. Peers: another library's kernel for the same rows, with at most 2 blocks (q2, its \
-default) and with at most 32 (q32), and its bulk-copy kernel (tma). "memcpy" is two plain copies, of K and of V, of as \
-many bytes; "launch" the kernel, and blocks x threads: a transfer holds no more multiprocessors than it has blocks."""
+default) and with at most 32 (q32), which takes multiples of 128 bytes. "memcpy" is two plain copies, of K and of V, \
+of as many bytes; "launch" is blocks x threads: a transfer holds no more multiprocessors than it has blocks. In graphs \
+each call takes rows that the calls before it have not touched: 65536 of K and of V, or as many as 512 calls have."""
 
 family = ops["hicache"]
 ours: Transfer = family.transfer_hicache_one_layer
+quiet: Transfer = functools.partial(ours, block_quota=2)
 Row = dict[str, Any]
 
 
 def last_launch() -> str:
     """The chosen launch."""
     packed = host_module().last_launch()
-    return f"{METHODS[packed >> 56]} {packed >> 28 & 0xFFFFFFF} x {packed & 0xFFFFFFF}"
+    chunk = packed >> 11 & 0x1FFF
+    return f"{packed >> 24} x {packed & 0x7FF}{', sorted' if chunk else ''}"
 
 
 def torch_indexing(*call: torch.Tensor) -> None:
@@ -77,143 +83,130 @@ def torch_indexing(*call: torch.Tensor) -> None:
         dst[indices_dst.to(dst.device)] = rows.to(dst.device)
 
 
-class Peers:
-    """Kernels of ``peers.py``; empty without it."""
+class Bench:
+    """The kernels of ``peers.py``, none without it; and for how many seconds each is measured, at least."""
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str | None, quick: bool) -> None:
+        self.seconds = 0.01 if quick else 0.1
+        self.rounds = 5 if quick else 60
         self._peers: Any = None
-        if folder is not None:
-            sys.path.insert(0, folder)
-            self._peers = importlib.import_module("peers").Peers(folder)
-
-    def one_layer(self) -> Iterator[tuple[str, Transfer]]:
-        """The peers by the names of the columns."""
-        if self._peers is None:
+        if folder is None:
             return
-        modules: list[tuple[str, Callable[[], Any]]] = [
-            ("q2", functools.partial(self._peers.hicache, ROW_BYTES, 2)),
-            ("q32", functools.partial(self._peers.hicache, ROW_BYTES, 32)),
-            ("tma", self._peers.hicache_tma),
-        ]
-        for name, module in modules:
-            try:
-                run = module().one
-            except Exception as error:  # noqa: BLE001 - a peer that does not build is reported, not hidden
-                print(f"peer {name}: {str(error).strip().splitlines()[-1][:160]}")
-                continue
-            yield name, run
+        sys.path.insert(0, folder)
+        self._peers = importlib.import_module("peers").Peers(folder)
+        keys = itertools.product([size for size in LINK_SIZES if size % 128 == 0], (2, 32))
+        with ThreadPoolExecutor() as pool:  # compiles them
+            list(pool.map(lambda key: self._peers.hicache(*key), keys))
 
-    def all_layers(self, quota: int) -> Callable[..., object] | None:
-        """The peers for rows of 2048 bytes."""
-        if self._peers is None:
-            return None
-        run: Callable[..., object] = self._peers.hicache(ROW_BYTES, quota).all
-        return run
+    def peers(self, row_bytes: int, kind: str = "one") -> dict[str, Transfer]:
+        """The peers' kernels for rows of this size, for one layer or "all", by the names of the columns."""
+        if self._peers is None or row_bytes % 128 != 0:
+            return {}
+        return {f"q{quota}": getattr(self._peers.hicache(row_bytes, quota), kind) for quota in (2, 32)}
 
+    def rate(self, run: Transfer, work: Workload) -> float:
+        """GB/s."""
+        return gigabytes_per_second(run, work, seconds=self.seconds)
 
-def measure(work: Workload, peers: Peers) -> Row:
-    """A row of a table: ours, the launch, the peers."""
-    check(ours, work)
-    row: Row = {"ours": gigabytes_per_second(ours, work), "launch": last_launch()}
-    others = {name: gigabytes_per_second(run, work) for name, run in peers.one_layer()}
-    row |= others
-    if others:
-        row["ours / best peer"] = row["ours"] / max(others.values())
-    return row
+    def measure(self, work: Workload, pools: list[torch.Tensor]) -> Row:
+        """A row of a table: ours, the launch, the peers, plain copies."""
+        check(ours, work)
+        row: Row = {"ours": self.rate(ours, work), "launch": last_launch()}
+        others = {name: self.rate(run, work) for name, run in self.peers(work.calls[0][0].shape[1]).items()}
+        row |= {"q2": math.nan, "q32": math.nan, **others}
+        row["ours / best peer"] = row["ours"] / max(others.values()) if others else math.nan
+        row["memcpy"] = memcpy_gigabytes_per_second(pools, work.bytes_of_a_call, self.seconds)
+        row["% of memcpy"] = 100 * row["ours"] / row["memcpy"]
+        return row
 
 
-def table_large(peers: Peers) -> list[Row]:
-    """One layer of larger pools, by direction, pool and number of rows."""
-    rows = []
-    for direction in ("h2d", "d2h"):
-        for pool_rows in (4 * POOL_ROWS, LARGE_POOL_ROWS):
-            pools = [make_pool(where, pool_rows) for where in DIRECTIONS[direction] for _ in "kv"]
-            for count in (64, 256, 1024, 2048, 16384):
-                row = {"direction": direction, "pools of": _size_of(pools[0]), "rows": str(count)}
-                rows.append({**row, **measure(make_workload(direction, count, pools=pools), peers)})
-    return rows
-
-
-def _size_of(pool: torch.Tensor) -> str:
-    return f"{pool.nbytes >> 20} MiB"
-
-
-def table_rows(peers: Peers) -> list[Row]:
+def table_rows(bench: Bench) -> list[Row]:
     """One layer, by direction and number of rows."""
     rows = []
-    for direction, places in DIRECTIONS.items():
-        pools = [make_pool(where) for where in places for _ in "kv"]
+    for direction in DIRECTIONS:
+        pools = make_pools(direction)
         for count in ROWS:
-            work = make_workload(direction, count, pools=pools)
-            row = measure(work, peers)
-            row["memcpy"] = memcpy_gigabytes_per_second(pools, work.bytes_of_a_call)
-            row["% of memcpy"] = 100 * row["ours"] / row["memcpy"]
+            work = make_workload(pools, count)
+            row = bench.measure(work, pools)
             row["torch"] = math.nan
             if count in (16, 256, 2048, 16384):
                 few = Workload(work.calls[:3], work.bytes_of_a_call)
-                row["torch"] = gigabytes_per_second(torch_indexing, few, graph=direction == "d2d")
+                row["torch"] = gigabytes_per_second(
+                    torch_indexing, few, graph=direction == "d2d", seconds=bench.seconds
+                )
             rows.append({"direction": direction, "rows": str(count), **row})
     return rows
 
 
-def table_pages(peers: Peers) -> list[Row]:
-    """Whole pages of rows that are neighbours on both sides."""
+def table_link(bench: Bench) -> list[Row]:
+    """Rows and pools of many sizes, at random places, in the order of addresses, and in pages."""
     rows = []
-    for direction, places in DIRECTIONS.items():
-        pools = [make_pool(where) for where in places for _ in "kv"]
-        for page in (16, 64):
-            for count in (256, 16384):
-                row = measure(make_workload(direction, count, page, pools), peers)
-                rows.append({"direction": direction, "page": str(page), "rows": str(count), **row})
+    for direction in ("h2d", "d2h"):
+        whole = make_pools(direction, LARGE_POOL_BYTES)
+        for pool_bytes, row_bytes in itertools.product((POOL_BYTES, LARGE_POOL_BYTES), LINK_SIZES):
+            pools = [pool[:pool_bytes] for pool in whole]
+            for count in (16, 1024, 16384, 65536) if row_bytes <= 512 else (16, 1024, 16384):
+                orders = [("random", 1, False)]
+                if pool_bytes == LARGE_POOL_BYTES and row_bytes in (256, 1152) and count == 16384:
+                    orders += [("by address", 1, True), ("pages of 64", 64, False)]
+                if count * row_bytes > min(128 * MIB, pool_bytes // 2):
+                    continue
+                for order, page, in_order in orders:
+                    work = make_workload(pools, count, row_bytes, page, in_order)
+                    row = {"direction": direction, "pools of": _size_of(pool_bytes), "row bytes": str(row_bytes)}
+                    rows.append({**row, "rows": str(count), "order": order, **bench.measure(work, pools)})
     return rows
 
 
-def table_sizes(_: Peers) -> list[Row]:
+def _size_of(pool_bytes: int) -> str:
+    return f"{pool_bytes >> 20} MiB" if pool_bytes < GIB else f"{pool_bytes >> 30} GiB"
+
+
+def table_sizes(bench: Bench) -> list[Row]:
     """Rows of other sizes, 32 MiB of each cache per call."""
     rows = []
-    for direction, places in DIRECTIONS.items():
+    for direction in DIRECTIONS:
+        pools = make_pools(direction)
         for row_bytes in (100, 128, 256, 512, 576, 1024, 4096, 16384):
-            pools = [make_pool(where, 2**27 // row_bytes, row_bytes) for where in places for _ in "kv"]
-            work = make_workload(direction, 2**25 // row_bytes, pools=pools)
+            work = make_workload(pools, 2**25 // row_bytes, row_bytes)
             check(ours, work)
-            rate, launch = gigabytes_per_second(ours, work), last_launch()
+            rate, launch = bench.rate(ours, work), last_launch()
             mla = Workload([[call[0], call[2], call[3], call[5]] for call in work.calls], work.bytes_of_a_call // 2)
             row = {"direction": direction, "row bytes": str(row_bytes), "K and V": rate, "launch": launch}
-            row["one cache"] = gigabytes_per_second(family.transfer_hicache_one_layer_mla, mla)
+            row["one cache"] = bench.rate(family.transfer_hicache_one_layer_mla, mla)
             rows.append({**row, "its launch": last_launch()})
     return rows
 
 
-def table_layers(peers: Peers, num_layers: int = 32) -> list[Row]:
-    """All layers in one launch, compared with a launch for each layer; the layers of a pool are neighbours."""
+def table_layers(bench: Bench) -> list[Row]:
+    """All layers in one launch, compared with a launch for each layer; layers of 8192 rows each."""
     rows = []
-    for direction, places in DIRECTIONS.items():
-        pools = [make_pool(where, num_layers * 4096) for where in places for _ in "kv"]
-        layers = [pool.chunk(num_layers) for pool in pools]
-        tables = [torch.tensor([layer.data_ptr() for layer in of], dtype=torch.uint64) for of in layers]
-        on_device = [table.cuda() for table in tables]
-        strides = {"kv_cache_src_stride_bytes": ROW_BYTES, "kv_cache_dst_stride_bytes": ROW_BYTES}
-        for count in (16, 256, 2048):
-            dst, src = (torch.randperm(4096, device="cuda")[:count] for _ in range(2))
-            num_bytes = 2 * count * ROW_BYTES
-            each = [[*of[:2], dst, *of[2:], src] for of in zip(*layers, strict=True)]
-
-            def rate(run: Transfer, addresses: list[torch.Tensor], *rest: int) -> float:
-                call = [*addresses[:2], dst, *addresses[2:], src, *rest]  # noqa: B023
-                microseconds = run_benchmark(run, [call], device="cuda", seconds=0.1)[0]
-                return num_layers * num_bytes / microseconds / 1e3  # noqa: B023
-
+    for direction in DIRECTIONS:
+        for row_bytes in (256, ROW_BYTES):
+            pools = make_pools(direction, LAYERS * 8192 * row_bytes)
+            layers = [pool.view(LAYERS, 8192, row_bytes).unbind() for pool in pools]
+            tables = [torch.tensor([layer.data_ptr() for layer in of], dtype=torch.uint64) for of in layers]
+            on_device = [table.cuda() for table in tables]
+            strides = {"kv_cache_src_stride_bytes": row_bytes, "kv_cache_dst_stride_bytes": row_bytes}
             all_layer = functools.partial(family.transfer_hicache_all_layer, **strides)
-            row: Row = {"direction": direction, "rows": str(count), "ours": rate(all_layer, tables)}
-            row["launch"] = last_launch()
-            row["a launch a layer"] = gigabytes_per_second(ours, Workload(each, num_bytes))
-            row["addresses on the device"] = rate(all_layer, on_device)
-            row["its launch"] = last_launch()
-            for quota in (2, 32):
-                peer = peers.all_layers(quota)
-                if peer is not None:
-                    row[f"q{quota}"] = rate(peer, on_device, ROW_BYTES, ROW_BYTES)
-            rows.append(row)
+            for count in (16, 256, 2048):
+                dst, src = (torch.randperm(8192, device="cuda")[:count] for _ in range(2))
+                num_bytes = 2 * count * row_bytes
+                each = [[*of[:2], dst, *of[2:], src] for of in zip(*layers, strict=True)]
+
+                def rate(run: Transfer, addresses: list[torch.Tensor], *rest: int) -> float:
+                    call = [*addresses[:2], dst, *addresses[2:], src, *rest]  # noqa: B023
+                    microseconds = run_benchmark(run, [call], device="cuda", seconds=bench.seconds)[0]
+                    return LAYERS * num_bytes / microseconds / 1e3  # noqa: B023
+
+                row: Row = {"direction": direction, "row bytes": str(row_bytes), "rows": str(count)}
+                row |= {"ours": rate(all_layer, tables), "launch": last_launch()}
+                row["a launch a layer"] = bench.rate(ours, Workload(each, num_bytes))
+                row["addresses on the device"] = rate(all_layer, on_device)
+                row["its launch"] = last_launch()
+                for name, peer in bench.peers(row_bytes, "all").items():
+                    row[name] = rate(peer, on_device, row_bytes, row_bytes)
+                rows.append(row)
     return rows
 
 
@@ -267,34 +260,34 @@ def median_and_interval(samples: list[float]) -> tuple[float, str]:
     return statistics.median(ordered), f"{ordered[rank]:.1f} to {ordered[count - 1 - rank]:.1f}"
 
 
-def table_gemm(peers: Peers, rounds: int = 60) -> list[Row]:
+def table_gemm(bench: Bench) -> list[Row]:
     """In a round all run twice, in a random order and then in its reverse.
 
     A clock that drifts, and what ran before, so fall on all alike; two of them are compared in pairs, by the round.
     """
     products, rows, chance = Products(), [], random.Random(0)  # noqa: S311 - no secret
-    for direction, pool_rows in itertools.product(("h2d", "d2h"), (POOL_ROWS, LARGE_POOL_ROWS)):
-        pools = [make_pool(where, pool_rows) for where in DIRECTIONS[direction] for _ in "kv"]
-        for count in (256, 1024, 16384):
-            work = make_workload(direction, count, pools=pools)
+    for direction, pool_bytes in itertools.product(("h2d", "d2h"), (POOL_BYTES, LARGE_POOL_BYTES)):
+        pools = make_pools(direction, pool_bytes)
+        for row_bytes, count in ((256, 8192), (ROW_BYTES, 1024), (ROW_BYTES, 8192)):
+            work = make_workload(pools, count, row_bytes)
             work = Workload(work.calls[: max(1, 4096 // count)], work.bytes_of_a_call)  # several per run
             graphs: dict[str, torch.cuda.CUDAGraph | None] = {"alone": None}
             launches: dict[str, str] = {}
-            for name, run in [("ours", ours), *peers.one_layer()]:
+            for name, run in [("ours", ours), ("block_quota=2", quiet), *bench.peers(row_bytes).items()]:
                 graphs[name] = capture(run, work)
-                launches[name] = last_launch() if name == "ours" else ""
+                launches[name] = "" if name.startswith("q") else last_launch()
             times: dict[str, list[float]] = {name: [] for name in graphs}
             rates: dict[str, list[float]] = {name: [] for name in graphs}
             products.run(None)
-            for _ in range(rounds):
+            for _ in range(bench.rounds):
                 order = chance.sample(list(graphs), len(graphs))
                 found = [(name, *products.run(graphs[name])) for name in order + order[::-1]]
                 for name in graphs:
                     times[name].append(sum(time for of, time, _ in found if of == name) / 2)
                     rates[name] += [rate for of, _, rate in found if of == name]
-            for name in launches:
-                row: Row = {"direction": direction, "pools of": _size_of(pools[0]), "rows": str(count)}
-                row |= {"kernel": name, "launch": launches[name]}
+            for name, launch in launches.items():
+                row: Row = {"direction": direction, "pools of": _size_of(pool_bytes), "row bytes": str(row_bytes)}
+                row |= {"rows": str(count), "kernel": name, "launch": launch}
                 for column, other in (("product slower by, %", "alone"), ("than beside q2, %", "q2")):
                     if other in times:
                         triples = zip(times[name], times[other], times["alone"], strict=True)
@@ -307,10 +300,9 @@ def table_gemm(peers: Peers, rounds: int = 60) -> list[Row]:
 
 TABLES = {
     "rows": (table_rows, "One layer, K and V, rows of 2048 bytes at random places"),
-    "large": (table_large, "The same in larger pools, whose addresses miss the TLB"),
-    "pages": (table_pages, "One layer, in pages"),
+    "link": (table_link, "Between device and host, K and V: rows and pools of many sizes"),
     "sizes": (table_sizes, "Other row sizes, 32 MiB of each cache"),
-    "layers": (table_layers, "32 layers of K and V in one launch"),
+    "layers": (table_layers, f"{LAYERS} layers of K and V in one launch"),
     "gemm": (table_gemm, f"A bfloat16 product of {GEMM}^3 beside transfers"),
 }
 
@@ -320,7 +312,7 @@ def draw(found: dict[str, list[Row]], directory: Path) -> dict[str, Path]:
     plots = {}
     for direction in DIRECTIONS:
         rows = [row for row in found.get("rows", []) if row["direction"] == direction]
-        lines = [name for name in ("ours", "q2", "q32", "tma", "torch", "memcpy") if rows and name in rows[0]]
+        lines = [name for name in ("ours", "q2", "q32", "torch", "memcpy") if rows and name in rows[0]]
         file = Path(f"hicache_{direction}.svg")
         title = f"{direction}: K and V, rows of {ROW_BYTES} bytes"
         if rows and write_plot(directory / file, rows, lines, place=_rows_of, quantity="GB/s one way", title=title):
@@ -339,16 +331,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="a directory for hicache.md, hicache.json and the plots")
     parser.add_argument("--draw", type=Path, help="measure nothing: draw the plots of this hicache.json into --output")
     parser.add_argument("--only", nargs="+", choices=list(TABLES), default=list(TABLES))
+    parser.add_argument("--quick", action="store_true", help="take fewer samples")
     arguments = parser.parse_args()
     if arguments.draw is not None:
         draw(json.loads(arguments.draw.read_text()), arguments.output or arguments.draw.parent)
         return
     torch.manual_seed(0)
-    peers = Peers(arguments.peers)
+    bench = Bench(arguments.peers, arguments.quick)
     found: dict[str, list[Row]] = {}
     for name in arguments.only:
         table, title = TABLES[name]
-        found[name] = table(peers)
+        found[name] = table(bench)
         print(f"{title}\n\n{to_markdown(found[name])}", flush=True)
         torch.cuda.empty_cache()
     if arguments.output is not None:

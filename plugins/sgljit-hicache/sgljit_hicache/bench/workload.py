@@ -1,4 +1,4 @@
-"""Which calls do the benchmarks of this family time? They take turns on caches larger than the last cache."""
+"""Which calls do the benchmarks of this family time? They take turns on rows that no call before them has touched."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 
 from sgljit_core.benchmark import run_benchmark
 
-POOL_ROWS = 65536
+POOL_BYTES = 128 << 20
 ROW_BYTES = 2048
-MAX_CALLS = 32
+FRESH_ROWS = 65536  # of K and of V, which is more than all translations of addresses that the GPU keeps
+MAX_CALLS = 512
 
 Transfer = Callable[..., object]
 
@@ -29,26 +30,45 @@ class Workload:
     bytes_of_a_call: int
 
 
-def make_pool(where: str, rows: int = POOL_ROWS, row_bytes: int = ROW_BYTES) -> torch.Tensor:
-    """Random rows on the device or in pinned memory."""
-    pool = torch.randint(0, 256, (rows, row_bytes), dtype=torch.uint8, device="cuda")
+def make_pool(where: str, num_bytes: int = POOL_BYTES) -> torch.Tensor:
+    """Random bytes on the device or in pinned memory."""
+    pool = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device="cuda")
     return torch.empty(pool.shape, dtype=torch.uint8, pin_memory=True).copy_(pool) if where == "host" else pool
 
 
-def make_workload(direction: str, rows: int, page: int = 1, pools: Sequence[torch.Tensor] | None = None) -> Workload:
-    """``rows`` rows of K and of V per call, at random places, in pages of ``page`` rows."""
-    if pools is None:
-        pools = [make_pool(where) for where in DIRECTIONS[direction] for _ in "kv"]
-    pool_rows, row_bytes = pools[0].shape
-    count = max(1, min(MAX_CALLS, pool_rows // rows))
-    dst, src = (_permutation(pool_rows, page)[: count * rows].split(rows) for _ in range(2))
-    calls = [[*pools[:2], dst[i], *pools[2:], src[i]] for i in range(count)]
+def make_pools(direction: str, num_bytes: int = POOL_BYTES) -> list[torch.Tensor]:
+    """K and V of the destination, K and V of the source."""
+    return [make_pool(where, num_bytes) for where in DIRECTIONS[direction] for _ in "kv"]
+
+
+def make_workload(
+    pools: Sequence[torch.Tensor], rows: int, row_bytes: int = ROW_BYTES, page: int = 1, in_order: bool = False
+) -> Workload:
+    """``rows`` rows of K and of V per call, at random places of the pools, in pages of ``page`` rows.
+
+    ``in_order``: each call takes its rows by their address in host memory.
+    """
+    caches = [pool[: len(pool) // row_bytes * row_bytes].view(-1, row_bytes) for pool in pools]
+    pool_rows = len(caches[0])
+    count = max(1, min(MAX_CALLS, FRESH_ROWS // rows, pool_rows // rows))
+    dst, src = (_distinct(pool_rows, count * rows, page).split(rows) for _ in range(2))
+    calls = []
+    for i in range(count):
+        to, of = dst[i], src[i]
+        if in_order:
+            order = (src if caches[2].is_pinned() else dst)[i].argsort()
+            to, of = to[order], of[order]
+        calls.append([*caches[:2], to, *caches[2:], of])
     return Workload(calls, 2 * rows * row_bytes)
 
 
-def _permutation(rows: int, page: int) -> torch.Tensor:
-    pages = torch.randperm(rows // page)
-    return (pages[:, None] * page + torch.arange(page)).flatten().cuda()
+def _distinct(rows: int, count: int, page: int) -> torch.Tensor:
+    """``count`` of ``rows`` rows, whole pages at random places: one in each of as many parts of equal size."""
+    pages = -(-count // page)
+    step = rows // page // pages
+    starts = torch.arange(pages, device="cuda") * step + torch.randint(step, (pages,), device="cuda")
+    starts = starts[torch.randperm(pages, device="cuda")]
+    return (starts[:, None] * page + torch.arange(page, device="cuda")).flatten()[:count].contiguous()
 
 
 def check(run: Transfer, work: Workload) -> None:
@@ -68,15 +88,14 @@ def gigabytes_per_second(run: Transfer, work: Workload, graph: bool = True, seco
     return work.bytes_of_a_call / microseconds / 1e3
 
 
-def memcpy_gigabytes_per_second(pools: Sequence[torch.Tensor], num_bytes: int) -> float:
+def memcpy_gigabytes_per_second(pools: Sequence[torch.Tensor], num_bytes: int, seconds: float = 0.1) -> float:
     """Two plain copies, of K and of V, of ``num_bytes`` in all: the limit of the link or of the memory."""
-    k_dst, v_dst, k_src, v_src = (pool.flatten() for pool in pools)
     half = num_bytes // 2
-    count = max(1, min(MAX_CALLS, len(k_dst) // half))
-    calls = [[whole[i * half : (i + 1) * half] for whole in (k_dst, v_dst, k_src, v_src)] for i in range(count)]
+    count = max(1, min(32, len(pools[0]) // half))
+    calls = [[whole[i * half : (i + 1) * half] for whole in pools] for i in range(count)]
 
     def copy(*of: torch.Tensor) -> None:
         for dst, src in zip(of[:2], of[2:], strict=True):
             dst.copy_(src, non_blocking=True)
 
-    return gigabytes_per_second(copy, Workload(calls, num_bytes))
+    return gigabytes_per_second(copy, Workload(calls, num_bytes), seconds=seconds)

@@ -4,12 +4,12 @@
 #include <sgl_kernel/cpu/parallel.h>
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/dtype.h>
+#include <sgl_kernel/utils.h>
 
 #include <cstdint>
 #include <cstring>
 
 #include "hicache_job.h"
-#include "hicache_rows.h"
 
 namespace {
 
@@ -17,24 +17,24 @@ using hicache::offset_of;
 
 /// Copies positions [begin, end) of one layer of one cache; rows that are neighbours on both sides are copied as one.
 template <typename Index>
-void copy_positions(const hicache::Transfer& t, char* dst, const char* src, std::int64_t begin, std::int64_t end) {
+void copy_positions(const hicache::Job& job, char* dst, const char* src, std::int64_t begin, std::int64_t end) {
+  const auto& t = job.transfer;
   const auto to = [&](std::int64_t i) { return offset_of(t.dst, static_cast<const Index*>(t.dst_indices)[i]); };
   const auto from = [&](std::int64_t i) { return offset_of(t.src, static_cast<const Index*>(t.src_indices)[i]); };
   for (auto i = begin; i < end;) {
     char* const run_dst = dst + to(i);
     const char* const run_src = src + from(i);
-    auto size = t.row_bytes;
-    for (++i; i < end && dst + to(i) == run_dst + size && src + from(i) == run_src + size; ++i) size += t.row_bytes;
+    auto size = job.row_bytes;
+    for (++i; i < end && dst + to(i) == run_dst + size && src + from(i) == run_src + size; ++i) size += job.row_bytes;
     if (run_dst != run_src) std::memcpy(run_dst, run_src, static_cast<std::size_t>(size));
   }
 }
 
 template <typename Index>
-void copy(const hicache::Job& job, const hicache::LayerTables& table) {
+void copy(const hicache::Job& job) {
   constexpr std::int64_t kBytesPerThread = 1 << 20;  // 50 to 100 us
   const auto& t = job.transfer;
-  const auto row_bytes = t.row_bytes * job.num_caches;
-  const auto grain = (kBytesPerThread + row_bytes - 1) / row_bytes;
+  const auto grain = host::div_ceil(kBytesPerThread, job.row_bytes * job.num_caches);
   const auto total = static_cast<std::int64_t>(t.num_rows) * t.num_layers;
   host::cpu::parallel_for(total, grain, [&](std::int64_t begin, std::int64_t end) {
     while (begin < end) {  // layer by layer
@@ -43,9 +43,9 @@ void copy(const hicache::Job& job, const hicache::LayerTables& table) {
       const auto left = t.num_rows - first;
       const auto count = end - begin < left ? end - begin : left;
       for (int c = 0; c < job.num_caches; ++c) {
-        copy_positions<Index>(
-            t, reinterpret_cast<char*>(table.dst[c][layer]), reinterpret_cast<const char*>(table.src[c][layer]), first,
-            first + count);
+        auto* const dst = reinterpret_cast<char*>(job.dst[c].layers[layer]);
+        const auto* const src = reinterpret_cast<const char*>(job.src[c].layers[layer]);
+        copy_positions<Index>(job, dst, src, first, first + count);
       }
       begin += count;
     }
@@ -53,9 +53,9 @@ void copy(const hicache::Job& job, const hicache::LayerTables& table) {
 }
 
 /// Moves the rows, at least one.
-void transfer_on_cpu(const hicache::Job& job, const hicache::LayerTables& table) {
-  if (host::is_type<std::int32_t>(job.index_dtype)) return copy<std::int32_t>(job, table);
-  copy<std::int64_t>(job, table);
+void transfer_on_cpu(const hicache::Job& job) {
+  if (host::is_type<std::int32_t>(job.index_dtype)) return copy<std::int32_t>(job);
+  copy<std::int64_t>(job);
 }
 
 }  // namespace

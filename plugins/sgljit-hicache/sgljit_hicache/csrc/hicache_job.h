@@ -1,7 +1,10 @@
 #pragma once
 
+#include <sgl_kernel/error.h>
+#include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/optional.h>
 #include <sgl_kernel/tensor_view.h>
+#include <sgl_kernel/utils.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -17,34 +20,57 @@ namespace hicache {
 /// The number of rows if the caller has not given it.
 inline constexpr std::int64_t kUnknownRows = INT64_MAX;
 
-inline constexpr std::uint64_t kUnknownPool = UINT64_MAX;
+inline constexpr std::int64_t kUnknownSpan = INT64_MAX;
 
-/// \brief A transfer, without the caches' addresses.
+/// \brief The grid of a kernel.
+struct Launch {
+  std::int64_t blocks;
+  std::int64_t threads;
+  std::int64_t chunk_rows = 0;  ///< see `Transfer`
+  bool is_early = false;        ///< its blocks begin, and wait, before the previous kernel has ended
+};
+
+/// \brief Where a cache lies: an address for each layer.
+struct CacheAddresses {
+  const char* name;                        ///< of the argument
+  const std::uint64_t* layers;             ///< as many as the transfer has layers
+  const host::TensorView* view = nullptr;  ///< the cache itself, for errors
+  std::int64_t span = 1;                   ///< bytes that a kernel must be able to access, from each address on
+  SGL_FIELDS(name, layers, view, span)
+};
+
+/// \brief A transfer. K and V, or a single cache, which is the first.
 struct Job {
   const char* op;  ///< for errors
-  int num_caches;  ///< 2: K and V; 1: a cache that holds both
+  int num_caches;
+  CacheAddresses dst[2];
+  CacheAddresses src[2];
   Transfer transfer = {};
+  std::int64_t row_bytes = 0;
   DLDataType index_dtype = {};
   DLDevice device = {};  ///< the device of the indices, which does the work
   std::int64_t dst_rows = kUnknownRows;
   std::int64_t src_rows = kUnknownRows;
-  bool is_in_place = false;     ///< source and destination are one cache
-  bool from_host = false;       ///< the source is in host memory, or may be
-  bool to_host = false;         ///< the destination is, or may be
-  std::uint64_t host_pool = 0;  ///< bytes of the allocations of host memory that it touches, `kUnknownPool` if unknown
+  bool is_in_place = false;       ///< source and destination are one cache
+  bool has_device_table = false;  ///< the addresses are in device memory, so that the host cannot read them
+  bool from_host = false;         ///< the source is in host memory, or may be
+  bool to_host = false;           ///< the destination is, or may be
+  std::int64_t host_span = 0;     ///< from the first row to the last, of all caches in host memory; or `kUnknownSpan`
   host::Optional<std::int64_t> unroll = {};
   host::Optional<std::int64_t> block_quota = {};
+  std::int64_t run_rows = 1;       ///< indices that follow each other, as far as the caller has promised
+  const Launch* launch = nullptr;  ///< in place of the choice, for measurements
   SGL_FIELDS(
-      op, num_caches, transfer, index_dtype, device, dst_rows, src_rows, is_in_place, from_host, to_host, host_pool,
-      unroll, block_quota)
+      op, num_caches, dst, src, transfer, row_bytes, index_dtype, device, dst_rows, src_rows, is_in_place,
+      has_device_table, from_host, to_host, host_span, unroll, block_quota, run_rows, launch)
 };
 
 /// \brief The options of any transfer.
 struct Options {
   host::Optional<std::int64_t> unroll;
   host::Optional<std::int64_t> block_quota;
+  host::Optional<std::int64_t> page_size;
   host::Optional<bool> check_indices;
-  host::Optional<std::int64_t> page_size = {};  ///< checked, and that is all: each row has an index of its own
 
   /// \brief Whether to check indices: as the call says, or SGLJIT_CHECK_INDICES, or else on the CPU, where it costs
   /// little. The variable is read once, at the first transfer that leaves it open.
@@ -58,8 +84,29 @@ struct Options {
   }
 };
 
+/// \brief Throw an error of this kind. The op is named before the text.
+template <typename... Text>
+[[noreturn, gnu::cold, gnu::noinline]] void refuse(const char* kind, const char* op, const Text&... text) {
+  throw host::Error(kind, op, ": ", text...);
+}
+
 inline bool is_host(DLDevice device) {
   return device.device_type == kDLCPU || device.device_type == kDLCUDAHost;
+}
+
+/// Where the first `num_rows` rows of a cache lie.
+inline host::MemoryRows memory_of(
+    const Rows& rows, std::uint64_t address, std::int64_t num_rows, std::int64_t row_bytes) {
+  const bool is_paged = rows.page_size != kNoPages;
+  const host::RowDimension pages{is_paged ? host::div_ceil(num_rows, rows.page_size) : 1, rows.page_stride};
+  const host::RowDimension in_page{is_paged ? rows.page_size : num_rows, rows.row_stride};
+  return {reinterpret_cast<const void*>(address), row_bytes, pages, in_page};
+}
+
+/// The offset of row `index`, in bytes from the cache's address.
+inline std::int64_t offset_of(const Rows& rows, std::int64_t index) {
+  if (rows.page_size == kNoPages) return index * rows.row_stride;
+  return index / rows.page_size * rows.page_stride + index % rows.page_size * rows.row_stride;
 }
 
 }  // namespace hicache

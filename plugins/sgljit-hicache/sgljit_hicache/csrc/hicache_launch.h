@@ -3,6 +3,7 @@
 #include <sgl_kernel/runtime.h>
 #include <sgl_kernel/variant.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,232 +14,168 @@
 
 namespace hicache {
 
-/// The kernels, by the place of the addresses.
+/// The kernel, by the place of the addresses.
 template <typename Table>
 inline host::Kernel<Transfer, Table> copy_rows{"hicache.cuh", "hicache::copy_rows"};
-template <typename Table>
-inline host::Kernel<Transfer, Table> copy_bulk{"hicache.cuh", "hicache::copy_bulk"};
-template <typename Table>
-inline host::Kernel<Transfer, Table> copy_any{"hicache.cuh", "hicache::copy_any"};
-
-/// \brief The kernels.
-enum Method : std::int64_t { kRows = 0, kBulk = 1, kAny = 2 };
-
-/// The launch of a transfer. The numbers in the table of defaults are measured: see bench/.
-struct Launch {
-  std::int64_t method;
-  std::int64_t blocks;
-  std::int64_t threads;
-  std::int64_t stages = 0;       // copy_bulk only
-  std::int64_t stage_bytes = 0;  // copy_bulk only
-  std::int64_t ahead = 0;        // copy_rows only: see Transfer
-};
 
 /// \brief The properties of a device that decide; plain numbers, so that the device need not be present.
 struct Gpu {
   std::int64_t num_sms;
-  std::int64_t max_smem;  ///< the most dynamic shared memory of a block, in bytes
-  bool is_hopper;         ///< or later: it has bulk copies and dependent launches
+  bool is_hopper;  ///< or later: it has dependent launches
 
   static Gpu of(int device_id) {
-    return {
-        host::runtime::get_sm_count(device_id),
-        static_cast<std::int64_t>(host::runtime::get_max_dynamic_smem(device_id)), host::runtime::has_pdl(device_id)};
+    return {host::runtime::get_sm_count(device_id), host::runtime::has_pdl(device_id)};
   }
 };
 
-// Transfers between device and host. About 130 KiB in flight fill PCIe: two blocks of 16 warps. Small transfers are
-// bound by latency, and finish sooner with four blocks. A block of 32 warps fills a multiprocessor, so that the next
-// transfer must wait for another one; a block of 16 leaves room for it, and slows down a concurrent matrix product
-// less. For very long transfers from the host, three whole multiprocessors slow the product down least. To the host,
-// stores from registers queue up in front of PCIe and slow down all other users of memory; the bulk copies of a few
-// warps do so half as much, but begin later, and cost more for each short row. Alone, a bulk block with 64 KiB in
-// flight reaches 23 to 34 GB/s, depending on the placement of a process's memory: two blocks fill PCIe in some
-// processes, four in all. For transfers that are not long two are enough, and slow down a concurrent product less.
-//
-// This holds as long as a multiprocessor finds the addresses of host memory in its TLB. Rows at random places of more
-// than about 256 MiB miss it, more often in larger pools, and one multiprocessor has few misses in flight: in pools of
-// 4 GiB bulk copies by four blocks drop to 15 GB/s, while four blocks of 16 warps keep 48.
-inline constexpr std::int64_t kMaxWarps = 32;  // of a block
-inline constexpr std::int64_t kHostInFlight = 128 << 10;
-inline constexpr std::int64_t kHostWarps = 16;
-inline constexpr std::int64_t kHostBlocks = 2;
-inline constexpr std::int64_t kHostFewBytes = 256 << 10;
-inline constexpr std::int64_t kHostFewBlocks = 4;
-inline constexpr std::int64_t kHostMaxBlocks = 16;
-inline constexpr std::uint64_t kHostSmallPool = 256 << 20;
-inline constexpr std::int64_t kHostLargePoolBlocks = 4;
-inline constexpr std::int64_t kFromHostLongBytes = 32 << 20;
-inline constexpr std::int64_t kFromHostLongBlocks = 3;
-inline constexpr std::int64_t kToHostLongBytes = 4 << 20;
-inline constexpr std::int64_t kToHostBulkRowBytes = 1024;
-inline constexpr Launch kToHostBulk{kBulk, 2, 128, 4, 4096};
-inline constexpr Launch kToHostLongBulk{kBulk, 4, 64, 4, 8192};
+inline constexpr std::int64_t kMaxThreads = 1024;  // of a block
 
-inline Launch g_override{-1, 0, 0, 0, 0};  // for bench/, see override_launch; zeros keep the defaults
-inline thread_local Launch g_last{};
+/// The grids of transfers between device and host that take the link's speed, by the bytes of a row. Measured on an
+/// H200: bench/results/hicache.md has the cells.
+///
+/// Where addresses are near each other, what counts is bytes in flight, and a block of 512 threads leaves room on its
+/// multiprocessor. Where rows are scattered over more memory than a multiprocessor's TLB reaches, what counts is how
+/// many multiprocessors wait for translations.
+struct LinkSpeed {
+  std::int64_t below_bytes;
+  Launch from_host;
+  Launch to_host;
+  Launch scattered;
+};
+inline constexpr LinkSpeed kLinkSpeed[] = {
+    {256, {16, 512}, {16, 512}, {64, 256}},     // a KV head of fp8
+    {512, {8, 512}, {8, 512}, {64, 256}},       // a KV head of bf16
+    {2048, {4, 512}, {4, 512}, {64, 256}},      // up to seven, and a latent row
+    {4096, {4, 512}, {2, 512}, {16, 512}},      // all KV heads of a model
+    {INT64_MAX, {4, 512}, {2, 512}, {8, 512}},  // more
+};
+
+/// The line for so many bytes.
+inline const LinkSpeed& link_speed(std::int64_t bytes) {
+  const auto* speed = kLinkSpeed;
+  while (bytes >= speed->below_bytes) ++speed;
+  return *speed;
+}
+inline constexpr std::int64_t kTlbReach = 256 << 20;       // bytes of all caches in host memory
+inline constexpr std::int64_t kScatteredBelow = 16 << 10;  // bytes that are neighbours
+inline constexpr std::int64_t kSortBelow = 2048;           // of these
+inline constexpr std::int64_t kSortFrom = 16384;           // rows: sorted, so many share translations
+inline constexpr Launch kSorted{32, 256};
+inline constexpr std::int64_t kFewBytes = 256 << 10;  // bound by latency: a row for each worker
+inline constexpr Launch kFew{.blocks = 32, .threads = 128, .is_early = true};
+
+inline thread_local std::int64_t g_last_launch = 0;
 
 inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
 }
 
-/// Lanes of a worker of copy_rows: one load per lane covers the row if possible, so that a warp's loads are 128-byte
-/// lines. `unroll` divides a warp, as in the original kernels.
-inline std::int64_t lanes_of(const Job& job) {
-  if (job.unroll.has_value()) return 32 / *job.unroll;
-  return job.transfer.row_bytes <= 128 ? 8 : job.transfer.row_bytes <= 256 ? 16 : 32;
+/// The largest word of up to 16 bytes that divides rows, strides and `addresses`, the bitwise or of all of them.
+inline std::int64_t word_of(const Job& job, std::uint64_t addresses) {
+  auto bits = 16 | addresses | static_cast<std::uint64_t>(job.row_bytes);
+  for (const auto& rows : {job.transfer.dst, job.transfer.src}) {
+    bits |= static_cast<std::uint64_t>(rows.row_stride);
+    if (rows.page_size != kNoPages) bits |= static_cast<std::uint64_t>(rows.page_stride);
+  }
+  return std::int64_t{1} << std::countr_zero(bits);
 }
 
-/// The work of copy_rows or copy_any in one pass.
-struct Pass {
-  std::int64_t num_warps;  ///< warps that have work
-  std::int64_t bytes;      ///< bytes that each warp has in flight
+/// How `copy_rows` shares the rows.
+struct Work {
+  std::int64_t word_bytes;
+  std::int64_t lanes;       ///< threads of a worker
+  std::int64_t items;       ///< rows of all layers, or pieces of them
+  std::int64_t num_warps;   ///< warps that have work
+  std::int64_t warp_bytes;  ///< bytes that each warp has in flight
+
+  static Work of(const Job& job, std::uint64_t addresses) {
+    Work work;
+    work.word_bytes = word_of(job, addresses);
+    const auto row_words = job.row_bytes / work.word_bytes;
+    // Eight lanes load a line of 128 bytes. An instruction of a warp waits for the translations of four rows at once.
+    work.lanes = 32 / job.unroll.value_or(4);
+    const auto shape = RowsShape::of(row_words, job.num_caches, work.lanes);
+    const auto rows = static_cast<std::int64_t>(job.transfer.num_rows) * job.transfer.num_layers;
+    work.items = rows * shape.pieces;
+    host::RuntimeCheck(
+        job.row_bytes < INT32_MAX && rows < INT32_MAX && work.items < INT32_MAX, job.op,
+        ": too many bytes for one call: ", job.transfer.num_rows, " rows of ", job.row_bytes, " bytes in ",
+        job.transfer.num_layers, " layers");
+    const auto in_flight = shape.items * (32 / work.lanes);
+    work.num_warps = host::div_ceil(work.items, in_flight);
+    work.warp_bytes = in_flight * shape.piece_words * work.word_bytes * job.num_caches;
+    return work;
+  }
 };
 
-inline Pass pass_of(const Job& job, bool is_any) {
-  const auto& t = job.transfer;
-  const auto items = static_cast<std::int64_t>(t.num_rows) * t.num_layers;
-  if (is_any) return {items, smaller(t.row_bytes, 1024)};
-  const auto lanes = lanes_of(job);
-  const auto shape = RowsShape::of(t.row_bytes, job.num_caches, lanes);
-  const auto pieces = shape.items * (32 / lanes);
-  return {host::div_ceil(items * shape.pieces, pieces), pieces * shape.piece_bytes * job.num_caches};
+/// A transfer on the device uses the whole device, in blocks of the size that measured best.
+inline Launch launch_on_the_device(const Work& work, const Gpu& gpu) {
+  const auto per_sm = host::div_ceil(work.num_warps, gpu.num_sms);
+  const bool is_half = per_sm > 8 && per_sm <= 16;  // of the warps that are resident at a time
+  const auto per_block = is_half ? kMaxThreads / 32 : smaller(per_sm, work.warp_bytes < 2048 ? 4 : 2);
+  return {.blocks = host::div_ceil(work.num_warps, per_block), .threads = per_block * 32, .is_early = true};
 }
 
-// A transfer on the device uses the whole device, in blocks of the size that measured best. Early requests for rows by
-// the first four warps of each multiprocessor hide the latency of memory; more requests evict each other from L2.
-inline constexpr std::int64_t kAheadWarps = 4;
-
-inline Launch launch_on_the_device(const Job& job, bool is_any, const Pass& pass, const Gpu& gpu) {
-  const auto per_sm = host::div_ceil(pass.num_warps, gpu.num_sms);
-  const bool is_half = per_sm > 8 && per_sm <= 16;  // of the warps that are resident at a time
-  const auto most = is_any ? kMaxWarps / 2 : pass.bytes < 2048 ? 4 : 2;
-  const auto per_block = is_half ? kMaxWarps : smaller(per_sm, most);
-  Launch launch{is_any ? kAny : kRows, host::div_ceil(pass.num_warps, per_block), per_block * 32};
-  if (!is_any && !is_half) launch.ahead = kAheadWarps * gpu.num_sms * (32 / lanes_of(job));
+/// A transfer between device and host, or one with a quota.
+inline Launch launch_on_the_link(const Job& job, const Work& work) {
+  const auto num_rows = static_cast<std::int64_t>(job.transfer.num_rows);
+  const bool is_few = num_rows * job.transfer.num_layers * job.row_bytes * job.num_caches <= kFewBytes;
+  const auto run_bytes = job.row_bytes * job.run_rows;
+  const bool is_scattered = job.host_span > kTlbReach && run_bytes < kScatteredBelow;
+  const bool is_sorted = !is_few && is_scattered && run_bytes < kSortBelow && num_rows >= kSortFrom;
+  const bool is_to_host = job.to_host && !job.from_host;  // both where the host does not know
+  const auto& speed = link_speed(job.row_bytes);
+  const auto& near = is_to_host ? speed.to_host : speed.from_host;
+  auto launch = is_few ? kFew : is_sorted ? kSorted : is_scattered ? link_speed(run_bytes).scattered : near;
+  const auto threads = is_few ? work.items * work.lanes : work.num_warps * 32;  // that have work
+  if (job.block_quota.has_value()) {
+    // Stores that need not wait for translations queue up in front of the link, where they slow down all others.
+    const bool is_queue = is_to_host && !is_scattered;
+    launch = {smaller(*job.block_quota, host::div_ceil(threads, 32)), is_queue ? kMaxThreads / 2 : kMaxThreads};
+  }
+  launch.threads = smaller(launch.threads, host::div_ceil(host::div_ceil(threads, launch.blocks), 32) * 32);
+  launch.blocks = smaller(launch.blocks, host::div_ceil(threads, launch.threads));
+  if (!is_sorted) return launch;
+  const auto chunks = host::div_ceil(num_rows, launch.blocks * kMaxChunkRows) * launch.blocks;  // equal ones
+  launch.chunk_rows = host::div_ceil(num_rows, chunks);
   return launch;
 }
 
-/// \param is_any the rows or their addresses are not multiples of 16 bytes.
-inline Launch launch_by_direction(const Job& job, bool is_any, const Gpu& gpu) {
-  const auto& t = job.transfer;
-  const auto method = is_any ? kAny : kRows;
-  const auto pass = pass_of(job, is_any);
-  const bool crosses_host = job.from_host || job.to_host;
-  if (!crosses_host && !job.block_quota.has_value()) return launch_on_the_device(job, is_any, pass, gpu);
-  const auto bytes = static_cast<std::int64_t>(t.num_rows) * t.num_layers * t.row_bytes * job.num_caches;
-  const bool is_few = bytes <= kHostFewBytes;
-  const bool is_large = job.host_pool > kHostSmallPool;
-  const bool is_bulk = !is_few && !is_large && t.row_bytes >= kToHostBulkRowBytes;
-  if (job.to_host && !job.from_host && is_bulk && gpu.is_hopper && !is_any && !job.unroll.has_value()) {
-    auto launch = bytes > kToHostLongBytes ? kToHostLongBulk : kToHostBulk;
-    launch.blocks = job.block_quota.value_or(launch.blocks);
-    return launch;
-  }
-  const bool is_long = !job.to_host && !is_large && bytes > kFromHostLongBytes;
-  const auto least = is_few     ? kHostFewBlocks
-                     : is_large ? kHostLargePoolBlocks
-                     : is_long  ? kFromHostLongBlocks
-                                : kHostBlocks;
-  const auto needed = smaller(host::div_ceil(kHostInFlight, kHostWarps * pass.bytes), kHostMaxBlocks);
-  const auto quota = job.block_quota.value_or(least > needed ? least : needed);
-  const bool is_whole = is_few || is_long || is_any || job.block_quota.has_value();
-  const auto per_block = smaller(host::div_ceil(pass.num_warps, quota), is_whole ? kMaxWarps : kHostWarps);
-  return {method, smaller(host::div_ceil(pass.num_warps, per_block), quota), per_block * 32};
+inline Launch choose_launch(const Job& job, const Work& work, const Gpu& gpu) {
+  if (job.launch != nullptr) return *job.launch;
+  const bool is_on_link = job.from_host || job.to_host || job.block_quota.has_value();
+  return is_on_link ? launch_on_the_link(job, work) : launch_on_the_device(work, gpu);
 }
 
-/// The launch that bench/ set instead.
-inline void override_choice(Launch& launch) {
-  if (g_override.method < 0 || launch.method == kAny) [[likely]]
-    return;
-  launch.method = g_override.method;
-  if (g_override.blocks > 0) launch.blocks = g_override.blocks;
-  if (g_override.threads > 0) launch.threads = g_override.threads;
-  else if (launch.method == kBulk) launch.threads = kToHostLongBulk.threads;
-  launch.stages = g_override.stages > 0 ? g_override.stages : kToHostLongBulk.stages;
-  launch.stage_bytes = g_override.stage_bytes > 0 ? g_override.stage_bytes : kToHostLongBulk.stage_bytes;
-}
-
-/// The largest word of up to 16 bytes that divides `alignment`, the bitwise or of addresses and strides.
-inline std::int64_t word_of(std::uint64_t alignment) {
-  alignment |= 16;
-  return static_cast<std::int64_t>(alignment & (~alignment + 1));
-}
-
-/// The bitwise or of the row size and of the strides.
-inline std::uint64_t alignment_of(const Transfer& t) {
-  auto alignment = static_cast<std::uint64_t>(t.row_bytes);
-  for (const auto& rows : {t.dst, t.src}) {
-    alignment |= static_cast<std::uint64_t>(rows.row_stride);
-    if (rows.page_size != kNoPages) alignment |= static_cast<std::uint64_t>(rows.page_stride);
-  }
-  return alignment;
-}
-
-/// A kernel and its launch.
-template <typename Table>
-struct Choice {
-  Launch launch;
-  host::VariantOf<Transfer, Table> kernel;
-  std::size_t smem = 0;  ///< shared memory of a block, in bytes
-};
-
-/// \brief The kernel and launch of a transfer. Touches no GPU; `variants()` of ops.py lists the results for usual rows.
+/// \brief The kernel of a transfer. Touches no GPU; `variants()` of ops.py lists the results for usual rows.
 ///
 /// \tparam Table the addresses: `OneLayer`, ...
-/// \param alignment the bitwise or of all addresses.
 template <typename Table>
-Choice<Table> choose(const Job& job, std::uint64_t alignment, const Gpu& gpu) {
-  const auto& t = job.transfer;
-  const auto word_bytes = word_of(alignment | alignment_of(t));
-  auto launch = launch_by_direction(job, word_bytes < 16, gpu);
-  override_choice(launch);
-
-  const bool is_paged = t.dst.page_size != kNoPages || t.src.page_size != kNoPages;
-  const bool pdl = gpu.is_hopper;
-  const auto caches = job.num_caches;
-  const auto refuse_large = [&](std::int64_t pieces) {
-    const auto items = static_cast<std::int64_t>(t.num_rows) * t.num_layers;
-    host::RuntimeCheck(
-        t.row_bytes < INT32_MAX && items * pieces < INT32_MAX, job.op, ": too many bytes for one call: ", t.num_rows,
-        " rows of ", t.row_bytes, " bytes in ", t.num_layers, " layers");
-  };
-  if (launch.method == kBulk) {
-    const auto warps = launch.threads / 32;
-    const auto shape = BulkShape::of(t.row_bytes, caches, launch.stage_bytes);
-    refuse_large(shape.pieces);
-    while (launch.stages > 2 && shape.smem_bytes(warps, launch.stages) > gpu.max_smem) --launch.stages;
-    return {
-        launch,
-        copy_bulk<Table>.get(
-            t.row_bytes, caches, warps, launch.stages, launch.stage_bytes, is_paged, pdl, job.index_dtype,
-            Table::kLayers),
-        static_cast<std::size_t>(shape.smem_bytes(warps, launch.stages))};
-  }
-  if (launch.method == kRows) {
-    const auto lanes = lanes_of(job);
-    refuse_large(RowsShape::of(t.row_bytes, caches, lanes).pieces);
-    return {launch, copy_rows<Table>.get(t.row_bytes, caches, lanes, is_paged, pdl, job.index_dtype, Table::kLayers)};
-  }
-  refuse_large(1);
-  return {launch, copy_any<Table>.get(word_bytes, caches, is_paged, pdl, job.index_dtype, Table::kLayers)};
+host::VariantOf<Transfer, Table> choose_kernel(const Job& job, const Work& work) {
+  const bool is_paged = job.transfer.dst.page_size != kNoPages || job.transfer.src.page_size != kNoPages;
+  return copy_rows<Table>.get(
+      job.row_bytes, work.word_bytes, job.num_caches, work.lanes, is_paged, job.index_dtype, Table::kLayers);
 }
 
 /// \brief Make the kernel of a later `launch_on_device`, if it does not exist yet.
 template <typename Table>
-void load(const Job& job, std::uint64_t alignment) {
-  static_cast<void>(choose<Table>(job, alignment, Gpu::of(job.device.device_id)).kernel.on(job.device.device_id));
+void load(const Job& job, std::uint64_t addresses) {
+  static_cast<void>(choose_kernel<Table>(job, Work::of(job, addresses)).on(job.device.device_id));
 }
 
+/// \param addresses the bitwise or of all.
 template <typename Table>
-void launch_on_device(const Job& job, const Table& table, std::uint64_t alignment) {
+void launch_on_device(const Job& job, const Table& table, std::uint64_t addresses) {
   const auto gpu = Gpu::of(job.device.device_id);
-  const auto choice = choose<Table>(job, alignment, gpu);
-  g_last = choice.launch;
+  const auto work = Work::of(job, addresses);
+  const auto launch = choose_launch(job, work, gpu);
+  g_last_launch = launch.blocks << 24 | launch.chunk_rows << 11 | launch.threads;
   auto transfer = job.transfer;
-  transfer.ahead = static_cast<std::uint32_t>(choice.launch.ahead);
-  host::LaunchKernel(choice.launch.blocks, choice.launch.threads, job.device, choice.smem)
-      .enable_pdl(gpu.is_hopper)(choice.kernel, transfer, table);
+  transfer.chunk_rows = static_cast<std::uint32_t>(launch.chunk_rows);
+  transfer.sort_keys = job.to_host ? transfer.dst_indices : transfer.src_indices;
+  const auto smem = launch.chunk_rows == 0 ? 0 : 8 * std::bit_ceil(static_cast<std::size_t>(launch.chunk_rows));
+  host::LaunchKernel(launch.blocks, launch.threads, job.device, smem)
+      .enable_pdl(launch.is_early && gpu.is_hopper)(choose_kernel<Table>(job, work), transfer, table);
 }
 
 }  // namespace hicache

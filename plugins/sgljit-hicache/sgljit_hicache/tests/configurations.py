@@ -10,6 +10,7 @@ import torch
 
 from sgljit_core import ops
 from sgljit_hicache import reference
+from sgljit_hicache.ops import host_module
 
 DTYPES = [torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.int64]
 LAYOUTS = ["dense", "gaps", "heads", "page_first", "page_direct"]
@@ -82,9 +83,13 @@ def check(
     indices_dst: torch.Tensor,
     indices_src: torch.Tensor,
     element_dim: int | None,
+    launch: tuple[int, int, int] | None = None,
     **options: object,
 ) -> None:
-    """Run an op of one layer and the reference; compare every byte of the pools of both sides."""
+    """Run an op of one layer and the reference; compare every byte of the pools of both sides.
+
+    K and V can be launched as ``launch`` says: blocks, threads, rows of a chunk.
+    """
     family = ops["hicache"]
     expected, before = dst.copy(), src.copy()
     if len(dst.pools) == 2:
@@ -96,7 +101,10 @@ def check(
         arguments = [*dst.caches(), indices_dst, *src.caches(), indices_src]
         correct = [*expected.caches(), indices_dst, *src.caches(), indices_src]
     getattr(reference, name)(*correct, element_dim=element_dim)
-    getattr(family, name)(*arguments, element_dim=element_dim, **options)
+    if launch is None:
+        getattr(family, name)(*arguments, element_dim=element_dim, **options)
+    else:
+        host_module().launch_one_layer(*arguments, element_dim, None, *launch)
     if indices_dst.is_cuda:
         torch.cuda.synchronize()
     for got, wanted in zip(dst.pools + src.pools, expected.pools + before.pools, strict=True):
@@ -117,7 +125,9 @@ def _random_transfer(seed: int, device: str) -> None:
     dtype = random.choice(DTYPES)
     # Rows of whole 16-byte words, for the fast kernels, and of anything.
     words = random.choice([1, 2, 7, 8, 9, 16, 32, 36, 64, 72, 100, 128, 129, 256, 600])
-    width = random.choice([words * 16 // dtype.itemsize, random.randint(1, 700)])
+    # On CUDA each size is a kernel.
+    odd = random.randint(1, 700) if device == "cpu" else random.choice([1, 3, 7, 12, 50, 101, 260, 602, 700])
+    width = random.choice([words * 16 // dtype.itemsize, odd])
     num_caches, page_size, run = random.choice([1, 2]), random.choice([1, 5, 16, 64]), random.choice([1, 1, 3, 16, 64])
     dst_rows, src_rows = random.randint(run, 400), random.randint(run, 400)
     places = random.choice(PLACES[device])
@@ -135,4 +145,7 @@ def _random_transfer(seed: int, device: str) -> None:
         options["unroll"] = random.choice([1, 2, 4])
     if random.random() < 0.2:
         options["check_indices"] = True
-    check(dst, src, *indices, width, **options)
+    launch = None
+    if device == "cuda" and num_caches == 2 and random.random() < 0.4:
+        launch = (random.choice([1, 3, 40]), random.choice([32, 256, 1024]), random.choice([0, 1, 37, 128, 4096]))
+    check(dst, src, *indices, width, launch, **options)

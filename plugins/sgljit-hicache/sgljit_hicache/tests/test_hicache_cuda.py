@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -20,63 +18,37 @@ family = ops["hicache"]
 
 ROW_BYTES = [16, 128, 576, 2048, 4112, 65536]
 DIRECTIONS = [("cuda", "host"), ("host", "cuda"), ("cuda", "cuda")]
-ROWS, BULK, ANY = 0, 1, 2
-
-
-@contextmanager
-def launched(method: int, blocks: int = 0, threads: int = 0, stages: int = 0, stage_bytes: int = 0) -> Iterator[None]:
-    """Every transfer inside is launched this way."""
-    host_module().override_launch(method, blocks, threads, stages, stage_bytes)
-    try:
-        yield
-    finally:
-        host_module().override_launch(-1, 0, 0, 0, 0)
-
-
-def is_hopper() -> bool:
-    return torch.cuda.get_device_capability() >= (9, 0)
 
 
 def last_launch() -> tuple[int, int, int]:
-    """Method, blocks and threads of the last launch."""
+    """Blocks, threads and rows of a chunk of the last launch."""
     packed = host_module().last_launch()
-    return packed >> 56, packed >> 28 & 0xFFFFFFF, packed & 0xFFFFFFF
+    return packed >> 24, packed & 0x7FF, packed >> 11 & 0x1FFF
 
 
 @pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)], ids=["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("row_bytes", ROW_BYTES)
 def test_kernels_compile_without_a_gpu(row_bytes: int, arch: tuple[int, int]):
-    pdl = arch >= (9, 0)
     with override_cuda_arch(*arch):
-        for caches, paged, index, table in (
-            (2, False, torch.int64, 0),
-            (1, True, torch.int32, 1),
-            (2, True, torch.int64, 2),
+        for caches, *rest in (
+            (2, 32, False, torch.int64, 0),
+            (1, 8, True, torch.int32, 1),
+            (2, 32, True, torch.int64, 2),
         ):
-            rest = (paged, pdl, index, table)
-            FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", row_bytes, caches, 32, *rest)
-            if pdl:
-                FAMILY.build_variant("hicache.cuh", "hicache::copy_bulk", row_bytes, caches, 4, 6, 8192, *rest)
+            FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", row_bytes, 16, caches, *rest)
 
 
-@pytest.mark.parametrize("word", [1, 2, 4, 8, 16])
-def test_the_kernel_for_any_row_compiles_without_a_gpu(word: int):
+@pytest.mark.parametrize("word", [1, 2, 4, 8])
+def test_rows_of_smaller_words_compile_without_a_gpu(word: int):
     with override_cuda_arch(8, 0):
-        FAMILY.build_variant("hicache.cuh", "hicache::copy_any", word, 2, True, False, torch.int32, 1)
-
-
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_checks_compile_without_a_gpu(index: torch.dtype):
-    with override_cuda_arch(9, 0):
-        FAMILY.build_variant("hicache.cuh", "hicache::check_indices", index)
-        FAMILY.build_variant("hicache.cuh", "hicache::check_reads", index)
+        FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", 25 * word, word, 2, 32, True, torch.int32, 1)
 
 
 @pytest.mark.slow
 def test_every_declared_variant_builds():
     with override_cuda_arch(9, 0):
         builds = list(variants())
-        assert len(builds) > 25
+        assert len(builds) == 4 + 8 * 2
         for build in builds:
             build()
 
@@ -103,49 +75,48 @@ def test_row_sizes(row_bytes: int, num_caches: int, direction: tuple[str, str]):
         dst = make_side("dense", rows, row_bytes, torch.uint8, direction[0], num_caches, 1)
         src = make_side("dense", rows + 9, row_bytes, torch.uint8, direction[1], num_caches, 1)
         check(dst, src, *(make_indices(rows, count, index, "cuda", 1) for _ in range(2)), None)
-        assert (last_launch()[0] == ANY) == (row_bytes % 16 != 0)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", DIRECTIONS, ids=["h2d", "d2h", "d2d"])
-@pytest.mark.parametrize("row_bytes", [16, 128, 576, 2048, 8192, 20_000])
-def test_every_kernel_moves_every_row(row_bytes: int, direction: tuple[str, str]):
-    """Rows through registers and in bulk, from one block to more than there is work for, more passes than stages."""
-    launches = [(ROWS, 1, 32), (ROWS, 3, 1024), (ROWS, 500, 256)]
-    if is_hopper():
-        launches += [
-            (BULK, 1, 32, 2, 4096), (BULK, 2, 128, 6, 8192), (BULK, 7, 256, 3, 8192), (BULK, 300, 64, 4, 2048)
-        ]  # fmt: skip
-    for launch in launches:
-        for num_caches, run in ((1, 1), (2, 16), (2, 1)):
-            dst = make_side("dense", 700, row_bytes, torch.uint8, direction[0], num_caches, 1)
-            src = make_side("dense", 700, row_bytes, torch.uint8, direction[1], num_caches, 1)
+@pytest.mark.parametrize("row_bytes", [16, 100, 128, 576, 2048, 8192, 20_000])
+def test_every_launch_moves_every_row(row_bytes: int, direction: tuple[str, str]):
+    """From one block to more than there is work for; as the rows come, and sorted in one chunk or in several."""
+    for launch in ((1, 32, 0), (3, 1024, 0), (500, 256, 0), (1, 64, 512), (3, 1024, 128), (2, 32, 100), (40, 256, 13)):
+        for run in (16, 1):
+            dst = make_side("dense", 700, row_bytes, torch.uint8, direction[0], 2, 1)
+            src = make_side("dense", 700, row_bytes, torch.uint8, direction[1], 2, 1)
             indices = [make_indices(700, 500, torch.int64, "cuda", run) for _ in range(2)]
-            with launched(*launch):
-                check(dst, src, *indices, None)
-                assert last_launch()[:2] == launch[:2]
+            check(dst, src, *indices, None, launch)
+            assert last_launch() == launch
+
+
+@pytest.mark.gpu
+def test_a_chunk_of_the_most_rows():
+    dst = make_side("dense", 9000, 64, torch.uint8, "host", 2, 1)
+    src = make_side("dense", 9000, 64, torch.uint8, "cuda", 2, 1)
+    for index in (torch.int32, torch.int64):
+        indices = [make_indices(9000, 8999, index, "cuda", 1) for _ in range(2)]
+        check(dst, src, *indices, None, (2, 1024, 4096))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dst_layout", LAYOUTS)
 @pytest.mark.parametrize("src_layout", LAYOUTS)
 def test_every_pair_of_layouts(dst_layout: str, src_layout: str):
-    methods = [ROWS, BULK] if is_hopper() else [ROWS]
-    for method in methods:
+    for launch in (None, (2, 128, 48)):
         for places in DIRECTIONS:
             dst = make_side(dst_layout, 128, 384, torch.bfloat16, places[0], 2, page_size=16)
             src = make_side(src_layout, 160, 384, torch.bfloat16, places[1], 2, page_size=16)
             indices = [make_indices(rows, 96, torch.int64, "cuda", 16) for rows in (128, 160)]
-            with launched(method):
-                check(dst, src, *indices, element_dim=384)
+            check(dst, src, *indices, 384, launch)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_a_thousand_random_transfers(first: int):
     for seed in range(first, first + 100):
-        with launched(BULK if is_hopper() and seed % 3 == 0 else -1):
-            random_transfer(seed, "cuda")
+        random_transfer(seed, "cuda")
 
 
 @pytest.mark.gpu
@@ -197,7 +168,7 @@ def test_all_layers(num_layers: int, on_device: bool, to_host: bool):
 
 @pytest.mark.gpu
 def test_all_layers_of_odd_rows_between_devices():
-    """Rows of 100 bytes, addresses on the CPU: the kernel for any row."""
+    """Rows of 100 bytes, addresses on the CPU: words of four bytes."""
     pools = [noise(5 * 40 * 100, "cuda").view(5, 40, 100) for _ in range(2)]
     expected = pools[1].clone()
     dst, src = (make_indices(40, 17, torch.int32, "cuda", 1) for _ in range(2))
@@ -207,19 +178,18 @@ def test_all_layers_of_odd_rows_between_devices():
         tables[1], dst, tables[0], src, cache_src_stride_bytes=100, cache_dst_stride_bytes=100
     )
     assert torch.equal(pools[1], expected)
-    assert last_launch()[0] == ANY
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", DIRECTIONS, ids=["h2d", "d2h", "d2d"])
 @pytest.mark.parametrize("row_bytes", [64, 576, 2048, 16_384, 100])
-def test_every_kernel_moves_every_layer(row_bytes: int, direction: tuple[str, str]):
-    """Layer by layer, as rows of a layer are neighbours, and row by row, as layers of a row are."""
-    num_layers, rows, count = 5, 90, 77
-    launches = [(ROWS, 2, 128), (ROWS, 50, 256)]
-    if is_hopper():
-        launches += [(BULK, 2, 128, 3, 8192), (BULK, 3, 32, 2, 4096)]
-    for launch, row_first in itertools.product(launches, (False, True)):
+@pytest.mark.parametrize("on_device", [False, True], ids=["addresses on the CPU", "addresses on the device"])
+def test_every_layer_is_moved(row_bytes: int, direction: tuple[str, str], on_device: bool):
+    """Layer by layer, as rows of a layer are neighbours, and row by row, as layers of a row are; few rows and many."""
+    num_layers = 5
+    many = 17_000 if row_bytes < 600 else 1000
+    for count, quota, row_first in itertools.product((77, many), (None, 2), (False, True)):
+        rows = count + 13
         pools = [noise(num_layers * rows * row_bytes, where) for where in direction for _ in "kv"]
         if row_first:
             caches = [pool.view(rows, num_layers, row_bytes).transpose(0, 1) for pool in pools]
@@ -230,17 +200,20 @@ def test_every_kernel_moves_every_layer(row_bytes: int, direction: tuple[str, st
         for kv in range(2):
             expected[kv][:, dst.cpu()] = expected[2 + kv][:, src.cpu()]
         tables = [torch.tensor([layer.data_ptr() for layer in cache]) for cache in caches]
+        if on_device:
+            tables = [table.cuda() for table in tables]
         stride = row_bytes * (num_layers if row_first else 1)
-        with launched(*launch):
-            family.transfer_hicache_all_layer(
-                *tables[:2],
-                dst,
-                *tables[2:],
-                src,
-                kv_cache_src_stride_bytes=stride,
-                kv_cache_dst_stride_bytes=stride,
-                element_size=row_bytes,
-            )
+        family.transfer_hicache_all_layer(
+            *tables[:2],
+            dst,
+            *tables[2:],
+            src,
+            kv_cache_src_stride_bytes=stride,
+            kv_cache_dst_stride_bytes=stride,
+            element_size=row_bytes,
+            block_quota=quota,
+        )
+        assert quota is None or last_launch()[0] <= quota
         torch.cuda.synchronize()
         for got, wanted in zip(caches, expected, strict=True):
             assert_same_bytes(got.cpu(), wanted)
@@ -249,56 +222,86 @@ def test_every_kernel_moves_every_layer(row_bytes: int, direction: tuple[str, st
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", DIRECTIONS, ids=["h2d", "d2h", "d2d"])
 def test_offsets_beyond_32_bits(direction: tuple[str, str]):
-    """Rows at the end of a cache of 5 GiB, whatever the kernel."""
+    """Rows at the end of caches of 5 GiB, as they come and sorted."""
     rows, width = 5 * 2**30 // 2048, 2048
-    large = torch.empty(rows, width, dtype=torch.uint8, device="cuda")
+    large = [torch.empty(rows, width, dtype=torch.uint8, device="cuda") for _ in "kv"]
     where = torch.tensor([0, rows - 1, rows // 2], device="cuda")
     small = torch.tensor([2, 0, 1], device="cuda")
-    for method in [ROWS, BULK] if is_hopper() else [ROWS]:
-        pattern = noise(4 * width, "host" if "host" in direction else "cuda").view(4, width)
-        large[where] = 0
-        with launched(method):
-            if direction[0] == "cuda":
-                family.transfer_hicache_one_layer_mla(large, where, pattern, small)
-                assert torch.equal(large[where].cpu(), pattern[small.to(pattern.device)].cpu())
-            else:
-                large[where] = noise(3 * width, "cuda").view(3, width)
-                family.transfer_hicache_one_layer_mla(pattern, small, large, where)
-                torch.cuda.synchronize()
-                assert torch.equal(pattern[small.to(pattern.device)].cpu(), large[where].cpu())
+    for chunk_rows in (0, 3):
+        pattern = [noise(4 * width, "host" if "host" in direction else "cuda").view(4, width) for _ in "kv"]
+        for cache in large:
+            cache[where] = noise(3 * width, "cuda").view(3, width)
+        if direction[0] == "cuda":
+            host_module().launch_one_layer(*large, where, *pattern, small, None, None, 1, 64, chunk_rows)
+        else:
+            host_module().launch_one_layer(*pattern, small, *large, where, None, None, 1, 64, chunk_rows)
+        torch.cuda.synchronize()
+        for cache, rows_of_cache in zip(large, pattern, strict=True):
+            assert torch.equal(cache[where].cpu(), rows_of_cache[small.to(rows_of_cache.device)].cpu())
 
 
 @pytest.mark.gpu
-def test_the_default_launch_goes_by_direction():
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    on_device = [torch.zeros(16384, 2048, dtype=torch.uint8, device="cuda") for _ in range(2)]
-    pinned = torch.zeros(16384, 2048, dtype=torch.uint8, pin_memory=True)
-    rows = torch.randperm(16384, device="cuda")
-    for dst, src in ((on_device[0], pinned), (pinned, on_device[0])):
-        to_host = dst is pinned
-        family.transfer_hicache_one_layer_mla(dst, rows, src, rows)
-        assert last_launch() == ((BULK, 4, 64) if is_hopper() and to_host else (ROWS, 2, 512))
-        family.transfer_hicache_one_layer_mla(dst, rows[:512], src, rows[:512])
-        assert last_launch() == ((BULK, 2, 128) if is_hopper() and to_host else (ROWS, 2, 512))
-        family.transfer_hicache_one_layer_mla(dst, rows, src, rows, block_quota=3)
-        assert last_launch()[1] == 3
-        family.transfer_hicache_one_layer_mla(dst, rows[:16], src, rows[:16])
-        assert last_launch()[0] == ROWS
-        assert last_launch()[1] <= 4
-    family.transfer_hicache_one_layer(*on_device, rows, pinned, pinned, rows)  # 64 MiB
-    assert last_launch() == (ROWS, 3, 1024)
-    large = torch.empty(300 << 20, dtype=torch.uint8, pin_memory=True)[: 16384 * 2048].view(16384, 2048)
-    for dst, src in ((on_device[0], large), (large, on_device[0])):  # what counts is the whole allocation
-        for count in (16384, 512):
-            family.transfer_hicache_one_layer_mla(dst, rows[:count], src, rows[:count])
-            assert last_launch() == (ROWS, 4, 512)
-    family.transfer_hicache_one_layer_mla(on_device[0], rows, on_device[1], rows)
-    assert last_launch()[1] >= sms
-    family.transfer_hicache_one_layer_mla(on_device[0], rows, on_device[1], rows, block_quota=5)
-    assert last_launch()[1] == 5
-    family.transfer_hicache_one_layer_mla(on_device[0], rows[:3], on_device[1], rows[:3], block_quota=500)
-    assert last_launch()[1] <= 3
+@pytest.mark.parametrize("direction", DIRECTIONS[:2], ids=["h2d", "d2h"])
+def test_the_launch_over_the_link(direction: tuple[str, str]):
+    """It goes by the bytes that are neighbours, the memory that rows are scattered over, and the caller's quota."""
+
+    def launch(row_bytes: int, count: int, host_bytes: int, **options: int) -> tuple[int, int, int]:
+        places = {"cuda": small, "host": pinned[: host_bytes // row_bytes * row_bytes]}
+        dst, src = (places[where].view(-1, row_bytes) for where in direction)
+        rows = torch.arange(count, device="cuda")
+        family.transfer_hicache_one_layer_mla(dst, rows, src, rows, **options)
+        return last_launch()
+
+    small = torch.zeros(32 << 20, dtype=torch.uint8, device="cuda")
+    pinned = torch.zeros(512 << 20, dtype=torch.uint8, pin_memory=True)
+    near, far = 256 << 20, 512 << 20
+    to_host = direction[0] == "host"
+    assert launch(2048, 16, far) == (8, 32, 0)  # bound by latency: a piece of a row for each eight threads
+    for row_bytes, blocks in ((128, 16), (256, 8), (1152, 4), (2048, 2 if to_host else 4)):
+        assert launch(row_bytes, (4 << 20) // row_bytes, near) == (blocks, 512, 0)
+    assert launch(256, 4096, far) == (64, 256, 0)
+    assert launch(2048, 4096, far) == (16, 512, 0)
+    assert launch(4096, 4096, far) == (8, 512, 0)
+    assert launch(16384, 1024, far) == (2 if to_host else 4, 512, 0)
+    assert launch(256, 16384, far) == (32, 256, 512)  # sorted
+    assert launch(1152, 20001, far) == (32, 256, 626)
+    assert launch(256, 16384, far, page_size=64) == (8, 512, 0)  # whole pages are neighbours
+    assert launch(128, 16384, far, page_size=16) == (16, 512, 0)
+    assert launch(2048, 4096, near, block_quota=2) == (2, 512 if to_host else 1024, 0)
+    assert launch(2048, 4096, far, block_quota=2) == (2, 1024, 0)
+    assert launch(256, 65536, far, block_quota=2) == (2, 1024, 4096)
+    assert launch(256, 3, near, block_quota=2) == (1, 32, 0)
     torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+def test_the_launch_on_the_device():
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    dst, src = (torch.zeros(16384, 2048, dtype=torch.uint8, device="cuda") for _ in range(2))
+    rows = torch.randperm(16384, device="cuda")
+    family.transfer_hicache_one_layer_mla(dst, rows, src, rows)
+    assert last_launch()[0] >= sms
+    family.transfer_hicache_one_layer_mla(dst, rows, src, rows, block_quota=5)
+    assert last_launch()[0] == 5
+    family.transfer_hicache_one_layer_mla(dst, rows[:3], src, rows[:3], block_quota=500)
+    assert last_launch()[0] <= 3
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", DIRECTIONS[:2], ids=["h2d", "d2h"])
+def test_addresses_on_the_device_take_the_launch_of_scattered_rows(direction: tuple[str, str]):
+    """The host cannot read them: small caches, and sorted by the side that they are written to."""
+    dst, src = (noise(20000 * 256, where).view(20000, 256) for where in direction)
+    rows = [torch.randperm(20000, device="cuda") for _ in range(2)]
+    tables = [torch.tensor([cache.data_ptr()], device="cuda") for cache in (dst, src)]
+    strides = {"cache_src_stride_bytes": 256, "cache_dst_stride_bytes": 256}
+    family.transfer_hicache_all_layer_mla(tables[0], rows[0], tables[1], rows[1], **strides)
+    assert last_launch() == (32, 256, 625)
+    torch.cuda.synchronize()
+    assert torch.equal(dst[rows[0].to(dst.device)].cuda(), src[rows[1].to(src.device)].cuda())
+    family.transfer_hicache_all_layer_mla(tables[0], rows[0][:4096], tables[1], rows[1][:4096], **strides)
+    assert last_launch() == (64, 256, 0)
 
 
 @pytest.mark.gpu
