@@ -54,7 +54,7 @@ inline constexpr char kRowMapOnCpu[] = "host::cpu::row_map";
 template <int kOperands, typename Launch>
 void for_each_part(const Rows (&operands)[kOperands], const RowPlan& plan, const Launch& launch) {
   if (plan.count == 0 || plan.columns == 0) return;
-  constexpr std::int64_t kMaxItems = std::int64_t{1} << 31;
+  constexpr std::int64_t kMaxItems = std::int64_t{1} << 30;
   const auto items_per_row = div_ceil(plan.columns, plan.elements);
   const auto columns_at_a_time = items_per_row < kMaxItems ? plan.columns : kMaxItems / 2 * plan.elements;
   const auto rows_at_a_time = items_per_row < kMaxItems ? kMaxItems / items_per_row : 1;

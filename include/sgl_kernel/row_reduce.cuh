@@ -65,9 +65,6 @@ struct ResidentRow {
  public:
   static constexpr uint32_t kVectors = kColumns / kElements;
   static constexpr uint32_t kHeld = div_ceil(kVectors, kThreads);
-  /// \brief Whether the next kernel may start before this one has issued its loads: where a thread has one of each
-  /// input, waiting gains nothing.
-  static constexpr bool kTriggersFirst = kHeld == 1;
 
   SGL_DEVICE ResidentRow(const F& f, uint32_t thread, bool has_row) : m_f(f), m_thread(thread), m_has_row(has_row) {}
 
@@ -267,12 +264,12 @@ SGL_DEVICE void reduce_row_generic(const F& f, int64_t columns, int64_t row, flo
 /// \brief The body of a kernel once it knows its row: it waits for the previous kernel, and lets the next one start.
 /// All threads of the block call, once.
 template <typename Row, typename Address>
-SGL_DEVICE void run_row(Row&& held, int64_t row, const Address& address) {
+SGL_DEVICE void run_row(Row&& held, int64_t row, bool triggers_first, const Address& address) {
   alignas(16) __shared__ float smem[kRowSmem];
-  if constexpr (Row::kTriggersFirst) PDLTriggerSecondary();
+  if (triggers_first) PDLTriggerSecondary();
   PDLWaitPrimary();
   held.load(address);
-  if constexpr (!Row::kTriggersFirst) PDLTriggerSecondary();
+  PDLTriggerSecondary();
   held.store(address, row, held.reduce(address, smem));
 }
 
@@ -288,11 +285,13 @@ __global__ __launch_bounds__(kBlock) void row_reduce(
     const __grid_constant__ sgl::RowReduceParams<kInputs + kShared + kOutputs> params, const __grid_constant__ F f) {
   using row_t = ResidentRow<F, kInputs, kShared, kOutputs, kColumns, kElements, kThreads, T, U>;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kBlock / kThreads) + threadIdx.x / kThreads;
-  run_row(row_t(f, threadIdx.x % kThreads, kBlock == kThreads || row < params.num_rows), row, [&](int i) {
-    const auto& operand = params.operands[i];
-    const bool is_shared = i >= kInputs && i < kInputs + kShared;
-    return is_shared ? operand.data : pointer::offset(operand.data, row * operand.stride);
-  });
+  run_row(
+      row_t(f, threadIdx.x % kThreads, kBlock == kThreads || row < params.num_rows), row, params.triggers_first,
+      [&](int i) {
+        const auto& operand = params.operands[i];
+        const bool is_shared = i >= kInputs && i < kInputs + kShared;
+        return is_shared ? operand.data : pointer::offset(operand.data, row * operand.stride);
+      });
 }
 
 /// \brief Rows of any size. The blocks of any grid, of whole warps, share the rows.

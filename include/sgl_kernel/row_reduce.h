@@ -126,17 +126,18 @@ struct RowReduce {
       for (int i = 0; i < kOperands; ++i) job.operands[i] = all.rows[i].operand();
       return m_on_cpu(input_dtype, output_dtype, job, f);
     }
-    Params params = {{}, plan.count, plan.columns};
+    Params params = {{}, plan.count, plan.columns, false};
     for (int i = 0; i < kOperands; ++i) params.operands[i] = all.rows[i].operand();
     m_launch(params, plan, input_dtype, output_dtype, outputs[0].tensor.device(), f, location);
   }
 
   void m_launch(
-      const Params& params, const RowPlan& plan, DLDataType input_dtype, DLDataType output_dtype, DLDevice device,
-      const F& f, DebugInfo location) {
+      Params& params, const RowPlan& plan, DLDataType input_dtype, DLDataType output_dtype, DLDevice device, const F& f,
+      DebugInfo location) {
     const auto layout = sgl::layout_rows<Layout>(
         plan.columns, plan.elements, static_cast<std::int64_t>(dtype_bytes(input_dtype)), kWork, plan.count,
         runtime::get_sm_count(device.device_id));
+    params.triggers_first = layout.triggers_first;
     const auto kernel =
         layout.is_resident()
             ? m_resident.get(

@@ -93,8 +93,13 @@ def row_layouts(columns: int, elements: int, itemsize: int, work: int = 0) -> li
     found = set()
     for of_line in of_columns:
         threads = of_line if line == vectors else _in_warps(-(-vectors // -(-line // of_line)))
-        found.add((threads, threads) if threads > WARP else (min(WARP, 1 << (vectors - 1).bit_length()), 4 * WARP))
+        found.add((threads, threads) if threads > WARP else _of_warps(vectors))
     return sorted(found)
+
+
+def _of_warps(vectors: int) -> Layout:
+    """Rows of a warp or a part of one."""
+    return min(WARP, 1 << (vectors - 1).bit_length()), 8 * WARP if vectors <= WARP else 4 * WARP
 
 
 def _in_warps(threads: int) -> int:

@@ -12,6 +12,8 @@ inline constexpr long long kMaxBlocks = 0x7fffffff;
 struct RowLayout {
   unsigned threads_per_row;  ///< 0: a kernel for any size reads the row several times, a block for each row
   unsigned block_threads;
+  /// Whether the next kernel may start before this one has issued its loads: it is there earlier, and takes room.
+  bool triggers_first;
 
   constexpr bool is_resident() const {
     return threads_per_row != 0;
@@ -30,10 +32,10 @@ enum class RowWork { kOneInput, kMoreInputs, kTwoPasses };
 inline constexpr unsigned kMaxRowVectors = 4096;
 
 /// \brief A line of the table of layouts: the threads that share a row of up to so many vectors. Its columns are for
-/// numbers of rows, by `row_column`. 32 or fewer: a part of a warp.
+/// numbers of rows, by `row_column`. 32: a warp, or a part of one. A negative number: as many, and `triggers_first`.
 struct RowLayoutLine {
   unsigned vectors;
-  unsigned threads[6];
+  int threads[6];
 };
 
 /// \brief The column of the table: up to 1/8, 1, 2, 4 and 8 rows for each multiprocessor, or more.
@@ -112,19 +114,22 @@ struct ChooseRowLayout {
     const auto ceil = [](unsigned a, unsigned b) { return (a + b - 1) / b; };
     const RowLayoutLine* line = kRowLayouts[static_cast<int>(work)];
     while (line->vectors < vectors) ++line;
-    unsigned threads = line->threads[row_column(num_rows, num_sms)];
+    const int entry = line->threads[row_column(num_rows, num_sms)];
+    const bool triggers_first = entry < 0;
+    auto threads = static_cast<unsigned>(triggers_first ? -entry : entry);
     if (vectors < line->vectors) threads = ceil(ceil(vectors, ceil(line->vectors, threads)), kWarp) * kWarp;
-    if (threads > kWarp) return {threads, threads};
+    if (threads > kWarp) return {threads, threads, triggers_first};
     threads = 1;
     while (threads < kWarp && threads < vectors) threads *= 2;
-    return {threads, 128};
+    // Blocks of less than 4 KiB start and end more slowly than memory delivers.
+    return {threads, vectors <= kWarp ? 256u : 128u, triggers_first};
   }
 };
 
 /// \brief The layout of rows of any size, of `vectors` vectors.
 constexpr RowLayout generic_layout(long long vectors) {
   const auto threads = static_cast<unsigned>(vectors < 1 ? 1 : vectors < 1024 ? vectors : 1024);
-  return {0, (threads + 31) / 32 * 32};
+  return {0, (threads + 31) / 32 * 32, false};
 }
 
 /// \brief The layout of rows of `columns` elements that are loaded by `elements`, which divide them.

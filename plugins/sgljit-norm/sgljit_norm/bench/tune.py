@@ -1,9 +1,10 @@
-"""Which layout of rows over threads is fastest on this GPU, and how far from it is the rule of impl/row_layout.h?
+"""Which layout of rows over threads is fastest on this GPU, and how far from it is the table of impl/row_layout.h?
 
     python -m sgljit_norm.bench.tune [--ops rmsnorm,layernorm] [--sizes 4096,5120] [--tokens 1,128] [--json FILE]
 
 Every layout that could be good runs in turn with the others, in CUDA graphs, on memory that rotates past the last
-cache. A line says what is best, and how the rule compares: change `ChooseRowLayout` where it is behind.
+cache. A line says what is best, and how the table compares. With all numbers of tokens it prints a table for the op:
+the lines of its `kRowLayouts`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,10 +36,10 @@ ROTATED = 2**27  # bytes, more than the last cache holds
 MOST_CALLS, LEAST_CALLS = 512, 4  # in a graph
 REPLAYS = 5
 
-Layout = tuple[int, int]  # threads that share a row, threads of a block
+Layout = tuple[int, int, bool]  # threads that share a row, threads of a block, whether the next kernel may start first
 
 # For each op the functor with its number of inputs, shared rows and outputs.
-FUNCTORS = {
+FUNCTORS: dict[str, tuple[str, int, int, int]] = {
     "rmsnorm": ("norms::RMSNorm<false>", 1, 1, 1),
     "fused_add_rmsnorm": ("norms::FusedAddRMSNorm<false>", 2, 1, 2),
     "layernorm": ("norms::LayerNorm", 1, 2, 1),
@@ -52,22 +54,22 @@ def module() -> Module:
 
 def layouts(vectors: int) -> list[Layout]:
     """Those that could be good for rows of so many vectors: from one vector for each thread to eight."""
-    found: set[Layout] = set()
+    found: set[tuple[int, int]] = set()
     if vectors <= 4 * WARP:
-        threads = min(WARP, 1 << max(0, vectors - 1).bit_length())
-        found |= {(threads, block) for block in (WARP, 4 * WARP, 8 * WARP)}
-    for held, multiple in itertools.product((1, 2, 3, 4, 6, 8), (WARP, 4 * WARP)):
-        threads = -(-(-(-vectors // held)) // multiple) * multiple
+        found.add((min(WARP, 1 << max(0, vectors - 1).bit_length()), 8 * WARP if vectors <= WARP else 4 * WARP))
+    for held, multiple in itertools.product((1, 2, 3, 4, 8), (WARP, 4 * WARP)):
+        threads = math.ceil(math.ceil(vectors / held) / multiple) * multiple
         if WARP < threads <= MOST_THREADS and threads // 2 < vectors:
             found.add((threads, threads))
-    return sorted(found)
+    return sorted((*layout, first) for layout in found for first in (False, True))
 
 
 def build(op: str, size: int, dtype: torch.dtype, layout: Layout) -> None:
     """Compile a kernel."""
     functor, *counts = FUNCTORS[op]
-    arguments = (CppType(functor), *counts, size, ELEMENTS, *layout, dtype, dtype)
-    FAMILY.build_variant("norm.h", "device::row_reduce", *arguments)
+    FAMILY.build_variant(
+        "norm.h", "device::row_reduce", CppType(functor), *counts, size, ELEMENTS, *layout[:2], dtype, dtype
+    )
 
 
 def calls_of(
@@ -109,23 +111,28 @@ def microseconds(graphs: dict[Any, torch.cuda.CUDAGraph], num_calls: int) -> dic
 
 
 def tune(
-    op: str, sizes: list[int], tokens: list[int], dtype: torch.dtype, others: Callable[[int], dict[str, Any]]
+    op: str,
+    sizes: list[int],
+    tokens: list[int],
+    dtype: torch.dtype,
+    *,
+    others: Callable[[int], dict[str, Any]] = lambda _: {},
+    tried: Callable[[int, int], Iterable[Layout]] = lambda size, _: layouts(size // ELEMENTS),
 ) -> Iterator[dict[str, Any]]:
-    """A row for each shape: the time of each layout, and of ``others(size)``."""
+    """A row for each shape: the time of each layout ``tried(size, tokens)``, and of ``others(size)``."""
+    kernels = {(size, *layout[:2], False) for size in sizes for count in tokens for layout in tried(size, count)}
     with ThreadPoolExecutor() as pool:
-        for task in [
-            pool.submit(build, op, size, dtype, layout) for size in sizes for layout in layouts(size // ELEMENTS)
-        ]:
-            task.result()
+        list(pool.map(lambda kernel: build(op, kernel[0], dtype, kernel[1:]), sorted(kernels)))
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     work = list(FUNCTORS).index(op)  # as sgl::RowWork
     most = max(2 * size * count for size in sizes for count in tokens) * LEAST_CALLS
     memory = torch.empty(max(ROTATED // dtype.itemsize, most), dtype=dtype, device="cuda").normal_()
     for size, count in itertools.product(sizes, tokens):
         calls = calls_of(op, count, size, dtype, memory)
-        graphs = {name: graph_of(run, calls) for name, run in others(size).items()}
-        chosen = divmod(module().chosen_layout(size // ELEMENTS, work, count, sms), 2**16)
-        for layout in {*layouts(size // ELEMENTS), chosen}:
+        graphs: dict[Any, torch.cuda.CUDAGraph] = {name: graph_of(run, calls) for name, run in others(size).items()}
+        number = module().chosen_layout(size // ELEMENTS, work, count, sms)
+        chosen = (number >> 16 & 0xFFFF, number & 0xFFFF, bool(number >> 32))
+        for layout in {*tried(size, count), chosen}:
             module().set_layout(*layout)
             graphs[layout] = graph_of(getattr(module(), op), calls)
         times = microseconds(graphs, len(calls))
@@ -135,13 +142,44 @@ def tune(
             "op": op,
             "size": size,
             "tokens": count,
-            "rule": chosen,
+            "chosen": chosen,
             "best": best,
-            "rule us": own[chosen],
+            "chosen us": own[chosen],
             "best us": own[best],
-            "rule / best": own[chosen] / own[best],
-            "times": {str(name): time for name, time in times.items()},
+            "chosen / best": own[chosen] / own[best],
+            "layouts": own,
+            "others": {name: time for name, time in times.items() if name not in own},
         }
+
+
+COLUMNS = ((1, 8), (32, 64, 128), (256,), (512,), (1024,), (8192,))  # tokens of the table's, for 132 multiprocessors
+CLOSE = 0.007  # layouts whose times differ by less are alike
+
+
+def line(rows: list[dict[str, Any]]) -> list[int]:
+    """The line of the table for rows of one size: for each column the layout that is the least behind anywhere."""
+    found: list[int] = []
+    for tokens in COLUMNS:
+        cells = [row["layouts"] for row in rows if row["tokens"] in tokens]
+        behind = {
+            layout: max(times[layout] / min(times.values()) for times in cells)
+            for layout in set.intersection(*map(set, cells))
+        }
+        entries = {(-threads if first else threads): time for (threads, _, first), time in behind.items()}
+        good = [entry for entry, time in entries.items() if time <= min(entries.values()) + CLOSE]
+        # One that an earlier column has saves a kernel.
+        found.append(min(good, key=lambda entry: (abs(entry) not in map(abs, found), entries[entry])))
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The lines of ``sgl::kRowLayouts``, of one op."""
+    sizes = sorted({row["size"] for row in rows})
+    lines = {32: [32] * len(COLUMNS)}  # less than a warp has vectors for
+    lines |= {size // ELEMENTS: line([row for row in rows if row["size"] == size]) for size in sizes}
+    lines[4096] = [1024] * len(COLUMNS)  # the longest row
+    lined = {vectors: ", ".join(f"{entry:5}" for entry in entries) for vectors, entries in lines.items()}
+    return "".join(f"      {{{vectors:4}, {{{text}}}}},\n" for vectors, text in lined.items())
 
 
 def main() -> None:
@@ -156,14 +194,19 @@ def main() -> None:
     sizes, tokens = ([int(number) for number in text.split(",")] for text in (arguments.sizes, arguments.tokens))
     rows = []
     for op in arguments.ops.split(","):
-        for row in tune(op, sizes, tokens, getattr(torch, arguments.dtype), lambda _: {}):
-            rows.append(row)
+        of_op = []
+        for row in tune(op, sizes, tokens, getattr(torch, arguments.dtype)):
+            of_op.append(row)
             sys.stdout.write(
-                f"{op} {row['tokens']} x {row['size']}: rule {row['rule']} {row['rule us']:.2f} us, "
-                f"best {row['best']} {row['best us']:.2f} us, {row['rule / best']:.3f}\n"
+                f"{op} {row['tokens']} x {row['size']}: chosen {row['chosen']} {row['chosen us']:.2f} us, "
+                f"best {row['best']} {row['best us']:.2f} us, {row['chosen / best']:.3f}\n"
             )
+        if {count for column in COLUMNS for count in column} <= set(tokens):
+            sys.stdout.write(table(of_op))
+        rows += of_op
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows))
+        plain = [{**row, "layouts": {str(layout): time for layout, time in row["layouts"].items()}} for row in rows]
+        arguments.json.write_text(json.dumps(plain))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ struct Call {
   /// The elements of the widest load that divides all addresses, strides and sizes; 0 for nothing to do.
   /// \throws ValueError if rows share memory, or an element is not aligned.
   std::int64_t check_memory(const norms::QKNormParams& params) {
-    const auto& [q_heads, k_heads, tokens, inverse] = params;
+    const auto& [q_heads, k_heads, tokens, inverse, first] = params;
     if (tokens == 0 || q_heads.num_heads * q_heads.head_dim + k_heads.num_heads * k_heads.head_dim == 0) return 0;
     const auto bytes = element_bytes();
     const auto rows_of = [&](const Heads& x) {
@@ -122,8 +122,8 @@ struct Call {
 
 /// Launches on CUDA: a row is a head.
 template <bool kPlusOne>
-void launch(Call& call, const norms::QKNormParams& params, std::int64_t elements, bool is_across, DebugInfo location) {
-  const auto& [q, k, num_tokens, inverse_heads] = params;
+void launch(Call& call, norms::QKNormParams& params, std::int64_t elements, bool is_across, DebugInfo location) {
+  const auto& [q, k, num_tokens, inverse_heads, triggers_first] = params;
   const auto device = call.device.unwrap();
   const auto dtype = call.dtype.unwrap();
   const auto num_heads = num_tokens * (q.num_heads + k.num_heads);
@@ -138,6 +138,7 @@ void launch(Call& call, const norms::QKNormParams& params, std::int64_t elements
   };
   if (is_across) {
     const auto layout = layout_for(q.head_dim + k.head_dim, num_tokens);
+    params.triggers_first = layout.triggers_first;
     const bool has_both = q.head_dim > 0 && k.head_dim > 0;
     if constexpr (!kPlusOne) {
       if (layout.is_resident() && has_both && num_tokens <= sgl::kMaxBlocks) {
@@ -148,6 +149,7 @@ void launch(Call& call, const norms::QKNormParams& params, std::int64_t elements
     }
   } else {
     const auto layout = layout_for(q.head_dim, num_heads);
+    params.triggers_first = layout.triggers_first;
     // The kernel's own limits: it counts heads in 32 bits, and the inverse of one head would be 2^64.
     if (layout.is_resident() && num_heads <= std::int64_t{1} << 31 && num_heads > num_tokens)
       return run(
@@ -164,7 +166,7 @@ template <bool kPlusOne>
 void run(Call&& call, const Heads& q, const Heads& k, bool is_across, DebugInfo location = {}) {
   const auto num_tokens = call.num_tokens.unwrap();
   const auto heads = static_cast<std::uint64_t>(q.num_heads + k.num_heads);
-  const norms::QKNormParams params = {q, k, num_tokens, heads == 0 ? 0 : ~std::uint64_t{0} / heads + 1};
+  norms::QKNormParams params = {q, k, num_tokens, heads == 0 ? 0 : ~std::uint64_t{0} / heads + 1, false};
   const auto elements = call.check_memory(params);
   if (elements == 0) return;
   if (call.device.unwrap().device_type == kDLCPU) return qknorm_on_cpu(params, call.dtype.unwrap(), call.eps, kPlusOne);

@@ -18,7 +18,7 @@ template <bool kPlusOne, int64_t kHeadDim, uint32_t kElements, uint32_t kThreads
 __global__ __launch_bounds__(kBlock) void qknorm(
     const __grid_constant__ QKNormParams params, const __grid_constant__ RMSNorm<kPlusOne> f) {
   using row_t = device::ResidentRow<RMSNorm<kPlusOne>, 1, 1, 1, kHeadDim, kElements, kThreads, T, T>;
-  const auto& [q, k, num_tokens, inverse_heads] = params;
+  const auto& [q, k, num_tokens, inverse_heads, triggers_first] = params;
   const uint32_t row = blockIdx.x * (kBlock / kThreads) + threadIdx.x / kThreads;
   const auto q_heads = static_cast<uint32_t>(q.num_heads);
   const auto heads = q_heads + static_cast<uint32_t>(k.num_heads);
@@ -28,7 +28,7 @@ __global__ __launch_bounds__(kBlock) void qknorm(
   void* data = is_q ? device::pointer::offset(q.data, token * q.token_stride, head * q.head_stride)
                     : device::pointer::offset(k.data, token * k.token_stride, (head - q_heads) * k.head_stride);
   void* weight = is_q ? q.weight : k.weight;
-  device::run_row(row_t(f, threadIdx.x % kThreads, token < num_tokens), row, [&](int operand) {
+  device::run_row(row_t(f, threadIdx.x % kThreads, token < num_tokens), row, triggers_first, [&](int operand) {
     return operand == 1 ? weight : data;
   });
 }
@@ -50,6 +50,7 @@ __global__ __launch_bounds__(kThreads) void qknorm_across_heads(
   };
   ResidentRow<RMSNorm<false>, 1, 1, 1, kQSize, kElements, kThreads, T, T> q(f, threadIdx.x, true);
   ResidentRow<RMSNorm<false>, 1, 1, 1, kKSize, kElements, kThreads, T, T> k(f, threadIdx.x, true);
+  if (params.triggers_first) PDLTriggerSecondary();
   PDLWaitPrimary();
   q.load(q_at);
   k.load(k_at);

@@ -10,7 +10,7 @@ namespace {
 
 template <bool kPlusOne, typename T>
 void normalise(const norms::QKNormParams& params, float eps) {
-  const auto& [q, k, num_tokens, inverse_heads] = params;
+  const auto& [q, k, num_tokens, inverse_heads, triggers_first] = params;
   const auto columns = q.num_heads * q.head_dim + k.num_heads * k.head_dim;
   host::cpu::for_each_row(num_tokens, columns, [&](std::int64_t token) __attribute__((always_inline)) {
     for (const auto* x : {&q, &k}) {

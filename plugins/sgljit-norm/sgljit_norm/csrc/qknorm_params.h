@@ -24,7 +24,8 @@ struct QKNormParams {
   Heads k;
   long long num_tokens;
   unsigned long long inverse_heads;  ///< 2^64 / (heads of q and k), rounded up, to divide by multiplication
-  SGL_FIELDS(q, k, num_tokens, inverse_heads)
+  bool triggers_first;               ///< see sgl::RowLayout
+  SGL_FIELDS(q, k, num_tokens, inverse_heads, triggers_first)
 };
 
 }  // namespace norms

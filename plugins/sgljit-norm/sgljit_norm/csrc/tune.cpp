@@ -23,14 +23,14 @@ host::RowReduce<norms::RMSNorm<false>, 1, 1, 1, GivenLayout> rmsnorm_of_rows{"no
 host::RowReduce<norms::FusedAddRMSNorm<false>, 2, 1, 2, GivenLayout> fused_add_of_rows{"norm.h"};
 host::RowReduce<norms::LayerNorm, 1, 2, 1, GivenLayout> layernorm_of_rows{"norm.h"};
 
-void set_layout(unsigned threads_per_row, unsigned block_threads) {
-  GivenLayout::layout = {threads_per_row, block_threads};
+void set_layout(unsigned threads_per_row, unsigned block_threads, bool triggers_first) {
+  GivenLayout::layout = {threads_per_row, block_threads, triggers_first};
 }
 
-/// The table's layout, as threads_per_row * 2^16 + block_threads.
+/// The table's layout, as triggers_first * 2^32 + threads_per_row * 2^16 + block_threads.
 std::int64_t chosen_layout(unsigned vectors, sgl::RowWork work, std::int64_t num_rows, unsigned num_sms) {
   const auto layout = sgl::ChooseRowLayout{}(vectors, work, num_rows, num_sms);
-  return std::int64_t{layout.threads_per_row} << 16 | layout.block_threads;
+  return std::int64_t{layout.triggers_first} << 32 | std::int64_t{layout.threads_per_row} << 16 | layout.block_threads;
 }
 
 void rmsnorm(TensorView x, TensorView weight, TensorView out) {

@@ -84,7 +84,7 @@ def test_what_is_built_ahead_is_what_the_host_part_chooses():
     for sms, work in itertools.product((20, 132), (0, 1, 2)):
         for vectors in (*range(1, 200), *range(200, MAX_VECTORS + 1, 31), MAX_VECTORS):
             rows = (1, sms // 8, sms // 8 + 1, sms, sms + 1, 2 * sms, 4 * sms, 8 * sms, 8 * sms + 1, 2**40)
-            layouts = {divmod(chosen(vectors, work, count, sms), 2**16) for count in rows}
+            layouts = {divmod(chosen(vectors, work, count, sms) % 2**32, 2**16) for count in rows}
             assert sorted(layouts) == row_layouts(8 * vectors, 8, 2, work)
             for threads, block in layouts:
                 assert threads * 8 >= vectors, "more vectors for a thread than registers hold"

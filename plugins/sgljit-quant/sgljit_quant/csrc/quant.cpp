@@ -60,9 +60,9 @@ void check(const char* op, const Rows& input, const Rows& output_q, const Tensor
   }
 }
 
-/// The number of threads, at least one, rounded up to whole warps.
-std::int64_t in_warps(std::int64_t threads) {
-  return threads < 32 ? 32 : div_ceil(threads, 32) * 32;
+/// The number of threads, one to `most`, rounded up to whole warps.
+std::int64_t in_warps(std::int64_t threads, std::int64_t most) {
+  return threads < 32 ? 32 : threads < most ? div_ceil(threads, 32) * 32 : most;
 }
 
 void per_tensor_on_cuda(
@@ -79,12 +79,11 @@ void per_tensor_on_cuda(
     LaunchKernel(blocks, threads, device, 0, location).enable_cluster(cluster).enable_pdl(pdl)(kernel, params);
   };
   const auto max_blocks = pdl ? kMaxClusterBlocks : 1;  // clusters need sm_90, too
-  if (!is_static && units > 0 && units <= max_blocks * kMaxThreads * kMaxUnits) {
+  if (!is_static && plan.count == 1 && units > 0 && units <= max_blocks * kMaxThreads * kMaxUnits) {
     constexpr std::int64_t kThreads = 512;  // enough; a barrier of 1024 takes longer
     std::int64_t blocks = 1;
     while (blocks < max_blocks && blocks * kThreads < units) blocks *= 2;
-    const auto of_block = div_ceil(units, blocks);
-    const auto threads = in_warps(of_block <= kThreads || of_block < kMaxThreads ? of_block : kMaxThreads);
+    const auto threads = in_warps(div_ceil(units, blocks), kMaxThreads);
     return for_each_part(operands, plan, [&](const sgl::RowMapParams<2>& rows) {
       launch(blocks, threads, quantize_small.get(plan.elements, has_tail, blocks > 1, dtype), {rows, scale}, blocks);
     });
@@ -92,10 +91,11 @@ void per_tensor_on_cuda(
   struct Grid {
     std::int64_t blocks, threads;
   };
+  // A block for each chunk: some items of one row for each of its threads.
   const auto grid_of = [](const sgl::RowMapParams<2>& rows, std::int64_t units_of_thread) {
-    const auto wanted = in_warps(div_ceil(std::int64_t{rows.num_items}, units_of_thread));
-    const auto threads = wanted < kBlockThreads ? wanted : kBlockThreads;
-    return Grid{div_ceil(std::int64_t{rows.num_items}, threads * units_of_thread), threads};
+    const auto threads = in_warps(div_ceil(std::int64_t{rows.items_per_row}, units_of_thread), kBlockThreads);
+    const auto chunks_of_row = div_ceil(std::int64_t{rows.items_per_row}, threads * units_of_thread);
+    return Grid{rows.num_items / rows.items_per_row * chunks_of_row, threads};
   };
   if (!is_static) {
     constexpr std::int64_t kBlocksPerSm = 8;

@@ -18,17 +18,29 @@ namespace quant {
 
 using namespace device;
 
-/// \brief Items number first, first + step, ... of rows of `T`, held by a thread.
+/// \brief Items number first, first + step, ... of one row of `T`, held by a thread.
 template <typename T, uint32_t kElements, bool kTail, uint32_t kUnits>
 struct Items {
  public:
-  SGL_DEVICE Items(const sgl::RowMapParams<2>& rows, uint32_t first, uint32_t step)
-      : m_rows(rows), m_first(first), m_step(step) {
+  SGL_DEVICE Items(const sgl::RowMapParams<2>& rows, uint32_t row, uint32_t first, uint32_t step)
+      : m_rows(rows), m_row(row), m_first(first), m_step(step) {
 #pragma unroll
     for (uint32_t i = 0; i < kUnits; ++i) {
       m_units[i].fill(T{});
-      if (m_has(i)) RowItem::of<kTail>(rows, m_at(i)).load(m_units[i], rows.operands[0]);
+      if (m_has(i)) m_item(i).load(m_units[i], rows.operands[0]);
     }
+  }
+  /// \brief Chunk number `index` of all rows: kUnits items of one row for each thread of the block.
+  SGL_DEVICE static Items of_chunk(const sgl::RowMapParams<2>& rows, uint32_t index) {
+    uint32_t row = 0;
+    if (rows.items_per_row < rows.num_items) {  // one row is the usual case, and a division takes long
+      row = index / s_chunks_per_row(rows);
+      index -= row * s_chunks_per_row(rows);
+    }
+    return {rows, row, index * (blockDim.x * kUnits) + threadIdx.x, blockDim.x};
+  }
+  SGL_DEVICE static uint32_t num_chunks(const sgl::RowMapParams<2>& rows) {
+    return rows.num_items / rows.items_per_row * s_chunks_per_row(rows);
   }
 
   /// \brief The largest magnitude, ignoring NaN; two at a time if there is an instruction for it.
@@ -57,7 +69,7 @@ struct Items {
 #pragma unroll
     for (uint32_t i = 0; i < kUnits; ++i) {
       if (!m_has(i)) continue;
-      const auto place = RowItem::of<kTail>(m_rows, m_at(i));
+      const auto place = m_item(i);
       if constexpr (kElements > 1) {
         AlignedVector<fp8x2_e4m3_t, kElements / 2> q;
 #pragma unroll
@@ -75,15 +87,21 @@ struct Items {
   }
 
  private:
+  SGL_DEVICE static uint32_t s_chunks_per_row(const sgl::RowMapParams<2>& rows) {
+    return div_ceil(rows.items_per_row, blockDim.x * kUnits);
+  }
   SGL_DEVICE uint32_t m_at(uint32_t i) const {
     return m_first + i * m_step;
   }
   SGL_DEVICE bool m_has(uint32_t i) const {
-    return m_at(i) < m_rows.num_items;
+    return m_at(i) < m_rows.items_per_row;
+  }
+  SGL_DEVICE RowItem m_item(uint32_t i) const {
+    return {m_row, m_at(i), kTail && m_at(i) == m_rows.items_per_row - 1 ? m_rows.tail : 0};
   }
 
   const sgl::RowMapParams<2>& m_rows;
-  uint32_t m_first, m_step;
+  uint32_t m_row, m_first, m_step;
   AlignedVector<T, kElements> m_units[kUnits];
 };
 
@@ -101,17 +119,14 @@ __global__ void set_smallest_scale(const __grid_constant__ Params params) {
   *params.scale = kSmallestScale;
 }
 
-/// \brief Second of three: raise the scale to that of the whole tensor. The blocks of any grid share the items.
+/// \brief Second of three: raise the scale to that of the whole tensor. The blocks of any grid share the chunks.
 template <uint32_t kElements, bool kTail, typename T>
 __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_constant__ Params params) {
+  using items_t = Items<T, kElements, kTail, kMaxUnits>;
   float largest = 0.0f;
-  const uint32_t items_of_block = blockDim.x * kMaxUnits;
-  for (int64_t first = int64_t{blockIdx.x} * items_of_block; first < params.rows.num_items;
-       first += int64_t{gridDim.x} * items_of_block) {
-    const auto thread = static_cast<uint32_t>(first) + threadIdx.x;
-    const Items<T, kElements, kTail, kMaxUnits> x(params.rows, thread, blockDim.x);
-    largest = math::max(largest, x.largest());
-  }
+  const uint32_t num_chunks = items_t::num_chunks(params.rows);
+  for (uint32_t chunk = blockIdx.x; chunk < num_chunks; chunk += gridDim.x)
+    largest = math::max(largest, items_t::of_chunk(params.rows, chunk).largest());
   largest = block_max(largest);
   PDLTriggerSecondary();
   PDLWaitPrimary();
@@ -122,7 +137,7 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
   }
 }
 
-/// \brief Third of three, or the only one: quantise by an existing scale, kUnits items a thread.
+/// \brief Third of three, or the only one: quantise by an existing scale. A block for each chunk.
 ///
 /// It goes from the end to the beginning: the caches still hold the data that was read or written last.
 /// \tparam kPreload whether the input is complete when the kernel starts, as after `raise_scale`; then it is loaded
@@ -130,21 +145,20 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
 template <uint32_t kElements, bool kTail, uint32_t kUnits, bool kPreload, typename T>
 __global__ __launch_bounds__(kBlockThreads) void quantize(const __grid_constant__ Params params) {
   if constexpr (!kPreload) PDLWaitPrimary();
-  const uint32_t block = gridDim.x - 1 - blockIdx.x;
-  const Items<T, kElements, kTail, kUnits> x(params.rows, block * (blockDim.x * kUnits) + threadIdx.x, blockDim.x);
+  const auto x = Items<T, kElements, kTail, kUnits>::of_chunk(params.rows, gridDim.x - 1 - blockIdx.x);
   if constexpr (kPreload) PDLWaitPrimary();
   const float scale = *static_cast<volatile float*>(params.scale);
   PDLTriggerSecondary();
   x.store(1.0f / scale);
 }
 
-/// \brief All three in one. The grid is one block or, with `kInCluster`, one cluster of up to 8; each thread holds up
-/// to kMaxUnits items.
+/// \brief All three in one, for one row. The grid is one block or, with `kInCluster`, one cluster of up to 8; each
+/// thread holds up to kMaxUnits items.
 template <uint32_t kElements, bool kTail, bool kInCluster, typename T>
 __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_constant__ Params params) {
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
   PDLWaitPrimary();
-  const Items<T, kElements, kTail, kMaxUnits> x(params.rows, thread, gridDim.x * blockDim.x);
+  const Items<T, kElements, kTail, kMaxUnits> x(params.rows, 0, thread, gridDim.x * blockDim.x);
   PDLTriggerSecondary();
   float largest = block_max(x.largest());
   if constexpr (kInCluster) {
