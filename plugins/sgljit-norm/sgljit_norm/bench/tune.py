@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tvm_ffi import Module
 
 SIZES = (512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192, 12288, 16384)
-TOKENS = (1, 8, 32, 64, 128, 256, 512, 1024, 8192)
+TOKENS = (1, 8, 32, 128, 256, 512, 1024, 8192)
 ELEMENTS = 8  # of a 16-byte load
 WARP, MOST_THREADS = 32, 1024
 ROTATED = 2**27  # bytes, more than the last cache holds
@@ -152,7 +152,7 @@ def tune(
         }
 
 
-COLUMNS = ((1, 8), (32, 64, 128), (256,), (512,), (1024,), (8192,))  # tokens of the table's, for 132 multiprocessors
+COLUMNS = ((1, 8), (32, 128), (256,), (512,), (1024,), (8192,))  # tokens of the table's, for 132 multiprocessors
 CLOSE = 0.007  # layouts whose times differ by less are alike
 
 
@@ -175,7 +175,7 @@ def line(rows: list[dict[str, Any]]) -> list[int]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The lines of ``sgl::kRowLayouts``, of one op."""
     sizes = sorted({row["size"] for row in rows})
-    lines = {32: [32] * len(COLUMNS)}  # less than a warp has vectors for
+    lines = {32: [-32] * len(COLUMNS)}  # less than a warp has vectors for: one for each thread
     lines |= {size // ELEMENTS: line([row for row in rows if row["size"] == size]) for size in sizes}
     lines[4096] = [1024] * len(COLUMNS)  # the longest row
     lined = {vectors: ", ".join(f"{entry:5}" for entry in entries) for vectors, entries in lines.items()}
