@@ -47,6 +47,40 @@ SGL_DEVICE T reduce(T value, T* smem, ReduceWarp reduce_warp, Spare spare) {
 
 }  // namespace details
 
+/// \brief Reduces each of `N` values over the block: every thread gets the results, the same bits.
+///
+/// Every thread of a one-dimensional block of whole warps calls. `smem` holds N * kWarpThreads elements. It
+/// synchronises once, inside; the caller synchronises before it uses `smem` again.
+/// \tparam kThreads of the block; 0: known at run time alone.
+/// \param op associative and commutative; \param identity changes nothing.
+template <uint32_t kThreads = 0, typename T, int N, typename Op>
+SGL_DEVICE void all_reduce(T (&values)[N], T* smem, T identity, Op op) {
+  constexpr uint32_t kWarps = kThreads == 0 ? kWarpThreads : kThreads / kWarpThreads;
+  static_assert(kThreads % kWarpThreads == 0, "cta::all_reduce: a block must have whole warps");
+  const uint32_t num_warps = kThreads == 0 ? blockDim.x / kWarpThreads : kWarps;
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    values[i] = warp::details::reduce<kWarpThreads>(values[i], kFullMask, op);
+    if (lane == 0) smem[i * kWarpThreads + threadIdx.x / kWarpThreads] = values[i];
+  }
+  __syncthreads();
+  // Every thread or warp reduces the results of all warps by itself, which saves the second barrier of a broadcast.
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const T* of_warps = smem + i * kWarpThreads;
+    if constexpr (kWarps <= 8) {  // fewer cycles than shuffles
+      values[i] = of_warps[0];
+#pragma unroll
+      for (uint32_t warp = 1; warp < kWarps; ++warp) values[i] = op(values[i], of_warps[warp]);
+    } else {
+      constexpr uint32_t kLanes = kWarps <= 16 ? 16 : kWarpThreads;
+      const uint32_t warp = lane % kLanes;
+      values[i] = warp::details::reduce<kLanes>(warp < num_warps ? of_warps[warp] : identity, kFullMask, op);
+    }
+  }
+}
+
 /// \brief The sum over the block: returned to warp 0, and in `smem[0]` after the caller's `__syncthreads()`.
 template <typename T>
 SGL_DEVICE T reduce_sum(T value, T* smem) {

@@ -109,17 +109,22 @@ SGL_HD float min(float a, float b) {
   return a < b || a != a ? a : b;
 }
 
-/// \brief What a functor with several outputs returns: `return sgl::Values<2>{{a, b}};`.
+/// \brief Several results of a functor: `return sgl::Values<2>{{a, b}};`.
 template <int N>
 struct Values {
+  static constexpr int kCount = N;
   float values[N];
 };
+
+/// \brief How a row reduction combines the terms of a row. A functor names another than the sum as a member:
+/// `static constexpr auto kReduction = sgl::Reduction::kMax;`. The maximum ignores NaN.
+enum class Reduction { kSum, kMax };
 
 namespace details {
 
 /// f(first..., x[0], x[1], ...)
 template <int kCount, typename F, typename... First>
-SGL_HD auto spread(const F& f, const float* x, First... first) {
+SGL_HD auto spread(const F& f, const float* x, const First&... first) {
   static_assert(kCount >= 1 && kCount <= 4, "a row operation takes one to four inputs, with the shared ones");
   if constexpr (kCount == 1) return f(first..., x[0]);
   else if constexpr (kCount == 2) return f(first..., x[0], x[1]);
@@ -127,26 +132,82 @@ SGL_HD auto spread(const F& f, const float* x, First... first) {
   else return f(first..., x[0], x[1], x[2], x[3]);
 }
 
+SGL_HD Values<1> as_values(float value) {
+  return {{value}};
+}
+template <int N>
+SGL_HD Values<N> as_values(const Values<N>& values) {
+  return values;
+}
+
 /// The functor's results for one element of each input.
 template <int kOutputs, int kInputs, typename F, typename... First>
-SGL_HD Values<kOutputs> call(const F& f, const float (&x)[kInputs], First... first) {
-  if constexpr (kOutputs == 1) return {{spread<kInputs>(f, x, first...)}};
-  else return spread<kInputs>(f, x, first...);
+SGL_HD Values<kOutputs> call(const F& f, const float (&x)[kInputs], const First&... first) {
+  return as_values(spread<kInputs>(f, x, first...));
 }
 
-/// f.term(x[0], x[1], ...)
+// The optional members of a functor, see row_map.h and row_reduce.h.
+template <typename F>
+constexpr bool is_one_type() {
+  if constexpr (requires { F::kOneType; }) return F::kOneType;
+  return false;
+}
+template <typename F>
+inline constexpr bool kCombines = requires { &F::combine; };
+template <typename F>
+inline constexpr bool kHasSecondPass = requires { &F::second_term; };
+template <typename F>
+inline constexpr bool kWritesRows = requires { &F::write_row; };
+
+/// What the functor keeps of an element: its inputs, or the one value that it combines them to.
+template <typename F, int kInputs>
+inline constexpr int kKept = kCombines<F> ? 1 : kInputs;
+
+/// f.combine(x[0], x[1], ...)
 template <int kInputs, typename F>
-SGL_HD float term(const F& f, const float (&x)[kInputs]) {
-  return spread<kInputs>([&](auto... values) { return f.term(values...); }, x);
+SGL_HD float combine_inputs(const F& f, const float (&x)[kInputs]) {
+  return spread<kInputs>([&](auto... values) { return f.combine(values...); }, x);
 }
 
-}  // namespace details
+/// The passes of a row reduction: their terms of one element, and what they make of the reduced terms.
+struct FirstPass {
+  template <int kCount, typename F>
+  SGL_HD static auto terms(const F& f, const float (&x)[kCount]) {
+    return as_values(spread<kCount>([&](auto... values) { return f.term(values...); }, x));
+  }
+  template <typename F, int N>
+  SGL_HD static auto finish(const F& f, const Values<N>& reduced, float size) {
+    if constexpr (N == 1) return f.finish(reduced.values[0], size);
+    else return f.finish(reduced, size);
+  }
+};
+template <typename Statistic>
+struct SecondPass {
+  const Statistic& first;
 
-/// \brief How a row reduction combines the terms of a row. A functor names another than the sum as a member:
-/// `static constexpr auto kReduction = sgl::Reduction::kMax;`. The maximum ignores NaN.
-enum class Reduction { kSum, kMax };
+  template <int kCount, typename F>
+  SGL_HD auto terms(const F& f, const float (&x)[kCount]) const {
+    return as_values(spread<kCount>([&](auto... values) { return f.second_term(first, values...); }, x));
+  }
+  template <typename F, int N>
+  SGL_HD auto finish(const F& f, const Values<N>& reduced, float size) const {
+    if constexpr (N == 1) return f.second_finish(first, reduced.values[0], size);
+    else return f.second_finish(first, reduced, size);
+  }
+};
 
-namespace details {
+/// All passes of a row reduction. `reduce(pass)` gives the reduced terms of one.
+template <typename F, typename Reduce>
+SGL_HD auto statistic_of(const F& f, float size, const Reduce& reduce) {
+  const FirstPass pass;
+  const auto first = pass.finish(f, reduce(pass), size);
+  if constexpr (kHasSecondPass<F>) {
+    const SecondPass<decltype(first)> second = {first};
+    return second.finish(f, reduce(second), size);
+  } else {
+    return first;
+  }
+}
 
 template <typename F>
 SGL_HD constexpr bool is_max() {
@@ -158,10 +219,33 @@ inline constexpr bool kIsMax = is_max<F>();
 template <typename F>
 inline constexpr float kIdentity = kIsMax<F> ? __builtin_bit_cast(float, 0xff800000u) : 0.0f;
 
+/// What combines two reduced terms.
 template <typename F>
-SGL_HD float combine(float a, float b) {
-  if constexpr (kIsMax<F>) return a < b ? b : a;
-  else return a + b;
+struct Reduce {
+  SGL_HD float operator()(float a, float b) const {
+    if constexpr (!kIsMax<F>) return a + b;
+#if defined(__CUDACC__)
+    else return ::fmaxf(a, b);
+#else
+    else return a < b ? b : a;
+#endif
+  }
+};
+
+template <typename F, int N>
+SGL_HD void accumulate(Values<N>& reduced, const Values<N>& terms) {
+  for (int i = 0; i < N; ++i) reduced.values[i] = Reduce<F>{}(reduced.values[i], terms.values[i]);
+}
+
+template <typename T>
+T declare() noexcept;
+
+/// The reduced terms of no element.
+template <typename F, int kCount, typename Pass>
+SGL_HD auto identity() {
+  decltype(declare<Pass>().terms(declare<const F&>(), declare<const float (&)[kCount]>())) reduced;
+  for (float& value : reduced.values) value = kIdentity<F>;
+  return reduced;
 }
 
 }  // namespace details

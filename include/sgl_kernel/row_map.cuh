@@ -10,29 +10,39 @@
 
 namespace device {
 
-namespace details {
+/// \brief An item of rows: vector number `index` of a row.
+struct RowItem {
+  uint32_t row;
+  uint32_t index;
+  uint32_t count;  ///< its elements; 0: all
 
-/// Reads `count` elements of a vector, or all of them if `count` is 0.
-template <typename T, size_t N>
-SGL_DEVICE void load_some(AlignedVector<T, N>& vector, const void* row, uint32_t index, uint32_t count) {
-  if (count == 0) return vector.load(row, index);
-#pragma unroll
-  for (uint32_t j = 0; j < N; ++j) {
-    if (j < count) vector[j] = load_as<T>(row, static_cast<int64_t>(index) * N + j);
+  /// \brief Item number `item` of all rows.
+  /// \tparam kTail whether the last item of a row has fewer elements.
+  template <bool kTail, int kOperands>
+  SGL_DEVICE static RowItem of(const sgl::RowMapParams<kOperands>& params, uint32_t item) {
+    const uint32_t row = params.inverse == 0 ? item : static_cast<uint32_t>(__umul64hi(item, params.inverse));
+    const uint32_t index = item - row * params.items_per_row;
+    return {row, index, kTail && index == params.items_per_row - 1 ? params.tail : 0};
   }
-}
-
-/// Writes `count` elements of a vector, or all of them if `count` is 0.
-template <typename T, size_t N>
-SGL_DEVICE void store_some(const AlignedVector<T, N>& vector, void* row, uint32_t index, uint32_t count) {
-  if (count == 0) return vector.store(row, index);
+  template <typename T, size_t N>
+  SGL_DEVICE void load(AlignedVector<T, N>& vector, const sgl::RowOperand& operand) const {
+    const void* begin = pointer::offset(operand.data, row * operand.stride);
+    if (count == 0) return vector.load(begin, index);
 #pragma unroll
-  for (uint32_t j = 0; j < N; ++j) {
-    if (j < count) store_as(row, vector[j], static_cast<int64_t>(index) * N + j);
+    for (uint32_t j = 0; j < N; ++j) {
+      if (j < count) vector[j] = load_as<T>(begin, static_cast<int64_t>(index) * N + j);
+    }
   }
-}
-
-}  // namespace details
+  template <typename T, size_t N>
+  SGL_DEVICE void store(const AlignedVector<T, N>& vector, const sgl::RowOperand& operand) const {
+    void* begin = pointer::offset(operand.data, row * operand.stride);
+    if (count == 0) return vector.store(begin, index);
+#pragma unroll
+    for (uint32_t j = 0; j < N; ++j) {
+      if (j < count) store_as(begin, vector[j], static_cast<int64_t>(index) * N + j);
+    }
+  }
+};
 
 /// \brief Output i, element by element: result i of `f` for the inputs' elements, in float, rounded once.
 ///
@@ -48,31 +58,22 @@ __global__ __launch_bounds__(sgl::kRowMapThreads) void row_map(
   constexpr uint32_t kUnroll = sgl::kRowMapUnroll<kInputs>;
   AlignedVector<T, kElements> x[kUnroll][kInputs];
   const uint32_t first = blockIdx.x * (sgl::kRowMapThreads * kUnroll) + threadIdx.x;
-  const auto row_of = [&](uint32_t item) {
-    return params.inverse == 0 ? item : static_cast<uint32_t>(__umul64hi(item, params.inverse));
-  };
-  const auto count_of = [&](uint32_t index) { return kTail && index == params.items_per_row - 1 ? params.tail : 0; };
 
   PDLWaitPrimary();
 #pragma unroll
   for (uint32_t u = 0; u < kUnroll; ++u) {
     const uint32_t item = first + u * sgl::kRowMapThreads;
     if (item >= params.num_items) break;
-    const uint32_t row = row_of(item);
-    const uint32_t index = item - row * params.items_per_row;
+    const auto place = RowItem::of<kTail>(params, item);
 #pragma unroll
-    for (int i = 0; i < kInputs; ++i) {
-      const auto& input = params.operands[i];
-      details::load_some(x[u][i], pointer::offset(input.data, row * input.stride), index, count_of(index));
-    }
+    for (int i = 0; i < kInputs; ++i) place.load(x[u][i], params.operands[i]);
   }
   PDLTriggerSecondary();
 #pragma unroll
   for (uint32_t u = 0; u < kUnroll; ++u) {
     const uint32_t item = first + u * sgl::kRowMapThreads;
     if (item >= params.num_items) break;
-    const uint32_t row = row_of(item);
-    const uint32_t index = item - row * params.items_per_row;
+    const auto place = RowItem::of<kTail>(params, item);
     AlignedVector<U, kElements> y[kOutputs];
 #pragma unroll
     for (uint32_t j = 0; j < kElements; ++j) {
@@ -84,10 +85,7 @@ __global__ __launch_bounds__(sgl::kRowMapThreads) void row_map(
       for (int i = 0; i < kOutputs; ++i) y[i][j] = cast<U>(results.values[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kOutputs; ++i) {
-      const auto& output = params.operands[kInputs + i];
-      details::store_some(y[i], pointer::offset(output.data, row * output.stride), index, count_of(index));
-    }
+    for (int i = 0; i < kOutputs; ++i) place.store(y[i], params.operands[kInputs + i]);
   }
 }
 

@@ -49,6 +49,37 @@ inline constexpr char kRowMapOnCpu[] = "host::cpu::row_map";
 
 }  // namespace details
 
+/// \brief Calls `launch(params)` for parts of rows that together are all of them: a kernel counts items in 32 bits, so
+/// a launch takes as many columns, and then rows, as that allows.
+template <int kOperands, typename Launch>
+void for_each_part(const Rows (&operands)[kOperands], const RowPlan& plan, const Launch& launch) {
+  if (plan.count == 0 || plan.columns == 0) return;
+  constexpr std::int64_t kMaxItems = std::int64_t{1} << 30;
+  const auto items_per_row = div_ceil(plan.columns, plan.elements);
+  const auto columns_at_a_time = items_per_row < kMaxItems ? plan.columns : kMaxItems / 2 * plan.elements;
+  const auto rows_at_a_time = items_per_row < kMaxItems ? kMaxItems / items_per_row : 1;
+  for (std::int64_t column = 0; column < plan.columns; column += columns_at_a_time) {
+    for (std::int64_t row = 0; row < plan.count; row += rows_at_a_time) {
+      const auto columns = plan.columns - column < columns_at_a_time ? plan.columns - column : columns_at_a_time;
+      const auto count = plan.count - row < rows_at_a_time ? plan.count - row : rows_at_a_time;
+      const auto items = static_cast<std::uint64_t>(div_ceil(columns, plan.elements));
+      sgl::RowMapParams<kOperands> params = {
+          .operands = {},
+          .num_items = static_cast<unsigned>(items * static_cast<std::uint64_t>(count)),
+          .items_per_row = static_cast<unsigned>(items),
+          .inverse = items == 1 ? 0 : ~std::uint64_t{0} / items + 1,
+          .tail = static_cast<unsigned>(columns % plan.elements),
+      };
+      for (int i = 0; i < kOperands; ++i) {
+        params.operands[i] = operands[i].operand();
+        params.operands[i].data = pointer::offset(
+            params.operands[i].data, row * params.operands[i].stride, column * operands[i].element_bytes());
+      }
+      launch(params);
+    }
+  }
+}
+
 /// \brief An op that computes each element of its outputs from the same element of its inputs. A global variable.
 ///
 /// \tparam F the functor, in a named namespace: takes a float of each input, and returns a float, or
@@ -74,45 +105,23 @@ struct RowMap {
                          std::integer_sequence<int, I...>, std::integer_sequence<int, J...>) -> Operands {
       return {{inputs[I]..., outputs[J]...}};
     }(std::make_integer_sequence<int, kInputs>{}, std::make_integer_sequence<int, kOutputs>{});
-    const auto plan = match_rows(all.rows, kInputs, kOutputs, true, location);
+    const auto plan = match_rows(all.rows, kInputs, kOutputs, sgl::details::is_one_type<F>(), true, location);
     if (plan.count == 0 || plan.columns == 0) return;
     const auto input_dtype = inputs[0].tensor.dtype();
     const auto output_dtype = outputs[0].tensor.dtype();
     const auto device = outputs[0].tensor.device();
     if (device.device_type == kDLCPU) {
       cpu::RowMapJob<kOperands> job = {{}, plan.count, plan.columns};
-      for (int i = 0; i < kOperands; ++i) job.operands[i] = s_operand(all.rows[i]);
+      for (int i = 0; i < kOperands; ++i) job.operands[i] = all.rows[i].operand();
       return m_on_cpu(input_dtype, output_dtype, job, f);
     }
     const auto kernel = m_kernel.get(
         type<F>, kInputs, kOutputs, plan.elements, plan.columns % plan.elements != 0, input_dtype, output_dtype);
-    // The kernel counts in 32 bits: a launch takes as many columns, and then rows, as that allows.
-    constexpr std::int64_t kMaxItems = std::int64_t{1} << 31;
-    const auto items_per_row = div_ceil(plan.columns, plan.elements);
-    const auto columns_at_a_time = items_per_row < kMaxItems ? plan.columns : kMaxItems / 2 * plan.elements;
-    const auto rows_at_a_time = items_per_row < kMaxItems ? kMaxItems / items_per_row : 1;
-    for (std::int64_t column = 0; column < plan.columns; column += columns_at_a_time) {
-      for (std::int64_t row = 0; row < plan.count; row += rows_at_a_time) {
-        const auto columns = plan.columns - column < columns_at_a_time ? plan.columns - column : columns_at_a_time;
-        const auto count = plan.count - row < rows_at_a_time ? plan.count - row : rows_at_a_time;
-        const auto items = static_cast<std::uint64_t>(div_ceil(columns, plan.elements));
-        sgl::RowMapParams<kOperands> params = {
-            .operands = {},
-            .num_items = static_cast<unsigned>(items * static_cast<std::uint64_t>(count)),
-            .items_per_row = static_cast<unsigned>(items),
-            .inverse = items == 1 ? 0 : ~std::uint64_t{0} / items + 1,
-            .tail = static_cast<unsigned>(columns % plan.elements),
-        };
-        for (int i = 0; i < kOperands; ++i) {
-          params.operands[i] = s_operand(all.rows[i]);
-          params.operands[i].data = pointer::offset(
-              params.operands[i].data, row * params.operands[i].stride, column * all.rows[i].element_bytes());
-        }
-        constexpr std::int64_t kItemsPerBlock = sgl::kRowMapThreads * sgl::kRowMapUnroll<kInputs>;
-        LaunchKernel(div_ceil(std::int64_t{params.num_items}, kItemsPerBlock), sgl::kRowMapThreads, device, 0, location)
-            .enable_pdl(runtime::get_cc_major(device.device_id) >= 9)(kernel, params, f);
-      }
-    }
+    for_each_part(all.rows, plan, [&](const sgl::RowMapParams<kOperands>& params) {
+      constexpr std::int64_t kItemsPerBlock = sgl::kRowMapThreads * sgl::kRowMapUnroll<kInputs>;
+      LaunchKernel(div_ceil(std::int64_t{params.num_items}, kItemsPerBlock), sgl::kRowMapThreads, device, 0, location)
+          .enable_pdl(runtime::has_pdl(device.device_id))(kernel, params, f);
+    });
   }
 
  private:
@@ -120,10 +129,6 @@ struct RowMap {
   struct Operands {
     Rows rows[kOperands];
   };
-
-  static sgl::RowOperand s_operand(const Rows& rows) {
-    return {rows.data, rows.stride * rows.element_bytes()};
-  }
 
   Kernel<sgl::RowMapParams<kOperands>, F> m_kernel;
   details::RowOpOnCpu<details::kRowMapOnCpu, cpu::RowMapJob<kOperands>, F, kInputs, kOutputs> m_on_cpu;

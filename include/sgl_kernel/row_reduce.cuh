@@ -2,188 +2,311 @@
 
 #include <sgl_kernel/functor.h>
 #include <sgl_kernel/impl/row_reduce_params.h>
+#include <sgl_kernel/cta.cuh>
 #include <sgl_kernel/type.cuh>
 #include <sgl_kernel/vec.cuh>
-#include <sgl_kernel/warp.cuh>
 
 /// \file row_reduce.cuh
-/// \brief The kernels of `host::RowReduce`: each row is reduced to one number, and then mapped with it. Compiles under
-/// NVRTC.
+/// \brief The kernels of `host::RowReduce`: each row is reduced, and then mapped with the result. Compiles under NVRTC.
+///
+/// A kernel with other rows, such as those of two tensors, is made of the same pieces: `ResidentRow` for a row in
+/// registers, `reduce_row_generic` for one of any size. An *address* is a function from the number of an operand
+/// (inputs, shared rows, outputs) to where the row begins in it.
 
 namespace device {
 
-namespace details {
+/// \brief The shared memory of the reductions of one row, in floats.
+inline constexpr uint32_t kRowSmem = 4 * kWarpThreads;
 
-/// The functor's reduction over `kThreads` lanes, a power of two: each gets the result. All lanes of the warp call.
-template <typename F, uint32_t kThreads = kWarpThreads>
-SGL_DEVICE float reduce_lanes(float value) {
-  if constexpr (sgl::details::kIsMax<F>) return warp::reduce_max<float, kThreads>(value);
-  else return warp::reduce_sum<float, kThreads>(value);
-}
-
-/// The functor's reduction over a whole block of whole warps: each thread gets the result. It synchronises once inside;
-/// the caller synchronises before it uses `smem` again.
-template <typename F>
-SGL_DEVICE float reduce_block(float value, float* smem, uint32_t num_warps) {
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  value = reduce_lanes<F>(value);
-  if (lane == 0) smem[threadIdx.x / kWarpThreads] = value;
-  __syncthreads();
-  // Every warp reduces the results of all warps by itself, which saves the second barrier of a broadcast.
-  return reduce_lanes<F>(lane < num_warps ? smem[lane] : sgl::details::kIdentity<F>);
-}
-
-/// The elements of a vector as floats, by pairs: bf16 widens with one instruction each.
-template <typename Packed, size_t N>
-SGL_DEVICE void widen(const AlignedVector<Packed, N>& vector, size_t pair, float& low, float& high) {
-  const auto wide = cast<fp32x2_t>(vector[pair]);
-  low = wide.x;
-  high = wide.y;
-}
-
-}  // namespace details
-
-/// \brief Rows of a size known at compile time, held in registers: one read, one write.
-///
-/// Grid: a block for each `kBlock / kThreads` rows. Addresses and strides must be multiples of kElements elements of
-/// their type, and kColumns of kElements. An output may be an input.
+/// \brief The part of a row that a thread holds in registers: vectors number thread, kThreads + thread, ...
 /// \tparam kElements elements of a vector, an even number.
-/// \tparam kThreads threads that share a row: a power of two within a warp, else a whole block of whole warps.
+/// \tparam kVectors vectors of a row.
+/// \tparam kThreads threads that share a row.
+template <typename T, uint32_t kElements, uint32_t kVectors, uint32_t kThreads>
+struct RowFragment {
+  static_assert(kElements % 2 == 0, "RowFragment: a vector must be of whole pairs");
+  static constexpr uint32_t kHeld = div_ceil(kVectors, kThreads);
+  static constexpr uint32_t kPairs = kElements / 2;
+
+  AlignedVector<packed_t<T>, kPairs> vectors[kHeld];
+
+  /// \brief Whether vector number `i` of a thread is inside the row.
+  SGL_DEVICE static bool in_bounds(uint32_t i, uint32_t thread) {
+    return kVectors % kThreads == 0 || i * kThreads + thread < kVectors;
+  }
+  SGL_DEVICE void load(const void* row, uint32_t thread) {
+#pragma unroll
+    for (uint32_t i = 0; i < kHeld; ++i) {
+      if (in_bounds(i, thread)) vectors[i].load(row, i * kThreads + thread);
+    }
+  }
+  SGL_DEVICE void store_one(uint32_t i, void* row, uint32_t thread) const {
+    vectors[i].store(row, i * kThreads + thread);
+  }
+  /// \brief Both elements of a pair as floats: bf16 widens with one instruction each.
+  SGL_DEVICE void widen(uint32_t i, uint32_t pair, float& low, float& high) const {
+    const auto wide = cast<fp32x2_t>(vectors[i][pair]);
+    low = wide.x;
+    high = wide.y;
+  }
+};
+
+/// \brief A row operation on a row that its threads hold in registers: `load`, `reduce` and `store`, in this order.
+///
+/// The threads that share the row call; `thread` numbers them. Without a row nothing is read or written.
+/// \tparam kThreads a power of two within a warp, else a whole block of whole warps.
 /// \tparam T, U the types of the inputs' and the outputs' elements.
 template <
     typename F, int kInputs, int kShared, int kOutputs, int64_t kColumns, uint32_t kElements, uint32_t kThreads,
-    uint32_t kBlock, typename T, typename U>
-__global__ __launch_bounds__(kBlock) void row_reduce(
-    const __grid_constant__ sgl::RowReduceParams<kInputs + kShared + kOutputs> params, const __grid_constant__ F f) {
-  static_assert(kColumns % kElements == 0 && kElements % 2 == 0, "row_reduce: a row must be a whole number of vectors");
-  constexpr uint32_t kVectors = kColumns / kElements;
-  constexpr uint32_t kHeld = (kVectors + kThreads - 1) / kThreads;
-  constexpr uint32_t kPairs = kElements / 2;
-  // Early, the latency of the shared rows hides behind that of the inputs, if registers are left to hold them.
-  constexpr bool kSharedFirst = kHeld * (kInputs + kShared) <= 8;
-  using input_t = AlignedVector<packed_t<T>, kPairs>;
-  using output_t = AlignedVector<packed_t<U>, kPairs>;
-  __shared__ float smem[kWarpThreads];
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kBlock / kThreads) + threadIdx.x / kThreads;
-  const uint32_t thread = threadIdx.x % kThreads;
-  const bool has_row = kBlock == kThreads || row < params.num_rows;
-  const auto has = [&](uint32_t held) {
-    return has_row && (kVectors % kThreads == 0 || held * kThreads + thread < kVectors);
-  };
-  const auto address = [&](int operand) {
-    return pointer::offset(params.operands[operand].data, row * params.operands[operand].stride);
-  };
-  input_t x[kHeld][kInputs];
-  input_t shared[kHeld][kShared > 0 ? kShared : 1];
-  const auto load_shared = [&]() {
-#pragma unroll
-    for (int i = 0; i < kShared; ++i) {
-#pragma unroll
-      for (uint32_t k = 0; k < kHeld; ++k) {
-        if (has(k)) shared[k][i].load(params.operands[kInputs + i].data, k * kThreads + thread);
-      }
-    }
-  };
+    typename T, typename U>
+struct ResidentRow {
+  static_assert(kColumns % kElements == 0, "row_reduce: a row must be a whole number of vectors");
 
-  PDLWaitPrimary();
+ public:
+  static constexpr uint32_t kVectors = kColumns / kElements;
+  static constexpr uint32_t kHeld = div_ceil(kVectors, kThreads);
+
+  SGL_DEVICE ResidentRow(const F& f, uint32_t thread, bool has_row) : m_f(f), m_thread(thread), m_has_row(has_row) {}
+
+  template <typename Address>
+  SGL_DEVICE void load(const Address& address) {
+    if (!m_has_row) return;
 #pragma unroll
-  for (int i = 0; i < kInputs; ++i) {
-    const void* data = address(i);
+    for (int i = 0; i < kInputs; ++i) m_inputs[i].load(address(i), m_thread);
+    if constexpr (kSharedFirst) m_load_shared(address);
+  }
+
+  /// \brief The statistic of the row, in each of its threads. `smem`, `kRowSmem` floats, is used by rows of a block
+  /// alone, with a barrier; what the functor combines is written here.
+  template <typename Address>
+  SGL_DEVICE auto reduce(const Address& address, float* smem) {
+    if constexpr (kCombines) m_combine(address);
+    return sgl::details::statistic_of(m_f, static_cast<float>(kColumns), [&](const auto& pass) {
+      auto reduced = m_reduced(pass);
+      constexpr sgl::details::Reduce<F> op;
+      if constexpr (kThreads > kWarpThreads) {
+        cta::all_reduce<kThreads>(reduced.values, smem, sgl::details::kIdentity<F>, op);
+        smem += reduced.kCount * kWarpThreads;  // the next pass has its own, so that no barrier is between them
+      } else {
+#pragma unroll
+        for (int i = 0; i < reduced.kCount; ++i)
+          reduced.values[i] = warp::details::reduce<kThreads>(reduced.values[i], kFullMask, op);
+      }
+      return reduced;
+    });
+  }
+
+  template <typename Address, typename Statistic>
+  SGL_DEVICE void store(const Address& address, int64_t row, const Statistic& statistic) {
+    if (!m_has_row) return;
+    if constexpr (sgl::details::kWritesRows<F>) {
+      if (m_thread == 0) m_f.write_row(row, statistic);
+    }
+    // All loads come before the first store, which the compiler must take for one to their memory.
+    if constexpr (!kSharedFirst) m_load_shared(address);
 #pragma unroll
     for (uint32_t k = 0; k < kHeld; ++k) {
-      if (has(k)) x[k][i].load(data, k * kThreads + thread);
+      if (!m_inputs[0].in_bounds(k, m_thread)) continue;
+      RowFragment<U, kElements, kVectors, kThreads> y[kLate];
+#pragma unroll
+      for (uint32_t j = 0; j < kPairs; ++j) {
+        float low[kKept + kShared], high[kKept + kShared];
+        m_widen(k, j, low, high);
+#pragma unroll
+        for (int i = 0; i < kShared; ++i) m_shared[i].widen(k, j, low[kKept + i], high[kKept + i]);
+        const auto first = sgl::details::call<kLate>(m_f, low, statistic);
+        const auto second = sgl::details::call<kLate>(m_f, high, statistic);
+#pragma unroll
+        for (int i = 0; i < kLate; ++i)
+          y[i].vectors[k][j] = cast<packed_t<U>>(fp32x2_t{first.values[i], second.values[i]});
+      }
+#pragma unroll
+      for (int i = 0; i < kLate; ++i) y[i].store_one(k, address(kInputs + kShared + kEarly + i), m_thread);
     }
   }
-  if constexpr (kSharedFirst) load_shared();
-  PDLTriggerSecondary();
 
-  float reduced = sgl::details::kIdentity<F>;
+ private:
+  static constexpr bool kCombines = sgl::details::kCombines<F>;
+  static constexpr int kKept = sgl::details::kKept<F, kInputs>;
+  static constexpr int kEarly = kCombines ? 1 : 0;  // outputs that are written before the reduction
+  static constexpr int kLate = kOutputs - kEarly;
+  static constexpr uint32_t kPairs = kElements / 2;
+  // Early, the latency of the shared rows hides behind that of the inputs, if registers are left to hold them.
+  static constexpr bool kSharedFirst = kHeld * (kInputs + kShared) <= 8;
+
+  template <typename Address>
+  SGL_DEVICE void m_load_shared(const Address& address) {
 #pragma unroll
-  for (uint32_t k = 0; k < kHeld; ++k) {
-    if (!has(k)) continue;
+    for (int i = 0; i < kShared; ++i) m_shared[i].load(address(kInputs + i), m_thread);
+  }
+
+  template <typename Address>
+  SGL_DEVICE void m_combine(const Address& address) {
 #pragma unroll
-    for (uint32_t j = 0; j < kPairs; ++j) {
-      float low[kInputs], high[kInputs];
+    for (uint32_t k = 0; k < kHeld; ++k) {
+      if (!m_has_row || !m_inputs[0].in_bounds(k, m_thread)) continue;
+      RowFragment<U, kElements, kVectors, kThreads> y;
 #pragma unroll
-      for (int i = 0; i < kInputs; ++i) details::widen(x[k][i], j, low[i], high[i]);
-      reduced = sgl::details::combine<F>(reduced, sgl::details::term(f, low));
-      reduced = sgl::details::combine<F>(reduced, sgl::details::term(f, high));
+      for (uint32_t j = 0; j < kPairs; ++j) {
+        float low[kInputs], high[kInputs];
+#pragma unroll
+        for (int i = 0; i < kInputs; ++i) m_inputs[i].widen(k, j, low[i], high[i]);
+        m_combined[k][j] = {sgl::details::combine_inputs(m_f, low), sgl::details::combine_inputs(m_f, high)};
+        y.vectors[k][j] = cast<packed_t<U>>(m_combined[k][j]);
+      }
+      y.store_one(k, address(kInputs + kShared), m_thread);
     }
   }
-  if constexpr (kThreads <= kWarpThreads) reduced = details::reduce_lanes<F, kThreads>(reduced);
-  else reduced = details::reduce_block<F>(reduced, smem, kThreads / kWarpThreads);
-  const float statistic = f.finish(reduced, static_cast<float>(kColumns));
-  // All loads come before the first store, which the compiler must take for one to their memory.
-  if constexpr (!kSharedFirst) load_shared();
 
+  /// What is kept of a pair of elements.
+  SGL_DEVICE void m_widen(uint32_t k, uint32_t j, float* low, float* high) const {
+    if constexpr (kCombines) {
+      low[0] = m_combined[k][j].x;
+      high[0] = m_combined[k][j].y;
+    } else {
 #pragma unroll
-  for (uint32_t k = 0; k < kHeld; ++k) {
-    if (!has(k)) continue;
-    output_t y[kOutputs];
-#pragma unroll
-    for (uint32_t j = 0; j < kPairs; ++j) {
-      float low[kInputs + kShared], high[kInputs + kShared];
-#pragma unroll
-      for (int i = 0; i < kInputs; ++i) details::widen(x[k][i], j, low[i], high[i]);
-#pragma unroll
-      for (int i = 0; i < kShared; ++i) details::widen(shared[k][i], j, low[kInputs + i], high[kInputs + i]);
-      const auto first = sgl::details::call<kOutputs>(f, low, statistic);
-      const auto second = sgl::details::call<kOutputs>(f, high, statistic);
-#pragma unroll
-      for (int i = 0; i < kOutputs; ++i) y[i][j] = cast<packed_t<U>>(fp32x2_t{first.values[i], second.values[i]});
+      for (int i = 0; i < kInputs; ++i) m_inputs[i].widen(k, j, low[i], high[i]);
     }
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) y[i].store(address(kInputs + kShared + i), k * kThreads + thread);
   }
-}
 
-/// \brief Rows of any size, read twice, `kElements` elements at a time.
+  /// This thread's terms of a pass, reduced.
+  template <typename Pass>
+  SGL_DEVICE auto m_reduced(const Pass& pass) const {
+    const auto identity = sgl::details::identity<F, kKept, Pass>();
+    auto reduced = identity;
+    if (!m_has_row) return reduced;
+#pragma unroll
+    for (uint32_t k = 0; k < kHeld; ++k) {
+      if (!m_inputs[0].in_bounds(k, m_thread)) continue;
+      auto of_low = identity, of_high = identity;  // short chains: one after the other, additions take four cycles each
+#pragma unroll
+      for (uint32_t j = 0; j < kPairs; ++j) {
+        float low[kKept], high[kKept];
+        m_widen(k, j, low, high);
+        sgl::details::accumulate<F>(of_low, pass.terms(m_f, low));
+        sgl::details::accumulate<F>(of_high, pass.terms(m_f, high));
+      }
+      sgl::details::accumulate<F>(of_low, of_high);
+      sgl::details::accumulate<F>(reduced, of_low);
+    }
+    return reduced;
+  }
+
+  const F& m_f;
+  uint32_t m_thread;
+  bool m_has_row;
+  RowFragment<T, kElements, kVectors, kThreads> m_inputs[kInputs];
+  RowFragment<T, kElements, kVectors, kThreads> m_shared[kShared > 0 ? kShared : 1];
+  fp32x2_t m_combined[kCombines ? kHeld : 1][kPairs];
+};
+
+/// \brief A row operation on a row of any size, which is read once for each pass and once more, `kElements` elements at
+/// a time.
 ///
-/// The blocks of any grid, of whole warps, share the rows. Addresses and strides must be multiples of kElements
-/// elements of their type, and the columns of kElements. An output may be an input.
-template <typename F, int kInputs, int kShared, int kOutputs, uint32_t kElements, typename T, typename U>
-__global__ __launch_bounds__(1024) void row_reduce_generic(
-    const __grid_constant__ sgl::RowReduceParams<kInputs + kShared + kOutputs> params, const __grid_constant__ F f) {
-  __shared__ float smem[2][kWarpThreads];  // in turns, so that one barrier a row is enough
-  const int64_t vectors = params.columns / kElements;
-  uint32_t turn = 0;
-  PDLWaitPrimary();
-  for (int64_t row = blockIdx.x; row < params.num_rows; row += gridDim.x, turn ^= 1) {
-    const auto address = [&](int operand) {
-      return pointer::offset(params.operands[operand].data, row * params.operands[operand].stride);
-    };
-    float reduced = sgl::details::kIdentity<F>;
+/// All threads of a block of whole warps call, once for each row. `smem` is `kRowSmem` floats; rows take two by turns.
+/// Addresses must be multiples of kElements elements of their type, and the columns of kElements.
+template <
+    typename F, int kInputs, int kShared, int kOutputs, uint32_t kElements, typename T, typename U, typename Address>
+SGL_DEVICE void reduce_row_generic(const F& f, int64_t columns, int64_t row, float* smem, const Address& address) {
+  constexpr bool kCombines = sgl::details::kCombines<F>;
+  constexpr int kKept = sgl::details::kKept<F, kInputs>;
+  constexpr int kLate = kOutputs - kCombines;
+  const int64_t vectors = columns / kElements;
+  const auto keep = [&](const AlignedVector<T, kElements>* x, uint32_t j, float* kept) {
+    float values[kInputs];
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) values[i] = cast<fp32_t>(x[i][j]);
+    if constexpr (kCombines) kept[0] = sgl::details::combine_inputs(f, values);
+#pragma unroll
+    for (int i = 0; i < kInputs && !kCombines; ++i) kept[i] = values[i];
+  };
+  const auto statistic = sgl::details::statistic_of(f, static_cast<float>(columns), [&](const auto& pass) {
+    auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
     for (int64_t k = threadIdx.x; k < vectors; k += blockDim.x) {
       AlignedVector<T, kElements> x[kInputs];
 #pragma unroll
       for (int i = 0; i < kInputs; ++i) x[i].load(address(i), k);
 #pragma unroll
       for (uint32_t j = 0; j < kElements; ++j) {
-        float values[kInputs];
-#pragma unroll
-        for (int i = 0; i < kInputs; ++i) values[i] = cast<fp32_t>(x[i][j]);
-        reduced = sgl::details::combine<F>(reduced, sgl::details::term(f, values));
+        float kept[kKept];
+        keep(x, j, kept);
+        sgl::details::accumulate<F>(reduced, pass.terms(f, kept));
       }
     }
-    reduced = details::reduce_block<F>(reduced, smem[turn], blockDim.x / kWarpThreads);
-    const float statistic = f.finish(reduced, static_cast<float>(params.columns));
-    for (int64_t k = threadIdx.x; k < vectors; k += blockDim.x) {
-      AlignedVector<T, kElements> x[kInputs + kShared];
+    cta::all_reduce(reduced.values, smem, sgl::details::kIdentity<F>, sgl::details::Reduce<F>{});
+    smem += reduced.kCount * kWarpThreads;
+    return reduced;
+  });
+  if constexpr (sgl::details::kWritesRows<F>) {
+    if (threadIdx.x == 0) f.write_row(row, statistic);
+  }
+  for (int64_t k = threadIdx.x; k < vectors; k += blockDim.x) {
+    AlignedVector<T, kElements> x[kInputs + kShared];
 #pragma unroll
-      for (int i = 0; i < kInputs + kShared; ++i) x[i].load(address(i), k);
-      AlignedVector<U, kElements> y[kOutputs];
+    for (int i = 0; i < kInputs + kShared; ++i) x[i].load(address(i), k);
+    AlignedVector<U, kElements> y[kOutputs];
 #pragma unroll
-      for (uint32_t j = 0; j < kElements; ++j) {
-        float values[kInputs + kShared];
+    for (uint32_t j = 0; j < kElements; ++j) {
+      float values[kKept + kShared];
+      keep(x, j, values);
 #pragma unroll
-        for (int i = 0; i < kInputs + kShared; ++i) values[i] = cast<fp32_t>(x[i][j]);
-        const auto results = sgl::details::call<kOutputs>(f, values, statistic);
+      for (int i = 0; i < kShared; ++i) values[kKept + i] = cast<fp32_t>(x[kInputs + i][j]);
+      const auto results = sgl::details::call<kLate>(f, values, statistic);
+      if constexpr (kCombines) y[0][j] = cast<U>(values[0]);
 #pragma unroll
-        for (int i = 0; i < kOutputs; ++i) y[i][j] = cast<U>(results.values[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kOutputs; ++i) y[i].store(address(kInputs + kShared + i), k);
+      for (int i = 0; i < kLate; ++i) y[kCombines + i][j] = cast<U>(results.values[i]);
     }
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) y[i].store(address(kInputs + kShared + i), k);
+  }
+}
+
+/// \brief The body of a kernel once it knows its row: it waits for the previous kernel, and lets the next one start.
+/// All threads of the block call, once.
+template <typename Row, typename Address>
+SGL_DEVICE void run_row(Row&& held, int64_t row, bool triggers_first, const Address& address) {
+  alignas(16) __shared__ float smem[kRowSmem];
+  if (triggers_first) PDLTriggerSecondary();
+  PDLWaitPrimary();
+  held.load(address);
+  PDLTriggerSecondary();
+  held.store(address, row, held.reduce(address, smem));
+}
+
+/// \brief Rows of a size known at compile time, held in registers: one read, one write.
+///
+/// Grid: a block for each `kBlock / kThreads` rows. Addresses and strides must be multiples of kElements elements of
+/// their type. An output may be an input.
+/// \tparam kBlock threads of a block; the others are those of `ResidentRow`.
+template <
+    typename F, int kInputs, int kShared, int kOutputs, int64_t kColumns, uint32_t kElements, uint32_t kThreads,
+    uint32_t kBlock, typename T, typename U>
+__global__ __launch_bounds__(kBlock) void row_reduce(
+    const __grid_constant__ sgl::RowReduceParams<kInputs + kShared + kOutputs> params, const __grid_constant__ F f) {
+  using row_t = ResidentRow<F, kInputs, kShared, kOutputs, kColumns, kElements, kThreads, T, U>;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kBlock / kThreads) + threadIdx.x / kThreads;
+  run_row(
+      row_t(f, threadIdx.x % kThreads, kBlock == kThreads || row < params.num_rows), row, params.triggers_first,
+      [&](int i) {
+        const auto& operand = params.operands[i];
+        const bool is_shared = i >= kInputs && i < kInputs + kShared;
+        return is_shared ? operand.data : pointer::offset(operand.data, row * operand.stride);
+      });
+}
+
+/// \brief Rows of any size. The blocks of any grid, of whole warps, share the rows.
+///
+/// Strides must be multiples of kElements elements of their type; the rest is as in `reduce_row_generic`.
+template <typename F, int kInputs, int kShared, int kOutputs, uint32_t kElements, typename T, typename U>
+__global__ __launch_bounds__(1024) void row_reduce_generic(
+    const __grid_constant__ sgl::RowReduceParams<kInputs + kShared + kOutputs> params, const __grid_constant__ F f) {
+  __shared__ float smem[2][kRowSmem];  // by turns, so that no barrier is between two rows
+  uint32_t turn = 0;
+  PDLWaitPrimary();
+  for (int64_t row = blockIdx.x; row < params.num_rows; row += gridDim.x, turn ^= 1) {
+    reduce_row_generic<F, kInputs, kShared, kOutputs, kElements, T, U>(f, params.columns, row, smem[turn], [&](int i) {
+      return pointer::offset(params.operands[i].data, row * params.operands[i].stride);
+    });
   }
 }
 

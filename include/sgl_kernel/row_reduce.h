@@ -22,6 +22,15 @@
 ///   }
 /// \endcode
 /// As with a row map (row_map.h), the functor's file includes this header, and every compiler finds its part here.
+///
+/// A functor may have more members:
+/// - `float combine(float a, float b, ...) const`, of the inputs: `term` and the call operator take its result in place
+///   of the inputs, and it is the first output, written before the reduction.
+/// - `term` may return `sgl::Values<N>` for N reductions at once, up to four; `finish` takes such a value then. It may
+///   return a struct.
+/// - `second_term(first, x, ...)` and `second_finish(first, reduced, size)` are a second pass over the row, with what
+///   `finish` returned. The call operator gets the result of the last pass.
+/// - `void write_row(row, statistic) const` is called once for each row, to keep what it was reduced to.
 
 #include <sgl_kernel/functor.h>
 
@@ -56,7 +65,7 @@ inline constexpr char kRowReduceOnCpu[] = "host::cpu::row_reduce";
 ///   reduction of the row's terms and of its size; and the call operator, of what `finish` returned, a float for each
 ///   input and one for each shared row, to a float or to `sgl::Values<kOutputs>`.
 /// \tparam kInputs, kShared one to four together, at least one input.
-/// \tparam Layout how many threads share a row on CUDA: `Layout{}(vectors, kInputs, num_rows, num_sms)`.
+/// \tparam Layout how many threads share a row on CUDA: `Layout{}(vectors, work, num_rows, num_sms)`.
 template <typename F, int kInputs, int kShared = 0, int kOutputs = 1, typename Layout = sgl::ChooseRowLayout>
 struct RowReduce {
   static_assert(kInputs >= 1 && kInputs + kShared <= 4, "RowReduce: one to four inputs, with the shared ones");
@@ -64,7 +73,7 @@ struct RowReduce {
  public:
   /// \param file the file of the functor, relative to the family's csrc; a literal.
   explicit constexpr RowReduce(const char* file) noexcept
-      : m_held(file, "device::row_reduce"), m_generic(file, "device::row_reduce_generic"), m_on_cpu(file) {}
+      : m_resident(file, "device::row_reduce"), m_generic(file, "device::row_reduce_generic"), m_on_cpu(file) {}
 
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
@@ -87,6 +96,9 @@ struct RowReduce {
  private:
   static constexpr int kRead = kInputs + kShared;
   static constexpr int kOperands = kRead + kOutputs;
+  static constexpr sgl::RowWork kWork = sgl::details::kHasSecondPass<F> ? sgl::RowWork::kTwoPasses
+                                        : kInputs > 1                   ? sgl::RowWork::kMoreInputs
+                                                                        : sgl::RowWork::kOneInput;
   using Params = sgl::RowReduceParams<kOperands>;
   using Job = cpu::RowReduceJob<kOperands>;
   struct Operands {
@@ -105,54 +117,38 @@ struct RowReduce {
       if (!operand(i).is_shared) [[unlikely]]
         operand(i).raise(location, {"expected a shared row, of host::shared_row, but got rows of host::rows"});
     }
-    const auto plan = match_rows(all.rows, kRead, kOutputs, false, location);
-    if (plan.count == 0 || plan.columns == 0) return;
+    const auto plan = match_rows(all.rows, kRead, kOutputs, sgl::details::is_one_type<F>(), false, location);
+    if (plan.count == 0 || (plan.columns == 0 && !sgl::details::kWritesRows<F>)) return;
     const auto input_dtype = inputs[0].tensor.dtype();
     const auto output_dtype = outputs[0].tensor.dtype();
     if (outputs[0].tensor.device().device_type == kDLCPU) {
       Job job = {{}, plan.count, plan.columns};
-      for (int i = 0; i < kOperands; ++i) job.operands[i] = s_operand(all.rows[i]);
+      for (int i = 0; i < kOperands; ++i) job.operands[i] = all.rows[i].operand();
       return m_on_cpu(input_dtype, output_dtype, job, f);
     }
-    Params params = {{}, plan.count, plan.columns};
-    for (int i = 0; i < kOperands; ++i) params.operands[i] = s_operand(all.rows[i]);
+    Params params = {{}, plan.count, plan.columns, false};
+    for (int i = 0; i < kOperands; ++i) params.operands[i] = all.rows[i].operand();
     m_launch(params, plan, input_dtype, output_dtype, outputs[0].tensor.device(), f, location);
   }
 
   void m_launch(
-      const Params& params, const RowPlan& plan, DLDataType input_dtype, DLDataType output_dtype, DLDevice device,
-      const F& f, DebugInfo location) {
-    const bool pdl = runtime::get_cc_major(device.device_id) >= 9;
-    std::int64_t elements = plan.elements;
-    while (plan.columns % elements != 0) elements /= 2;
-    const auto vectors = plan.columns / elements;
-    constexpr std::int64_t kMostHeld = sgl::kMaxRowVectors / kInputs;
-    const bool is_wide = elements * static_cast<std::int64_t>(dtype_bytes(input_dtype)) >= 8 && elements > 1;
-    if (is_wide && vectors <= 1024 * kMostHeld) {
-      const auto num_sms = runtime::get_sm_count(device.device_id);
-      const auto layout = Layout{}(static_cast<unsigned>(vectors), kInputs, plan.count, num_sms);
-      const auto blocks = div_ceil(plan.count, static_cast<std::int64_t>(layout.rows_per_block()));
-      if (blocks <= kMaxBlocks)
-        return LaunchKernel(blocks, layout.block_threads, device, 0, location)
-            .enable_pdl(pdl)(
-                m_held.get(
-                    type<F>, kInputs, kShared, kOutputs, plan.columns, elements, layout.threads_per_row,
-                    layout.block_threads, input_dtype, output_dtype),
-                params, f);
-    }
-    const auto threads = div_ceil(vectors < 1024 ? vectors : 1024, std::int64_t{32}) * 32;
-    LaunchKernel(plan.count < kMaxBlocks ? plan.count : kMaxBlocks, threads, device, 0, location)
-        .enable_pdl(pdl)(
-            m_generic.get(type<F>, kInputs, kShared, kOutputs, elements, input_dtype, output_dtype), params, f);
+      Params& params, const RowPlan& plan, DLDataType input_dtype, DLDataType output_dtype, DLDevice device, const F& f,
+      DebugInfo location) {
+    const auto layout = sgl::layout_rows<Layout>(
+        plan.columns, plan.elements, static_cast<std::int64_t>(dtype_bytes(input_dtype)), kWork, plan.count,
+        runtime::get_sm_count(device.device_id));
+    params.triggers_first = layout.triggers_first;
+    const auto kernel =
+        layout.is_resident()
+            ? m_resident.get(
+                  type<F>, kInputs, kShared, kOutputs, plan.columns, plan.elements, layout.threads_per_row,
+                  layout.block_threads, input_dtype, output_dtype)
+            : m_generic.get(type<F>, kInputs, kShared, kOutputs, plan.elements, input_dtype, output_dtype);
+    LaunchKernel(layout.num_blocks(plan.count), layout.block_threads, device, 0, location)
+        .enable_pdl(runtime::has_pdl(device.device_id))(kernel, params, f);
   }
 
-  static constexpr std::int64_t kMaxBlocks = 0x7fffffff;
-
-  static sgl::RowOperand s_operand(const Rows& rows) {
-    return {rows.data, rows.stride * rows.element_bytes()};
-  }
-
-  Kernel<Params, F> m_held, m_generic;
+  Kernel<Params, F> m_resident, m_generic;
   details::RowOpOnCpu<details::kRowReduceOnCpu, Job, F, kInputs, kShared, kOutputs> m_on_cpu;
 };
 

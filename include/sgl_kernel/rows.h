@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/impl/row_map_params.h>
 #include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/tensor.h>
@@ -28,6 +29,10 @@ struct Rows {
   MemoryRows memory() const {
     return {data, columns * element_bytes(), {count, stride * element_bytes()}};
   }
+  /// \brief The rows as kernels take them.
+  sgl::RowOperand operand() const {
+    return {data, stride * element_bytes()};
+  }
   /// \brief Part `i` of each row, cut into `n` parts of equal size.
   /// \param i from 0 to n - 1.
   /// \throws TensorMatchError if n does not divide the columns, or there is no such part.
@@ -49,9 +54,23 @@ struct Rows {
 /// \throws TensorMatchError if it has no dimension, gaps inside a row, or rows at more than one stride.
 [[nodiscard]] SGL_INLINE Rows rows(const char* name, const TensorView& tensor, DebugInfo location = {});
 
+/// \brief The same with the last `row_dims` dimensions as a row.
+[[nodiscard]] SGL_INLINE Rows rows(const char* name, const TensorView& tensor, int row_dims, DebugInfo location = {});
+
+/// \brief How many of the last dimensions of a tensor have no gaps: they could be a row.
+[[nodiscard]] SGL_INLINE int dense_dims(const TensorView& tensor);
+
 /// \brief A tensor [columns] that goes with every row of the others, such as a weight.
 /// \throws TensorMatchError if it has another number of dimensions, or gaps.
 [[nodiscard]] SGL_INLINE Rows shared_row(const char* name, const TensorView& tensor, DebugInfo location = {});
+
+/// \brief The bytes, a power of two up to 16, of the widest word that all `values` are multiples of: addresses, and
+/// distances in bytes.
+template <typename... Values>
+[[nodiscard]] std::int64_t widest_word(const Values&... values) {
+  const auto bits = (std::uintptr_t{16} | ... | (std::uintptr_t)values);  // of a pointer or an integer
+  return static_cast<std::int64_t>(bits & (~bits + 1));                   // the lowest bit
+}
 
 /// \brief What the operands of a row operation have in common.
 struct RowPlan {
@@ -62,14 +81,16 @@ struct RowPlan {
 
 /// \brief Checks the operands of a row operation, inputs first: one set of rules for every device.
 ///
-/// All have the dtype float32, float16 or bfloat16, the inputs one and the outputs one; they are on one device, the CPU
-/// or CUDA, and have the same rows and columns, but for inputs that are shared rows. An input may be an output, row by
-/// row.
-/// \param is_one_by_one whether the elements of a row are independent: rows without gaps are one long row then.
+/// All have the dtype float32, float16 or bfloat16, the inputs one and the outputs one, which may be float8_e4m3fn;
+/// they are on one device, the CPU or CUDA, and have the same rows and columns, but for inputs that are shared rows. An
+/// input may be an output, row by row.
+/// \param is_one_type whether the outputs must have the inputs' dtype.
+/// \param is_one_by_one whether the elements of a row are independent: rows without gaps are one long row then, and the
+///   elements of a word need not divide the columns.
 /// \throws TensorMatchError naming the operand and the rule; ValueError if a row that is written shares memory, or an
 ///   element is not aligned.
-[[nodiscard]] SGL_INLINE RowPlan
-match_rows(const Rows* operands, int num_inputs, int num_outputs, bool is_one_by_one, DebugInfo location);
+[[nodiscard]] SGL_INLINE RowPlan match_rows(
+    const Rows* operands, int num_inputs, int num_outputs, bool is_one_type, bool is_one_by_one, DebugInfo location);
 
 }  // namespace host
 
@@ -86,15 +107,32 @@ SGL_INLINE void Rows::raise(DebugInfo location, std::initializer_list<details::P
 }
 
 SGL_INLINE Rows rows(const char* name, const TensorView& tensor, DebugInfo location) {
+  return rows(name, tensor, 1, location);
+}
+
+SGL_INLINE int dense_dims(const TensorView& tensor) {
+  int count = 0;
+  for (std::int64_t size = 1; count < tensor.ndim(); ++count) {
+    const auto i = tensor.ndim() - 1 - count;
+    if (tensor.size(i) != 1 && tensor.stride(i) != size) break;
+    size *= tensor.size(i);
+  }
+  return count;
+}
+
+SGL_INLINE Rows rows(const char* name, const TensorView& tensor, int row_dims, DebugInfo location) {
   Rows result = {name, tensor, tensor.data_ptr(), 1, 1, 0, false};
-  const auto last = tensor.ndim() - 1;
-  if (last < 0) result.raise(location, {"Dimension mismatch: expected at least 1 but got 0"});
-  result.columns = tensor.size(last);
-  if (result.columns > 1 && tensor.stride(last) != 1)
-    result.raise(
-        location, {"Stride mismatch: expected the elements of a row side by side, at a stride of 1, but got ",
-                   tensor.stride(last)});
-  for (auto i = last - 1; i >= 0; --i) {
+  if (tensor.ndim() < row_dims)
+    result.raise(location, {"Dimension mismatch: expected at least ", row_dims, " but got ", tensor.ndim()});
+  const auto first = tensor.ndim() - row_dims;
+  for (auto i = tensor.ndim() - 1; i >= first; --i) {
+    if (tensor.size(i) > 1 && tensor.stride(i) != result.columns)
+      result.raise(
+          location, {"Stride mismatch: expected the elements of a row side by side, at a stride of ", result.columns,
+                     ", but got ", tensor.stride(i)});
+    result.columns *= tensor.size(i);
+  }
+  for (auto i = first - 1; i >= 0; --i) {
     const auto size = tensor.size(i);
     if (size != 1 && result.count > 1 && tensor.stride(i) != result.count * result.stride && tensor.numel() > 0)
       result.raise(
@@ -118,11 +156,12 @@ SGL_INLINE Rows shared_row(const char* name, const TensorView& tensor, DebugInfo
 namespace details {
 
 /// Refuses memory with which the result would depend on the order of the rows.
-inline void refuse_shared_memory(const Rows* operands, int num_inputs, int num_operands) {
-  const auto refuse = [](const Rows& written, const Rows& other) {
+inline void refuse_shared_memory(const Rows* operands, int num_inputs, int num_operands, DebugInfo location) {
+  const auto refuse = [&](const Rows& written, const Rows& other) {
     raise(
-        "ValueError", {"rows of ", written.name, " share memory with each other or with other rows of ", other.name,
-                       ": ", written.name, " is ", written.tensor, ", ", other.name, " is ", other.tensor});
+        "ValueError",
+        {"rows of ", written.name, " share memory with each other or with other rows of ", other.name, ", at ",
+         location, ": ", written.name, " is ", written.tensor, ", ", other.name, " is ", other.tensor});
   };
   for (int i = num_inputs; i < num_operands; ++i) {
     const auto written = operands[i].memory();
@@ -137,8 +176,8 @@ inline void refuse_shared_memory(const Rows* operands, int num_inputs, int num_o
 
 }  // namespace details
 
-SGL_INLINE RowPlan
-match_rows(const Rows* operands, int num_inputs, int num_outputs, bool is_one_by_one, DebugInfo location) {
+SGL_INLINE RowPlan match_rows(
+    const Rows* operands, int num_inputs, int num_outputs, bool is_one_type, bool is_one_by_one, DebugInfo location) {
   const int num_operands = num_inputs + num_outputs;
   const Rows* like = operands;  // the others are compared with the first that has rows of its own
   while (like->is_shared && like < operands + num_inputs) ++like;
@@ -148,9 +187,12 @@ match_rows(const Rows* operands, int num_inputs, int num_outputs, bool is_one_by
   for (int i = 0; i < num_operands; ++i) {
     const Rows& rows = operands[i];
     const auto dtype = rows.tensor.dtype();
-    const auto expected = operands[i < num_inputs ? 0 : num_inputs].tensor.dtype();
-    if (!is_type<float>(dtype) && !is_type<__half>(dtype) && !is_type<__nv_bfloat16>(dtype))
-      rows.raise(location, {"DType mismatch: expected one of [float32, float16, bfloat16] but got ", dtype});
+    const auto expected = operands[i < num_inputs || is_one_type ? 0 : num_inputs].tensor.dtype();
+    const bool is_byte = i >= num_inputs && is_type<__nv_fp8_e4m3>(dtype);
+    if (!is_type<float>(dtype) && !is_type<__half>(dtype) && !is_type<__nv_bfloat16>(dtype) && !is_byte)
+      rows.raise(
+          location, {"DType mismatch: expected one of [float32, float16, bfloat16",
+                     i < num_inputs ? "" : ", float8_e4m3fn", "] but got ", dtype});
     if (!::host::operator==(dtype, expected))
       rows.raise(location, {"DType mismatch: expected ", expected, " but got ", dtype});
     const auto device = rows.tensor.device();
@@ -164,19 +206,19 @@ match_rows(const Rows* operands, int num_inputs, int num_outputs, bool is_one_by
     if (!is_for_all && rows.count != plan.count)
       rows.raise(location, {"Size mismatch for the number of rows: expected ", plan.count, " but got ", rows.count});
     is_whole = is_whole && rows.stride == rows.columns;
+    if (16 / rows.element_bytes() < plan.elements) plan.elements = 16 / rows.element_bytes();
   }
   if (plan.count == 0 || plan.columns == 0) return plan;
-  details::refuse_shared_memory(operands, num_inputs, num_operands);
+  details::refuse_shared_memory(operands, num_inputs, num_operands, location);
   for (int i = 0; i < num_operands; ++i) {
     const Rows& rows = operands[i];
     const auto bytes = rows.element_bytes();
-    auto bits = 16 | reinterpret_cast<std::uintptr_t>(rows.data);
-    if (!is_whole && plan.count > 1) bits |= static_cast<std::uintptr_t>(rows.stride * bytes);
-    const auto word = static_cast<std::int64_t>(bits & (~bits + 1));  // the lowest bit
+    const auto word = widest_word(
+        rows.data, is_whole || plan.count == 1 ? 0 : rows.stride * bytes, is_one_by_one ? 0 : rows.columns * bytes);
     if (word < bytes)
       details::raise(
-          "ValueError",
-          {rows.name, ": its address is not a multiple of its element size, ", bytes, " bytes: ", rows.tensor});
+          "ValueError", {rows.name, ": its address is not a multiple of its element size, ", bytes, " bytes, at ",
+                         location, ": ", rows.tensor});
     if (word / bytes < plan.elements) plan.elements = word / bytes;
   }
   if (is_whole) plan = {1, plan.count * plan.columns, plan.elements};

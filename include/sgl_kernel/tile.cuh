@@ -3,7 +3,8 @@
 #include <sgl_kernel/arch.cuh>
 
 /// \file tile.cuh
-/// \brief `tile::Memory`: a group of threads moves an array, one element per thread at a time.
+/// \brief `tile::Memory`: a group of threads moves an array, one element per thread at a time. For kernels that are
+/// ported from SGLang.
 ///
 /// \code
 ///   using vec_t = AlignedVector<bf16_t, 8>;

@@ -8,12 +8,21 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from sgljit_core.benchmark import Figure, results
-from sgljit_core.benchmark.results import make_benchmark, sweep, to_markdown, with_ratio, write_plot, write_results
+from sgljit_core.benchmark.results import (
+    make_benchmark,
+    sweep,
+    to_markdown,
+    with_ratio,
+    write_heat_map,
+    write_plot,
+    write_results,
+)
 
 ROWS = [
     {"shape": "1 x 4096", "ours": Figure(1.5, 1.4, 1.6, num_bytes=100, copy_microseconds=1.2), "theirs": 3.0},
@@ -126,6 +135,21 @@ def test_without_matplotlib_there_is_no_plot(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(results.importlib.util, "find_spec", lambda _: None)
     assert not write_plot(tmp_path / "a.svg", ROWS, ["ours"], place=lambda row: row["shape"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_heat_map_shows_each_ratio_in_its_cell_and_colour(tmp_path: Path):
+    ratios = {(1, 64): 0.5, (8, 64): 1.25, (1, 128): math.nan, (8, 128): 1.0}
+    rows = [{"tokens": tokens, "size": size, "ratio": ratio} for (tokens, size), ratio in ratios.items()]
+    file = tmp_path / "new" / "map.svg"
+    write_heat_map(file, rows, x="tokens", y="size", value="ratio", title="a < b")
+    drawing = ElementTree.parse(file).getroot()
+    tag = "{http://www.w3.org/2000/svg}"
+    texts = {text.text: (float(text.get("x")), float(text.get("y"))) for text in drawing.iter(f"{tag}text")}
+    assert {"a < b", "1", "8", "64", "128", "0.50", "1.25", "1.00"} <= texts.keys()
+    assert texts["0.50"][0] == texts["1"][0] < texts["1.25"][0] == texts["1.00"][0] == texts["8"][0]
+    assert texts["0.50"][1] == texts["1.25"][1] == texts["64"][1] < texts["1.00"][1] == texts["128"][1]
+    hues = [rect.get("fill").partition(",")[0] for rect in drawing.iter(f"{tag}rect")]
+    assert hues == ["hsl(130", "hsl(5", "hsl(5"]
 
 
 @pytest.mark.gpu

@@ -35,7 +35,7 @@ def use(i):
             assert x.eq(3).all(), x
         else:
             with override_cuda_arch(9, 0):
-                FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", 4104, 16, False, True, torch.bfloat16)
+                FAMILY.build_variant("qknorm.cuh", "norms::qknorm", False, 4104, 8, 544, 544, torch.bfloat16)
     except BaseException as error:
         failures.append(error)
 

@@ -16,12 +16,14 @@ import pytest
 USE = """
 import torch
 from sgljit_core import ops, override_cuda_arch
+from sgljit_norm import kernels
 from sgljit_norm.plugin import FAMILY
 x = torch.full((2, 128), 3.0)
 ops["norm"].rmsnorm(x, torch.ones(128))
 print(round(x.sum().item()))
 with override_cuda_arch(9, 0):
-    FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", {hidden_size}, 16, False, True, torch.bfloat16)
+    for kernel in kernels.RMSNORM.kernels({hidden_size}, torch.bfloat16):
+        FAMILY.build_variant(*kernel)
 """
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from engines.test_shapes import DEEPSEEK, QWEN3
 
-from sgljit_core import errors, override_cuda_arch
+from sgljit_core import CppType, errors, override_cuda_arch
 from sgljit_core.compilers import nvrtc
 from sgljit_core.engines import prepare
 from sgljit_core.engines.shapes import read_config
@@ -59,12 +59,12 @@ def test_for_usual_sizes_it_is_a_part_of_what_the_families_declare(shape, config
         "transfer_hicache_one_layer_mla",
         "gemma_fused_inplace_qknorm",
     }
-    latent = {args for args in asked(shape, arch=arch)["norm"] if args[2] in shape.latent_sizes}
+    latent = {args for args in asked(shape, arch=arch)["norm"] if set(args) & set(shape.latent_sizes)}
     for family, wanted in asked(shape, ops, arch).items():
         with override_cuda_arch(*arch):
             declared = {getattr(builder, "args", None) for builder in registry.declared_variants(family)}
         assert wanted
-        head_alone = {args for args in wanted if args[1] == "norm_kernels::rmsnorm" and args[2] == shape.head_dim}
+        head_alone = {args for args in wanted if args[1] == "device::row_reduce" and shape.head_dim in args}
         assert wanted - latent - head_alone <= declared
 
 
@@ -72,24 +72,27 @@ def test_the_ops_that_an_engine_calls_decide(shape):
     import torch
 
     only = asked(shape(), ["rmsnorm"])
-    last = (16, False, True, torch.bfloat16)
-    assert only["norm"] == {
-        ("rmsnorm.cuh", "norm_kernels::rmsnorm", 2048, *last),
-        ("rmsnorm.cuh", "norm_kernels::rmsnorm", 128, *last),
+    last = (torch.bfloat16, torch.bfloat16)
+    functor = (CppType("norms::RMSNorm<false>"), 1, 1, 1)
+    assert {(args[:7], args[10:]) for args in only["norm"]} == {
+        (("norm.h", "device::row_reduce", *functor, size), last) for size in (2048, 128)
     }
     assert only["hicache"] == set()
     assert asked(shape(), ["gemma_rmsnorm"])["norm"] == set()
-    assert {args[0] for args in asked(shape())["norm"]} == {"rmsnorm.cuh", "fused_add_rmsnorm.cuh", "qknorm.cuh"}
+    functors = {args[2] for args in asked(shape())["norm"] if args[0] == "norm.h"}
+    assert functors == {CppType("norms::RMSNorm<false>"), CppType("norms::FusedAddRMSNorm<false>")}
+    assert {args[0] for args in asked(shape())["norm"]} == {"norm.h", "qknorm.cuh"}
 
 
 def test_rows_that_no_register_kernel_takes_get_the_one_for_any_size(shape):
     import torch
 
-    last = (False, True, torch.bfloat16)
+    kernel = ("norm.h", "device::row_reduce_generic", CppType("norms::RMSNorm<false>"), 1, 1, 1)
+    last = (torch.bfloat16, torch.bfloat16)
     odd = asked(shape(model_type="llama", hidden_size=2050), ["rmsnorm"])["norm"]
-    assert odd == {("rmsnorm.cuh", "norm_kernels::rmsnorm_any_size", 2, *last)}
+    assert odd == {(*kernel, 2, *last)}
     large = asked(shape(model_type="llama", hidden_size=65536), ["rmsnorm"])["norm"]
-    assert large == {("rmsnorm.cuh", "norm_kernels::rmsnorm_any_size", 8, *last)}
+    assert large == {(*kernel, 8, *last)}
 
 
 def test_rows_of_an_mlp_that_are_no_whole_loads_get_all_kernels_that_they_may_ask_for(shape):
@@ -104,7 +107,7 @@ def test_rows_of_an_mlp_that_are_no_whole_loads_get_all_kernels_that_they_may_as
 def test_tensor_parallel_shares_what_is_normalised_across_heads(shape):
     whole = shape(model_type="olmo2")
     args = {args[1:4] for args in asked(whole, ["fused_inplace_qknorm_across_heads"])["norm"]}
-    assert args == {("norm_kernels::qknorm_across_heads", 2048, 1024)}
+    assert args == {("norms::qknorm_across_heads", 2048, 1024)}
 
 
 def test_an_engine_without_an_adapter_is_a_sentence():
@@ -131,7 +134,7 @@ def test_the_command_builds_for_another_architecture_without_a_gpu(shape, tmp_pa
     environment = {"SGLJIT_CACHE_DIR": str(tmp_path / "cache"), "SGLJIT_JIT": "error"}
     listed = run(*arguments, "--list", **environment)
     assert listed.returncode == 0, listed.stderr
-    assert "norm_kernels.rmsnorm<2048, 16, false, true, bf16_t> for sm_90a" in listed.stdout
+    assert "device.row_reduce<norms::RMSNorm<false>, 1, 1, 1, 2048, 8, " in listed.stdout
     assert ": a hit" not in listed.stdout
     assert listed.stderr.startswith("note: the model type 'qwen9' is not known")
     built = run(*arguments, **environment)

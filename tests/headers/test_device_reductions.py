@@ -98,6 +98,17 @@ def test_sums_of_floats_are_accurate(module) -> None:
     torch.testing.assert_close(stored[:, 0].double(), values.double().sum(1), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("threads", range(32, 1025, 32))
+def test_every_thread_gets_what_the_block_is_reduced_to(module, threads: int) -> None:
+    values = numbers(16, threads, dtype=torch.float32, sign=0)
+    total, top, bottom = values.sum(1), values.amax(1), values.amin(1)
+    wanted = torch.stack([total, 2 * total, top, -bottom], -1)[:, None].expand(16, threads, 4)
+    for is_fixed in (False, True) if threads in (32, 256, 288, 1024) else (False,):
+        out = torch.full((16, threads, 4), 77.0, device="cuda")
+        module.all_reduce(out, values, is_fixed)
+        assert torch.equal(out, wanted)
+
+
 def test_bounds(module) -> None:
     values = torch.linspace(-5, 5, 64, device="cuda")
     out = torch.empty(2, device="cuda")

@@ -14,7 +14,9 @@ from sgljit_core.errors import TensorMatchError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-ROUNDED_ONCE = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-20}
+EXPORTS = ["rmsnorm", "fused_add_rmsnorm", "standardised", "by_rows", "by_largest"]
+FP8 = torch.float8_e4m3fn
+ROUNDED_ONCE = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-20, FP8: 2**-4}
 NAN = float("nan")
 # Registers and beyond; a part of a warp, a warp, blocks; whole vectors and single elements.
 COLUMNS = [1, 2, 3, 8, 24, 64, 65, 96, 128, 136, 256, 512, 768, 1000, 1024, 1025, 2048, 3072, 5120, 12288, 16384, 70000]
@@ -34,14 +36,17 @@ def reductions(tmp_path_factory):
         yield KernelFamily("row_reductions", "row_reductions_on_disk").load_host(
             "row_reductions",
             cpp_files=["row_reductions.cpp"],
-            cpp_wrappers=[(name, name) for name in ("rmsnorm", "fused_add_rmsnorm", "by_rows", "by_largest")],
+            cpp_wrappers=[(name, name) for name in EXPORTS],
             extra_cflags=toolbox.WARNINGS,
         )
 
 
 def expect(got: torch.Tensor, expected: torch.Tensor) -> None:
     """``got`` is ``expected``, which is in float64, rounded once."""
-    torch.testing.assert_close(got.double(), expected, rtol=1.02 * ROUNDED_ONCE[got.dtype], atol=1e-6, equal_nan=True)
+    smallest = 2**-10 if got.dtype == FP8 else 1e-6
+    torch.testing.assert_close(
+        got.double(), expected, rtol=1.02 * ROUNDED_ONCE[got.dtype], atol=smallest, equal_nan=True
+    )
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -79,10 +84,10 @@ def test_any_stride_and_alignment(reductions, device, columns):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("dtype", "out_dtype"), list(itertools.product(DTYPES, DTYPES)))
+@pytest.mark.parametrize(("dtype", "out_dtype"), list(itertools.product(DTYPES, (*DTYPES, FP8))))
 def test_inputs_and_outputs_may_have_two_types(reductions, device, dtype, out_dtype):
     x, weight = torch.randn(5, 256, device=device).to(dtype), torch.randn(256, device=device).to(dtype)
-    out = torch.full(x.shape, NAN, dtype=out_dtype, device=device)
+    out = torch.full(x.shape, NAN, device=device).to(out_dtype)
     reductions.rmsnorm(x, weight, out, 1e-6)
     expect(out, rms_norm(x, weight))
 
@@ -97,6 +102,46 @@ def test_two_inputs_are_written_again(reductions, device, dtype):
         reductions.fused_add_rmsnorm(x, residual, weight, 1e-6)
         expect(x, rms_norm(total, weight))
         expect(residual, total)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_combined_inputs_two_passes_and_a_result_for_each_row(reductions, device, dtype):
+    for rows, columns in itertools.product((1, 7, 300), (2, 64, 100, 1001, 4096, 5120, 16384)):
+        if device == "cpu" and columns * rows > 2**20:
+            continue
+        a, b = torch.randn(2, rows, columns, device=device).to(dtype)
+        difference, out = torch.full((2, rows, columns), NAN, dtype=dtype, device=device)
+        deviations = torch.full((rows + 1,), NAN, device=device)
+        reductions.standardised(a, b, difference, out, deviations)
+        wide = a.double() - b.double()
+        deviation, mean = torch.std_mean(wide, -1, correction=0, keepdim=True)
+        expect(difference, wide)
+        expect(deviations[:rows, None], deviation)
+        assert deviations[rows].isnan()
+        torch.testing.assert_close(out.double(), (wide - mean) / deviation, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_combined_may_replace_an_input(reductions, device):
+    a, b = torch.randn(2, 9, 4096, device=device)
+    wide = a.double() - b.double()
+    reductions.standardised(a, b, b, a, torch.empty(9, device=device))
+    expect(b, wide)
+    expect(a, (wide - wide.mean(-1, keepdim=True)) / wide.std(-1, correction=0, keepdim=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_without_elements_have_a_result(reductions, device):
+    nothing, deviations = torch.empty(3, 0, device=device), torch.full((3,), 7.0, device=device)
+    reductions.standardised(nothing, nothing, nothing.clone(), nothing.clone(), deviations)
+    assert deviations.isnan().all(), "0 / 0"
+
+
+def test_one_type_for_inputs_and_outputs(reductions):
+    x, half = torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.float16)
+    with pytest.raises(TensorMatchError, match=r"(?s)for out, .*DType mismatch: expected float32 but got float16"):
+        reductions.standardised(x, x, x.clone(), half, torch.empty(2))
 
 
 @pytest.mark.parametrize("device", DEVICES)

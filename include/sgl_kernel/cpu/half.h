@@ -5,7 +5,7 @@
 #include <cstdint>
 
 /// \file half.h
-/// \brief fp16 and bf16 storage types for CPU kernels, and their conversions from and to float.
+/// \brief fp16, bf16 and fp8 (e4m3) storage types for CPU kernels, and their conversions from and to float.
 ///
 /// For host code without a CUDA toolkit: a CPU kernel computes in float and stores in these types. A conversion is a
 /// handful of integer operations with no branch, table or intrinsic, so that a plain loop over an array vectorises for
@@ -23,6 +23,11 @@ struct fp16_t {
 /// \brief bfloat16: the upper half of a float. 2 bytes, `torch.bfloat16`.
 struct bf16_t {
   std::uint16_t bits;
+};
+
+/// \brief 1 sign, 4 exponent, 3 mantissa bits, no infinity. 1 byte, `torch.float8_e4m3fn`.
+struct fp8_e4m3_t {
+  std::uint8_t bits;
 };
 
 namespace details {
@@ -85,7 +90,7 @@ inline constexpr std::uint32_t kHalfOverflow = 143u << 23;        // 2^16
   return from_bits(sign | choose(mask_less(shifted, 1u << 23), subnormal, normal));
 }
 
-/// \brief A float rounded to T: `float`, `fp16_t` or `bf16_t`.
+/// \brief A float rounded to T: `float`, `fp16_t`, `bf16_t` or `fp8_e4m3_t`, which saturates at 448.
 template <typename T>
 T from_float(float x) = delete;
 
@@ -120,6 +125,22 @@ template <>
   return {static_cast<std::uint16_t>(sign | result | quiet_nan)};
 }
 
+template <>
+[[gnu::always_inline]] inline fp8_e4m3_t from_float<fp8_e4m3_t>(float x) {
+  using namespace details;
+  constexpr std::uint32_t kLargest = 0x43e00000;         // 448
+  constexpr std::uint32_t kSmallestNormal = 121u << 23;  // 2^-6
+  constexpr std::uint32_t kE4m3Rebias = 120u << 23;      // the exponents' biases are 127 and 7
+  constexpr float kSubnormals = 16384.0f;                // its unit in the last place is the smallest subnormal, 2^-9
+  const auto sign = (to_bits(x) >> 24) & 0x80;
+  const auto magnitude = to_bits(x) & kMagnitude;
+  const auto saturated = smaller(magnitude, kLargest);
+  const auto normal = (saturated - kE4m3Rebias + 0x7ffff + ((saturated >> 20) & 1)) >> 20;
+  const auto subnormal = to_bits(from_bits(saturated) + kSubnormals) - to_bits(kSubnormals);  // the addition rounds
+  const auto number = sign | choose(mask_less(saturated, kSmallestNormal), subnormal, normal);
+  return {static_cast<std::uint8_t>(choose(mask_less(kInfinity, magnitude), 0x7f, number))};
+}
+
 }  // namespace host::cpu
 
 template <>
@@ -131,9 +152,27 @@ struct host::dtype_of<host::cpu::bf16_t> {
   static constexpr DLDataType value = {kDLBfloat, 16, 1};
 };
 
+template <>
+struct host::dtype_of<host::cpu::fp8_e4m3_t> {
+  static constexpr DLDataType value = {kDLFloat8_e4m3fn, 8, 1};
+};
+
+namespace host::cpu {
+
+/// \brief Calls `f` with a value of the element type of a float32, float16 or bfloat16 tensor: `f(float{})`.
+template <typename F>
+void with_element_type(DLDataType dtype, const F& f) {
+  if (is_type<float>(dtype)) return f(float{});
+  if (is_type<fp16_t>(dtype)) return f(fp16_t{});
+  f(bf16_t{});
+}
+
+}  // namespace host::cpu
+
 #if !defined(__CUDACC__)
 // The names that make_cpp_args gives to torch's types, so that a CPU kernel can be a template over them too.
 using fp32_t = float;
 using fp16_t = host::cpu::fp16_t;
 using bf16_t = host::cpu::bf16_t;
+using fp8_e4m3_t = host::cpu::fp8_e4m3_t;
 #endif

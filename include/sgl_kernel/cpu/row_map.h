@@ -23,21 +23,34 @@ struct RowMapJob {
   SGL_FIELDS(operands, num_rows, columns)
 };
 
+/// \brief Calls `body(row, first, count)` for pieces of rows that together are all of them, on several threads if that
+/// pays off, in the version for the widest vectors. Threads share a long row too; a piece stays in the first cache.
+template <typename Body>
+void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& body) {
+  constexpr std::int64_t kPiece = 1 << 12;
+  constexpr std::int64_t kElementsPerThread = 1 << 17;  // 50-100 us
+  if (columns == 0) return;
+  const auto length = columns < kPiece ? columns : kPiece;
+  const auto pieces_of_row = div_ceil(columns, length);
+  parallel_for(
+      num_rows * pieces_of_row, div_ceil(kElementsPerThread, length), [&](std::int64_t begin, std::int64_t end) {
+        with_widest_vectors([&]() __attribute__((always_inline)) {
+          for (auto piece = begin; piece < end; ++piece) {
+            const auto row = piece / pieces_of_row;
+            const auto first = (piece - row * pieces_of_row) * length;
+            body(row, first, columns - first < length ? columns - first : length);
+          }
+        });
+      });
+}
+
 /// \brief Output i, element by element: result i of `f` for the inputs' elements, in float, rounded once.
 ///
 /// An output may be an input. All is written when it returns.
 /// \tparam T, U the types of the inputs' and the outputs' elements.
 template <typename F, int kInputs, int kOutputs, typename T, typename U>
 void row_map(const RowMapJob<kInputs + kOutputs>& job, const F& f) {
-  // Pieces of rows, so that threads share a long row too; a piece stays in the first cache.
-  constexpr std::int64_t kPiece = 1 << 12;
-  constexpr std::int64_t kElementsPerThread = 1 << 17;  // 50-100 us
-  const auto length = job.columns < kPiece ? job.columns : kPiece;
-  const auto pieces_of_row = div_ceil(job.columns, length);
-  const auto run_piece = [&](std::int64_t piece) __attribute__((always_inline)) {
-    const auto row = piece / pieces_of_row;
-    const auto first = (piece - row * pieces_of_row) * length;
-    const auto count = job.columns - first < length ? job.columns - first : length;
+  const auto run = [&](std::int64_t row, std::int64_t first, std::int64_t count) __attribute__((always_inline)) {
     const T* inputs[kInputs];
     U* outputs[kOutputs];
     const auto at = [&](int i) { return static_cast<char*>(job.operands[i].data) + row * job.operands[i].stride; };
@@ -51,12 +64,7 @@ void row_map(const RowMapJob<kInputs + kOutputs>& job, const F& f) {
       for (int i = 0; i < kOutputs; ++i) outputs[i][j] = from_float<U>(results.values[i]);
     }
   };
-  const auto grain = div_ceil(kElementsPerThread, length);
-  parallel_for(job.num_rows * pieces_of_row, grain, [&](std::int64_t begin, std::int64_t end) {
-    with_widest_vectors([&]() __attribute__((always_inline)) {
-      for (auto piece = begin; piece < end; ++piece) run_piece(piece);
-    });
-  });
+  for_each_piece(job.num_rows, job.columns, run);
 }
 
 }  // namespace host::cpu

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 /// \file cpu/row_reduce.h
-/// \brief `host::RowReduce` on the CPU: each row is reduced to one number, and then mapped with it.
+/// \brief `host::RowReduce` on the CPU: each row is reduced, and then mapped with the result.
 
 namespace host::cpu {
 
@@ -23,61 +23,108 @@ struct RowReduceJob {
   SGL_FIELDS(operands, num_rows, columns)
 };
 
-/// \brief The functor's reduction of term(i) for i in [0, size). The error of a sum does not grow with the size: each
-/// lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of lanes are added in
+/// \brief The functor's reduction of the terms of elements [0, size). The error of a sum does not grow with the size:
+/// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of lanes are added in
 /// double.
-template <typename F, typename Term>
-[[gnu::always_inline]] inline double reduce_over(std::int64_t size, const Term& term) {
+/// \param terms an always_inline lambda from an index to `sgl::Values`.
+template <typename F, int N, typename Terms>
+[[gnu::always_inline]] inline void reduce_over(std::int64_t size, sgl::Values<N>& reduced, const Terms& terms) {
   constexpr std::int64_t kLanes = 32;  // independent, which fit into vectors: two of AVX-512, four of AVX2
   constexpr std::int64_t kBlock = 8192;
   constexpr bool kIsMax = sgl::details::kIsMax<F>;
   const auto combine = [](double a, double b) { return kIsMax ? (a < b ? b : a) : a + b; };
-  double total = sgl::details::kIdentity<F>;
+  double totals[N];
+  for (double& total : totals) total = sgl::details::kIdentity<F>;
   std::int64_t i = 0;
   while (i + kLanes <= size) {
     const auto block_end = size - i < kBlock ? size : i + kBlock;
-    float lanes[kLanes];
-    for (float& lane : lanes) lane = sgl::details::kIdentity<F>;
-    for (; i + kLanes <= block_end; i += kLanes) {
-      for (std::int64_t lane = 0; lane < kLanes; ++lane)
-        lanes[lane] = sgl::details::combine<F>(lanes[lane], term(i + lane));
+    float lanes[N][kLanes];
+    for (auto& of_term : lanes) {
+      for (float& lane : of_term) lane = sgl::details::kIdentity<F>;
     }
-    for (const float lane : lanes) total = combine(total, lane);
+    for (; i + kLanes <= block_end; i += kLanes) {
+      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+        const auto values = terms(i + lane);
+        for (int n = 0; n < N; ++n) lanes[n][lane] = sgl::details::Reduce<F>{}(lanes[n][lane], values.values[n]);
+      }
+    }
+    for (int n = 0; n < N; ++n) {
+      for (const float lane : lanes[n]) totals[n] = combine(totals[n], lane);
+    }
   }
-  for (; i < size; ++i) total = combine(total, term(i));
-  return total;
+  for (; i < size; ++i) {
+    const auto values = terms(i);
+    for (int n = 0; n < N; ++n) totals[n] = combine(totals[n], values.values[n]);
+  }
+  for (int n = 0; n < N; ++n) reduced.values[n] = static_cast<float>(totals[n]);
+}
+
+/// \brief Reduces and maps one row. An output may be an input.
+/// \param addresses where the row begins in each input, shared row and output.
+/// \tparam T, U the types of the inputs' and the outputs' elements.
+template <typename F, int kInputs, int kShared, int kOutputs, typename T, typename U>
+[[gnu::always_inline]] inline void reduce_row(
+    const F& f, std::int64_t columns, std::int64_t row, void* const (&addresses)[kInputs + kShared + kOutputs]) {
+  constexpr bool kCombines = sgl::details::kCombines<F>;
+  constexpr int kKept = sgl::details::kKept<F, kInputs>;
+  constexpr int kLate = kOutputs - kCombines;
+  const T* inputs[kInputs + kShared];
+  U* outputs[kOutputs];
+  for (int i = 0; i < kInputs + kShared; ++i) inputs[i] = static_cast<const T*>(addresses[i]);
+  for (int i = 0; i < kOutputs; ++i) outputs[i] = static_cast<U*>(addresses[kInputs + kShared + i]);
+  const auto keep = [&](std::int64_t j, float* kept) __attribute__((always_inline)) {
+    float values[kInputs];
+    for (int i = 0; i < kInputs; ++i) values[i] = to_float(inputs[i][j]);
+    if constexpr (kCombines) kept[0] = sgl::details::combine_inputs(f, values);
+    else
+      for (int i = 0; i < kInputs; ++i) kept[i] = values[i];
+  };
+  const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
+    auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
+    reduce_over<F>(columns, reduced, [&](std::int64_t j) __attribute__((always_inline)) {
+      float kept[kKept];
+      keep(j, kept);
+      return pass.terms(f, kept);
+    });
+    return reduced;
+  };
+  const auto statistic = sgl::details::statistic_of(f, static_cast<float>(columns), reduce);
+  if constexpr (sgl::details::kWritesRows<F>) f.write_row(row, statistic);
+  SGL_INDEPENDENT_LOOP
+  for (std::int64_t j = 0; j < columns; ++j) {
+    float values[kKept + kShared];
+    keep(j, values);
+    for (int i = 0; i < kShared; ++i) values[kKept + i] = to_float(inputs[kInputs + i][j]);
+    const auto results = sgl::details::call<kLate>(f, values, statistic);
+    if constexpr (kCombines) outputs[0][j] = from_float<U>(values[0]);
+    for (int i = 0; i < kLate; ++i) outputs[kCombines + i][j] = from_float<U>(results.values[i]);
+  }
+}
+
+/// \brief Calls `body(row)` for each of `num_rows` rows, on several threads if that pays off, in the version for the
+/// widest vectors.
+/// \param columns elements of a row, for the work that it is.
+template <typename Body>
+void for_each_row(std::int64_t num_rows, std::int64_t columns, const Body& body) {
+  constexpr std::int64_t kElementsPerThread = 1 << 17;  // 50-100 us
+  const auto grain = div_ceil(kElementsPerThread, columns > 0 ? columns : 1);
+  parallel_for(num_rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    with_widest_vectors([&]() __attribute__((always_inline)) {
+      for (auto row = begin; row < end; ++row) body(row);
+    });
+  });
 }
 
 /// \brief Reduces and maps each row; all is written when it returns. An output may be an input.
 /// \tparam T, U the types of the inputs' and the outputs' elements.
 template <typename F, int kInputs, int kShared, int kOutputs, typename T, typename U>
 void row_reduce(const RowReduceJob<kInputs + kShared + kOutputs>& job, const F& f) {
-  constexpr std::int64_t kElementsPerThread = 1 << 17;  // 50-100 us
-  const auto run_row = [&](std::int64_t row) __attribute__((always_inline)) {
-    const T* inputs[kInputs + kShared];
-    U* outputs[kOutputs];
-    const auto at = [&](int i) { return static_cast<char*>(job.operands[i].data) + row * job.operands[i].stride; };
-    for (int i = 0; i < kInputs + kShared; ++i) inputs[i] = reinterpret_cast<const T*>(at(i));
-    for (int i = 0; i < kOutputs; ++i) outputs[i] = reinterpret_cast<U*>(at(kInputs + kShared + i));
-    const auto reduced = reduce_over<F>(job.columns, [&](std::int64_t j) __attribute__((always_inline)) {
-      float values[kInputs];
-      for (int i = 0; i < kInputs; ++i) values[i] = to_float(inputs[i][j]);
-      return sgl::details::term(f, values);
-    });
-    const float statistic = f.finish(static_cast<float>(reduced), static_cast<float>(job.columns));
-    SGL_INDEPENDENT_LOOP
-    for (std::int64_t j = 0; j < job.columns; ++j) {
-      float values[kInputs + kShared];
-      for (int i = 0; i < kInputs + kShared; ++i) values[i] = to_float(inputs[i][j]);
-      const auto results = sgl::details::call<kOutputs>(f, values, statistic);
-      for (int i = 0; i < kOutputs; ++i) outputs[i][j] = from_float<U>(results.values[i]);
-    }
-  };
-  const auto grain = div_ceil(kElementsPerThread, job.columns);
-  parallel_for(job.num_rows, grain, [&](std::int64_t begin, std::int64_t end) {
-    with_widest_vectors([&]() __attribute__((always_inline)) {
-      for (auto row = begin; row < end; ++row) run_row(row);
-    });
+  constexpr int kOperands = kInputs + kShared + kOutputs;
+  for_each_row(job.num_rows, job.columns, [&](std::int64_t row) __attribute__((always_inline)) {
+    void* addresses[kOperands];
+    for (int i = 0; i < kOperands; ++i)
+      addresses[i] = pointer::offset(job.operands[i].data, row * job.operands[i].stride);
+    reduce_row<F, kInputs, kShared, kOutputs, T, U>(f, job.columns, row, addresses);
   });
 }
 

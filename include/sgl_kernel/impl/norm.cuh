@@ -1,12 +1,12 @@
 #pragma once
 
-#include <sgl_kernel/math.cuh>
+#include <sgl_kernel/cta.cuh>
 #include <sgl_kernel/type.cuh>
 #include <sgl_kernel/vec.cuh>
-#include <sgl_kernel/warp.cuh>
 
 /// \file impl/norm.cuh
-/// \brief Building blocks of normalisation over rows: the threads that share a row, and the work of each.
+/// \brief Building blocks of normalisation over rows: the threads that share a row, and the work of each. For kernels
+/// that are ported from SGLang; a new op is a functor of row_reduce.h.
 ///
 /// For whole rows of fp16 or bf16. A warp shares a row of up to 256 elements, a block a longer one, with 16 bytes for
 /// each thread.
@@ -71,47 +71,25 @@ template <typename Packed, size_t N>
   return sum;
 }
 
-/// \brief The sum over `kThreads` lanes, a power of two; both sums for a pair. All lanes of the warp call.
-template <uint32_t kThreads = kWarpThreads>
-[[nodiscard]] SGL_DEVICE float lane_sum(float value) {
-  return warp::reduce_sum<float, kThreads>(value);
-}
-template <uint32_t kThreads = kWarpThreads>
-[[nodiscard]] SGL_DEVICE fp32x2_t lane_sum(fp32x2_t value) {
-  return {warp::reduce_sum<float, kThreads>(value.x), warp::reduce_sum<float, kThreads>(value.y)};
-}
-
 /// \brief The sum over the `kThreads` threads that share a row: every one of them gets it, the same bits.
 ///
-/// It sums a float, or a pair of floats (`fp32x2_t`), with at most one barrier in both cases. Up to 32 threads, a power
-/// of two, are neighbouring lanes of a warp: all lanes of the warp call, without synchronisation, and `smem` is not
-/// used. More threads are a whole one-dimensional block of `kThreads`, in whole warps: the call synchronises once
-/// inside, and the caller must synchronise before it uses `smem`, `kSmemBufferSize` values, again.
-template <uint32_t kThreads, typename Value>
-[[nodiscard]] SGL_DEVICE Value row_sum(Value value, Value* smem) {
+/// Up to 32 threads, a power of two, are neighbouring lanes of a warp: all lanes of the warp call, without
+/// synchronisation, and `smem` is not used. More threads are a whole one-dimensional block of `kThreads`, in whole
+/// warps: the call synchronises once inside, and the caller must synchronise before it uses `smem`, `kSmemBufferSize`
+/// values, again.
+template <uint32_t kThreads>
+[[nodiscard]] SGL_DEVICE float row_sum(float value, float* smem) {
   if constexpr (kThreads <= kWarpThreads) {
-    return lane_sum<kThreads>(value);
+    return warp::reduce_sum<float, kThreads>(value);
   } else {
-    constexpr uint32_t kWarps = kThreads / kWarpThreads;
-    static_assert(kThreads % kWarpThreads == 0, "norm: a row is shared by whole warps, or by part of one");
-    const uint32_t lane = threadIdx.x % kWarpThreads;
-    value = lane_sum(value);
-    if (lane == 0) smem[threadIdx.x / kWarpThreads] = value;
-    __syncthreads();
-    // Every warp adds the sums of all warps by itself, which saves the second barrier of a broadcast.
-    return lane_sum(lane < kWarps ? smem[lane] : Value{});
+    float sums[] = {value};
+    cta::all_reduce<kThreads>(sums, smem, 0.0f, [](float a, float b) { return a + b; });
+    return sums[0];
   }
 }
 
-/// \brief A pair of weights in Gemma's convention, 1 + weight; unchanged without `kPlusOne`.
-template <bool kPlusOne>
-[[nodiscard]] SGL_DEVICE fp32x2_t plus_one(fp32x2_t weight) {
-  if constexpr (kPlusOne) return {1.0f + weight.x, 1.0f + weight.y};
-  return weight;
-}
-
-/// \brief `input * factor * weight`, or `input * factor * (1 + weight)`, rounded once. Each thread acts by itself.
-template <bool kPlusOne = false, typename Packed, size_t N>
+/// \brief `input * factor * weight`, rounded once. Each thread acts by itself.
+template <typename Packed, size_t N>
 [[nodiscard]] SGL_DEVICE auto scale(
     const AlignedVector<Packed, N>& input, const AlignedVector<Packed, N>& weight, float factor)
     -> AlignedVector<Packed, N> {
@@ -119,7 +97,7 @@ template <bool kPlusOne = false, typename Packed, size_t N>
 #pragma unroll
   for (size_t i = 0; i < N; ++i) {
     const auto [x, y] = cast<fp32x2_t>(input[i]);
-    const auto [u, v] = plus_one<kPlusOne>(cast<fp32x2_t>(weight[i]));
+    const auto [u, v] = cast<fp32x2_t>(weight[i]);
     output[i] = cast<Packed>(fp32x2_t{x * factor * u, y * factor * v});
   }
   return output;
@@ -131,7 +109,7 @@ template <bool kPlusOne = false, typename Packed, size_t N>
 template <int64_t kDim, typename Vec>
 [[nodiscard]] SGL_DEVICE Vec apply_rmsnorm_warp(const Vec& input, const Vec& weight, float eps) {
   static_assert(kDim <= 256, "norm: a warp normalises rows of up to 256 elements, use apply_rmsnorm_cta");
-  const float sum = lane_sum(sum_of_squares(input));
+  const float sum = row_sum<kWarpThreads>(sum_of_squares(input), nullptr);
   return scale(input, weight, math::rsqrt(sum / kDim + eps));
 }
 

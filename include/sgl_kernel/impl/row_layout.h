@@ -5,43 +5,144 @@
 
 namespace sgl {
 
+/// \brief The most blocks of a grid.
+inline constexpr long long kMaxBlocks = 0x7fffffff;
+
 /// \brief How many threads hold a row in registers, and how many a block has: a multiple, for rows of one warp or less.
 struct RowLayout {
-  unsigned threads_per_row;
+  unsigned threads_per_row;  ///< 0: a kernel for any size reads the row several times, a block for each row
   unsigned block_threads;
+  /// Whether the next kernel may start before this one has issued its loads: it is there earlier, and takes room.
+  bool triggers_first;
 
-  constexpr unsigned rows_per_block() const {
-    return block_threads / threads_per_row;
+  constexpr bool is_resident() const {
+    return threads_per_row != 0;
+  }
+  constexpr long long num_blocks(long long num_rows) const {
+    if (!is_resident()) return num_rows < kMaxBlocks ? num_rows : kMaxBlocks;
+    const unsigned rows_per_block = block_threads / threads_per_row;
+    return (num_rows + rows_per_block - 1) / rows_per_block;
   }
 };
 
-/// \brief The most vectors of one input that a thread holds.
-inline constexpr unsigned kMaxRowVectors = 4;
+/// \brief The work of a row reduction: its inputs, and its passes over them.
+enum class RowWork { kOneInput, kMoreInputs, kTwoPasses };
 
-/// \brief The layout of rows of `vectors` vectors, by measurement on an H200.
-///
-/// Few rows are spread thin, a vector for each thread, since latency is all that counts. Of many rows a thread holds
-/// four vectors of all inputs together, so that few blocks keep memory busy while others wait in their reductions; but
-/// a block has 128 threads at least, for the four schedulers of a multiprocessor. A warp takes a row that fits into it.
+/// \brief The most vectors of a row that is held in registers: four for each thread of the largest block.
+inline constexpr unsigned kMaxRowVectors = 4096;
+
+/// \brief A line of the table of layouts: the threads that share a row of up to so many vectors. Its columns are for
+/// numbers of rows, by `row_column`. 32: a warp, or a part of one. A negative number: as many, and `triggers_first`.
+struct RowLayoutLine {
+  unsigned vectors;
+  int threads[6];
+};
+
+/// \brief The column of the table: up to 1/8, 1, 2, 4 and 8 rows for each multiprocessor, or more.
+constexpr int row_column(long long num_rows, unsigned num_sms) {
+  int column = 0;
+  for (const long long eighths : {1, 8, 16, 32, 64}) column += 8 * num_rows > eighths * num_sms;
+  return column;
+}
+
+// Fastest on an H200 with 16-byte vectors of bf16, in microseconds of graphs of calls:
+// `python -m sgljit_norm.bench.tune --table` prints these lines, and Python reads them here.
+inline constexpr RowLayoutLine kRowLayouts[3][16] = {
+    // clang-format off
+    {  // one input
+      {  32, {  -32,   -32,   -32,   -32,   -32,   -32}},
+      {  64, {  -64,   -64,   -64,   -64,    32,    32}},
+      {  96, {  -96,   -96,   -96,   -96,   -96,    32}},
+      { 128, { -128,  -128,  -128,  -128,    64,    32}},
+      { 192, { -192,  -192,  -192,    96,  -192,    96}},
+      { 256, { -256,  -256,  -256,  -256,  -256,    96}},
+      { 320, {  160,   160,   160,   160,   160,   160}},
+      { 384, {  128,   128,   128,  -384,   128,   128}},
+      { 512, { -512,   192,  -512,  -512,   128,   192}},
+      { 640, {  320,   320,   224,   224,   160,   160}},
+      { 768, {  384,   256,  -768,   192,   192,   256}},
+      { 896, {  224,   224,  -896,   224,   512,   512}},
+      {1024, {  352,   352, -1024,   256,   256,   352}},
+      {1536, {  512,   512,   512,   512,   256,   256}},
+      {2048, {  416,   704,   512,   512,   512,   512}},
+      {4096, { 1024,  1024,  1024,  1024,  1024,  1024}},
+    },
+    {  // more inputs
+      {  32, {  -32,   -32,   -32,   -32,   -32,   -32}},
+      {  64, {  -64,   -64,   -64,   -64,    32,    32}},
+      {  96, {  -96,   -96,   -96,  -128,    64,   -96}},
+      { 128, { -128,  -128,    64,    64,    64,    64}},
+      { 192, { -192,  -192,    96,    96,    96,  -192}},
+      { 256, { -256,  -256,    96,  -256,  -256,  -256}},
+      { 320, { -320,   160,   128,   128,   160,   160}},
+      { 384, { -384,   192,   192,    96,   192,   192}},
+      { 512, { -512,   256,  -512,  -512,    96,    96}},
+      { 640, {  320,   320,   256,   256,   320,   320}},
+      { 768, {  384,   384,  -768,   384,   384,   160}},
+      { 896, {  512,   448,   224,   192,   192,   224}},
+      {1024, {  352,   352, -1024,   224,   224,   224}},
+      {1536, {  512,   512,   512,   512,   512,   512}},
+      {2048, {  704,  1024,   384,   384,   384,   704}},
+      {4096, { 1024,  1024,  1024,  1024,  1024,  1024}},
+    },
+    {  // two passes
+      {  32, {  -32,   -32,   -32,   -32,   -32,   -32}},
+      {  64, {  -64,   -64,   -64,    32,    32,    32}},
+      {  96, {  -96,   -96,   -96,    64,    32,    32}},
+      { 128, { -128,  -128,    64,    64,    64,    32}},
+      { 192, { -192,    96,   128,  -192,  -192,    96}},
+      { 256, { -256,   128,   128,   128,   128,   128}},
+      { 320, {  160,   160,   160,   160,   160,    96}},
+      { 384, {  192,   192,   192,   192,   128,   128}},
+      { 512, {  256,   256,   256,   256,    64,    64}},
+      { 640, {  320,   320,   320,   320,   320,   160}},
+      { 768, {  384,   384,   384,   256,   192,   192}},
+      { 896, {  448,   448,   448,   256,   256,   256}},
+      {1024, {  512,   512,   512,   128,   128,   128}},
+      {1536, {  192,   192,   320,   320,   320,   256}},
+      {2048, {  256,   256,   256,   256,   256,   256}},
+      {4096, { 1024,  1024,  1024,  1024,  1024,  1024}},
+    },
+    // clang-format on
+};
+
+/// \brief The layout of rows of `vectors` vectors, at most `kMaxRowVectors`. A size between two lines gets as many
+/// vectors for each thread as the larger one.
 struct ChooseRowLayout {
-  constexpr RowLayout operator()(unsigned vectors, unsigned num_inputs, long long num_rows, unsigned num_sms) const {
+  constexpr RowLayout operator()(unsigned vectors, RowWork work, long long num_rows, unsigned num_sms) const {
     constexpr unsigned kWarp = 32;
     const auto ceil = [](unsigned a, unsigned b) { return (a + b - 1) / b; };
-    const unsigned most = num_inputs >= 4 ? 1 : 4 / num_inputs;
-    const bool is_few = num_rows < 2 * static_cast<long long>(num_sms);
-    if (vectors <= kWarp * (is_few ? 1 : most)) {
-      unsigned threads = 1;
-      while (threads < kWarp && threads < vectors) threads *= 2;
-      return {threads, 128};
-    }
-    unsigned held = most;
-    if (vectors <= 1024 && is_few) held = 1;
-    else if (vectors <= 768 && num_rows < 4 * static_cast<long long>(num_sms)) held = ceil(most, 2);
-    else if (vectors < 128 * most) held = ceil(vectors, 128);
-    while (ceil(vectors, held) > 1024) ++held;
-    const unsigned threads = ceil(ceil(vectors, held), kWarp) * kWarp;
-    return {threads, threads};
+    const RowLayoutLine* line = kRowLayouts[static_cast<int>(work)];
+    while (line->vectors < vectors) ++line;
+    const int entry = line->threads[row_column(num_rows, num_sms)];
+    const bool triggers_first = entry < 0;
+    auto threads = static_cast<unsigned>(triggers_first ? -entry : entry);
+    if (vectors < line->vectors) threads = ceil(ceil(vectors, ceil(line->vectors, threads)), kWarp) * kWarp;
+    if (threads > kWarp) return {threads, threads, triggers_first};
+    threads = 1;
+    while (threads < kWarp && threads < vectors) threads *= 2;
+    // Blocks of less than 4 KiB start and end more slowly than memory delivers.
+    return {threads, vectors <= kWarp ? 256u : 128u, triggers_first};
   }
 };
+
+/// \brief The layout of rows of any size, of `vectors` vectors.
+constexpr RowLayout generic_layout(long long vectors) {
+  const auto threads = static_cast<unsigned>(vectors < 1 ? 1 : vectors < 1024 ? vectors : 1024);
+  return {0, (threads + 31) / 32 * 32, false};
+}
+
+/// \brief The layout of rows of `columns` elements that are loaded by `elements`, which divide them.
+template <typename Layout = ChooseRowLayout>
+constexpr RowLayout layout_rows(
+    long long columns, long long elements, long long element_bytes, RowWork work, long long num_rows,
+    unsigned num_sms) {
+  const long long vectors = columns / elements;
+  if (elements > 1 && elements * element_bytes >= 8 && vectors > 0 && vectors <= kMaxRowVectors) {
+    const RowLayout layout = Layout{}(static_cast<unsigned>(vectors), work, num_rows, num_sms);
+    if (layout.num_blocks(num_rows) <= kMaxBlocks) return layout;
+  }
+  return generic_layout(vectors);
+}
 
 }  // namespace sgl

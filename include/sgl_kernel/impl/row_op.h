@@ -12,10 +12,10 @@
 namespace host::details {
 
 /// The element types of row operations, by the names that `KernelFamily.build_deferred` gives them.
-inline constexpr const char* kElementNames[] = {"fp32_t", "fp16_t", "bf16_t"};
+inline constexpr Spelling kElementNames[] = {{"fp32_t", 6}, {"fp16_t", 6}, {"bf16_t", 6}, {"fp8_e4m3_t", 10}};
 
 inline int element_index(DLDataType dtype) {
-  return is_type<float>(dtype) ? 0 : is_type<__half>(dtype) ? 1 : 2;
+  return is_type<float>(dtype) ? 0 : is_type<__half>(dtype) ? 1 : is_type<__nv_bfloat16>(dtype) ? 2 : 3;
 }
 
 /// The C++ expression `kName<F, kCounts..., input, output>`, spelled at compile time.
@@ -44,9 +44,9 @@ struct RowOpSymbol {
     append(type_spelling<F>().text, type_spelling<F>().size);
     (append_count(kCounts), ...);
     append(", ", 2);
-    append(kElementNames[kInput], 6);
+    append(kElementNames[kInput].text, kElementNames[kInput].size);
     append(", ", 2);
-    append(kElementNames[kOutput], 6);
+    append(kElementNames[kOutput].text, kElementNames[kOutput].size);
     append(">", 1);
   }
 };
@@ -59,19 +59,19 @@ template <const char* kName, typename Job, typename F, int... kCounts>
 struct RowOpOnCpu {
  public:
   explicit constexpr RowOpOnCpu(const char* file) noexcept
-      : m_functions{{file, s_symbol<0, 0>}, {file, s_symbol<0, 1>}, {file, s_symbol<0, 2>},  //
-                    {file, s_symbol<1, 0>}, {file, s_symbol<1, 1>}, {file, s_symbol<1, 2>},  //
-                    {file, s_symbol<2, 0>}, {file, s_symbol<2, 1>}, {file, s_symbol<2, 2>}} {}
+      : m_functions{{file, s_symbol<0, 0>}, {file, s_symbol<0, 1>}, {file, s_symbol<0, 2>}, {file, s_symbol<0, 3>},
+                    {file, s_symbol<1, 0>}, {file, s_symbol<1, 1>}, {file, s_symbol<1, 2>}, {file, s_symbol<1, 3>},
+                    {file, s_symbol<2, 0>}, {file, s_symbol<2, 1>}, {file, s_symbol<2, 2>}, {file, s_symbol<2, 3>}} {}
 
   void operator()(DLDataType input, DLDataType output, const Job& job, const F& f) {
-    m_functions[3 * element_index(input) + element_index(output)](job, f);
+    m_functions[4 * element_index(input) + element_index(output)](job, f);
   }
 
  private:
   template <int kInput, int kOutput>
   static constexpr const char* s_symbol = kRowOpSymbol<kName, F, kInput, kOutput, kCounts...>.text;
 
-  Deferred<void(const Job&, const F&)> m_functions[9];
+  Deferred<void(const Job&, const F&)> m_functions[12];
 };
 
 }  // namespace host::details

@@ -13,7 +13,8 @@ struct RowReduceParams {
   RowOperand operands[kOperands];
   long long num_rows;
   long long columns;
-  SGL_FIELDS(operands, num_rows, columns)
+  bool triggers_first;  ///< see RowLayout
+  SGL_FIELDS(operands, num_rows, columns, triggers_first)
 };
 
 }  // namespace sgl

@@ -1,7 +1,6 @@
 """Which variants of the norms does a model ask for?
 
-It follows the choice of csrc/norm_launch.h for tensors as models have them: rows without gaps, or slices of a
-projection that begin at a whole load.
+Its tensors are as models have them: rows without gaps, or slices of a projection that begin at a whole load.
 """
 
 from __future__ import annotations
@@ -12,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core.compilers.arch import cuda_target
-
+from . import kernels
 from .ops import host_module
 from .plugin import FAMILY
 
 if TYPE_CHECKING:
     from sgljit_core.engines.shapes import ModelShape
-
-_MAX_ROW_BYTES = 64 << 10  # kMaxRowBytes of csrc/norm_params.h
 
 
 def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -> Iterator[Callable[[], Any]]:
@@ -28,47 +24,48 @@ def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -
 
     Queries and keys that are normalised count for the fused op and for ``rmsnorm``, whichever of them is called.
     """
-    kernels = {name: rows for name, rows in _kernels(shape).items() if rows and (ops is None or name in ops)}
-    if not kernels:
+    dtype = getattr(torch, shape.dtype)
+    wanted = {name: made for name, made in _kernels(shape, dtype).items() if made and (ops is None or name in ops)}
+    if not wanted:
         return
     yield host_module
-    files = {file for rows in kernels.values() for file, _, _ in rows}
     if device == "cpu":
-        for file in sorted(files):
-            yield functools.partial(FAMILY.build_deferred, f"{file}_cpu.cpp", f"{file}_on_cpu")
+        loops = {_loop(name, dtype) for name in wanted}
+        yield from (functools.partial(FAMILY.build_deferred, *loop) for loop in sorted(loops))
         return
-    made = {_variant(shape, *row) for rows in kernels.values() for row in rows}
-    for file, kernel, *arguments in sorted(made, key=str):
-        yield functools.partial(FAMILY.build_variant, f"{file}.cuh", f"norm_kernels::{kernel}", *arguments)
+    for kernel in sorted({kernel for made in wanted.values() for kernel in made}, key=str):
+        yield functools.partial(FAMILY.build_variant, *kernel)
 
 
-def _kernels(shape: ModelShape) -> dict[str, set[tuple[str, str, tuple[int, ...]]]]:
-    """For each op that the model can use, the file, the kernel and the size of the rows."""
+def _kernels(shape: ModelShape, dtype: torch.dtype) -> dict[str, list[kernels.Kernel]]:
+    """For each op that the model can use, the kernels."""
     if not shape.rms_norm:
         return {}
-    gemma = "gemma_" * shape.traits.one_plus
+    plus_one = shape.traits.one_plus
+    gemma = "gemma_" * plus_one
     of_head, of_all = shape.traits.qk_norm == "head", shape.traits.qk_norm == "all"
     query, key = shape.query_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     alone = {shape.hidden_size, *shape.latent_sizes}
     alone |= {shape.head_dim} if of_head else set()
     # Whole rows of queries and keys are normalised where all ranks' heads are together.
     alone |= {heads * shape.head_dim for heads in (shape.all_query_heads, shape.all_kv_heads)} if of_all else set()
+    rmsnorm, fused_add = _OPERATIONS[f"{gemma}rmsnorm"], _OPERATIONS[f"{gemma}fused_add_rmsnorm"]
     return {
-        f"{gemma}rmsnorm": {("rmsnorm", "rmsnorm", (size,)) for size in alone},
-        f"{gemma}fused_add_rmsnorm": {("fused_add_rmsnorm", "fused_add_rmsnorm", (shape.hidden_size,))},
-        f"{gemma}fused_inplace_qknorm": {("qknorm", "qknorm", (shape.head_dim,))} if of_head else set(),
-        "fused_inplace_qknorm_across_heads": {("qknorm", "qknorm_across_heads", (query, key))} if of_all else set(),
+        f"{gemma}rmsnorm": [kernel for size in alone for kernel in rmsnorm.kernels(size, dtype)],
+        f"{gemma}fused_add_rmsnorm": fused_add.kernels(shape.hidden_size, dtype),
+        f"{gemma}fused_inplace_qknorm": kernels.qknorm(shape.head_dim, dtype, plus_one) if of_head else [],
+        "fused_inplace_qknorm_across_heads": kernels.qknorm_across_heads(query, key, dtype) if of_all else [],
     }
 
 
-def _variant(shape: ModelShape, file: str, kernel: str, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-    """The file, the kernel and its template arguments, as RowsLaunch chooses them."""
-    dtype = getattr(torch, shape.dtype)
-    flag = () if kernel == "qknorm_across_heads" else (shape.traits.one_plus,)
-    widest = 32 if (cuda_target().cuda_arch or (0, 0)) >= (10, 0) else 16
-    row_bytes = [size * dtype.itemsize for size in sizes]
-    load_bytes = min(widest, *(size & -size for size in row_bytes))  # the largest power of two that divides all
-    if load_bytes >= 16 and sum(row_bytes) <= _MAX_ROW_BYTES:
-        return (file, kernel, *sizes, load_bytes, *flag, dtype)
-    elements = min(load_bytes, 16) // dtype.itemsize
-    return (file, f"{file}_any_size", elements, shape.traits.one_plus, dtype)
+_OPERATIONS = {
+    "rmsnorm": kernels.RMSNORM,
+    "gemma_rmsnorm": kernels.GEMMA_RMSNORM,
+    "fused_add_rmsnorm": kernels.FUSED_ADD,
+    "gemma_fused_add_rmsnorm": kernels.GEMMA_FUSED_ADD,
+}
+
+
+def _loop(op: str, dtype: torch.dtype) -> tuple[str, str]:
+    """The CPU's part of an op."""
+    return _OPERATIONS[op].loop(dtype) if op in _OPERATIONS else kernels.QKNORM_ON_CPU

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sgljit_core import cache_once
-from sgljit_core.compilers.arch import cuda_target
 
+from . import kernels
 from .plugin import FAMILY
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
 # Compiled side by side: where there are cores for it, the first call of any op waits for the slowest alone.
-_HOST_FILES = ["rmsnorm.cpp", "fused_add_rmsnorm.cpp", "qknorm.cpp", "qknorm_across_heads.cpp", "layernorm.cpp"]
+_HOST_FILES = ["rmsnorm.cpp", "fused_add_rmsnorm.cpp", "qknorm.cpp", "layernorm.cpp"]
 
 
 @cache_once
@@ -231,24 +230,26 @@ _GEMMA_HEAD_DIMS = (256,)
 
 
 def variants() -> Iterator[Callable[[], Any]]:
-    """The variants worth building ahead: the host part, and on CUDA the usual sizes and the kernels for any size."""
+    """The variants worth building ahead: the host part, the CPU's loops, the usual sizes and kernels for any size."""
     yield host_module
-    for op in ("rmsnorm", "fused_add_rmsnorm", "qknorm", "layernorm"):
-        yield functools.partial(FAMILY.build_deferred, f"{op}_cpu.cpp", f"{op}_on_cpu")
-    load_bytes = 32 if (cuda_target().cuda_arch or (0, 0)) >= (10, 0) else 16
-    for dtype, (op, sizes, flag) in itertools.product(
-        (torch.float16, torch.bfloat16),
-        (
-            ("rmsnorm", _HIDDEN_SIZES, False),
-            ("rmsnorm", _GEMMA_SIZES, True),
-            ("fused_add_rmsnorm", _HIDDEN_SIZES, False),
-            ("fused_add_rmsnorm", _GEMMA_SIZES, True),
-            ("qknorm", _HEAD_DIMS, False),
-            ("qknorm", _GEMMA_HEAD_DIMS, True),
-            ("layernorm", _LAYERNORM_SIZES, True),
-        ),
-    ):
-        kernel = functools.partial(FAMILY.build_variant, f"{op}.cuh")
-        yield functools.partial(kernel, f"norm_kernels::{op}_any_size", 16 // dtype.itemsize, flag, dtype)
-        for size in sizes:
-            yield functools.partial(kernel, f"norm_kernels::{op}", size, load_bytes, flag, dtype)
+    yield functools.partial(FAMILY.build_deferred, *kernels.QKNORM_ON_CPU)
+    sizes = {
+        kernels.RMSNORM: _HIDDEN_SIZES,
+        kernels.GEMMA_RMSNORM: _GEMMA_SIZES,
+        kernels.FUSED_ADD: _HIDDEN_SIZES,
+        kernels.GEMMA_FUSED_ADD: _GEMMA_SIZES,
+        kernels.LAYERNORM: _LAYERNORM_SIZES,
+    }
+    for operation in (*sizes, kernels.LAYERNORM_WITHOUT_BIAS):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            yield functools.partial(FAMILY.build_deferred, *operation.loop(dtype))
+    for dtype in (torch.float16, torch.bfloat16):
+        made = [operation.generic(dtype) for operation in sizes]
+        made += [
+            kernel for operation in sizes for size in sizes[operation] for kernel in operation.kernels(size, dtype)
+        ]
+        for plus_one, head_dims in ((False, _HEAD_DIMS), (True, _GEMMA_HEAD_DIMS)):
+            made.append(kernels.qknorm_generic(16 // dtype.itemsize, dtype, plus_one))
+            made += [kernel for size in head_dims for kernel in kernels.qknorm(size, dtype, plus_one)]
+        for kernel in made:
+            yield functools.partial(FAMILY.build_variant, *kernel)

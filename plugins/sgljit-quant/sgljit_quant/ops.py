@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once, is_arch_support_pdl
+from sgljit_core import CppType, cache_once, is_arch_support_pdl, make_cpp_args
+from sgljit_core.model.row_kernels import RowReduction
 
 from .plugin import FAMILY
 
@@ -78,28 +79,30 @@ def per_token_quant_fp8(
     """
 
 
+PER_TOKEN = RowReduction("quant.h", "quant::PerToken", 1)
+_HIDDEN_SIZES = (2048, 2880, 3072, 4096, 5120, 6144, 7168, 8192, 16384)
+
+
 def variants() -> Iterator[Callable[[], Any]]:
-    """The variants worth building ahead: the host part, the CPU's part, and every kernel for aligned half types."""
+    """The variants worth building ahead: the host part, the CPU's parts, and kernels for aligned half types."""
     yield host_module
-    yield functools.partial(FAMILY.build_deferred, "quant_cpu.cpp", "quantize_on_cpu")
-    yield functools.partial(FAMILY.build_variant, "quant.cuh", "quant::set_smallest_scale")
+    fp8 = torch.float8_e4m3fn
+    yield functools.partial(FAMILY.build_deferred, "quant_cpu.cpp", "quant::scale_on_cpu")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        yield functools.partial(FAMILY.build_deferred, *PER_TOKEN.loop(dtype, fp8))
+        of_map = make_cpp_args(CppType("quant::PerTensor"), 1, 1, dtype, fp8)
+        yield functools.partial(FAMILY.build_deferred, "quant.h", f"host::cpu::row_map<{of_map}>")
+    kernel = functools.partial(functools.partial, FAMILY.build_variant)
+    yield kernel("quant.cuh", "quant::set_smallest_scale")
     for dtype in (torch.float16, torch.bfloat16):
-        elements = 16 // dtype.itemsize
-
-        def kernel(name: str, *arguments: int | bool, _dtype: torch.dtype = dtype) -> Callable[[], Any]:
-            return functools.partial(FAMILY.build_variant, "quant.cuh", f"quant::{name}", *arguments, _dtype)
-
-        yield kernel("raise_scale", elements)
-        for is_static in (False, True):
+        item = (16 // dtype.itemsize, False)
+        yield kernel("quant.cuh", "quant::raise_scale", *item, dtype)
+        for is_computed in (False, True):
             for units in (1, 4):
-                yield kernel("quantize", elements, units, not is_static)
-        yield kernel("quantize_small", elements, False)
-        if is_arch_support_pdl():
-            yield kernel("quantize_small", elements, True)  # in a cluster
-        for row_threads in (8, 16, 32):
-            yield kernel("quantize_rows", elements, 1, row_threads)
-        for units in (2, 4):
-            yield kernel("quantize_rows", elements, units, 32)
-        for units in (1, 2, 4):
-            yield kernel("quantize_rows", elements, units, 0)
-        yield kernel("quantize_long_rows", elements)
+                yield kernel("quant.cuh", "quant::quantize", *item, units, is_computed, dtype)
+        for in_cluster in (False, True) if is_arch_support_pdl() else (False,):
+            yield kernel("quant.cuh", "quant::quantize_small", *item, in_cluster, dtype)
+        yield kernel(*PER_TOKEN.generic(dtype, fp8))
+        for size in _HIDDEN_SIZES:
+            for arguments in PER_TOKEN.kernels(size, dtype, fp8):
+                yield kernel(*arguments)

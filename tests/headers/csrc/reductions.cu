@@ -100,6 +100,33 @@ void cta(host::TensorView returned, host::TensorView stored, host::TensorView in
       static_cast<const T*>(in.data_ptr()));
 }
 
+/// The sum and the largest of two values of each thread, as every thread gets them; kThreads as in `all_reduce`.
+template <uint32_t kThreads>
+__global__ void all_reduce_kernel(float* out, const float* in) {
+  using namespace device;
+  __shared__ float smem[2][2 * kWarpThreads];
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  float sums[] = {in[i], 2 * in[i]}, largest[] = {in[i], -in[i]};
+  cta::all_reduce<kThreads>(sums, smem[0], 0.0f, [](float a, float b) { return a + b; });
+  cta::all_reduce<kThreads>(largest, smem[1], -math::inf, [](float a, float b) { return math::max(a, b); });
+  const float values[] = {sums[0], sums[1], largest[0], largest[1]};
+  for (int j = 0; j < 4; ++j) out[4 * i + j] = values[j];
+}
+
+/// `in` is [rows, threads], `out` [rows, threads, 4]; one block for each row.
+void all_reduce(host::TensorView out, host::TensorView in, bool is_fixed) {
+  const auto threads = in.size(1);
+  const host::LaunchKernel launch(in.size(0), threads, in.device());
+  auto* to = static_cast<float*>(out.data_ptr());
+  const auto* from = static_cast<const float*>(in.data_ptr());
+  if (!is_fixed) return launch(all_reduce_kernel<0>, to, from);
+  if (threads == 32) return launch(all_reduce_kernel<32>, to, from);
+  if (threads == 256) return launch(all_reduce_kernel<256>, to, from);
+  if (threads == 288) return launch(all_reduce_kernel<288>, to, from);
+  host::RuntimeCheck(threads == 1024, "no kernel is made for ", threads, " threads");
+  launch(all_reduce_kernel<1024>, to, from);
+}
+
 /// The bounds of the forms with three arguments.
 __global__ void cta_bounds_kernel(float* out, const float* in, float bound) {
   __shared__ float smem[32];
@@ -137,4 +164,5 @@ EXPORT_TYPE(bfloat16, bf16_t)
 EXPORT_TYPE(int32, int32_t)
 EXPORT_TYPE(int64, int64_t)
 SGL_EXPORT(every_mask, (every_mask))
+SGL_EXPORT(all_reduce, (all_reduce))
 SGL_EXPORT(cta_bounds, (cta_bounds))

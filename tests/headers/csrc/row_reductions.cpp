@@ -15,6 +15,13 @@ void rmsnorm(host::TensorView x, host::TensorView weight, host::TensorView out, 
 host::RowReduce<reductions::FusedAddRMSNorm, 2, 1, 2> fused_add_of_rows{"row_reductions.h"};
 host::RowReduce<reductions::ByLargest, 1> by_largest_of_rows{"row_reductions.h"};
 
+host::RowReduce<reductions::Standardised, 2, 0, 2> standardised_rows{"row_reductions.h"};
+
+void standardised(TensorView a, TensorView b, TensorView difference, TensorView out, TensorView deviations) {
+  standardised_rows(
+      {rows("a", a), rows("b", b)}, {rows("difference", difference), rows("out", out)},
+      {static_cast<float*>(deviations.data_ptr())});
+}
 void fused_add_rmsnorm(TensorView x, TensorView residual, TensorView weight, float eps) {
   fused_add_of_rows(
       {rows("x", x), rows("residual", residual)}, {shared_row("weight", weight)},

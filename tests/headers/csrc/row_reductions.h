@@ -50,4 +50,37 @@ struct ByLargest {
   }
 };
 
+/// With inputs that are combined to the first output, reductions of two terms in two passes, a struct as statistic, and
+/// a result for each row.
+struct Standardised {
+  static constexpr auto kOneType = true;
+  float* deviations;
+  SGL_FIELDS(deviations)
+
+  struct Moments {
+    float mean, deviation;
+  };
+  SGL_HD float combine(float a, float b) const {
+    return a - b;
+  }
+  SGL_HD sgl::Values<2> term(float x) const {
+    return {{x, 1}};
+  }
+  SGL_HD Moments finish(const sgl::Values<2>& sums, float size) const {
+    return {sums.values[0] / sums.values[1], size};
+  }
+  SGL_HD float second_term(const Moments& first, float x) const {
+    return (x - first.mean) * (x - first.mean);
+  }
+  SGL_HD Moments second_finish(const Moments& first, float sum, float) const {
+    return {first.mean, sgl::sqrt(sum / first.deviation)};
+  }
+  SGL_HD void write_row(long long row, const Moments& moments) const {
+    deviations[row] = moments.deviation;
+  }
+  SGL_HD float operator()(const Moments& moments, float x) const {
+    return (x - moments.mean) / moments.deviation;
+  }
+};
+
 }  // namespace reductions

@@ -1,33 +1,28 @@
 /// \file layernorm.cpp
-/// \brief The host part of layer normalisation: the functions that Python calls, and the choice of a kernel.
+/// \brief The host part of layer normalisation: the function that Python calls.
 
-#include <sgl_kernel/deferred.h>
 #include <sgl_kernel/export.h>
+#include <sgl_kernel/optional.h>
 
 #include "norm.h"
+#include "norm_args.h"
 
 namespace {
 
-host::Deferred<void(const NormArgs&)> layernorm_on_cpu{"layernorm_cpu.cpp", "layernorm_on_cpu"};
-host::Kernel<norm_kernels::NormParams> layernorm_kernel{"layernorm.cuh", "norm_kernels::layernorm"};
-host::Kernel<norm_kernels::NormParams> layernorm_any_size_kernel{"layernorm.cuh", "norm_kernels::layernorm_any_size"};
+using host::TensorView, host::Optional;
+
+host::RowReduce<norms::LayerNorm, 1, 1> layernorm_of_rows{"norm.h"};
+host::RowReduce<norms::LayerNorm, 1, 2> layernorm_with_bias{"norm.h"};
 
 /// y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row x of `input` [..., hidden], into the
 /// same row of `out`, which defaults to `input`; on CUDA on the current stream of its device.
-void layernorm(
-    host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> bias,
-    host::Optional<host::TensorView> out, double eps) {
-  const auto args = match_norm("layernorm", input, weight, bias, out.value_or(input), eps, false);
-  if (args.is_empty()) return;
-  if (args.device.device_type == kDLCPU) return layernorm_on_cpu(args);
-  const auto params = params_of(args);
-  const auto rows = rows_of(args, params);
-  const bool has_bias = args.bias != nullptr;
-  if (rows.fits_registers()) {
-    rows.in_registers(layernorm_kernel.get(args.hidden_size, rows.load_bytes, has_bias, args.dtype), params);
-  } else {
-    rows.any_size(layernorm_any_size_kernel.get(rows.elements(), has_bias, args.dtype), params);
-  }
+void layernorm(TensorView input, TensorView weight, Optional<TensorView> bias, Optional<TensorView> out, double eps) {
+  const norms::LayerNorm f = {checked_eps("layernorm", eps)};
+  const auto x = tokens("input", input);
+  const auto w = host::shared_row("weight", weight);
+  const auto y = tokens("out", out.value_or(input));
+  if (!bias.has_value()) return layernorm_of_rows({x}, {w}, {y}, f);
+  layernorm_with_bias({x}, {w, host::shared_row("bias", *bias)}, {y}, f);
 }
 
 }  // namespace

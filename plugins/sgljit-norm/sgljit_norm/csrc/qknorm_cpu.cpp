@@ -1,30 +1,32 @@
 /// \file qknorm_cpu.cpp
 /// \brief RMSNorm over q and k on the CPU. Compiled at the first call with CPU tensors.
 
-#include "norm_cpu.h"
-#include "qknorm_args.h"
+#include <sgl_kernel/deferred.h>
+
+#include "norm.h"
+#include "qknorm_params.h"
 
 namespace {
 
-/// Each head of one token, in place.
-template <typename T>
-[[gnu::always_inline]] inline void normalise_heads(
-    const HeadsArgs& heads, std::int64_t token, double eps, float weight_bias) {
-  for (std::int64_t head = 0; head < heads.num_heads; ++head) {
-    T* data = static_cast<T*>(heads.data) + token * heads.token_stride + head * heads.head_stride;
-    rmsnorm_row(data, static_cast<const T*>(heads.weight), data, heads.head_dim, eps, weight_bias);
-  }
+template <bool kPlusOne, typename T>
+void normalise(const norms::QKNormParams& params, float eps) {
+  const auto& [q, k, num_tokens, inverse_heads, triggers_first] = params;
+  const auto columns = q.num_heads * q.head_dim + k.num_heads * k.head_dim;
+  host::cpu::for_each_row(num_tokens, columns, [&](std::int64_t token) __attribute__((always_inline)) {
+    for (const auto* x : {&q, &k}) {
+      for (std::int64_t head = 0; head < x->num_heads; ++head) {
+        void* data = static_cast<char*>(x->data) + token * x->token_stride + head * x->head_stride;
+        host::cpu::reduce_row<norms::RMSNorm<kPlusOne>, 1, 1, 1, T, T>(
+            {eps}, x->head_dim, head, {data, x->weight, data});
+      }
+    }
+  });
 }
 
-/// x / sqrt(mean(x^2) + eps) * weight for each row x of q and of k.
-void qknorm_on_cpu(const QKNormArgs& args) {
-  const auto token_size = args.q.num_heads * args.q.head_dim + args.k.num_heads * args.k.head_dim;
-  const float weight_bias = args.plus_one ? 1.0f : 0.0f;
-  with_element_type(args.dtype, [&]<typename T>(T) {
-    for_each_row(args.num_tokens, token_size, [&](std::int64_t token) __attribute__((always_inline)) {
-      normalise_heads<T>(args.q, token, args.eps, weight_bias);
-      normalise_heads<T>(args.k, token, args.eps, weight_bias);
-    });
+/// x / sqrt(mean(x^2) + eps) * weight for each head x of q and of k, in place; Gemma's form with 1 + weight.
+void qknorm_on_cpu(const norms::QKNormParams& params, DLDataType dtype, float eps, bool plus_one) {
+  host::cpu::with_element_type(dtype, [&]<typename T>(T) {
+    return plus_one ? normalise<true, T>(params, eps) : normalise<false, T>(params, eps);
   });
 }
 

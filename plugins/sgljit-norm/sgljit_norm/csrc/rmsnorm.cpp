@@ -1,38 +1,32 @@
 /// \file rmsnorm.cpp
-/// \brief The host part of RMSNorm: the functions that Python calls, and the choice of a kernel.
+/// \brief The host part of RMSNorm: the functions that Python calls.
 
-#include <sgl_kernel/deferred.h>
 #include <sgl_kernel/export.h>
+#include <sgl_kernel/optional.h>
 
 #include "norm.h"
+#include "norm_args.h"
 
 namespace {
 
-host::Deferred<void(const NormArgs&)> rmsnorm_on_cpu{"rmsnorm_cpu.cpp", "rmsnorm_on_cpu"};
-host::Kernel<norm_kernels::NormParams> rmsnorm_kernel{"rmsnorm.cuh", "norm_kernels::rmsnorm"};
-host::Kernel<norm_kernels::NormParams> rmsnorm_any_size_kernel{"rmsnorm.cuh", "norm_kernels::rmsnorm_any_size"};
+using host::TensorView, host::Optional;
 
-void run_rmsnorm(const NormArgs& args) {
-  if (args.is_empty()) return;
-  if (args.device.device_type == kDLCPU) return rmsnorm_on_cpu(args);
-  const auto params = params_of(args);
-  const auto rows = rows_of(args, params);
-  if (rows.fits_registers()) {
-    rows.in_registers(rmsnorm_kernel.get(args.hidden_size, rows.load_bytes, args.plus_one, args.dtype), params);
-  } else {
-    rows.any_size(rmsnorm_any_size_kernel.get(rows.elements(), args.plus_one, args.dtype), params);
-  }
-}
+host::RowReduce<norms::RMSNorm<false>, 1, 1> rmsnorm_of_rows{"norm.h"};
+host::RowReduce<norms::RMSNorm<true>, 1, 1> gemma_rmsnorm_of_rows{"norm.h"};
 
 /// y = x / sqrt(mean(x^2) + eps) * weight for each row x of `input` [..., hidden], into the same row of `out`, which
 /// defaults to `input`; on CUDA on the current stream of its device.
-void rmsnorm(host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> out, double eps) {
-  run_rmsnorm(match_norm("rmsnorm", input, weight, {}, out.value_or(input), eps, false));
+void rmsnorm(TensorView input, TensorView weight, Optional<TensorView> out, double eps) {
+  const auto x = tokens("input", input);
+  const auto w = host::shared_row("weight", weight);
+  rmsnorm_of_rows({x}, {w}, {tokens("out", out.value_or(input))}, {checked_eps("rmsnorm", eps)});
 }
 
 /// rmsnorm with 1 + weight.
-void gemma_rmsnorm(host::TensorView input, host::TensorView weight, host::Optional<host::TensorView> out, double eps) {
-  run_rmsnorm(match_norm("gemma_rmsnorm", input, weight, {}, out.value_or(input), eps, true));
+void gemma_rmsnorm(TensorView input, TensorView weight, Optional<TensorView> out, double eps) {
+  const auto x = tokens("input", input);
+  const auto w = host::shared_row("weight", weight);
+  gemma_rmsnorm_of_rows({x}, {w}, {tokens("out", out.value_or(input))}, {checked_eps("gemma_rmsnorm", eps)});
 }
 
 }  // namespace

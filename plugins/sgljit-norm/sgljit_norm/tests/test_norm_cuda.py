@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 from sgljit_core import ops, override_cuda_arch
 from sgljit_core.errors import CompileError
-from sgljit_norm import samples
+from sgljit_core.model.row_kernels import MAX_VECTORS, row_layouts
+from sgljit_norm import kernels, samples
+from sgljit_norm.bench import tune
 from sgljit_norm.ops import variants
 from sgljit_norm.plugin import FAMILY
 
@@ -37,35 +40,56 @@ each_op = pytest.mark.parametrize("op", OPS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 ARCHS = [(8, 0), (9, 0), (10, 0)]
-# One of each kind of layout: part of a warp, a warp, a block, a block with the weight loaded late.
-ROW_BYTES = [128, 2048, 8192, 32768]
+SIZES = [64, 1024, 4096, 16384]  # one of each kind of layout: part of a warp, a warp, blocks with one vector and more
+OPERATIONS = {
+    "rmsnorm": kernels.RMSNORM,
+    "gemma_fused_add_rmsnorm": kernels.GEMMA_FUSED_ADD,
+    "layernorm": kernels.LAYERNORM,
+    "layernorm without bias": kernels.LAYERNORM_WITHOUT_BIAS,
+}
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=["sm_80", "sm_90a", "sm_100a"])
 @each_dtype
-@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm", "qknorm", "layernorm"])
+@pytest.mark.parametrize("op", OPERATIONS)
 def test_kernels_compile_without_a_gpu(op: str, dtype: torch.dtype, arch: tuple[int, int]):
-    load_bytes = 32 if arch >= (10, 0) else 16
+    operation = OPERATIONS[op]
     with override_cuda_arch(*arch):
-        for row_bytes in ROW_BYTES if dtype == torch.bfloat16 else ROW_BYTES[2:3]:
-            size = row_bytes // dtype.itemsize
-            FAMILY.build_variant(f"{op}.cuh", f"norm_kernels::{op}", size, load_bytes, False, dtype)
-        FAMILY.build_variant(
-            f"{op}.cuh", f"norm_kernels::{op}_any_size", 16 // dtype.itemsize, True, dtype
-        )  # also what has no whole load: one element
+        for size in SIZES if dtype == torch.bfloat16 else SIZES[2:3]:
+            for kernel in operation.kernels(size, dtype):
+                FAMILY.build_variant(*kernel)
+        FAMILY.build_variant(*operation.kernels(4097, dtype)[0])  # no whole load: one element
+        FAMILY.build_variant(*operation.generic(dtype))
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=["sm_80", "sm_90a", "sm_100a"])
-def test_q_and_k_across_heads_compile_without_a_gpu(arch: tuple[int, int]):
+def test_q_and_k_compile_without_a_gpu(arch: tuple[int, int]):
+    made = [kernels.qknorm_across_heads(*sizes, torch.bfloat16) for sizes in ((6144, 1024), (128, 8), (16384, 16384))]
+    made += [kernels.qknorm(size, dtype, True) for size, dtype in ((128, torch.float32), (65, torch.float16))]
     with override_cuda_arch(*arch):
-        for sizes in ((6144, 1024), (128, 8), (16384, 16384)):
-            FAMILY.build_variant("qknorm.cuh", "norm_kernels::qknorm_across_heads", *sizes, 16, torch.bfloat16)
+        for kernel in itertools.chain.from_iterable(made):
+            FAMILY.build_variant(*kernel)
 
 
-@pytest.mark.parametrize(("size", "text"), [(1001, "whole number of loads"), (2**16, "must fit into the registers")])
-def test_a_row_that_does_not_fit_is_refused_by_the_device_code(size: int, text: str):
-    with override_cuda_arch(9, 0), pytest.raises(CompileError, match=text):
-        FAMILY.build_variant("rmsnorm.cuh", "norm_kernels::rmsnorm", size, 16, False, torch.bfloat16)
+def test_a_row_that_is_no_whole_number_of_vectors_is_refused_by_the_device_code():
+    file, name, functor, *counts, _, _, threads, block, dtype, _ = kernels.RMSNORM.kernels(1024, torch.bfloat16)[0]
+    kernel = (file, name, functor, *counts, 1001, 8, threads, block, dtype, dtype)
+    with override_cuda_arch(9, 0), pytest.raises(CompileError, match="whole number of vectors"):
+        FAMILY.build_variant(*kernel)
+
+
+def test_what_is_built_ahead_is_what_the_host_part_chooses():
+    """Written twice, in C++ and in Python."""
+    chosen = tune.module().chosen_layout
+    for sms, work in itertools.product((20, 132), (0, 1, 2)):
+        for vectors in (*range(1, 200), *range(200, MAX_VECTORS + 1, 31), MAX_VECTORS):
+            rows = (1, sms // 8, sms // 8 + 1, sms, sms + 1, 2 * sms, 4 * sms, 8 * sms, 8 * sms + 1, 2**40)
+            layouts = {divmod(chosen(vectors, work, count, sms) % 2**32, 2**16) for count in rows}
+            assert sorted(layouts) == row_layouts(8 * vectors, 8, 2, work)
+            for threads, block in layouts:
+                assert threads * 8 >= vectors, "more vectors for a thread than registers hold"
+                assert block % threads == 0
+                assert block <= 1024
 
 
 @pytest.mark.slow

@@ -4,150 +4,141 @@
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/variant.h>
 
-#include "quant_args.h"
-#include "quant_params.h"
+#include "quant.h"
 
 namespace {
 
-using namespace quant;
+using namespace host;
+using quant::kBlockThreads, quant::kMaxThreads, quant::kMaxUnits;
 
-host::Deferred<void(const Args&)> quantize_on_cpu{"quant_cpu.cpp", "quantize_on_cpu"};
-using Kernel = host::Kernel<Params>;
-Kernel quantize_small_kernel{"quant.cuh", "quant::quantize_small"};
-Kernel set_smallest_scale_kernel{"quant.cuh", "quant::set_smallest_scale"};
-Kernel raise_scale_kernel{"quant.cuh", "quant::raise_scale"};
-Kernel quantize_kernel{"quant.cuh", "quant::quantize"};
-Kernel quantize_rows_kernel{"quant.cuh", "quant::quantize_rows"};
-Kernel quantize_long_rows_kernel{"quant.cuh", "quant::quantize_long_rows"};
+Deferred<float(const sgl::RowOperand&, std::int64_t, std::int64_t, DLDataType)> scale_on_cpu{
+    "quant_cpu.cpp", "quant::scale_on_cpu"};
+Kernel<quant::Params> quantize_small{"quant.cuh", "quant::quantize_small"};
+Kernel<quant::Params> set_smallest_scale{"quant.cuh", "quant::set_smallest_scale"};
+Kernel<quant::Params> raise_scale{"quant.cuh", "quant::raise_scale"};
+Kernel<quant::Params> quantize{"quant.cuh", "quant::quantize"};
+RowMap<quant::PerTensor, 1> by_inverse{"quant.h"};
+RowReduce<quant::PerToken, 1> by_row{"quant.h"};
 
-constexpr std::int64_t kMaxBlocks = 0x7fffffff;  // of a grid
-constexpr std::int64_t kWarp = 32;
-constexpr std::int64_t kThreadsPerSm = 2048;
-constexpr std::int64_t kMaxClusterBlocks = 8;
-
-std::int64_t smaller(std::int64_t a, std::int64_t b) {
-  return a < b ? a : b;
-}
-
-/// The number of threads, at least one, rounded up to whole warps.
-std::int64_t in_warps(std::int64_t threads) {
-  return threads < kWarp ? kWarp : host::div_ceil(threads, kWarp) * kWarp;
-}
-
-/// A call on CUDA: the parameters, and the number of elements in a unit.
-struct CudaCall {
-  Params params;
-  DLDataType dtype;
-  DLDevice device;
-  std::int64_t elements;
-  std::int64_t units;  ///< of a row
-  bool pdl;
-
-  explicit CudaCall(const Args& args)
-      : params{
-            .input = args.input,
-            .output = args.output,
-            .scale = args.scale,
-            .input_stride = args.input_stride * (args.dtype.bits / 8),
-            .output_stride = args.output_stride,
-            .num_rows = args.num_rows,
-            .columns = args.columns},
-        dtype(args.dtype),
-        device(args.device),
-        elements(kLoadBytes / (args.dtype.bits / 8)),
-        pdl(host::runtime::has_pdl(args.device.device_id)) {
-    const auto input = reinterpret_cast<std::uintptr_t>(args.input) | static_cast<std::uintptr_t>(params.input_stride);
-    const auto output = reinterpret_cast<std::uintptr_t>(args.output) | static_cast<std::uintptr_t>(args.output_stride);
-    if (input % kLoadBytes != 0 || output % static_cast<std::uintptr_t>(elements) != 0) elements = 1;
-    units = host::div_ceil(args.columns, elements);
+/// What the row operations leave to the ops: one shape for input and output, the output's dtype, and the scales.
+/// \throws TensorMatchError naming the tensor and the rule; ValueError if the scales share memory.
+void check(const char* op, const Rows& input, const Rows& output_q, const TensorView& scales, bool per_row) {
+  const auto& x = input.tensor;
+  const auto& q = output_q.tensor;
+  const auto rank = x.ndim();
+  const auto refuse = [&](const auto&... rule) { throw Error(kTensorMatchError, op, ": ", rule...); };
+  const auto begins_as_input = [&](const TensorView& tensor, std::int32_t num_dims) {
+    if (tensor.ndim() < num_dims) return false;
+    for (std::int32_t i = 0; i < tensor.ndim(); ++i) {
+      if (tensor.size(i) != (i < num_dims ? x.size(i) : 1)) return false;
+    }
+    return true;
+  };
+  if (!is_type<__nv_fp8_e4m3>(q.dtype())) [[unlikely]]
+    refuse("output_q must be float8_e4m3fn, got ", q.dtype(), ": ", q);
+  if (q.ndim() != rank || !begins_as_input(q, rank)) [[unlikely]]
+    refuse("output_q must have the shape of input: output_q is ", q, ", input is ", x);
+  if (!is_type<float>(scales.dtype())) [[unlikely]]
+    refuse("output_s must be float32, got ", scales.dtype(), ": ", scales);
+  if (!host::operator==(scales.device(), x.device())) [[unlikely]]
+    refuse("output_s must be on the device of input, ", x.device(), ", got ", scales.device(), ": ", scales);
+  if (!scales.is_contiguous()) [[unlikely]]
+    refuse("output_s must be contiguous: ", scales);
+  if (!per_row && scales.numel() != 1) [[unlikely]]
+    refuse("output_s must have one element: ", scales);
+  if (per_row && (scales.ndim() > rank || !begins_as_input(scales, rank - 1))) [[unlikely]]
+    refuse(
+        "output_s must have one element for each row of input, and the shape of input, with a last dimension of 1 or "
+        "without it: output_s is ",
+        scales, ", input is ", x);
+  const MemoryRows written(scales.data_ptr(), scales.numel() * std::int64_t{sizeof(float)});
+  for (const auto* rows : {&input, &output_q}) {
+    if (rows_meet(written, rows->memory())) [[unlikely]]
+      throw Error(
+          "ValueError", op, ": output_s shares memory with ", rows->name, ": input is ", x, ", output_q is ", q,
+          ", output_s is ", scales);
   }
-};
-
-/// One computed scale for all, in one launch: a thread for each unit, in one block or one cluster of blocks.
-void quantize_small(const CudaCall& call, std::int64_t max_blocks) {
-  constexpr std::int64_t kThreads = 512;  // enough; a barrier of 1024 takes longer
-  std::int64_t num_blocks = 1;
-  while (num_blocks < max_blocks && num_blocks * kThreads < call.units) num_blocks *= 2;
-  const auto units_of_block = host::div_ceil(call.units, num_blocks);
-  const auto threads = units_of_block <= kThreads ? units_of_block : smaller(units_of_block, kMaxThreads);
-  host::LaunchKernel(num_blocks, in_warps(threads), call.device)
-      .enable_cluster(num_blocks)
-      .enable_pdl(call.pdl)(quantize_small_kernel.get(call.elements, num_blocks > 1, call.dtype), call.params);
 }
 
-void per_tensor_on_cuda(const Args& args) {
-  const CudaCall call(args);
-  const auto max_blocks = call.pdl ? kMaxClusterBlocks : 1;  // clusters need sm_90, too
-  if (!args.is_static && args.num_rows == 1 && call.units <= max_blocks * kMaxThreads * kMaxUnits)
-    return quantize_small(call, max_blocks);
+/// The number of threads, one to `most`, rounded up to whole warps.
+std::int64_t in_warps(std::int64_t threads, std::int64_t most) {
+  return threads < 32 ? 32 : threads < most ? div_ceil(threads, 32) * 32 : most;
+}
 
+void per_tensor_on_cuda(
+    const Rows (&operands)[2], const RowPlan& plan, float* scale, bool is_static, DebugInfo location) {
+  constexpr std::int64_t kMaxClusterBlocks = 8;
+  const auto device = operands[0].tensor.device();
+  const auto dtype = operands[0].tensor.dtype();
+  const bool pdl = runtime::has_pdl(device.device_id);
+  const std::int64_t sm_count = runtime::get_sm_count(device.device_id);
+  const bool has_tail = plan.columns % plan.elements != 0;
+  const auto units = plan.count * div_ceil(plan.columns, plan.elements);
+  const auto launch = [&](std::int64_t blocks, std::int64_t threads, const VariantOf<quant::Params>& kernel,
+                          const quant::Params& params, std::int64_t cluster = 1) {
+    LaunchKernel(blocks, threads, device, 0, location).enable_cluster(cluster).enable_pdl(pdl)(kernel, params);
+  };
+  const auto max_blocks = pdl ? kMaxClusterBlocks : 1;  // clusters need sm_90, too
+  if (!is_static && plan.count == 1 && units > 0 && units <= max_blocks * kMaxThreads * kMaxUnits) {
+    constexpr std::int64_t kThreads = 512;  // enough; a barrier of 1024 takes longer
+    std::int64_t blocks = 1;
+    while (blocks < max_blocks && blocks * kThreads < units) blocks *= 2;
+    const auto threads = in_warps(div_ceil(units, blocks), kMaxThreads);
+    return for_each_part(operands, plan, [&](const sgl::RowMapParams<2>& rows) {
+      launch(blocks, threads, quantize_small.get(plan.elements, has_tail, blocks > 1, dtype), {rows, scale}, blocks);
+    });
+  }
   struct Grid {
-    std::int64_t blocks;
-    std::int64_t threads;
+    std::int64_t blocks, threads;
   };
-  const auto grid_of = [&](std::int64_t units) {
-    const auto threads = smaller(in_warps(host::div_ceil(call.units, units)), kBlockThreads);
-    const auto blocks = args.num_rows * host::div_ceil(call.units, threads * units);
-    host::RuntimeCheck(blocks <= kMaxBlocks, "per_tensor_quant_fp8: too many rows for one launch: ", args.num_rows);
-    return Grid{blocks, threads};
+  // A block for each chunk: some items of one row for each of its threads.
+  const auto grid_of = [](const sgl::RowMapParams<2>& rows, std::int64_t units_of_thread) {
+    const auto threads = in_warps(div_ceil(std::int64_t{rows.items_per_row}, units_of_thread), kBlockThreads);
+    const auto chunks_of_row = div_ceil(std::int64_t{rows.items_per_row}, threads * units_of_thread);
+    return Grid{rows.num_items / rows.items_per_row * chunks_of_row, threads};
   };
-  const std::int64_t sm_count = host::runtime::get_sm_count(args.device.device_id);
-  if (!args.is_static) {
+  if (!is_static) {
     constexpr std::int64_t kBlocksPerSm = 8;
-    const auto grid = grid_of(kMaxUnits);
-    host::LaunchKernel(1, 1, args.device).enable_pdl(call.pdl)(set_smallest_scale_kernel.get(), call.params);
-    host::LaunchKernel(smaller(grid.blocks, sm_count * kBlocksPerSm), grid.threads, args.device)
-        .enable_pdl(call.pdl)(raise_scale_kernel.get(call.elements, call.dtype), call.params);
+    launch(1, 1, set_smallest_scale.get(), {{}, scale});
+    for_each_part(operands, plan, [&](const sgl::RowMapParams<2>& rows) {
+      const auto [blocks, threads] = grid_of(rows, kMaxUnits);
+      const auto most = sm_count * kBlocksPerSm;
+      launch(blocks < most ? blocks : most, threads, raise_scale.get(plan.elements, has_tail, dtype), {rows, scale});
+    });
   }
-  // If one unit per thread does not fill a quarter of the device, more would leave multiprocessors without work.
-  const bool is_spread = args.num_rows * call.units <= sm_count * (kThreadsPerSm / 4);
-  const std::int64_t units = is_spread ? 1 : kMaxUnits;
-  const auto grid = grid_of(units);
-  host::LaunchKernel(grid.blocks, grid.threads, args.device)
-      .enable_pdl(call.pdl)(quantize_kernel.get(call.elements, units, !args.is_static, call.dtype), call.params);
-}
-
-void per_token_on_cuda(const Args& args) {
-  const CudaCall call(args);
-  const auto launch = [&](std::int64_t num_blocks, std::int64_t threads, const host::VariantOf<Params>& kernel) {
-    host::LaunchKernel(num_blocks, threads, args.device).enable_pdl(call.pdl)(kernel, call.params);
-  };
-  const auto rows_kernel = [&](std::int64_t units, std::int64_t row_threads) {
-    return quantize_rows_kernel.get(call.elements, units, row_threads, call.dtype);
-  };
-  // With up to four units per lane a row stays within a warp, or a part of one, and needs no barrier.
-  constexpr std::int64_t kThreads = 128;
-  std::int64_t row_threads = 8;
-  while (row_threads < kWarp && row_threads < call.units) row_threads *= 2;
-  std::int64_t units = 1;
-  while (units * row_threads < call.units) units *= 2;
-  const auto num_blocks = host::div_ceil(args.num_rows, kThreads / row_threads);
-  if (units <= kMaxUnits && num_blocks <= kMaxBlocks)
-    return launch(num_blocks, kThreads, rows_kernel(units, row_threads));
-
-  // Each thread takes more of a longer row, so that a multiprocessor holds several blocks.
-  units = call.units <= 256 ? 1 : call.units <= 2048 ? 2 : kMaxUnits;
-  const auto threads = in_warps(host::div_ceil(call.units, units));
-  if (threads <= kMaxThreads && args.num_rows <= kMaxBlocks)
-    return launch(args.num_rows, threads, rows_kernel(units, 0));
-  launch(
-      smaller(args.num_rows, kMaxBlocks), smaller(threads, kMaxThreads),
-      quantize_long_rows_kernel.get(call.elements, call.dtype));
+  // If one unit for each thread does not fill a quarter of the device, more would leave multiprocessors without work.
+  constexpr std::int64_t kThreadsPerSm = 2048;
+  const std::int64_t units_of_thread = units <= sm_count * (kThreadsPerSm / 4) ? 1 : kMaxUnits;
+  for_each_part(operands, plan, [&](const sgl::RowMapParams<2>& rows) {
+    const auto [blocks, threads] = grid_of(rows, units_of_thread);
+    launch(blocks, threads, quantize.get(plan.elements, has_tail, units_of_thread, !is_static, dtype), {rows, scale});
+  });
 }
 
 /// q = x * (1 / scale) in e4m3, saturating, with one given or computed scale; on CUDA on the current stream.
-void per_tensor_quant_fp8(
-    host::TensorView input, host::TensorView output_q, host::TensorView output_s, bool is_static) {
-  const auto args = match({"per_tensor_quant_fp8", input, output_q, output_s}, is_static, false);
-  if (args.device.device_type == kDLCPU) return quantize_on_cpu(args);
-  per_tensor_on_cuda(args);
+void per_tensor_quant_fp8(TensorView input, TensorView output_q, TensorView output_s, bool is_static) {
+  const DebugInfo location;
+  // A row extends until input or output has a gap.
+  const auto row_dims = dense_dims(input) < dense_dims(output_q) ? dense_dims(input) : dense_dims(output_q);
+  const auto rank = input.ndim() < output_q.ndim() ? input.ndim() : output_q.ndim();
+  const auto dims = row_dims > 0 || rank == 0 ? row_dims : 1;
+  const Rows operands[] = {rows("input", input, dims), rows("output_q", output_q, dims)};
+  check("per_tensor_quant_fp8", operands[0], operands[1], output_s, false);
+  const auto plan = match_rows(operands, 1, 1, false, true, location);
+  auto* scale = static_cast<float*>(output_s.data_ptr());
+  if (input.device().device_type != kDLCPU) return per_tensor_on_cuda(operands, plan, scale, is_static, location);
+  if (!is_static) *scale = scale_on_cpu(operands[0].operand(), operands[0].count, operands[0].columns, input.dtype());
+  by_inverse({operands[0]}, {operands[1]}, {1 / *scale}, location);
 }
 
 /// The same with one computed scale for each row.
-void per_token_quant_fp8(host::TensorView input, host::TensorView output_q, host::TensorView output_s) {
-  const auto args = match({"per_token_quant_fp8", input, output_q, output_s}, false, true);
-  if (args.device.device_type == kDLCPU) return quantize_on_cpu(args);
-  if (args.num_rows > 0) per_token_on_cuda(args);
+void per_token_quant_fp8(TensorView input, TensorView output_q, TensorView output_s) {
+  if (input.ndim() == 0)
+    throw Error(kTensorMatchError, "per_token_quant_fp8: input must have at least one dimension: ", input);
+  const auto x = rows("input", input);
+  const auto q = rows("output_q", output_q);
+  check("per_token_quant_fp8", x, q, output_s, true);
+  by_row({x}, {q}, {static_cast<float*>(output_s.data_ptr())});
 }
 
 }  // namespace

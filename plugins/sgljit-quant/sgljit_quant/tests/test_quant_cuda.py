@@ -10,33 +10,40 @@ import torch
 from sgljit_core import override_cuda_arch
 from sgljit_core.errors import CompileError
 from sgljit_quant import reference, samples
-from sgljit_quant.ops import variants
+from sgljit_quant.ops import PER_TOKEN, variants
 from sgljit_quant.plugin import FAMILY
 
 from .helpers import DTYPES, FP8, assert_same_bytes, check, check_per_tensor, check_per_token, family, random
 
-# Template arguments between the elements of a unit and (PDL, dtype).
+# Template arguments between those of an item (elements, whether the last of a row has fewer) and the dtype.
 KERNELS = {
     "raise_scale": (),
     "quantize": (4, True),
     "quantize_small": (False,),
-    "quantize_rows": (2, 0),
-    "quantize_long_rows": (),
 }
+ARCHS = pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)], ids=["sm_80", "sm_90a", "sm_100a"])
 
 
-@pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)], ids=["sm_80", "sm_90a", "sm_100a"])
+@ARCHS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_compiles_without_a_gpu(name: str, dtype: torch.dtype, arch: tuple[int, int]):
     with override_cuda_arch(*arch):
-        for elements in (1, 16 // dtype.itemsize):
-            arguments = (elements, *KERNELS[name], dtype)
-            FAMILY.build_variant("quant.cuh", f"quant::{name}", *arguments)
+        for item in ((1, False), (16 // dtype.itemsize, False), (16 // dtype.itemsize, True)):
+            FAMILY.build_variant("quant.cuh", f"quant::{name}", *item, *KERNELS[name], dtype)
+
+
+@ARCHS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_kernels_of_rows_compile_without_a_gpu(dtype: torch.dtype, arch: tuple[int, int]):
+    with override_cuda_arch(*arch):
+        for columns in (128, 4096, 16384, 4097):
+            for kernel in PER_TOKEN.kernels(columns, dtype, torch.float8_e4m3fn):
+                FAMILY.build_variant(*kernel)
 
 
 def test_a_cluster_needs_sm_90():
-    cluster = ("quant.cuh", "quant::quantize_small", 8, True, torch.float16)
+    cluster = ("quant.cuh", "quant::quantize_small", 8, False, True, torch.float16)
     with override_cuda_arch(8, 0), pytest.raises(CompileError, match="clusters of blocks need sm_90"):
         FAMILY.build_variant(*cluster)
     with override_cuda_arch(9, 0):

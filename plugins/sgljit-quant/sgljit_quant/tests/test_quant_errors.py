@@ -15,6 +15,7 @@ from .helpers import FP8, family
 Call = dict[str, torch.Tensor]
 Change = Callable[[Call], object]
 
+ROWS = "Tensor match failed for {name}, {tensor} at quant/quant.cpp:LINE\n- Root cause: {cause}"
 INPUT = "Tensor<3, 64>[strides=<64, 1>, dtype=float32, device={device}]"
 
 
@@ -22,12 +23,15 @@ def fp8(*shape: int) -> torch.Tensor:
     return torch.zeros(*shape, dtype=torch.uint8).view(FP8)
 
 
-# What is changed in a good call with 3 rows of 64 elements; the text behind the op's name.
+# What is changed in a good call with 3 rows of 64 elements; the text behind the op's name, or that of the rows.
 BOTH = {
     "input dtype": (
         lambda c: c.update(input=torch.zeros(3, 64, dtype=torch.float64)),
-        "input must be float32, float16 or bfloat16, got float64: "
-        "Tensor<3, 64>[strides=<64, 1>, dtype=float64, device={device}]",
+        ROWS.format(
+            name="input",
+            tensor="Tensor<3, 64>[strides=<64, 1>, dtype=float64, device={device}]",
+            cause="DType mismatch: expected one of [float32, float16, bfloat16] but got float64",
+        ),
     ),
     "output dtype": (
         lambda c: c.update(output_q=torch.zeros(3, 64, dtype=torch.uint8)),
@@ -53,23 +57,35 @@ BOTH = {
     ),
     "input apart": (
         lambda c: c.update(input=torch.zeros(3, 64, 2)[..., 0]),
-        "input must have rows without gaps between their elements: "
-        "Tensor<3, 64>[strides=<128, 2>, dtype=float32, device={device}]",
+        ROWS.format(
+            name="input",
+            tensor="Tensor<3, 64>[strides=<128, 2>, dtype=float32, device={device}]",
+            cause="Stride mismatch: expected the elements of a row side by side, at a stride of 1, but got 2",
+        ),
     ),
     "output apart": (
         lambda c: c.update(output_q=fp8(64, 3).t()),
-        "output_q must have rows without gaps between their elements: "
-        "Tensor<3, 64>[strides=<1, 3>, dtype=float8_e4m3fn, device={device}]",
+        ROWS.format(
+            name="output_q",
+            tensor="Tensor<3, 64>[strides=<1, 3>, dtype=float8_e4m3fn, device={device}]",
+            cause="Stride mismatch: expected the elements of a row side by side, at a stride of 1, but got 3",
+        ),
     ),
     "input at two strides": (
         lambda c: c.update(input=torch.zeros(2, 5, 70)[:, :3, :64], output_q=fp8(2, 3, 64), output_s=torch.zeros(2, 3)),
-        "input must have its rows at one stride: "
-        "Tensor<2, 3, 64>[strides=<350, 70, 1>, dtype=float32, device={device}]",
+        ROWS.format(
+            name="input",
+            tensor="Tensor<2, 3, 64>[strides=<350, 70, 1>, dtype=float32, device={device}]",
+            cause="Stride mismatch: expected all rows at one stride, 70, but got 350 for dimension 0",
+        ),
     ),
     "output at two strides": (
         lambda c: c.update(input=torch.zeros(2, 3, 64), output_q=fp8(2, 5, 70)[:, :3, :64], output_s=torch.zeros(2, 3)),
-        "output_q must have its rows at one stride: "
-        "Tensor<2, 3, 64>[strides=<350, 70, 1>, dtype=float8_e4m3fn, device={device}]",
+        ROWS.format(
+            name="output_q",
+            tensor="Tensor<2, 3, 64>[strides=<350, 70, 1>, dtype=float8_e4m3fn, device={device}]",
+            cause="Stride mismatch: expected all rows at one stride, 70, but got 350 for dimension 0",
+        ),
     ),
 }
 PER_TENSOR = {
@@ -138,7 +154,11 @@ def test_a_call_that_does_not_match(name: str, change: Change, text: str, device
     before = {argument: value.float() for argument, value in call.items()}
     with pytest.raises(TensorMatchError) as raised:
         getattr(family, name)(**call)
-    assert str(raised.value) == f"{name}: {text.format(device=device)}"
+    text = text.format(device=device)
+    wanted = (
+        re.escape(text).replace("LINE", r"\d+") if text.startswith("Tensor match") else re.escape(f"{name}: {text}")
+    )
+    assert re.fullmatch(wanted, str(raised.value))
     for argument, value in call.items():
         assert torch.equal(value.float(), before[argument])
 
@@ -148,7 +168,11 @@ def test_a_call_that_does_not_match(name: str, change: Change, text: str, device
 @pytest.mark.parametrize("stays", ["output_q", "output_s"])
 def test_devices_mixed(stays: str, name: str):
     call = {key: value if key == stays else value.cuda() for key, value in good_call(name).items()}
-    with pytest.raises(TensorMatchError, match=f"{stays} must be on the device of input, cuda:0, got cpu: Tensor<"):
+    texts = {
+        "output_q": r"(?s)for output_q, .*Device mismatch: expected cuda:0 but got cpu",
+        "output_s": "output_s must be on the device of input, cuda:0, got cpu: Tensor<",
+    }
+    with pytest.raises(TensorMatchError, match=texts[stays]):
         getattr(family, name)(**call)
 
 
@@ -167,7 +191,7 @@ def test_an_argument_of_another_type(arguments: tuple[object, ...], text: str):
 
 
 def shared(x: torch.Tensor, q: torch.Tensor, s: torch.Tensor, text: str, name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{name}: {text}: input is Tensor<.*, output_q is Tensor<.*output_s is "):
+    with pytest.raises(ValueError, match=f"^{text}"):
         getattr(family, name)(x, q, s)
 
 
@@ -177,13 +201,19 @@ def test_arguments_that_share_memory(name: str):
     rows = 4 if name == "per_token_quant_fp8" else 1
     s = torch.ones(rows)
     own = x.view(FP8)
-    shared(x, own[:, :64], s, "output_q shares memory with input", name)
-    shared(x, own.flatten()[3 : 3 + 256].view(4, 64), s, "output_q shares memory with input", name)
-    shared(x, fp8(4, 64), x.flatten()[100 : 100 + rows], "output_s shares memory with input", name)
+    with_input, with_itself = (
+        rf"rows of output_q share memory with each other or with other rows of {other}, at quant/quant\.cpp:\d+: "
+        rf"output_q is Tensor<.*, {other} is Tensor<"
+        for other in ("input", "output_q")
+    )
+    scale = name + ": output_s shares memory with {}: input is Tensor<.*, output_q is Tensor<.*output_s is "
+    shared(x, own[:, :64], s, with_input, name)
+    shared(x, own.flatten()[3 : 3 + 256].view(4, 64), s, with_input, name)
+    shared(x, fp8(4, 64), x.flatten()[100 : 100 + rows], scale.format("input"), name)
     q = fp8(4, 64)
-    shared(x, q, q.view(torch.float32).flatten()[:rows], "output_s shares memory with output_q", name)
-    shared(x, q[:1].expand(4, 64), s, "rows of output_q overlap each other", name)
-    shared(x, q.as_strided((4, 64), (32, 1)), s, "rows of output_q overlap each other", name)
+    shared(x, q, q.view(torch.float32).flatten()[:rows], scale.format("output_q"), name)
+    shared(x, q[:1].expand(4, 64), s, with_itself, name)
+    shared(x, q.as_strided((4, 64), (32, 1)), s, with_itself, name)
     assert torch.equal(x, torch.ones(4, 64))
     assert torch.equal(s, torch.ones(rows))
     # Columns of one buffer, side by side.

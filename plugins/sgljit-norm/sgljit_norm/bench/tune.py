@@ -1,0 +1,213 @@
+"""Which layout of rows over threads is fastest on this GPU, and how far from it is the table of impl/row_layout.h?
+
+    python -m sgljit_norm.bench.tune [--ops rmsnorm,layernorm] [--sizes 4096,5120] [--tokens 1,128] [--json FILE]
+
+Every layout that could be good runs in turn with the others, in CUDA graphs, on memory that rotates past the last
+cache. A line says what is best, and how the table compares. With all numbers of tokens it prints a table for the op:
+the lines of its `kRowLayouts`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sgljit_core import CppType, cache_once
+from sgljit_norm.plugin import FAMILY
+
+if TYPE_CHECKING:
+    from tvm_ffi import Module
+
+SIZES = (512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192, 12288, 16384)
+TOKENS = (1, 8, 32, 128, 256, 512, 1024, 8192)
+ELEMENTS = 8  # of a 16-byte load
+WARP, MOST_THREADS = 32, 1024
+ROTATED = 2**27  # bytes, more than the last cache holds
+MOST_CALLS, LEAST_CALLS = 512, 4  # in a graph
+REPLAYS = 5
+
+Layout = tuple[int, int, bool]  # threads that share a row, threads of a block, whether the next kernel may start first
+
+# For each op the functor with its number of inputs, shared rows and outputs.
+FUNCTORS: dict[str, tuple[str, int, int, int]] = {
+    "rmsnorm": ("norms::RMSNorm<false>", 1, 1, 1),
+    "fused_add_rmsnorm": ("norms::FusedAddRMSNorm<false>", 2, 1, 2),
+    "layernorm": ("norms::LayerNorm", 1, 2, 1),
+}
+
+
+@cache_once
+def module() -> Module:
+    """The ops with a given layout."""
+    return FAMILY.load_host("norm_tune", cpp_files=["tune.cpp"], header_only=False)
+
+
+def layouts(vectors: int) -> list[Layout]:
+    """Those that could be good for rows of so many vectors: from one vector for each thread to eight."""
+    found: set[tuple[int, int]] = set()
+    if vectors <= 4 * WARP:
+        found.add((min(WARP, 1 << max(0, vectors - 1).bit_length()), 8 * WARP if vectors <= WARP else 4 * WARP))
+    for held, multiple in itertools.product((1, 2, 3, 4, 8), (WARP, 4 * WARP)):
+        threads = math.ceil(math.ceil(vectors / held) / multiple) * multiple
+        if WARP < threads <= MOST_THREADS and threads // 2 < vectors:
+            found.add((threads, threads))
+    return sorted((*layout, first) for layout in found for first in (False, True))
+
+
+def build(op: str, size: int, dtype: torch.dtype, layout: Layout) -> None:
+    """Compile a kernel."""
+    functor, *counts = FUNCTORS[op]
+    FAMILY.build_variant(
+        "norm.h", "device::row_reduce", CppType(functor), *counts, size, ELEMENTS, *layout[:2], dtype, dtype
+    )
+
+
+def calls_of(
+    op: str, tokens: int, size: int, dtype: torch.dtype, memory: torch.Tensor
+) -> list[tuple[torch.Tensor, ...]]:
+    """The arguments of each call of a graph, as parts of the memory."""
+    elements = tokens * size
+    sets = max(LEAST_CALLS, min(MOST_CALLS, ROTATED // (2 * elements * dtype.itemsize)))
+    sets = min(sets, memory.numel() // (2 * elements))
+    vectors = [memory.new_ones(size) for _ in range(2 if op == "layernorm" else 1)]
+    pairs = memory[: sets * 2 * elements].view(sets, 2, tokens, size)
+    if op == "fused_add_rmsnorm":
+        return [(x, residual, *vectors) for x, residual in pairs]
+    return [(x, *vectors, out) for x, out in pairs]
+
+
+def graph_of(run: Callable[..., object], calls: list[tuple[torch.Tensor, ...]]) -> torch.cuda.CUDAGraph:
+    """A graph of the calls."""
+    run(*calls[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for arguments in calls:
+            run(*arguments)
+    return graph
+
+
+def microseconds(graphs: dict[Any, torch.cuda.CUDAGraph], num_calls: int) -> dict[Any, float]:
+    """The median time of a call of each graph; they take turns."""
+    samples: dict[Any, list[float]] = {name: [] for name in graphs}
+    for name in (name for _ in range(REPLAYS) for name in graphs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graphs[name].replay()  # not timed: while it runs, the start of the next one is on its way
+        begin.record()
+        graphs[name].replay()
+        end.record()
+        end.synchronize()
+        samples[name].append(begin.elapsed_time(end) * 1e3 / num_calls)
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def tune(
+    op: str,
+    sizes: list[int],
+    tokens: list[int],
+    dtype: torch.dtype,
+    *,
+    others: Callable[[int], dict[str, Any]] = lambda _: {},
+    tried: Callable[[int, int], Iterable[Layout]] = lambda size, _: layouts(size // ELEMENTS),
+) -> Iterator[dict[str, Any]]:
+    """A row for each shape: the time of each layout ``tried(size, tokens)``, and of ``others(size)``."""
+    kernels = {(size, *layout[:2], False) for size in sizes for count in tokens for layout in tried(size, count)}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda kernel: build(op, kernel[0], dtype, kernel[1:]), sorted(kernels)))
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    work = list(FUNCTORS).index(op)  # as sgl::RowWork
+    most = max(2 * size * count for size in sizes for count in tokens) * LEAST_CALLS
+    memory = torch.empty(max(ROTATED // dtype.itemsize, most), dtype=dtype, device="cuda").normal_()
+    for size, count in itertools.product(sizes, tokens):
+        calls = calls_of(op, count, size, dtype, memory)
+        graphs: dict[Any, torch.cuda.CUDAGraph] = {name: graph_of(run, calls) for name, run in others(size).items()}
+        number = module().chosen_layout(size // ELEMENTS, work, count, sms)
+        chosen = (number >> 16 & 0xFFFF, number & 0xFFFF, bool(number >> 32))
+        for layout in {*tried(size, count), chosen}:
+            module().set_layout(*layout)
+            graphs[layout] = graph_of(getattr(module(), op), calls)
+        times = microseconds(graphs, len(calls))
+        own = {layout: time for layout, time in times.items() if isinstance(layout, tuple)}
+        best = min(own, key=own.__getitem__)
+        yield {
+            "op": op,
+            "size": size,
+            "tokens": count,
+            "chosen": chosen,
+            "best": best,
+            "chosen us": own[chosen],
+            "best us": own[best],
+            "chosen / best": own[chosen] / own[best],
+            "layouts": own,
+            "others": {name: time for name, time in times.items() if name not in own},
+        }
+
+
+COLUMNS = ((1, 8), (32, 128), (256,), (512,), (1024,), (8192,))  # tokens of the table's, for 132 multiprocessors
+CLOSE = 0.007  # layouts whose times differ by less are alike
+
+
+def line(rows: list[dict[str, Any]]) -> list[int]:
+    """The line of the table for rows of one size: for each column the layout that is the least behind anywhere."""
+    found: list[int] = []
+    for tokens in COLUMNS:
+        cells = [row["layouts"] for row in rows if row["tokens"] in tokens]
+        behind = {
+            layout: max(times[layout] / min(times.values()) for times in cells)
+            for layout in set.intersection(*map(set, cells))
+        }
+        entries = {(-threads if first else threads): time for (threads, _, first), time in behind.items()}
+        good = [entry for entry, time in entries.items() if time <= min(entries.values()) + CLOSE]
+        # One that an earlier column has saves a kernel.
+        found.append(min(good, key=lambda entry: (abs(entry) not in map(abs, found), entries[entry])))
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The lines of ``sgl::kRowLayouts``, of one op."""
+    sizes = sorted({row["size"] for row in rows})
+    lines = {32: [-32] * len(COLUMNS)}  # less than a warp has vectors for: one for each thread
+    lines |= {size // ELEMENTS: line([row for row in rows if row["size"] == size]) for size in sizes}
+    lines[4096] = [1024] * len(COLUMNS)  # the longest row
+    lined = {vectors: ", ".join(f"{entry:5}" for entry in entries) for vectors, entries in lines.items()}
+    return "".join(f"      {{{vectors:4}, {{{text}}}}},\n" for vectors, text in lined.items())
+
+
+def main() -> None:
+    """Measure, print, and write the numbers."""
+    parser = argparse.ArgumentParser(description="The best layouts of rows over threads")
+    parser.add_argument("--ops", default=",".join(FUNCTORS), help="which, with commas between")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
+    parser.add_argument("--json", type=Path, help="write all times here")
+    arguments = parser.parse_args()
+    sizes, tokens = ([int(number) for number in text.split(",")] for text in (arguments.sizes, arguments.tokens))
+    rows = []
+    for op in arguments.ops.split(","):
+        of_op = []
+        for row in tune(op, sizes, tokens, getattr(torch, arguments.dtype)):
+            of_op.append(row)
+            sys.stdout.write(
+                f"{op} {row['tokens']} x {row['size']}: chosen {row['chosen']} {row['chosen us']:.2f} us, "
+                f"best {row['best']} {row['best us']:.2f} us, {row['chosen / best']:.3f}\n"
+            )
+        if {count for column in COLUMNS for count in column} <= set(tokens):
+            sys.stdout.write(table(of_op))
+        rows += of_op
+    if arguments.json is not None:
+        plain = [{**row, "layouts": {str(layout): time for layout, time in row["layouts"].items()}} for row in rows]
+        arguments.json.write_text(json.dumps(plain))
+
+
+if __name__ == "__main__":
+    main()

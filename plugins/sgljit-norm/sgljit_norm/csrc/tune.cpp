@@ -1,0 +1,58 @@
+/// \file tune.cpp
+/// \brief The normalisations with a given layout in place of the rule's, for `python -m sgljit_norm.bench.tune`.
+
+#include <sgl_kernel/export.h>
+
+#include "norm.h"
+#include "norm_args.h"
+
+namespace {
+
+using host::TensorView;
+
+/// The layout of the calls of one thread.
+struct GivenLayout {
+  static inline thread_local sgl::RowLayout layout = {};
+
+  sgl::RowLayout operator()(unsigned, sgl::RowWork, long long, unsigned) const {
+    return layout;
+  }
+};
+
+host::RowReduce<norms::RMSNorm<false>, 1, 1, 1, GivenLayout> rmsnorm_of_rows{"norm.h"};
+host::RowReduce<norms::FusedAddRMSNorm<false>, 2, 1, 2, GivenLayout> fused_add_of_rows{"norm.h"};
+host::RowReduce<norms::LayerNorm, 1, 2, 1, GivenLayout> layernorm_of_rows{"norm.h"};
+
+void set_layout(unsigned threads_per_row, unsigned block_threads, bool triggers_first) {
+  GivenLayout::layout = {threads_per_row, block_threads, triggers_first};
+}
+
+/// The table's layout, as triggers_first * 2^32 + threads_per_row * 2^16 + block_threads.
+std::int64_t chosen_layout(unsigned vectors, sgl::RowWork work, std::int64_t num_rows, unsigned num_sms) {
+  const auto layout = sgl::ChooseRowLayout{}(vectors, work, num_rows, num_sms);
+  return std::int64_t{layout.triggers_first} << 32 | std::int64_t{layout.threads_per_row} << 16 | layout.block_threads;
+}
+
+void rmsnorm(TensorView x, TensorView weight, TensorView out) {
+  rmsnorm_of_rows({tokens("x", x)}, {host::shared_row("weight", weight)}, {tokens("out", out)}, {1e-6f});
+}
+
+void fused_add_rmsnorm(TensorView x, TensorView residual, TensorView weight) {
+  const auto rows = tokens("x", x);
+  const auto residual_rows = tokens("residual", residual);
+  fused_add_of_rows({rows, residual_rows}, {host::shared_row("weight", weight)}, {residual_rows, rows}, {{1e-6f}});
+}
+
+void layernorm(TensorView x, TensorView weight, TensorView bias, TensorView out) {
+  layernorm_of_rows(
+      {tokens("x", x)}, {host::shared_row("weight", weight), host::shared_row("bias", bias)}, {tokens("out", out)},
+      {1e-5f});
+}
+
+}  // namespace
+
+SGL_EXPORT(set_layout, (set_layout))
+SGL_EXPORT(chosen_layout, (chosen_layout))
+SGL_EXPORT(rmsnorm, (rmsnorm))
+SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm))
+SGL_EXPORT(layernorm, (layernorm))

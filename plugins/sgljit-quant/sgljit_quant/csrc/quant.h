@@ -1,0 +1,69 @@
+#pragma once
+
+#include <sgl_kernel/row_map.h>
+#include <sgl_kernel/row_reduce.h>
+
+/// \file quant.h
+/// \brief The functors of quantisation to e4m3, in float: q = x * (1 / scale), where scale = max(|x|) / 448 or is
+/// given. Read by the C++ compiler for the CPU and by NVRTC.
+///
+/// The conversion rounds to nearest even, saturates at 448 and keeps NaN. A maximum ignores NaN.
+
+namespace quant {
+
+inline constexpr float kSmallestScale = 0x1p-126f;
+
+/// \brief The scale for a largest magnitude, bounded so that its inverse is finite and not zero.
+SGL_HD float scale_of(float largest) {
+  constexpr float kLargestScale = 0x1.fffffep127f;
+  return sgl::min(sgl::max(largest / 448.0f, kSmallestScale), kLargestScale);
+}
+
+/// \brief A row with a scale of its own.
+struct PerToken {
+  static constexpr auto kReduction = sgl::Reduction::kMax;
+  float* scales;
+  SGL_FIELDS(scales)
+
+  struct Scale {
+    float scale, inverse;
+  };
+
+  SGL_HD float term(float x) const {
+    return sgl::abs(x);
+  }
+  SGL_HD Scale finish(float largest, float) const {
+    const float scale = scale_of(largest);
+    return {scale, 1 / scale};
+  }
+  SGL_HD void write_row(long long row, const Scale& scale) const {
+    scales[row] = scale.scale;
+  }
+  SGL_HD float operator()(const Scale& scale, float x) const {
+    return x * scale.inverse;
+  }
+};
+
+/// \brief One scale for all.
+struct PerTensor {
+  float inverse;
+  SGL_FIELDS(inverse)
+  SGL_HD float operator()(float x) const {
+    return x * inverse;
+  }
+};
+
+/// \brief The most items that a thread holds at a time, and the most threads of a block: of kernels that hold
+/// everything in registers, and of the others.
+inline constexpr unsigned kMaxUnits = 4;
+inline constexpr unsigned kMaxThreads = 1024;
+inline constexpr unsigned kBlockThreads = 256;
+
+/// \brief The parameters of the kernels for one scale: input and output as items of rows.
+struct Params {
+  sgl::RowMapParams<2> rows;
+  float* scale;
+  SGL_FIELDS(rows, scale)
+};
+
+}  // namespace quant
