@@ -24,7 +24,8 @@ struct RowOpSymbol {
   static_assert(((kCounts >= 0 && kCounts <= 9) && ...), "a row operation has at most nine outputs");
 
   static constexpr std::size_t kSize = [] {
-    std::size_t size = type_spelling<F>().size + 3 * sizeof...(kCounts) + sizeof("<, fp32_t, fp32_t>");
+    std::size_t size = type_spelling<F>().size + 3 * sizeof...(kCounts) + sizeof("<, , >");
+    size += kElementNames[kInput].size + kElementNames[kOutput].size;
     for (const char* letter = kName; *letter != '\0'; ++letter) ++size;
     return size;
   }();
