@@ -285,9 +285,10 @@ __global__ __launch_bounds__(kBlock) void row_reduce(
     const __grid_constant__ sgl::RowReduceParams<kInputs + kShared + kOutputs> params, const __grid_constant__ F f) {
   using row_t = ResidentRow<F, kInputs, kShared, kOutputs, kColumns, kElements, kThreads, T, U>;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kBlock / kThreads) + threadIdx.x / kThreads;
+  const bool has_row = kBlock == kThreads || row < params.num_rows;
+  if (kThreads == kWarpThreads && !has_row) return;  // a whole warp; lanes of a part of one take part in the reductions
   run_row(
-      row_t(f, threadIdx.x % kThreads, kBlock == kThreads || row < params.num_rows), row, params.triggers_first,
-      [&](int i) {
+      row_t(f, threadIdx.x % kThreads, kThreads >= kWarpThreads || has_row), row, params.triggers_first, [&](int i) {
         const auto& operand = params.operands[i];
         const bool is_shared = i >= kInputs && i < kInputs + kShared;
         return is_shared ? operand.data : pointer::offset(operand.data, row * operand.stride);
