@@ -246,8 +246,9 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     """It goes by the bytes that are neighbours, the memory that rows are scattered over, and the caller's quota."""
 
     def launch(row_bytes: int, count: int, host_bytes: int, **options: int) -> tuple[int, int, int]:
-        places = {"cuda": small, "host": pinned[: host_bytes // row_bytes * row_bytes]}
-        dst, src = (places[where].view(-1, row_bytes) for where in direction)
+        places = {"cuda": small, "host": pinned[:host_bytes]}
+        dst, src = (places[where][: len(places[where]) // row_bytes * row_bytes] for where in direction)
+        dst, src = dst.view(-1, row_bytes), src.view(-1, row_bytes)
         rows = torch.arange(count, device="cuda")
         family.transfer_hicache_one_layer_mla(dst, rows, src, rows, **options)
         return last_launch()
