@@ -83,7 +83,7 @@ def test_row_sizes(row_bytes: int, num_caches: int, direction: tuple[str, str]):
 def test_every_launch_moves_every_row(row_bytes: int, direction: tuple[str, str]):
     """From one block to more than there is work for; as the rows come, and sorted in one chunk or in several."""
     for launch in ((1, 32, 0), (3, 1024, 0), (500, 256, 0), (1, 64, 512), (3, 1024, 128), (2, 32, 100), (40, 256, 13)):
-        for run in (16, 1):
+        for run in (64, 2, 1):  # of rows that follow each other; the longest stay in their order
             dst = make_side("dense", 700, row_bytes, torch.uint8, direction[0], 2, 1)
             src = make_side("dense", 700, row_bytes, torch.uint8, direction[1], 2, 1)
             indices = [make_indices(700, 500, torch.int64, "cuda", run) for _ in range(2)]
@@ -260,6 +260,7 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     assert launch(2048, 16, far) == (8, 32, 0)  # bound by latency: a piece of a row for each eight threads
     for row_bytes, blocks in ((128, 16), (256, 8), (1152, 4), (2048, 2 if to_host else 4)):
         assert launch(row_bytes, (4 << 20) // row_bytes, near) == (blocks, 512, 0)
+    assert launch(576, 8192, near) == (11, 512, 0)  # not whole lines
     assert launch(256, 4096, far) == (64, 256, 0)
     assert launch(2048, 4096, far) == (16, 512, 0)
     assert launch(4096, 4096, far) == (8, 512, 0)
