@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .ops import LANES, host_module
+from .ops import host_module, lanes_of
 from .plugin import FAMILY
 
 if TYPE_CHECKING:
@@ -41,4 +41,4 @@ def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -
     word = min(16, row_bytes & -row_bytes)
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh", "hicache::copy_rows", row_bytes, word)
     for place in layers:
-        yield functools.partial(kernel, shape.caches, LANES, False, torch.int64, place)
+        yield functools.partial(kernel, shape.caches, lanes_of(row_bytes, word), False, torch.int64, place)

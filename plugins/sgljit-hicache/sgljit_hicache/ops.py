@@ -27,7 +27,6 @@ _EXPORTS = (
 )
 
 _ONE_LAYER = 0  # of csrc/hicache_params.h
-LANES = 8  # of csrc/hicache_launch.h
 
 
 @cache_once
@@ -196,6 +195,11 @@ def variants() -> Iterator[Callable[[], Any]]:
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
     for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
         for index in (torch.int32, torch.int64):
-            yield functools.partial(
-                kernel, "hicache::copy_rows", row_bytes, 16, caches, LANES, False, index, _ONE_LAYER
-            )
+            shape = (row_bytes, 16, caches, lanes_of(row_bytes, 16), False, index, _ONE_LAYER)
+            yield functools.partial(kernel, "hicache::copy_rows", *shape)
+
+
+def lanes_of(row_bytes: int, word: int) -> int:
+    """The threads that share a row, as csrc/hicache_launch.h chooses."""
+    words = row_bytes // word
+    return 8 if words <= 8 or row_bytes % 128 == 0 else 16 if words <= 16 else 32

@@ -55,17 +55,22 @@ SGL_DEVICE Item item_of(uint32_t item, const Transfer& transfer, uint32_t num_po
 }
 
 /// \brief Sorts positions [begin, begin + count) by their key: `order` gets them in its lower halves. All threads of
-/// the block call it. A bitonic sort: 4096 rows take some microseconds.
+/// the block call it. A bitonic sort: 4096 rows take some microseconds. Keys of which most ascend stay as they are:
+/// rows in pages, or in order.
 template <typename Index>
 SGL_DEVICE void sort_positions(uint64_t* order, const Index* keys, uint32_t begin, uint32_t count) {
   uint32_t size = 2;
   while (size < count) size *= 2;
+  uint32_t descents = 0;
   __syncthreads();  // a chunk before this one may still be in use
-  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+  for (uint32_t first = 0; first < size; first += blockDim.x) {
+    const uint32_t i = first + threadIdx.x;
     // Half of a larger index is no wrong order: any order moves the same rows.
     const auto key = i < count ? static_cast<uint32_t>(keys[begin + i]) : 0xffffffffu;
-    order[i] = static_cast<uint64_t>(key) << 32 | (i < count ? begin + i : 0xffffffffu);
+    if (i < size) order[i] = static_cast<uint64_t>(key) << 32 | (i < count ? begin + i : 0xffffffffu);
+    descents += __syncthreads_count(i + 1 < count && static_cast<uint32_t>(keys[begin + i + 1]) < key);
   }
+  if (descents * 32 <= count) return;  // as in pages of 16 rows
   for (uint32_t run = 2; run <= size; run *= 2) {
     for (uint32_t distance = run / 2; distance > 0; distance /= 2) {
       __syncthreads();

@@ -62,7 +62,9 @@ inline constexpr std::int64_t kSortBelow = 2048;           // of these
 inline constexpr std::int64_t kSortFrom = 16384;           // rows: sorted, so many share translations
 inline constexpr Launch kSorted{32, 256};
 inline constexpr std::int64_t kFewBytes = 256 << 10;  // bound by latency: a row for each worker
-inline constexpr Launch kFew{.blocks = 32, .threads = 128, .is_early = true};
+inline constexpr Launch kFew{32, 128};
+inline constexpr std::int64_t kLineBytes = 128;
+inline constexpr std::int64_t kInFlight = 192 << 10;  // bytes, of rows that are not whole lines
 
 inline thread_local std::int64_t g_last_launch = 0;
 
@@ -92,8 +94,10 @@ struct Work {
     Work work;
     work.word_bytes = word_of(job, addresses);
     const auto row_words = job.row_bytes / work.word_bytes;
-    // Eight lanes load a line of 128 bytes. An instruction of a warp waits for the translations of four rows at once.
-    work.lanes = 32 / job.unroll.value_or(4);
+    // Eight lanes load a line: an instruction of a warp waits for the translations of four rows at once. Of rows that
+    // are not whole lines more lanes share fewer lines.
+    const auto most = row_words <= 8 || job.row_bytes % kLineBytes == 0 ? 8 : row_words <= 16 ? 16 : 32;
+    work.lanes = job.unroll.has_value() ? 32 / *job.unroll : most;
     const auto shape = RowsShape::of(row_words, job.num_caches, work.lanes);
     const auto rows = static_cast<std::int64_t>(job.transfer.num_rows) * job.transfer.num_layers;
     work.items = rows * shape.pieces;
@@ -103,7 +107,7 @@ struct Work {
         job.transfer.num_layers, " layers");
     const auto in_flight = shape.items * (32 / work.lanes);
     work.num_warps = host::div_ceil(work.items, in_flight);
-    work.warp_bytes = in_flight * shape.piece_words * work.word_bytes * job.num_caches;
+    work.warp_bytes = in_flight * smaller(shape.piece_words, row_words) * work.word_bytes * job.num_caches;
     return work;
   }
 };
@@ -125,7 +129,8 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   const bool is_sorted = !is_few && is_scattered && run_bytes < kSortBelow && num_rows >= kSortFrom;
   const bool is_to_host = job.to_host && !job.from_host;  // both where the host does not know
   const auto& speed = link_speed(job.row_bytes);
-  const auto& near = is_to_host ? speed.to_host : speed.from_host;
+  auto near = is_to_host ? speed.to_host : speed.from_host;
+  if (job.row_bytes % kLineBytes != 0) near.blocks = host::div_ceil(kInFlight, near.threads / 32 * work.warp_bytes);
   auto launch = is_few ? kFew : is_sorted ? kSorted : is_scattered ? link_speed(run_bytes).scattered : near;
   const auto threads = is_few ? work.items * work.lanes : work.num_warps * 32;  // that have work
   if (job.block_quota.has_value()) {
@@ -133,6 +138,7 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
     const bool is_queue = is_to_host && !is_scattered;
     launch = {smaller(*job.block_quota, host::div_ceil(threads, 32)), is_queue ? kMaxThreads / 2 : kMaxThreads};
   }
+  launch.is_early = !job.block_quota.has_value();
   launch.threads = smaller(launch.threads, host::div_ceil(host::div_ceil(threads, launch.blocks), 32) * 32);
   launch.blocks = smaller(launch.blocks, host::div_ceil(threads, launch.threads));
   if (!is_sorted) return launch;

@@ -83,7 +83,7 @@ def test_row_sizes(row_bytes: int, num_caches: int, direction: tuple[str, str]):
 def test_every_launch_moves_every_row(row_bytes: int, direction: tuple[str, str]):
     """From one block to more than there is work for; as the rows come, and sorted in one chunk or in several."""
     for launch in ((1, 32, 0), (3, 1024, 0), (500, 256, 0), (1, 64, 512), (3, 1024, 128), (2, 32, 100), (40, 256, 13)):
-        for run in (16, 1):
+        for run in (64, 2, 1):  # of rows that follow each other; the longest stay in their order
             dst = make_side("dense", 700, row_bytes, torch.uint8, direction[0], 2, 1)
             src = make_side("dense", 700, row_bytes, torch.uint8, direction[1], 2, 1)
             indices = [make_indices(700, 500, torch.int64, "cuda", run) for _ in range(2)]
@@ -246,8 +246,9 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     """It goes by the bytes that are neighbours, the memory that rows are scattered over, and the caller's quota."""
 
     def launch(row_bytes: int, count: int, host_bytes: int, **options: int) -> tuple[int, int, int]:
-        places = {"cuda": small, "host": pinned[: host_bytes // row_bytes * row_bytes]}
-        dst, src = (places[where].view(-1, row_bytes) for where in direction)
+        places = {"cuda": small, "host": pinned[:host_bytes]}
+        dst, src = (places[where][: len(places[where]) // row_bytes * row_bytes] for where in direction)
+        dst, src = dst.view(-1, row_bytes), src.view(-1, row_bytes)
         rows = torch.arange(count, device="cuda")
         family.transfer_hicache_one_layer_mla(dst, rows, src, rows, **options)
         return last_launch()
@@ -259,6 +260,7 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     assert launch(2048, 16, far) == (8, 32, 0)  # bound by latency: a piece of a row for each eight threads
     for row_bytes, blocks in ((128, 16), (256, 8), (1152, 4), (2048, 2 if to_host else 4)):
         assert launch(row_bytes, (4 << 20) // row_bytes, near) == (blocks, 512, 0)
+    assert launch(576, 8192, near) == (11, 512, 0)  # not whole lines
     assert launch(256, 4096, far) == (64, 256, 0)
     assert launch(2048, 4096, far) == (16, 512, 0)
     assert launch(4096, 4096, far) == (8, 512, 0)
