@@ -14,39 +14,10 @@ from pathlib import Path
 
 SGLANG = "0.5.23"
 PLATFORM = ("--python-version", "3.12", "--platform", "manylinux_2_34_x86_64", "--only-binary", ":all:")
-IMPORTED = [
-    "aiohttp",
-    "anyio",
-    "apache-tvm-ffi==0.1.11",
-    "certifi",
-    "dill",
-    "einops",
-    "fastapi",
-    "idna",
-    "ipython",
-    "loguru",
-    "msgspec",
-    "numpy",
-    "openai",
-    "orjson",
-    "partial-json-parser",
-    "pillow",
-    "psutil",
-    "pybase64",
-    "pydantic",
-    "pyzmq",
-    "requests",
-    "sentencepiece",
-    "sniffio",
-    "starlette",
-    "torch==2.13.0",
-    "transformers==5.19.0",
-    "triton",
-    "urllib3",
-]
-ALONE = ["compressed-tensors", "gguf"]  # they would bring other versions of the above
 ROOT = Path(__file__).resolve().parents[4]
-PROJECTS = ["", "plugins/sgljit-norm", "plugins/sgljit-hicache", "engines/sgljit-sglang"]
+PROJECTS = ["", "plugins/sgljit-activation", "plugins/sgljit-norm", "plugins/sgljit-hicache", "engines/sgljit-sglang"]
+TORCH = "torch==2.13.0"
+IMPORTED = Path(__file__).with_name("environment.txt")
 
 STAND_IN = '''"""A stand-in: every name of this package, and of its modules, is a class without content."""
 import importlib.machinery
@@ -116,9 +87,9 @@ def make(directory: Path) -> Path:
         command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
         subprocess.run(command, check=True, capture_output=True, text=True)
 
-    pip("install", *IMPORTED, "pytest")
-    pip("install", "--no-deps", *ALONE)
-    pip("install", *(ROOT / project for project in PROJECTS))
+    pip("install", "--no-deps", "--only-binary", ":all:", "--requirement", IMPORTED)
+    pip("install", TORCH)  # with what its build for this system needs
+    pip("install", "--no-deps", "--no-build-isolation", *(ROOT / project for project in PROJECTS))
     wheels = directory / "wheels"
     pip("download", "--no-deps", *PLATFORM, "--dest", wheels, f"sglang=={SGLANG}")
     (site,) = directory.glob("lib/python*/site-packages")

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,7 @@ def test_in_an_environment_of_its_own(tmp_path):
         if re.search(r"from versions: none|connection|resolve host", error.stderr, re.IGNORECASE):
             pytest.skip(f"no package index: {error.stderr.strip().splitlines()[-1]}")
         raise AssertionError(error.stderr) from error
+    before = files_of_sglang(tmp_path)
     options = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestUnknownMarkWarning", "-rs", "-m", "not gpu")
     result = subprocess.run(
         [python, "-m", "pytest", *options, "--pyargs", "sgljit_sglang"],
@@ -75,6 +77,27 @@ def test_in_an_environment_of_its_own(tmp_path):
     )
     assert result.returncode == 0, result.stdout
     assert "SGLang is not installed" not in result.stdout
+    subprocess.run([python, "-m", "pip", "uninstall", "--yes", "sgljit-sglang"], check=True, capture_output=True)
+    assert before == files_of_sglang(tmp_path), "SGLang is not what it was"
+    result = subprocess.run([python, "-W", "ignore", "-c", UNINSTALLED], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def files_of_sglang(directory: Path) -> dict[Path, tuple[int, int]]:
+    (site,) = directory.glob("sglang/lib/python*/site-packages/sglang")
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in site.rglob("*.py")}
+
+
+UNINSTALLED = """
+import sys
+from sglang.srt.plugins import load_plugins
+from sglang.kernels.spec import KernelBackend
+from sglang.srt.layers import activation, layernorm
+load_plugins()
+for layer in (layernorm.RMSNorm, layernorm.GemmaRMSNorm, activation.SiluAndMul, activation.GeluAndMul):
+    assert KernelBackend.PLUGIN not in layer.capabilities
+assert not [name for name in sys.modules if name.startswith("sgljit")]
+"""
 
 
 @needs_sglang

@@ -98,7 +98,7 @@ def timed(options: argparse.Namespace, run: Callable[..., None], prepared: Calla
         finish()
         return (time.perf_counter() - start) * 1e3
 
-    warm_up = 3
+    warm_up = 2  # the first call may compile
     times: list[float] = [once() for _ in range(warm_up + options.repeats)]
     return statistics.median(times[warm_up:])
 
@@ -139,9 +139,9 @@ def chosen(options: argparse.Namespace) -> dict[str, dict[str, int]]:
     return {name: size for name, size in sizes.items() if options.sizes is None or name in options.sizes}
 
 
-def models(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of whole models."""
-    rows = []
+def models(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """The rows of whole models, after each step: torch.compile takes minutes, and may be cut short."""
+    rows: list[dict[str, Any]] = []
     for name, size in chosen(options).items():
         model = make(size, options.device, options.dtype)
         several: dict[tuple[str, str], list[float]] = {}
@@ -154,6 +154,7 @@ def models(options: argparse.Namespace) -> list[dict[str, Any]]:
         times: dict[str, dict[str, float]] = {"prefill": {}, "decode": {}}
         for (phase, label), each in several.items():
             times[phase][label] = statistics.median(each)
+        yield [*rows, *_rows(name, times)]
         for label, kinds in COMPILED.items():
             if options.compiled is not None and name not in options.compiled:
                 continue
@@ -162,13 +163,17 @@ def models(options: argparse.Namespace) -> list[dict[str, Any]]:
                 compiled = torch.compile(model)
                 times["prefill"][label] = prefill(compiled, options, model)
                 times["decode"][label] = decode(compiled, options, model, static=True)
-        for phase, columns in times.items():
-            eager = columns["eager"]
-            labels = (*columns, *(label for label in COMPILED if label not in columns))
-            cells = {label: _cell(eager, columns.get(label)) for label in labels}
-            rows.append({"model": name, "phase": phase, **cells, "eager": f"{eager:.2f}"})
+            yield [*rows, *_rows(name, times)]
+        rows += _rows(name, times)
         del model
-    return rows
+
+
+def _rows(name: str, times: dict[str, dict[str, float]]) -> Iterator[dict[str, Any]]:
+    for phase, columns in times.items():
+        eager = columns["eager"]
+        labels = (*columns, *(label for label in COMPILED if label not in columns))
+        cells = {label: _cell(eager, columns.get(label)) for label in labels}
+        yield {"model": name, "phase": phase, **cells, "eager": f"{eager:.2f}"}
 
 
 def _cell(eager: float, value: float | None) -> str:
@@ -223,12 +228,15 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="the page's file")
     options = parser.parse_args(arguments)
-    with torch.no_grad():
-        tables = {"Models": models(options), "Layers": layers(options)}
     note = NOTE.format(**vars(options) | {"dtype": str(options.dtype).removeprefix("torch.")})
     note += f"\ntransformers {transformers.__version__}, sgljit-transformers {sgljit_transformers.__version__}. "
     note += "The second table is one layer alone: microseconds of a call, host included."
-    page = write_results(options.output, "transformers, eager", tables, note=note, device=options.device)
+    page = ""
+    with torch.no_grad():
+        of_layers = layers(options)
+        for rows in models(options):
+            tables = {"Models": rows, "Layers": of_layers}
+            page = write_results(options.output, "transformers, eager", tables, note=note, device=options.device)
     print(page)
     return page
 

@@ -47,10 +47,21 @@ def test_in_an_environment_of_its_own(tmp_path):
         if re.search(r"from versions: none|connection|resolve host", error.stderr, re.IGNORECASE):
             pytest.skip(f"no package index: {error.stderr.strip().splitlines()[-1]}")
         raise AssertionError(error.stderr) from error
+    before = files_of_vllm(tmp_path)
     options = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestUnknownMarkWarning", "-rs")
     printed = run(python, "-m", "pytest", *options, "--pyargs", "sgljit_vllm", SGLJIT_CACHE_DIR=str(tmp_path / "cache"))
     assert re.search(r"\d+ passed", printed), printed
     assert "vLLM is not installed" not in printed, printed
+    run(python, "-m", "pip", "uninstall", "--yes", "sgljit-vllm")
+    assert before == files_of_vllm(tmp_path), "vLLM is not what it was"
+    printed = run(python, HERE / "generate.py", "qwen3")
+    assert "RESULT" in printed
+    assert "runs on" not in printed
+
+
+def files_of_vllm(directory: Path) -> dict[Path, tuple[int, int]]:
+    (site,) = directory.glob("vllm/lib/python*/site-packages/vllm")
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in site.rglob("*.py")}
 
 
 @needs_vllm
