@@ -17,16 +17,15 @@ from typing import Annotated
 import typer
 
 from sgljit_core.config import inherited_environment
-from sgljit_core.errors import ToolchainNotFoundError
 from sgljit_core.families import discovery, registry
 
 
-def test_families(
-    families: Annotated[list[str] | None, typer.Argument(help="The families, such as norm.", metavar="FAMILY...")] = None,
+def run_tests(
+    families: Annotated[list[str] | None, typer.Argument(help="Such as norm.", metavar="FAMILY...")] = None,
     every: Annotated[bool, typer.Option("--all", help="Test every installed family.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the CPU, and CUDA if it is there.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the CPU, and CUDA if there.")] = None,
     keyword: Annotated[str | None, typer.Option("-k", help="Run what this expression of pytest selects.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each result as a line of JSON, and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each result.")] = False,
     sanitize: Annotated[bool, typer.Option(help="Run it all under NVIDIA's compute-sanitizer.")] = False,
 ) -> None:
     """Run the tests of installed families, and the checks that every op must pass. Needs no checkout.
@@ -36,7 +35,7 @@ def test_families(
     if every == bool(families):
         raise typer.BadParameter("name the families to test, or give --all")
     if importlib.util.find_spec("pytest") is None:
-        raise ToolchainNotFoundError('sgljit test runs pytest, which is not installed: pip install "pytest>=8.3"')
+        raise typer.BadParameter('pytest runs the tests, and is not installed: pip install "pytest>=8.3"')
     command = [*(_sanitizer() if sanitize else ()), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     packages = []
     for name in sorted(registry.ops) if every else families or ():
@@ -54,10 +53,7 @@ def test_families(
 def _sanitizer() -> list[str]:
     program = shutil.which("compute-sanitizer")
     if program is None:
-        raise ToolchainNotFoundError(
-            "compute-sanitizer is not on PATH; it is in NVIDIA's CUDA toolkit, and on PyPI: "
-            "pip install nvidia-cuda-sanitizer-api"
-        )
+        raise typer.BadParameter("compute-sanitizer is not on PATH; NVIDIA's CUDA toolkit has it")
     return [program, "--error-exitcode", "1", "--target-processes", "all"]
 
 

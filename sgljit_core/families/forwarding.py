@@ -115,7 +115,6 @@ def _takes(parameters: Parameters, scope: dict[str, Any]) -> str:
 
 def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str, Any]) -> Function:
     """The body of an op whose body is C++, for the first call: it puts the C++ function in its own place."""
-
     declared = declaration.function
 
     def first(*args: Any) -> Any:

@@ -20,7 +20,7 @@ from sgljit_core.lazy import collector_paused
 from . import discovery
 from .discovery import Plugin
 from .family import KernelFamily
-from .origin import Origin
+from .origin import KERNELS, Origin
 from .references import nearest, resolve
 
 
@@ -185,6 +185,6 @@ def _unknown(name: str, known: list[str]) -> str:
     return (
         f"no installed plugin provides the kernel family {name!r}{nearest(name, known)} "
         f"(installed: {installed}{restriction}). {provider}If it is "
-        f'yours: its pyproject needs {name} = "PACKAGE.plugin" below [project.entry-points."{discovery.KERNELS}"], and '
+        f'yours: its pyproject needs {name} = "PACKAGE.plugin" below [project.entry-points."{KERNELS}"], and '
         f"must be installed again after that"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from sgljit_core.families.schema import misfit
 
 from .layouts import layouts, sizes
 from .memory import NANS, OTHER, Guarded, memory_of, tensors_of
-from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal
+from .subject import Arguments, Fault, Subject, described, is_refusal
 
 
 def signatures(subject: Subject) -> None:
@@ -41,7 +42,9 @@ def results(subject: Subject) -> None:
 def reads(subject: Subject) -> None:
     """The results do not depend on what lies around the tensors."""
     for sample in subject.picked:
-        _require_equal(_bits(subject, sample, NANS), _bits(subject, sample, OTHER), sample, "with other bytes around it")
+        _require_equal(
+            _bits(subject, sample, NANS), _bits(subject, sample, OTHER), sample, "with other bytes around it"
+        )
 
 
 def repeats(subject: Subject) -> None:
@@ -96,19 +99,16 @@ def own_work(subject: Subject) -> None:
 def returns(subject: Subject) -> None:
     """An op returns what it says, and its fake makes the same without computing."""
     annotation = inspect.signature(subject.op.function, eval_str=True).return_annotation
+    wanted = type(None) if annotation is None else typing.get_origin(annotation) or annotation
     for sample in subject.picked:
         result = subject.call(Guarded(sample).arguments)
-        if annotation is None or isinstance(annotation, type):
-            wanted = type(None) if annotation is None else annotation
-            if not isinstance(result, wanted):
-                raise Fault(f"it says that it returns {wanted.__name__}, and returns a {type(result).__name__}")
-        if not isinstance(result, torch.Tensor):
-            continue
-        meta = subject.op.function(**{name: _to_meta(value) for name, value in sample.items()})
-        for what in ("shape", "dtype", "stride"):
-            real, fake = ([x() if callable(x) else x for x in [getattr(one, what)]][0] for one in (result, meta))
-            if real != fake:
-                raise Fault(f"the fake has the {what} {fake}, and the result {real}: {described(sample)}")
+        if isinstance(wanted, type) and not isinstance(result, wanted):
+            raise Fault(f"it says that it returns {wanted.__name__}, and returns a {type(result).__name__}")
+    for overload, _, arguments in _library_calls(subject):
+        real = overload(**arguments)
+        fake = overload(**{name: _to_meta(value) for name, value in arguments.items()})
+        if _look(real) != _look(fake):
+            raise Fault(f"the fake gives {_look(fake)}, and a call {_look(real)}: {described(arguments)}")
 
 
 def opcheck(subject: Subject) -> None:
@@ -135,7 +135,7 @@ def compiled(subject: Subject) -> None:
         def call(*given: torch.Tensor, _names: list[str] = tensors, _rest: Arguments = rest) -> Any:
             return subject.op.function(**dict(zip(_names, given, strict=True)), **_rest)
 
-        key = (tuple(tensors), tuple(rest))
+        key = (tuple(tensors), repr(rest))
         calls[key] = calls.get(key) or torch.compile(call, fullgraph=True, dynamic=True, backend="inductor")
         wanted = subject.call(eager.arguments)
         result = calls[key](*(traced.arguments[name] for name in tensors))
@@ -248,6 +248,15 @@ def _same_bits(first: Any, second: Any) -> bool:
 def _require_equal(first: list[Any], second: list[Any], sample: Arguments, when: str) -> None:
     if not _same_bits(first, second):
         raise Fault(f"the results have other bits {when}: {described(sample)}")
+
+
+def _look(value: Any) -> Any:
+    """What a fake must have in common with a result."""
+    if isinstance(value, list | tuple):
+        return [_look(one) for one in value]
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {list(value.shape)} with strides {list(value.stride())}"
 
 
 def _to_meta(value: Any) -> Any:

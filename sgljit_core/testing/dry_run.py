@@ -7,6 +7,7 @@ parameters are compared with theirs, as before a first launch.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import re
@@ -65,7 +66,7 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
         name = _form(lost[0])[0]
         example = next(kernel for kernel in sorted(asked) if _form(kernel)[0] == name)
         raise Fault(
-            f"variants() declares {lost[0]}, and the host part asks for {example}: what is built ahead would not be found"
+            f"variants() declares {lost[0]}, and the host part asks for {example}: what is built ahead is not found"
         )
     unseen = sorted({_form(kernel)[0] for kernel in declared} - names)
     also = f"; of what variants() declares no sample asks for {', '.join(unseen)}" if unseen else ""
@@ -93,7 +94,7 @@ class _Asked(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         data: dict[str, Any] = getattr(record, "sgljit", {})
         if data.get("event") == "loaded" and " for sm_" in data["build"]:
-            self.kernels.append(data["build"])
+            self.kernels.append(_without_plugin(data["build"]))
 
 
 class _OnDevice:
@@ -168,13 +169,15 @@ def _call(op: Op, sample: dict[str, Any]) -> dict[str, str]:
 
 def _declared(family: str) -> list[str]:
     """The kernels among a family's variants, by their labels. Compiles nothing."""
-    labels = []
+    labels: list[str] = []
     for builder in registry.declared_variants(family):
-        try:
+        with contextlib.suppress(ValueError):  # it is loaded: the host part
             labels.append(policy.why(builder).build)
-        except ValueError:  # it is loaded: the host part
-            continue
-    return [label for label in labels if " for sm_" in label]
+    return [_without_plugin(label) for label in labels if " for sm_" in label]
+
+
+def _without_plugin(label: str) -> str:
+    return re.sub(r"( for sm_\w+) of .*", r"\1", label)
 
 
 if __name__ == "__main__":

@@ -36,15 +36,15 @@ class Guarded:
     """The arguments of a call in guarded memory.
 
     Attributes:
-        arguments: the arguments; tensors of addresses are those that were given.
+        arguments: the arguments; what addresses lead to stays where it is.
     """
 
     def __init__(self, arguments: Mapping[str, Any], pattern: int = NANS) -> None:
         groups: dict[Any, list[tuple[str, torch.Tensor]]] = {}
         for name, tensor in tensors_of(arguments):
-            if memory_of(tensor) is tensor:
-                place = (tensor.device, tensor.untyped_storage().data_ptr()) if tensor.numel() else id(tensor)
-                groups.setdefault(place, []).append((name, tensor))
+            shares = tensor.numel() > 0 and memory_of(tensor) is tensor
+            place = (tensor.device, tensor.untyped_storage().data_ptr()) if shares else id(tensor)
+            groups.setdefault(place, []).append((name, tensor))
         self._blocks = [_Block(group, pattern) for group in groups.values()]
         moved = {id(old): new for block in self._blocks for old, new in block.moved}
 
@@ -55,8 +55,7 @@ class Guarded:
 
         self.arguments = {name: new(value) for name, value in arguments.items()}
         # What addresses lead to is not moved, so it is put back.
-        self._led_to = [(name, memory_of(tensor)) for name, tensor in tensors_of(arguments)]
-        self._led_to = [(name, memory) for name, memory in self._led_to if id(memory) not in moved]
+        self._led_to = [(name, memory_of(t)) for name, t in tensors_of(arguments) if memory_of(t) is not t]
         self._contents = [memory.clone() for _, memory in self._led_to]
 
     def poison(self, names: Collection[str]) -> None:
@@ -109,6 +108,8 @@ class _Block:
             at = shift + (tensor.data_ptr() - begin if tensor.numel() else 0)
             new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             new.set_(self.bytes.untyped_storage(), at // tensor.itemsize, tensor.shape, tensor.stride())
+            if hasattr(tensor, "memory"):
+                new.memory = tensor.memory  # type: ignore[attr-defined]
             self.moved.append((tensor, new))
             self.tensors.append((name, new))
             self._begins.append(at)

@@ -23,7 +23,7 @@ Arguments = dict[str, Any]
 LARGEST = 1 << 20  # elements of a sample that is checked
 
 
-class Fault(AssertionError):
+class Fault(AssertionError):  # noqa: N818 - what a check finds is a fault
     """A check has found that an op does not do what it declares. The text says with which arguments."""
 
 
@@ -33,7 +33,7 @@ class NotApplicable(Exception):  # noqa: N818 - an answer, not an error
 
 @contextlib.contextmanager
 def conditions() -> Iterator[None]:
-    """What checks run under: no gradients, the same random numbers, and fresh tensors that are NaN or the largest int."""
+    """What checks run under: no gradients, the same random numbers, fresh tensors of NaN or the largest integer."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng():
         warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
@@ -68,6 +68,11 @@ class Subject:
     def takes_tensors(self) -> bool:
         return any("Tensor" in str(parameter.annotation) for parameter in self.signature.parameters.values())
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether there is nothing to call it with: it takes no tensor, and has no samples."""
+        return not self.takes_tensors and self.op.samples is None
+
     @functools.cached_property
     def reference(self) -> Callable[..., Any]:
         if self.op.reference is None:
@@ -86,11 +91,14 @@ class Subject:
         if not found:
             raise NotApplicable(f"samples yields nothing on {self.device.type}")
         for number, sample in enumerate(found):
-            try:
-                self.signature.bind(**sample)
-            except TypeError as error:
-                raise Fault(f"sample {number} is no call of {self}{self.signature}: {error}") from error
+            self._bind(number, sample)
         return found
+
+    def _bind(self, number: int, sample: Arguments) -> None:
+        try:
+            self.signature.bind(**sample)
+        except TypeError as error:
+            raise Fault(f"sample {number} is no call of {self}{self.signature}: {error}") from error
 
     def _missing(self, kind: str) -> None:
         if self.takes_tensors:
@@ -202,7 +210,8 @@ def described(arguments: Mapping[str, Any]) -> str:
 
 def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} strides {list(value.stride())}"
+        strides = list(value.stride()) if value.layout is torch.strided else value.layout
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} strides {strides}"
     return f"[{', '.join(map(_describe, value))}]" if isinstance(value, list | tuple) else repr(value)
 
 
@@ -223,7 +232,7 @@ def _copied(value: Any, widen: bool) -> Any:
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         if memory_of(tensor) is not tensor:
             return tensor
-        copy = tensor.clone(memory_format=torch.contiguous_format)
+        copy: torch.Tensor = tensor.clone(memory_format=torch.contiguous_format)
         return copy.double() if widen and tensor.is_floating_point() else copy
 
     return _map(copied, value)
@@ -239,7 +248,7 @@ def _leads_to_a_device(sample: Arguments) -> bool:
 
 
 def _kind(sample: Arguments) -> tuple[Any, ...]:
-    kinds = []
+    kinds: list[tuple[Any, ...]] = []
     for name, value in sample.items():
         if isinstance(value, torch.Tensor):
             kinds.append((name, value.dtype, value.dim(), value.is_contiguous(), value.device.type))
@@ -250,5 +259,5 @@ def _kind(sample: Arguments) -> tuple[Any, ...]:
 
 def _of_moderate_size(samples: list[Arguments]) -> Arguments:
     """One whose tensors are not empty, and not the smallest, where there is one."""
-    full = [one for one in samples if all(tensor.numel() > 1 for _, tensor in tensors_of(one))] or samples
+    full = [one for one in samples if all(tensor.numel() > 0 for _, tensor in tensors_of(one))] or samples
     return sorted(full, key=_size)[len(full) // 3]

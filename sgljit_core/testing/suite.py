@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +75,7 @@ def checks_of_family(name: str, devices: Collection[torch.device]) -> Iterator[C
 def _checks_of(op: Op, device: torch.device) -> Iterator[Check]:
     subject = Subject(op, device)  # its samples are made once for all checks
     for name, check in CHECKS.items():
-        if device.type == "cpu" and name in ON_CUDA:
+        if (device.type == "cpu" and name in ON_CUDA) or (subject.is_bare and name != "signatures"):
             continue
         yield Check(name, str(subject), device.type, op.place, partial(_on, check, subject))
 
@@ -83,14 +84,22 @@ def _on(check: Callable[[Subject], None], subject: Subject) -> None:
     if subject.device.type == "cuda" and not torch.cuda.is_available():
         raise NotApplicable("no CUDA device")
     with conditions():
-        check(subject)
+        try:
+            check(subject)
+        except (Fault, NotApplicable):
+            raise
+        except Exception as error:
+            raise Fault(f"{type(error).__name__}: {error}") from error
 
 
 def _run(checks: Iterator[Check]) -> None:
     for check in checks:
-        try:
-            check.run()
-        except NotApplicable:
-            continue
-        except Fault as fault:
-            raise Fault(f"{check.about}, {check.name}: {fault}") from fault
+        with contextlib.suppress(NotApplicable):
+            _run_one(check)
+
+
+def _run_one(check: Check) -> None:
+    try:
+        check.run()
+    except Fault as fault:
+        raise Fault(f"{check.about}, {check.name}: {fault}") from fault

@@ -96,7 +96,13 @@ def main(file: str, family: str) -> None:
         child = os.fork()
         if child == 0:
             error = _call(op)
-            answer(op=op.name, loaded=handler.count, shared=handler.shared, failed=stats().builds.get("failed", 0), error=error)
+            answer(
+                op=op.name,
+                loaded=handler.count,
+                shared=handler.shared,
+                failed=stats().builds.get("failed", 0),
+                error=error,
+            )
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status != 0:
