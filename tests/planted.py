@@ -278,6 +278,8 @@ OF_FAMILIES: dict[str, tuple[str, str]] = {
         in_cpp(_IN_PLACE_OF, extra_cflags='["-fgnu-unique", "-fvisibility=default"]'),
     ),
     "a_kernel_that_its_file_does_not_have": ("dry_run", in_cpp(_IN_PLACE_OF)),
+    "a_kernel_name_that_only_a_launch_asks_for": ("dry_run", in_cpp(_IN_PLACE_OF)),
+    "a_kernel_with_other_parameters": ("dry_run", in_cpp(_IN_PLACE_OF)),
     "declares_another_form_of_a_kernel": (
         "dry_run",
         in_cpp(_IN_PLACE_OF) + "\ndef variants():\n    yield lambda: FAMILY.build_variant("
@@ -305,6 +307,46 @@ SOURCES["a_kernel_that_its_file_does_not_have"] = {
     "scale.h": _SCALE_H.replace("namespace scaling", "#ifndef __CUDACC__\nnamespace scaling") + "#endif\n",
 }
 SOURCES["declares_another_form_of_a_kernel"] = {"scale.cpp": _SCALE_CPP, "scale.h": _SCALE_H}
+
+_LAUNCH = """
+#include <sgl_kernel/tensor.h>
+#include <sgl_kernel/variant.h>
+#include "params.h"
+host::Kernel<scaling::Params> kernel{"scale.cuh", "scaling::NAME"};
+void scale(host::TensorView x, host::TensorView out) {
+  if (x.numel() == 0) return;
+  host::LaunchKernel(1, 32, x.device())(kernel.get(), scaling::Params{x.data_ptr(), out.data_ptr(), x.numel()});
+}
+"""
+_PARAMS = """
+#pragma once
+#include <sgl_kernel/signature.h>
+namespace scaling {
+struct Params {
+  const void* x;
+  void* out;
+  LENGTH length;
+  SGL_FIELDS(x, out, length)
+};
+}
+"""
+_KERNEL = """
+#include "params.h"
+namespace scaling {
+__global__ void scale(const __grid_constant__ Params params) {}
+}
+"""
+SOURCES["a_kernel_name_that_only_a_launch_asks_for"] = {
+    "scale.cpp": _LAUNCH.replace("NAME", "scales"),
+    "params.h": _PARAMS.replace("LENGTH", "long long"),
+    "scale.cuh": _KERNEL,
+}
+SOURCES["a_kernel_with_other_parameters"] = {
+    "scale.cpp": _LAUNCH.replace("NAME", "scale"),
+    # The host's compiler sees another type than the device's.
+    "params.h": _PARAMS.replace("  LENGTH", "#ifdef __CUDACC__\n  double\n#else\n  long long\n#endif\n "),
+    "scale.cuh": _KERNEL,
+}
 
 RIGHT["cpp"] = in_cpp(_IN_PLACE_OF)
 SOURCES["cpp"] = {"scale.cpp": _SCALE_CPP, "scale.h": _SCALE_H}

@@ -133,7 +133,7 @@ def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str
                 f"{declaration.where} declares {len(args)} parameters, and the C++ function takes {count[1]}: declare "
                 f"the same, in the same order"
             ) from error
-        if (result is None) != declaration.returns_nothing:
+        if (result is None) != declaration.only_writes:
             raise InvalidFamilyError(
                 f"{declaration.where} says that it returns {_returned(declaration)}, and the C++ function returned "
                 f"{_described(result)}: the two must return the same"

@@ -224,7 +224,11 @@ def _roll(guarded: Guarded) -> None:
 def _bits(subject: Subject, sample: Arguments, pattern: int) -> list[Any]:
     guarded = Guarded(sample, pattern)
     result = subject.call(guarded.arguments)
-    found = [result, *(guarded.arguments[name] for name in subject.op.mutates), *(one for _, one in guarded.led_to())]
+    found = [
+        result,
+        *(guarded.arguments.get(name) for name in subject.op.mutates),
+        *(one for _, one in guarded.led_to()),
+    ]
     copies = [_copied(value) for value in found]
     guarded.reset()
     return copies

@@ -144,7 +144,7 @@ class Subject:
         copies = {name: _copied(value, widen and not led_to) for name, value in arguments.items()}
         try:
             result = self.reference(**copies)
-            after = {name: _map(lambda one: memory_of(one).clone(), copies[name]) for name in self.op.mutates}
+            after = {name: _map(lambda one: memory_of(one).clone(), copies.get(name)) for name in self.op.mutates}
         finally:
             for memory, content in zip(led_to, contents, strict=True):
                 memory.copy_(content)
@@ -188,7 +188,7 @@ class Subject:
     def compare(self, guarded: Guarded, result: Any, wanted: tuple[Any, dict[str, Any]], told: str) -> None:
         """Raise Fault where a call's results are not the reference's, or it wrote elsewhere."""
         for name, value in wanted[1].items():
-            for got, right in _pairs(_map(memory_of, guarded.arguments[name]), value):
+            for got, right in _pairs(_map(memory_of, guarded.arguments.get(name)), value):
                 if text := difference(got, right):
                     raise Fault(f"{told}: {name} {text}")
         for got, right in _pairs(result, wanted[0]):
