@@ -23,7 +23,7 @@ OLDEST_TESTS := tests/compilers/test_toolchain.py tests/engines tests/families/t
   $(wildcard plugins/*/*/tests/test_*_errors.py)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 ADAPTERS := $(patsubst %/pyproject.toml,%,$(wildcard engines/*/pyproject.toml))
-CXX_FILES = $(shell find include plugins engines examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
+CXX_FILES = $(shell find include sgljit_core plugins engines examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from sgljit_core.testing.pytest_plugin import skip_without_gpu
 
 # Threads of OpenMP that wait would otherwise spin, on cores that the other processes of a run need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -57,15 +58,6 @@ def pytest_report_collectionfinish() -> list[str]:
     return [f"not collected: {', '.join(_left_out)}"] if _left_out else []
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    import torch
-
-    if torch.cuda.is_available():
-        return
-    reason = "no CUDA device" if torch.backends.cuda.is_built() else f"torch {torch.__version__} is built without CUDA"
-    for item in marked:
-        item.add_marker(pytest.mark.skip(reason=reason))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none: the core's plugin does it for the families' own tests alone."""
+    skip_without_gpu(items)

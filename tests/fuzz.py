@@ -24,17 +24,13 @@ import torch
 
 from sgljit_core import errors
 from sgljit_core.families import discovery
+from sgljit_core.testing.agreement import difference
+from sgljit_core.testing.memory import memory_of
+from sgljit_core.testing.subject import described
 
 # The exceptions that an op may raise for a wrong call. An OSError, a bare Exception or a SystemError is none.
 REFUSALS = (TypeError, ValueError, IndexError, OverflowError, TimeoutError, RuntimeError, errors.SgljitError)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8)
-TOLERANCES = {  # of one rounding
-    torch.float8_e4m3fn: 0.07,
-    torch.bfloat16: 3e-2,
-    torch.float16: 4e-3,
-    torch.float32: 1e-4,
-    torch.float64: 1e-9,
-}
 NUMBERS = (None, 0, -1, 1, 7, 2**31, 2**63 - 1, 2**63, 0.0, -1.5, float("nan"), float("inf"), "", "eq", True)
 OTHERS = (None, 0, -1, 2**63, 1.5, "text", [], (), object(), torch.nn.Parameter)
 LARGEST = 1 << 18  # elements of a sample's tensors together: a call is to take less than a millisecond
@@ -81,25 +77,11 @@ def mutate(rng: random.Random, arguments: dict[str, Any]) -> None:
             arguments[name] = rng.choice(NUMBERS[:4] if trusting else NUMBERS)
 
 
-def memory_of(value: Any) -> Any:
-    """What a tensor of addresses leads to; of anything else, itself."""
-    while isinstance(value, torch.Tensor) and hasattr(value, "memory"):
-        value = value.memory
-    return value
-
-
 def agree(got: Any, wanted: Any) -> bool:
     """Whether two values are the same, up to a rounding."""
-    if not isinstance(got, torch.Tensor):
-        return bool(got == wanted)
-    if got.layout is not torch.strided or got.is_meta:
+    if isinstance(got, torch.Tensor) and (got.layout is not torch.strided or got.is_meta):
         return True
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
-        return False
-    tolerance = TOLERANCES.get(got.dtype, 0.0)
-    if got.dtype != torch.float8_e4m3fn and torch.equal(got, wanted):
-        return True
-    return torch.allclose(got.double(), wanted.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+    return getattr(got, "dtype", None) == getattr(wanted, "dtype", None) and difference(got, wanted) is None
 
 
 def judge(op: Any, arguments: dict[str, Any]) -> bool:
@@ -143,19 +125,12 @@ def call(ops: list[tuple[Any, list[dict[str, Any]]]], seed: int, number: int) ->
         mutate(rng, arguments)
     except (RuntimeError, NotImplementedError):  # PyTorch does not make such a tensor
         return False
-    described = {name: describe(value) for name, value in arguments.items()}
+    told = described(arguments)
     try:
         return judge(op, arguments)
     except BaseException:
-        print(f"\ncall {number} of seed {seed} is {op.name} of {described}", flush=True)
+        print(f"\ncall {number} of seed {seed} is {op.name} of {told}", flush=True)
         raise
-
-
-def describe(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    strides = list(value.stride()) if value.layout is torch.strided else value.layout
-    return f"{value.dtype} {list(value.shape)} {strides}"
 
 
 def main(family: str, seed: str, begin: str, end: str) -> None:

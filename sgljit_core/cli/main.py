@@ -12,6 +12,7 @@ from . import cache
 from .clangd import write_clangd
 from .list import list_families
 from .prepare import prepare
+from .test import run_tests
 from .wheel import add_artifacts_to_wheel
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command("list")(list_families)
 app.command("prepare")(prepare)
 app.command("clangd")(write_clangd)
+app.command("test")(run_tests)
 app.command("wheel")(add_artifacts_to_wheel)
 app.add_typer(cache.app, name="cache")
 

@@ -27,7 +27,7 @@ from sgljit_core.compilers.arch import override_target
 from sgljit_core.config import inherited_environment
 from sgljit_core.errors import SgljitError, WheelError
 from sgljit_core.families import discovery, registry
-from sgljit_core.paths import CARRIED, package_directory
+from sgljit_core.paths import CARRIED, cache_root, package_directory
 
 
 def add_artifacts_to_wheel(
@@ -65,7 +65,8 @@ def add_artifacts_to_wheel(
             PYTHONDONTWRITEBYTECODE="1",  # the wheel is packed from there
             SGLJIT_JIT="on",  # the variable is about compiling on demand, not about this command
         )
-        _run([sys.executable, "-c", code, wheel.name, str(content), *cuda_arch], cwd=content, environment=environment)
+        command = [sys.executable, "-c", code, wheel.name, str(content), *cuda_arch]
+        said = _run(command, cwd=content, environment=environment)
         artifacts = [
             place.relative_to(carried)
             for carried in content.rglob(CARRIED)
@@ -81,6 +82,7 @@ def add_artifacts_to_wheel(
         into.mkdir(parents=True, exist_ok=True)
         made = shutil.copy(tagged, into)
     targets = " and ".join(sorted({place.parts[0] for place in artifacts}))
+    typer.echo(said, nl=False)
     typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
 
 
@@ -108,12 +110,28 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
         for cuda_arch in cuda_archs:
             with override_target(cuda_arch, "--cuda-arch"):
                 parallel_compile(registry.declared_variants(name))
+            _dry_run(wheel, name, cuda_arch)
         carried = directory / CARRIED
         carried.mkdir(mode=0o700, exist_ok=True)
         if cache.copy(carried, family=name) == 0:
             raise WheelError(
                 f"{wheel}: nothing was built for family {name!r}, because a plugin's sgljit_prebuilt_dirs provides it"
             )
+
+
+def _dry_run(wheel: str, family: str, cuda_arch: str) -> None:
+    """Refuse a wheel whose kernels would not be found, or not fit. What only samples ask for stays out of it."""
+    from sgljit_core.testing.dry_run import dry_run  # with torch
+    from sgljit_core.testing.subject import Fault, NotApplicable
+
+    built = os.fspath(cache_root())
+    try:
+        found = dry_run(family, cuda_arch, SGLJIT_CACHE_DIR="{scratch}/cache", SGLJIT_PREBUILT_PATH=built)
+    except NotApplicable as reason:
+        found = f"not checked: {reason}"
+    except Fault as fault:
+        raise WheelError(f"{wheel}: family {family!r} for {cuda_arch}: {fault}") from fault
+    typer.echo(f"{family} for {cuda_arch}: {found}")
 
 
 def _check_c_library(content: Path, platform: str) -> None:
@@ -146,9 +164,10 @@ def _wheel(*arguments: str, cwd: Path) -> None:
     _run([sys.executable, "-m", "wheel", *arguments], cwd=cwd)
 
 
-def _run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> None:
+def _run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode != 0:
         raise WheelError(done.stdout.strip())
+    return done.stdout

@@ -49,8 +49,18 @@ def cuda_target() -> Target:
     return _target(*torch.cuda.get_device_capability())
 
 
+_pretended: list[Target] = []
+
+
+def pretend(target: Target) -> None:
+    """Take all devices of this process for some of this target: for a dry run, which has none."""
+    _pretended[:] = [target]
+
+
 def device_target(device_id: int) -> Target:
     """The target of one device of this machine, ignoring overrides."""
+    if _pretended:
+        return _pretended[0]
     import torch
 
     return _target(*torch.cuda.get_device_capability(device_id))

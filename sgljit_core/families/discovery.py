@@ -36,12 +36,12 @@ from sgljit_core.machine import answers
 from sgljit_core.machine.forks import ForkLock
 
 from .family import KernelFamily
+from .origin import KERNELS
 
 if TYPE_CHECKING:
     from pluggy import PluginManager
 
 
-KERNELS = "sgljit.kernels"
 EXTENSIONS = "sgljit.plugins"
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from sgljit_core import paths
 from sgljit_core.errors import InvalidFamilyError
 
+from .origin import Origin
 from .references import REFERENCE, import_module, resolve
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Op:
     place: str
     _execution: object  # of the module that declares it: a reload has another
     _package: str
+    _origin: Origin
+    _fake: Callable[..., Any] | str | None
     _named: Mapping[str, str]
 
     @property
@@ -63,6 +66,16 @@ class Op:
     def samples(self) -> Callable[..., Any] | None:
         return self._beside("samples")
 
+    @property
+    def family(self) -> str:
+        """The family's name."""
+        return self._origin.family
+
+    @property
+    def fake(self) -> Callable[..., Any] | None:
+        """The function that makes an empty result; None where the op has none."""
+        return resolve(self._fake, self._origin) if isinstance(self._fake, str) else self._fake
+
     def is_left_over(self, place: str, execution: object) -> bool:
         """Whether an earlier execution of the file of ``place`` declared it."""
         return self._execution is not execution and self.place.rpartition(":")[0] == place.rpartition(":")[0]
@@ -70,9 +83,9 @@ class Op:
     def _beside(self, kind: str) -> Callable[..., Any] | None:
         """The function that the declaration names, or the one of the op's name in the package's module ``kind``."""
         if kind in self._named:
-            return resolve(self._named[kind])
+            return resolve(self._named[kind], self._origin)
         try:
-            module = import_module(f"{self._package}.{kind}")
+            module = import_module(f"{self._package}.{kind}", self._origin)
         except InvalidFamilyError:
             return None
         found: Callable[..., Any] | None = getattr(module, self.name, None)
@@ -87,7 +100,10 @@ class KernelFamily:
 
     Attributes:
         name: the family's name, a Python identifier, equal to its entry point's name.
-        package: the importable package that holds ``csrc/``, ``tests/`` and ``bench/``.
+        package: the importable package.
+        sources: the directory of the C++ and CUDA sources, relative to the package's.
+        tests: the package of the family's tests, which ``sgljit test`` runs. By default ``tests`` of the package.
+        bench: the package of its benchmarks. By default ``bench`` of the package.
         ops: the module that declares the ops; it is imported when the first of them is asked for. By default ``ops``
             of the package.
         variants: "package.module:function" that yields zero-argument callables, each of which loads one module
@@ -102,6 +118,9 @@ class KernelFamily:
     ops: str = ""
     variants: str | None = None
     model_variants: str | None = None
+    sources: str = "csrc"
+    tests: str = ""
+    bench: str = ""
     _declared: dict[str, Op] = field(default_factory=dict, init=False, repr=False, compare=False)
     # Not in Op: a user may hold one when the op is declared anew, and the earlier library ops must go then.
     _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -109,15 +128,21 @@ class KernelFamily:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name.startswith("_"):
-            raise InvalidFamilyError(f"family name {self.name!r} must be a public Python identifier")
-        if not self.ops:
-            object.__setattr__(self, "ops", f"{self.package}.ops")
-        for name in ("package", "ops"):
+            raise InvalidFamilyError(
+                f"family name {self.name!r} (package {self.package!r}) must be a public Python identifier"
+            )
+        for name in ("ops", "tests", "bench"):
+            object.__setattr__(self, name, getattr(self, name) or f"{self.package}.{name}")
+        for name in ("package", "ops", "tests", "bench"):
             value: object = getattr(self, name)
             if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
-                raise InvalidFamilyError(f"family {self.name}: {name} must name a module, got {value!r}")
-        _check_reference(f"family {self.name}", "variants", self.variants)
-        _check_reference(f"family {self.name}", "model_variants", self.model_variants)
+                raise InvalidFamilyError(f"{Origin(self.name)}: {name} must name a module, got {value!r}")
+        if Path(self.sources).is_absolute() or ".." in Path(self.sources).parts:
+            raise InvalidFamilyError(
+                f"{Origin(self.name)}: sources must name a directory inside the package, got {self.sources!r}"
+            )
+        _check_reference(Origin(self.name), "variants", self.variants)
+        _check_reference(Origin(self.name), "model_variants", self.model_variants)
 
     def op(
         self,
@@ -162,7 +187,7 @@ class KernelFamily:
 
             name = function.__name__
             place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-            where = f"op {self.name}.{name} ({place})"
+            where = Origin(self.name, name, place)
             if not name.isidentifier() or name.startswith("_"):
                 raise InvalidFamilyError(f"{where}: the op's name {name!r} must be a public Python identifier")
             named = {"reference": reference, "samples": samples}
@@ -170,7 +195,7 @@ class KernelFamily:
                 _check_reference(where, option, value)
             if not callable(fake):
                 _check_reference(where, "fake", fake)
-            make_fake = functools.partial(_call, fake) if isinstance(fake, str) else fake
+            make_fake = functools.partial(_call, fake, where) if isinstance(fake, str) else fake
             names = (mutates,) if isinstance(mutates, str) else tuple(mutates)
             declaration = Declaration(where, function, names, inplace, make_fake)
             declaration.check()
@@ -179,7 +204,7 @@ class KernelFamily:
             self._make_room(declaration, place, execution)
             op, library, self._libraries[name] = define(self.name, declaration, exports)
             given = {kind: value for kind, value in named.items() if value is not None}
-            self._declared[name] = Op(name, op, library, place, execution, self.package, given)
+            self._declared[name] = Op(name, op, library, place, execution, self.package, where, fake, given)
             for follower in self._followers:
                 if name in vars(follower):
                     setattr(follower, name, op)
@@ -207,18 +232,18 @@ class KernelFamily:
         Raises:
             InvalidFamilyError: there is no such module, or it declares no op. Its own exceptions pass unchanged.
         """
-        module = import_module(self.ops)
+        module = import_module(self.ops, Origin(self.name))
         if not self._declared:
             raise InvalidFamilyError(
-                f"family {self.name!r}: {module.__file__} declares no ops; write @FAMILY.op(...) above each function, "
+                f"{Origin(self.name)}: {module.__file__} declares no ops; write @FAMILY.op(...) above each function, "
                 f"with the FAMILY that the plugin registers"
             )
         return MappingProxyType(self._declared)
 
     @functools.cached_property
     def csrc(self) -> Path:
-        """The directory of the family's sources: ``csrc/`` inside its package."""
-        return paths.package_directory(self.package) / "csrc"
+        """The directory of the family's sources."""
+        return paths.package_directory(self.package) / self.sources
 
     def load_jit(self, *args: str, **options: Any) -> Module:
         """``sgljit_core.load_jit`` on the family's own sources; the same keywords."""
@@ -313,10 +338,10 @@ class KernelFamily:
         return Sources(self.name, self.csrc, paths.build_root(build_directory))
 
 
-def _check_reference(where: str, option: str, value: object) -> None:
+def _check_reference(where: Origin, option: str, value: object) -> None:
     if value is not None and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
         raise InvalidFamilyError(f'{where}: {option} must read "package.module:function", got {value!r}')
 
 
-def _call(reference: str, *args: Any, **kwargs: Any) -> Any:
-    return resolve(reference)(*args, **kwargs)
+def _call(reference: str, where: Origin, *args: Any, **kwargs: Any) -> Any:
+    return resolve(reference, where)(*args, **kwargs)

@@ -59,7 +59,7 @@ def generate(
         f"def {declared.__name__}({_takes(parameters, scope)}):\n{text.format(**calls)}\n{''.join(runs)}",
         scope,
     )
-    scope["sgl_body"] = declared if exports is None else _exported(declared, exports, scope)
+    scope["sgl_body"] = declared if exports is None else _exported(declaration, exports, scope)
     function = functools.wraps(declared)(scope[declared.__name__])
     return function, [scope[f"sgl_run{number}"] for number in range(len(runs))]
 
@@ -113,15 +113,16 @@ def _takes(parameters: Parameters, scope: dict[str, Any]) -> str:
     return ", ".join(takes)
 
 
-def _exported(declared: Function, load: Callable[[], Any], scope: dict[str, Any]) -> Function:
+def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str, Any]) -> Function:
     """The body of an op whose body is C++, for the first call: it puts the C++ function in its own place."""
+    declared = declaration.function
 
     def first(*args: Any) -> Any:
         module = load()
         try:
             call = getattr(module, declared.__name__)
         except AttributeError as error:
-            raise InvalidFamilyError(_not_exported(declared, module)) from error
+            raise InvalidFamilyError(_not_exported(declaration, module)) from error
         try:
             result = call(*args)
         except TypeError as error:
@@ -129,21 +130,35 @@ def _exported(declared: Function, load: Callable[[], Any], scope: dict[str, Any]
             if count is None:
                 raise
             raise InvalidFamilyError(
-                f"{declared.__module__}.{declared.__name__} declares {len(args)} parameters, and the C++ function "
-                f"takes {count[1]}: declare the same, in the same order"
+                f"{declaration.where} declares {len(args)} parameters, and the C++ function takes {count[1]}: declare "
+                f"the same, in the same order"
             ) from error
+        if (result is None) != declaration.only_writes:
+            raise InvalidFamilyError(
+                f"{declaration.where} says that it returns {_returned(declaration)}, and the C++ function returned "
+                f"{_described(result)}: the two must return the same"
+            )
         scope["sgl_body"] = call
         return result
 
     return first
 
 
-def _not_exported(declared: Function, module: Any) -> str:
+def _returned(declaration: Declaration) -> str:
+    annotation = declaration.signature.return_annotation
+    return getattr(annotation, "__name__", str(annotation)) if annotation is not None else "None"
+
+
+def _described(result: Any) -> str:
+    return "None" if result is None else f"a {type(result).__name__}"
+
+
+def _not_exported(declaration: Declaration, module: Any) -> str:
     from sgljit_core.load.library import exports  # with what loads libraries, which a declaration does not need
 
-    name, names = declared.__name__, exports(module)
+    name, names = declaration.name, exports(module)
     return (
-        f"{declared.__module__}.{name} stands for a function that its module does not export"
+        f"{declaration.where} stands for a function that its module does not export"
         f"{nearest(name, names)}; the module exports: {', '.join(names) or 'nothing'}. "
         f"With header_only=False, end the file of {name} with SGL_EXPORT({name}, ({name})); else name it in "
         f"cpp_wrappers: ({name!r}, the C++ symbol)"

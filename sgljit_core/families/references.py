@@ -13,26 +13,36 @@ from typing import Any
 
 from sgljit_core.errors import InvalidFamilyError
 
+from .origin import Origin
+
 REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def resolve(reference: str) -> Callable[..., Any]:
-    """Import what "package.module:function" names. Raises InvalidFamilyError where there is no such module or name."""
+def resolve(reference: str, where: Origin) -> Callable[..., Any]:
+    """Import what "package.module:function" names.
+
+    Args:
+        where: who names it, for errors.
+
+    Raises:
+        InvalidFamilyError: there is no such module or name. Exceptions of the module itself pass unchanged.
+    """
     module_name, _, name = reference.partition(":")
-    module = import_module(module_name, reference)
+    module = import_module(module_name, where, reference)
     if not hasattr(module, name):
         raise InvalidFamilyError(
-            f"a plugin names {reference!r}, but {module.__file__} has no {name!r}{nearest(name, dir(module))}"
+            f"{where} names {reference!r}, but {module.__file__} has no {name!r}{nearest(name, dir(module))}"
         )
     function: Callable[..., Any] = getattr(module, name)
     return function
 
 
-def import_module(name: str, named: str | None = None) -> ModuleType:
+def import_module(name: str, where: Origin, named: str | None = None) -> ModuleType:
     """Import a module that a plugin names.
 
     Args:
         name: the module.
+        where: who names it, for the error.
         named: what the plugin wrote, for the error; ``name`` by default.
 
     Raises:
@@ -44,7 +54,7 @@ def import_module(name: str, named: str | None = None) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there, and imports another that is not
         raise InvalidFamilyError(
-            f"a plugin names {(named or name)!r}, but there is no module {error.name!r}"
+            f"{where} names {(named or name)!r}, but there is no module {error.name!r}"
             f"{nearest(error.name, _siblings(error.name))}"
         ) from error
 

@@ -20,6 +20,7 @@ from sgljit_core.lazy import collector_paused
 from . import discovery
 from .discovery import Plugin
 from .family import KernelFamily
+from .origin import KERNELS, Origin
 from .references import nearest, resolve
 
 
@@ -132,7 +133,7 @@ def declared_variants(family: str) -> list[Callable[[], Any]]:
     spec = discovery.load(name, claims)
     if spec.variants is None:
         raise InvalidFamilyError(f"family {name!r} ({claims[0]}) declares no variants; see KernelFamily(variants=...)")
-    variants = resolve(spec.variants)
+    variants = resolve(spec.variants, Origin(name))
     try:
         builders = list(variants() or ())
     except NoTargetError:
@@ -158,7 +159,7 @@ def model_variants(family: str, shape: Any, ops: frozenset[str] | None, device: 
     reference = discovery.load(family, claims).model_variants
     if reference is None:
         return []
-    builders = list(resolve(reference)(shape, ops, device))
+    builders = list(resolve(reference, Origin(family))(shape, ops, device))
     return _checked(builders, f"family {family!r} ({claims[0]}): {reference}")
 
 
@@ -172,13 +173,18 @@ def _checked(builders: list[Any], where: str) -> list[Callable[[], Any]]:
     return builders
 
 
+_FIRST_PARTY = ("activation", "hicache", "norm", "quant", "wait_value")
+
+
 def _unknown(name: str, known: list[str]) -> str:
     installed = ", ".join(known) or "none"
     allowed = settings().plugins
+    # Of other names nobody knows who may have registered them on an index.
+    provider = f"It is in sgljit-{name.replace('_', '-')}: pip install it. " if name in _FIRST_PARTY else ""
     restriction = "" if allowed is None else f"; SGLJIT_PLUGINS allows only {', '.join(sorted(allowed)) or 'none'}"
     return (
         f"no installed plugin provides the kernel family {name!r}{nearest(name, known)} "
-        f"(installed: {installed}{restriction}). If it exists: pip install sgljit-{name.replace('_', '-')}. If it is "
-        f'yours: its pyproject needs {name} = "PACKAGE.plugin" below [project.entry-points."{discovery.KERNELS}"], and '
+        f"(installed: {installed}{restriction}). {provider}If it is "
+        f'yours: its pyproject needs {name} = "PACKAGE.plugin" below [project.entry-points."{KERNELS}"], and '
         f"must be installed again after that"
     )

@@ -17,6 +17,8 @@ import torch
 
 from sgljit_core.errors import InvalidFamilyError
 
+from .origin import Origin
+
 # torch.compile hands on the arguments of an op that writes to them by name, through functions of its own that have
 # parameters of these names. In the schema such a parameter gets a trailing underscore.
 _TAKEN = frozenset({"ctx", "mode"})
@@ -57,7 +59,7 @@ class Declaration:
         mutates, inplace, fake: see ``KernelFamily.op``.
     """
 
-    where: str
+    where: Origin
     function: Callable[..., Any]
     mutates: tuple[str, ...]
     inplace: str | None
@@ -139,6 +141,8 @@ class Declaration:
                 f"{self.where}: fake makes the tensor that is returned at each call, also while torch.compile traces: "
                 f"give the function itself, not its name"
             )
+        if self.fake is not None and (problem := misfit(self.fake, self.signature)):
+            raise InvalidFamilyError(f"{self.where}: fake {problem}")
         if self.inplace is not None and (
             len(self._optional) != 1
             or not self.returns_nothing
@@ -199,6 +203,23 @@ class Declaration:
                 f"{self.where}: its signature is no torch.library schema: {error}. Annotate every parameter and the "
                 f"return value, and name every tensor that the op writes to in mutates=(...)"
             ) from error
+
+
+def misfit(fake: Callable[..., Any], signature: inspect.Signature) -> str | None:
+    """Why a fake cannot be called with an op's arguments; None where it can, or has no signature to be read."""
+    try:
+        taken = inspect.signature(fake)
+    except (ValueError, TypeError):  # such as one of torch's own
+        return None
+    parameters = list(signature.parameters.values())
+    required = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    for passed in (parameters, required):  # PyTorch leaves out what has its default
+        by_name = {parameter.name: None for parameter in passed if parameter.kind is parameter.KEYWORD_ONLY}
+        try:
+            taken.bind(*(None for parameter in passed if parameter.name not in by_name), **by_name)
+        except TypeError as error:
+            return f"takes {taken}, and gets the op's arguments, {signature}: {error}"
+    return None
 
 
 def _variant(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Variant:

@@ -1,0 +1,21 @@
+"""The conformance kit: does every op of a family do what it declares?
+
+``sgljit test FAMILY``, ``pytest --sgljit-family FAMILY`` and ``check_op`` run the same checks. docs/testing.md has the
+list of them, and the faults that each finds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .subject import Fault, NotApplicable, Subject
+    from .suite import check_family, check_op
+else:
+    from sgljit_core.lazy import attributes
+
+    __getattr__, __dir__ = attributes(
+        __name__, {"subject": ("Fault", "NotApplicable", "Subject"), "suite": ("check_family", "check_op")}
+    )
+
+__all__ = ["Fault", "NotApplicable", "Subject", "check_family", "check_op"]

@@ -1,0 +1,51 @@
+"""Does a kernel's result agree with the reference's?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# A few units in the last place of a result that was rounded once.
+TOLERANCES = {
+    torch.float8_e4m3fn: 0.07,
+    torch.float8_e5m2: 0.13,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+    torch.float32: 1e-4,
+    torch.float64: 1e-9,
+}
+
+
+def difference(got: Any, wanted: Any) -> str | None:
+    """What sets a result apart from the reference's, in words; None where they agree.
+
+    Floating tensors are compared in float64, with a tolerance of the dtype of ``got``, relative to each element and to
+    the mean magnitude of all, as sums of many terms cancel. Everything else must be equal.
+    """
+    if not (isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor)):
+        is_same = type(got) is type(wanted) and (got == wanted or (got != got and wanted != wanted))
+        return None if is_same else f"is {got!r}, and the reference gives {wanted!r}"
+    if got.shape != wanted.shape:
+        return f"has the shape {list(got.shape)}, and the reference's has {list(wanted.shape)}"
+    if got.dtype in TOLERANCES:
+        got_values, wanted_values = got.detach().cpu().double(), wanted.detach().cpu().double()
+        rtol, atol = _tolerances(got.dtype, wanted_values)
+        differs = ~torch.isclose(got_values, wanted_values, rtol=rtol, atol=atol, equal_nan=True)
+    else:
+        got_values, wanted_values = got.detach().cpu(), wanted.detach().cpu()
+        differs = got_values != wanted_values
+    if not differs.any():
+        return None
+    index = tuple(differs.nonzero()[0].tolist())
+    return (
+        f"differs at {list(index)}: {got_values[index].item()}, and the reference gives {wanted_values[index].item()}; "
+        f"{int(differs.sum())} of {got.numel()} elements differ"
+    )
+
+
+def _tolerances(dtype: torch.dtype, wanted: torch.Tensor) -> tuple[float, float]:
+    finite = wanted[wanted.isfinite()].abs()
+    mean = float(finite.mean()) if finite.numel() else 0.0
+    info = torch.finfo(dtype)
+    return TOLERANCES[dtype], TOLERANCES[dtype] * mean + info.smallest_normal * info.eps

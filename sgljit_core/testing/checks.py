@@ -1,0 +1,282 @@
+"""The checks of one op, by name. Each raises Fault, or NotApplicable where it has nothing to look at."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from sgljit_core.errors import SgljitError
+from sgljit_core.families.schema import misfit
+
+from .layouts import layouts, sizes
+from .memory import NANS, OTHER, Guarded, memory_of, tensors_of
+from .subject import Arguments, Fault, Subject, described, is_refusal
+
+
+def signatures(subject: Subject) -> None:
+    """Reference, samples and fake take what the op takes."""
+    names = list(subject.signature.parameters)
+    if subject.takes_tensors:
+        taken = list(inspect.signature(subject.reference).parameters)
+        if taken != names:
+            raise Fault(f"the reference takes {', '.join(taken)}; the op takes {', '.join(names)}")
+    fake = subject.op.fake
+    if fake is not None and (problem := misfit(fake, subject.signature)):
+        raise Fault(f"its fake {problem}")
+    _ = subject.samples
+
+
+def results(subject: Subject) -> None:
+    """The results are the reference's, also where what is written was NaN before; nothing else is written."""
+    for sample in subject.checked:
+        subject.judge(sample)
+    for sample in subject.picked:
+        subject.judge(sample, "what it writes to made NaN", poison=True)
+
+
+def reads(subject: Subject) -> None:
+    """The results do not depend on what lies around the tensors."""
+    for sample in subject.picked:
+        _require_equal(
+            _bits(subject, sample, NANS), _bits(subject, sample, OTHER), sample, "with other bytes around it"
+        )
+
+
+def repeats(subject: Subject) -> None:
+    """Two calls give the same bits."""
+    for sample in subject.picked:
+        _require_equal(_bits(subject, sample, NANS), _bits(subject, sample, NANS), sample, "in a second call")
+
+
+def fresh_values(subject: Subject) -> None:
+    """A call on the same memory with other values gives the results of these."""
+    for sample in subject.picked:
+        guarded = Guarded(sample)
+        subject.call(guarded.arguments)
+        guarded.reset()
+        _roll(guarded)
+        wanted = subject.expected(guarded.arguments)
+        result = subject.call(guarded.arguments)
+        subject.compare(guarded, result, wanted, f"with other values in the same memory: {described(sample)}")
+
+
+def all_layouts(subject: Subject) -> None:
+    """A tensor in another layout gives the same result, or a ValueError."""
+    for sample in subject.picked:
+        for text, arguments in layouts(sample, subject.op.mutates):
+            subject.judge(arguments, text, may_refuse=True)
+
+
+def all_sizes(subject: Subject) -> None:
+    """No row, one row, and sizes around the powers of two give the reference's results, or a ValueError."""
+    for text, arguments in sizes(subject.picked):
+        subject.judge(arguments, text, poison=True, may_refuse=True)
+
+
+def own_work(subject: Subject) -> None:
+    """The op does not call its reference."""
+    code, called = inspect.unwrap(subject.reference).__code__, []
+
+    def note(frame: Any, _event: str, _argument: Any) -> None:
+        if frame.f_code is code:
+            called.append(True)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        subject.call(Guarded(subject.picked[0]).arguments)
+    finally:
+        sys.setprofile(before)
+    if called:
+        raise Fault("the op calls its own reference: what is compared is the reference with itself")
+
+
+def returns(subject: Subject) -> None:
+    """An op returns what it says, and its fake makes the same without computing."""
+    annotation = inspect.signature(subject.op.function, eval_str=True).return_annotation
+    wanted = type(None) if annotation is None else typing.get_origin(annotation) or annotation
+    for sample in subject.picked:
+        result = subject.call(Guarded(sample).arguments)
+        if isinstance(wanted, type) and not isinstance(result, wanted):
+            raise Fault(f"it says that it returns {wanted.__name__}, and returns a {type(result).__name__}")
+    for overload, _, arguments in _library_calls(subject):
+        real = overload(**arguments)
+        fake = overload(**{name: _to_meta(value) for name, value in arguments.items()})
+        if _look(real) != _look(fake):
+            raise Fault(f"the fake gives {_look(fake)}, and a call {_look(real)}: {described(arguments)}")
+
+
+def opcheck(subject: Subject) -> None:
+    """``torch.library.opcheck`` finds nothing."""
+    utils = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for overload, _, arguments in _library_calls(subject):
+        # To compare with the schema it multiplies what the op wrote, which torch cannot for float8.
+        is_float8 = any(tensor.itemsize == 1 and tensor.is_floating_point() for _, tensor in tensors_of(arguments))
+        try:
+            torch.library.opcheck(overload, (), arguments, test_utils=utils[is_float8:])
+        except Exception as error:
+            raise Fault(f"{overload}: {type(error).__name__}: {error}") from error
+
+
+def compiled(subject: Subject) -> None:
+    """A graph of inductor with dynamic sizes gives the bits of an eager call."""
+    torch.compiler.reset()
+    calls: dict[Any, Any] = {}
+    for sample in subject.picked[:2]:
+        eager, traced = Guarded(sample), Guarded(sample)
+        tensors = [name for name, value in sample.items() if isinstance(value, torch.Tensor)]
+        rest = {name: value for name, value in sample.items() if name not in tensors}
+
+        def call(*given: torch.Tensor, _names: list[str] = tensors, _rest: Arguments = rest) -> Any:
+            return subject.op.function(**dict(zip(_names, given, strict=True)), **_rest)
+
+        key = (tuple(tensors), repr(rest))
+        calls[key] = calls.get(key) or torch.compile(call, fullgraph=True, dynamic=True, backend="inductor")
+        wanted = subject.call(eager.arguments)
+        result = calls[key](*(traced.arguments[name] for name in tensors))
+        if subject.device.type == "cuda":
+            torch.cuda.synchronize()
+        for got, right in (
+            (result, wanted),
+            *((traced.arguments[name], eager.arguments[name]) for name in subject.op.mutates if name in tensors),
+        ):
+            if not _same_bits(got, right):
+                raise Fault(f"torch.compile gives other bits than an eager call: {described(sample)}")
+
+
+def stream(subject: Subject) -> None:
+    """On a stream with work in front, the op waits for that work: it runs on the current stream."""
+    side = torch.cuda.Stream()
+    slow = torch.ones(4096, 4096, device=subject.device)
+    for sample in subject.picked:
+        guarded = Guarded(sample)
+        wanted = subject.expected(guarded.arguments)
+        subject.call(guarded.arguments)  # what is compiled is compiled now
+        guarded.hide()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            for _ in range(40):
+                slow = slow @ slow
+            guarded.reset()
+            result = subject.op.function(**guarded.arguments)
+        torch.cuda.synchronize()
+        subject.compare(guarded, result, wanted, f"on a stream with work in front: {described(sample)}")
+
+
+def graph(subject: Subject) -> None:
+    """A CUDA graph with the op in it, replayed with other values, gives the results of these."""
+    for sample in subject.picked:
+        guarded = Guarded(sample)
+        subject.call(guarded.arguments)
+        captured, refusal, result = torch.cuda.CUDAGraph(), None, None
+        try:
+            with torch.cuda.graph(captured):
+                try:
+                    result = subject.op.function(**guarded.arguments)
+                except (ValueError, SgljitError) as error:
+                    refusal = error
+        except RuntimeError as error:
+            raise Fault(f"it cannot be captured in a CUDA graph: {error}: {described(sample)}") from error
+        if refusal is not None:
+            if is_refusal(refusal) or isinstance(refusal, SgljitError):
+                continue
+            raise Fault(f"captured in a CUDA graph, it raises {refusal}: {described(sample)}") from refusal
+        guarded.reset()
+        _roll(guarded)
+        wanted = subject.expected(guarded.arguments)
+        captured.replay()
+        torch.cuda.synchronize()
+        subject.compare(guarded, result, wanted, f"replayed with other values: {described(sample)}")
+
+
+CHECKS: Mapping[str, Callable[[Subject], None]] = {
+    "signatures": signatures,
+    "results": results,
+    "own_work": own_work,
+    "returns": returns,
+    "reads": reads,
+    "repeats": repeats,
+    "fresh_values": fresh_values,
+    "layouts": all_layouts,
+    "sizes": all_sizes,
+    "opcheck": opcheck,
+    "compile": compiled,
+    "stream": stream,
+    "graph": graph,
+}
+ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too
+
+
+def _roll(guarded: Guarded) -> None:
+    """Other values: those of each floating tensor, moved by one place."""
+    for _, tensor in tensors_of(guarded.arguments):
+        if tensor.is_floating_point() and memory_of(tensor) is tensor and 0 not in tensor.stride():
+            bits = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+            bits.copy_(bits.clone().flatten().roll(1).view(bits.shape))
+    guarded.start()
+
+
+def _bits(subject: Subject, sample: Arguments, pattern: int) -> list[Any]:
+    guarded = Guarded(sample, pattern)
+    result = subject.call(guarded.arguments)
+    found = [
+        result,
+        *(guarded.arguments.get(name) for name in subject.op.mutates),
+        *(one for _, one in guarded.led_to()),
+    ]
+    copies = [_copied(value) for value in found]
+    guarded.reset()
+    return copies
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_copied(one) for one in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _same_bits(first: Any, second: Any) -> bool:
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(_same_bits, first, second))
+    if not isinstance(first, torch.Tensor):
+        return bool(first == second)
+    raw = (one.contiguous().flatten().view(torch.uint8) for one in (first, second))
+    return first.shape == second.shape and (first.numel() == 0 or torch.equal(*raw))
+
+
+def _require_equal(first: list[Any], second: list[Any], sample: Arguments, when: str) -> None:
+    if not _same_bits(first, second):
+        raise Fault(f"the results have other bits {when}: {described(sample)}")
+
+
+def _look(value: Any) -> Any:
+    """What a fake must have in common with a result."""
+    if isinstance(value, list | tuple):
+        return [_look(one) for one in value]
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {list(value.shape)} with strides {list(value.stride())}"
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_to_meta, value))
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+def _library_calls(subject: Subject) -> Iterator[tuple[Any, Any, Arguments]]:
+    """Each ``torch.library`` op with the arguments of some samples, by the names of its schema."""
+    for overload, variant in zip(subject.op.library.overloads, subject.op.library.variants, strict=True):
+        required = [parameter.name for parameter in variant.parameters if parameter.default is parameter.empty]
+        for sample in subject.picked[:4]:
+            absent = {name for name in set(sample) - set(variant.names) if sample[name] is None}
+            copies = Guarded(sample).arguments
+            passed = {variant.own_names[name]: value for name, value in copies.items() if name in variant.names}
+            is_its = len(passed) + len(absent) == len(sample)
+            if is_its and all(passed.get(name) is not None for name in required if name in variant.mutates):
+                yield overload, variant, {**dict.fromkeys(required), **passed}

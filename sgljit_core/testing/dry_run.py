@@ -1,0 +1,184 @@
+"""Which device kernels do a family's host parts ask for? Found out without a GPU.
+
+A process of its own loads a driver that launches nothing (``csrc/null_driver.cpp``), and calls every op with its
+samples, whose tensors are said to be on a CUDA device. What the host parts ask for is compiled by NVRTC, and its
+parameters are compared with theirs, as before a first launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sgljit_core.builds import policy
+from sgljit_core.builds.modules import load_jit
+from sgljit_core.compilers import arch
+from sgljit_core.errors import SgljitError, ToolchainNotFoundError
+from sgljit_core.families import discovery, registry
+from sgljit_core.families.family import Op
+
+from .memory import memory_of
+from .processes import answering, ask
+from .subject import Fault, NotApplicable, conditions, described
+
+_KERNEL = re.compile(r"(?P<name>[^<]+?)(?:<(?P<arguments>.*)>)? for sm_")
+
+
+def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
+    """Call the ops of a family with a driver without a device, and compare what they ask for with its ``variants``.
+
+    Args:
+        family: its name.
+        cuda_arch: the architecture of the device that is not there.
+        environment: variables of the process that calls them.
+
+    Returns:
+        What was found out, in words.
+
+    Raises:
+        Fault: a kernel that is asked for does not compile or has other parameters, or one that is declared is never
+            asked for in this form.
+        NotApplicable: NVRTC is missing, or no op asks for a kernel.
+    """
+    answers = ask("dry_run", family, cuda_arch, CUDA_VISIBLE_DEVICES="", **environment)
+    for answer in answers:
+        if "missing" in answer:
+            raise NotApplicable(answer["missing"])
+    errors = [answer["error"] for answer in answers if "error" in answer]
+    if errors:
+        raise Fault("\n".join(errors))
+    asked = {kernel for answer in answers for kernel in answer.get("asked", ())}
+    if not asked:
+        stopped = next((answer["stopped"] for answer in answers if "stopped" in answer), "")
+        raise NotApplicable(f"no host part asks for a kernel. {stopped}")
+    forms = {(name, form) for name, form in map(_form, asked)}
+    names = {name for name, _ in forms}
+    declared = {kernel for answer in answers for kernel in answer.get("declared", ())}
+    lost = sorted(kernel for kernel in declared if _form(kernel)[0] in names and _form(kernel) not in forms)
+    if lost:
+        name = _form(lost[0])[0]
+        example = next(kernel for kernel in sorted(asked) if _form(kernel)[0] == name)
+        raise Fault(
+            f"variants() declares {lost[0]}, and the host part asks for {example}: what is built ahead is not found"
+        )
+    unseen = sorted({_form(kernel)[0] for kernel in declared} - names)
+    also = f"; of what variants() declares no sample asks for {', '.join(unseen)}" if unseen else ""
+    return f"{len(asked)} kernels are asked for, of which variants() declares {len(asked & declared)}{also}"
+
+
+def _form(kernel: str) -> tuple[str, tuple[str, ...]]:
+    """A kernel's name, and of which kind each template argument is."""
+    match = _KERNEL.match(kernel)
+    assert match is not None, kernel
+    arguments = (match["arguments"] or "").split(", ")
+    return match["name"], tuple(
+        "bool" if argument in ("true", "false") else "int" if re.fullmatch(r"-?\d+u?", argument) else "type"
+        for argument in arguments
+    )
+
+
+class _Asked(logging.Handler):
+    """The kernels that were loaded, by the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.kernels: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        data: dict[str, Any] = getattr(record, "sgljit", {})
+        if data.get("event") == "loaded" and " for sm_" in data["build"]:
+            self.kernels.append(_without_plugin(data["build"]))
+
+
+class _OnDevice:
+    """A tensor of the CPU that says, by DLPack, that it is on a CUDA device."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        capsule = self._tensor.__dlpack__()
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        # A DLTensor begins with its data's address and the device's type, 2 for CUDA.
+        ctypes.c_int32.from_address(get(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)).value = 2
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def _on_device(value: Any) -> Any:
+    import tvm_ffi
+
+    if not isinstance(value, torch.Tensor) or memory_of(value) is not value:
+        return value
+    return tvm_ffi.from_dlpack(_OnDevice(value))
+
+
+def main(file: str, family: str, cuda_arch: str) -> None:
+    """Call every op, in this process, and write what it asked for to a file."""
+    answer = answering(file)
+    driver = load_jit(
+        "null_driver",
+        csrc=Path(__file__).parent / "csrc",
+        cpp_files=["null_driver.cpp"],
+        cpp_wrappers=[("set_capability", "set_capability")],
+        extra_ldflags=["-Wl,-soname,libcuda.so.1"],
+    )
+    target = arch.parse_cuda_target(cuda_arch, "--cuda-arch")
+    assert target.cuda_arch is not None
+    driver.set_capability(*target.cuda_arch)
+    arch.pretend(target)
+    handler, logger = _Asked(), logging.getLogger("sgljit")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    spec = discovery.load(family, discovery.installed()[family])
+    with conditions(), arch.override_cuda_arch(*target.cuda_arch):
+        for op in spec.declared().values():
+            handler.kernels.clear()
+            for sample in op.samples(torch.device("cpu")) if op.samples is not None else ():
+                said = _call(op, sample)
+                if said:
+                    answer(**said)
+                    break
+            answer(asked=sorted(set(handler.kernels)))
+        answer(declared=_declared(family) if spec.variants else [])
+
+
+def _call(op: Op, sample: dict[str, Any]) -> dict[str, str]:
+    """Call an op on a device that is not there; what stopped it."""
+    try:
+        op.function(**{name: _on_device(value) for name, value in sample.items()})
+    except ToolchainNotFoundError as error:
+        return {"missing": str(error)}
+    except Exception as error:  # noqa: BLE001 - any other is reported, too
+        text = f"{op.name}: {type(error).__name__}: {error}: {described(sample)}"
+        is_fault = isinstance(error, SgljitError) and not isinstance(error, ValueError)
+        return {"error" if is_fault else "stopped": text}
+    return {}
+
+
+def _declared(family: str) -> list[str]:
+    """The kernels among a family's variants, by their labels. Compiles nothing."""
+    labels: list[str] = []
+    for builder in registry.declared_variants(family):
+        with contextlib.suppress(ValueError):  # it is loaded: the host part
+            labels.append(policy.why(builder).build)
+    return [_without_plugin(label) for label in labels if " for sm_" in label]
+
+
+def _without_plugin(label: str) -> str:
+    return re.sub(r"( for sm_\w+) of .*", r"\1", label)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

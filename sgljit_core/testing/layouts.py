@@ -1,0 +1,120 @@
+"""The same call with its tensors laid out differently, and with other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .memory import memory_of, tensors_of
+
+Arguments = dict[str, Any]
+
+LARGEST = 1 << 18  # elements of a tensor of another size
+_POWERS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+SIZES = (0, 1, 2, 3, *(power + step for power in _POWERS for step in (-1, 0, 1)))
+
+
+def _rows_apart(tensor: torch.Tensor) -> torch.Tensor:
+    width = tensor.shape[-1]
+    return tensor.new_empty((*tensor.shape[:-1], width + 3))[..., :width].copy_(tensor)
+
+
+def _aligned_rows_apart(tensor: torch.Tensor) -> torch.Tensor:
+    width = tensor.shape[-1]
+    return tensor.new_empty((*tensor.shape[:-1], 2 * width))[..., :width].copy_(tensor)
+
+
+def _behind_one_element(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+
+
+def _behind_eight_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    skipped = max(1, 8 // tensor.itemsize)
+    return tensor.new_empty(tensor.numel() + skipped)[skipped:].view(tensor.shape).copy_(tensor)
+
+
+def _every_second_element(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty((*tensor.shape, 2))[..., 0].copy_(tensor)
+
+
+def _columns_first(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty(tensor.shape[::-1]).permute(*reversed(range(tensor.dim()))).copy_(tensor)
+
+
+def _one_row_for_all(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:1].clone().expand_as(tensor)
+
+
+def _overlapping_rows(tensor: torch.Tensor) -> torch.Tensor:
+    rows, width = tensor.shape
+    return tensor.flatten()[: rows + width - 1].clone().as_strided((rows, width), (1, 1))
+
+
+# How, what keeps the values, and for which numbers of dimensions.
+_LAYOUTS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], bool, range]] = [
+    ("rows apart, at no aligned stride", _rows_apart, True, range(2, 9)),
+    ("rows apart, at twice their size", _aligned_rows_apart, True, range(2, 9)),
+    ("an offset of one element", _behind_one_element, True, range(1, 9)),
+    ("an offset of 8 bytes", _behind_eight_bytes, True, range(1, 9)),
+    ("every second element", _every_second_element, True, range(1, 9)),
+    ("columns first", _columns_first, True, range(2, 9)),
+    ("a stride of 0", _one_row_for_all, False, range(1, 9)),
+    ("overlapping rows", _overlapping_rows, False, range(2, 3)),
+]
+
+
+def layouts(arguments: Mapping[str, Any], mutates: Collection[str]) -> Iterator[tuple[str, Arguments]]:
+    """The same call with one tensor laid out differently, or with all of them.
+
+    Layouts in which elements share memory change the values: only tensors of numbers that the op reads get them.
+    """
+    for text, lay_out, keeps_values, dimensions in _LAYOUTS:
+        chosen = {
+            name: lay_out(tensor)
+            for name, tensor in arguments.items()
+            if isinstance(tensor, torch.Tensor)
+            and memory_of(tensor) is tensor
+            and not tensor.is_pinned()
+            and tensor.numel() > 0
+            and tensor.dim() in dimensions
+            and (keeps_values or (name not in mutates and not _is_index(tensor)))
+        }
+        for name, tensor in chosen.items():
+            yield f"{name} with {text}", {**arguments, name: tensor}
+        if len(chosen) > 1:
+            yield f"all with {text}", {**arguments, **chosen}
+
+
+def sizes(samples: list[Arguments]) -> Iterator[tuple[str, Arguments]]:
+    """Calls of other sizes: no row, one, and around every power of two, each with one of the samples.
+
+    All dimensions that a size divides become multiples of the other size, so that tensors still fit each other. A
+    sample with indices or addresses has none: they would lead elsewhere.
+    """
+    resizable = [s for s in samples if not any(_is_index(t) or memory_of(t) is not t for _, t in tensors_of(s))]
+    for number, new in enumerate(SIZES):
+        for sample in resizable if new < 2 else resizable[number % len(resizable) :][:1] if resizable else ():
+            for old in sorted({size for _, tensor in tensors_of(sample) for size in tensor.shape if size > 1}):
+                resized = {name: _resized(value, old, new) for name, value in sample.items()}
+                if all(tensor.numel() <= LARGEST for _, tensor in tensors_of(resized)):
+                    yield f"{old} made {new}", resized
+
+
+def _resized(value: Any, old: int, new: int) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_resized(one, old, new) for one in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    is_byte = value.itemsize == 1  # of which torch selects no floating ones
+    chosen = value.view(torch.uint8) if is_byte else value
+    for dimension, size in enumerate(value.shape):
+        if size > 0 and size % old == 0:
+            indices = torch.arange(size // old * new, device=value.device) % size
+            chosen = chosen.index_select(dimension, indices)
+    return chosen.view(value.dtype)
+
+
+def _is_index(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.int32, torch.int64)

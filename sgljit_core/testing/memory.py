@@ -1,0 +1,161 @@
+"""Which bytes does a call write, and which does it read?
+
+The tensors of a call are laid into blocks of memory that hold nothing else: the bytes before them, behind them and
+between their elements are a known pattern. Tensors that shared memory still do, with the strides and the alignment that
+they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+GUARD = 1024  # bytes at each end
+NANS = 0xFF  # NaN in every floating dtype, -1 in the others
+OTHER = 0x3D
+
+
+def tensors_of(arguments: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among arguments, those in lists too, each with its parameter's name."""
+    for name, value in arguments.items():
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, torch.Tensor):
+                yield name, one
+
+
+def memory_of(value: Any) -> Any:
+    """What a tensor of addresses leads to, which its sample names as its attribute ``memory``; else the value."""
+    while isinstance(value, torch.Tensor) and hasattr(value, "memory"):
+        value = value.memory
+    return value
+
+
+class Guarded:
+    """The arguments of a call in guarded memory.
+
+    Attributes:
+        arguments: the arguments; what addresses lead to stays where it is.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], pattern: int = NANS) -> None:
+        groups: dict[Any, list[tuple[str, torch.Tensor]]] = {}
+        for name, tensor in tensors_of(arguments):
+            shares = tensor.numel() > 0 and memory_of(tensor) is tensor
+            place = (tensor.device, tensor.untyped_storage().data_ptr()) if shares else id(tensor)
+            groups.setdefault(place, []).append((name, tensor))
+        self._blocks = [_Block(group, pattern) for group in groups.values()]
+        moved = {id(old): new for block in self._blocks for old, new in block.moved}
+
+        def new(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return type(value)(map(new, value))
+            return moved.get(id(value), value)
+
+        self.arguments = {name: new(value) for name, value in arguments.items()}
+        # What addresses lead to is not moved, so it is put back.
+        self._led_to = [(name, memory_of(t)) for name, t in tensors_of(arguments) if memory_of(t) is not t]
+        self._contents = [memory.clone() for _, memory in self._led_to]
+
+    def poison(self, names: Collection[str]) -> None:
+        """Make the floating tensors of these names NaN."""
+        for block in self._blocks:
+            block.fill([(n, t) for n, t in block.tensors if n in names and t.is_floating_point()], NANS)
+
+    def hide(self) -> None:
+        """Make all floating tensors NaN, until ``reset``."""
+        for block in self._blocks:
+            block.fill([(name, tensor) for name, tensor in block.tensors if tensor.is_floating_point()], NANS)
+
+    def start(self) -> None:
+        """What the memory holds now is what ``reset`` puts back and ``damage`` compares with."""
+        for block in self._blocks:
+            block.before = block.bytes.clone()
+
+    def reset(self) -> None:
+        """Put everything back."""
+        for block in self._blocks:
+            block.bytes.copy_(block.before)
+        for (_, memory), content in zip(self._led_to, self._contents, strict=True):
+            memory.copy_(content)
+
+    def led_to(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What addresses lead to."""
+        return iter(self._led_to)
+
+    def damage(self, mutates: Collection[str]) -> str | None:
+        """Which byte a call has written that ``mutates`` does not name, in words; None where there is none."""
+        found = (block.damage(mutates) for block in self._blocks)
+        return next((text for text in found if text is not None), None)
+
+
+class _Block:
+    """The tensors that share a storage, in memory of their own."""
+
+    def __init__(self, group: list[tuple[str, torch.Tensor]], pattern: int) -> None:
+        first = group[0][1]
+        storage = first.untyped_storage().data_ptr() if first.numel() else 0
+        begin = min(tensor.data_ptr() for _, tensor in group)
+        self._size = max(tensor.data_ptr() + _span(tensor) for _, tensor in group) - begin
+        shift = GUARD + (begin - storage) % 512 if first.numel() else GUARD
+        self._shift = shift
+        self.bytes = torch.empty(
+            shift + self._size + GUARD, dtype=torch.uint8, device=first.device, pin_memory=first.is_pinned()
+        )
+        self.moved, self.tensors, self._begins = [], [], []
+        for name, tensor in group:
+            at = shift + (tensor.data_ptr() - begin if tensor.numel() else 0)
+            new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            new.set_(self.bytes.untyped_storage(), at // tensor.itemsize, tensor.shape, tensor.stride())
+            if hasattr(tensor, "memory"):
+                new.memory = tensor.memory  # type: ignore[attr-defined]
+            self.moved.append((tensor, new))
+            self.tensors.append((name, new))
+            self._begins.append(at)
+        self.bytes.fill_(pattern)
+        if first.numel():
+            source = torch.empty(0, dtype=torch.uint8, device=first.device)
+            source.set_(first.untyped_storage(), begin - storage, (self._size,), (1,))
+            mine = self._elements(name for name, _ in group)
+            inside = slice(shift, shift + self._size)
+            self.bytes[inside] = torch.where(mine[inside], source, self.bytes[inside])
+        self.before = self.bytes.clone()
+
+    def _elements(self, names: Collection[str] | Iterator[str]) -> torch.Tensor:
+        """Which bytes belong to the elements of these tensors."""
+        wanted, mask = set(names), torch.zeros_like(self.bytes, pin_memory=False)
+        for (name, tensor), begin in zip(self.tensors, self._begins, strict=True):
+            if name not in wanted or tensor.numel() == 0:
+                continue
+            dimensions = [pair for pair in zip(tensor.shape, tensor.stride(), strict=True) if pair[1] != 0]
+            shape = (*(size for size, _ in dimensions), tensor.itemsize)
+            strides = (*(stride * tensor.itemsize for _, stride in dimensions), 1)
+            torch.as_strided(mask, shape, strides, begin).fill_(1)
+        return mask.bool()
+
+    def fill(self, tensors: list[tuple[str, torch.Tensor]], pattern: int) -> None:
+        self.bytes.masked_fill_(self._elements(name for name, _ in tensors), pattern)
+
+    def damage(self, mutates: Collection[str]) -> str | None:
+        wrong = (self.bytes != self.before) & ~self._elements(mutates)
+        if not wrong.any():
+            return None
+        at = int(wrong.nonzero()[0])
+        for name, _ in self.tensors:
+            if self._elements([name])[at]:
+                return f"{name} is written, and mutates does not name it"
+        names = " and ".join(dict.fromkeys(name for name, _ in self.tensors))
+        if at < self._shift:
+            return f"the call writes {self._shift - at} bytes before {names}"
+        if at >= self._shift + self._size:
+            return f"the call writes behind {names}, from byte {at - self._shift - self._size} on"
+        return f"the call writes between the elements of {names}, at byte {at - self._shift}"
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """The bytes from the first element to the end of the last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize

@@ -1,0 +1,386 @@
+"""Planted faults: an op that is right, and many that are wrong in one way each.
+
+Each fault is the check that must find it, and the ``ops.py`` of a plugin with one op, ``scale``. Most are plain Python:
+the kit sees an op's results and memory, not what it is written in.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+_BEGIN = """
+import ctypes, itertools, torch
+from sgljit_core import CppType, errors
+from .plugin import FAMILY
+
+
+def reference(x, out):
+    out.copy_(2 * x.double())
+
+
+def samples(device):
+    for dtype in (torch.float32, torch.float16):
+        for rows in (0, 1, 3, 8):
+            x = torch.randn(rows, 16, device=device).to(dtype)
+            yield {"x": x, "out": torch.empty_like(x)}
+
+
+def poke(tensor, offset, byte=0):
+    ctypes.memset(tensor.data_ptr() + offset, byte, 1)
+
+
+def peek(tensor, offset):
+    return ctypes.string_at(tensor.data_ptr() + offset, 1)[0]
+
+
+declared = dict(samples=f"{__name__}:samples", reference=f"{__name__}:reference")
+"""
+
+_OP = """
+@FAMILY.op(mutates=("out",), **declared)
+def scale(x: torch.Tensor, out: torch.Tensor) -> None:
+"""
+
+_RETURNING = """
+def reference(x):
+    return 2 * x
+
+
+def samples(device):
+    for rows in (0, 1, 3, 8):
+        yield {"x": torch.randn(rows, 16, device=device)}
+"""
+
+
+def writing(body: str, before: str = "") -> str:
+    """An op that writes ``out``."""
+    return _BEGIN + textwrap.dedent(before) + _OP + textwrap.indent(textwrap.dedent(body), "    ")
+
+
+def returning(body: str, fake: str, before: str = "") -> str:
+    """An op that returns a tensor."""
+    declaration = f"\n@FAMILY.op(fake={fake}, **declared)\ndef scale(x: torch.Tensor) -> torch.Tensor:\n"
+    return _BEGIN + _RETURNING + textwrap.dedent(before) + declaration + textwrap.indent(textwrap.dedent(body), "    ")
+
+
+def in_cpp(declaration: str, **options: str) -> str:
+    """An op whose body is C++, of the plugin's ``csrc/scale.cpp``."""
+    given = "".join(f", {name}={value}" for name, value in options.items())
+    return (
+        _BEGIN
+        + textwrap.dedent(f"""
+        def host_module():
+            return FAMILY.load_host("scale", cpp_files=["scale.cpp"], cpp_wrappers=[("scale", "scale")]{given})
+    """)
+        + textwrap.dedent(declaration)
+    )
+
+
+_IN_PLACE_OF = """
+    @FAMILY.op(exports=host_module, mutates=("out",), **declared)
+    def scale(x: torch.Tensor, out: torch.Tensor) -> None:
+        "The body is C++."
+"""
+_INCLUDES = "#include <sgl_kernel/row_map.h>\n#include <sgl_kernel/tensor.h>\n"
+_DOUBLE = "struct Double {\n  SGL_HD float operator()(float x) const { return 2.0f * x; }\n};\n"
+_ROW_MAP = (
+    'host::RowMap<scaling::Double, 1> rows_of{"scale.h"};\n'
+    "void scale(host::TensorView x, host::TensorView out) {\n"
+    '  rows_of({host::rows("x", x)}, {host::rows("out", out)});\n'
+    "}\n"
+)
+_SCALE_H = f"#pragma once\n#include <sgl_kernel/row_map.h>\nnamespace scaling {{\n{_DOUBLE}}}\n"
+_SCALE_CPP = f'#include "scale.h"\n{_ROW_MAP}'
+
+RIGHT = {
+    "writes": writing("out.copy_(2 * x.double())"),
+    "returns": returning("return 2 * x", "torch.empty_like"),
+    "takes_contiguous_rows_alone": writing(
+        """
+        if not (x.is_contiguous() and out.is_contiguous()):
+            raise ValueError("x and out must be contiguous")
+        out.copy_(2 * x.double())
+        """
+    ),
+}
+
+# What is in csrc, by the name of the plugin.
+SOURCES: dict[str, dict[str, str]] = {}
+
+FAULTS: dict[str, tuple[str, str]] = {
+    "wrong_result": ("results", writing("out.copy_(3 * x)")),
+    "wrong_reference": ("results", writing("out.copy_(2 * x)", "def reference(x, out):\n    out.copy_(2 * x + 1)")),
+    "accumulates_in_half_precision": ("results", writing("out.copy_((x.half() * 1.999).to(out.dtype))")),
+    "unwritten_tail": (
+        "results",
+        writing("out[..., : x.shape[-1] // 8 * 8 - 1].copy_(2 * x[..., : x.shape[-1] // 8 * 8 - 1])"),
+    ),
+    "depends_on_what_the_output_held": (
+        "results",
+        writing("out.copy_(out * 0 + 2 * x)"),
+    ),
+    "unwritten_fresh_allocation": (
+        "results",
+        returning("y = torch.empty_like(x)\ny[..., 1:] = 2 * x[..., 1:]\nreturn y", "torch.empty_like"),
+    ),
+    "writes_what_mutates_does_not_name": ("results", writing("out.copy_(2 * x)\nx.add_(1)")),
+    "names_another_tensor_in_mutates": (
+        "results",
+        writing("out.copy_(2 * x)").replace('mutates=("out",)', 'mutates=("x",)'),
+    ),
+    "one_byte_behind_the_end": ("results", writing("out.copy_(2 * x)\nif out.numel(): poke(out, out.nbytes)")),
+    "one_byte_before_the_beginning": ("results", writing("out.copy_(2 * x)\nif out.numel(): poke(out, -1)")),
+    "writes_between_the_rows": (
+        "layouts",
+        writing("out.copy_(2 * x)\nif out.stride(0) > out.shape[-1]: poke(out, out.shape[-1] * out.itemsize)"),
+    ),
+    "raises_on_its_own_sample": ("results", writing('raise ValueError("x is not taken")')),
+    "reads_behind_the_end": (
+        "reads",
+        writing("out.copy_(2 * x)\nif x.numel() and peek(x, x.nbytes) == 0x3D: out[0, 0] += 1e-6"),
+    ),
+    "two_calls_differ": (
+        "repeats",
+        writing("out.copy_(2 * x + next(calls) % 2 * 1e-5)", "calls = itertools.count()"),
+    ),
+    "caches_by_address": (
+        "fresh_values",
+        writing(
+            """
+            key = (x.data_ptr(), x.shape, x.stride(), x.dtype)
+            if key not in kept:
+                kept.clear()
+                kept[key] = 2 * x
+            out.copy_(kept[key])
+            """,
+            "kept = {}",
+        ),
+    ),
+    "answers_with_its_reference": ("own_work", writing("reference(x, out)")),
+    "ignores_strides": (
+        "layouts",
+        writing("flat = x.as_strided((x.numel(),), (1,)) if x.stride(-1) else x\nout.copy_(2 * flat.view(x.shape))"),
+    ),
+    "ignores_the_offset": (
+        "layouts",
+        writing("out.copy_(2 * x.as_strided(x.shape, x.stride(), x.storage_offset() // 8 * 8))"),
+    ),
+    "takes_a_broadcast_tensor_for_a_dense_one": (
+        "layouts",
+        writing("out.copy_(2 * x)\nif x.stride(0) == 0 and len(x) > 1: out[1:] = 0"),
+    ),
+    "refuses_after_writing": (
+        "layouts",
+        writing('out.copy_(2 * x)\nif not x.is_contiguous():\n    raise ValueError("x must be contiguous")'),
+    ),
+    "raises_something_else_on_a_layout": ("layouts", writing("out.copy_(2 * x.view(-1).view(x.shape))")),
+    "loses_the_rest_of_a_vector": (
+        "sizes",
+        writing("n = x.shape[-1] // 8 * 8 if x.shape[-1] > 8 else x.shape[-1]\nout[..., :n].copy_(2 * x[..., :n])"),
+    ),
+    "fails_without_rows": ("sizes", writing("if not x.shape[-1]: raise IndexError('no element')\nout.copy_(2 * x)")),
+    "wrong_for_one_row_of_a_size": (
+        "sizes",
+        writing("out.copy_(2 * x)\nif out.shape[-1] == 1025: out[..., 1024] = 0"),
+    ),
+    "returns_something_else": (
+        "returns",
+        returning("return 2 * x", "lambda x: [torch.empty_like(x)]").replace(
+            "-> torch.Tensor", "-> list[torch.Tensor]"
+        ),
+    ),
+    "fake_of_another_shape": ("returns", returning("return 2 * x", "lambda x: x.new_empty(x.shape[0], 1)")),
+    "fake_of_another_dtype": (
+        "returns",
+        returning("return 2 * x", "lambda x: torch.empty_like(x, dtype=torch.float64)"),
+    ),
+    "fake_of_other_strides": ("returns", returning("return 2 * x", "lambda x: x.new_empty(x.shape[::-1]).T")),
+    "returns_its_argument": ("opcheck", returning("return x.mul_(2)", "torch.empty_like")),
+    "reference_of_another_signature": (
+        "signatures",
+        writing("out.copy_(2 * x)", "def reference(out, x):\n    out.copy_(2 * x)"),
+    ),
+    "sample_of_another_signature": (
+        "signatures",
+        writing("out.copy_(2 * x)", 'def samples(device):\n    yield {"input": torch.ones(1)}'),
+    ),
+    "no_reference": ("signatures", writing("out.copy_(2 * x)").replace("**declared", "samples=declared['samples']")),
+    "named_fake_of_another_signature": (
+        "signatures",
+        returning("return 2 * x", "f'{__name__}:fake'", "def fake(x, y):\n    return x"),
+    ),
+}
+
+# Found where the op is declared, or first called: the text of the error.
+REFUSED: dict[str, tuple[str, str]] = {
+    "no_fake": (
+        "a graph must know what that looks like",
+        returning("return 2 * x", "None"),
+    ),
+    "fake_of_another_signature": (
+        r"fake takes \(\), and gets the op's arguments",
+        returning("return 2 * x", "lambda: None"),
+    ),
+    "writes_to_nothing": (
+        "names no parameter that it writes to",
+        writing("").replace('mutates=("out",)', "mutates=()") + "    pass",
+    ),
+    "cpp_returns_where_python_does_not": (
+        r"scale \(planted-cpp-.*-does-not 1\.2\.3, .*ops\.py:\d+\) says that it returns None, and the "
+        r"C\+\+ function returned a int",
+        in_cpp(_IN_PLACE_OF),
+    ),
+    "python_returns_where_cpp_does_not": (
+        r"says that it returns Tensor, and the C\+\+ function returned None",
+        in_cpp(
+            """
+            @FAMILY.op(exports=host_module, fake=lambda x, out: x, **declared)
+            def scale(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+                "The body is C++."
+            """
+        ),
+    ),
+}
+SOURCES["cpp_returns_where_python_does_not"] = {
+    "scale.cpp": _INCLUDES + "int scale(host::TensorView x, host::TensorView out) { return 1; }\n"
+}
+SOURCES["python_returns_where_cpp_does_not"] = {
+    "scale.cpp": _INCLUDES + "void scale(host::TensorView x, host::TensorView out) {}\n"
+}
+
+# Found by checks of the family.
+OF_FAMILIES: dict[str, tuple[str, str]] = {
+    "swallowed_compile_error": (
+        "compile_errors",
+        writing(
+            """
+            try:
+                kernel = FAMILY.load_jit("scale", cpp_files=["scale.cpp"], cpp_wrappers=[("scale", "scale")]).scale
+            except Exception:
+                kernel = lambda x, out: out.copy_(2 * x)
+            kernel(x, out)
+            """
+        ),
+    ),
+    "code_that_never_compiles": (
+        "compile_errors",
+        writing(
+            """
+            try:
+                FAMILY.load_jit("scale", cpp_files=["scale.cpp"], cpp_wrappers=[("scale", "scale")]).scale(x, out)
+            except errors.CompileError:
+                out.copy_(2 * x)
+            """
+        ),
+    ),
+    "statics_shared_by_two_plugins": (
+        "statics",
+        in_cpp(_IN_PLACE_OF, extra_cflags='["-fgnu-unique", "-fvisibility=default"]'),
+    ),
+    "a_kernel_that_its_file_does_not_have": ("dry_run", in_cpp(_IN_PLACE_OF)),
+    "a_kernel_name_that_only_a_launch_asks_for": ("dry_run", in_cpp(_IN_PLACE_OF)),
+    "a_kernel_with_other_parameters": ("dry_run", in_cpp(_IN_PLACE_OF)),
+    "declares_another_form_of_a_kernel": (
+        "dry_run",
+        in_cpp(_IN_PLACE_OF) + "\ndef variants():\n    yield lambda: FAMILY.build_variant("
+        "'scale.h', 'device::row_map', CppType('scaling::Double'), True, 1, 4, False, torch.float32, torch.float32)\n",
+    ),
+    "variants_that_are_no_functions": (
+        "declaration",
+        writing("out.copy_(2 * x)") + "\n\ndef variants():\n    yield 1\n",
+    ),
+}
+_ROW_COUNTER = (
+    _INCLUDES
+    + "inline int& calls() {\n  static int count = 0;\n  return count;\n}\n"
+    + _DOUBLE.replace("Double", "Twice")
+    + "void scale(host::TensorView x, host::TensorView out) { ++calls(); }\n"
+)
+SOURCES["statics_shared_by_two_plugins"] = {"scale.cpp": _ROW_COUNTER}
+SOURCES["swallowed_compile_error"] = {
+    "scale.cpp": _INCLUDES + "void scale(host::TensorView x, host::TensorView out) {}\n"
+}
+SOURCES["code_that_never_compiles"] = {"scale.cpp": "void scale( {\n"}
+SOURCES["a_kernel_that_its_file_does_not_have"] = {
+    "scale.cpp": _SCALE_CPP,
+    # The functor is there for the host's compiler alone.
+    "scale.h": _SCALE_H.replace("namespace scaling", "#ifndef __CUDACC__\nnamespace scaling") + "#endif\n",
+}
+SOURCES["declares_another_form_of_a_kernel"] = {"scale.cpp": _SCALE_CPP, "scale.h": _SCALE_H}
+
+_LAUNCH = """
+#include <sgl_kernel/tensor.h>
+#include <sgl_kernel/variant.h>
+#include "params.h"
+host::Kernel<scaling::Params> kernel{"scale.cuh", "scaling::NAME"};
+void scale(host::TensorView x, host::TensorView out) {
+  if (x.numel() == 0) return;
+  host::LaunchKernel(1, 32, x.device())(kernel.get(), scaling::Params{x.data_ptr(), out.data_ptr(), x.numel()});
+}
+"""
+_PARAMS = """
+#pragma once
+#include <sgl_kernel/signature.h>
+namespace scaling {
+struct Params {
+  const void* x;
+  void* out;
+  LENGTH length;
+  SGL_FIELDS(x, out, length)
+};
+}
+"""
+_KERNEL = """
+#include "params.h"
+namespace scaling {
+__global__ void scale(const __grid_constant__ Params params) {}
+}
+"""
+SOURCES["a_kernel_name_that_only_a_launch_asks_for"] = {
+    "scale.cpp": _LAUNCH.replace("NAME", "scales"),
+    "params.h": _PARAMS.replace("LENGTH", "long long"),
+    "scale.cuh": _KERNEL,
+}
+SOURCES["a_kernel_with_other_parameters"] = {
+    "scale.cpp": _LAUNCH.replace("NAME", "scale"),
+    # The host's compiler sees another type than the device's.
+    "params.h": _PARAMS.replace("  LENGTH", "#ifdef __CUDACC__\n  double\n#else\n  long long\n#endif\n "),
+    "scale.cuh": _KERNEL,
+}
+
+RIGHT["cpp"] = in_cpp(_IN_PLACE_OF)
+SOURCES["cpp"] = {"scale.cpp": _SCALE_CPP, "scale.h": _SCALE_H}
+
+# Found on a GPU.
+ON_CUDA: dict[str, tuple[str, str]] = {
+    "runs_on_the_default_stream": (
+        "stream",
+        writing("with torch.cuda.stream(torch.cuda.default_stream()):\n    out.copy_(2 * x)"),
+    ),
+    "waits_for_the_device": ("graph", writing("torch.cuda.synchronize()\nout.copy_(2 * x)")),
+    "reads_a_value_on_the_host": (
+        "graph",
+        writing(
+            """
+            key = (x.data_ptr(), x.shape)
+            if key not in kept:
+                kept[key] = (2 * x).clone()
+            out.copy_(kept[key])
+            """,
+            "kept = {}",
+        ),
+    ),
+    "writes_behind_the_end": (
+        "results",
+        writing(
+            "out.copy_(2 * x)\n"
+            "n = out.storage_offset() + out.numel()\n"
+            "if out.numel() and out.untyped_storage().nbytes() > (n + 1) * out.itemsize:\n"
+            "    out.as_strided((1,), (1,), n).fill_(0)"
+        ),
+    ),
+    "ignores_the_alignment": (
+        "layouts",
+        writing("out.copy_(2 * x.as_strided(x.shape, x.stride(), x.storage_offset() // 8 * 8))"),
+    ),
+}
