@@ -36,11 +36,6 @@ def test_load_jit_refuses_what_is_no_build(arguments, options, text, tmp_path):
         load_jit(*arguments, csrc=tmp_path, **options)
 
 
-def test_load_jit_without_csrc_says_who_passes_it():
-    with pytest.raises(errors.InvalidBuildError, match="needs csrc"):
-        load_jit("m", cpp_files=["a.cpp"], cpp_wrappers=EXPORT)
-
-
 def test_a_missing_source_lists_what_is_there(tmp_path):
     (tmp_path / "other.cpp").touch()
     with pytest.raises(errors.SourceNotFoundError, match=r"'a.cpp' not found in .*holds: other.cpp") as caught:

@@ -16,7 +16,30 @@ namespace sglang {
 
 namespace host {
 
-using namespace ::host;
+// One by one: LaunchKernel is another, and nvcc's front end finds both in a generic lambda.
+using ::host::DebugInfo;
+using ::host::dependent_false_v;
+using ::host::div_ceil;
+using ::host::dtype_bytes;
+using ::host::irange;
+using ::host::is_pow2;
+using ::host::is_type;
+using ::host::log2_ceil;
+using ::host::log2_floor;
+using ::host::Panic;
+using ::host::panic;
+using ::host::PanicError;
+using ::host::round_down_pow2;
+using ::host::round_up_pow2;
+using ::host::RuntimeCheck;
+using ::host::SymbolicDevice;
+using ::host::SymbolicDType;
+using ::host::SymbolicSize;
+using ::host::TensorMatcher;
+#if defined(__CUDACC__)
+using ::host::RuntimeDeviceCheck;
+#endif
+
 namespace details {
 using namespace ::host::details;
 }
@@ -46,10 +69,10 @@ struct LaunchOptions {
 struct LaunchKernel : ::host::LaunchKernel {
   // Not inherited: nvcc's front end dies of these constructors' default arguments.
   explicit LaunchKernel(
-      Dim3 grid, Dim3 block, DLDevice device, std::size_t dynamic_smem = 0, DebugInfo location = {})
+      ::host::Dim3 grid, ::host::Dim3 block, DLDevice device, std::size_t dynamic_smem = 0, DebugInfo location = {})
       : ::host::LaunchKernel(grid, block, device, dynamic_smem, location) {}
   explicit LaunchKernel(
-      Dim3 grid, Dim3 block, native_stream_t stream, std::size_t dynamic_smem = 0, DebugInfo location = {})
+      ::host::Dim3 grid, ::host::Dim3 block, ::host::native_stream_t stream, std::size_t dynamic_smem = 0, DebugInfo location = {})
       : ::host::LaunchKernel(grid, block, stream, dynamic_smem, location) {}
 
   auto config(const LaunchOptions& options) -> LaunchKernel& {

@@ -11,7 +11,14 @@
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/dtype.h>
+#include <tvm/ffi/object.h>
 #include <tvm/ffi/optional.h>
+
+/// The handle `REF`, never null, of a tvm-ffi object.
+#define SGLANG_REGISTER_FFI_REFERENCE_CLASS(REF, OBJECT)                                     \
+  struct REF : ::tvm::ffi::ObjectRef {                                                       \
+    TVM_FFI_DEFINE_OBJECT_REF_METHODS_NOTNULLABLE(REF, ::tvm::ffi::ObjectRef, OBJECT);       \
+  }
 
 #else
 
