@@ -473,9 +473,9 @@ SGL_INLINE void raise_count(const char* name, std::size_t expected, std::int32_t
 /// \brief Export `SYMBOL`, in parentheses so that it may hold commas, to Python as `NAME`.
 #if defined(SGL_COMPAT)
 // The symbols of newer kernels of SGLang are named as they are seen in this namespace; all others are seen in it too.
-#define SGL_EXPORT(NAME, SYMBOL)      \
-  namespace sglang {                  \
-  SGL_DEFINE_EXPORT(NAME, SYMBOL)     \
+#define SGL_EXPORT(NAME, SYMBOL)  \
+  namespace sglang {              \
+  SGL_DEFINE_EXPORT(NAME, SYMBOL) \
   }
 #else
 #define SGL_EXPORT(NAME, SYMBOL) SGL_DEFINE_EXPORT(NAME, SYMBOL)

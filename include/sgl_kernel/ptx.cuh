@@ -5,10 +5,10 @@
 /// \file ptx.cuh
 /// \brief All inline PTX, one instruction per function.
 ///
-/// | functions                                                       | needs |
-/// |-----------------------------------------------------------------|-------|
-/// | `load_*`, `store_*`, `prefetch`, `global_timer`, `lane_id`      |       |
-/// | `cp_async*`                                                     | sm_80 |
+/// | functions                                                             | needs |
+/// |-----------------------------------------------------------------------|-------|
+/// | `load_*`, `store_*`, `prefetch`, `global_timer`, `lane_id`            |       |
+/// | `cp_async*`                                                           | sm_80 |
 /// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`, `elect_one` | sm_90 |
 ///
 /// A call of a function that the target lacks fails to compile; only the `grid_*` pair does nothing there instead.

@@ -501,8 +501,8 @@ SGL_INLINE void TensorMatcher::m_match_alignment(const TensorView& view) const {
     const auto step = view.stride(i) * static_cast<std::int64_t>(dtype_bytes(view.dtype()));
     if (view.size(i) != 1 && step % m_alignment != 0)
       details::raise(
-          kTensorMatchError, {"Alignment mismatch for stride#", i, ": expected a multiple of ", m_alignment,
-                              " bytes but got ", step});
+          kTensorMatchError,
+          {"Alignment mismatch for stride#", i, ": expected a multiple of ", m_alignment, " bytes but got ", step});
   }
 }
 

@@ -91,7 +91,13 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "", port
         SourceNotFoundError: a source does not exist; the text lists the content of its directory. Or a file is none,
             but a device, a FIFO or a socket, which a compiler would read for ever.
     """
-    question = [_SCANNER, *files, *(f"{root.label} {root.own} {root.directory}" for root in roots), extra_text, port_text]
+    question = [
+        _SCANNER,
+        *files,
+        *(f"{root.label} {root.own} {root.directory}" for root in roots),
+        extra_text,
+        port_text,
+    ]
     remembered = _recalled(question)
     if remembered is not None:
         return remembered
@@ -101,7 +107,7 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "", port
         path = roots[0].directory / file
         if not path.is_file():
             _check_plain(str(path))
-            where = path.parent if os.path.isabs(file) else roots[0].directory
+            where = path.parent if file[:1] == "/" else roots[0].directory
             raise SourceNotFoundError(f"source {file!r} not found in {where}{_nearby(path)}")
         scanner.add(str(path), 0)
     scanner.follow(extra_text.encode(), str(roots[0].directory), 0)

@@ -67,9 +67,9 @@ def test_two_files_of_different_directories(elsewhere, csrc, cache):
 
 def test_a_family_keeps_to_its_csrc(elsewhere, csrc, cache):
     for file in (str(elsewhere / "far.cpp"), "../elsewhere/far.cpp"):
-        with pytest.raises(errors.InvalidBuildError, match="must be relative to csrc .* and stay inside it"):
+        with pytest.raises(errors.InvalidBuildError, match=r"must be relative to csrc .* and stay inside it"):
             load_jit("m", cpp_files=[file], cpp_wrappers=NUMBER, csrc=csrc, family="far")
-    with pytest.raises(errors.InvalidBuildError, match="needs csrc; FAMILY.load_jit passes its own"):
+    with pytest.raises(errors.InvalidBuildError, match=r"needs csrc; FAMILY\.load_jit passes its own"):
         load_jit("m", cpp_files=["far.cpp"], cpp_wrappers=NUMBER, family="far")
 
 

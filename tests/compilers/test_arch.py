@@ -49,7 +49,7 @@ def test_a_variable_that_makes_no_sense_is_named(variable, monkeypatch):
 
 def test_our_variable_names_one_target(monkeypatch):
     monkeypatch.setenv("SGLJIT_CUDA_ARCH", "8.0 9.0a")
-    with pytest.raises(errors.ConfigError, match="SGLJIT_CUDA_ARCH='8.0 9.0a' names several architectures"):
+    with pytest.raises(errors.ConfigError, match=r"SGLJIT_CUDA_ARCH='8\.0 9\.0a' names several architectures"):
         cuda_target()
 
 

@@ -95,7 +95,7 @@ def test_checks_are_streams_and_print_what_has_only_a_stream_operator() -> None:
         module.check(0)
     with pytest.raises(RuntimeError, match=r"cpp_sources\[0\]:\d+: got 9/4 of a text .* buffer and 2$"):
         module.stream(9)
-    with pytest.raises(RuntimeError, match="never call it$"):
+    with pytest.raises(RuntimeError, match=r"never call it$"):
         module.always()
 
 

@@ -17,14 +17,14 @@ EXPORT = [("run", "run")]
     ("arguments", "options", "text"),
     [
         ((), {"cpp_files": ["a.cpp"], "cpp_wrappers": EXPORT}, "needs at least one marker"),
-        (("m",), {"cpp_wrappers": EXPORT}, "no source; pass cpp_files or cuda_files"),
+        (("m",), {"cpp_wrappers": EXPORT}, "no source; pass cpp_files, cuda_files, cpp_sources or cuda_sources"),
         (
             ("m",),
             {"cpp_files": ["a.cpp"]},
             "pass cpp_wrappers or cuda_wrappers, or header_only=False if the files export",
         ),
-        (("m",), {"cpp_files": ["../a.cpp"], "cpp_wrappers": EXPORT}, r"'../a.cpp' must be relative to csrc"),
-        (("m",), {"cpp_files": ["/etc/passwd"], "cpp_wrappers": EXPORT}, "must be relative to csrc"),
+        (("m",), {"cpp_files": ["../a.cpp"], "cpp_wrappers": EXPORT, "family": "f"}, r"'../a.cpp' must be relative to csrc"),
+        (("m",), {"cpp_files": ["/etc/passwd"], "cpp_wrappers": EXPORT, "family": "f"}, "must be relative to csrc"),
         (("m",), {"cpp_files": ["a.cpp"], "cpp_wrappers": [("2run", "run")]}, "'2run' is not a C identifier"),
         (("m",), {"cpp_files": ["a.cpp"], "cpp_wrappers": EXPORT * 2}, "'run' is given twice"),
         (("m",), {"cpp_files": ["a.cpp"], "cuda_wrappers": EXPORT}, "wrappers of a language need files of the same"),

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <sgl_kernel/atomic.cuh>
 #include <sgl_kernel/compat/host.h>
+#include <sgl_kernel/atomic.cuh>
 #include <sgl_kernel/cta.cuh>
 #include <sgl_kernel/impl/norm.cuh>
 #include <sgl_kernel/math.cuh>
@@ -312,8 +312,8 @@ template <uint32_t kStart, uint32_t kFinish = 1, typename T>
 /// \brief A running reduction in each segment of `kWidth` lanes: with `kStart < kFinish` over the lanes up to this one,
 /// else over this one and those after it. `lane` is this lane's place in its segment.
 template <ReductionOp Op, uint32_t kWidth = kWarpThreads, uint32_t kStart = 1, uint32_t kFinish = kWidth, typename T>
-[[nodiscard]] SGL_DEVICE T inclusive_reduce(
-    T value, uint32_t lane = get_lane_id<kWidth>(), mask_t active_mask = kFullMask) {
+[[nodiscard]] SGL_DEVICE T
+inclusive_reduce(T value, uint32_t lane = get_lane_id<kWidth>(), mask_t active_mask = kFullMask) {
   static_assert(
       host::is_pow2(kStart) && host::is_pow2(kFinish) && kStart <= kWidth && kFinish <= kWidth && kWidth <= kFullWidth,
       "warp::inclusive_reduce takes powers of two of up to kWidth");
@@ -333,18 +333,18 @@ template <ReductionOp Op, uint32_t kWidth = kWarpThreads, uint32_t kStart = 1, u
   return value;
 }
 template <uint32_t kWidth = kWarpThreads, uint32_t kStart = 1, uint32_t kFinish = kWidth, typename T>
-[[nodiscard]] SGL_DEVICE T inclusive_sum(
-    T value, uint32_t lane = get_lane_id<kWidth>(), mask_t active_mask = kFullMask) {
+[[nodiscard]] SGL_DEVICE T
+inclusive_sum(T value, uint32_t lane = get_lane_id<kWidth>(), mask_t active_mask = kFullMask) {
   return inclusive_reduce<ReductionOp::SUM, kWidth, kStart, kFinish>(value, lane, active_mask);
 }
 template <uint32_t kWidth = kWarpThreads, uint32_t kStart = 1, uint32_t kFinish = kWidth, typename T>
-[[nodiscard]] SGL_DEVICE T inclusive_max(
-    T value, uint32_t lane = get_lane_id<kWidth>(), mask_t active_mask = kFullMask) {
+[[nodiscard]] SGL_DEVICE T
+inclusive_max(T value, uint32_t lane = get_lane_id<kWidth>(), mask_t active_mask = kFullMask) {
   return inclusive_reduce<ReductionOp::MAX, kWidth, kStart, kFinish>(value, lane, active_mask);
 }
 template <uint32_t kWidth = kWarpThreads, uint32_t kStart = 1, uint32_t kFinish = kWidth, typename T>
-[[nodiscard]] SGL_DEVICE T inclusive_min(
-    T value, uint32_t lane = get_lane_id<kWidth>(), mask_t active_mask = kFullMask) {
+[[nodiscard]] SGL_DEVICE T
+inclusive_min(T value, uint32_t lane = get_lane_id<kWidth>(), mask_t active_mask = kFullMask) {
   return inclusive_reduce<ReductionOp::MIN, kWidth, kStart, kFinish>(value, lane, active_mask);
 }
 
@@ -417,8 +417,7 @@ template <
     int64_t kBytes, int64_t kMost = LoadStorePattern::MAX_GMEM,
     int64_t kWord = LoadStorePattern::get_vec_bytes<kBytes, kMost>()>
 SGL_DEVICE void store_bytes(void* target, const auto& words) {
-  details::WarpCopy<kBytes, kWord>::for_each(
-      [&](const auto& memory, int64_t i) { memory.store(target, words[i], i); });
+  details::WarpCopy<kBytes, kWord>::for_each([&](const auto& memory, int64_t i) { memory.store(target, words[i], i); });
 }
 
 }  // namespace warp

@@ -5,7 +5,6 @@
 #include <sgl_kernel/tensor.h>
 #include <sgl_kernel/utils.h>
 
-#include <algorithm>
 #include <bit>
 #include <concepts>
 #include <cstddef>
@@ -145,7 +144,6 @@ using ::tvm::ffi::TensorView;
 
 /// `SGL_PANIC << "text"` throws; `CHECK_HOST(condition) << "text"` does unless the condition holds.
 #define SGL_PANIC ::host::details::Failure()
-#define CHECK_HOST(...)            \
-  if (__VA_ARGS__) [[likely]] {    \
-  } else                           \
-    SGL_PANIC
+#define CHECK_HOST(...)         \
+  if (__VA_ARGS__) [[likely]] { \
+  } else SGL_PANIC

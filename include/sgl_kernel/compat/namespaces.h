@@ -36,6 +36,7 @@ using ::host::SymbolicDevice;
 using ::host::SymbolicDType;
 using ::host::SymbolicSize;
 using ::host::TensorMatcher;
+using ::host::operator==;
 #if defined(__CUDACC__)
 using ::host::RuntimeDeviceCheck;
 #endif
@@ -72,7 +73,8 @@ struct LaunchKernel : ::host::LaunchKernel {
       ::host::Dim3 grid, ::host::Dim3 block, DLDevice device, std::size_t dynamic_smem = 0, DebugInfo location = {})
       : ::host::LaunchKernel(grid, block, device, dynamic_smem, location) {}
   explicit LaunchKernel(
-      ::host::Dim3 grid, ::host::Dim3 block, ::host::native_stream_t stream, std::size_t dynamic_smem = 0, DebugInfo location = {})
+      ::host::Dim3 grid, ::host::Dim3 block, ::host::native_stream_t stream, std::size_t dynamic_smem = 0,
+      DebugInfo location = {})
       : ::host::LaunchKernel(grid, block, stream, dynamic_smem, location) {}
 
   auto config(const LaunchOptions& options) -> LaunchKernel& {
@@ -184,6 +186,9 @@ struct DTypeTrait : device::details::Element<T> {
   template <typename From>
   SGL_DEVICE static T from(const From& value) {
     return ::device::cast<T>(value);
+  }
+  SGL_DEVICE static T add(const T& a, const T& b) {
+    return ::device::details::combine<::device::ReductionOp::SUM>(a, b);
   }
   SGL_DEVICE static T max(const T& a, const T& b) {
     return ::device::math::max(a, b);

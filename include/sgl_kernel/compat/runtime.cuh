@@ -6,7 +6,6 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -84,27 +83,30 @@ inline int attribute_of(::cudaDeviceAttr which, int device_id) {
 /// \brief Allow a kernel `bytes` bytes of dynamic shared memory on the current device.
 template <typename Kernel>
 void set_max_dynamic_smem(Kernel* kernel, std::size_t bytes) {
-  RuntimeDeviceCheck(::cudaFuncSetAttribute(
-      reinterpret_cast<const void*>(kernel), ::cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  RuntimeDeviceCheck(
+      ::cudaFuncSetAttribute(
+          reinterpret_cast<const void*>(kernel), ::cudaFuncAttributeMaxDynamicSharedMemorySize,
+          static_cast<int>(bytes)));
 }
 
 /// \brief Ask for a share of L1 as shared memory, in percent.
 template <typename Kernel>
 void set_smem_carveout(Kernel* kernel, int percent) {
-  RuntimeDeviceCheck(::cudaFuncSetAttribute(
-      reinterpret_cast<const void*>(kernel), ::cudaFuncAttributePreferredSharedMemoryCarveout, percent));
+  RuntimeDeviceCheck(
+      ::cudaFuncSetAttribute(
+          reinterpret_cast<const void*>(kernel), ::cudaFuncAttributePreferredSharedMemoryCarveout, percent));
 }
 
 /// \brief Call `function` once for each device, for each type of `Tag` and function. Threads that come at the same time
 /// may each call it.
 template <typename Tag = void, std::invocable F>
 void init_per_device(details::DeviceID device, F&& function) {
-  static std::atomic<std::uint64_t> done{0};
+  static std::uint64_t done = 0;  // not std::atomic, whose header takes as long as all of this one
   const bool known = device.value >= 0 && device.value < 64;
   const std::uint64_t bit = known ? std::uint64_t{1} << device.value : 0;
-  if ((done.load() & bit) != 0) return;
+  if ((__atomic_load_n(&done, __ATOMIC_ACQUIRE) & bit) != 0) return;
   function();
-  done.fetch_or(bit);
+  __atomic_fetch_or(&done, bit, __ATOMIC_RELEASE);
 }
 
 /// \brief `set_max_dynamic_smem`, once for each device.
@@ -117,8 +119,8 @@ void set_max_dynamic_smem_per_device(details::DeviceID device, std::size_t bytes
 
 }  // namespace host
 
-#define CHECK_CUDA(...)                                                                                        \
-  if (const auto sgl_error = (__VA_ARGS__); ::host::details::is_success(sgl_error)) [[likely]] {               \
-  } else                                                                                                       \
+#define CHECK_CUDA(...)                                                                                          \
+  if (const auto sgl_error = (__VA_ARGS__); ::host::details::is_success(sgl_error)) [[likely]] {                 \
+  } else                                                                                                         \
     SGL_PANIC << "CUDA error: " << ::host::details::error_text(sgl_error) << " (" << static_cast<int>(sgl_error) \
               << "). "
