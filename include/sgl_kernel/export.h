@@ -463,10 +463,20 @@ SGL_INLINE void raise_count(const char* name, std::size_t expected, std::int32_t
 
 #endif  // SGL_BODIES
 
-/// \brief Export `SYMBOL`, in parentheses so that it may hold commas, to Python as `NAME`.
 // Its parameters begin with `sgl_`, as they hide functions of the same names from SYMBOL.
-#define SGL_EXPORT(NAME, SYMBOL)                                                            \
+#define SGL_DEFINE_EXPORT(NAME, SYMBOL)                                                     \
   extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##NAME(                   \
       void*, const TVMFFIAny* sgl_args, std::int32_t sgl_num_args, TVMFFIAny* sgl_result) { \
     return ::host::details::export_call(#NAME, SYMBOL, sgl_args, sgl_num_args, sgl_result); \
   }
+
+/// \brief Export `SYMBOL`, in parentheses so that it may hold commas, to Python as `NAME`.
+#if defined(SGL_COMPAT)
+// The symbols of newer kernels of SGLang are named as they are seen in this namespace; all others are seen in it too.
+#define SGL_EXPORT(NAME, SYMBOL)  \
+  namespace sglang {              \
+  SGL_DEFINE_EXPORT(NAME, SYMBOL) \
+  }
+#else
+#define SGL_EXPORT(NAME, SYMBOL) SGL_DEFINE_EXPORT(NAME, SYMBOL)
+#endif

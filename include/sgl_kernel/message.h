@@ -83,8 +83,8 @@ struct Message {
   /// \brief Append a C string.
   [[gnu::cold]] SGL_INLINE void append(const char* text) noexcept;
 
-  /// \brief Append at most `limit` bytes of `text`; "..." replaces the rest.
-  [[gnu::cold]] SGL_INLINE void append_limited(const char* text, std::size_t limit) noexcept;
+  /// \brief Append at most `limit` of `size` bytes; "..." replaces the rest.
+  [[gnu::cold]] SGL_INLINE void append_limited(const char* text, std::size_t size, std::size_t limit) noexcept;
 
   [[gnu::cold]] SGL_INLINE Message& operator<<(const details::Piece& piece);
 
@@ -210,8 +210,7 @@ SGL_INLINE void Message::append(const char* text) noexcept {
   append(text, std::strlen(text));
 }
 
-SGL_INLINE void Message::append_limited(const char* text, std::size_t limit) noexcept {
-  const std::size_t size = std::strlen(text);
+SGL_INLINE void Message::append_limited(const char* text, std::size_t size, std::size_t limit) noexcept {
   if (size <= limit) return append(text, size);
   append(text, s_cut_at_character(text, limit - 3));
   append("...");

@@ -5,11 +5,11 @@
 /// \file ptx.cuh
 /// \brief All inline PTX, one instruction per function.
 ///
-/// | functions                                                       | needs |
-/// |-----------------------------------------------------------------|-------|
-/// | `load_*`, `store_*`, `prefetch`, `global_timer`                 |       |
-/// | `cp_async*`                                                     | sm_80 |
-/// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`        | sm_90 |
+/// | functions                                                             | needs |
+/// |-----------------------------------------------------------------------|-------|
+/// | `load_*`, `store_*`, `prefetch`, `global_timer`, `lane_id`            |       |
+/// | `cp_async*`                                                           | sm_80 |
+/// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`, `elect_one` | sm_90 |
 ///
 /// A call of a function that the target lacks fails to compile; only the `grid_*` pair does nothing there instead.
 /// Compiles under NVRTC. On ROCm the cache hints are plain accesses, and the rest is missing.
@@ -134,6 +134,20 @@ SGL_DEVICE void store_release_system(uint64_t* ptr, uint64_t x) {
   return ns;
 }
 
+/// \brief The number of this lane in its warp.
+[[nodiscard]] SGL_DEVICE uint32_t lane_id() {
+  uint32_t id;
+  asm("mov.u32 %0, %%laneid;" : "=r"(id));
+  return id;
+}
+
+/// \brief Let the compiler keep what does not fit into registers in shared memory. A hint, which CUDA has from 13.0 on.
+SGL_DEVICE void enable_smem_spilling() {
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ >= 13
+  asm volatile(".pragma \"enable_smem_spilling\";");
+#endif
+}
+
 /// \brief The address of shared memory in the form that the instructions below take.
 [[nodiscard]] SGL_DEVICE uint32_t shared_address(const void* smem) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(smem));
@@ -172,6 +186,19 @@ SGL_DEVICE void cp_async_wait() {
 #endif  // Ampere
 
 #if SGL_ARCH_HOPPER_OR_GREATER
+
+/// \brief True in one lane of the warp, which the hardware chooses; all lanes call.
+[[nodiscard]] SGL_DEVICE bool elect_one() {
+  uint32_t chosen;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(chosen));
+  return chosen != 0;
+}
 
 // ---- barriers in shared memory ----
 

@@ -79,6 +79,26 @@ struct Options {
   std::size_t m_size = 0;
 };
 
+/// What a size is called, in errors: not copied.
+struct Annotation {
+ public:
+  constexpr Annotation() noexcept = default;
+  Annotation(const char* text) noexcept : m_data(text), m_size(std::strlen(text)) {}
+  template <TextLike T>
+  constexpr Annotation(const T& text) noexcept : m_data(text.data()), m_size(text.size()) {}
+
+  constexpr const char* data() const noexcept {
+    return m_data;
+  }
+  constexpr std::size_t size() const noexcept {
+    return m_size;
+  }
+
+ private:
+  const char* m_data = "";
+  std::size_t m_size = 0;
+};
+
 template <typename... Ts>
   requires(HasDType<Ts> && ...)
 inline constexpr DLDataType kDTypeList[] = {dtype_of<Ts>::value...};
@@ -104,14 +124,18 @@ constexpr auto device_options() -> Options<DLDevice> {
 
 }  // namespace details
 
-/// \brief A size or stride that several tensors share. The annotation is quoted in errors; it must outlive the symbol.
+/// \brief A size or stride that several tensors share. The annotation, text of any type, is quoted in errors; it must
+/// outlive the symbol.
 struct SymbolicSize {
  public:
-  SymbolicSize(const char* annotation = "") noexcept : m_annotation(annotation) {}
+  SymbolicSize(details::Annotation annotation = {}) noexcept : m_annotation(annotation) {}
+  SymbolicSize(const char* annotation) noexcept : m_annotation(annotation) {}
+  template <details::TextLike T>
+  SymbolicSize(const T& annotation) noexcept : m_annotation(annotation) {}
   SymbolicSize(const SymbolicSize&) = delete;
   SymbolicSize& operator=(const SymbolicSize&) = delete;
 
-  [[nodiscard]] const char* get_name() const noexcept {
+  [[nodiscard]] details::Annotation get_name() const noexcept {
     return m_annotation;
   }
   [[nodiscard]] bool has_value() const noexcept {
@@ -136,10 +160,10 @@ struct SymbolicSize {
 
   /// \brief Throw the error of an unexpected size.
   [[noreturn, gnu::cold]] SGL_INLINE static void s_mismatch(
-      const char* prefix, std::int64_t dim, const char* annotation, std::int64_t expected, std::int64_t got);
+      const char* prefix, std::int64_t dim, details::Annotation annotation, std::int64_t expected, std::int64_t got);
 
  private:
-  const char* m_annotation;
+  details::Annotation m_annotation;
   std::int64_t m_value = 0;
   bool m_has_value = false;
 };
@@ -228,7 +252,7 @@ struct SizeRef {
   void verify(std::int64_t value, const char* prefix, std::int64_t dim) const {
     if (m_symbol != nullptr) return m_symbol->verify(value, prefix, dim);
     if (m_literal != kAnySize && m_literal != value) [[unlikely]]
-      SymbolicSize::s_mismatch(prefix, dim, nullptr, m_literal, value);
+      SymbolicSize::s_mismatch(prefix, dim, {}, m_literal, value);
   }
 
  private:
@@ -321,6 +345,13 @@ struct TensorMatcher {
     return static_cast<TensorMatcher&&>(*this);
   }
 
+  /// \brief Expect the first element of each row, the last dimension, at an address that `bytes` divides, a power of
+  /// two.
+  [[nodiscard]] auto ensure_alignment(std::int64_t bytes) && -> TensorMatcher&& {
+    m_alignment = bytes;
+    return static_cast<TensorMatcher&&>(*this);
+  }
+
   /// \brief Check one tensor and bind the symbols that are still open; throws a `TensorMatchError`.
   auto verify(const TensorView& view, DebugInfo info = {}) const&& -> const TensorMatcher&& {
     m_verify(view, nullptr, info);
@@ -337,11 +368,14 @@ struct TensorMatcher {
 
   SGL_INLINE void m_match(const TensorView& view) const;
 
+  [[gnu::cold]] SGL_INLINE void m_match_alignment(const TensorView& view) const;
+
   std::initializer_list<details::SizeRef> m_shape;
   std::initializer_list<details::SizeRef> m_strides;
   bool m_has_strides = false;
   DTypeRef m_dtype;
   DeviceRef m_device;
+  std::int64_t m_alignment = 1;
 };
 
 }  // namespace host
@@ -377,12 +411,12 @@ SGL_INLINE void SymbolicSize::set_value(std::int64_t value, DebugInfo info) {
 }
 
 SGL_INLINE void SymbolicSize::s_mismatch(
-    const char* prefix, std::int64_t dim, const char* annotation, std::int64_t expected, std::int64_t got) {
+    const char* prefix, std::int64_t dim, details::Annotation annotation, std::int64_t expected, std::int64_t got) {
   Message text;
   text << "Size mismatch for " << prefix << '#' << dim;
-  if (annotation != nullptr && annotation[0] != '\0') {
+  if (annotation.size() != 0) {
     text << "('";
-    text.append_limited(annotation, 200);  // leave room for the rest
+    text.append_limited(annotation.data(), annotation.size(), 200);  // leave room for the rest
     text << "')";
   }
   text << ": expected " << expected << " but got " << got;
@@ -457,6 +491,19 @@ SGL_INLINE void TensorMatcher::m_match(const TensorView& view) const {
   }
   m_dtype.verify(view.dtype());
   m_device.verify(view.device());
+  if (m_alignment != 1) m_match_alignment(view);
+}
+
+SGL_INLINE void TensorMatcher::m_match_alignment(const TensorView& view) const {
+  if (reinterpret_cast<std::uintptr_t>(view.data_ptr()) % static_cast<std::uintptr_t>(m_alignment) != 0)
+    details::raise(kTensorMatchError, {"Alignment mismatch: expected an address that ", m_alignment, " divides"});
+  for (std::int32_t i = 0; i + 1 < view.ndim(); ++i) {
+    const auto step = view.stride(i) * static_cast<std::int64_t>(dtype_bytes(view.dtype()));
+    if (view.size(i) != 1 && step % m_alignment != 0)
+      details::raise(
+          kTensorMatchError,
+          {"Alignment mismatch for stride#", i, ": expected a multiple of ", m_alignment, " bytes but got ", step});
+  }
 }
 
 }  // namespace host

@@ -136,6 +136,10 @@ struct TensorView {
   /// \brief Whether the elements are in row-major order without gaps. As in PyTorch, the stride of a dimension of
   /// size 1 does not matter, and a tensor without elements is contiguous.
   SGL_INLINE bool is_contiguous() const noexcept;
+  /// \brief The same, by tvm-ffi's name.
+  bool IsContiguous() const noexcept {
+    return is_contiguous();
+  }
   /// \brief The `DLTensor` behind the view, for code that uses DLPack.
   const DLTensor& dl_tensor() const noexcept {
     return m_tensor;

@@ -93,7 +93,8 @@ explicit Panic(Args&&...) -> Panic<Args...>;
 template <details::Location Where, typename... Args>
 explicit Panic(Where&&, Args&&...) -> Panic<Args...>;
 
-/// \brief The integers from `begin` up to, not including, `end`; empty when `end <= begin`.
+/// \brief The integers from `begin` up to, not including, `end`; empty when `end <= begin`. A range of the standard
+/// library, in both directions.
 template <std::integral T>
 struct IntRange {
   struct iterator {
@@ -110,6 +111,13 @@ struct IntRange {
     constexpr iterator operator++(int) noexcept {
       return iterator{value++};
     }
+    constexpr iterator& operator--() noexcept {
+      --value;
+      return *this;
+    }
+    constexpr iterator operator--(int) noexcept {
+      return iterator{value--};
+    }
     constexpr bool operator==(const iterator&) const noexcept = default;
   };
   T first;
@@ -119,6 +127,9 @@ struct IntRange {
   }
   constexpr iterator end() const noexcept {
     return {last < first ? first : last};
+  }
+  constexpr std::size_t size() const noexcept {
+    return static_cast<std::size_t>(end().value) - static_cast<std::size_t>(first);
   }
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os.path
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from sgljit_core import paths
 from sgljit_core.cache import keys
 from sgljit_core.cache.keys import Location
 from sgljit_core.compilers import arch, includes, toolchain
-from sgljit_core.compilers.recipe import flags, generated_sources
+from sgljit_core.compilers.recipe import PORT_TEXT, flags, generated_sources
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 from sgljit_core.load import library
 from sgljit_core.machine.forks import OncePerKey
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
 def load_jit(
     *args: str,
-    cpp_files: Sequence[str] | None = None,
-    cuda_files: Sequence[str] | None = None,
+    cpp_files: Sequence[str | Path] | None = None,
+    cuda_files: Sequence[str | Path] | None = None,
+    cpp_sources: str | Sequence[str] | None = None,
+    cuda_sources: str | Sequence[str] | None = None,
     cpp_wrappers: Sequence[tuple[str, str]] | None = None,
     cuda_wrappers: Sequence[tuple[str, str]] | None = None,
     extra_cflags: Sequence[str] | None = None,
@@ -51,10 +54,12 @@ def load_jit(
     Args:
         args: the name of the module, then its template arguments. They name the build in messages and in the
             cache; two builds that differ in anything else never share an artifact.
-        cpp_files: C++ sources, compiled by the host compiler; relative to ``csrc``.
-        cuda_files: CUDA sources, compiled by nvcc for ``cuda_target()``; relative to ``csrc``.
-        cpp_wrappers: (export name, C++ symbol with template arguments) for symbols of ``cpp_files``.
-        cuda_wrappers: the same for symbols of ``cuda_files``.
+        cpp_files: C++ sources, compiled by the host compiler; relative to ``csrc``, or absolute.
+        cuda_files: CUDA sources, compiled by nvcc for ``cuda_target()``; relative to ``csrc``, or absolute.
+        cpp_sources: C++ sources as text, compiled behind ``cpp_files``.
+        cuda_sources: CUDA sources as text, compiled behind ``cuda_files``.
+        cpp_wrappers: (export name, C++ symbol with template arguments) for symbols of the C++ sources.
+        cuda_wrappers: the same for symbols of the CUDA sources.
         extra_cflags: more flags for the host compiler on ``cpp_files``.
         extra_cuda_cflags: more flags for nvcc.
         extra_ldflags: more flags for the link.
@@ -63,7 +68,8 @@ def load_jit(
         build_directory: the root of the cache for this build, instead of the user's.
         header_only: the files are included in a generated source that exports the wrappers. False: each file is a
             translation unit of its own and exports with ``SGL_EXPORT``; there are no wrappers then.
-        csrc: the directory of the sources.
+        csrc: the directory of the sources. By default that of the first file, and files are then relative to the
+            current directory; which it is itself if there are only texts.
         family: the family that the module belongs to. ``FAMILY.load_jit`` passes both for its own sources.
 
     Returns:
@@ -81,15 +87,18 @@ def load_jit(
         UntrustedCacheError: somebody else could have written the cache.
         SourceChangedError: sources were edited each time that they were compiled.
     """
-    if csrc is None:
-        raise InvalidBuildError("load_jit needs csrc, the directory of the sources; FAMILY.load_jit passes its own")
+    if family and csrc is None:
+        raise InvalidBuildError(f"load_jit(family={family!r}) needs csrc; FAMILY.load_jit passes its own")
+    directory, (cpp, cuda) = _place(csrc, (cpp_files or (), cuda_files or ()), is_plugin=bool(family))
     spec = BuildSpec(
         markers=tuple(map(str, args)),
         family=family,
-        csrc=Path(csrc).resolve(),
-        target=arch.cuda_target() if cuda_files else arch.cpu_target(),
-        cpp_files=tuple(cpp_files or ()),
-        cuda_files=tuple(cuda_files or ()),
+        csrc=directory,
+        target=arch.cuda_target() if cuda_files or cuda_sources else arch.cpu_target(),
+        cpp_files=cpp,
+        cuda_files=cuda,
+        cpp_sources=_texts(cpp_sources),
+        cuda_sources=_texts(cuda_sources),
         cpp_wrappers=tuple(cpp_wrappers or ()),
         cuda_wrappers=tuple(cuda_wrappers or ()),
         cflags=tuple(extra_cflags or ()),
@@ -100,6 +109,32 @@ def load_jit(
         header_only=header_only,
     )
     return load_module(spec, paths.build_root(build_directory))
+
+
+def _place(
+    csrc: str | Path | None, languages: Sequence[Sequence[str | Path]], *, is_plugin: bool
+) -> tuple[Path, list[tuple[str, ...]]]:
+    """The directory of the sources, and the files of each language: by their names in it, or else absolute."""
+    first = next((Path(file) for files in languages for file in files), None)
+    base = Path(csrc) if csrc is not None else Path()
+    directory = base.resolve() if csrc is not None or first is None else first.parent.resolve()
+    if csrc is not None:
+        base = directory
+
+    def named(file: str | Path) -> str:
+        if is_plugin:
+            return str(file)
+        path = Path(os.path.abspath(base / file))  # noqa: PTH100 - without ".."; a link to a file keeps its name
+        for place in (path, path.parent.resolve() / path.name):  # csrc has no links on its way
+            if place.is_relative_to(directory):
+                return place.relative_to(directory).as_posix()
+        return str(path)
+
+    return directory, [tuple(named(file) for file in files) for files in languages]
+
+
+def _texts(sources: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (sources,) if isinstance(sources, str) else tuple(sources or ())
 
 
 _modules: OncePerKey[tuple[Path, Location], Module] = OncePerKey()
@@ -128,10 +163,12 @@ class ModuleRequest(Request["Module"]):
 
     def __init__(self, spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> None:
         self._roots = include_roots(spec)
-        self._generated = generated_sources(spec)
         self._beside = beside
         self._toolchain: toolchain.Toolchain | None = None
-        scan = includes.scan((*spec.cpp_files, *spec.cuda_files), self._roots, "".join(self._generated.values()))
+        text = "".join(generated_sources(spec).values())
+        port_text = PORT_TEXT if spec.header_only else ""
+        scan = includes.scan((*spec.cpp_files, *spec.cuda_files), self._roots, text, port_text)
+        self._generated = generated_sources(spec, scan)
         steps = flags(spec, self._roots)
         source = keys.source_ingredients(
             spec,

@@ -34,10 +34,12 @@ from sgljit_core.machine.answers import recall, remember
 _DIRECTIVE = rb'(?m)^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(<[^>\n]+>|"[^"\n]+"|[^\n]*)'
 _HAS_INCLUDE = rb'__has_include\s*\(\s*(<[^>\n]+>|"[^"\n]+")'
 _INCBIN = rb'\.incbin\b(?:[ \t]*\\?"([^"\\\n]+)\\?")?'
-_SCANNER = "scan 2"  # raise the number when the same files would give another scan
+_SCANNER = "scan 3"  # raise the number when the same files would give another scan
 SETTLED_NS = 2_000_000_000  # the coarsest time stamps of a file system (FAT)
 # The headers of tvm-ffi's C ABI. Any other header of tvm-ffi binds the artifact to one version of it.
 _C_ABI_HEADERS = frozenset({"tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h"})
+# What a kernel names that is written to SGLang's headers, of any release. A comment that does costs some compile time.
+_OF_SGLANG = rb"\btvm\s*::\s*ffi\s*::|\bnamespace\s+sglang\b|\bsglang\s*::"
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,14 @@ class Scan:
     Attributes:
         files: sha256 by logical name ("csrc/rmsnorm.cu").
         stamps: the state of each file by path; it changes with every write, even one that is undone.
-        uses_tvm_cpp: whether tvm-ffi's C++ headers are used.
+        uses_tvm_cpp: whether a file of the build itself includes tvm-ffi's C++ headers.
+        is_port: whether a file of the build itself has names of SGLang's headers.
     """
 
     files: dict[str, str]
     stamps: dict[str, list[int]] = field(repr=False)
     uses_tvm_cpp: bool
+    is_port: bool = False
 
     def is_current(self) -> bool:
         """Whether no file was written since the scan."""
@@ -74,19 +78,26 @@ class Scan:
             return False
 
 
-def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "") -> Scan:
+def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "", port_text: str = "") -> Scan:
     """Read ``files`` (relative to the first root) and the files that they include from ``roots``, recursively.
 
     Args:
         files: the build's sources.
         roots: include directories in the order the compiler searches them; the first is csrc.
         extra_text: the generated source, which is scanned as if it were in the first root.
+        port_text: what the generated source has besides if the build is a port.
 
     Raises:
         SourceNotFoundError: a source does not exist; the text lists the content of its directory. Or a file is none,
             but a device, a FIFO or a socket, which a compiler would read for ever.
     """
-    question = [_SCANNER, *files, *(f"{root.label} {root.own} {root.directory}" for root in roots), extra_text]
+    question = [
+        _SCANNER,
+        *files,
+        *(f"{root.label} {root.own} {root.directory}" for root in roots),
+        extra_text,
+        port_text,
+    ]
     remembered = _recalled(question)
     if remembered is not None:
         return remembered
@@ -96,12 +107,16 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "") -> S
         path = roots[0].directory / file
         if not path.is_file():
             _check_plain(str(path))
-            raise SourceNotFoundError(f"source {file!r} not found in {roots[0].directory}{_nearby(path)}")
+            where = path.parent if file[:1] == "/" else roots[0].directory
+            raise SourceNotFoundError(f"source {file!r} not found in {where}{_nearby(path)}")
         scanner.add(str(path), 0)
     scanner.follow(extra_text.encode(), str(roots[0].directory), 0)
-    found = Scan(dict(sorted(scanner.files.items())), scanner.stamps, scanner.uses_tvm_cpp)
+    if scanner.is_port:
+        scanner.follow(port_text.encode(), str(roots[0].directory), 0)
+    found = Scan(dict(sorted(scanner.files.items())), scanner.stamps, scanner.uses_tvm_cpp, scanner.is_port)
     if scanner.is_repeatable(now):
-        remember(question, json.dumps([found.files, found.stamps, found.uses_tvm_cpp, scanner.directory_stamps]))
+        answer = [found.files, found.stamps, found.uses_tvm_cpp, found.is_port, scanner.directory_stamps]
+        remember(question, json.dumps(answer))
     return found
 
 
@@ -110,13 +125,13 @@ def _recalled(question: Sequence[str]) -> Scan | None:
     answer = recall(question)
     if answer is None:
         return None
-    files, stamps, uses_tvm_cpp, directories = json.loads(answer)
+    files, stamps, uses_tvm_cpp, is_port, directories = json.loads(answer)
     try:
         current = all(_directory_stamp(path) == stamp for path, stamp in directories.items())
         current = current and all(_open_stamp(path) == stamp for path, stamp in stamps.items())
     except OSError:
         return None
-    return Scan(files, stamps, uses_tvm_cpp) if current else None
+    return Scan(files, stamps, uses_tvm_cpp, is_port) if current else None
 
 
 def _stamp(status: os.stat_result) -> list[int]:
@@ -151,6 +166,7 @@ class _Scanner:
         self.files: dict[str, str] = {}
         self.stamps: dict[str, list[int]] = {}
         self.uses_tvm_cpp = False
+        self.is_port = False
         self.directory_stamps: dict[str, list[int] | None] = {}
         self._listed: dict[str, frozenset[str]] = {}
         self._is_stable = True
@@ -182,13 +198,16 @@ class _Scanner:
 
     def follow(self, content: bytes, directory: str, root: int) -> None:
         """Add the files that the content of a file in ``directory`` includes."""
+        own = self.roots[root].own
+        self.is_port |= own and re.search(_OF_SGLANG, content) is not None
         for match in (*re.finditer(_DIRECTIVE, content), *re.finditer(_HAS_INCLUDE, content)):
             name = match[1].decode(errors="replace").strip()
             if name[:1] not in ("<", '"'):
                 self._add_everything()
                 continue
             target = name[1:-1]
-            if target.startswith("tvm/ffi/") and target not in _C_ABI_HEADERS:
+            # The core's own headers include one only where a file of the build does.
+            if own and target.startswith("tvm/ffi/") and target not in _C_ABI_HEADERS:
                 self.uses_tvm_cpp = True
             self._add_first(target, [(directory, root)] if name[0] == '"' else [])
         for match in re.finditer(_INCBIN, content):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sgljit_core.model.build import BuildSpec
 
-from .includes import Root
+from .includes import Root, Scan
 
 _COMMON = ("-std=c++20", "-O3")
 # Without -fno-gnu-unique all libraries of the process share the statics of templates and inline functions, so that a
@@ -15,14 +15,29 @@ _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
 # The units of the core's own functions (sgl_kernel/impl/separate.h), and the macro that announces them to the others.
 _CORE_UNITS = ("messages.cpp", "kernels.cpp")
 _SEPARATE = ("-DSGL_SEPARATE",)
+# What comes before the files of a port, so that they find the names of SGLang's headers.
+PORT_TEXT = "#include <sgl_kernel/compat/sglang.h>\n"
+_TVM_CPP = "#define SGL_TVM_FFI_CPP 1\n"
 
 
-def generated_sources(spec: BuildSpec) -> dict[str, str]:
-    """The generated sources by file name: they include the author's files and export the wrappers; and the core's."""
+def generated_sources(spec: BuildSpec, scan: Scan | None = None) -> dict[str, str]:
+    """The generated sources by file name: they include the author's files and export the wrappers; and the core's.
+
+    Args:
+        scan: of the build's files; None for the sources as they are before anything is known of these.
+    """
     sources = {}
     if spec.header_only:
-        sources["generated.cu"] = _generate(spec.cuda_files, spec.cuda_wrappers)  # first, as it takes longest
-        sources["generated.cpp"] = _generate(spec.cpp_files, spec.cpp_wrappers)
+        before = ""
+        if scan is not None and scan.is_port:
+            before = f"{_TVM_CPP if scan.uses_tvm_cpp else ''}{PORT_TEXT}"
+        # CUDA first, as it takes longest.
+        sources["generated.cu"] = _generate(
+            "generated.cu", before, spec.cuda_files, ("cuda_sources", spec.cuda_sources), spec.cuda_wrappers
+        )
+        sources["generated.cpp"] = _generate(
+            "generated.cpp", before, spec.cpp_files, ("cpp_sources", spec.cpp_sources), spec.cpp_wrappers
+        )
     if _is_separate(spec):
         sources |= {f"core_{unit}": f"#include <sgl_kernel/src/{unit}>\n" for unit in _CORE_UNITS}
     return {name: text for name, text in sources.items() if text}
@@ -34,13 +49,25 @@ def _is_separate(spec: BuildSpec) -> bool:
     They take as long as a host part, and a quarter of nvcc's time. A small C++ module uses few of them, and compiles
     faster with only these.
     """
-    return spec.host_part or bool(spec.cuda_files)
+    return spec.host_part or bool(spec.cuda_files or spec.cuda_sources)
 
 
-def _generate(files: Sequence[str], wrappers: Sequence[tuple[str, str]]) -> str:
-    if not files:
+def _generate(
+    name: str,
+    before: str,
+    files: Sequence[str],
+    inline: tuple[str, Sequence[str]],
+    wrappers: Sequence[tuple[str, str]],
+) -> str:
+    keyword, texts = inline
+    if not files and not texts:
         return ""
-    lines = [f'#include "{file}"' for file in files]
+    lines = [*before.splitlines(), *(f'#include "{file}"' for file in files)]
+    for index, text in enumerate(texts):
+        # Messages count the lines of the caller's text.
+        lines += [f'#line 1 "{keyword}[{index}]"', *text.split("\n")]
+    if texts:
+        lines += [f'#line {len(lines) + 2} "{name}"']
     # The export header comes last, so that it can see which of tvm-ffi's own headers the files include.
     lines += ["#include <sgl_kernel/export.h>"]
     lines += [f"SGL_EXPORT({export}, ({symbol}))" for export, symbol in wrappers]
@@ -65,7 +92,7 @@ def _labelled(flag: str, roots: Sequence[Root]) -> str:
 def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The host compiler's flags, without include directories."""
     # Without C++ files of its own a module never tried its C++ flags; the core's units do without them.
-    own = spec.cflags if spec.cpp_files else ()
+    own = spec.cflags if spec.cpp_files or spec.cpp_sources else ()
     return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *own)
 
 

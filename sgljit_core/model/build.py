@@ -61,7 +61,8 @@ class BuildSpec:
         plugin: its distribution and version for messages, "sgljit-norm 0.1.0".
         markers: the name of the module and its template arguments. They only name the build: its key is computed
             from the compiled code.
-        csrc: the directory that file names are relative to.
+        csrc: the directory that file names are relative to; one outside of it is absolute.
+        cpp_sources, cuda_sources: the text of sources that are no files.
         header_only: a generated source includes the files and exports ``*_wrappers``; otherwise each file is a
             translation unit of its own and exports its functions itself.
         host_part: the C++ files are the host part of a family, see ``KernelFamily.load_host``.
@@ -75,6 +76,8 @@ class BuildSpec:
     plugin: str = ""
     cpp_files: tuple[str, ...] = ()
     cuda_files: tuple[str, ...] = ()
+    cpp_sources: tuple[str, ...] = ()
+    cuda_sources: tuple[str, ...] = ()
     cpp_wrappers: tuple[tuple[str, str], ...] = ()
     cuda_wrappers: tuple[tuple[str, str], ...] = ()
     cflags: tuple[str, ...] = ()
@@ -100,11 +103,13 @@ class BuildSpec:
     def _problems(self) -> Iterator[str]:
         if self.family and not self.family.isidentifier():
             yield f"family {self.family!r} is not an identifier"
-        if not self.cpp_files and not self.cuda_files:
-            yield "no source; pass cpp_files or cuda_files"
+        if not any((self.cpp_files, self.cuda_files, self.cpp_sources, self.cuda_sources)):
+            yield "no source; pass cpp_files, cuda_files, cpp_sources or cuda_sources"
+        if not self.header_only and (self.cpp_sources or self.cuda_sources):
+            yield "with header_only=False there is no generated source for cpp_sources and cuda_sources; write files"
         for file in (*self.cpp_files, *self.cuda_files):
             path = PurePosixPath(file)
-            if path.is_absolute() or ".." in path.parts:
+            if (self.family and path.is_absolute()) or ".." in path.parts:
                 yield f"file {file!r} must be relative to csrc ({self.csrc}) and stay inside it"
             if not _FILE.fullmatch(file):
                 yield f"file {file!r} cannot stand in an #include line"
@@ -124,7 +129,8 @@ class BuildSpec:
                 "with header_only=False the files export their functions themselves (SGL_EXPORT); "
                 "drop cpp_wrappers and cuda_wrappers"
             )
-        if (self.cpp_wrappers and not self.cpp_files) or (self.cuda_wrappers and not self.cuda_files):
+        has_cpp, has_cuda = self.cpp_files or self.cpp_sources, self.cuda_files or self.cuda_sources
+        if (self.cpp_wrappers and not has_cpp) or (self.cuda_wrappers and not has_cuda):
             yield "wrappers of a language need files of the same language"
         for flag in (*self.cflags, *self.cuda_cflags, *self.ldflags):
             reason = _refusal(flag)
