@@ -49,7 +49,7 @@ class Op:
     place: str
     _execution: object  # of the module that declares it: a reload has another
     _package: str
-    _origin: Origin
+    _declaration: Declaration
     _fake: Callable[..., Any] | str | None
     _named: Mapping[str, str]
 
@@ -69,12 +69,13 @@ class Op:
     @property
     def family(self) -> str:
         """The family's name."""
-        return self._origin.family
+        return self._declaration.where.family
 
     @property
-    def fake(self) -> Callable[..., Any] | None:
-        """The function that makes an empty result; None where the op has none."""
-        return resolve(self._fake, self._origin) if isinstance(self._fake, str) else self._fake
+    def misfit(self) -> str | None:
+        """Why its fake cannot be called with its arguments; None where it can."""
+        fake = resolve(self._fake, self._declaration.where) if isinstance(self._fake, str) else self._fake
+        return None if fake is None else self._declaration.misfit(fake)
 
     def is_left_over(self, place: str, execution: object) -> bool:
         """Whether an earlier execution of the file of ``place`` declared it."""
@@ -83,9 +84,9 @@ class Op:
     def _beside(self, kind: str) -> Callable[..., Any] | None:
         """The function that the declaration names, or the one of the op's name in the package's module ``kind``."""
         if kind in self._named:
-            return resolve(self._named[kind], self._origin)
+            return resolve(self._named[kind], self._declaration.where)
         try:
-            module = import_module(f"{self._package}.{kind}", self._origin)
+            module = import_module(f"{self._package}.{kind}", self._declaration.where)
         except InvalidFamilyError:
             return None
         found: Callable[..., Any] | None = getattr(module, self.name, None)
@@ -204,7 +205,7 @@ class KernelFamily:
             self._make_room(declaration, place, execution)
             op, library, self._libraries[name] = define(self.name, declaration, exports)
             given = {kind: value for kind, value in named.items() if value is not None}
-            self._declared[name] = Op(name, op, library, place, execution, self.package, where, fake, given)
+            self._declared[name] = Op(name, op, library, place, execution, self.package, declaration, fake, given)
             for follower in self._followers:
                 if name in vars(follower):
                     setattr(follower, name, op)

@@ -141,7 +141,7 @@ class Declaration:
                 f"{self.where}: fake makes the tensor that is returned at each call, also while torch.compile traces: "
                 f"give the function itself, not its name"
             )
-        if self.fake is not None and (problem := misfit(self.fake, self.signature)):
+        if self.fake is not None and (problem := self.misfit(self.fake)):
             raise InvalidFamilyError(f"{self.where}: fake {problem}")
         if self.inplace is not None and (
             len(self._optional) != 1
@@ -155,6 +155,22 @@ class Declaration:
             )
         for variant in self.variants:
             self.schema(variant)
+
+    def misfit(self, fake: Callable[..., Any]) -> str | None:
+        """Why a fake cannot be called with the op's arguments; None where it can, or has no signature to be read."""
+        try:
+            taken = inspect.signature(fake)
+        except (ValueError, TypeError):  # such as one of torch's own
+            return None
+        required = [parameter for parameter in self.parameters if parameter.default is parameter.empty]
+        # PyTorch leaves out what has its default.
+        for passed in (self.parameters,) if self.returns_out else (self.parameters, required):
+            by_name = {parameter.name: None for parameter in passed if parameter.kind is parameter.KEYWORD_ONLY}
+            try:
+                taken.bind(*(None for parameter in passed if parameter.name not in by_name), **by_name)
+            except TypeError as error:
+                return f"takes {taken}, and gets the op's arguments, {self.signature}: {error}"
+        return None
 
     @functools.cached_property
     def out(self) -> str | None:
@@ -203,23 +219,6 @@ class Declaration:
                 f"{self.where}: its signature is no torch.library schema: {error}. Annotate every parameter and the "
                 f"return value, and name every tensor that the op writes to in mutates=(...)"
             ) from error
-
-
-def misfit(fake: Callable[..., Any], signature: inspect.Signature) -> str | None:
-    """Why a fake cannot be called with an op's arguments; None where it can, or has no signature to be read."""
-    try:
-        taken = inspect.signature(fake)
-    except (ValueError, TypeError):  # such as one of torch's own
-        return None
-    parameters = list(signature.parameters.values())
-    required = [parameter for parameter in parameters if parameter.default is parameter.empty]
-    for passed in (parameters, required):  # PyTorch leaves out what has its default
-        by_name = {parameter.name: None for parameter in passed if parameter.kind is parameter.KEYWORD_ONLY}
-        try:
-            taken.bind(*(None for parameter in passed if parameter.name not in by_name), **by_name)
-        except TypeError as error:
-            return f"takes {taken}, and gets the op's arguments, {signature}: {error}"
-    return None
 
 
 def _variant(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Variant:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from sgljit_core.errors import SgljitError
-from sgljit_core.families.schema import misfit
 
 from .layouts import layouts, sizes
 from .memory import NANS, OTHER, Guarded, memory_of, tensors_of
@@ -25,9 +24,8 @@ def signatures(subject: Subject) -> None:
         taken = list(inspect.signature(subject.reference).parameters)
         if taken != names:
             raise Fault(f"the reference takes {', '.join(taken)}; the op takes {', '.join(names)}")
-    fake = subject.op.fake
-    if fake is not None and (problem := misfit(fake, subject.signature)):
-        raise Fault(f"its fake {problem}")
+    if subject.op.misfit is not None:
+        raise Fault(f"its fake {subject.op.misfit}")
     _ = subject.samples
 
 

@@ -156,7 +156,7 @@ def test_a_function_that_its_module_does_not_export_is_named_with_the_remedy(fam
     with pytest.raises(errors.InvalidFamilyError) as caught:
         missing(1)
     text = str(caught.value)
-    assert "missing stands for a function that its module does not export; the module exports: nothing." in text
+    assert ") stands for a function that its module does not export; the module exports: nothing." in text
     assert "With header_only=False, end the file of missing with SGL_EXPORT(missing, (missing));" in text
     assert text.endswith("else name it in cpp_wrappers: ('missing', the C++ symbol)")
 
