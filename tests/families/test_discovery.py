@@ -135,7 +135,8 @@ def test_an_ops_module_that_is_not_there_is_named_with_the_nearest(site, family)
         ops[family].double  # noqa: B018
     module = f"stranger_{family}.op"
     assert str(caught.value) == (
-        f"family {family} (stranger-{family} 1.2.3) names '{module}s', but there is no module '{module}s'; did you mean '{module}z'?"
+        f"family {family} (stranger-{family} 1.2.3) names '{module}s', but there is no module '{module}s'; "
+        f"did you mean '{module}z'?"
     )
 
 
