@@ -25,8 +25,7 @@ using namespace device::details;
 using math::details::is_half;
 
 template <typename T>
-inline constexpr bool is_wide_integer =
-    is_any_of<T, int, unsigned int, long, unsigned long, long long, unsigned long long>;
+concept is_wide_integer = is_any_of<T, int, unsigned int, long, unsigned long, long long, unsigned long long>;
 
 /// The type of the same size and sign that the intrinsics take.
 template <typename T>

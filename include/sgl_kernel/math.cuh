@@ -28,9 +28,9 @@ using device::details::is_integer;
 using device::details::is_same;
 
 template <typename T>
-inline constexpr bool is_half = is_any_of<T, fp16_t, bf16_t>;
+concept is_half = is_any_of<T, fp16_t, bf16_t>;
 template <typename T>
-inline constexpr bool is_half2 = is_any_of<T, fp16x2_t, bf16x2_t>;
+concept is_half2 = is_any_of<T, fp16x2_t, bf16x2_t>;
 
 }  // namespace details
 

@@ -53,17 +53,10 @@ struct FieldList {
 };
 
 template <typename T>
-SGL_UNCALLED auto fields_of() {
-  if constexpr (requires { T::template sgl_fields<T>(); }) {
-    return T::template sgl_fields<T>();
-  } else {
-    static_assert(
-        __is_empty(T) || kIsOpaque<T>,
-        "this struct crosses between host and kernel, or to a deferred function, so that its fields must be known: "
-        "write SGL_FIELDS(a, b, ...) into it, with their names (sgl_kernel/signature.h)");
-    return FieldList<>{};
-  }
-}
+concept HasFields = requires(const T& value) { T::sgl_fields(value); };
+
+template <typename T>
+concept HasNoFields = __is_empty(T) || kIsOpaque<T>;
 
 /// A type with all that its values depend on. A pointer is followed by name alone.
 template <typename T>
@@ -71,9 +64,18 @@ struct Described {
   using type = T;
 };
 template <typename T>
-  requires(__is_class(T) || __is_union(T))
+  requires((__is_class(T) || __is_union(T)) && !HasFields<T>)
 struct Described<T> {
-  using type = typename decltype(fields_of<T>())::template of<T>;
+  static_assert(
+      HasNoFields<T>,
+      "this struct crosses between host and kernel, or to a deferred function, so that its fields must be known: "
+      "write SGL_FIELDS(a, b, ...) into it, with their names (sgl_kernel/signature.h)");
+  using type = FieldList<>::of<T>;
+};
+template <typename T>
+  requires HasFields<T>
+struct Described<T> {
+  using type = typename decltype(T::sgl_fields(*static_cast<const T*>(nullptr)))::template of<T>;
 };
 template <typename T>
   requires(__is_enum(T))
@@ -121,26 +123,29 @@ struct signature {};
 
 }  // namespace sgl
 
-#define SGL_FOR_EACH(...) SGL_RESCAN_3(SGL_EACH_FIELD(__VA_ARGS__))
-#define SGL_RESCAN_3(...) SGL_RESCAN_2(SGL_RESCAN_2(SGL_RESCAN_2(SGL_RESCAN_2(__VA_ARGS__))))
-#define SGL_RESCAN_2(...) SGL_RESCAN_1(SGL_RESCAN_1(SGL_RESCAN_1(SGL_RESCAN_1(__VA_ARGS__))))
-#define SGL_RESCAN_1(...) SGL_RESCAN_0(SGL_RESCAN_0(SGL_RESCAN_0(SGL_RESCAN_0(__VA_ARGS__))))
-#define SGL_RESCAN_0(...) __VA_ARGS__
-#define SGL_PARENTHESES ()
-#define SGL_EACH_FIELD(FIELD, ...)                                                         \
+#define SGL_FIELD(FIELD)                                                                   \
   ::sgl::Field<                                                                            \
       &SglSelf::FIELD, typename ::sgl::details::Described<decltype(SglSelf::FIELD)>::type, \
-      SGL_OFFSET_OF(SglSelf, FIELD)>                                                       \
-  __VA_OPT__(, SGL_NEXT_FIELD SGL_PARENTHESES(__VA_ARGS__))
-#define SGL_NEXT_FIELD() SGL_EACH_FIELD
+      SGL_OFFSET_OF(SglSelf, FIELD)>
+// Each of these macros is expanded once in a scan of its result, so that there are eight, and four scans.
+#define SGL_EACH_1(FIELD, ...) SGL_FIELD(FIELD) __VA_OPT__(, SGL_EACH_2(__VA_ARGS__))
+#define SGL_EACH_2(FIELD, ...) SGL_FIELD(FIELD) __VA_OPT__(, SGL_EACH_3(__VA_ARGS__))
+#define SGL_EACH_3(FIELD, ...) SGL_FIELD(FIELD) __VA_OPT__(, SGL_EACH_4(__VA_ARGS__))
+#define SGL_EACH_4(FIELD, ...) SGL_FIELD(FIELD) __VA_OPT__(, SGL_EACH_5(__VA_ARGS__))
+#define SGL_EACH_5(FIELD, ...) SGL_FIELD(FIELD) __VA_OPT__(, SGL_EACH_6(__VA_ARGS__))
+#define SGL_EACH_6(FIELD, ...) SGL_FIELD(FIELD) __VA_OPT__(, SGL_EACH_7(__VA_ARGS__))
+#define SGL_EACH_7(FIELD, ...) SGL_FIELD(FIELD) __VA_OPT__(, SGL_EACH_8(__VA_ARGS__))
+#define SGL_EACH_8(FIELD, ...) SGL_FIELD(FIELD) __VA_OPT__(, SGL_EACH_AGAIN SGL_PARENTHESES(__VA_ARGS__))
+#define SGL_EACH_AGAIN() SGL_EACH_1
+#define SGL_PARENTHESES ()
+#define SGL_EACH_FIELD(...) SGL_SCAN(SGL_SCAN(SGL_SCAN(SGL_EACH_1(__VA_ARGS__))))
+#define SGL_SCAN(...) __VA_ARGS__
 
-/// \brief Inside a struct: the names of all its fields, up to 64.
+/// \brief Inside a struct: the names of all its fields, up to 32.
 // The structured binding takes as many names as there are fields, or does not compile.
-#define SGL_FIELDS(...)                                                         \
-  template <typename SglSelf>                                                   \
-  SGL_UNCALLED static constexpr auto sgl_fields() {                             \
-    [[maybe_unused]] constexpr auto sgl_are_all = [](const SglSelf& sgl_self) { \
-      [[maybe_unused]] const auto& [__VA_ARGS__] = sgl_self;                    \
-    };                                                                          \
-    return ::sgl::details::FieldList<SGL_FOR_EACH(__VA_ARGS__)>{};              \
+#define SGL_FIELDS(...)                                                    \
+  template <typename SglSelf>                                              \
+  SGL_UNCALLED static constexpr auto sgl_fields(const SglSelf& sgl_self) { \
+    [[maybe_unused]] const auto& [__VA_ARGS__] = sgl_self;                 \
+    return ::sgl::details::FieldList<SGL_EACH_FIELD(__VA_ARGS__)>{};       \
   }

@@ -87,9 +87,9 @@ template <typename T>
 concept WidensToFp32x4 = requires(const T& x) { to_fp32x4(x); };
 
 template <typename T>
-inline constexpr bool is_float_scalar = is_any_of<T, fp32_t, fp16_t, bf16_t, fp8_e4m3_t, fp8_e5m2_t>;
+concept is_float_scalar = is_any_of<T, fp32_t, fp16_t, bf16_t, fp8_e4m3_t, fp8_e5m2_t>;
 template <typename T>
-inline constexpr bool is_integer = is_any_of<
+concept is_integer = is_any_of<
     T, bool, char, signed char, unsigned char, short, unsigned short, int, unsigned int, long, unsigned long, long long,
     unsigned long long>;
 
@@ -98,7 +98,7 @@ struct DTypeTraitBase {
   using self_t = T;
   using element_t = Element;
   using packed_t = Packed;
-  static constexpr int kElements = kCount;
+  enum : int { kElements = kCount };  // no variable, see is_same
 };
 
 /// The conversions to a scalar; `narrow` converts from fp32.

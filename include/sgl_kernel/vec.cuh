@@ -74,7 +74,7 @@ struct alignas(sizeof(T) * N) AlignedVector {
 
  public:
   using value_type = T;
-  static constexpr size_t kSize = N;
+  enum : size_t { kSize = N };
 
   /// \brief Read vector number `offset`, which is elements `offset * N` and up, of `ptr`.
   template <typename U>

@@ -13,6 +13,8 @@ VARIANT = """\
 #define LAUNCH(...) host::LaunchKernel(1, 1, host::native_stream_t{})(__VA_ARGS__)
 """
 
+MANY = ", ".join(f"x{i}" for i in range(33))
+
 HOST = {
     "a parameter that cannot come from Python": (
         "#include <sgl_kernel/export.h>\nstruct S {}; void f(S) {}\nSGL_EXPORT(f, (f))",
@@ -87,6 +89,10 @@ HOST = {
     "a field that is forgotten": (
         VARIANT + 'struct S { int a, b, c; SGL_FIELDS(a, c) };\nhost::Kernel<S> k{"f", "k"};',
         "only 2 names",
+    ),
+    "more than 32 fields": (
+        VARIANT + f'struct S {{ int {MANY}; SGL_FIELDS({MANY}) }};\nhost::Kernel<S> k{{"f", "k"}};',
+        "SGL_EACH_AGAIN",
     ),
     "a bit-field": (
         VARIANT + 'struct S { int a : 3; SGL_FIELDS(a) };\nhost::Kernel<S> k{"f", "k"};',
