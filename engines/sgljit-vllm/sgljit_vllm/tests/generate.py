@@ -49,6 +49,21 @@ def count_calls() -> Counter[str]:
     return calls
 
 
+def save_model(directory: Path, name: str) -> None:
+    """A model whose layers all matter: with vLLM's dummy weights, next to zero, each token repeats the last."""
+    import torch
+    import transformers
+
+    (directory / "config.json").write_text(json.dumps({**SIZES, **MODELS[name], "torch_dtype": "float32"}))
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(directory))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            mean, spread = (0.7, 0.2) if parameter.dim() == 1 else (0.0, 0.1)
+            parameter.normal_(mean, spread, generator=generator)
+    model.save_pretrained(directory)
+
+
 def main() -> None:
     model, eager = sys.argv[1], "compiled" not in sys.argv[2:]
     os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
@@ -57,10 +72,10 @@ def main() -> None:
 
     calls = count_calls() if "count" in sys.argv[2:] else Counter()
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps({**SIZES, **MODELS[model], "torch_dtype": "float32"}))
+        save_model(Path(directory), model)
         # bfloat16 ends in an illegal instruction in vLLM's own library on processors without AMX.
         llm = LLM(
-            directory, load_format="dummy", skip_tokenizer_init=True, enforce_eager=eager, dtype="float32",
+            directory, skip_tokenizer_init=True, enforce_eager=eager, dtype="float32",
             max_model_len=256, seed=0,
         )  # fmt: skip
         sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, detokenize=False)
