@@ -44,8 +44,8 @@ test: $(READY) ## run the tests that this machine can run, but for the slow ones
 test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugins' suites from wheels, packaging
 	@$(PARALLEL_PYTEST) -m "slow and not engine" $(PYTEST)
 
-test-engines: $(READY) ## make environments with real engines (some GB from PyPI), and run the adapters' tests in them
-	@$(BIN)/pytest -m engine $(PYTEST) engines
+test-engines: $(READY) ## make environments with real engines (some GB, a quarter of an hour), and run the adapters' tests there
+	@$(BIN)/pytest -m engine -o faulthandler_timeout=3600 $(PYTEST) engines
 
 # Nothing of the project is installed: it must run with what an engine's environment has.
 test-oldest: $(OLDEST)/.ready-$(MINOR) ## run the quick tests with the oldest releases that the metadata allows

@@ -58,8 +58,8 @@ def save_model(directory: Path, name: str) -> None:
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(directory))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
-            mean, spread = (0.7, 0.2) if parameter.dim() == 1 else (0.0, 0.1)
+        for label, parameter in model.named_parameters():
+            mean, spread = (0.7, 0.2) if parameter.dim() == 1 else (0.0, 0.005 if "embed" in label else 0.1)
             parameter.normal_(mean, spread, generator=generator)
     model.save_pretrained(directory)
 
