@@ -168,6 +168,24 @@ def test_powers_of_two() -> None:
     assert load(text, "one").one() == 1
 
 
+def test_files_that_are_units_of_their_own_see_them_too(tmp_path: Path) -> None:
+    (tmp_path / "light.cpp").write_text(
+        "#include <sgl_kernel/tensor.h>\n#include <sgl_kernel/export.h>\n"
+        "static int rank(tvm::ffi::TensorView x) { return x.ndim(); }\nSGL_EXPORT(rank, (rank))\n"
+    )
+    (tmp_path / "heavy.cpp").write_text(
+        "#include <tvm/ffi/function.h>\n"
+        "static int size(tvm::ffi::TensorView x) { return static_cast<int>(x.size(0)); }\n"
+        "TVM_FFI_DLL_EXPORT_TYPED_FUNC(size, size)\n"
+    )
+    for files in (["light.cpp"], ["heavy.cpp"], ["light.cpp", "heavy.cpp"]):
+        module = load_jit("units", cpp_files=files, csrc=tmp_path, header_only=False)
+        if "light.cpp" in files:
+            assert module.rank(torch.ones(3, 2)) == 2
+        if "heavy.cpp" in files:
+            assert module.size(torch.ones(3, 2)) == 3
+
+
 def test_no_other_build_sees_them(tmp_path: Path) -> None:
     def text_of(source: str) -> str:
         (tmp_path / "a.cpp").write_text(source)

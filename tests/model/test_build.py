@@ -23,7 +23,11 @@ EXPORT = [("run", "run")]
             {"cpp_files": ["a.cpp"]},
             "pass cpp_wrappers or cuda_wrappers, or header_only=False if the files export",
         ),
-        (("m",), {"cpp_files": ["../a.cpp"], "cpp_wrappers": EXPORT, "family": "f"}, r"'../a.cpp' must be relative to csrc"),
+        (
+            ("m",),
+            {"cpp_files": ["../a.cpp"], "cpp_wrappers": EXPORT, "family": "f"},
+            r"'../a.cpp' must be relative to csrc",
+        ),
         (("m",), {"cpp_files": ["/etc/passwd"], "cpp_wrappers": EXPORT, "family": "f"}, "must be relative to csrc"),
         (("m",), {"cpp_files": ["a.cpp"], "cpp_wrappers": [("2run", "run")]}, "'2run' is not a C identifier"),
         (("m",), {"cpp_files": ["a.cpp"], "cpp_wrappers": EXPORT * 2}, "'run' is given twice"),
