@@ -1,4 +1,4 @@
-/// \file ported.cuh
+/// \file gather_rows.cuh
 /// \brief A kernel in the style of SGLang 0.5.23: rows of a table by their indices, with a scale for each.
 
 #include <sgl_kernel/tensor.h>  // TensorMatcher, SymbolicSize, SymbolicDevice
@@ -54,10 +54,8 @@ struct GatherRows {
   static_assert(kDim * sizeof(T) % 16 == 0, "a row is a whole number of vectors");
 
   static void run(
-      const tvm::ffi::TensorView table,
-      const tvm::ffi::TensorView index,
-      const tvm::ffi::Optional<tvm::ffi::TensorView> scale,
-      const tvm::ffi::TensorView out) {
+      const tvm::ffi::TensorView table, const tvm::ffi::TensorView index,
+      const tvm::ffi::Optional<tvm::ffi::TensorView> scale, const tvm::ffi::TensorView out) {
     using namespace host;
     auto N = SymbolicSize{"num_rows"};
     auto device = SymbolicDevice{};
@@ -78,7 +76,8 @@ struct GatherRows {
         .out = out.data_ptr(),
         .num_rows = num_rows,
     };
-    static const auto max_blocks = runtime::get_blocks_per_sm(kernel, kThreads) * runtime::get_sm_count(device.unwrap().device_id);
+    static const auto max_blocks =
+        runtime::get_blocks_per_sm(kernel, kThreads) * runtime::get_sm_count(device.unwrap().device_id);
     const auto num_blocks = std::min(max_blocks, div_ceil(num_rows, kThreads / device::kWarpThreads));
     LaunchKernel(num_blocks, kThreads, device.unwrap()).config({.use_pdl = kUsePDL})(kernel, params);
   }
