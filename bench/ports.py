@@ -157,7 +157,8 @@ class Release:
             with override_cuda_arch(9, 0):
                 load_jit(*markers, csrc=self.csrc, **keywords)
         except CompileError as error:
-            kernel.reason = str(error).partition("\n")[0].partition("does not compile: ")[2] or str(error)[:300]
+            line = str(error).partition("\n")[0].partition("does not compile: ")[2]
+            kernel.reason = re.sub(r"/\S*/(csrc|sgl_kernel)/", "", line)
         except SgljitError as error:
             kernel.reason = str(error)
         return kernel

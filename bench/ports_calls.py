@@ -178,7 +178,7 @@ class Release:
             with contextlib.suppress(ImportError):
                 return builtins.__import__(name, fromlist=wanted or ())
         if root != "sglang" or not wanted:
-            return MagicMock(name=name)
+            return MagicMock(name=name, __file__=f"/not-installed/{name}/__init__.py")
         return types.SimpleNamespace(**{part: self._name_of(name, part) for part in wanted if part != "*"})
 
     def _name_of(self, module: str, name: str) -> Any:

@@ -35,6 +35,14 @@ struct Word<16> {
   using type = uint4;
 };
 
+/// Whether a vector of `T` may lie where the pointer to `U` leads: SGLang's take any pointer.
+template <typename T, typename U>
+#if defined(SGL_COMPAT)
+inline constexpr bool may_point_to = true;
+#else
+inline constexpr bool may_point_to = is_any_of<U, T, void>;
+#endif
+
 }  // namespace details
 
 /// \brief Bytes of the widest load of one thread: 16, and 32 on Blackwell with CUDA 13 or later.
@@ -79,14 +87,13 @@ struct alignas(sizeof(T) * N) AlignedVector {
   /// \brief Read vector number `offset`, which is elements `offset * N` and up, of `ptr`.
   template <typename U>
   SGL_DEVICE void load(const U* ptr, size_t offset = 0) {
-    static_assert(details::is_any_of<U, T, void>, "AlignedVector::load takes a pointer to its element type or to void");
+    static_assert(details::may_point_to<T, U>, "AlignedVector::load takes a pointer to its element type or to void");
     m_set(static_cast<const word_t*>(static_cast<const void*>(ptr))[offset]);
   }
   /// \brief Write vector number `offset` of `ptr`.
   template <typename U>
   SGL_DEVICE void store(U* ptr, size_t offset = 0) const {
-    static_assert(
-        details::is_any_of<U, T, void>, "AlignedVector::store takes a pointer to its element type or to void");
+    static_assert(details::may_point_to<T, U>, "AlignedVector::store takes a pointer to its element type or to void");
     static_cast<word_t*>(static_cast<void*>(ptr))[offset] = m_get();
   }
   /// \brief Set every element to `value`.

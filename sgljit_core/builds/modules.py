@@ -13,7 +13,7 @@ from sgljit_core import paths
 from sgljit_core.cache import keys
 from sgljit_core.cache.keys import Location
 from sgljit_core.compilers import arch, includes, toolchain
-from sgljit_core.compilers.recipe import PORT_TEXT, flags, generated_sources
+from sgljit_core.compilers.recipe import PORT_TEXT, flags, generated_sources, unit_flags
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 from sgljit_core.load import library
 from sgljit_core.machine.forks import OncePerKey
@@ -166,10 +166,12 @@ class ModuleRequest(Request["Module"]):
         self._beside = beside
         self._toolchain: toolchain.Toolchain | None = None
         text = "".join(generated_sources(spec).values())
-        port_text = PORT_TEXT if spec.header_only else ""
-        scan = includes.scan((*spec.cpp_files, *spec.cuda_files), self._roots, text, port_text)
+        scan = includes.scan((*spec.cpp_files, *spec.cuda_files), self._roots, text, PORT_TEXT)
         self._generated = generated_sources(spec, scan)
+        self._unit_flags = unit_flags(spec, scan)
         steps = flags(spec, self._roots)
+        if self._unit_flags:
+            steps["unit"] = self._unit_flags
         source = keys.source_ingredients(
             spec,
             self._generated,
@@ -190,7 +192,14 @@ class ModuleRequest(Request["Module"]):
         assert self._toolchain is not None
         keyed = self._scan.stamps
         return compile_library(
-            self.named, self._toolchain, self._generated, self._roots, keyed, directory, self._use_the_time
+            self.named,
+            self._toolchain,
+            self._generated,
+            self._roots,
+            keyed,
+            directory,
+            self._use_the_time,
+            self._unit_flags,
         )
 
     def _use_the_time(self) -> None:

@@ -55,10 +55,12 @@ def compile_library(
     keyed: Collection[str],
     directory: Path,
     meanwhile: Callable[[], None],
+    unit_flags: Sequence[str] = (),
 ) -> Product:
     """Compile and link in ``directory``.
 
     Args:
+        unit_flags: flags of the author's own units, besides those of all units.
         keyed: paths of the files that the source key covers.
         meanwhile: runs in this thread while the compilers run.
 
@@ -71,7 +73,8 @@ def compile_library(
     units = [*(spec.csrc / file for file in files), *(directory / name for name in generated)]
     objects = [directory / f"{index}_{unit.name}.o" for index, unit in enumerate(units)]
     commands = [
-        _compile_command(spec, toolchain, unit, output, roots) for unit, output in zip(units, objects, strict=True)
+        [*_compile_command(spec, toolchain, unit, output, roots), *(unit_flags if index < len(files) else ())]
+        for index, (unit, output) in enumerate(zip(units, objects, strict=True))
     ]
     library = directory / "module.so"
     link = _link_command(spec, toolchain, objects, library)

@@ -16,8 +16,9 @@ _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
 _CORE_UNITS = ("messages.cpp", "kernels.cpp")
 _SEPARATE = ("-DSGL_SEPARATE",)
 # What comes before the files of a port, so that they find the names of SGLang's headers.
-PORT_TEXT = "#include <sgl_kernel/compat/sglang.h>\n"
-_TVM_CPP = "#define SGL_TVM_FFI_CPP 1\n"
+_PORT_HEADER = "sgl_kernel/compat/sglang.h"
+PORT_TEXT = f"#include <{_PORT_HEADER}>\n"
+_TVM_CPP = "SGL_TVM_FFI_CPP"
 
 
 def generated_sources(spec: BuildSpec, scan: Scan | None = None) -> dict[str, str]:
@@ -30,7 +31,7 @@ def generated_sources(spec: BuildSpec, scan: Scan | None = None) -> dict[str, st
     if spec.header_only:
         before = ""
         if scan is not None and scan.is_port:
-            before = f"{_TVM_CPP if scan.uses_tvm_cpp else ''}{PORT_TEXT}"
+            before = f"{f'#define {_TVM_CPP} 1' if scan.uses_tvm_cpp else ''}\n{PORT_TEXT}".lstrip()
         # CUDA first, as it takes longest.
         sources["generated.cu"] = _generate(
             "generated.cu", before, spec.cuda_files, ("cuda_sources", spec.cuda_sources), spec.cuda_wrappers
@@ -72,6 +73,13 @@ def _generate(
     lines += ["#include <sgl_kernel/export.h>"]
     lines += [f"SGL_EXPORT({export}, ({symbol}))" for export, symbol in wrappers]
     return "\n".join(lines) + "\n"
+
+
+def unit_flags(spec: BuildSpec, scan: Scan) -> tuple[str, ...]:
+    """The flags of files that are units of their own, besides those of all units: what precedes those of a port."""
+    if spec.header_only or not scan.is_port:
+        return ()
+    return (*([f"-D{_TVM_CPP}=1"] if scan.uses_tvm_cpp else []), "-include", _PORT_HEADER)
 
 
 def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:

@@ -31,6 +31,7 @@ def test_the_format_is_stable():
     source = keys.source_ingredients(spec, {"generated.cpp": "text"}, scan, flags, tvm_ffi="0.1.15", cpu="x")
     assert source == {
         "c_abi": "tvm-ffi 0.1",
+        "core_abi": "1",
         "file csrc/scale.cpp": "ab" * 32,
         "flags cxx": '["-O3", "-Icsrc"]',
         "flags link": "[]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from headers import toolbox
 
-from sgljit_core import errors, load_jit, override_cuda_arch
+from sgljit_core import errors, is_arch_support_pdl, load_jit, make_cpp_args, override_cuda_arch
 from sgljit_core.compilers import includes, recipe
 from sgljit_core.model.build import BuildSpec, Target
 
@@ -136,6 +137,21 @@ def test_tensors_are_made_by_their_names() -> None:
     assert module.workspace(torch.ones(1), 0) is None
 
 
+def test_same_shape() -> None:
+    text = """
+        #include <sgl_kernel/test_utils.h>
+        void check(tvm::ffi::TensorView a, tvm::ffi::TensorView b) { host::assert_same_shape(a, b); }
+    """
+    module = load(text, "check")
+    x = torch.zeros(2, 3)
+    module.check(x, x.T.contiguous().T)
+    for other in (torch.zeros(2, 4), torch.zeros(2), x.double()):
+        with pytest.raises(
+            errors.TensorMatchError, match=r"expected tensors of one shape.*Tensor<2, 3>.* and Tensor<2"
+        ):
+            module.check(x, other)
+
+
 def test_alignment_is_matched() -> None:
     text = """
         #include <sgl_kernel/tensor.h>
@@ -168,6 +184,24 @@ def test_powers_of_two() -> None:
     assert load(text, "one").one() == 1
 
 
+def test_files_that_are_units_of_their_own_see_them_too(tmp_path: Path) -> None:
+    (tmp_path / "light.cpp").write_text(
+        "#include <sgl_kernel/tensor.h>\n#include <sgl_kernel/export.h>\n"
+        "static int rank(tvm::ffi::TensorView x) { return x.ndim(); }\nSGL_EXPORT(rank, (rank))\n"
+    )
+    (tmp_path / "heavy.cpp").write_text(
+        "#include <tvm/ffi/function.h>\n"
+        "static int size(tvm::ffi::TensorView x) { return static_cast<int>(x.size(0)); }\n"
+        "TVM_FFI_DLL_EXPORT_TYPED_FUNC(size, size)\n"
+    )
+    for files in (["light.cpp"], ["heavy.cpp"], ["light.cpp", "heavy.cpp"]):
+        module = load_jit("units", cpp_files=files, csrc=tmp_path, header_only=False)
+        if "light.cpp" in files:
+            assert module.rank(torch.ones(3, 2)) == 2
+        if "heavy.cpp" in files:
+            assert module.size(torch.ones(3, 2)) == 3
+
+
 def test_no_other_build_sees_them(tmp_path: Path) -> None:
     def text_of(source: str) -> str:
         (tmp_path / "a.cpp").write_text(source)
@@ -186,64 +220,153 @@ def test_no_other_build_sees_them(tmp_path: Path) -> None:
     assert "compat" not in text_of("#include <tvm/ffi/function.h>\n" + light)
 
 
-KERNEL = """
-#include <sgl_kernel/tensor.h>
-#include <sgl_kernel/utils.h>
+# Kernels
 
-#include <sgl_kernel/cta.cuh>
-#include <sgl_kernel/impl/norm.cuh>
-#include <sgl_kernel/mbarrier.cuh>
-#include <sgl_kernel/runtime.cuh>
-#include <sgl_kernel/tile.cuh>
-#include <sgl_kernel/utils.cuh>
-#include <sgl_kernel/vec.cuh>
-
-namespace sglang {
-
-struct Params { const void* x; void* out; uint32_t rows; device::math::fast_mod_div_u32_t by; };
-
-template <typename T, int64_t kDim, bool kUsePDL>
-__global__ void rows_kernel(const __grid_constant__ Params params) {
-  using namespace device;
-  using vec_t = norm::StorageType<T, kDim>;
-  __shared__ float smem[norm::kSmemBufferSize];
-  const auto row = blockIdx.x;
-  PDLWaitPrimary<kUsePDL>();
-  const auto mem = tile::Memory<vec_t>::cta();
-  const auto base = pointer::offset<T>(params.x, row * kDim);
-  const auto x = mem.load(base);
-  const auto y = norm::apply_norm_cta<kDim>(x, x, 1e-6f, smem);
-  mem.store(pointer::offset<T>(params.out, row * kDim), y);
-  const auto most = warp::reduce_max<8, 1>(warp::inclusive_sum(float(row % params.by)));
-  const auto total = cta::reduce_sum<256>(most, smem);
-  if (total < 0) warp::store_bytes<256>(params.out, warp::load_bytes<256>(params.x));
-  PDLTriggerSecondary<kUsePDL>();
-}
-
-template <typename T, int64_t kDim, bool kUsePDL>
-struct Rows {
-  static constexpr auto kernel = rows_kernel<T, kDim, kUsePDL>;
-  static void run(tvm::ffi::TensorView x, tvm::ffi::TensorView out) {
-    using namespace host;
-    auto N = SymbolicSize{"rows"};
-    auto device = SymbolicDevice{};
-    device.set_options<kDLGPU>();
-    TensorMatcher({N, kDim}).with_dtype<T>().with_device(device).ensure_alignment(16).verify(x).verify(out);
-    CHECK_HOST(N.unwrap() > 0) << "no rows";
-    CHECK_CUDA(cudaGetLastError()) << "before";
-    runtime::set_max_dynamic_smem_per_device<kernel>(device.unwrap(), 1024);
-    const auto params = Params{x.data_ptr(), out.data_ptr(), static_cast<uint32_t>(N.unwrap()),
-                               device::math::fast_mod_div_u32_t(7)};
-    LaunchKernel(N.unwrap(), 256, device.unwrap()).config({.use_pdl = kUsePDL})(kernel, params);
-  }
-};
-
-}  // namespace sglang
-"""
+PORTS = Path(__file__).parent / "ports"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "port.md"
+COPIES = [(4, 16), (16, 16), (100, 4), (576, 16), (576, -16), (1000, -8), (2048, -16), (4096, 16)]
+SUMS = (32, 64, 256, 1024)
+NAMES = [
+    *(
+        (name, name)
+        for name in ("lanes", "divide", "barrier", "pinned", "times", "facts", "fail", "fail_in_the_driver")
+    ),
+    *((f"pairs_{name}", f"pairs<{name}x2_t>") for name in ("fp16", "bf16")),
+    *((f"copy_{size}_{most}".replace("-", "m"), f"copy<{size}, {most}>") for size, most in COPIES),
+    *((f"norm_{size}", f"norm_twice<{size}>") for size in (512, 4096, 8192)),
+    *((f"block_sum_{threads}", f"block_sum<{threads}>") for threads in SUMS),
+]
 
 
-def test_a_kernel_of_the_newest_release_compiles_for_hopper() -> None:
+def load_names() -> Any:
+    return load_jit("names", cuda_files=["names.cuh"], cuda_wrappers=NAMES, csrc=PORTS)
+
+
+def load_gather(dtype: torch.dtype = torch.bfloat16, size: int = 512) -> Any:
+    args = make_cpp_args(dtype, size, is_arch_support_pdl())
+    wrappers = [("run", f"GatherRows<{args}>::run")]
+    return load_jit("gather_rows", *args, cuda_files=["gather_rows.cuh"], cuda_wrappers=wrappers, csrc=PORTS)
+
+
+def test_the_names_compile_for_hopper() -> None:
     toolbox.find(cuda=True)
     with override_cuda_arch(9, 0):
-        module = load_jit("rows", cuda_sources=KERNEL, cuda_wrappers=[("rows", "Rows<bf16_t, 2048, true>::run")])
-    assert module.rows is not None
+        load_names()
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="not a checkout")
+def test_the_page_shows_what_is_compiled_and_its_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    assert f"// example: ported\n{blocks['cpp']}// end\n" in (PORTS / "gather_rows.cuh").read_text()
+    toolbox.find(cuda=True)
+    monkeypatch.chdir(PAGE.parents[1])
+    names: dict[str, Any] = {}
+    exec(blocks["python"], names)
+    with override_cuda_arch(9, 0):
+        module = names["gather_rows_module"](torch.bfloat16, 512)
+    assert module.run is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [0, 1, 5, 3000])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("size", [8, 1000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_ported_kernel(dtype: torch.dtype, size: int, scaled: bool, rows: int) -> None:
+    table = torch.randn(77, size, device="cuda", dtype=dtype)
+    index = torch.randint(77, (rows,), device="cuda")
+    scale = torch.rand(rows, device="cuda") if scaled else None
+    out = torch.full((rows, size), torch.nan, device="cuda", dtype=dtype)
+    load_gather(dtype, size).run(table, index, scale, out)
+    wanted = table[index].float() * (1 if scale is None else scale[:, None])
+    assert torch.equal(out, wanted.to(dtype))
+
+
+@pytest.mark.gpu
+def test_lanes() -> None:
+    x = torch.randperm(32, device="cuda").float()
+    out = torch.full((8, 32), torch.nan, device="cuda")
+    load_names().lanes(x, out)
+    groups = x.reshape(4, 8)
+    wanted = [
+        groups.sum(1, keepdim=True).expand(4, 8),
+        groups.sum(0, keepdim=True).expand(4, 8),
+        groups.amax(1, keepdim=True).expand(4, 8),
+        x.cumsum(0),
+        x.flip(0).cumsum(0).flip(0),
+        groups.cummax(1).values,
+        groups[:, 3:4].expand(4, 8),
+        torch.ones(32, device="cuda"),
+    ]
+    assert torch.equal(out, torch.stack([row.reshape(32) for row in wanted]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)]
+)
+def test_pairs(name: str, dtype: torch.dtype) -> None:
+    x = torch.randint(-3, 4, (32, 2), device="cuda").to(dtype)  # exact sums
+    x[5] = 7
+    out = torch.full((3, 2), torch.nan, device="cuda", dtype=dtype)
+    getattr(load_names(), f"pairs_{name}")(x, out)
+    assert torch.equal(out, torch.stack([x.sum(0), x.amax(0), x.amax(0) + x[0]]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "most"), COPIES)
+def test_a_warp_copies_all_bytes_and_no_other(size: int, most: int) -> None:
+    x = torch.randint(256, (size + 64,), device="cuda", dtype=torch.uint8)
+    out = torch.zeros_like(x)
+    getattr(load_names(), f"copy_{size}_{most}".replace("-", "m"))(x, out)
+    assert torch.equal(out[:size], x[:size])
+    assert not out[size:].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by", [1, 2, 3, 7, 64, 641, 65537, 2**31 - 1, 2**31])
+def test_division_by_a_known_number(by: int) -> None:
+    edges = [n + d for n in (0, by, 7 * by, 2**31 - 1 - (2**31 - 1) % by, 2**31 - 1) for d in (-1, 0, 1)]
+    values = [n for n in edges if 0 <= n < 2**31] + torch.randint(2**31, (5000,)).tolist()
+    n = torch.tensor(values, device="cuda", dtype=torch.int64)
+    out = torch.zeros(len(values), 2, device="cuda", dtype=torch.int32)
+    load_names().divide(n.to(torch.int32), out, by)
+    assert torch.equal(out.long(), torch.stack([n // by, n % by], 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [512, 4096, 8192])
+def test_norms_of_a_block_follow_each_other_without_a_barrier(size: int) -> None:
+    x = torch.randn(300, size, device="cuda", dtype=torch.bfloat16)
+    out = torch.full_like(x, torch.nan)
+    getattr(load_names(), f"norm_{size}")(x, out)
+    wanted = x.double() * x.double().square().mean(-1, keepdim=True).rsqrt()
+    assert (out.double() - wanted).norm() / wanted.norm() < 4e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("threads", SUMS)
+def test_each_thread_of_a_block_gets_its_sum(threads: int) -> None:
+    x = torch.randint(100, (threads,), device="cuda").float()
+    out = torch.full_like(x, torch.nan)
+    getattr(load_names(), f"block_sum_{threads}")(x, out)
+    assert torch.equal(out, x.sum().expand(threads))
+
+
+@pytest.mark.gpu
+def test_host_functions_of_a_gpu() -> None:
+    module = load_names()
+    phases = torch.zeros(1, device="cuda", dtype=torch.int32)
+    module.barrier(phases)
+    assert phases.item() == 2
+    major, minor = torch.cuda.get_device_capability()
+    assert module.facts(0) == major * 10 + minor
+    assert module.facts(1) > module.facts(2) == 48 * 1024
+    assert module.pinned(phases) == phases.data_ptr()
+    host = torch.zeros(4).pin_memory()
+    assert module.pinned(host) == host.data_ptr()  # unified addresses
+    assert module.times(10) == 2
+    with pytest.raises(RuntimeError, match=r"names\.cuh:\d+: CUDA error: invalid argument \(1\)\. on purpose$"):
+        module.fail()
+    with pytest.raises(RuntimeError, match=r"CUDA error: an error of the CUDA driver \(1\)$"):
+        module.fail_in_the_driver()

@@ -19,10 +19,13 @@ from sgljit_core.compilers import toolchain
 INCLUDE = paths.core_include()
 ROOT = INCLUDE / "sgl_kernel"
 HEADERS = sorted(str(path.relative_to(INCLUDE)) for path in ROOT.rglob("*") if path.suffix in (".h", ".cuh"))
+# For kernels that are written to SGLang's headers, under nvcc: they bring in what those expect, the host side too.
+FORWARDED = ["sgl_kernel/bits.h", "sgl_kernel/fp8_utils.cuh", "sgl_kernel/mbarrier.cuh"]
+PORT_HEADERS = [name for name in HEADERS if name.startswith("sgl_kernel/compat/") or name in FORWARDED]
 HOST_HEADERS = [name for name in HEADERS if name.endswith(".h")]
 # What launches or queries is host code; the rest is device code, and NVRTC must take it.
 HOST_CUDA_HEADERS = ["sgl_kernel/launch.cuh", "sgl_kernel/runtime.cuh", "sgl_kernel/utils.cuh"]
-DEVICE_HEADERS = [name for name in HEADERS if name.endswith(".cuh") and name not in HOST_CUDA_HEADERS]
+DEVICE_HEADERS = [name for name in HEADERS if name.endswith(".cuh") and name not in (*HOST_CUDA_HEADERS, *PORT_HEADERS)]
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 

@@ -191,10 +191,10 @@ struct DTypeTrait : device::details::Element<T> {
     return ::device::details::combine<::device::ReductionOp::SUM>(a, b);
   }
   SGL_DEVICE static T max(const T& a, const T& b) {
-    return ::device::math::max(a, b);
+    return ::device::details::combine<::device::ReductionOp::MAX>(a, b);
   }
   SGL_DEVICE static T min(const T& a, const T& b) {
-    return ::device::math::min(a, b);
+    return ::device::details::combine<::device::ReductionOp::MIN>(a, b);
   }
   SGL_DEVICE static T abs(const T& a) {
     return ::device::math::abs(a);

@@ -4,9 +4,8 @@
 /// \brief The names of SGLang's JIT headers (0.5.7 to 0.5.23) that the other headers lack, so that a kernel that is
 /// written to them compiles as it is.
 ///
-/// `load_jit` includes it before the files of a module if one of them names `tvm::ffi::` or `sglang::`; no other build
-/// sees it. A file that is a unit of its own (`header_only=False`) includes it first. What is here serves ports alone:
-/// new code has the names of the other headers.
+/// `load_jit` includes it before the files of a module if one of them names `tvm::ffi::` or `sglang`; no other build
+/// sees it. What is here serves ports alone: new code has the names of the other headers.
 
 #define SGL_COMPAT 1
 
