@@ -46,8 +46,7 @@ def by_nvcc(found, source, expressions, options, headers, nvrtcs=nvrtc.compile_k
     assert symbol.encode() in other
     return other, [symbol, signature]
 
-def families():
-    """Those with device kernels, each with the calls of build_variant that it declares."""
+def families():  # those with device kernels, each with the calls of build_variant that it declares
     for family, claims in plugins.installed().items():
         spec = plugins.load(family, claims)
         with override_cuda_arch(9, 0):
