@@ -348,6 +348,24 @@ SOURCES["a_kernel_with_other_parameters"] = {
     "scale.cuh": _KERNEL,
 }
 
+FAULTS["a_struct_that_is_larger_on_the_cpu_side"] = ("results", in_cpp(_IN_PLACE_OF))
+SOURCES["a_struct_that_is_larger_on_the_cpu_side"] = {
+    "scale.cpp": """
+#include <sgl_kernel/deferred.h>
+#include <sgl_kernel/tensor.h>
+#include "params.h"
+host::Deferred<void(const scaling::Params&)> on_cpu{"scale_cpu.cpp", "scale_on_cpu"};
+void scale(host::TensorView x, host::TensorView out) {
+  on_cpu({x.data_ptr(), out.data_ptr(), x.numel()});
+}
+""",
+    "params.h": _PARAMS.replace("  LENGTH", "  EXTRA long long").replace(
+        "#pragma once", "#pragma once\n#ifndef EXTRA\n#define EXTRA\n#endif"
+    ),
+    "scale_cpu.cpp": '#define EXTRA long long first = 0;\n#include "params.h"\n'
+    "void scale_on_cpu(const scaling::Params& params) {}\n",
+}
+
 RIGHT["cpp"] = in_cpp(_IN_PLACE_OF)
 SOURCES["cpp"] = {"scale.cpp": _SCALE_CPP, "scale.h": _SCALE_H}
 

@@ -67,7 +67,8 @@ def _sanitizer() -> list[str]:
 
 
 def _run(command: list[str], **options: int) -> int:
-    environment = inherited_environment(PYTHONPATH=":".join(filter(None, sys.path)))
+    # Threads of OpenMP that wait would otherwise spin, on cores that compilers need.
+    environment = inherited_environment(PYTHONPATH=":".join(filter(None, sys.path)), OMP_WAIT_POLICY="PASSIVE")
     with tempfile.TemporaryDirectory(prefix="sgljit-test-") as empty:  # no directory's configuration of pytest counts
         rooted = [*command, "--rootdir", empty, "--import-mode=importlib"]
         return subprocess.run(rooted, env=environment, cwd=empty, check=False, **options).returncode  # type: ignore[call-overload, no-any-return]
