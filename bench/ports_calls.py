@@ -93,12 +93,17 @@ def sample(function: str, parameter: inspect.Parameter, names: dict[str, Any]) -
 
 
 class Namespace(dict[str, Any]):
-    """The names of a file; those of SGLang's utilities are there without an import."""
+    """The names of a file; those of SGLang's utilities are there without an import.
+
+    Attributes:
+        absent: the packages that it imports and that are mocks.
+    """
 
     def __init__(self, release: Release, name: str, file: Path) -> None:
         hook = {**vars(builtins), "__import__": release.import_module}
         super().__init__(__name__=name, __file__=str(file), __builtins__=hook)
         self._release = release
+        self.absent: set[str] = set()
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
@@ -178,7 +183,9 @@ class Release:
             with contextlib.suppress(ImportError):
                 return builtins.__import__(name, fromlist=wanted or ())
         if root != "sglang" or not wanted:
-            return MagicMock(name=name, __file__=f"/not-installed/{name}/__init__.py")
+            if isinstance(globals_, Namespace) and root not in ("sglang", "torch"):
+                globals_.absent.add(root)
+            return MagicMock(name=name)
         return types.SimpleNamespace(**{part: self._name_of(name, part) for part in wanted if part != "*"})
 
     def _name_of(self, module: str, name: str) -> Any:
@@ -216,7 +223,8 @@ def main() -> None:
                 parameters = inspect.signature(function).parameters.values()
                 function(**{p.name: sample(f"{file.stem}.{name}", p, names) for p in parameters})
             except Exception as caught:  # noqa: BLE001 - what the release itself refuses is a result
-                error = f"{type(caught).__name__}: {caught}"
+                absent = f", without {', '.join(sorted(names.absent))}" if names.absent else ""
+                error = f"{type(caught).__name__}: {caught}{absent}"
             if not release.calls:
                 print(json.dumps({**where, "error": error}))
             for args, keywords in release.calls:
