@@ -91,6 +91,16 @@ template <uint32_t kThreads = kWarpThreads>
 
 using ptx::enable_smem_spilling;
 
+/// \brief Programmatic dependent launch, for a kernel that knows whether it is launched so.
+template <bool kUsePDL>
+SGL_DEVICE void PDLWaitPrimary() {
+  if constexpr (kUsePDL) PDLWaitPrimary();
+}
+template <bool kUsePDL>
+SGL_DEVICE void PDLTriggerSecondary() {
+  if constexpr (kUsePDL) PDLTriggerSecondary();
+}
+
 /// \brief The number of columns of tensor memory to allocate for `columns`.
 [[nodiscard]] SGL_HOST_DEVICE constexpr uint32_t get_tmem_cols(uint32_t columns) {
   uint32_t count = 32;
