@@ -65,7 +65,8 @@ while [ $# -gt 0 ]; do
 done
 if [ -n "$rule" ]; then : > "$out"; echo "$out: " > "$rule"; exit; fi
 module=${out%/*}; module=${module##*/}
-cp "$PRODUCTS/${module%%.*}.so" "$out"
+module=${module%.*}  # its owner and a random number follow the module's name
+cp "$PRODUCTS/${module%.*}.so" "$out"
 """
 
 FILL = "#include <sgl_kernel/type.cuh>\n__global__ void fill(int* data) { *data = 7; }\n"

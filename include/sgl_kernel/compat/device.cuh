@@ -478,10 +478,10 @@ template <int64_t kDim, typename Vec>
     const Vec& input, const Vec& weight, float eps, float* smem, uint32_t num_warps = blockDim.x / kWarpThreads) {
   static_assert(kDim > 256, "norm: a block normalises rows of more than 256 elements, use apply_norm_warp");
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  const float of_warp = lane_sum(sum_of_squares(input));
+  const float of_warp = warp::reduce_sum(sum_of_squares(input));
   if (lane == 0) smem[threadIdx.x / kWarpThreads] = of_warp;
   __syncthreads();
-  const float sum = lane_sum(lane < num_warps ? smem[lane] : 0.0f);
+  const float sum = warp::reduce_sum(lane < num_warps ? smem[lane] : 0.0f);
   __syncthreads();
   return scale(input, weight, math::rsqrt(sum / kDim + eps));
 }
