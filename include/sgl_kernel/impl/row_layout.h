@@ -41,7 +41,8 @@ struct RowLayoutLine {
 /// \brief The column of the table: up to 1/8, 1, 2, 4 and 8 rows for each multiprocessor, or more.
 constexpr int row_column(long long num_rows, unsigned num_sms) {
   int column = 0;
-  for (const long long eighths : {1, 8, 16, 32, 64}) column += 8 * num_rows > eighths * num_sms;
+  constexpr long long kEighths[] = {1, 8, 16, 32, 64};
+  for (const long long eighths : kEighths) column += 8 * num_rows > eighths * num_sms;
   return column;
 }
 
