@@ -44,7 +44,7 @@ test: $(READY) ## run the tests that this machine can run, but for the slow ones
 test-slow: $(READY) ## run the slow tests: many kills, every header alone, plugins' suites from wheels, packaging
 	@$(PARALLEL_PYTEST) -m "slow and not engine" $(PYTEST)
 
-test-engines: $(READY) ## make environments with real engines (some GB, a quarter of an hour), and run the adapters' tests there
+test-engines: $(READY) ## make environments with real engines (some GB, many minutes), and run the adapters' tests there
 	@$(BIN)/pytest -m engine -o faulthandler_timeout=3600 $(PYTEST) engines
 
 # Nothing of the project is installed: it must run with what an engine's environment has.
