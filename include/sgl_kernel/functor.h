@@ -148,7 +148,7 @@ SGL_HD Values<kOutputs> call(const F& f, const float (&x)[kInputs], const First&
 
 // The optional members of a functor, see row_map.h and row_reduce.h.
 template <typename F>
-constexpr bool is_one_type() {
+SGL_HD constexpr bool is_one_type() {
   if constexpr (requires { F::kOneType; }) return F::kOneType;
   return false;
 }
@@ -238,7 +238,7 @@ SGL_HD void accumulate(Values<N>& reduced, const Values<N>& terms) {
 }
 
 template <typename T>
-T declare() noexcept;
+SGL_HD T declare() noexcept;
 
 /// The reduced terms of no element.
 template <typename F, int kCount, typename Pass>
