@@ -1,6 +1,6 @@
 """Which op computes what a layer computes?
 
-The layer's own code answers: it runs once on a few numbers, with a weight that tells the ops apart, or with stand-ins
+The layer's own code answers: it runs once on a few numbers, with a weight by which the ops differ, or with stand-ins
 for its projections. Its results are compared with each op's formula in float64. A table of class names would miss the
 model of tomorrow, and would trust a name: transformers calls ``weight``, ``1 + weight`` and no weight at all RMSNorm. A
 layer that computes something else stays as it is.
