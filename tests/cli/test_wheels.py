@@ -92,7 +92,7 @@ def test_it_serves_a_machine_without_compilers_from_an_empty_cache(distribution,
 
 
 @pytest.mark.slow
-def test_what_it_carries_is_passed_over_where_the_sources_differ(distribution, tmp_path, monkeypatch):
+def test_what_it_carries_is_passed_over_where_the_plugins_own_sources_differ(distribution, tmp_path, monkeypatch):
     core, norm = distribution("sgljit-core"), distribution("sgljit-norm")
     monkeypatch.setenv("SGLJIT_JIT", "error")  # it forbids what is compiled on demand
     done = add_artifacts(norm.wheel, tmp_path, "--cuda-arch", "9.0", "--platform", "manylinux_2_36_x86_64")
@@ -101,17 +101,25 @@ def test_what_it_carries_is_passed_over_where_the_sources_differ(distribution, t
     (wheel,) = tmp_path.glob("*-py3-none-manylinux_2_36_x86_64.whl")
     environment = isolated.Environment(tmp_path / "environment", [core, norm])
     environment.install(core, dataclasses.replace(norm, wheel=wheel))
-    header = environment.site / "sgljit_core" / "include" / "sgl_kernel" / "tensor.h"  # another version of the core
+
+    def use():
+        return subprocess.run(
+            [environment.python, "-c", USE.format(hidden_size=4096)],
+            cwd=tmp_path,
+            env={**environment.variables, "SGLJIT_JIT": "error"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    core_header = environment.site / "sgljit_core" / "include" / "sgl_kernel" / "tensor.h"
+    core_header.write_text(core_header.read_text() + "\n// another release of the core, of the same ABI\n")
+    used = use()
+    assert used.returncode == 0, used.stderr
+    header = environment.site / "sgljit_norm" / "csrc" / "norm_args.h"
     header.write_text(header.read_text() + "\n// another version\n")
-    refused = subprocess.run(
-        [environment.python, "-c", USE.format(hidden_size=4096)],
-        cwd=tmp_path,
-        env={**environment.variables, "SGLJIT_JIT": "error"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    refused = use()
     assert "CompileForbiddenError" in refused.stderr
-    assert "tensor.h changed" in refused.stderr
+    assert "norm_args.h changed" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -84,4 +84,4 @@ def test_installed_it_is_found_and_runs_and_uninstalled_it_is_gone(example, dist
     """
     printed = environment.run_code(textwrap.dedent(missing))
     assert example.family in printed
-    assert "pip install" in printed
+    assert "If it is yours: its pyproject needs" in printed
