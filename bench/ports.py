@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,9 +175,9 @@ def build_all(version: str, directory: Path, only: str = "") -> Iterator[Kernel]
     """Fetch a release and build its kernels; those whose name contains ``only``."""
     unpacked = fetch(version, directory)
     release = Release(unpacked)
-    for call in calls(unpacked):
-        if only in f"{call['file']} {call.get('markers', '')}":
-            yield release.build(call)
+    wanted = [call for call in calls(unpacked) if only in f"{call['file']} {call.get('markers', '')}"]
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        yield from workers.map(release.build, wanted)
 
 
 def main() -> int:

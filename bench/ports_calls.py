@@ -57,6 +57,7 @@ BY_NAME: dict[str, Any] = {
     "world_size": 8,
 }
 BY_FUNCTION: dict[str, dict[str, Any]] = {
+    "clamp_position._jit_clamp_position_module": {"dtype": torch.int64},
     "compress._jit_compress_128_online_module": {"head_dim": 512},
     "deep_select._jit_deep_select_module": {"max_topk": 1024, "cluster_size": 8},
     "fast_topk._jit_fast_topk_module": {"topk": 512},

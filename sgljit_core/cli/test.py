@@ -63,7 +63,7 @@ def _sanitizer() -> list[str]:
     program = shutil.which("compute-sanitizer")
     if program is None:
         raise typer.BadParameter("compute-sanitizer is not on PATH; NVIDIA's CUDA toolkit has it")
-    return [program, "--error-exitcode", "1", "--target-processes", "all"]
+    return [program, "--error-exitcode", "1", "--target-processes", "application-only"]
 
 
 def _run(command: list[str], **options: int) -> int:

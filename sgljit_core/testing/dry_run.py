@@ -1,6 +1,6 @@
 """Which device kernels do a family's host parts ask for? Found out without a GPU.
 
-A process of its own loads a driver that launches nothing (``csrc/null_driver.cpp``), and calls every op with its
+A process of its own starts with a driver that launches nothing (``null_driver``), and calls every op with its
 samples, whose tensors are said to be on a CUDA device. What the host parts ask for is compiled by NVRTC, and its
 parameters are compared with theirs, as before a first launch.
 """
@@ -10,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from sgljit_core.builds import policy
-from sgljit_core.builds.modules import load_jit
 from sgljit_core.compilers import arch
 from sgljit_core.errors import SgljitError, ToolchainNotFoundError
 from sgljit_core.families import discovery, registry
@@ -47,7 +46,9 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
             asked for in this form.
         NotApplicable: NVRTC is missing, or no op asks for a kernel.
     """
-    answers = ask("dry_run", family, cuda_arch, CUDA_VISIBLE_DEVICES="", **environment)
+    (driver,) = ask("null_driver", cuda_arch, **environment)
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": driver["path"]}
+    answers = ask("dry_run", family, cuda_arch, **hidden, **environment)
     for answer in answers:
         if "missing" in answer:
             raise NotApplicable(answer["missing"])
@@ -55,8 +56,8 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
     if errors:
         raise Fault("\n".join(errors))
     asked = {kernel for answer in answers for kernel in answer.get("asked", ())}
+    stopped = "; ".join(answer["stopped"] for answer in answers if "stopped" in answer)
     if not asked:
-        stopped = next((answer["stopped"] for answer in answers if "stopped" in answer), "")
         raise NotApplicable(f"no host part asks for a kernel. {stopped}")
     forms = {(name, form) for name, form in map(_form, asked)}
     names = {name for name, _ in forms}
@@ -70,6 +71,7 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
         )
     unseen = sorted({_form(kernel)[0] for kernel in declared} - names)
     also = f"; of what variants() declares no sample asks for {', '.join(unseen)}" if unseen else ""
+    also += f"; not called to the end: {stopped}" if stopped else ""
     return f"{len(asked)} kernels are asked for, of which variants() declares {len(asked & declared)}{also}"
 
 
@@ -126,16 +128,9 @@ def _on_device(value: Any) -> Any:
 def main(file: str, family: str, cuda_arch: str) -> None:
     """Call every op, in this process, and write what it asked for to a file."""
     answer = answering(file)
-    driver = load_jit(
-        "null_driver",
-        csrc=Path(__file__).parent / "csrc",
-        cpp_files=["null_driver.cpp"],
-        cpp_wrappers=[("set_capability", "set_capability")],
-        extra_ldflags=["-Wl,-soname,libcuda.so.1"],
-    )
+    del os.environ["LD_PRELOAD"]  # compilers need no driver
     target = arch.parse_cuda_target(cuda_arch, "--cuda-arch")
     assert target.cuda_arch is not None
-    driver.set_capability(*target.cuda_arch)
     arch.pretend(target)
     handler, logger = _Asked(), logging.getLogger("sgljit")
     logger.addHandler(handler)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import struct
 import sys
 from pathlib import Path
@@ -65,7 +66,10 @@ class _Loaded(logging.Handler):
 
 
 def unique_symbols(image: bytes) -> list[str]:
-    """The variables of a library that all libraries of a process share by name (STB_GNU_UNIQUE)."""
+    """The variables of a library that all libraries of a process share by name (STB_GNU_UNIQUE).
+
+    Those of the C++ standard library are left out: a process has one, and some compilers link parts of it statically.
+    """
     (table,) = struct.unpack_from("<Q", image, 0x28)
     entry_size, count = struct.unpack_from("<HH", image, 0x3A)
     sections = [struct.unpack_from("<IIQQQQII", image, table + i * entry_size) for i in range(count)]
@@ -78,10 +82,11 @@ def unique_symbols(image: bytes) -> list[str]:
             if info >> 4 == _GNU_UNIQUE:
                 start = sections[link][4] + name
                 names.append(image[start : image.index(b"\0", start)].decode())
-    return names
+    return [name for name in names if not _OF_STD.match(name)]
 
 
 _DYNSYM, _GNU_UNIQUE = 11, 10
+_OF_STD = re.compile(r"_Z(GV|T[VTIS])?Z?N?K?S[tabsiod]")  # Itanium C++ ABI, 5.1.10: std:: and what is short for it
 
 
 def main(file: str, family: str) -> None:

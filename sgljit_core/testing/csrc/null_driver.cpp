@@ -12,14 +12,7 @@
 
 namespace {
 
-int g_major = 9;
-int g_minor = 0;
 char g_handle;  // what every context, library and kernel is
-
-void set_capability(int major, int minor) {
-  g_major = major;
-  g_minor = minor;
-}
 
 int give(void** handle) {
   *handle = &g_handle;
@@ -65,13 +58,13 @@ SGL_DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
       *value = 132;
       break;
     case 75:
-      *value = g_major;
+      *value = SGL_NULL_MAJOR;
       break;
     case 76:
-      *value = g_minor;
+      *value = SGL_NULL_MINOR;
       break;
     case 97:  // shared memory of a block
-      *value = g_major == 9 || g_major == 10 ? 232448 : 101376;
+      *value = SGL_NULL_MAJOR == 9 || SGL_NULL_MAJOR == 10 ? 232448 : 101376;
       break;
     default:
       *value = 1;

@@ -1,0 +1,39 @@
+"""Where is the CUDA driver without a device? Compiled on first use, as any module.
+
+A process takes it in place of the machine's driver if it is preloaded (``LD_PRELOAD``): a look for ``libcuda.so.1``
+ends at the library of that name that was loaded first, and PyTorch may load the machine's.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sgljit_core import load_jit, why
+from sgljit_core.compilers import arch
+
+from .processes import answering
+
+
+def main(file: str, cuda_arch: str) -> None:
+    """Compile the driver of a device of an architecture, and write its path to a file."""
+    major, minor = arch.parse_cuda_target(cuda_arch, "--cuda-arch").cuda_arch or (0, 0)
+
+    def build() -> None:
+        load_jit(
+            "null_driver",
+            csrc=Path(__file__).parent / "csrc",
+            cpp_files=["null_driver.cpp"],
+            extra_cflags=[f"-DSGL_NULL_MAJOR={major}", f"-DSGL_NULL_MINOR={minor}"],
+            extra_ldflags=["-Wl,-soname,libcuda.so.1"],
+            header_only=False,
+        )
+
+    build()
+    artifact = why(build).artifact
+    assert artifact is not None
+    answering(file)(path=str(artifact / "module.so"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
