@@ -32,6 +32,29 @@ def memory_of(value: Any) -> Any:
     return value
 
 
+def leading_to_copies(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments whose tensors of addresses lead to copies in host memory, where a reference can follow them."""
+    copies: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def led_elsewhere(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(led_elsewhere, value))
+        memory = memory_of(value)
+        if memory is value:
+            return value
+        if id(memory) not in copies:
+            storage = memory.untyped_storage()
+            copy = torch.empty(0, dtype=memory.dtype)
+            copy.set_(storage.clone().cpu(), memory.storage_offset(), memory.shape, memory.stride())
+            copies[id(memory)] = copy, copy.untyped_storage().data_ptr() - storage.data_ptr()
+        copy, distance = copies[id(memory)]
+        addresses = (value.view(torch.int64) + distance).view(value.dtype)
+        addresses.memory = copy
+        return addresses
+
+    return {name: led_elsewhere(value) for name, value in arguments.items()}
+
+
 class Guarded:
     """The arguments of a call in guarded memory.
 

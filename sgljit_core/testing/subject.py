@@ -16,7 +16,7 @@ from sgljit_core.errors import InvalidBuildError, InvalidFamilyError
 from sgljit_core.families.family import Op
 
 from .agreement import difference
-from .memory import Guarded, memory_of, tensors_of
+from .memory import Guarded, leading_to_copies, memory_of, tensors_of
 
 Arguments = dict[str, Any]
 
@@ -111,9 +111,9 @@ class Subject:
     @functools.cached_property
     def checked(self) -> list[Arguments]:
         """The samples that the reference can judge."""
-        found = [sample for sample in self.samples if _size(sample) <= LARGEST and not _leads_to_a_device(sample)]
+        found = [sample for sample in self.samples if _size(sample) <= LARGEST]
         if not found:
-            raise NotApplicable("the reference cannot read what its samples lead to")
+            raise NotApplicable(f"every sample has more than {LARGEST} elements")
         return found
 
     @functools.cached_property
@@ -139,16 +139,10 @@ class Subject:
             return self._expected(arguments, widen=False)
 
     def _expected(self, arguments: Mapping[str, Any], widen: bool) -> tuple[Any, dict[str, Any]]:
-        led_to = [memory_of(tensor) for _, tensor in tensors_of(arguments) if memory_of(tensor) is not tensor]
-        contents = [memory.clone() for memory in led_to]
-        copies = {name: _copied(value, widen and not led_to) for name, value in arguments.items()}
-        try:
-            result = self.reference(**copies)
-            after = {name: _map(lambda one: memory_of(one).clone(), copies.get(name)) for name in self.op.mutates}
-        finally:
-            for memory, content in zip(led_to, contents, strict=True):
-                memory.copy_(content)
-        return result, after
+        led_to = any(memory_of(tensor) is not tensor for _, tensor in tensors_of(arguments))
+        copies = {name: _copied(value, widen and not led_to) for name, value in leading_to_copies(arguments).items()}
+        result = self.reference(**copies)
+        return result, {name: _map(lambda one: memory_of(one).clone(), copies.get(name)) for name in self.op.mutates}
 
     def judge(
         self, arguments: Mapping[str, Any], what: str = "", *, poison: bool = False, may_refuse: bool = False
@@ -240,11 +234,6 @@ def _copied(value: Any, widen: bool) -> Any:
 
 def _size(sample: Arguments) -> int:
     return sum(int(memory_of(tensor).numel()) for _, tensor in tensors_of(sample))
-
-
-def _leads_to_a_device(sample: Arguments) -> bool:
-    """Whether the reference would have to follow addresses of a device."""
-    return any(memory_of(tensor) is not tensor and memory_of(tensor).is_cuda for _, tensor in tensors_of(sample))
 
 
 def _kind(sample: Arguments) -> tuple[Any, ...]:
