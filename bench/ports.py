@@ -1,7 +1,8 @@
 """How many of SGLang's JIT kernels compile as they are?
 
 A public wheel of SGLang is fetched, unpacked and read, not installed. Each call of its `load_jit` that its Python files
-make (`ports_calls.py`) is made to ours, with `csrc` at the wheel's sources, for sm_90a:
+make (`ports_calls.py`) is made to ours, with `csrc` at the wheel's sources: for sm_90a and, if that does not compile,
+for sm_100a, as some kernels need Blackwell:
 
     python bench/ports.py [--output bench/results/ports.md] [--only NAME] [VERSION ...]
 
@@ -30,11 +31,14 @@ from typing import Any
 
 from sgljit_core import load_jit, override_cuda_arch, paths
 from sgljit_core.benchmark import results
+from sgljit_core.compilers.arch import cuda_target
 from sgljit_core.errors import CompileError, SgljitError
 
 VERSIONS = ("0.5.7", "0.5.10.post1", "0.5.23")
 DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w+)[ \t]*(.*)$", re.MULTILINE)
 OTHER_PLATFORM = re.compile(r"USE_ROCM|USE_MUSA|__HIP")
+AMD = re.compile(r"#error.*CDNA")
+ARCHITECTURES = ((9, 0), (10, 0))
 ALLOWED = re.compile(
     r"(sgl_kernel|tvm|dlpack|cuda|cub|cooperative_groups|nv)/|cuda\w*\.h$|(cooperative_groups|math_constants|vector_types"
     r"|nvrtc)\.h$|[a-z_]+$|(std\w+|assert|dlfcn|limits|math)\.h$"
@@ -65,12 +69,14 @@ class Kernel:
     Attributes:
         name: the file of the call and the first marker.
         along: the headers of its family.
+        target: what it compiles for.
         reason: why it is out of scope or does not compile; "" if it does.
     """
 
     name: str
     in_scope: bool = True
     along: set[str] = field(default_factory=set)
+    target: str = ""
     reason: str = ""
 
 
@@ -155,14 +161,21 @@ class Release:
             keywords[language] = [tuple(pair) for pair in keywords.get(language) or ()] or None
         keywords["extra_include_paths"] = [*directories[1:], *([self.along] if kernel.along else [])]
         markers = [re.sub(r"[^\w.+-]", "_", call["markers"][0]), *call["markers"][1:]]
-        try:
-            with override_cuda_arch(9, 0):
-                load_jit(*markers, csrc=self.csrc, **keywords)
-        except CompileError as error:
-            line = str(error).partition("\n")[0].partition("does not compile: ")[2]
-            kernel.reason = re.sub(r"/\S*/(csrc|sgl_kernel)/", "", line)
-        except SgljitError as error:
-            kernel.reason = str(error)
+        reasons = []
+        for capability in ARCHITECTURES:
+            try:
+                with override_cuda_arch(*capability):
+                    load_jit(*markers, csrc=self.csrc, **keywords)
+                    kernel.target = cuda_target().name
+                break
+            except CompileError as error:
+                line = str(error).partition("\n")[0].partition("does not compile: ")[2]
+                reasons.append(re.sub(r"/\S*/(csrc|sgl_kernel)/", "", line))
+            except SgljitError as error:
+                reasons.append(str(error))
+        if not kernel.target:
+            kernel.reason = reasons[0]
+            kernel.in_scope = AMD.search(kernel.reason) is None
         return kernel
 
 
@@ -211,11 +224,9 @@ def main() -> int:
         if rest:
             tables[f"{version}: not built, and why"] = rest
         tables[f"{version}: built"] = [
-            {"kernel": k.name, "headers that come with it": ", ".join(sorted(k.along))} for k in built
+            {"kernel": k.name, "for": k.target, "headers that come with it": ", ".join(sorted(k.along))} for k in built
         ]
-    note = (
-        "A call is one module of one choice of template arguments, compiled by nvcc for sm_90a and loaded; nothing ran."
-    )
+    note = "A call is one module of one choice of template arguments, compiled by nvcc and loaded; nothing ran."
     sys.stdout.write(
         results.write_results(options.output, "SGLang's kernels as they are", tables, note=note, device="cpu")
     )

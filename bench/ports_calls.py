@@ -58,15 +58,20 @@ BY_NAME: dict[str, Any] = {
 }
 BY_FUNCTION: dict[str, dict[str, Any]] = {
     "clamp_position._jit_clamp_position_module": {"dtype": torch.int64},
+    "channel_rmsnorm_silu_nhwc_jit._jit_module": {"vec": 8, "lanes": 32, "units": 4},
     "compress._jit_compress_128_online_module": {"head_dim": 512},
+    "cuda_solver._prep_module": {"nc": 40, "num_red_log": 32, "num_gpus": 8},
     "deep_select._jit_deep_select_module": {"max_topk": 1024, "cluster_size": 8},
+    "dsv3_fused_a_gemm.dsv3_fused_a_gemm_module": {"hd_in": 7168, "hd_out": 2112},
     "fast_topk._jit_fast_topk_module": {"topk": 512},
     "grouped_gemma_rmsnorm._jit_grouped_gemma_rmsnorm_module": {"group_size": 512},
     "hopper_bf16_gemv._jit_hopper_bf16_gemv_module": {"n": 1024, "k": 4096},
+    "low_ratio_compress._jit_c1_module": {"head_dim": 512},
+    "muse_spark_router_gemm._jit_module": {"max_tokens": 8, "hidden_size": 4096},
     "norm_rope._jit_main_k_norm_rope_flashmla_module": {"head_dim": 512},
     "norm_rope._jit_main_k_norm_rope_q_flashmla_module": {"head_dim": 512},
     "per_token_group_quant_8bit._jit_per_token_group_quant_8bit_module": {"output_type": torch.float8_e4m3fn},
-    "per_token_group_quant._jit_module": {"out_dtype": torch.float8_e4m3fn},
+    "per_token_group_quant._jit_module": {"out_dtype": torch.float8_e4m3fn, "aligned": True},
     "per_token_group_quant_8bit_v2._jit_module": {"out_dtype": torch.float8_e4m3fn},
     "tiny_gemm._jit_tiny_gemm_module": {"n_split": 16},
 }

@@ -130,9 +130,20 @@ using namespace ::device::math;
 namespace norm {
 using namespace ::device::norm;
 }
+/// Not a counterpart of ours, which refuses typed pointers.
 namespace pointer {
-using namespace ::device::pointer;
+
+/// \brief `ptr` plus the sum of `offsets`, in elements of T: bytes, unless T is named.
+template <typename T = char, typename... U>
+[[nodiscard]] SGL_DEVICE void* offset(void* ptr, U... offsets) {
+  return static_cast<T*>(ptr) + (int64_t{0} + ... + static_cast<int64_t>(offsets));
 }
+template <typename T = char, typename... U>
+[[nodiscard]] SGL_DEVICE const void* offset(const void* ptr, U... offsets) {
+  return static_cast<const T*>(ptr) + (int64_t{0} + ... + static_cast<int64_t>(offsets));
+}
+
+}  // namespace pointer
 namespace tile {
 using namespace ::device::tile;
 }
