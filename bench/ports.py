@@ -1,8 +1,8 @@
 """How many of SGLang's JIT kernels compile as they are?
 
 A public wheel of SGLang is fetched, unpacked and read, not installed. Each call of its `load_jit` that its Python files
-make (`ports_calls.py`) is made to ours, with `csrc` at the wheel's sources: for sm_90a and, if that does not compile,
-for sm_100a, as some kernels need Blackwell:
+make (`ports_calls.py`) is made to ours, with `csrc` at the wheel's sources: for sm_90a, or else for the first of
+sm_100a and sm_120a that it compiles for, as some kernels need Blackwell:
 
     python bench/ports.py [--output bench/results/ports.md] [--only NAME] [VERSION ...]
 
@@ -37,8 +37,8 @@ from sgljit_core.errors import CompileError, SgljitError
 VERSIONS = ("0.5.7", "0.5.10.post1", "0.5.23")
 DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w+)[ \t]*(.*)$", re.MULTILINE)
 OTHER_PLATFORM = re.compile(r"USE_ROCM|USE_MUSA|__HIP")
-AMD = re.compile(r"#error.*CDNA")
-ARCHITECTURES = ((9, 0), (10, 0))
+AMD = re.compile(r"#error.*(CDNA|ROCm)")
+ARCHITECTURES = ((9, 0), (10, 0), (12, 0))
 ALLOWED = re.compile(
     r"(sgl_kernel|tvm|dlpack|cuda|cub|cooperative_groups|nv)/|cuda\w*\.h$|(cooperative_groups|math_constants|vector_types"
     r"|nvrtc)\.h$|[a-z_]+$|(std\w+|assert|dlfcn|limits|math)\.h$"
