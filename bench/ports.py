@@ -163,18 +163,20 @@ class Release:
         markers = [re.sub(r"[^\w.+-]", "_", call["markers"][0]), *call["markers"][1:]]
         reasons = []
         for capability in ARCHITECTURES:
-            try:
-                with override_cuda_arch(*capability):
+            with override_cuda_arch(*capability):
+                target = cuda_target().name
+                try:
                     load_jit(*markers, csrc=self.csrc, **keywords)
-                    kernel.target = cuda_target().name
-                break
-            except CompileError as error:
-                line = str(error).partition("\n")[0].partition("does not compile: ")[2]
-                reasons.append(re.sub(r"/\S*/(csrc|sgl_kernel)/", "", line))
-            except SgljitError as error:
-                reasons.append(str(error))
+                    kernel.target = target
+                    break
+                except CompileError as error:
+                    line = str(error).partition("\n")[0].partition("does not compile: ")[2]
+                    line = re.sub(r"/\S*/(csrc|sgl_kernel)/", "", line)
+                    reasons.append(f"{target}: {line}")
+                except SgljitError as error:
+                    reasons.append(f"{target}: {error}")
         if not kernel.target:
-            kernel.reason = reasons[0]
+            kernel.reason = "; ".join(reasons)
             kernel.in_scope = AMD.search(kernel.reason) is None
         return kernel
 

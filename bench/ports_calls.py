@@ -66,7 +66,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "fast_topk._jit_fast_topk_module": {"topk": 512},
     "grouped_gemma_rmsnorm._jit_grouped_gemma_rmsnorm_module": {"group_size": 512},
     "hc_combine._jit_hc_combine_module": {"hc_count": 4},
-    "hisparse._jit_spec_module": {"num_steps": 2},
+    "hisparse._jit_spec_module": {"num_steps": 2, "num_top_k": 2048, "hot_buffer_size": 4096},
     "hopper_bf16_gemv._jit_hopper_bf16_gemv_module": {"n": 1024, "k": 4096},
     "low_ratio_compress._jit_c1_module": {"head_dim": 512},
     "low_ratio_compress._jit_c2_module": {"head_dim": 512},
