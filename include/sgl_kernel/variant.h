@@ -252,29 +252,6 @@ struct Kernel : private details::Variants {
 
 namespace details {
 
-/// Makes the primary context of a device current for the duration of a scope, if it is not.
-struct ContextGuard {
- public:
-  ContextGuard(std::int32_t device_id, DebugInfo location) {
-    driver::device_t current = -1;
-    if (driver::api().CtxGetDevice(&current) == driver::kSuccess && current == device_id) [[likely]]
-      return;
-    m_push(device_id, location);
-  }
-  ~ContextGuard() {
-    if (m_pushed) [[unlikely]]
-      m_pop();
-  }
-  ContextGuard(const ContextGuard&) = delete;
-  ContextGuard& operator=(const ContextGuard&) = delete;
-
- private:
-  [[gnu::cold]] SGL_INLINE void m_push(std::int32_t device_id, DebugInfo location);
-  [[gnu::cold]] SGL_INLINE void m_pop() noexcept;
-
-  bool m_pushed = false;
-};
-
 SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Variant& variant, void** arguments);
 
 /// The arguments are converted here: every parameter has its kernel's type, and the driver takes the address of each.
@@ -466,30 +443,6 @@ SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
   __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
 }
 
-/// The primary context of a device. It is retained once in the process and never released: PyTorch keeps it as well,
-/// and a release at exit could come after the driver's own end.
-[[gnu::cold, gnu::noinline]] inline driver::context_t primary_context(std::int32_t device_id, DebugInfo location) {
-  constexpr std::int32_t kRemembered = 64;
-  static driver::context_t contexts[kRemembered] = {};
-  const bool is_remembered = device_id >= 0 && device_id < kRemembered;
-  driver::context_t context = is_remembered ? __atomic_load_n(&contexts[device_id], __ATOMIC_ACQUIRE) : nullptr;
-  if (context != nullptr) return context;
-  driver::check(driver::api().DevicePrimaryCtxRetain(&context, device_id), location);
-  // Two threads may both retain it, which costs a count.
-  if (is_remembered) __atomic_store_n(&contexts[device_id], context, __ATOMIC_RELEASE);
-  return context;
-}
-
-SGL_INLINE void ContextGuard::m_push(std::int32_t device_id, DebugInfo location) {
-  driver::check(driver::api().CtxPushCurrent(primary_context(device_id, location)), location);
-  m_pushed = true;
-}
-
-SGL_INLINE void ContextGuard::m_pop() noexcept {
-  driver::context_t context = nullptr;
-  driver::api().CtxPopCurrent(&context);
-}
-
 /// Raise the kernel's limit of dynamic shared memory, once for each higher value.
 [[gnu::cold, gnu::noinline]] inline void allow_dynamic_smem(
     LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
@@ -512,7 +465,7 @@ SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Var
   if (config.grid.is_empty()) return;
   std::int32_t device_id = config.device_id;
   if (device_id < 0) driver::check(driver::api().CtxGetDevice(&device_id), location);
-  const ContextGuard guard(device_id, location);
+  const runtime::DeviceGuard guard(device_id, location);
   LoadedKernel& kernel = variant.on(device_id);
   if (config.dynamic_smem > kSmemWithoutAsking) allow_dynamic_smem(kernel, config.dynamic_smem, location);
   driver::LaunchAttribute attributes[2];
@@ -548,7 +501,7 @@ namespace runtime {
 SGL_INLINE auto get_blocks_per_sm(
     const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
     DebugInfo location) -> std::uint32_t {
-  const host::details::ContextGuard guard(device_id, location);
+  const DeviceGuard guard(device_id, location);
   auto& kernel = variant.on(device_id);
   if (dynamic_smem > host::details::kSmemWithoutAsking)
     host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
@@ -561,7 +514,7 @@ SGL_INLINE auto get_blocks_per_sm(
 
 SGL_INLINE auto get_available_dynamic_smem_per_block(
     const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location) -> std::size_t {
-  const host::details::ContextGuard guard(device_id, location);
+  const DeviceGuard guard(device_id, location);
   const auto& api = driver::api();
   auto& kernel = variant.on(device_id);
   // The answer never exceeds the kernel's current limit, so raise that to its maximum first.

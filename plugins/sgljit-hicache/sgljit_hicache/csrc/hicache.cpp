@@ -92,7 +92,7 @@ void transfer(Job& job, bool is_all_layers, const Options& options) {
     return transfer_on_cpu(job);
   }
 
-  const host::details::ContextGuard guard(job.device.device_id, host::DebugInfo{});
+  const host::runtime::DeviceGuard guard(job.device.device_id);
   if (checks) hicache::check_on_device(job, is_all_layers);
   if (!is_all_layers) {
     hicache::OneLayer table{};
