@@ -4,6 +4,7 @@
 #include <sgl_kernel/dtype.h>
 #include <sgl_kernel/family.h>
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/traits.h>
 #include <sgl_kernel/launch.h>
 #include <sgl_kernel/runtime.h>
 #include <sgl_kernel/signature.h>
@@ -12,11 +13,9 @@
 #include <dlpack/dlpack.h>
 #include <pthread.h>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <typeinfo>
 
 /// \file variant.h
@@ -109,19 +108,19 @@ template <typename T>
 TemplateArg template_argument(const T& value) noexcept {
   if constexpr (requires { type_argument(value); }) {
     return type_argument(value);
-  } else if constexpr (std::is_same_v<T, bool>) {
+  } else if constexpr (traits::is_same<T, bool>) {
     return {.kind = TemplateArg::kBool, .value = value};
-  } else if constexpr (std::is_same_v<T, DLDataType>) {
+  } else if constexpr (traits::is_same<T, DLDataType>) {
     return {.kind = TemplateArg::kDType, .value = value.code | value.bits << 8 | value.lanes << 16};
-  } else if constexpr (std::is_enum_v<T>) {
+  } else if constexpr (__is_enum(T)) {
     constexpr auto kName = type_spelling<T>();
     return {TemplateArg::kEnum, kName.text, kName.size, static_cast<std::int64_t>(value)};
   } else {
     static_assert(
-        std::is_integral_v<T>,
+        traits::integral<T>,
         "a kernel's template argument must be an integer, a bool, an enum, a DLDataType or a host::type<T>");
     return {
-        .kind = std::is_signed_v<T> ? TemplateArg::kInt : TemplateArg::kUInt,
+        .kind = traits::is_signed<T> ? TemplateArg::kInt : TemplateArg::kUInt,
         .value = static_cast<std::int64_t>(value)};
   }
 }
@@ -235,7 +234,7 @@ struct Variants {
 /// \tparam Params trivially copyable. A struct names its fields, see signature.h.
 template <typename... Params>
 struct Kernel : private details::Variants {
-  static_assert((std::is_trivially_copyable_v<Params> && ...), "Kernel: a parameter must be trivially copyable");
+  static_assert((__is_trivially_copyable(Params) && ...), "Kernel: a parameter must be trivially copyable");
 
  public:
   /// \param file the device file, relative to the family's csrc; a literal.

@@ -191,9 +191,7 @@ bool is_capturing(const Call& call) {
 
 /// Whether the driver has the operation; 64-bit ones and `nor` depend on the device.
 bool has_operation(const Call& call, int condition) {
-  const auto has = [&](int attribute) {
-    return host::runtime::get_attribute(attribute, call.device.device_id) != 0;
-  };
+  const auto has = [&](int attribute) { return host::runtime::get_attribute(attribute, call.device.device_id) != 0; };
   const auto& api = driver::api();
   if (api.StreamWaitValue32 == nullptr || api.StreamWaitValue64 == nullptr || api.StreamWriteValue32 == nullptr ||
       api.StreamWriteValue64 == nullptr)
