@@ -23,9 +23,9 @@
 ///
 /// The symbol is a function, a function template with its arguments, a static member or a lambda without captures.
 /// Parameters: integers, enums, floats, bool, `host::TensorView`, `host::Optional` of any of these, `const char*`,
-/// `DLDevice`, `DLDataType`, `void*`; a struct of such fields, and of arrays and structs of them, which `SGL_FIELDS` names:
-/// it takes an argument for each, one after the other. Results: void, integers, floats, bool, `host::Tensor`.
-/// A wrong number or type of arguments, or a tensor with elements but no memory (a fake one), is a `TypeError` with the
+/// `DLDevice`, `DLDataType`, `void*`; a struct of such fields, and of arrays and structs of them, which `SGL_FIELDS`
+/// names: it takes an argument for each, one after the other. Results: void, integers, floats, bool, `host::Tensor`. A
+/// wrong number or type of arguments, or a tensor with elements but no memory (a fake one), is a `TypeError` with the
 /// function, the position, the expected and the actual type. Every C++ exception ends here and becomes a Python one:
 /// `host::Error` by its name, any other as a `RuntimeError`.
 ///
@@ -375,10 +375,8 @@ void unpack_and_call(
   if (num_args != static_cast<std::int32_t>(kCount)) [[unlikely]]
     raise_count(name, kCount, num_args);
   // Braces read the arguments from left to right, so that the first wrong one is the one reported.
-  [[maybe_unused]] ReadParameters<ReadParameter<Index, traits::remove_cvref<Args>>...> read{
-      {read_parameter<Args>(
-          args + kPositions.first[Index],
-          ArgSlot{name, static_cast<std::int32_t>(kPositions.first[Index]) + 1})}...};
+  [[maybe_unused]] ReadParameters<ReadParameter<Index, traits::remove_cvref<Args>>...> read{{read_parameter<Args>(
+      args + kPositions.first[Index], ArgSlot{name, static_cast<std::int32_t>(kPositions.first[Index]) + 1})}...};
   if constexpr (traits::is_same<R, void>) {
     function(static_cast<Args&&>(static_cast<ReadParameter<Index, traits::remove_cvref<Args>>&>(read).value)...);
   } else {
