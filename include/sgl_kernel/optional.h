@@ -1,7 +1,6 @@
 #pragma once
 
 #include <sgl_kernel/error.h>
-#include <sgl_kernel/impl/traits.h>
 
 /// \file optional.h
 /// \brief `host::Optional<T>`: an argument that may be None.

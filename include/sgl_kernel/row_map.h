@@ -27,7 +27,6 @@
 
 #if defined(__CUDACC__)
 
-#include <sgl_kernel/impl/traits.h>
 #include <sgl_kernel/row_map.cuh>
 
 #else

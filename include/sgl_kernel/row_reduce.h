@@ -36,7 +36,6 @@
 
 #if defined(__CUDACC__)
 
-#include <sgl_kernel/impl/traits.h>
 #include <sgl_kernel/row_reduce.cuh>
 
 #else
