@@ -2,9 +2,8 @@
 
 #include <sgl_kernel/error.h>
 #include <sgl_kernel/family.h>
+#include <sgl_kernel/impl/opaque.h>
 #include <sgl_kernel/signature.h>
-
-#include <dlpack/dlpack.h>
 
 #include <cstdint>
 #include <typeinfo>
@@ -26,24 +25,6 @@
 /// exceptions reach the caller. A struct among the parameters names its fields (signature.h), so that a file that was
 /// compiled from another version of it is refused. The core compiles the file by the same rules as any module. Host
 /// only.
-
-namespace host {
-
-struct TensorView;
-template <typename T>
-struct Optional;
-
-}  // namespace host
-
-// Their fields are not an author's to change.
-template <>
-inline constexpr bool sgl::kIsOpaque<DLDataType> = true;
-template <>
-inline constexpr bool sgl::kIsOpaque<DLDevice> = true;
-template <>
-inline constexpr bool sgl::kIsOpaque<host::TensorView> = true;
-template <typename T>
-inline constexpr bool sgl::kIsOpaque<host::Optional<T>> = true;
 
 namespace host {
 

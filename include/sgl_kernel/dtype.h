@@ -1,10 +1,10 @@
 #pragma once
 
+#include <sgl_kernel/impl/traits.h>
+
 #include <dlpack/dlpack.h>
 
-#include <concepts>
 #include <cstdint>
-#include <type_traits>
 
 /// \file dtype.h
 /// \brief The `DLDataType` of a C++ type; you can add your own types.
@@ -38,12 +38,12 @@ namespace host {
 template <typename T>
 struct dtype_of {};
 
-template <std::integral T>
+template <traits::integral T>
 struct dtype_of<T> {
   static constexpr DLDataType value = {
-      std::is_signed_v<T> ? kDLInt : kDLUInt, static_cast<std::uint8_t>(sizeof(T) * 8), 1};
+      traits::is_signed<T> ? kDLInt : kDLUInt, static_cast<std::uint8_t>(sizeof(T) * 8), 1};
 };
-template <std::floating_point T>
+template <traits::floating_point T>
 struct dtype_of<T> {
   static constexpr DLDataType value = {kDLFloat, static_cast<std::uint8_t>(sizeof(T) * 8), 1};
 };
@@ -91,15 +91,15 @@ struct dtype_of<__nv_fp8_e8m0> {
 /// \brief A type that a tensor's elements can be matched against.
 template <typename T>
 concept HasDType = requires {
-  { dtype_of<T>::value } -> std::convertible_to<DLDataType>;
+  { dtype_of<T>::value } -> traits::convertible_to<DLDataType>;
 };
 
 // Templates, so that tvm-ffi's own operators on the same types win if both are visible.
-template <std::same_as<DLDataType> T>
+template <traits::same_as<DLDataType> T>
 [[nodiscard]] constexpr bool operator==(const T& a, const T& b) noexcept {
   return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
-template <std::same_as<DLDevice> T>
+template <traits::same_as<DLDevice> T>
 [[nodiscard]] constexpr bool operator==(const T& a, const T& b) noexcept {
   return a.device_type == b.device_type && a.device_id == b.device_id;
 }

@@ -2,27 +2,30 @@
 
 #include <sgl_kernel/error.h>
 #include <sgl_kernel/ffi.h>
+#include <sgl_kernel/impl/opaque.h>
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/traits.h>
+#include <sgl_kernel/signature.h>
 #include <sgl_kernel/tensor_view.h>
+#include <sgl_kernel/utils.h>
 
 #include <tvm/ffi/c_api.h>
 
 #include <cxxabi.h>
 #include <sys/auxv.h>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 /// \file export.h
 /// \brief `SGL_EXPORT(name, (symbol))`: make a C++ function callable from Python.
 ///
 /// The symbol is a function, a function template with its arguments, a static member or a lambda without captures.
 /// Parameters: integers, enums, floats, bool, `host::TensorView`, `host::Optional` of any of these, `const char*`,
-/// `DLDevice`, `DLDataType`, `void*`. Results: void, integers, floats, bool, `host::Tensor`.
-/// A wrong number or type of arguments, or a tensor with elements but no memory (a fake one), is a `TypeError` with the
+/// `DLDevice`, `DLDataType`, `void*`; a struct of such fields, and of arrays and structs of them, which `SGL_FIELDS`
+/// names: it takes an argument for each, one after the other. Results: void, integers, floats, bool, `host::Tensor`. A
+/// wrong number or type of arguments, or a tensor with elements but no memory (a fake one), is a `TypeError` with the
 /// function, the position, the expected and the actual type. Every C++ exception ends here and becomes a Python one:
 /// `host::Error` by its name, any other as a `RuntimeError`.
 ///
@@ -92,7 +95,7 @@ struct Arg<bool> {
   }
 };
 
-template <std::integral T>
+template <traits::integral T>
 struct Arg<T> {
   static constexpr const char* kName = "int";
   static bool matches(const TVMFFIAny& any) noexcept {
@@ -102,20 +105,20 @@ struct Arg<T> {
     const auto value = static_cast<T>(any.v_int64);
     // Eight bytes always fit: Python code writes all ones as -1 for a uint64_t.
     if (sizeof(T) < 8 && static_cast<std::int64_t>(value) != any.v_int64) [[unlikely]]
-      slot.out_of_range(std::is_signed_v<T>, sizeof(T) * 8, any.v_int64);
+      slot.out_of_range(traits::is_signed<T>, sizeof(T) * 8, any.v_int64);
     return value;
   }
 };
 
 template <typename T>
-  requires std::is_enum_v<T>
-struct Arg<T> : Arg<std::underlying_type_t<T>> {
+  requires __is_enum
+(T) struct Arg<T> : Arg<__underlying_type(T)> {
   static T read(const TVMFFIAny& any, ArgSlot slot) {
-    return static_cast<T>(Arg<std::underlying_type_t<T>>::read(any, slot));
+    return static_cast<T>(Arg<__underlying_type(T)>::read(any, slot));
   }
 };
 
-template <std::floating_point T>
+template <traits::floating_point T>
 struct Arg<T> {
   static constexpr const char* kName = "float";
   static bool matches(const TVMFFIAny& any) noexcept {
@@ -201,7 +204,7 @@ inline constexpr bool kIsOptional = false;
 template <template <typename> class Optional, typename T>
   requires requires(const Optional<T>& value) {
     Optional<T>{};
-    { value.has_value() } -> std::same_as<bool>;
+    { value.has_value() } -> traits::same_as<bool>;
   }
 inline constexpr bool kIsOptional<Optional<T>> = true;
 
@@ -228,7 +231,7 @@ concept LightArg = requires(const TVMFFIAny& any, ArgSlot slot) {
 template <typename T>
 constexpr bool known_to_tvm() {
 #if SGL_HAS_TVM_FFI_CPP
-  if constexpr (std::is_same_v<T, ::tvm::ffi::AnyView> || std::is_same_v<T, ::tvm::ffi::Any>) return true;
+  if constexpr (traits::is_same<T, ::tvm::ffi::AnyView> || traits::is_same<T, ::tvm::ffi::Any>) return true;
   else return ::tvm::ffi::TypeTraits<T>::convert_enabled;
 #else
   return false;
@@ -237,9 +240,9 @@ constexpr bool known_to_tvm() {
 
 template <typename T>
 auto read_argument(const TVMFFIAny& any, ArgSlot slot) {
-  using U = std::remove_cvref_t<T>;
+  using U = traits::remove_cvref<T>;
   static_assert(
-      !std::is_lvalue_reference_v<T> || std::is_const_v<std::remove_reference_t<T>>,
+      !traits::is_lvalue_reference<T> || traits::is_const<traits::remove_reference<T>>,
       "SGL_EXPORT: a write to a reference parameter would be lost: take a value, return the result");
   if constexpr (LightArg<U>) {
     if (!Arg<U>::matches(any)) [[unlikely]]
@@ -249,13 +252,13 @@ auto read_argument(const TVMFFIAny& any, ArgSlot slot) {
     static_assert(
         known_to_tvm<U>(),
         "SGL_EXPORT: this parameter type cannot come from Python. Allowed are integers, enums, floats, bool, "
-        "host::TensorView, const char*, DLDevice, DLDataType, void*, host::Optional of one of these, and tvm-ffi's "
-        "own types if its headers are included before sgl_kernel/export.h");
+        "host::TensorView, const char*, DLDevice, DLDataType, void*, host::Optional of one of these, structs of them "
+        "with SGL_FIELDS, and tvm-ffi's own types if its headers are included before sgl_kernel/export.h");
 #if SGL_HAS_TVM_FFI_CPP
     if (is_tensor(any)) slot.check_memory(*dl_tensor(any));
-    if constexpr (std::is_same_v<U, ::tvm::ffi::AnyView>) {
+    if constexpr (traits::is_same<U, ::tvm::ffi::AnyView>) {
       return reinterpret_cast<const ::tvm::ffi::AnyView&>(any);
-    } else if constexpr (std::is_same_v<U, ::tvm::ffi::Any>) {
+    } else if constexpr (traits::is_same<U, ::tvm::ffi::Any>) {
       return U(reinterpret_cast<const ::tvm::ffi::AnyView&>(any));
     } else {
       using Traits = ::tvm::ffi::TypeTraits<U>;
@@ -270,19 +273,19 @@ auto read_argument(const TVMFFIAny& any, ArgSlot slot) {
 
 template <typename R>
 void write_result(R&& value, TVMFFIAny* result) {
-  using U = std::remove_cvref_t<R>;
+  using U = traits::remove_cvref<R>;
   result->zero_padding = 0;
   result->v_int64 = 0;
-  if constexpr (std::is_same_v<U, bool>) {
+  if constexpr (traits::is_same<U, bool>) {
     result->type_index = kTVMFFIBool;
     result->v_int64 = value;
-  } else if constexpr (std::is_integral_v<U> || std::is_enum_v<U>) {
+  } else if constexpr (traits::integral<U> || __is_enum(U)) {
     result->type_index = kTVMFFIInt;
     result->v_int64 = static_cast<std::int64_t>(value);
-  } else if constexpr (std::is_floating_point_v<U>) {
+  } else if constexpr (traits::floating_point<U>) {
     result->type_index = kTVMFFIFloat;
     result->v_float64 = static_cast<double>(value);
-  } else if constexpr (std::is_same_v<U, Tensor>) {
+  } else if constexpr (traits::is_same<U, Tensor>) {
     if (!value.defined()) return;  // None
     result->type_index = kTVMFFITensor;
     result->v_obj = static_cast<TVMFFIObject*>(value.release());
@@ -297,38 +300,88 @@ void write_result(R&& value, TVMFFIAny* result) {
   }
 }
 
+template <typename... T>
+struct Types {
+  static constexpr std::size_t kCount = sizeof...(T);
+};
+template <typename... T, typename... U>
+auto operator+(Types<T...>, Types<U...>) -> Types<T..., U...>;
+
+/// The types of the arguments that a parameter takes: its own, or those of its fields.
+template <typename T>
+struct Flat {
+  using type = Types<T>;
+};
+template <typename T>
+using flat = typename Flat<T>::type;
+
+template <typename T, std::size_t... Index>
+auto flat_array(Indices<Index...>) -> decltype((Types<>{} + ... + (static_cast<void>(Index), flat<T>{})));
+template <typename T, std::size_t kSize>
+struct Flat<T[kSize]> {
+  using type = decltype(flat_array<T>(IndicesUpTo<kSize>{}));
+};
+
+template <typename Class, typename T>
+auto flat_field(T Class::*) -> flat<T>;
+template <auto... kField, typename... T, unsigned long... kOffset>
+auto flat_fields(sgl::details::FieldList<sgl::Field<kField, T, kOffset>...>)
+    -> decltype((Types<>{} + ... + flat_field(kField)));
+template <sgl::details::HasFields T>
+struct Flat<T> {
+  using type = decltype(flat_fields(T::sgl_fields(*static_cast<const T*>(nullptr))));
+};
+
+/// A struct is made like `T{a, b, ...}`, of its fields in their order.
+template <typename T, typename... Argument, std::size_t... Index>
+T read_fields(const TVMFFIAny* args, ArgSlot slot, Types<Argument...>, Indices<Index...>) {
+  return T{read_argument<Argument>(
+      args[Index], ArgSlot{slot.function, slot.position + static_cast<std::int32_t>(Index)})...};
+}
+
+/// Reads a parameter from the arguments that begin with `*args`, which is the one that `slot` names.
+template <typename T>
+auto read_parameter(const TVMFFIAny* args, ArgSlot slot) {
+  using U = traits::remove_cvref<T>;
+  if constexpr (sgl::details::HasFields<U>)
+    return read_fields<U>(args, slot, flat<U>{}, IndicesUpTo<flat<U>::kCount>{});
+  else return read_argument<T>(*args, slot);
+}
+
 template <std::size_t Index, typename T>
-struct ReadArgument {
+struct ReadParameter {
   T value;
 };
-template <typename... Arguments>
-struct ReadArguments : Arguments... {};
+template <typename... Parameters>
+struct ReadParameters : Parameters... {};
 
-/// `std::index_sequence`, without the compile time of `<utility>`.
-template <std::size_t... kIndex>
-struct Indices {};
-#if __has_builtin(__make_integer_seq)
-template <typename, std::size_t... kIndex>
-using IndicesOf = Indices<kIndex...>;
-template <std::size_t kCount>
-using IndicesUpTo = __make_integer_seq<IndicesOf, std::size_t, kCount>;
-#else
-template <std::size_t kCount>
-using IndicesUpTo = Indices<__integer_pack(kCount)...>;
-#endif
+/// Where the arguments of each parameter begin; the last entry is their number.
+template <typename... Args>
+struct Positions {
+  std::size_t first[sizeof...(Args) + 1] = {};
+
+  constexpr Positions() {
+    std::size_t i = 0;
+    ((first[i + 1] = first[i] + flat<traits::remove_cvref<Args>>::kCount, ++i), ...);
+  }
+};
 
 template <typename R, typename... Args, std::size_t... Index>
 void unpack_and_call(
-    [[maybe_unused]] const char* name, R (*function)(Args...), [[maybe_unused]] const TVMFFIAny* args,
+    const char* name, R (*function)(Args...), [[maybe_unused]] const TVMFFIAny* args, std::int32_t num_args,
     TVMFFIAny* result, Indices<Index...>) {
+  constexpr Positions<Args...> kPositions;
+  constexpr auto kCount = kPositions.first[sizeof...(Args)];
+  if (num_args != static_cast<std::int32_t>(kCount)) [[unlikely]]
+    raise_count(name, kCount, num_args);
   // Braces read the arguments from left to right, so that the first wrong one is the one reported.
-  [[maybe_unused]] ReadArguments<ReadArgument<Index, std::remove_cvref_t<Args>>...> read{
-      {read_argument<Args>(args[Index], ArgSlot{name, static_cast<std::int32_t>(Index) + 1})}...};
-  if constexpr (std::is_void_v<R>) {
-    function(static_cast<Args&&>(static_cast<ReadArgument<Index, std::remove_cvref_t<Args>>&>(read).value)...);
+  [[maybe_unused]] ReadParameters<ReadParameter<Index, traits::remove_cvref<Args>>...> read{{read_parameter<Args>(
+      args + kPositions.first[Index], ArgSlot{name, static_cast<std::int32_t>(kPositions.first[Index]) + 1})}...};
+  if constexpr (traits::is_same<R, void>) {
+    function(static_cast<Args&&>(static_cast<ReadParameter<Index, traits::remove_cvref<Args>>&>(read).value)...);
   } else {
     write_result<R>(
-        function(static_cast<Args&&>(static_cast<ReadArgument<Index, std::remove_cvref_t<Args>>&>(read).value)...),
+        function(static_cast<Args&&>(static_cast<ReadParameter<Index, traits::remove_cvref<Args>>&>(read).value)...),
         result);
   }
 }
@@ -339,9 +392,7 @@ template <typename R, typename... Args>
 int safe_call(
     const char* name, R (*function)(Args...), const TVMFFIAny* args, std::int32_t num_args, TVMFFIAny* result) {
   try {
-    if (num_args != static_cast<std::int32_t>(sizeof...(Args))) [[unlikely]]
-      raise_count(name, sizeof...(Args), num_args);
-    unpack_and_call(name, function, args, result, IndicesUpTo<sizeof...(Args)>{});
+    unpack_and_call(name, function, args, num_args, result, IndicesUpTo<sizeof...(Args)>{});
     return 0;
   } catch (const RaisedError&) {
     // the caller of this module finds the error already

@@ -1,12 +1,12 @@
 #pragma once
 
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/traits.h>
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -38,13 +38,13 @@ struct Dim3 {
   std::uint32_t z = 1;
 
   constexpr Dim3() = default;
-  template <std::integral X, std::integral Y = std::uint32_t, std::integral Z = std::uint32_t>
+  template <traits::integral X, traits::integral Y = std::uint32_t, traits::integral Z = std::uint32_t>
   constexpr Dim3(X x, Y y = 1, Z z = 1) : x(s_narrow(x)), y(s_narrow(y)), z(s_narrow(z)) {}
   template <typename T>
     requires requires(const T& dim) {
-      { dim.x } -> std::convertible_to<std::uint32_t>;
-      { dim.y } -> std::convertible_to<std::uint32_t>;
-      { dim.z } -> std::convertible_to<std::uint32_t>;
+      { dim.x } -> traits::convertible_to<std::uint32_t>;
+      { dim.y } -> traits::convertible_to<std::uint32_t>;
+      { dim.z } -> traits::convertible_to<std::uint32_t>;
     }
   constexpr Dim3(const T& dim) : x(dim.x), y(dim.y), z(dim.z) {}
 
@@ -54,7 +54,7 @@ struct Dim3 {
 
  private:
   // A size_t silently truncated to 32 bits would launch a wrong grid.
-  template <std::integral T>
+  template <traits::integral T>
   static constexpr std::uint32_t s_narrow(T value) {
     if (static_cast<std::uint64_t>(value) > 0xffffffffu) [[unlikely]]
       details::raise("ValueError", {"a launch dimension must be between 0 and 4294967295, got ", value});

@@ -1,12 +1,11 @@
 #pragma once
 
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/traits.h>
 
 #include <dlpack/dlpack.h>
 
-#include <concepts>
 #include <cstddef>
-#include <type_traits>
 
 /// \file message.h
 /// \brief `host::Message`: text built in a fixed buffer, without `<string>` or `<sstream>`.
@@ -22,7 +21,7 @@ namespace details {
 
 template <typename T>
 concept TextLike = requires(const T& value) {
-  { *value.data() } -> std::same_as<const char&>;
+  { *value.data() } -> traits::same_as<const char&>;
   value.size();
 };
 
@@ -35,8 +34,7 @@ concept SequenceLike = !TextLike<T> && requires(const T& value) {
 /// An overload of `append_to(host::Message&, const T&)`, found by argument-dependent look-up. Only for classes, because
 /// a number may convert to some class.
 template <typename T>
-concept CustomPrintable =
-    std::is_class_v<T> && requires(Message& message, const T& value) { append_to(message, value); };
+concept CustomPrintable = __is_class(T) && requires(Message& message, const T& value) { append_to(message, value); };
 
 /// A type-erased value for a message. A check then costs the compiler a few stores, however many types a kernel prints;
 /// formatting is compiled once, and for size, because no fast path runs it.
@@ -44,6 +42,10 @@ struct Piece {
  public:
   template <typename T>
   Piece(const T& value) noexcept;  // NOLINT: converts on purpose
+  /// Also of a literal, for which the template would be instantiated once for each length.
+  [[gnu::cold]] SGL_INLINE Piece(const char* text) noexcept;  // NOLINT
+  [[gnu::cold]] SGL_INLINE Piece(int value) noexcept;         // NOLINT
+  [[gnu::cold]] SGL_INLINE Piece(long value) noexcept;        // NOLINT
 
   void (*print)(Message& message, const Piece& piece);
   union {
@@ -127,40 +129,38 @@ Piece::Piece(const T& value) noexcept : print(nullptr), integer(0) {
   if constexpr (CustomPrintable<T>) {
     print = print_custom<T>;
     pointer = &value;
-  } else if constexpr (std::is_same_v<T, bool>) {
+  } else if constexpr (traits::is_same<T, bool>) {
     print = print_text;
     pointer = value ? "true" : "false";
     size = static_cast<std::size_t>(-1);
-  } else if constexpr (std::is_same_v<T, char>) {
+  } else if constexpr (traits::is_same<T, char>) {
     print = print_text;
     pointer = &value;
     size = 1;
-  } else if constexpr (std::is_enum_v<T>) {
-    *this = Piece(static_cast<std::underlying_type_t<T>>(value));
-  } else if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
-    print = print_integer;
-    integer = value;
-  } else if constexpr (std::is_integral_v<T>) {
-    print = print_natural;
-    natural = value;
-  } else if constexpr (std::is_floating_point_v<T>) {
+  } else if constexpr (__is_enum(T)) {
+    *this = Piece(static_cast<__underlying_type(T)>(value));
+  } else if constexpr (traits::integral<T>) {
+    print = traits::is_signed<T> ? print_integer : print_natural;
+    if constexpr (traits::is_signed<T>) integer = value;
+    else natural = value;
+  } else if constexpr (traits::floating_point<T>) {
     print = print_number;
     number = static_cast<double>(value);
     size = sizeof(T);
-  } else if constexpr (std::is_null_pointer_v<T>) {
+  } else if constexpr (traits::is_same<T, decltype(nullptr)>) {
     print = print_pointer;
     pointer = nullptr;
-  } else if constexpr (std::is_convertible_v<const T&, const char*>) {
+  } else if constexpr (traits::convertible_to<const T&, const char*>) {
     print = print_text;
     pointer = static_cast<const char*>(value);
     size = static_cast<std::size_t>(-1);
-  } else if constexpr (std::is_pointer_v<T>) {
+  } else if constexpr (traits::is_pointer<T>) {
     print = print_pointer;
     pointer = reinterpret_cast<const void*>(value);
-  } else if constexpr (std::is_same_v<T, DLDataType>) {
+  } else if constexpr (traits::is_same<T, DLDataType>) {
     print = print_dtype;
     pointer = &value;
-  } else if constexpr (std::is_same_v<T, DLDevice>) {
+  } else if constexpr (traits::is_same<T, DLDevice>) {
     print = print_device;
     pointer = &value;
   } else if constexpr (TextLike<T>) {
@@ -227,6 +227,11 @@ SGL_INLINE std::size_t Message::s_cut_at_character(const char* text, std::size_t
 }
 
 namespace details {
+
+SGL_INLINE Piece::Piece(const char* text) noexcept
+    : print(print_text), pointer(text), size(static_cast<std::size_t>(-1)) {}
+SGL_INLINE Piece::Piece(int value) noexcept : print(print_integer), integer(value) {}
+SGL_INLINE Piece::Piece(long value) noexcept : print(print_integer), integer(value) {}
 
 SGL_INLINE void print_integer(Message& message, const Piece& piece) {
   char digits[24];

@@ -2,8 +2,6 @@
 
 #include <sgl_kernel/error.h>
 
-#include <type_traits>
-
 /// \file optional.h
 /// \brief `host::Optional<T>`: an argument that may be None.
 
@@ -13,7 +11,7 @@ namespace host {
 /// of a host part's build.
 template <typename T>
 struct Optional {
-  static_assert(std::is_trivially_copyable_v<T>, "host::Optional holds a number, a view, a dtype or a device");
+  static_assert(__is_trivially_copyable(T), "host::Optional holds a number, a view, a dtype or a device");
 
  public:
   constexpr Optional() noexcept : m_none{} {}

@@ -31,23 +31,14 @@
 
 #else
 
-#include <sgl_kernel/cpu/row_map.h>
 #include <sgl_kernel/impl/row_op.h>
 #include <sgl_kernel/rows.h>
 #include <sgl_kernel/variant.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
 namespace host {
-
-namespace details {
-
-inline constexpr char kRowMapOnCpu[] = "host::cpu::row_map";
-
-}  // namespace details
 
 /// \brief Calls `launch(params)` for parts of rows that together are all of them: a kernel counts items in 32 bits, so
 /// a launch takes as many columns, and then rows, as that allows.
@@ -85,14 +76,15 @@ void for_each_part(const Rows (&operands)[kOperands], const RowPlan& plan, const
 /// \tparam F the functor, in a named namespace: takes a float of each input, and returns a float, or
 ///   `sgl::Values<kOutputs>`. It may have members; each call passes its own, and they are copied to the device.
 /// \tparam kInputs one to four.
-/// \tparam kOutputs one to nine.
+/// \tparam kOutputs at least one.
 template <typename F, int kInputs, int kOutputs = 1>
 struct RowMap {
   static_assert(kInputs >= 1 && kInputs <= 4, "RowMap: one to four inputs");
 
  public:
   /// \param file the file of the functor, relative to the family's csrc; a literal.
-  explicit constexpr RowMap(const char* file) noexcept : m_kernel(file, "device::row_map"), m_on_cpu(file) {}
+  explicit constexpr RowMap(const char* file) noexcept
+      : m_kernel(file, "device::row_map"), m_on_cpu(file, "host::cpu::row_map") {}
 
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
@@ -100,18 +92,18 @@ struct RowMap {
   /// \throws TensorMatchError, ValueError as `match_rows`.
   void operator()(
       const Rows (&inputs)[kInputs], const Rows (&outputs)[kOutputs], const F& f = {}, DebugInfo location = {}) {
-    static_assert(std::is_trivially_copyable_v<F>, "RowMap: the functor must be trivially copyable");
-    const auto all = [&]<int... I, int... J>(
-                         std::integer_sequence<int, I...>, std::integer_sequence<int, J...>) -> Operands {
+    static_assert(__is_trivially_copyable(F), "RowMap: the functor must be trivially copyable");
+    const auto all = [&]<std::size_t... I, std::size_t... J>(
+                         details::Indices<I...>, details::Indices<J...>) -> Operands {
       return {{inputs[I]..., outputs[J]...}};
-    }(std::make_integer_sequence<int, kInputs>{}, std::make_integer_sequence<int, kOutputs>{});
+    }(details::IndicesUpTo<kInputs>{}, details::IndicesUpTo<kOutputs>{});
     const auto plan = match_rows(all.rows, kInputs, kOutputs, sgl::details::is_one_type<F>(), true, location);
     if (plan.count == 0 || plan.columns == 0) return;
     const auto input_dtype = inputs[0].tensor.dtype();
     const auto output_dtype = outputs[0].tensor.dtype();
     const auto device = outputs[0].tensor.device();
     if (device.device_type == kDLCPU) {
-      cpu::RowMapJob<kOperands> job = {{}, plan.count, plan.columns};
+      cpu::RowJob<kOperands> job = {{}, plan.count, plan.columns};
       for (int i = 0; i < kOperands; ++i) job.operands[i] = all.rows[i].operand();
       return m_on_cpu(input_dtype, output_dtype, job, f);
     }
@@ -131,9 +123,14 @@ struct RowMap {
   };
 
   Kernel<sgl::RowMapParams<kOperands>, F> m_kernel;
-  details::RowOpOnCpu<details::kRowMapOnCpu, cpu::RowMapJob<kOperands>, F, kInputs, kOutputs> m_on_cpu;
+  details::RowOpOnCpu<F, kInputs, kOutputs> m_on_cpu;
 };
 
 }  // namespace host
+
+// A host part asks for the loop by its name, and compiles without it.
+#if !defined(SGL_SEPARATE)
+#include <sgl_kernel/cpu/row_map.h>
+#endif
 
 #endif

@@ -40,7 +40,6 @@
 
 #else
 
-#include <sgl_kernel/cpu/row_reduce.h>
 #include <sgl_kernel/impl/row_layout.h>
 #include <sgl_kernel/impl/row_op.h>
 #include <sgl_kernel/impl/row_reduce_params.h>
@@ -48,15 +47,10 @@
 #include <sgl_kernel/runtime.h>
 #include <sgl_kernel/variant.h>
 
+#include <cstddef>
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
 namespace host {
-
-namespace details {
-inline constexpr char kRowReduceOnCpu[] = "host::cpu::row_reduce";
-}
 
 /// \brief An op that reduces each row to one number, and computes each element of its outputs with it. A global
 /// variable.
@@ -73,7 +67,9 @@ struct RowReduce {
  public:
   /// \param file the file of the functor, relative to the family's csrc; a literal.
   explicit constexpr RowReduce(const char* file) noexcept
-      : m_resident(file, "device::row_reduce"), m_generic(file, "device::row_reduce_generic"), m_on_cpu(file) {}
+      : m_resident(file, "device::row_reduce"),
+        m_generic(file, "device::row_reduce_generic"),
+        m_on_cpu(file, "host::cpu::row_reduce") {}
 
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
@@ -100,20 +96,19 @@ struct RowReduce {
                                         : kInputs > 1                   ? sgl::RowWork::kMoreInputs
                                                                         : sgl::RowWork::kOneInput;
   using Params = sgl::RowReduceParams<kOperands>;
-  using Job = cpu::RowReduceJob<kOperands>;
   struct Operands {
     Rows rows[kOperands];
   };
 
   void m_run(const Rows* inputs, const Rows* shared, const Rows* outputs, const F& f, DebugInfo location) {
-    static_assert(std::is_trivially_copyable_v<F>, "RowReduce: the functor must be trivially copyable");
-    const auto operand = [&](int i) -> const Rows& {
+    static_assert(__is_trivially_copyable(F), "RowReduce: the functor must be trivially copyable");
+    const auto operand = [&](std::size_t i) -> const Rows& {
       return i < kInputs ? inputs[i] : i < kRead ? shared[i - kInputs] : outputs[i - kRead];
     };
-    const auto all = [&]<int... I>(std::integer_sequence<int, I...>) -> Operands {
+    const auto all = [&]<std::size_t... I>(details::Indices<I...>) -> Operands {
       return {{operand(I)...}};
-    }(std::make_integer_sequence<int, kOperands>{});
-    for (int i = kInputs; i < kRead; ++i) {  // the kernels read one row of it
+    }(details::IndicesUpTo<kOperands>{});
+    for (std::size_t i = kInputs; i < kRead; ++i) {  // the kernels read one row of it
       if (!operand(i).is_shared) [[unlikely]]
         operand(i).raise(location, {"expected a shared row, of host::shared_row, but got rows of host::rows"});
     }
@@ -122,7 +117,7 @@ struct RowReduce {
     const auto input_dtype = inputs[0].tensor.dtype();
     const auto output_dtype = outputs[0].tensor.dtype();
     if (outputs[0].tensor.device().device_type == kDLCPU) {
-      Job job = {{}, plan.count, plan.columns};
+      cpu::RowJob<kOperands> job = {{}, plan.count, plan.columns};
       for (int i = 0; i < kOperands; ++i) job.operands[i] = all.rows[i].operand();
       return m_on_cpu(input_dtype, output_dtype, job, f);
     }
@@ -149,9 +144,14 @@ struct RowReduce {
   }
 
   Kernel<Params, F> m_resident, m_generic;
-  details::RowOpOnCpu<details::kRowReduceOnCpu, Job, F, kInputs, kShared, kOutputs> m_on_cpu;
+  details::RowOpOnCpu<F, kInputs, kShared, kOutputs> m_on_cpu;
 };
 
 }  // namespace host
+
+// A host part asks for the loop by its name, and compiles without it.
+#if !defined(SGL_SEPARATE)
+#include <sgl_kernel/cpu/row_reduce.h>
+#endif
 
 #endif

@@ -15,30 +15,27 @@
 
 namespace host::runtime {
 
-namespace details {
-
-SGL_INLINE int attribute(int which, int device_id, DebugInfo location);
-
-}  // namespace details
+/// \brief An attribute of a device by its number in the driver, such as `driver::kMultiprocessorCount`.
+[[nodiscard]] SGL_INLINE int get_attribute(int which, int device_id = -1, DebugInfo location = {});
 
 /// \brief The number of multiprocessors: 132 on an H200.
 [[nodiscard]] inline auto get_sm_count(int device_id = -1, DebugInfo location = {}) -> std::uint32_t {
-  return static_cast<std::uint32_t>(details::attribute(driver::kMultiprocessorCount, device_id, location));
+  return static_cast<std::uint32_t>(get_attribute(driver::kMultiprocessorCount, device_id, location));
 }
 
 /// \brief The major compute capability: 9 on an H200.
 [[nodiscard]] inline auto get_cc_major(int device_id = -1, DebugInfo location = {}) -> int {
-  return details::attribute(driver::kComputeCapabilityMajor, device_id, location);
+  return get_attribute(driver::kComputeCapabilityMajor, device_id, location);
 }
 
 /// \brief The minor compute capability: 0 on an H200.
 [[nodiscard]] inline auto get_cc_minor(int device_id = -1, DebugInfo location = {}) -> int {
-  return details::attribute(driver::kComputeCapabilityMinor, device_id, location);
+  return get_attribute(driver::kComputeCapabilityMinor, device_id, location);
 }
 
 /// \brief The maximum dynamic shared memory of a block in bytes: 232448 on an H200.
 [[nodiscard]] inline auto get_max_dynamic_smem(int device_id = -1, DebugInfo location = {}) -> std::size_t {
-  return static_cast<std::size_t>(details::attribute(driver::kMaxSharedMemoryPerBlockOptin, device_id, location));
+  return static_cast<std::size_t>(get_attribute(driver::kMaxSharedMemoryPerBlockOptin, device_id, location));
 }
 
 /// \brief The newest CUDA version that the driver supports: 13000 for 13.0.
@@ -53,15 +50,71 @@ SGL_INLINE int attribute(int which, int device_id, DebugInfo location);
   return get_cc_major(device_id, location) >= 9;
 }
 
+/// \brief Makes a device current for a scope, if it is not: calls of the driver that take no device need it. A launch
+/// has a guard of its own.
+struct DeviceGuard {
+ public:
+  explicit DeviceGuard(std::int32_t device_id, DebugInfo location = {}) {
+    driver::device_t current = -1;
+    if (driver::api().CtxGetDevice(&current) == driver::kSuccess && current == device_id) [[likely]]
+      return;
+    m_push(device_id, location);
+  }
+  ~DeviceGuard() {
+    if (m_pushed) [[unlikely]]
+      m_pop();
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  [[gnu::cold]] SGL_INLINE void m_push(std::int32_t device_id, DebugInfo location);
+  [[gnu::cold]] SGL_INLINE void m_pop() noexcept;
+
+  bool m_pushed = false;
+};
+
 }  // namespace host::runtime
 
 #if SGL_BODIES
 
-SGL_INLINE int host::runtime::details::attribute(int which, int device_id, DebugInfo location) {
+namespace host::runtime {
+
+SGL_INLINE int get_attribute(int which, int device_id, DebugInfo location) {
   if (device_id < 0 && driver::api().CtxGetDevice(&device_id) != driver::kSuccess) device_id = 0;
   int value = 0;
   driver::check(driver::api().DeviceGetAttribute(&value, which, device_id), location);
   return value;
 }
+
+namespace details {
+
+/// The primary context of a device. It is retained once in the process and never released: PyTorch keeps it as well,
+/// and a release at exit could come after the driver's own end.
+[[gnu::cold, gnu::noinline]] inline driver::context_t primary_context(std::int32_t device_id, DebugInfo location) {
+  constexpr std::int32_t kRemembered = 64;
+  static driver::context_t contexts[kRemembered] = {};
+  const bool is_remembered = device_id >= 0 && device_id < kRemembered;
+  driver::context_t context = is_remembered ? __atomic_load_n(&contexts[device_id], __ATOMIC_ACQUIRE) : nullptr;
+  if (context != nullptr) return context;
+  driver::check(driver::api().DevicePrimaryCtxRetain(&context, device_id), location);
+  // Two threads may both retain it, which costs a count.
+  if (is_remembered) __atomic_store_n(&contexts[device_id], context, __ATOMIC_RELEASE);
+  return context;
+}
+
+}  // namespace details
+
+SGL_INLINE void DeviceGuard::m_push(std::int32_t device_id, DebugInfo location) {
+  driver::check(driver::api().CtxPushCurrent(details::primary_context(device_id, location)), location);
+  m_pushed = true;
+}
+
+SGL_INLINE void DeviceGuard::m_pop() noexcept {
+  driver::context_t context = nullptr;
+  driver::api().CtxPopCurrent(&context);
+}
+
+}  // namespace host::runtime
 
 #endif  // SGL_BODIES

@@ -2,12 +2,12 @@
 
 #include <sgl_kernel/dtype.h>
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/traits.h>
 #include <sgl_kernel/tensor_view.h>
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -242,7 +242,7 @@ namespace details {
 /// One entry of a shape or of strides: a symbol, a number, or -1 for any.
 struct SizeRef {
  public:
-  template <std::integral T>
+  template <traits::integral T>
   SizeRef(T value) noexcept : m_literal(static_cast<std::int64_t>(value)) {}
   SizeRef(SymbolicSize& symbol) noexcept : m_symbol(&symbol) {}
 

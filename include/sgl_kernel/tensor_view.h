@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/traits.h>
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
@@ -52,11 +53,11 @@ namespace details {
 template <typename T>
 concept ForeignTensorView = requires(const T& view) {
   view.data_ptr();
-  { view.dtype() } -> std::convertible_to<DLDataType>;
-  { view.device() } -> std::convertible_to<DLDevice>;
-  { view.shape().data() } -> std::convertible_to<const std::int64_t*>;
-  { view.strides().data() } -> std::convertible_to<const std::int64_t*>;
-  { view.ndim() } -> std::convertible_to<std::int32_t>;
+  { view.dtype() } -> traits::convertible_to<DLDataType>;
+  { view.device() } -> traits::convertible_to<DLDevice>;
+  { view.shape().data() } -> traits::convertible_to<const std::int64_t*>;
+  { view.strides().data() } -> traits::convertible_to<const std::int64_t*>;
+  { view.ndim() } -> traits::convertible_to<std::int32_t>;
 };
 
 }  // namespace details
@@ -71,7 +72,7 @@ struct TensorView {
 
   /// \brief From a view with the same accessors.
   template <details::ForeignTensorView T>
-    requires(!std::same_as<T, TensorView>)
+    requires(!traits::same_as<T, TensorView>)
   TensorView(const T& view) : m_tensor{} {
     m_tensor.data = const_cast<void*>(static_cast<const void*>(view.data_ptr()));
     m_tensor.device = view.device();
@@ -109,10 +110,7 @@ struct TensorView {
   /// \brief Stride of dimension `index` in elements; negative counts from the end.
   std::int64_t stride(std::int64_t index) const {
     const auto i = m_wrap(index);
-    if (m_tensor.strides != nullptr) return m_tensor.strides[i];
-    std::uint64_t stride = 1;  // DLPack before 1.2: no array means contiguous
-    for (auto j = m_tensor.ndim - 1; j > i; --j) stride *= static_cast<std::uint64_t>(m_tensor.shape[j]);
-    return static_cast<std::int64_t>(stride);
+    return m_tensor.strides != nullptr ? m_tensor.strides[i] : m_dense_stride(i);
   }
   DLDataType dtype() const noexcept {
     return m_tensor.dtype;
@@ -149,10 +147,13 @@ struct TensorView {
   std::int32_t m_wrap(std::int64_t index) const {
     const auto wrapped = index < 0 ? index + m_tensor.ndim : index;
     if (wrapped < 0 || wrapped >= m_tensor.ndim) [[unlikely]]
-      details::raise(
-          "IndexError", {"dimension ", index, " is out of range for a tensor of ", m_tensor.ndim, " dimensions"});
+      m_refuse(index);
     return static_cast<std::int32_t>(wrapped);
   }
+  [[noreturn, gnu::cold]] SGL_INLINE void m_refuse(std::int64_t index) const;
+
+  /// Without an array, DLPack before 1.2, the tensor is contiguous.
+  [[gnu::cold]] SGL_INLINE std::int64_t m_dense_stride(std::int32_t index) const noexcept;
 
   DLTensor m_tensor;
 };
@@ -165,6 +166,17 @@ struct TensorView {
 #if SGL_BODIES
 
 namespace host {
+
+SGL_INLINE void TensorView::m_refuse(std::int64_t index) const {
+  details::raise(
+      "IndexError", {"dimension ", index, " is out of range for a tensor of ", m_tensor.ndim, " dimensions"});
+}
+
+SGL_INLINE std::int64_t TensorView::m_dense_stride(std::int32_t index) const noexcept {
+  std::uint64_t stride = 1;
+  for (auto i = m_tensor.ndim - 1; i > index; --i) stride *= static_cast<std::uint64_t>(m_tensor.shape[i]);
+  return static_cast<std::int64_t>(stride);
+}
 
 SGL_INLINE bool TensorView::is_contiguous() const noexcept {
   if (m_tensor.strides == nullptr) return true;

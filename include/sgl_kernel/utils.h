@@ -2,16 +2,15 @@
 
 #include <sgl_kernel/error.h>
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/traits.h>
 #include <sgl_kernel/source_location.h>
 
 #include <dlpack/dlpack.h>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
-#include <type_traits>
 
 /// \file utils.h
 /// \brief Basics of host code: run-time checks, integer ranges, ceiling division, pointer offsets.
@@ -44,8 +43,21 @@ template <typename... Args>
 
 namespace details {
 
+/// `std::index_sequence`, without the compile time of `<utility>`.
+template <std::size_t... kIndex>
+struct Indices {};
+#if __has_builtin(__make_integer_seq)
+template <typename, std::size_t... kIndex>
+using IndicesOf = Indices<kIndex...>;
+template <std::size_t kCount>
+using IndicesUpTo = __make_integer_seq<IndicesOf, std::size_t, kCount>;
+#else
+template <std::size_t kCount>
+using IndicesUpTo = Indices<__integer_pack(kCount)...>;
+#endif
+
 template <typename T>
-concept Location = std::convertible_to<T, DebugInfo>;
+concept Location = traits::convertible_to<T, DebugInfo>;
 
 template <typename T>
 concept Condition = !Location<T> && requires(T&& value) { static_cast<bool>(value); };
@@ -95,7 +107,7 @@ explicit Panic(Where&&, Args&&...) -> Panic<Args...>;
 
 /// \brief The integers from `begin` up to, not including, `end`; empty when `end <= begin`. A range of the standard
 /// library, in both directions.
-template <std::integral T>
+template <traits::integral T>
 struct IntRange {
   struct iterator {
     using value_type = T;
@@ -134,20 +146,20 @@ struct IntRange {
 };
 
 /// \brief `for (auto i : irange(3))` visits 0, 1, 2.
-template <std::integral T>
+template <traits::integral T>
 [[nodiscard]] constexpr auto irange(T end) noexcept -> IntRange<T> {
   return {T{0}, end};
 }
 
 /// \brief `for (auto i : irange(2, 5))` visits 2, 3, 4, in the common type of the two.
-template <std::integral T, std::integral U>
-[[nodiscard]] constexpr auto irange(T begin, U end) noexcept -> IntRange<std::common_type_t<T, U>> {
-  using V = std::common_type_t<T, U>;
+template <traits::integral T, traits::integral U>
+[[nodiscard]] constexpr auto irange(T begin, U end) noexcept -> IntRange<decltype(true ? T{} : U{})> {
+  using V = decltype(true ? T{} : U{});
   return {static_cast<V>(begin), static_cast<V>(end)};
 }
 
 /// \brief `a / b` rounded up: `div_ceil(7, 4)` is 2. Has no intermediate sum, so it does not overflow.
-template <std::integral T, std::integral U>
+template <traits::integral T, traits::integral U>
 [[nodiscard]] constexpr auto div_ceil(T a, U b) noexcept {
   using V = decltype(a / b);
   const V quotient = static_cast<V>(a) / static_cast<V>(b);
@@ -163,15 +175,15 @@ template <std::integral T, std::integral U>
 namespace pointer {
 
 /// \brief `ptr` plus the sum of `offsets` in bytes. Only for `void*`, so that bytes are never mistaken for elements.
-template <typename T, std::integral... U>
+template <typename T, traits::integral... U>
 [[nodiscard]] auto offset(T* ptr, U... offsets) noexcept -> void* {
-  static_assert(std::is_same_v<T, void>, "pointer::offset counts bytes: cast the pointer to void* first");
+  static_assert(traits::is_same<T, void>, "pointer::offset counts bytes: cast the pointer to void* first");
   return static_cast<char*>(ptr) + (std::ptrdiff_t{0} + ... + static_cast<std::ptrdiff_t>(offsets));
 }
 
-template <typename T, std::integral... U>
+template <typename T, traits::integral... U>
 [[nodiscard]] auto offset(const T* ptr, U... offsets) noexcept -> const void* {
-  static_assert(std::is_same_v<T, void>, "pointer::offset counts bytes: cast the pointer to const void* first");
+  static_assert(traits::is_same<T, void>, "pointer::offset counts bytes: cast the pointer to const void* first");
   return static_cast<const char*>(ptr) + (std::ptrdiff_t{0} + ... + static_cast<std::ptrdiff_t>(offsets));
 }
 

@@ -4,6 +4,7 @@
 #include <sgl_kernel/dtype.h>
 #include <sgl_kernel/family.h>
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/traits.h>
 #include <sgl_kernel/launch.h>
 #include <sgl_kernel/runtime.h>
 #include <sgl_kernel/signature.h>
@@ -12,11 +13,9 @@
 #include <dlpack/dlpack.h>
 #include <pthread.h>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <typeinfo>
 
 /// \file variant.h
@@ -109,19 +108,19 @@ template <typename T>
 TemplateArg template_argument(const T& value) noexcept {
   if constexpr (requires { type_argument(value); }) {
     return type_argument(value);
-  } else if constexpr (std::is_same_v<T, bool>) {
+  } else if constexpr (traits::is_same<T, bool>) {
     return {.kind = TemplateArg::kBool, .value = value};
-  } else if constexpr (std::is_same_v<T, DLDataType>) {
+  } else if constexpr (traits::is_same<T, DLDataType>) {
     return {.kind = TemplateArg::kDType, .value = value.code | value.bits << 8 | value.lanes << 16};
-  } else if constexpr (std::is_enum_v<T>) {
+  } else if constexpr (__is_enum(T)) {
     constexpr auto kName = type_spelling<T>();
     return {TemplateArg::kEnum, kName.text, kName.size, static_cast<std::int64_t>(value)};
   } else {
     static_assert(
-        std::is_integral_v<T>,
+        traits::integral<T>,
         "a kernel's template argument must be an integer, a bool, an enum, a DLDataType or a host::type<T>");
     return {
-        .kind = std::is_signed_v<T> ? TemplateArg::kInt : TemplateArg::kUInt,
+        .kind = traits::is_signed<T> ? TemplateArg::kInt : TemplateArg::kUInt,
         .value = static_cast<std::int64_t>(value)};
   }
 }
@@ -235,7 +234,7 @@ struct Variants {
 /// \tparam Params trivially copyable. A struct names its fields, see signature.h.
 template <typename... Params>
 struct Kernel : private details::Variants {
-  static_assert((std::is_trivially_copyable_v<Params> && ...), "Kernel: a parameter must be trivially copyable");
+  static_assert((__is_trivially_copyable(Params) && ...), "Kernel: a parameter must be trivially copyable");
 
  public:
   /// \param file the device file, relative to the family's csrc; a literal.
@@ -251,29 +250,6 @@ struct Kernel : private details::Variants {
 };
 
 namespace details {
-
-/// Makes the primary context of a device current for the duration of a scope, if it is not.
-struct ContextGuard {
- public:
-  ContextGuard(std::int32_t device_id, DebugInfo location) {
-    driver::device_t current = -1;
-    if (driver::api().CtxGetDevice(&current) == driver::kSuccess && current == device_id) [[likely]]
-      return;
-    m_push(device_id, location);
-  }
-  ~ContextGuard() {
-    if (m_pushed) [[unlikely]]
-      m_pop();
-  }
-  ContextGuard(const ContextGuard&) = delete;
-  ContextGuard& operator=(const ContextGuard&) = delete;
-
- private:
-  [[gnu::cold]] SGL_INLINE void m_push(std::int32_t device_id, DebugInfo location);
-  [[gnu::cold]] SGL_INLINE void m_pop() noexcept;
-
-  bool m_pushed = false;
-};
 
 SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Variant& variant, void** arguments);
 
@@ -466,30 +442,6 @@ SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
   __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
 }
 
-/// The primary context of a device. It is retained once in the process and never released: PyTorch keeps it as well,
-/// and a release at exit could come after the driver's own end.
-[[gnu::cold, gnu::noinline]] inline driver::context_t primary_context(std::int32_t device_id, DebugInfo location) {
-  constexpr std::int32_t kRemembered = 64;
-  static driver::context_t contexts[kRemembered] = {};
-  const bool is_remembered = device_id >= 0 && device_id < kRemembered;
-  driver::context_t context = is_remembered ? __atomic_load_n(&contexts[device_id], __ATOMIC_ACQUIRE) : nullptr;
-  if (context != nullptr) return context;
-  driver::check(driver::api().DevicePrimaryCtxRetain(&context, device_id), location);
-  // Two threads may both retain it, which costs a count.
-  if (is_remembered) __atomic_store_n(&contexts[device_id], context, __ATOMIC_RELEASE);
-  return context;
-}
-
-SGL_INLINE void ContextGuard::m_push(std::int32_t device_id, DebugInfo location) {
-  driver::check(driver::api().CtxPushCurrent(primary_context(device_id, location)), location);
-  m_pushed = true;
-}
-
-SGL_INLINE void ContextGuard::m_pop() noexcept {
-  driver::context_t context = nullptr;
-  driver::api().CtxPopCurrent(&context);
-}
-
 /// Raise the kernel's limit of dynamic shared memory, once for each higher value.
 [[gnu::cold, gnu::noinline]] inline void allow_dynamic_smem(
     LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
@@ -512,7 +464,7 @@ SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Var
   if (config.grid.is_empty()) return;
   std::int32_t device_id = config.device_id;
   if (device_id < 0) driver::check(driver::api().CtxGetDevice(&device_id), location);
-  const ContextGuard guard(device_id, location);
+  const runtime::DeviceGuard guard(device_id, location);
   LoadedKernel& kernel = variant.on(device_id);
   if (config.dynamic_smem > kSmemWithoutAsking) allow_dynamic_smem(kernel, config.dynamic_smem, location);
   driver::LaunchAttribute attributes[2];
@@ -548,7 +500,7 @@ namespace runtime {
 SGL_INLINE auto get_blocks_per_sm(
     const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
     DebugInfo location) -> std::uint32_t {
-  const host::details::ContextGuard guard(device_id, location);
+  const DeviceGuard guard(device_id, location);
   auto& kernel = variant.on(device_id);
   if (dynamic_smem > host::details::kSmemWithoutAsking)
     host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
@@ -561,7 +513,7 @@ SGL_INLINE auto get_blocks_per_sm(
 
 SGL_INLINE auto get_available_dynamic_smem_per_block(
     const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location) -> std::size_t {
-  const host::details::ContextGuard guard(device_id, location);
+  const DeviceGuard guard(device_id, location);
   const auto& api = driver::api();
   auto& kernel = variant.on(device_id);
   // The answer never exceeds the kernel's current limit, so raise that to its maximum first.

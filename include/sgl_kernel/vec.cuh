@@ -13,25 +13,25 @@ namespace details {
 
 /// The type that moves `kBytes` at once.
 template <size_t kBytes>
-struct Word;
+struct WordOf;
 template <>
-struct Word<1> {
+struct WordOf<1> {
   using type = unsigned char;
 };
 template <>
-struct Word<2> {
+struct WordOf<2> {
   using type = unsigned short;
 };
 template <>
-struct Word<4> {
+struct WordOf<4> {
   using type = unsigned int;
 };
 template <>
-struct Word<8> {
+struct WordOf<8> {
   using type = uint2;
 };
 template <>
-struct Word<16> {
+struct WordOf<16> {
   using type = uint4;
 };
 
@@ -51,12 +51,16 @@ inline constexpr bool may_point_to = is_any_of<U, T, void>;
 #if SGL_ARCH_BLACKWELL_OR_GREATER && __CUDACC_VER_MAJOR__ >= 13
 inline constexpr uint32_t kMaxVecBytes = 32;
 template <>
-struct details::Word<32> {
+struct details::WordOf<32> {
   using type = ulonglong4_32a;  // the compiler moves it with one 256-bit instruction; without it, with two, strided
 };
 #else
 inline constexpr uint32_t kMaxVecBytes = 16;
 #endif
+
+/// \brief The type of `kBytes` bytes, a power of two up to `kMaxVecBytes`, that one instruction moves.
+template <size_t kBytes>
+using Word = typename details::WordOf<kBytes>::type;
 
 /// \brief `N` elements of `T`, aligned so that one instruction moves them all.
 ///
@@ -78,7 +82,7 @@ struct alignas(sizeof(T) * N) AlignedVector {
       "of vectors");
 
  private:
-  using word_t = typename details::Word<sizeof(T) * N>::type;
+  using word_t = Word<sizeof(T) * N>;
 
  public:
   using value_type = T;

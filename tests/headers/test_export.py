@@ -72,6 +72,30 @@ def test_optional(host) -> None:
     assert host.scale_or_one(2) == 2.0
 
 
+def test_a_struct_takes_an_argument_for_each_field(host) -> None:
+    one, two = torch.zeros(1), torch.zeros(2)
+    assert host.grouped(one, two, 0.5, 3, 1, 4, 5) == 123245 / 2
+    assert host.grouped(one, two, None, 3, 0, 4, 5) == 123145
+    for arguments in ((), (one, two, None, 3, 0, 4), (one, two, None, 3, 0, 4, 5, 6)):
+        with pytest.raises(TypeError, match=rf"grouped\(\): expected 7 arguments, got {len(arguments)}"):
+            host.grouped(*arguments)
+    for i, (wrong, text) in enumerate(
+        [
+            (1, "expected tensor, got int"),
+            (None, "expected tensor, got None"),
+            ("x", "expected float or None, got str"),
+            (None, "expected int, got None"),
+            (2**9, "expected uint8, got int 512"),
+            (2**7, "expected int8, got int 128"),
+            ("x", "expected int, got str"),
+        ]
+    ):
+        arguments = [one, two, 0.5, 3, 1, 4, 5]
+        arguments[i] = wrong
+        with pytest.raises(TypeError, match=rf"grouped\(\): argument {i + 1}: {text}"):
+            host.grouped(*arguments)
+
+
 def test_devices_dtypes_pointers(host) -> None:
     assert host.device_index(tvm_ffi.device("cuda", 3)) == 203
     assert host.dtype_code(torch.bfloat16) == 416

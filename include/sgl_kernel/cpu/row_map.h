@@ -3,8 +3,8 @@
 #include <sgl_kernel/cpu/half.h>
 #include <sgl_kernel/cpu/isa.h>
 #include <sgl_kernel/cpu/parallel.h>
+#include <sgl_kernel/cpu/row_job.h>
 #include <sgl_kernel/functor.h>
-#include <sgl_kernel/impl/row_map_params.h>
 #include <sgl_kernel/utils.h>
 
 #include <cstdint>
@@ -13,15 +13,6 @@
 /// \brief `host::RowMap` on the CPU: a functor applied to every element of rows, on several threads if that pays off.
 
 namespace host::cpu {
-
-/// \brief Rows on the CPU: `kOperands` inputs and outputs, in this order.
-template <int kOperands>
-struct RowMapJob {
-  sgl::RowOperand operands[kOperands];
-  std::int64_t num_rows;
-  std::int64_t columns;
-  SGL_FIELDS(operands, num_rows, columns)
-};
 
 /// \brief Calls `body(row, first, count)` for pieces of rows that together are all of them, on several threads if that
 /// pays off, in the version for the widest vectors. Threads share a long row too; a piece stays in the first cache.
@@ -49,7 +40,7 @@ void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& bod
 /// An output may be an input. All is written when it returns.
 /// \tparam T, U the types of the inputs' and the outputs' elements.
 template <typename F, int kInputs, int kOutputs, typename T, typename U>
-void row_map(const RowMapJob<kInputs + kOutputs>& job, const F& f) {
+void row_map(const RowJob<kInputs + kOutputs>& job, const F& f) {
   const auto run = [&](std::int64_t row, std::int64_t first, std::int64_t count) __attribute__((always_inline)) {
     const T* inputs[kInputs];
     U* outputs[kOutputs];

@@ -3,8 +3,8 @@
 #include <sgl_kernel/cpu/half.h>
 #include <sgl_kernel/cpu/isa.h>
 #include <sgl_kernel/cpu/parallel.h>
+#include <sgl_kernel/cpu/row_job.h>
 #include <sgl_kernel/functor.h>
-#include <sgl_kernel/impl/row_map_params.h>
 #include <sgl_kernel/utils.h>
 
 #include <cstdint>
@@ -13,15 +13,6 @@
 /// \brief `host::RowReduce` on the CPU: each row is reduced, and then mapped with the result.
 
 namespace host::cpu {
-
-/// \brief Rows on the CPU: inputs, shared rows and outputs, in this order.
-template <int kOperands>
-struct RowReduceJob {
-  sgl::RowOperand operands[kOperands];
-  std::int64_t num_rows;
-  std::int64_t columns;
-  SGL_FIELDS(operands, num_rows, columns)
-};
 
 /// \brief The functor's reduction of the terms of elements [0, size). The error of a sum does not grow with the size:
 /// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of lanes are added in
@@ -118,7 +109,7 @@ void for_each_row(std::int64_t num_rows, std::int64_t columns, const Body& body)
 /// \brief Reduces and maps each row; all is written when it returns. An output may be an input.
 /// \tparam T, U the types of the inputs' and the outputs' elements.
 template <typename F, int kInputs, int kShared, int kOutputs, typename T, typename U>
-void row_reduce(const RowReduceJob<kInputs + kShared + kOutputs>& job, const F& f) {
+void row_reduce(const RowJob<kInputs + kShared + kOutputs>& job, const F& f) {
   constexpr int kOperands = kInputs + kShared + kOutputs;
   for_each_row(job.num_rows, job.columns, [&](std::int64_t row) __attribute__((always_inline)) {
     void* addresses[kOperands];

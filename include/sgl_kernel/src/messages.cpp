@@ -1,7 +1,6 @@
 /// \file messages.cpp
-/// \brief The bodies of the headers that read and check arguments and report errors; see impl/separate.h.
+/// \brief The bodies of the headers that check arguments and report errors; see impl/separate.h.
 
 #define SGL_BODIES 1
-#include <sgl_kernel/export.h>
 #include <sgl_kernel/rows.h>
 #include <sgl_kernel/tensor.h>

@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .ops import host_module, lanes_of
+from .ops import LAYER_TABLES, MANY_LAYERS, ONE_LAYER, host_module, lanes_of
 from .plugin import FAMILY
 
 if TYPE_CHECKING:
     from sgljit_core.engines.shapes import ModelShape
-
-_ONE_LAYER, _MANY_LAYERS, _LAYER_TABLES = 0, 1, 2  # of csrc/hicache_params.h
 
 
 def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -> Iterator[Callable[[], Any]]:
     """The variants that transfers of a model's cache ask for; see ``KernelFamily.model_variants``."""
     suffix = "_mla" if shape.caches == 1 else ""
     places = {
-        f"transfer_hicache_one_layer{suffix}": (_ONE_LAYER,),
-        f"transfer_hicache_all_layer{suffix}": (_MANY_LAYERS, _LAYER_TABLES),
+        f"transfer_hicache_one_layer{suffix}": (ONE_LAYER,),
+        f"transfer_hicache_all_layer{suffix}": (MANY_LAYERS, LAYER_TABLES),
     }
     layers = [layer for op, of_op in places.items() if ops is None or op in ops for layer in of_op]
     if not layers:

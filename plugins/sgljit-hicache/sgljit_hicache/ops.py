@@ -8,31 +8,33 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import cache_once
+from sgljit_core import CppType, cache_once
 
 from .plugin import FAMILY
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-_EXPORTS = (
-    "transfer_hicache_one_layer",
-    "transfer_hicache_one_layer_mla",
-    "transfer_hicache_all_layer",
-    "transfer_hicache_all_layer_mla",
-    "can_use_hicache_jit_kernel",
-    "launch_one_layer",
-    "last_launch",
-    "chosen_kernel",
-)
+# The functions of csrc/hicache.cpp, by their names for Python.
+_EXPORTS = {
+    "transfer_hicache_one_layer": "transfer_one_layer<2>",
+    "transfer_hicache_one_layer_mla": "transfer_one_layer<1>",
+    "transfer_hicache_all_layer": "transfer_all_layers<2>",
+    "transfer_hicache_all_layer_mla": "transfer_all_layers<1>",
+    "can_use_hicache_jit_kernel": "can_use_hicache_jit_kernel",
+    "launch_one_layer": "launch_one_layer",
+    "last_launch": "last_launch",
+    "chosen_kernel": "chosen_kernel",
+}
 
-_ONE_LAYER = 0  # of csrc/hicache_params.h
+# Where a kernel finds the addresses of the caches; of csrc/hicache_params.h.
+ONE_LAYER, MANY_LAYERS, LAYER_TABLES = (CppType(f"hicache::{t}") for t in ("OneLayer", "ManyLayers", "LayerTables"))
 
 
 @cache_once
 def host_module() -> Module:
     """The host part: the checks, and the choice of a kernel and its launch."""
-    return FAMILY.load_host("hicache", cpp_files=["hicache.cpp"], cpp_wrappers=[(name, name) for name in _EXPORTS])
+    return FAMILY.load_host("hicache", cpp_files=["hicache.cpp"], cpp_wrappers=[*_EXPORTS.items()])
 
 
 @FAMILY.op(exports=host_module, mutates=("k_cache_dst", "v_cache_dst"))
@@ -109,13 +111,13 @@ def transfer_hicache_all_layer(
     kv_cache_src_stride_bytes: int,
     kv_cache_dst_stride_bytes: int,
     element_size: int | None = None,
-    unroll: int | None = None,
-    block_quota: int | None = None,
-    page_size: int | None = None,
     kv_cache_src_page_stride_bytes: int | None = None,
     kv_cache_dst_page_stride_bytes: int | None = None,
     num_rows_src: int | None = None,
     num_rows_dst: int | None = None,
+    unroll: int | None = None,
+    block_quota: int | None = None,
+    page_size: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
     """The same rows of every layer, in one launch.
@@ -156,13 +158,13 @@ def transfer_hicache_all_layer_mla(
     cache_src_stride_bytes: int,
     cache_dst_stride_bytes: int,
     element_size: int | None = None,
-    unroll: int | None = None,
-    block_quota: int | None = None,
-    page_size: int | None = None,
     cache_src_page_stride_bytes: int | None = None,
     cache_dst_page_stride_bytes: int | None = None,
     num_rows_src: int | None = None,
     num_rows_dst: int | None = None,
+    unroll: int | None = None,
+    block_quota: int | None = None,
+    page_size: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
     """The same rows of every layer: as ``transfer_hicache_all_layer``, with one cache."""
@@ -195,7 +197,7 @@ def variants() -> Iterator[Callable[[], Any]]:
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
     for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
         for index in (torch.int32, torch.int64):
-            shape = (row_bytes, 16, caches, lanes_of(row_bytes, 16), False, index, _ONE_LAYER)
+            shape = (row_bytes, 16, caches, lanes_of(row_bytes, 16), False, index, ONE_LAYER)
             yield functools.partial(kernel, "hicache::copy_rows", *shape)
 
 

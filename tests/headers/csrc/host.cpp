@@ -3,6 +3,7 @@
 
 #include <sgl_kernel/ffi.h>
 #include <sgl_kernel/optional.h>
+#include <sgl_kernel/signature.h>
 #include <sgl_kernel/tensor.h>
 #include <sgl_kernel/utils.h>
 
@@ -78,6 +79,30 @@ std::int64_t address(TensorView x) {
   return reinterpret_cast<std::int64_t>(x.data_ptr());
 }
 void nothing() {}
+
+/// Seven arguments in two parameters.
+template <int kCount>
+struct Side {
+  TensorView parts[kCount];
+  Optional<double> scale;
+  SGL_FIELDS(parts, scale)
+};
+struct Options {
+  struct Size {
+    std::int8_t rows;
+    int columns;
+    SGL_FIELDS(rows, columns)
+  };
+  Mode mode = Mode::kSecond;
+  Size size = {};
+  SGL_FIELDS(mode, size)
+};
+double grouped(const Side<2>& side, int between, Options options) {
+  const auto digits = side.parts[0].numel() * 10 + side.parts[1].numel();
+  const auto size = options.size.rows * 10 + options.size.columns;
+  return static_cast<double>(digits * 10000 + between * 1000 + mode(options.mode) * 100 + size) *
+         side.scale.value_or(1);
+}
 int args(int result) {
   return result;
 }
@@ -277,7 +302,8 @@ SGL_EXPORT(dtype_code, (dtype_code))
 SGL_EXPORT(is_null, (is_null))
 SGL_EXPORT(address, (address))
 SGL_EXPORT(args, (args))
-SGL_EXPORT(nothing, (nothing));  // a semicolon may follow
+SGL_EXPORT(nothing, (nothing))
+SGL_EXPORT(grouped, (grouped));  // a semicolon may follow
 SGL_EXPORT(twice, ([](int x) { return 2 * x; }))
 SGL_EXPORT(make, (make))
 SGL_EXPORT(make_like, (make_like))

@@ -19,15 +19,8 @@
 
 namespace {
 
-using hicache::Cache;
-using hicache::CacheAddresses;
-using hicache::Job;
-using hicache::Launch;
-using hicache::LayerStrides;
-using hicache::Options;
-using hicache::PointerTable;
-using host::Optional;
-using host::TensorView;
+using hicache::Job, hicache::Options;
+using host::Optional, host::TensorView;
 
 using Int = std::int64_t;
 using MaybeInt = Optional<std::int64_t>;
@@ -40,7 +33,7 @@ template <typename Table>
 std::uint64_t resolve_layers(Job& job, Table& table, std::uint32_t begin, bool checks) {
   std::uint64_t alignment = 0;
   job.host_span = job.dst[0].view != nullptr ? 0 : hicache::kUnknownSpan;
-  const auto resolve = [&](const CacheAddresses& cache, std::uint64_t* to, bool& in_host) {
+  const auto resolve = [&](const hicache::CacheAddresses& cache, std::uint64_t* to, bool& in_host) {
     hicache::Reachable reachable(job, cache);
     for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
       to[layer] = cache.layers[begin + layer];
@@ -76,25 +69,26 @@ void launch_many_layers(Job& job, bool checks) {
 }
 
 /// Moves the rows of a job that has been matched.
-void transfer(Job& job, bool is_all_layers, const Options& options) {
+void transfer(Job& job, const Options& options) {
   if (job.transfer.num_rows == 0 || job.transfer.num_layers == 0) return;
+  const bool is_one_layer = job.dst[0].view != nullptr;
   const bool on_cpu = hicache::is_host(job.device);
   const bool checks = options.checks(on_cpu);
-  for (const auto* side : {job.dst, job.src}) {
-    for (int c = 0; c < job.num_caches && is_all_layers && !job.has_device_table; ++c) {
-      refuse_null(job, side[c]);
-      if (on_cpu) hicache::refuse_device_memory(job, side[c]);  // one query for each list is enough
-    }
+  if (!is_one_layer && !job.has_device_table) {
+    job.for_each_cache([&](const hicache::CacheAddresses& cache) {
+      refuse_null(job, cache);
+      if (on_cpu) hicache::refuse_device_memory(job, cache);  // one query for each list is enough
+    });
   }
   if (on_cpu) {
     if (checks) hicache::check_on_cpu(job);
-    if (checks && is_all_layers) hicache::check_layers_on_cpu(job);
+    if (checks && !is_one_layer) hicache::check_layers_on_cpu(job);
     return transfer_on_cpu(job);
   }
 
-  const host::details::ContextGuard guard(job.device.device_id, host::DebugInfo{});
-  if (checks) hicache::check_on_device(job, is_all_layers);
-  if (!is_all_layers) {
+  const host::runtime::DeviceGuard guard(job.device.device_id);
+  if (checks) hicache::check_on_device(job, !is_one_layer);
+  if (is_one_layer) {
     hicache::OneLayer table{};
     const auto alignment = resolve_layers(job, table, 0, checks);
     return launch_on_device(job, table, alignment);
@@ -111,112 +105,73 @@ void transfer(Job& job, bool is_all_layers, const Options& options) {
   launch_on_device(job, table, 0);  // aligned, as the docstrings ask
 }
 
-// ---- one layer ----
+// ---- what Python calls: a struct takes an argument for each of its fields ----
 
-/// Arguments of every transfer of one layer.
-struct OneLayerCall {
-  const TensorView& indices_dst;
-  const TensorView& indices_src;
-  Options options;
-  const Launch* launch = nullptr;
+/// One side of a transfer: its caches, or for all layers the tables of their addresses, and its indices.
+template <int kCaches>
+struct Side {
+  TensorView caches[kCaches];
+  TensorView indices;
+  SGL_FIELDS(caches, indices)
 };
 
-void transfer_one_layer(Job&& job, const Cache* dst, const Cache* src, const OneLayerCall& call) {
-  match_indices(job, call.indices_dst, call.indices_src);
-  match_options(job, call.options);
-  match_caches(job, dst, src);
-  job.launch = call.launch;
-  transfer(job, false, call.options);
+/// An op and its arguments, by their names in Python.
+struct Names {
+  const char* op;
+  const char* dst[2];
+  const char* src[2];
+};
+// A line for K and V, and one for a single cache.
+template <int kCaches>
+constexpr Names kOneLayer{"transfer_hicache_one_layer", {"k_cache_dst", "v_cache_dst"}, {"k_cache_src", "v_cache_src"}};
+template <>
+constexpr Names kOneLayer<1>{"transfer_hicache_one_layer_mla", {"cache_dst"}, {"cache_src"}};
+template <int kCaches>
+constexpr Names kAllLayers{"transfer_hicache_all_layer", {"k_ptr_dst", "v_ptr_dst"}, {"k_ptr_src", "v_ptr_src"}};
+template <>
+constexpr Names kAllLayers<1>{"transfer_hicache_all_layer_mla", {"ptr_dst"}, {"ptr_src"}};
+
+template <int kCaches>
+Job job_of(const Names& names, const Side<kCaches>& dst, const Side<kCaches>& src, const Options& options) {
+  Job job{.op = names.op, .num_caches = kCaches};
+  for (int c = 0; c < kCaches; ++c) {
+    job.dst[c] = {names.dst[c], &dst.caches[c]};
+    job.src[c] = {names.src[c], &src.caches[c]};
+  }
+  match_indices(job, dst.indices, src.indices);
+  match_options(job, options);
+  return job;
 }
 
-void transfer_k_and_v(
-    const char* op, const TensorView& k_dst, const TensorView& v_dst, const TensorView& k_src, const TensorView& v_src,
-    const MaybeInt& element_dim, const OneLayerCall& call) {
-  const Cache dst[] = {
-      hicache::match_cache(op, "k_cache_dst", k_dst, element_dim),
-      hicache::match_cache(op, "v_cache_dst", v_dst, element_dim)};
-  const Cache src[] = {
-      hicache::match_cache(op, "k_cache_src", k_src, element_dim),
-      hicache::match_cache(op, "v_cache_src", v_src, element_dim)};
-  transfer_one_layer({.op = op, .num_caches = 2}, dst, src, call);
+template <int kCaches>
+void transfer_one_layer(
+    const Side<kCaches>& dst, const Side<kCaches>& src, MaybeInt element_dim, const Options& options) {
+  auto job = job_of(kOneLayer<kCaches>, dst, src, options);
+  match_caches(job, element_dim);
+  transfer(job, options);
 }
 
-void transfer_hicache_one_layer(
-    TensorView k_cache_dst, TensorView v_cache_dst, TensorView indices_dst, TensorView k_cache_src,
-    TensorView v_cache_src, TensorView indices_src, MaybeInt element_dim, MaybeInt unroll, MaybeInt block_quota,
-    MaybeInt page_size, Optional<bool> check_indices) {
-  transfer_k_and_v(
-      "transfer_hicache_one_layer", k_cache_dst, v_cache_dst, k_cache_src, v_cache_src, element_dim,
-      {indices_dst, indices_src, {unroll, block_quota, page_size, check_indices}});
-}
-
-void transfer_hicache_one_layer_mla(
-    TensorView cache_dst, TensorView indices_dst, TensorView cache_src, TensorView indices_src, MaybeInt element_dim,
-    MaybeInt unroll, MaybeInt block_quota, MaybeInt page_size, Optional<bool> check_indices) {
-  constexpr const char* kOp = "transfer_hicache_one_layer_mla";
-  const auto dst = hicache::match_cache(kOp, "cache_dst", cache_dst, element_dim);
-  const auto src = hicache::match_cache(kOp, "cache_src", cache_src, element_dim);
-  transfer_one_layer(
-      {.op = kOp, .num_caches = 1}, &dst, &src,
-      {indices_dst, indices_src, {unroll, block_quota, page_size, check_indices}});
+template <int kCaches>
+void transfer_all_layers(
+    const Side<kCaches>& dst, const Side<kCaches>& src, const hicache::LayerStrides& strides, const Options& options) {
+  auto job = job_of(kAllLayers<kCaches>, dst, src, options);
+  match_pointers(job);
+  match_strides(job, strides, options.page_size);
+  transfer(job, options);
 }
 
 /// For bench/ and tests. K and V of one layer, with this launch in place of the choice.
 void launch_one_layer(
-    TensorView k_cache_dst, TensorView v_cache_dst, TensorView indices_dst, TensorView k_cache_src,
-    TensorView v_cache_src, TensorView indices_src, MaybeInt element_dim, MaybeInt unroll, Int blocks, Int threads,
+    const Side<2>& dst, const Side<2>& src, MaybeInt element_dim, MaybeInt unroll, Int blocks, Int threads,
     Int chunk_rows) {
-  const Launch launch{blocks, threads, chunk_rows};
-  transfer_k_and_v(
-      "launch_one_layer", k_cache_dst, v_cache_dst, k_cache_src, v_cache_src, element_dim,
-      {indices_dst, indices_src, {.unroll = unroll}, &launch});
+  const Options options{.unroll = unroll};
+  const hicache::Launch launch{blocks, threads, chunk_rows};
+  auto job =
+      job_of({"launch_one_layer", {"k_cache_dst", "v_cache_dst"}, {"k_cache_src", "v_cache_src"}}, dst, src, options);
+  match_caches(job, element_dim);
+  job.launch = &launch;
+  transfer(job, options);
 }
-
-// ---- all layers ----
-
-void transfer_all_layers(
-    Job&& job, const PointerTable* dst, const PointerTable* src, const TensorView& indices_dst,
-    const TensorView& indices_src, const LayerStrides& strides, const Options& options) {
-  match_indices(job, indices_dst, indices_src);
-  match_options(job, options);
-  match_pointers(job, dst, src);
-  match_strides(job, strides);
-  transfer(job, true, options);
-}
-
-void transfer_hicache_all_layer(
-    TensorView k_ptr_dst, TensorView v_ptr_dst, TensorView indices_dst, TensorView k_ptr_src, TensorView v_ptr_src,
-    TensorView indices_src, Int src_stride, Int dst_stride, MaybeInt element_size, MaybeInt unroll,
-    MaybeInt block_quota, MaybeInt page_size, MaybeInt src_page_stride, MaybeInt dst_page_stride, MaybeInt num_rows_src,
-    MaybeInt num_rows_dst, Optional<bool> check_indices) {
-  const PointerTable dst[] = {{"k_ptr_dst", &k_ptr_dst}, {"v_ptr_dst", &v_ptr_dst}};
-  const PointerTable src[] = {{"k_ptr_src", &k_ptr_src}, {"v_ptr_src", &v_ptr_src}};
-  transfer_all_layers(
-      {.op = "transfer_hicache_all_layer", .num_caches = 2}, dst, src, indices_dst, indices_src,
-      {element_size,
-       page_size,
-       {src_stride, src_page_stride, num_rows_src},
-       {dst_stride, dst_page_stride, num_rows_dst}},
-      {unroll, block_quota, page_size, check_indices});
-}
-
-void transfer_hicache_all_layer_mla(
-    TensorView ptr_dst, TensorView indices_dst, TensorView ptr_src, TensorView indices_src, Int src_stride,
-    Int dst_stride, MaybeInt element_size, MaybeInt unroll, MaybeInt block_quota, MaybeInt page_size,
-    MaybeInt src_page_stride, MaybeInt dst_page_stride, MaybeInt num_rows_src, MaybeInt num_rows_dst,
-    Optional<bool> check_indices) {
-  const PointerTable dst{"ptr_dst", &ptr_dst};
-  const PointerTable src{"ptr_src", &ptr_src};
-  transfer_all_layers(
-      {.op = "transfer_hicache_all_layer_mla", .num_caches = 1}, &dst, &src, indices_dst, indices_src,
-      {element_size,
-       page_size,
-       {src_stride, src_page_stride, num_rows_src},
-       {dst_stride, dst_page_stride, num_rows_dst}},
-      {unroll, block_quota, page_size, check_indices});
-}
-
-// ---- the rest ----
 
 /// Whether rows of this size take the fast kernel.
 bool can_use_hicache_jit_kernel(Int element_size, MaybeInt unroll, MaybeInt block_quota, MaybeInt page_size) {

@@ -13,21 +13,6 @@
 
 namespace hicache {
 
-template <int kLayers>
-struct TableOf {
-  using type = OneLayer;
-};
-template <>
-struct TableOf<kManyLayers> {
-  using type = ManyLayers;
-};
-template <>
-struct TableOf<kLayerTables> {
-  using type = LayerTables;
-};
-template <int kLayers>
-using Table = typename TableOf<kLayers>::type;
-
 template <bool kPaged, typename Index>
 SGL_DEVICE int64_t row_offset(const Rows& rows, Index index) {
   if constexpr (!kPaged) return static_cast<int64_t>(index) * rows.row_stride;
@@ -43,11 +28,11 @@ struct Item {
   uint32_t layer;
   uint32_t piece;
 };
-template <int kPieces, int kLayers>
+template <int kPieces, bool kIsOne>
 SGL_DEVICE Item item_of(uint32_t item, const Transfer& transfer, uint32_t num_positions) {
   const uint32_t row = item / kPieces;
   const uint32_t piece = item % kPieces;
-  if constexpr (kLayers == kOneLayer) return {row, 0, piece};
+  if constexpr (kIsOne) return {row, 0, piece};
   const uint32_t num_inner = transfer.by_layer ? num_positions : transfer.num_layers;
   const uint32_t outer = row / num_inner;
   const uint32_t inner = row - outer * num_inner;
@@ -87,29 +72,16 @@ SGL_DEVICE void sort_positions(uint64_t* order, const Index* keys, uint32_t begi
   __syncthreads();
 }
 
-template <int kBytes>
-struct WordOf {
-  using type = device::AlignedVector<uint8_t, kBytes>;
-};
-template <>
-struct WordOf<16> {
-  using type = uint4;
-};
-
 /// 16 bytes go past the caches.
-SGL_DEVICE void load(uint4& word, const uint4* from) {
-  word = device::ptx::load_streaming(from);
-}
-SGL_DEVICE void store(const uint4& word, uint4* to) {
-  device::ptx::store_no_allocate(to, word);
+template <typename Word>
+SGL_DEVICE Word load(const Word* from) {
+  if constexpr (sizeof(Word) == 16) return device::ptx::load_streaming(from);
+  else return *from;
 }
 template <typename Word>
-SGL_DEVICE void load(Word& word, const Word* from) {
-  word.load(static_cast<const void*>(from));
-}
-template <typename Word>
-SGL_DEVICE void store(const Word& word, Word* to) {
-  word.store(static_cast<void*>(to));
+SGL_DEVICE void store(Word* to, const Word& word) {
+  if constexpr (sizeof(Word) == 16) device::ptx::store_no_allocate(to, word);
+  else *to = word;
 }
 
 /// \brief Rows through registers: `kLanes` threads, a power of two up to 32, move a row or a piece of one, in words of
@@ -120,10 +92,10 @@ SGL_DEVICE void store(const Word& word, Word* to) {
 /// blocks in turn. Sorted rows are dealt to the blocks in chunks, with dynamic shared memory of 8 bytes for each row of
 /// a chunk, rounded up to a power of two. All blocks then go through the memory from its beginning to its end at about
 /// one pace, so that translations of addresses are near each other as if all rows were sorted.
-template <int kRowBytes, int kWordBytes, int kCaches, int kLanes, bool kPaged, typename Index, int kLayers>
+template <int kRowBytes, int kWordBytes, int kCaches, int kLanes, bool kPaged, typename Index, typename Table>
 __global__ void __launch_bounds__(1024, 1)
-    copy_rows(const __grid_constant__ Transfer transfer, const __grid_constant__ Table<kLayers> table) {
-  using Word = typename WordOf<kWordBytes>::type;
+    copy_rows(const __grid_constant__ Transfer transfer, const __grid_constant__ Table table) {
+  using Word = device::Word<kWordBytes>;
   constexpr auto kRowWords = static_cast<uint32_t>(kRowBytes / kWordBytes);
   constexpr auto kShape = RowsShape::of(kRowWords, kCaches, kLanes);
   constexpr auto kPieces = static_cast<int>(kShape.pieces);
@@ -142,7 +114,7 @@ __global__ void __launch_bounds__(1024, 1)
   const uint32_t chunk_rows = is_sorted ? transfer.chunk_rows : transfer.num_rows;
 
   if (!is_sorted) {  // the previous kernel, which may write the indices, still runs
-    const auto item = item_of<kPieces, kLayers>(worker, transfer, transfer.num_rows);
+    const auto item = item_of<kPieces, Table::kIsOne>(worker, transfer, transfer.num_rows);
     if (item.position < transfer.num_rows) {
       device::ptx::prefetch(&src_indices[item.position]);
       device::ptx::prefetch(&dst_indices[item.position]);
@@ -164,7 +136,7 @@ __global__ void __launch_bounds__(1024, 1)
       for (int r = 0; r < kItems; ++r) {
         const uint32_t item = first + r * num_workers;
         if (item >= num_items) continue;
-        items[r] = item_of<kPieces, kLayers>(item, transfer, count);
+        items[r] = item_of<kPieces, Table::kIsOne>(item, transfer, count);
         if (is_sorted) items[r].position = static_cast<uint32_t>(order[items[r].position]);
         from[r] = src_indices[items[r].position];
         to[r] = dst_indices[items[r].position];
@@ -174,14 +146,14 @@ __global__ void __launch_bounds__(1024, 1)
     for (uint32_t first = worker; first < num_items;) {
       Word data[kItems][kCaches][kLoads];
       Word* dst[kItems][kCaches];
-      bool is_there[kItems][kLoads];
+      bool in_bounds[kItems][kLoads];
 #pragma unroll
       for (int r = 0; r < kItems; ++r) {
         const uint32_t piece_begin = items[r].piece * kPieceWords + lane;
         const bool is_item = first + r * num_workers < num_items;
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
-          is_there[r][i] = is_item && (kRowWords % kPieceWords == 0 || piece_begin + i * kLanes < kRowWords);
+          in_bounds[r][i] = is_item && (kRowWords % kPieceWords == 0 || piece_begin + i * kLanes < kRowWords);
         }
         if (!is_item) continue;
         const auto src_offset = row_offset<kPaged>(transfer.src, from[r]);
@@ -192,7 +164,7 @@ __global__ void __launch_bounds__(1024, 1)
           dst[r][c] = reinterpret_cast<Word*>(table.dst[c][items[r].layer] + dst_offset) + piece_begin;
 #pragma unroll
           for (int i = 0; i < kLoads; ++i) {
-            if (is_there[r][i]) load(data[r][c][i], src + i * kLanes);
+            if (in_bounds[r][i]) data[r][c][i] = load(src + i * kLanes);
           }
         }
       }
@@ -208,7 +180,7 @@ __global__ void __launch_bounds__(1024, 1)
         for (int c = 0; c < kCaches; ++c) {
 #pragma unroll
           for (int i = 0; i < kLoads; ++i) {
-            if (is_there[r][i]) store(data[r][c][i], dst[r][c] + i * kLanes);
+            if (in_bounds[r][i]) store(dst[r][c] + i * kLanes, data[r][c][i]);
           }
         }
       }

@@ -33,10 +33,11 @@ struct Launch {
 /// \brief Where a cache lies: an address for each layer.
 struct CacheAddresses {
   const char* name;                        ///< of the argument
-  const std::uint64_t* layers;             ///< as many as the transfer has layers
-  const host::TensorView* view = nullptr;  ///< the cache itself, for errors
+  const host::TensorView* view = nullptr;  ///< a cache of one layer, for errors; null for a table of addresses
+  const std::uint64_t* layers = nullptr;   ///< as many as the transfer has layers
+  std::uint64_t address = 0;               ///< of the only layer
   std::int64_t span = 1;                   ///< bytes that a kernel must be able to access, from each address on
-  SGL_FIELDS(name, layers, view, span)
+  SGL_FIELDS(name, view, layers, address, span)
 };
 
 /// \brief A transfer. K and V, or a single cache, which is the first.
@@ -63,14 +64,23 @@ struct Job {
   SGL_FIELDS(
       op, num_caches, dst, src, transfer, row_bytes, index_dtype, device, dst_rows, src_rows, is_in_place,
       has_device_table, from_host, to_host, host_span, unroll, block_quota, run_rows, launch)
+
+  /// \brief Calls `use(cache)` for the destinations, then for the sources.
+  template <typename Use>
+  void for_each_cache(const Use& use) {
+    for (auto* side : {dst, src}) {
+      for (int c = 0; c < num_caches; ++c) use(side[c]);
+    }
+  }
 };
 
-/// \brief The options of any transfer.
+/// \brief The options of any transfer, as Python passes them.
 struct Options {
   host::Optional<std::int64_t> unroll;
   host::Optional<std::int64_t> block_quota;
   host::Optional<std::int64_t> page_size;
   host::Optional<bool> check_indices;
+  SGL_FIELDS(unroll, block_quota, page_size, check_indices)
 
   /// \brief Whether to check indices: as the call says, or SGLJIT_CHECK_INDICES, or else on the CPU, where it costs
   /// little. The variable is read once, at the first transfer that leaves it open.

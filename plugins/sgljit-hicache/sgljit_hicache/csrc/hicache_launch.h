@@ -160,7 +160,7 @@ template <typename Table>
 host::VariantOf<Transfer, Table> choose_kernel(const Job& job, const Work& work) {
   const bool is_paged = job.transfer.dst.page_size != kNoPages || job.transfer.src.page_size != kNoPages;
   return copy_rows<Table>.get(
-      job.row_bytes, work.word_bytes, job.num_caches, work.lanes, is_paged, job.index_dtype, Table::kLayers);
+      job.row_bytes, work.word_bytes, job.num_caches, work.lanes, is_paged, job.index_dtype, host::type<Table>);
 }
 
 /// \brief Make the kernel of a later `launch_on_device`, if it does not exist yet.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "hicache_job.h"
+#include "hicache_memory.h"
 
 /// \file hicache_match.h
 /// \brief The checks of a call: one set of rules and error texts for every device. Host only.
@@ -16,24 +17,24 @@ using host::kTensorMatchError;
 
 /// A cache as rows: `num_rows` of `row_elements`, in pages if `rows.page_size` is not `kNoPages`.
 struct Cache {
-  const char* name;
-  const host::TensorView* view;
-  std::uint64_t address;
-  std::int64_t num_rows;
-  std::int64_t row_elements;
-  Rows rows;
+  const CacheAddresses* at;
+  std::int64_t num_rows = 1;
+  std::int64_t row_elements = 0;
+  Rows rows = {0, 0, kNoPages};
 
   host::MemoryRows memory(std::int64_t row_bytes) const {
-    return memory_of(rows, address, num_rows, row_bytes);
+    return memory_of(rows, at->address, num_rows, row_bytes);
   }
 };
 
 /// A cache of any rank: the last dimensions, `element_dim` elements together, are a row; the others count rows.
-inline Cache match_cache(
-    const char* op, const char* name, const host::TensorView& view, const host::Optional<std::int64_t>& element_dim) {
-  Cache cache{name, &view, reinterpret_cast<std::uint64_t>(view.data_ptr()), 1, 0, {0, 0, kNoPages}};
+inline Cache match_cache(const Job& job, CacheAddresses& at, const host::Optional<std::int64_t>& element_dim) {
+  const auto& view = *at.view;
+  at.address = reinterpret_cast<std::uint64_t>(view.data_ptr());
+  at.layers = &at.address;
+  Cache cache{&at};
   const auto require = [&](bool holds, const char* rule) {
-    if (!holds) refuse(kTensorMatchError, op, name, " must have ", rule, ": ", view);
+    if (!holds) refuse(kTensorMatchError, job.op, at.name, " must have ", rule, ": ", view);
   };
   const auto bits = static_cast<std::int64_t>(view.dtype().bits) * view.dtype().lanes;
   require(view.ndim() >= 2, "at least two dimensions, rows and elements");
@@ -50,7 +51,7 @@ inline Cache match_cache(
   require(is_dense, "rows without gaps between their elements");
   if (cache.row_elements != element_dim.value_or(cache.row_elements))
     refuse(
-        kTensorMatchError, op, name, " has rows of ", cache.row_elements, " elements, but element_dim is ",
+        kTensorMatchError, job.op, at.name, " has rows of ", cache.row_elements, " elements, but element_dim is ",
         *element_dim, ": ", view);
 
   // The dimensions before the row, from the last to the first: one stride for all of them, or two.
@@ -74,34 +75,35 @@ inline Cache match_cache(
   }
   cache.rows.row_stride = stride * bits / 8;
   if (page_size == 0) return cache;
-  host::RuntimeCheck(cache.num_rows < kNoPages, op, ": ", name, " has too many rows in pages: ", view);
+  host::RuntimeCheck(cache.num_rows < kNoPages, job.op, ": ", at.name, " has too many rows in pages: ", view);
   cache.rows = {cache.rows.row_stride, page_stride * bits / 8, static_cast<std::uint32_t>(page_size)};
   return cache;
 }
 
+[[noreturn, gnu::cold]] inline void refuse_pair(
+    const char* kind, const char* op, const Cache& a, const Cache& b, const char* rule) {
+  refuse(kind, op, a.at->name, " and ", b.at->name, ' ', rule, *a.at->view, " and ", *b.at->view);
+}
+
 /// K and V of one side must have the same layout: one offset serves both.
 inline void match_pair(const char* op, const Cache& k, const Cache& v) {
-  const bool is_same = k.rows == v.rows || k.num_rows <= 1;
-  if (k.num_rows == v.num_rows && is_same) return;
-  const char* what = k.num_rows != v.num_rows ? "number of rows: " : "strides: ";
-  refuse(kTensorMatchError, op, k.name, " and ", v.name, " must have the same ", what, *k.view, " and ", *v.view);
+  if (k.num_rows != v.num_rows) refuse_pair(kTensorMatchError, op, k, v, "must have the same number of rows: ");
+  if (k.rows != v.rows && k.num_rows > 1) refuse_pair(kTensorMatchError, op, k, v, "must have the same strides: ");
 }
 
 /// Destinations may overlap only their own source, row for row. Returns whether they do.
 inline bool match_overlaps(const Job& job, const Cache* dst, const Cache* src) {
   bool is_in_place = false;
-  const auto refuse_pair = [&](const Cache& a, const Cache& b) {
-    refuse("ValueError", job.op, a.name, " and ", b.name, " overlap: ", *a.view, " and ", *b.view);
-  };
   for (int c = 0; c < job.num_caches; ++c) {
     const auto written = dst[c].memory(job.row_bytes);
     if (host::rows_overlap(written))
-      refuse("ValueError", job.op, "rows of ", dst[c].name, " overlap each other: ", *dst[c].view);
+      refuse("ValueError", job.op, "rows of ", dst[c].at->name, " overlap each other: ", *dst[c].at->view);
     for (int d = 0; d < job.num_caches; ++d) {
-      if (d > c && host::rows_meet(written, dst[d].memory(job.row_bytes))) refuse_pair(dst[c], dst[d]);
+      if (d > c && host::rows_meet(written, dst[d].memory(job.row_bytes)))
+        refuse_pair("ValueError", job.op, dst[c], dst[d], "overlap: ");
       if (!host::rows_meet(written, src[d].memory(job.row_bytes))) continue;
-      is_in_place = c == d && dst[c].address == src[d].address && dst[c].rows == src[d].rows;
-      if (!is_in_place) refuse_pair(dst[c], src[d]);
+      is_in_place = c == d && dst[c].at->address == src[d].at->address && dst[c].rows == src[d].rows;
+      if (!is_in_place) refuse_pair("ValueError", job.op, dst[c], src[d], "overlap: ");
     }
   }
   return is_in_place;
@@ -125,19 +127,6 @@ inline void match_indices(Job& job, const host::TensorView& indices_dst, const h
   job.device = device.unwrap();
 }
 
-/// The processor of the indices must be able to work on `device`, where `what` is.
-inline void match_device(const Job& job, DLDevice device, const char* what, const char* is_on) {
-  if (is_host(device)) return;  // the check for pinned memory comes last
-  if (is_host(job.device))
-    refuse(
-        kTensorMatchError, job.op, "the indices are on ", job.device, " and ", what, is_on, device,
-        ": a transfer from or to a CUDA device needs its indices on that device");
-  if (device.device_id != job.device.device_id)
-    refuse(
-        kTensorMatchError, job.op, "two devices are mixed: the indices are on ", job.device, " and ", what, is_on,
-        device);
-}
-
 inline void match_options(Job& job, const Options& options) {
   const auto unroll = options.unroll.value_or(1);
   if (unroll < 1 || unroll > 32 || (unroll & (unroll - 1)) != 0)
@@ -153,54 +142,52 @@ inline void match_options(Job& job, const Options& options) {
 }
 
 /// \brief Check all caches of one layer; sets the rows and the addresses of both sides.
-inline void match_caches(Job& job, const Cache* dst, const Cache* src) {
-  const auto& first = dst[0];
-  const auto dtype = first.view->dtype();
-  const auto element_bytes = static_cast<std::int64_t>(dtype.bits) * dtype.lanes / 8;
+inline void match_caches(Job& job, const host::Optional<std::int64_t>& element_dim) {
+  Cache caches[4];
+  auto* matched = caches;
+  job.for_each_cache([&](CacheAddresses& at) { *matched++ = match_cache(job, at, element_dim); });
+  const auto* const dst = caches;
+  const auto* const src = caches + job.num_caches;
+  const auto& first = *dst->at->view;
+  const auto element_bytes = static_cast<std::int64_t>(first.dtype().bits) * first.dtype().lanes / 8;
   auto& t = job.transfer;
   t.num_layers = 1;
-  job.row_bytes = first.row_elements * element_bytes;
-  for (const auto* side : {dst, src}) {
-    for (int c = 0; c < job.num_caches; ++c) {
-      const auto& cache = side[c];
-      if (!host::operator==(cache.view->dtype(), dtype))
-        refuse(
-            kTensorMatchError, job.op, "the dtype differs: ", first.name, " and ", cache.name, " are ", *first.view,
-            " and ", *cache.view);
-      if (cache.row_elements != first.row_elements)
-        refuse(
-            kTensorMatchError, job.op, "the row size differs: ", first.name, " has rows of ", job.row_bytes, " bytes, ",
-            cache.name, " of ", cache.row_elements * element_bytes, ": ", *first.view, " and ", *cache.view);
-      const auto device = cache.view->device();
-      match_device(job, device, cache.name, " is on ");
-      if (!is_host(device) && device.device_type != kDLCUDA && device.device_type != kDLCUDAManaged)
-        refuse(kTensorMatchError, job.op, cache.name, " must be on a CUDA device or the CPU: ", *cache.view);
-    }
-    if (job.num_caches == 2) match_pair(job.op, side[0], side[1]);
+  job.row_bytes = dst->row_elements * element_bytes;
+  for (const auto* cache = caches; cache != matched; ++cache) {
+    const auto* name = cache->at->name;
+    const auto& view = *cache->at->view;
+    if (!host::operator==(view.dtype(), first.dtype()))
+      refuse(
+          kTensorMatchError, job.op, "the dtype differs: ", dst->at->name, " and ", name, " are ", first, " and ",
+          view);
+    if (cache->row_elements != dst->row_elements)
+      refuse(
+          kTensorMatchError, job.op, "the row size differs: ", dst->at->name, " has rows of ", job.row_bytes,
+          " bytes, ", name, " of ", cache->row_elements * element_bytes, ": ", first, " and ", view);
+    match_device(job, view.device(), name, " is on ");
+    if (!is_host(view.device()) && view.device().device_type != kDLCUDA && view.device().device_type != kDLCUDAManaged)
+      refuse(kTensorMatchError, job.op, name, " must be on a CUDA device or the CPU: ", view);
   }
   if (job.row_bytes == 0) t.num_rows = 0;  // nothing to do
-  const auto match_side = [&](const Cache* side, std::int64_t& num_rows, Rows& rows, CacheAddresses* addresses) {
-    num_rows = side->num_rows;
-    rows = side->rows;
-    if (t.num_rows > 0 && num_rows == 0)
+  for (const auto* side : {dst, src}) {
+    if (job.num_caches == 2) match_pair(job.op, side[0], side[1]);
+    if (t.num_rows > 0 && side->num_rows == 0)
       refuse(
-          "IndexError", job.op, "there are ", t.num_rows, " indices, but ", side->name, " has no rows: ", *side->view);
-    for (int c = 0; c < job.num_caches; ++c) {
-      const auto memory = side[c].memory(job.row_bytes);
-      const auto span = memory.outer.extent() + memory.inner.extent() + memory.width;
-      addresses[c] = {side[c].name, &side[c].address, side[c].view, span > 0 ? span : 1};
-    }
-  };
-  match_side(dst, job.dst_rows, t.dst, job.dst);
-  match_side(src, job.src_rows, t.src, job.src);
+          "IndexError", job.op, "there are ", t.num_rows, " indices, but ", side->at->name,
+          " has no rows: ", *side->at->view);
+  }
+  job.dst_rows = dst->num_rows;
+  job.src_rows = src->num_rows;
+  t.dst = dst->rows;
+  t.src = src->rows;
+  matched = caches;
+  job.for_each_cache([&](CacheAddresses& at) {
+    const auto memory = (matched++)->memory(job.row_bytes);
+    const auto span = memory.outer.extent() + memory.inner.extent() + memory.width;
+    at.span = span > 0 ? span : 1;
+  });
   job.is_in_place = match_overlaps(job, dst, src);
 }
-
-/// \brief A tensor with the address of a cache for each layer.
-struct PointerTable {
-  const char* name;
-  const host::TensorView* view;
-};
 
 /// Refuse null addresses: on the CPU one would end the process, on a device the context.
 inline void refuse_null(const Job& job, const CacheAddresses& cache) {
@@ -211,59 +198,54 @@ inline void refuse_null(const Job& job, const CacheAddresses& cache) {
 }
 
 /// \brief Check the addresses of all layers; sets them and their number.
-inline void match_pointers(Job& job, const PointerTable* dst, const PointerTable* src) {
+inline void match_pointers(Job& job) {
   auto num_layers = host::SymbolicSize{"number of layers"};
   auto device = host::SymbolicDevice{};
-  const auto match_side = [&](const PointerTable* side, CacheAddresses* addresses) {
-    for (int c = 0; c < job.num_caches; ++c) {
-      host::TensorMatcher({num_layers})  // addresses, one for each layer
-          .with_dtype<std::uint64_t, std::int64_t>()
-          .with_device<kDLCUDA, kDLCPU, kDLCUDAHost>(device)
-          .verify(*side[c].view, side[c].name);
-      addresses[c] = {side[c].name, static_cast<const std::uint64_t*>(side[c].view->data_ptr())};
-    }
-  };
-  match_side(dst, job.dst);
-  match_side(src, job.src);
+  job.for_each_cache([&](CacheAddresses& table) {
+    host::TensorMatcher({num_layers})  // addresses, one for each layer
+        .with_dtype<std::uint64_t, std::int64_t>()
+        .with_device<kDLCUDA, kDLCPU, kDLCUDAHost>(device)
+        .verify(*table.view, table.name);
+    table = {table.name, nullptr, static_cast<const std::uint64_t*>(table.view->data_ptr())};
+  });
   host::RuntimeCheck(num_layers.unwrap() < INT32_MAX, job.op, ": too many layers: ", num_layers.unwrap());
   job.transfer.num_layers = static_cast<std::uint32_t>(num_layers.unwrap());
   job.has_device_table = !is_host(device.unwrap());
   match_device(job, device.unwrap(), "the addresses", " on ");
 }
 
-/// \brief The layout of all layers, as Python passes it.
+/// \brief The layout of all layers, as Python passes it; each array has that of the source first.
 struct LayerStrides {
-  struct Side {
-    std::int64_t stride;
-    host::Optional<std::int64_t> page_stride;
-    host::Optional<std::int64_t> num_rows;
-  };
+  std::int64_t row[2];
   host::Optional<std::int64_t> element_size;
-  host::Optional<std::int64_t> page_size;
-  Side src;
-  Side dst;
+  host::Optional<std::int64_t> page[2];
+  host::Optional<std::int64_t> num_rows[2];
+  SGL_FIELDS(row, element_size, page, num_rows)
 };
 
-inline Rows match_side(const Job& job, const char* name, const LayerStrides::Side& side, std::int64_t page_size) {
-  if (side.stride < 0 || side.page_stride.value_or(0) < 0)
-    refuse("ValueError", job.op, "the strides of the ", name, " must not be negative");
-  if (!side.page_stride.has_value()) return {side.stride, 0, kNoPages};
-  if (page_size == 0) refuse("ValueError", job.op, "the page stride of the ", name, " needs a page_size");
-  if (*side.page_stride == page_size * side.stride) return {side.stride, 0, kNoPages};
-  return {side.stride, *side.page_stride, static_cast<std::uint32_t>(page_size)};
-}
-
-inline void match_strides(Job& job, const LayerStrides& strides) {
-  const auto& [element_size, page_size, src, dst] = strides;
+inline void match_strides(Job& job, const LayerStrides& strides, const host::Optional<std::int64_t>& page_size) {
+  const auto [src_stride, dst_stride] = strides.row;
   auto& t = job.transfer;
-  if (!element_size.has_value() && src.stride != dst.stride)
+  if (!strides.element_size.has_value() && src_stride != dst_stride)
     refuse(
-        "ValueError", job.op, "element_size is needed if the strides differ: ", src.stride, " bytes at the source, ",
-        dst.stride, " at the destination");
-  job.row_bytes = element_size.value_or(dst.stride);
+        "ValueError", job.op, "element_size is needed if the strides differ: ", src_stride, " bytes at the source, ",
+        dst_stride, " at the destination");
+  job.row_bytes = strides.element_size.value_or(dst_stride);
   if (job.row_bytes < 1) refuse("ValueError", job.op, "element_size must be at least 1 byte, got ", job.row_bytes);
-  t.src = match_side(job, "source", src, page_size.value_or(0));
-  t.dst = match_side(job, "destination", dst, page_size.value_or(0));
+  const auto match_side = [&](int i, const char* side, const char* rows_name, Rows& rows, std::int64_t& num_rows) {
+    const auto stride = strides.row[i];
+    const auto page_stride = strides.page[i].value_or(0);
+    if (stride < 0 || page_stride < 0)
+      refuse("ValueError", job.op, "the strides of the ", side, " must not be negative");
+    if (strides.page[i].has_value() && !page_size.has_value())
+      refuse("ValueError", job.op, "the page stride of the ", side, " needs a page_size");
+    const bool is_paged = strides.page[i].has_value() && page_stride != *page_size * stride;
+    rows = is_paged ? Rows{stride, page_stride, static_cast<std::uint32_t>(*page_size)} : Rows{stride, 0, kNoPages};
+    num_rows = strides.num_rows[i].value_or(kUnknownRows);
+    if (num_rows < 0) refuse("ValueError", job.op, rows_name, " must not be negative, got ", num_rows);
+  };
+  match_side(0, "source", "num_rows_src", t.src, job.src_rows);
+  match_side(1, "destination", "num_rows_dst", t.dst, job.dst_rows);
   const bool rows_fit = t.dst.row_stride >= job.row_bytes || t.dst.page_size == 1;
   const bool pages_fit =
       t.dst.page_size == kNoPages || t.dst.page_stride >= (t.dst.page_size - 1) * t.dst.row_stride + job.row_bytes;
@@ -271,12 +253,6 @@ inline void match_strides(Job& job, const LayerStrides& strides) {
     refuse(
         "ValueError", job.op, "rows of the destination overlap each other: rows of ", job.row_bytes, " bytes are ",
         t.dst.row_stride, " bytes apart", t.dst.page_size == kNoPages ? "" : ", or their pages overlap");
-  const auto rows_of = [&](const char* name, const host::Optional<std::int64_t>& rows) {
-    if (rows.value_or(0) < 0) refuse("ValueError", job.op, name, " must not be negative, got ", *rows);
-    return rows.value_or(kUnknownRows);
-  };
-  job.src_rows = rows_of("num_rows_src", src.num_rows);
-  job.dst_rows = rows_of("num_rows_dst", dst.num_rows);
   // Where the rows of a layer are neighbours on both sides, the order layer by layer stays within fewer pages of
   // memory; if all layers of a row are neighbours, the order row by row does.
   const auto is_dense = [&](const Rows& rows) {

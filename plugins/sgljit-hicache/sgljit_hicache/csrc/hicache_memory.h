@@ -15,6 +15,19 @@
 
 namespace hicache {
 
+/// The processor of the indices must be able to work on `device`, where `what` is.
+inline void match_device(const Job& job, DLDevice device, const char* what, const char* is_on) {
+  if (is_host(device)) return;  // the check for pinned memory comes last
+  if (is_host(job.device))
+    refuse(
+        host::kTensorMatchError, job.op, "the indices are on ", job.device, " and ", what, is_on, device,
+        ": a transfer from or to a CUDA device needs its indices on that device");
+  if (device.device_id != job.device.device_id)
+    refuse(
+        host::kTensorMatchError, job.op, "two devices are mixed: the indices are on ", job.device, " and ", what, is_on,
+        device);
+}
+
 /// The addresses of one cache as kernels see them; throws an error with its name if they cannot access the memory.
 struct Reachable {
  public:
@@ -39,12 +52,8 @@ struct Reachable {
  private:
   host::driver::Memory m_find(std::uintptr_t address) const {
     const auto memory = host::driver::memory_at(reinterpret_cast<const void*>(address));
-    const auto device_id = m_job.device.device_id;
-    if (memory.type == host::driver::kMemoryTypeDevice && memory.device_id >= 0 && memory.device_id != device_id)
-
-      refuse(
-          host::kTensorMatchError, m_job.op, "two devices are mixed: the indices are on ", m_job.device, " and ",
-          m_cache.name, " is on ", DLDevice{kDLCUDA, memory.device_id});
+    if (memory.type == host::driver::kMemoryTypeDevice && memory.device_id >= 0)
+      match_device(m_job, {kDLCUDA, memory.device_id}, m_cache.name, " is on ");
     // Memory that kernels here cannot access has no address, not even if it is another device's.
     if (memory.type != 0 && memory.device_address != nullptr) [[likely]]
       return memory;
@@ -75,11 +84,8 @@ inline void refuse_device_memory(const Job& job, const CacheAddresses& cache) {
   void* values[] = {&type, &device_id, &is_managed};
   const auto* const pointer = reinterpret_cast<const void*>(cache.layers[0]);
   if (query == nullptr || query(3, kAttributes, values, pointer) != driver::kSuccess) return;
-  if (type != driver::kMemoryTypeDevice || is_managed != 0) [[likely]]
-    return;
-  refuse(
-      host::kTensorMatchError, job.op, "the indices are on ", job.device, " and ", cache.name, " is on ",
-      DLDevice{kDLCUDA, device_id}, ": a transfer from or to a CUDA device needs its indices on that device");
+  if (type == driver::kMemoryTypeDevice && is_managed == 0)
+    match_device(job, {kDLCUDA, device_id}, cache.name, " is on ");
 }
 
 }  // namespace hicache

@@ -9,11 +9,6 @@
 
 namespace hicache {
 
-/// The place of the caches' addresses for a kernel; numbers, so that Python can name a variant, too.
-inline constexpr int kOneLayer = 0;     ///< one layer, in the parameters: `OneLayer`
-inline constexpr int kManyLayers = 1;   ///< several, in the parameters: `ManyLayers`
-inline constexpr int kLayerTables = 2;  ///< several, in tables in device memory: `LayerTables`
-
 /// The page size of a cache without pages: one page holds every index.
 inline constexpr uint32_t kNoPages = 0xffffffffu;
 
@@ -45,22 +40,25 @@ struct Transfer {
 /// 32 KiB of shared memory.
 inline constexpr uint32_t kMaxChunkRows = 4096;
 
-// Addresses of K and V; a single cache is the first.
+// Addresses of K and V, by which a kernel is named; a single cache is the first.
+/// Of one layer, in the parameters.
 struct OneLayer {
-  static constexpr int kLayers = kOneLayer;
+  static constexpr bool kIsOne = true;
   uint64_t dst[2][1];
   uint64_t src[2][1];
   SGL_FIELDS(dst, src)
 };
+/// Of several, in the parameters.
 struct ManyLayers {
-  static constexpr int kLayers = kManyLayers;
+  static constexpr bool kIsOne = false;
   static constexpr uint32_t kMaxLayers = 96;  // 3 KiB of the 4 that every driver allows
   uint64_t dst[2][kMaxLayers];
   uint64_t src[2][kMaxLayers];
   SGL_FIELDS(dst, src)
 };
+/// Of several, in tables in device memory.
 struct LayerTables {
-  static constexpr int kLayers = kLayerTables;
+  static constexpr bool kIsOne = false;
   const uint64_t* dst[2];
   const uint64_t* src[2];
   SGL_FIELDS(dst, src)

@@ -9,7 +9,7 @@ import torch
 
 from sgljit_core import ops, override_cuda_arch
 from sgljit_hicache import reference, samples
-from sgljit_hicache.ops import host_module, variants
+from sgljit_hicache.ops import LAYER_TABLES, MANY_LAYERS, ONE_LAYER, host_module, variants
 from sgljit_hicache.plugin import FAMILY
 
 from .configurations import LAYOUTS, assert_same_bytes, check, make_indices, make_side, noise, random_transfer
@@ -26,14 +26,14 @@ def last_launch() -> tuple[int, int, int]:
     return packed >> 24, packed & 0x7FF, packed >> 11 & 0x1FFF
 
 
-@pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)], ids=["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)], ids=str)
 @pytest.mark.parametrize("row_bytes", ROW_BYTES)
 def test_kernels_compile_without_a_gpu(row_bytes: int, arch: tuple[int, int]):
     with override_cuda_arch(*arch):
         for caches, *rest in (
-            (2, 32, False, torch.int64, 0),
-            (1, 8, True, torch.int32, 1),
-            (2, 32, True, torch.int64, 2),
+            (2, 32, False, torch.int64, ONE_LAYER),
+            (1, 8, True, torch.int32, MANY_LAYERS),
+            (2, 32, True, torch.int64, LAYER_TABLES),
         ):
             FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", row_bytes, 16, caches, *rest)
 
@@ -41,7 +41,8 @@ def test_kernels_compile_without_a_gpu(row_bytes: int, arch: tuple[int, int]):
 @pytest.mark.parametrize("word", [1, 2, 4, 8])
 def test_rows_of_smaller_words_compile_without_a_gpu(word: int):
     with override_cuda_arch(8, 0):
-        FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", 25 * word, word, 2, 32, True, torch.int32, 1)
+        shape = (25 * word, word, 2, 32, True, torch.int32, MANY_LAYERS)
+        FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", *shape)
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_const
     const uint32_t rank = lane < gridDim.x ? lane : 0;
     largest = warp::reduce_max(__uint_as_float(ptx::load_cluster(ptx::cluster_map(&of_block, rank))));
 #else
-    static_assert(details::always_false<T>, "quantize_small: clusters of blocks need sm_90");
+    static_assert(!kInCluster, "quantize_small: clusters of blocks need sm_90");
 #endif
   }
   const float scale = scale_of(largest);

@@ -89,7 +89,7 @@ driver::Memory host_memory_at(const void* address) {
   const auto status = query(1, &attribute, values, address);
   if (status != kInvalidContext && (status != driver::kSuccess || type == 0)) return {};
   // A thread that has not used CUDA yet has no context, and without one the driver reports no device address.
-  const host::details::ContextGuard guard(current_device(), host::DebugInfo{});
+  const host::runtime::DeviceGuard guard(current_device());
   return driver::memory_at(address);
 }
 
@@ -191,9 +191,7 @@ bool is_capturing(const Call& call) {
 
 /// Whether the driver has the operation; 64-bit ones and `nor` depend on the device.
 bool has_operation(const Call& call, int condition) {
-  const auto has = [&](int attribute) {
-    return host::runtime::details::attribute(attribute, call.device.device_id, host::DebugInfo{}) != 0;
-  };
+  const auto has = [&](int attribute) { return host::runtime::get_attribute(attribute, call.device.device_id) != 0; };
   const auto& api = driver::api();
   if (api.StreamWaitValue32 == nullptr || api.StreamWaitValue64 == nullptr || api.StreamWriteValue32 == nullptr ||
       api.StreamWriteValue64 == nullptr)
@@ -229,7 +227,7 @@ void launch(const Call& call, host::Kernel<Params>& kernel, const Params& params
 
 void wait_on_stream(const Call& call, int condition, Mode mode, std::uint64_t timeout_ns) {
   check_timeouts();
-  const host::details::ContextGuard guard(call.device.device_id, host::DebugInfo{});
+  const host::runtime::DeviceGuard guard(call.device.device_id);
   if (use_driver(call, mode, condition, timeout_ns != 0)) {
     const auto& api = driver::api();
     const auto flags = static_cast<unsigned>(condition);
@@ -252,7 +250,7 @@ void wait_on_stream(const Call& call, int condition, Mode mode, std::uint64_t ti
 
 void write_on_stream(const Call& call, Mode mode) {
   check_timeouts();
-  const host::details::ContextGuard guard(call.device.device_id, host::DebugInfo{});
+  const host::runtime::DeviceGuard guard(call.device.device_id);
   if (use_driver(call, mode, wait_value::kEqual, false)) {
     const auto& api = driver::api();
     return check_operation(
