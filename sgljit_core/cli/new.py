@@ -123,7 +123,7 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
         f"{package}/tests/test_{op}.py": f"{road.value}/test_op.py",
     }
     return {
-        place: Template((_TEMPLATES / template).read_text(encoding="utf-8")).substitute(names)
+        place: Template((_TEMPLATES / f"{template}.in").read_text(encoding="utf-8")).substitute(names)
         for place, template in places.items()
     }
 

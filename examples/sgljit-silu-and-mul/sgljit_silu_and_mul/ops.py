@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from sgljit_core import CppType, cache_once, make_cpp_args
 
 from .plugin import FAMILY
