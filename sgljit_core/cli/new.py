@@ -27,33 +27,23 @@ from sgljit_core.families import discovery, registry
 
 from .clangd import configuration
 
-_TEMPLATES = Path(__file__).resolve().parent / "new_files"
-_TEXTS = {  # what a README says of each road
-    "variants": {
-        "example": "import torch\nfrom {package} import {op}\n\n"
-        "x = torch.randn(4, 1024)\nout = torch.empty_like(x)\n{op}(x, out, 0.5)",
-        "csrc": "| `{package}/csrc/{op}.h` | the formula, read by every compiler |\n"
-        "| `{package}/csrc/{op}.cpp` | the host part: which tensors go into the formula |",
-    },
-    "load_jit": {
-        "example": "import torch\nfrom {package} import {op}\n\nout = {op}(torch.randn(4, 1024), 0.5)",
-        "csrc": "| `{package}/csrc/{op}.cu` | the op on CUDA: kernel, checks, launch |\n"
-        "| `{package}/csrc/{op}.cpp` | the same for CPU tensors |",
-    },
-}
+TEMPLATES = Path(__file__).resolve().parent / "new_files"
 
 # fmt: off
-_OF_CXX = frozenset(
-    "alignas alignof asm assert auto bool case catch char concept const consteval constexpr constinit "
-    "decltype default delete do double enum errno explicit export extern float friend goto inline int linux long "
-    "mutable namespace new noexcept nullptr operator private protected public register requires short signed sizeof "
-    "static struct switch template this throw typedef typeid typename union unix unsigned using virtual void volatile "
-    "bitand bitor compl xor main".split()
-)
-_OF_TEMPLATES = frozenset(
-    "bench cache_once csrc functools host_module kernel load_module make_cpp_args ops plugin reference row_map samples "
-    "tests torch variants".split()
-)
+OF_CXX = {  # and of the C library's macros
+    "alignas", "alignof", "asm", "assert", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
+    "char32_t", "char8_t", "co_await", "co_return", "co_yield", "compl", "concept", "const", "const_cast",
+    "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double", "dynamic_cast", "enum",
+    "errno", "explicit", "export", "extern", "false", "float", "friend", "goto", "inline", "int", "linux", "long",
+    "main", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected", "public",
+    "register", "reinterpret_cast", "requires", "short", "signed", "sizeof", "static", "static_assert",
+    "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid",
+    "typename", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "xor",
+}
+OF_TEMPLATES = {
+    "bench", "cache_once", "csrc", "functools", "host_module", "kernel", "load_module", "make_cpp_args", "ops",
+    "plugin", "reference", "row_map", "samples", "tests", "torch", "variants",
+}
 # fmt: on
 
 
@@ -84,9 +74,9 @@ def new_distribution(
     except OSError as error:
         raise NewDistributionError(f"{into.absolute()} cannot be written, and is not there: {error}") from error
     typer.echo(
-        f"wrote {into}/: the family {family} with the op {op}, in csrc/ and ops.py of {into}/{package}\n"
-        f'next:  pip install --editable "./{into}[test]"\n'
-        f"       sgljit test {family}"
+        f"wrote {into}/, with the family {family} and its op {op}. Next:\n"
+        f'  pip install --editable "./{into}[test]"\n'
+        f"  sgljit test {family}"
     )
 
 
@@ -104,7 +94,6 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
         "oldest": f"{major}.{minor}",
         "next": f"{major}.{minor + 1}",
     }
-    names |= {name: text.format_map(names) for name, text in _TEXTS[road.value].items()}
     suffixes = (".h", ".cpp") if road is Road.VARIANTS else (".cu", ".cpp")
     places = {
         "pyproject.toml": "both/pyproject.toml",
@@ -123,7 +112,7 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
         f"{package}/tests/test_{op}.py": f"{road.value}/test_op.py",
     }
     return {
-        place: Template((_TEMPLATES / f"{template}.in").read_text(encoding="utf-8")).substitute(names)
+        place: Template((TEMPLATES / f"{template}.in").read_text(encoding="utf-8")).substitute(names)
         for place, template in places.items()
     }
 
@@ -146,8 +135,8 @@ def _check(project: str, package: str, family: str, op: str) -> None:
                 f"{kind} name {name!r}: expected lower-case words with '_' between them, and no word that Python "
                 f"keeps for itself, such as row_sum"
             )
-    if op in _OF_CXX or op in _OF_TEMPLATES:
-        taken = "is a word of C++" if op in _OF_CXX else "is used in the files of the distribution itself"
+    if op in OF_CXX or op in OF_TEMPLATES:
+        taken = "is a word of C++" if op in OF_CXX else "is used in the files of the distribution itself"
         raise NewDistributionError(f"op name {op!r} {taken}; choose another, such as {op}_rows")
     if provider := _provider(family):
         raise NewDistributionError(

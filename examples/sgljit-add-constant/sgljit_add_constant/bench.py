@@ -5,6 +5,8 @@ python -m sgljit_add_constant.bench
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from sgljit_core import ops
 from sgljit_core.benchmark import get_benchmark_range, measure
@@ -14,7 +16,7 @@ from sgljit_core.benchmark.results import write_results
 def main() -> None:
     """Print a table: microseconds of a call, and the percent of the rate of a plain copy."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    runs = {
+    runs: dict[str, Callable[..., object]] = {
         "sgljit": ops["add_constant"].add_constant,
         "PyTorch": torch.add,
     }

@@ -5,6 +5,8 @@ python -m sgljit_silu_and_mul.bench
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from sgljit_core import ops
 from sgljit_core.benchmark import get_benchmark_range, measure
@@ -14,7 +16,7 @@ from sgljit_core.benchmark.results import write_results
 def main() -> None:
     """Print a table: microseconds of a call, and the percent of the rate of a plain copy."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    runs = {
+    runs: dict[str, Callable[..., object]] = {
         "sgljit": ops["silu_and_mul"].silu_and_mul,
         "PyTorch": lambda x, out: torch.mul(torch.nn.functional.silu(x.chunk(2, 1)[0]), x.chunk(2, 1)[1], out=out),
     }
