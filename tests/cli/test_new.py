@@ -104,7 +104,7 @@ def test_an_op_cannot_have_a_name_that_the_files_use(road):
             "acme",
             "is",
             "row_sum",
-            "family name 'is': expected lower-case words .* no word that Python keeps for itself",
+            "family name 'is': expected lower-case words .* no word that Python keeps",
         ),
         ("acme", "acme", "row-sum", "op name 'row-sum': expected lower-case words"),
         ("acme", "acme", "row__sum", "op name 'row__sum': expected lower-case words"),
@@ -171,10 +171,10 @@ def test_what_it_writes_passes_its_tests_and_the_checks_without_being_edited(her
     from_checkout.write_metadata(here / "acme-kernels", here / "site")
     path = os.pathsep.join([str(here / "site"), str(here / "acme-kernels"), *filter(None, sys.path)])
     done = sgljit(
-        "test", "acme", "--device", "cpu", "-k", "by_hand or refused or results or dry_run", cwd=here, PYTHONPATH=path
+        "test", "acme", "--device", "cpu", "-k", "by_hand or refused or signatures or dry_run", cwd=here, PYTHONPATH=path
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"[4-9] passed", done.stdout), done.stdout
+    assert re.search(r"[3-9] passed", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("name", ["row_sum", "a_name_that_is_quite_as_long_as_a_name_should_be"])
