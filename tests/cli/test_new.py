@@ -170,9 +170,8 @@ def test_what_it_writes_passes_its_tests_and_the_checks_without_being_edited(her
     (here / "site").mkdir()
     from_checkout.write_metadata(here / "acme-kernels", here / "site")
     path = os.pathsep.join([str(here / "site"), str(here / "acme-kernels"), *filter(None, sys.path)])
-    done = sgljit(
-        "test", "acme", "--device", "cpu", "-k", "by_hand or refused or signatures or dry_run", cwd=here, PYTHONPATH=path
-    )
+    chosen = "by_hand or refused or signatures or dry_run"
+    done = sgljit("test", "acme", "--device", "cpu", "-k", chosen, cwd=here, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"[3-9] passed", done.stdout), done.stdout
 

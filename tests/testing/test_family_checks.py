@@ -42,6 +42,8 @@ def test_a_dry_run_makes_the_tensor_that_an_op_makes_and_returns():
     try:
         said = dry_run("activation")
     except NotApplicable as reason:
+        if "no host part" in str(reason):
+            raise
         pytest.skip(str(reason))
     assert " kernels are asked for" in said
     assert "not called to the end" not in said
