@@ -1,4 +1,4 @@
-"""docs/tutorial.md, done to the letter by a reader who has the core alone; and both roads of `sgljit new`, to the wheel.
+"""docs/tutorial.md, done to the letter by a reader who has the core alone; both roads of `sgljit new`, to the wheel.
 
 A snippet's first line names the file that it is, or else it is run. Marks after the language: ``network`` is what the
 environment already has, ``fails`` ends with a failure, ``output`` is what the snippet before it prints.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import isolated
 import pytest
 
 PAGE = (isolated.ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"^```(\w+) ?(.*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+SNIPPETS = re.findall(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_CONFIG_FILE": os.devnull}
 WORKFLOW = re.compile(r"^ *- run: (.+)$", re.MULTILINE)
 
@@ -105,6 +106,4 @@ def test_a_new_distribution_passes_its_own_workflow_and_the_checkers_of_types_an
 
 def on_path() -> dict[str, str]:
     """The variables of this process, with its own tools first on PATH."""
-    import sys
-
     return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
