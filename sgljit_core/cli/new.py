@@ -30,7 +30,7 @@ from .clangd import configuration
 TEMPLATES = Path(__file__).resolve().parent / "new_files"
 
 # fmt: off
-OF_CXX = {  # and of the C library's macros
+WORDS_OF_CXX = {  # and of the C library's macros
     "alignas", "alignof", "asm", "assert", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
     "char32_t", "char8_t", "co_await", "co_return", "co_yield", "compl", "concept", "const", "const_cast",
     "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double", "dynamic_cast", "enum",
@@ -40,7 +40,7 @@ OF_CXX = {  # and of the C library's macros
     "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid",
     "typename", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "xor",
 }
-OF_TEMPLATES = {
+NAMES_OF_TEMPLATES = {
     "bench", "cache_once", "csrc", "functools", "host_module", "kernel", "load_module", "make_cpp_args", "ops",
     "plugin", "reference", "row_map", "samples", "tests", "torch", "variants",
 }
@@ -135,8 +135,8 @@ def _check(project: str, package: str, family: str, op: str) -> None:
                 f"{kind} name {name!r}: expected lower-case words with '_' between them, and no word that Python "
                 f"keeps for itself, such as row_sum"
             )
-    if op in OF_CXX or op in OF_TEMPLATES:
-        taken = "is a word of C++" if op in OF_CXX else "is used in the files of the distribution itself"
+    if op in WORDS_OF_CXX or op in NAMES_OF_TEMPLATES:
+        taken = "is a word of C++" if op in WORDS_OF_CXX else "is used in the files of the distribution itself"
         raise NewDistributionError(f"op name {op!r} {taken}; choose another, such as {op}_rows")
     if provider := _provider(family):
         raise NewDistributionError(

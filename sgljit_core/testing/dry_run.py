@@ -46,7 +46,7 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
             asked for in this form.
         NotApplicable: NVRTC is missing, or no op asks for a kernel.
     """
-    (driver,) = ask("null_driver", cuda_arch, **environment)
+    (driver,) = ask("null_driver", cuda_arch)  # in this process's cache: it must outlast the process that compiles it
     hidden = {"CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": driver["path"]}
     answers = ask("dry_run", family, cuda_arch, **hidden, **environment)
     for answer in answers:

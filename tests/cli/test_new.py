@@ -1,4 +1,4 @@
-"""``sgljit new``: what it writes is right at once, is what the examples are, and is written whole or not at all."""
+"""``sgljit new``: its output is right at once, is the same as the examples, and is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sgljit_core.cli.new import Road
 from sgljit_core.errors import NewDistributionError
 
 ROADS = list(Road)
-# What the author of an example has written for its op; its other files are as `sgljit new` writes them.
+# The files that the author of an example has written for its op; the others are as `sgljit new` writes them.
 REWRITTEN = re.compile(r"README\.md|\w+/(ops|reference|bench)\.py|\w+/csrc/.*|\w+/tests/test_.*\.py")
 EXAMPLES = {"silu_and_mul": Road.VARIANTS, "add_constant": Road.LOAD_JIT}
 
@@ -86,7 +86,7 @@ def test_an_op_cannot_have_a_name_that_the_files_use(road):
                 names.add(node.name)
     names |= {Path(place).parts[1] for place in written if re.match(r"acme_kernels/\w+/", place)}
     public = {name for name in names if re.fullmatch(r"[a-z][a-z0-9_]*", name)} - {"an_op_name"}
-    assert public - {"annotations"} <= new.OF_TEMPLATES
+    assert public - {"annotations"} <= new.NAMES_OF_TEMPLATES
 
 
 @pytest.mark.parametrize(

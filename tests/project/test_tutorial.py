@@ -69,7 +69,6 @@ def test_the_tutorial_from_top_to_bottom(reader, tmp_path):
             done = run(reader, "python snippet.py" if language == "python" else text, work)
             printed = done.stdout
             assert (done.returncode == 0) == (mark != "fails"), f"{text}\n{printed}"
-            assert not re.search(r"\b(?:failed|error)\b", printed) or mark == "fails", f"{text}\n{printed}"
     assert {path.name for path in work.iterdir()} == {"acme-kernels", "acme-ports", "dist", "snippet.py"}
 
 
