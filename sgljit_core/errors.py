@@ -23,6 +23,7 @@ __all__ = [
     "InvalidBuildError",
     "InvalidFamilyError",
     "ModelConfigError",
+    "NewDistributionError",
     "NoTargetError",
     "ParallelCompileError",
     "PluginConflictError",
@@ -247,6 +248,10 @@ class UnknownOpError(SgljitError, AttributeError):
 
 class WheelError(SgljitError, ValueError):
     """Artifacts cannot be added to a wheel."""
+
+
+class NewDistributionError(SgljitError, ValueError):
+    """`sgljit new` was given a name that cannot be or is taken, or cannot write there. Nothing was written."""
 
 
 class UnsupportedEngineError(SgljitError, RuntimeError):

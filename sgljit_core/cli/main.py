@@ -11,6 +11,7 @@ from sgljit_core.errors import SgljitError
 from . import cache
 from .clangd import write_clangd
 from .list import list_families
+from .new import new_distribution
 from .prepare import prepare
 from .test import run_tests
 from .wheel import add_artifacts_to_wheel
@@ -19,6 +20,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Kernels that compile on first use, from many packages."
 )
 app.command("list")(list_families)
+app.command("new")(new_distribution)
 app.command("prepare")(prepare)
 app.command("clangd")(write_clangd)
 app.command("test")(run_tests)

@@ -77,6 +77,16 @@ class Op:
         fake = resolve(self._fake, self._declaration.where) if isinstance(self._fake, str) else self._fake
         return None if fake is None else self._declaration.misfit(fake)
 
+    def with_out(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call, by name, with the ``out`` that the call would make and return."""
+        declaration, out = self._declaration, self._declaration.out
+        given = dict(arguments)
+        if declaration.returns_out and declaration.fake is not None and out is not None and given.get(out) is None:
+            call = declaration.signature.bind(**given)
+            call.apply_defaults()
+            given[out] = declaration.fake(*call.args, **call.kwargs)
+        return given
+
     def is_left_over(self, place: str, execution: object) -> bool:
         """Whether an earlier execution of the file of ``place`` declared it."""
         return self._execution is not execution and self.place.rpartition(":")[0] == place.rpartition(":")[0]

@@ -173,14 +173,14 @@ def _checked(builders: list[Any], where: str) -> list[Callable[[], Any]]:
     return builders
 
 
-_FIRST_PARTY = ("activation", "hicache", "norm", "quant", "wait_value")
+FIRST_PARTY = ("activation", "hicache", "norm", "quant", "wait_value")
 
 
 def _unknown(name: str, known: list[str]) -> str:
     installed = ", ".join(known) or "none"
     allowed = settings().plugins
     # Of other names nobody knows who may have registered them on an index.
-    provider = f"It is in sgljit-{name.replace('_', '-')}: pip install it. " if name in _FIRST_PARTY else ""
+    provider = f"It is in sgljit-{name.replace('_', '-')}: pip install it. " if name in FIRST_PARTY else ""
     restriction = "" if allowed is None else f"; SGLJIT_PLUGINS allows only {', '.join(sorted(allowed)) or 'none'}"
     return (
         f"no installed plugin provides the kernel family {name!r}{nearest(name, known)} "

@@ -46,7 +46,7 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
             asked for in this form.
         NotApplicable: NVRTC is missing, or no op asks for a kernel.
     """
-    (driver,) = ask("null_driver", cuda_arch, **environment)
+    (driver,) = ask("null_driver", cuda_arch)  # in this process's cache: it must outlast the process that compiles it
     hidden = {"CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": driver["path"]}
     answers = ask("dry_run", family, cuda_arch, **hidden, **environment)
     for answer in answers:
@@ -140,11 +140,12 @@ def main(file: str, family: str, cuda_arch: str) -> None:
     with conditions(), arch.override_cuda_arch(*target.cuda_arch):
         for op in spec.declared().values():
             handler.kernels.clear()
+            said: dict[str, str] = {}
             for sample in op.samples(torch.device("cpu")) if op.samples is not None else ():
-                said = _call(op, sample)
-                if said:
-                    answer(**said)
+                said = {**_call(op, sample), **said}  # of the samples that stop, the first is enough
+                if said.keys() - {"stopped"}:
                     break
+            answer(**said)
             answer(asked=sorted(set(handler.kernels)))
         answer(declared=_declared(family) if spec.variants else [])
 
@@ -152,7 +153,7 @@ def main(file: str, family: str, cuda_arch: str) -> None:
 def _call(op: Op, sample: dict[str, Any]) -> dict[str, str]:
     """Call an op on a device that is not there; what stopped it."""
     try:
-        op.function(**{name: _on_device(value) for name, value in sample.items()})
+        op.function(**{name: _on_device(value) for name, value in op.with_out(sample).items()})
     except ToolchainNotFoundError as error:
         return {"missing": str(error)}
     except Exception as error:  # noqa: BLE001 - any other is reported, too

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from sgljit_core.testing.dry_run import dry_run
+from sgljit_core.testing.subject import NotApplicable
 from sgljit_core.testing.without_compilers import unique_symbols
 
 
@@ -35,3 +36,14 @@ def test_a_dry_run_uses_no_driver_of_the_machine(family):
     said = dry_run(family)
     assert " kernels are asked for" in said
     assert "CUDA_ERROR" not in said
+
+
+def test_a_dry_run_makes_the_tensor_that_an_op_makes_and_returns():
+    try:
+        said = dry_run("activation")
+    except NotApplicable as reason:
+        if "no host part" in str(reason):
+            raise
+        pytest.skip(str(reason))
+    assert " kernels are asked for" in said
+    assert "not called to the end" not in said

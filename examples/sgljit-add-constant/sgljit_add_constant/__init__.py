@@ -1,4 +1,4 @@
-"""A kernel family for sgljit: add a constant to an int32 tensor: ``from sgljit_add_constant import add_constant``.
+"""The family add_constant of kernels for sgljit: ``from sgljit_add_constant import add_constant``.
 
 Importing the package imports nothing else; the op is imported, and torch with it, when it is first named.
 """

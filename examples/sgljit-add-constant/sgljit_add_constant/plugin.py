@@ -1,4 +1,4 @@
-"""The family, as data. sgljit imports nothing else of the package before an op is asked for."""
+"""The family, as data. The entry point in pyproject.toml names this module, which imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sgljit_core import KernelFamily, hookimpl
 
-FAMILY = KernelFamily(name="add_constant", package="sgljit_add_constant")
+FAMILY = KernelFamily(name="add_constant", package="sgljit_add_constant", variants="sgljit_add_constant.ops:variants")
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""The gated activation of a SwiGLU layer, for sgljit: ``from sgljit_silu_and_mul import silu_and_mul``.
+"""The family silu_and_mul of kernels for sgljit: ``from sgljit_silu_and_mul import silu_and_mul``.
 
 Importing the package imports nothing else; the op is imported, and torch with it, when it is first named.
 """

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from sgljit_core import CppType, cache_once, make_cpp_args
 
 from .plugin import FAMILY
@@ -26,7 +25,7 @@ def host_module() -> Module:
 
 @FAMILY.op(exports=host_module, mutates=("out",), samples="sgljit_silu_and_mul.reference:samples")
 def silu_and_mul(
-    input: torch.Tensor,  # noqa: A002 - as torch.nn.functional calls it
+    input: torch.Tensor,  # as torch.nn.functional calls it
     out: torch.Tensor,
 ) -> None:
     """``silu(input[:, :hidden]) * input[:, hidden:]`` into ``out``.

@@ -8,7 +8,7 @@ import torch
 
 
 def silu_and_mul(
-    input: torch.Tensor,  # noqa: A002 - the op's name for it
+    input: torch.Tensor,  # the op's name for it
     out: torch.Tensor,
 ) -> None:
     """The expected result, in float64 and rounded once."""

@@ -1,0 +1,176 @@
+"""``sgljit new``: a distribution of kernels to begin with, complete and right.
+
+The files below ``new_files/`` are its templates: ``both`` for either road, ``variants`` and ``load_jit`` for one. Names
+are checked before anything is written. The distribution is made beside its place and moved there whole, so that a
+failure leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from sgljit_core._version import __version__
+from sgljit_core.compilers import arch
+from sgljit_core.errors import NewDistributionError, NoTargetError
+from sgljit_core.families import discovery, registry
+
+from .clangd import configuration
+
+TEMPLATES = Path(__file__).resolve().parent / "new_files"
+
+# fmt: off
+WORDS_OF_CXX = {  # and of the C library's macros
+    "alignas", "alignof", "asm", "assert", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
+    "char32_t", "char8_t", "co_await", "co_return", "co_yield", "compl", "concept", "const", "const_cast",
+    "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double", "dynamic_cast", "enum",
+    "errno", "explicit", "export", "extern", "false", "float", "friend", "goto", "inline", "int", "linux", "long",
+    "main", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected", "public",
+    "register", "reinterpret_cast", "requires", "short", "signed", "sizeof", "static", "static_assert",
+    "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid",
+    "typename", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "xor",
+}
+NAMES_OF_TEMPLATES = {
+    "bench", "cache_once", "csrc", "functools", "host_module", "kernel", "load_module", "make_cpp_args", "ops",
+    "plugin", "reference", "row_map", "samples", "tests", "torch", "variants",
+}
+# fmt: on
+
+
+class Road(str, Enum):
+    """How the kernels are compiled; docs/architecture.md says when to take which."""
+
+    VARIANTS = "variants"
+    LOAD_JIT = "load_jit"
+
+
+def new_distribution(
+    project: Annotated[str, typer.Argument(help="The name to pip install by, such as acme-kernels.")],
+    family: Annotated[str, typer.Option(help='The family: users write ops["FAMILY"].')],
+    op: Annotated[str, typer.Option(help="The first op: users write ops[...].OP.")],
+    road: Annotated[Road, typer.Option(help="NVRTC at each kernel's first launch, or one module by nvcc.")] = (
+        Road.VARIANTS
+    ),
+) -> None:
+    """Write a distribution with one op into a new directory: a start that passes `sgljit test` as it is.
+
+    docs/tutorial.md goes on from there.
+    """
+    package = re.sub(r"[-_.]+", "_", project).lower()
+    _check(project, package, family, op)
+    into = Path(project)
+    try:
+        _write(into, files(project, family, op, road))
+    except OSError as error:
+        raise NewDistributionError(f"{into.absolute()} cannot be written, and is not there: {error}") from error
+    typer.echo(
+        f"wrote {into}/, with the family {family} and its op {op}. Next:\n"
+        f'  pip install --editable "./{into}[test]"\n'
+        f"  sgljit test {family}"
+    )
+
+
+def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
+    """The files of a distribution by their place in it. Writes nothing, and checks no name."""
+    package = re.sub(r"[-_.]+", "_", project).lower()
+    major, minor = map(int, __version__.split(".")[:2])
+    names = {
+        "project": project,
+        "package": package,
+        "family": family,
+        "op": op,
+        "functor": "".join(map(str.capitalize, op.split("_"))),
+        "namespace": f"{family}_kernels",  # no name of the C library ends so
+        "oldest": f"{major}.{minor}",
+        "next": f"{major}.{minor + 1}",
+    }
+    suffixes = (".h", ".cpp") if road is Road.VARIANTS else (".cu", ".cpp")
+    places = {
+        "pyproject.toml": "both/pyproject.toml",
+        "README.md": "both/README.md",
+        "LICENSE": "both/LICENSE",
+        ".gitignore": "both/gitignore",
+        ".github/workflows/ci.yml": "both/ci.yml",
+        f"{package}/__init__.py": "both/__init__.py",
+        f"{package}/py.typed": "both/empty",
+        f"{package}/plugin.py": "both/plugin.py",
+        f"{package}/ops.py": f"{road.value}/ops.py",
+        f"{package}/reference.py": f"{road.value}/reference.py",
+        f"{package}/bench.py": f"{road.value}/bench.py",
+        **{f"{package}/csrc/{op}{suffix}": f"{road.value}/op{suffix}" for suffix in suffixes},
+        f"{package}/tests/__init__.py": "both/empty",
+        f"{package}/tests/test_{op}.py": f"{road.value}/test_op.py",
+    }
+    return {
+        place: Template((TEMPLATES / f"{template}.in").read_text(encoding="utf-8")).substitute(names)
+        for place, template in places.items()
+    }
+
+
+def _check(project: str, package: str, family: str, op: str) -> None:
+    """Refuse names that cannot be, and names that are taken."""
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", project):
+        raise NewDistributionError(
+            f"project name {project!r}: expected letters, digits, '-', '_' and '.', the first and last a letter or "
+            f"digit, such as acme-kernels"
+        )
+    if not package.isidentifier() or keyword.iskeyword(package) or package in sys.stdlib_module_names:
+        raise NewDistributionError(
+            f"project name {project!r}: its package would be {package!r}, which cannot be imported or is Python's own; "
+            f"choose another, such as acme-kernels"
+        )
+    for kind, name in (("family", family), ("op", op)):
+        if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+            raise NewDistributionError(
+                f"{kind} name {name!r}: expected lower-case words with '_' between them, and no word that Python "
+                f"keeps for itself, such as row_sum"
+            )
+    if op in WORDS_OF_CXX or op in NAMES_OF_TEMPLATES:
+        taken = "is a word of C++" if op in WORDS_OF_CXX else "is used in the files of the distribution itself"
+        raise NewDistributionError(f"op name {op!r} {taken}; choose another, such as {op}_rows")
+    if provider := _provider(family):
+        raise NewDistributionError(
+            f"family name {family!r} is that of {provider}; two distributions of one family cannot be used together, "
+            f"so choose another"
+        )
+    if (found := importlib.util.find_spec(package)) is not None:
+        place = found.origin or ", ".join(found.submodule_search_locations or ())
+        raise NewDistributionError(
+            f"project name {project!r}: its package {package!r} is there already, in {place}; choose another"
+        )
+    if Path(project).exists():
+        raise NewDistributionError(
+            f"{Path(project).absolute()} exists, and is kept; choose another name or another working directory"
+        )
+
+
+def _provider(family: str) -> str | None:
+    """The distribution that has a family: an installed one, or the project's own."""
+    if claims := discovery.installed().get(family):
+        return str(claims[0])
+    return f"sgljit-{family.replace('_', '-')}" if family in registry.FIRST_PARTY else None
+
+
+def _write(into: Path, texts: Mapping[str, str]) -> None:
+    """Make a directory with these files, and a ``.clangd`` for this machine; whole or not at all."""
+    try:
+        target = arch.cuda_target()
+    except NoTargetError:
+        target = arch.parse_cuda_target("9.0", "the default")
+    with tempfile.TemporaryDirectory(prefix=".sgljit-new-", dir=Path.cwd()) as beside:
+        whole = Path(beside, into.name)
+        for place, text in {**texts, ".clangd": configuration(target)}.items():
+            file = whole / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        whole.rename(into)
