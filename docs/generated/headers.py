@@ -184,7 +184,8 @@ def _unindented(lines: list[str]) -> list[str]:
 
 def plain(comment: str) -> str:
     """A comment as text."""
-    return re.sub(r"\\(?:brief|endcode|code|note|throws|param|tparam) ?", "", comment).strip()
+    comment = re.sub(r"\\t?param (\w+)", r"\1:", comment)
+    return re.sub(r"\\(?:brief|endcode|code|note) ?|\\(?=throws)", "", comment).strip()
 
 
 def markdown_of(comment: str) -> str:
