@@ -73,7 +73,7 @@ lint: $(READY) types ## check style and types; change nothing
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 types: $(READY)
-	@$(BIN)/mypy sgljit_core $(wildcard $(addsuffix /sgljit_*,$(PLUGINS) $(ADAPTERS)) examples/*/sgljit_*)
+	@$(BIN)/mypy sgljit_core docs/generated $(wildcard $(addsuffix /sgljit_*,$(PLUGINS) $(ADAPTERS)) examples/*/sgljit_*)
 
 format: $(READY) ## rewrite the files in the project's style
 	@$(BIN)/ruff check --fix

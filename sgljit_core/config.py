@@ -37,8 +37,8 @@ class Settings:
     Attributes:
         cache_dir: ``SGLJIT_CACHE_DIR``: the root of the artifact cache, an absolute path; by default the user's
             cache directory.
-        cache_bytes: ``SGLJIT_CACHE_MEGABYTES``: the megabytes that builds keep the cache within, by default 4096; ``0`` and
-            ``unlimited`` for any size.
+        cache_bytes: ``SGLJIT_CACHE_MEGABYTES``: the megabytes that builds keep the cache within, by default 4096;
+            ``0`` and ``unlimited`` for any size.
         cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST``: the target, such as ``9.0a``; by default
             the current device's.
         cuda_arch_source: the name of the variable that ``cuda_arch`` came from.
@@ -52,7 +52,8 @@ class Settings:
             written.
         jit: ``SGLJIT_JIT``: whether compiling on demand is allowed: ``on`` (the default), ``warn`` or ``error``.
         jobs: ``SGLJIT_JOBS``: the number of compilers that may run at once; by default by cores and memory.
-        engines: ``SGLJIT_ENGINES``: what adapters may do: ``on`` (the default), ``off``, or a list of ``strict`` and names of ops.
+        engines: ``SGLJIT_ENGINES``: what adapters may do: ``on`` (the default), ``off``, or a list of ``strict`` and
+            names of ops.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: with ``1``, accept caches that others can write.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for locks, if there is one.
         ci: ``CI``: whether continuous integration runs this; ``0``, ``false`` and ``no`` mean that it does not.

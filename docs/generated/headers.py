@@ -44,8 +44,10 @@ class Statement:
     def name(self) -> str:
         """The name that it declares."""
         head = _bare(self.head)
-        if match := re.search(r"#define (\w+)|\busing (\w+) =|\bconcept (\w+)|(operator *[^\s(]+|operator\(\))\(", head):
-            return next(filter(None, match.groups()))
+        if match := re.search(
+            r"#define (\w+)|\busing (\w+) =|\bconcept (\w+)|(operator *[^\s(]+|operator\(\))\(", head
+        ):
+            return str(next(filter(None, match.groups())))
         if self.is_scope:
             match = re.search(r"\b(?:struct|class|union|enum)(?: class| struct)? ([\w:]+)", head)
         else:
@@ -196,10 +198,10 @@ def markdown_of(comment: str) -> str:
         if index % 2:
             shown.append(f"```cpp\n{textwrap.dedent(part).rstrip()}\n```")
             continue
-        part = re.sub(r"^\\(?:t?param) (\w+)", r"\n- `\1`:", part, flags=re.MULTILINE)
-        part = _escaped(re.sub(r"^\\throws (\w+)", r"\n- throws `\1`", part, flags=re.MULTILINE))
-        part = re.sub(r"^\\note ", "\n", part, flags=re.MULTILINE).replace("\\brief ", "")
-        shown.append(part.strip())
+        listed = re.sub(r"^\\t?param (\w+)", r"\n- `\1`:", part, flags=re.MULTILINE)
+        listed = re.sub(r"^\\throws (\w+)", r"\n- throws `\1`", listed, flags=re.MULTILINE)
+        listed = re.sub(r"^\\note ", "\n", listed, flags=re.MULTILINE).replace("\\brief ", "")
+        shown.append(_escaped(listed).strip())
     return "\n\n".join(filter(None, shown))
 
 
@@ -215,7 +217,8 @@ def header(name: str) -> str:
     about = re.search(r"^/// \\file .*\n((?:///.*\n)*)", text, re.MULTILINE)
     assert about is not None, f"{name} does not say what it is for"
     text = text.replace(about[0], "", 1)
-    sections = [f"## {name}", f"`#include <sgl_kernel/{name}>`", markdown_of(re.sub("^/// ?", "", about[1], flags=re.M))]
+    told = re.sub("^/// ?", "", about[1], flags=re.MULTILINE)
+    sections = [f"## {name}", f"`#include <sgl_kernel/{name}>`", markdown_of(told)]
     shown = [
         ("::".join((*outer, statement.name)), statement)
         for outer, statement in statements(text)

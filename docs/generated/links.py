@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import os.path
 import re
-import sys
+from importlib import metadata
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -18,9 +13,9 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def address() -> str:
-    """The repository's public address, from ``project.urls``; empty while it has none."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project.get("urls", {}).get("Source", "")).rstrip("/")
+    """The repository's public address, from the core's metadata (``project.urls``); empty while it has none."""
+    urls = metadata.metadata("sgljit-core").get_all("Project-URL") or []
+    return "".join(line.partition(", ")[2] for line in urls if line.startswith("Source, ")).rstrip("/")
 
 
 def for_site(text: str, directory: Path, into: Path | None = None) -> str:

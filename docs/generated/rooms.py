@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -22,11 +23,13 @@ FREE = {"__init__", "__main__", "_version"}  # the lazy package hands out names 
 _WIDTH, _HEIGHT, _COLUMN, _ROW, _MARGIN = 212, 68, 232, 100, 20  # of a box, from box to box, around them all
 
 
+@functools.cache
 def rooms() -> list[str]:
     """The documented rooms, the lowest first."""
     return [GROUND, *re.findall(r"^### `(\w+)/`", PAGE, re.MULTILINE)]
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Every module by its name, such as ``cache.store``."""
     found = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

@@ -80,7 +80,8 @@ def test_a_snippet_is_well_formed(snippet):
 def installed(distribution, tmp_path_factory) -> isolated.Environment:
     """An environment with the wheels of all distributions, and the tools that pages call."""
     wheels = [distribution(name) for name in isolated.PROJECTS]
-    tools = ["pip", "pytest", "build", "hatchling", "hatch-fancy-pypi-readme", "editables", "wheel", *isolated.cuda_compilers()]
+    backend = ["hatchling", "hatch-fancy-pypi-readme", "editables"]
+    tools = ["pip", "pytest", "build", "wheel", *backend, *isolated.cuda_compilers()]
     environment = isolated.Environment(tmp_path_factory.mktemp("pages") / "environment", wheels, extra=tools)
     environment.install(*wheels)
     pages.shims(environment.bin, environment.python)
