@@ -122,6 +122,8 @@ def shims(directory: Path, python: str | Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     for name, module in {"sgljit": "sgljit_core", "pip": "pip", "pytest": "pytest", "python": ""}.items():
         script = directory / name
+        if script == Path(python):
+            continue
         script.write_text(f'#!/bin/sh\nexec "{os.fspath(python)}" {f"-m {module} " if module else ""}"$@"\n')
         script.chmod(0o755)
     return directory

@@ -12,7 +12,9 @@ def _directive(module: str, name: str) -> list[str]:
     if inspect.isclass(value) and issubclass(value, BaseException):
         return [f".. autoexception:: {module}.{name}"]
     if inspect.isclass(value):
-        return [f".. autoclass:: {module}.{name}", "   :members:", "   :member-order: bysource"]
+        lines = [f".. autoclass:: {module}.{name}", "   :members:", "   :member-order: bysource"]
+        fields = getattr(value, "_fields", ())  # of a NamedTuple; its docstring has them
+        return [*lines, f"   :exclude-members: {', '.join(fields)}"] if fields else lines
     if inspect.isroutine(value):
         return [f".. autofunction:: {module}.{name}"]
     return [f".. autodata:: {module}.{name}", "   :no-value:"]
