@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -55,6 +56,14 @@ def fill(app: Sphinx, page: str, source: list[str]) -> None:
     )
 
 
+def hide_private(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, shown: str | None, returns: str | None
+) -> Any:
+    """Show a class without its parameters if some are private: users do not make such objects."""
+    return ("", None) if what == "class" and shown and re.search(r"[(,\s]_[a-z]", shown) else None
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", fill)
+    app.connect("autodoc-process-signature", hide_private)
