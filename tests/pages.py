@@ -120,10 +120,8 @@ def _occurs(line: str, printed: str) -> bool:
 def shims(directory: Path, python: str | Path) -> Path:
     """A directory for PATH with the programs that a page calls, each run by ``python``."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name, module in {"sgljit": "sgljit_core", "pip": "pip", "pytest": "pytest", "python": ""}.items():
+    for name, module in {"sgljit": "sgljit_core", "pip": "pip", "pytest": "pytest"}.items():
         script = directory / name
-        if script == Path(python):
-            continue
-        script.write_text(f'#!/bin/sh\nexec "{os.fspath(python)}" {f"-m {module} " if module else ""}"$@"\n')
+        script.write_text(f'#!/bin/sh\nexec "{os.fspath(python)}" -m {module} "$@"\n')
         script.chmod(0o755)
     return directory
