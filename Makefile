@@ -28,7 +28,7 @@ PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dis
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-engines test-oldest test-gpu lint types format clean
+.PHONY: help setup demo docs test test-slow test-engines test-oldest test-gpu lint types format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ setup: $(READY) ## make .venv, if it is not there yet
 
 demo: $(READY) ## find the kernel families, compile rmsnorm for this machine, check and time it
 	@$(BIN)/python examples/demo.py
+
+docs: $(READY) ## build the site into build/site; a warning, such as of a link that leads nowhere, fails
+	@$(BIN)/python -m sphinx -W --keep-going --quiet --fresh-env -d build/doctrees docs build/site
+	@echo "build/site/index.html"
 
 test: $(READY) ## run the tests that this machine can run, but for the slow ones
 	@$(PARALLEL_PYTEST) -m "not slow" $(PYTEST)
@@ -69,7 +73,7 @@ lint: $(READY) types ## check style and types; change nothing
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 types: $(READY)
-	@$(BIN)/mypy sgljit_core $(wildcard $(addsuffix /sgljit_*,$(PLUGINS) $(ADAPTERS)) examples/*/sgljit_*)
+	@$(BIN)/mypy sgljit_core docs/generated $(wildcard $(addsuffix /sgljit_*,$(PLUGINS) $(ADAPTERS)) examples/*/sgljit_*)
 
 format: $(READY) ## rewrite the files in the project's style
 	@$(BIN)/ruff check --fix
@@ -87,7 +91,7 @@ $(READY): pyproject.toml constraints.txt $(wildcard sgljit_core/_version.py) \
 	  { echo "sgljit needs Python 3.10 or newer; '$(PYTHON)' is $(MINOR). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV) for Python $(MINOR) (nvcc: $(CUDA)); the first time takes some minutes"
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) hatchling editables
+	@$(PIP) hatchling editables hatch-fancy-pypi-readme
 	@$(PIP) --no-build-isolation --editable '.[dev$(if $(filter pypi,$(CUDA)),$(comma)cuda)]' \
 	  $(addprefix --editable ./,$(PLUGINS) $(ADAPTERS))
 	@touch $@

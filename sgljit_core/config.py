@@ -35,23 +35,28 @@ class Settings:
     """One reading of the environment.
 
     Attributes:
-        cache_dir: ``SGLJIT_CACHE_DIR``: the root of the artifact cache; None for the platform's default.
-        cache_bytes: ``SGLJIT_CACHE_MEGABYTES``: the size that builds keep the cache within; None for any.
-        cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST``: the target, such as "9.0a"; None for the
-            current device's. ``cuda_arch_source`` is the name of the variable it came from.
-        plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels; None for all.
-        nvcc: ``SGLJIT_NVCC``: nvcc's path; None to search.
-        cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; None to search ``path``. ``cxx_source`` is the name of
-            the variable it came from.
-        path: ``PATH``.
-        search: the other variables that lead to a CUDA toolkit, as (name, value).
-        prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of artifacts, searched first and never written.
-        jit: ``SGLJIT_JIT``: whether compiling is allowed: "on", "warn" or "error".
-        jobs: ``SGLJIT_JOBS``: the number of compilers that may run at once; None for the machine's.
-        engines: ``SGLJIT_ENGINES``: what adapters may do: "off", or a list of "strict" and names of ops.
-        trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: accept caches that others can write.
+        cache_dir: ``SGLJIT_CACHE_DIR``: the root of the artifact cache, an absolute path; by default the user's
+            cache directory.
+        cache_bytes: ``SGLJIT_CACHE_MEGABYTES``: the megabytes that builds keep the cache within, by default 4096;
+            ``0`` and ``unlimited`` for any size.
+        cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST``: the target, such as ``9.0a``; by default
+            the current device's.
+        cuda_arch_source: the name of the variable that ``cuda_arch`` came from.
+        plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels, separated by commas; by default all.
+        nvcc: ``SGLJIT_NVCC``: the path of nvcc; by default it is searched.
+        cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; by default it is searched on ``PATH``.
+        cxx_source: the name of the variable that ``cxx`` came from.
+        path: ``PATH``: where programs are searched.
+        search: ``CONDA_PREFIX``, ``CUDA_HOME``, ``CUDA_PATH``: where a CUDA toolkit is searched.
+        prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of artifacts, separated by ``:``, searched first and never
+            written.
+        jit: ``SGLJIT_JIT``: whether compiling on demand is allowed: ``on`` (the default), ``warn`` or ``error``.
+        jobs: ``SGLJIT_JOBS``: the number of compilers that may run at once; by default by cores and memory.
+        engines: ``SGLJIT_ENGINES``: what adapters may do: ``on`` (the default), ``off``, or a list of ``strict`` and
+            names of ops.
+        trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: with ``1``, accept caches that others can write.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for locks, if there is one.
-        ci: ``CI``: whether continuous integration runs this; 0, false and no mean that it does not.
+        ci: ``CI``: whether continuous integration runs this; ``0``, ``false`` and ``no`` mean that it does not.
     """
 
     cache_dir: Path | None

@@ -40,6 +40,23 @@ def test_the_core_wheel_has_the_package_and_the_headers(distribution):
     }
 
 
+@pytest.mark.parametrize("name", isolated.PROJECTS)
+def test_a_description_has_no_link_that_an_index_cannot_follow(distribution, name):
+    """An index shows it without the repository. A link into the repository is absolute, or gone."""
+    metadata = distribution(name).metadata
+    links = re.findall(r"\]\(([^)\s]+)\)", metadata.get_payload())
+    addresses = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
+    own = addresses.get("Source", "")
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert [link for link in links if own and "/blob/" in link and not link.startswith(own)] == []
+
+
+def test_the_cores_description_has_the_words_of_its_links(distribution):
+    description = distribution("sgljit-core").metadata.get_payload()
+    assert "on an H200 (the whole page):" in description
+    assert "(docs/testing.md)" in description
+
+
 def test_the_core_sdist_has_what_the_wheel_is_built_from(distribution):
     core = distribution("sgljit-core")
     documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}

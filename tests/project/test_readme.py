@@ -16,6 +16,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 # Commands that set up or test the whole checkout, and what runs them.
 ELSEWHERE = {
     "make demo": "test_make_demo",
+    "make docs": ".ci/run",
     "make test": ".ci/run",
     "make test-slow": ".ci/run",
     "make lint": ".ci/run",
@@ -41,7 +42,7 @@ def test_every_block_is_run():
 def test_from_top_to_bottom(distribution, tmp_path):
     """Run the README's commands and code in its order, in an environment that starts with the requirements alone."""
     required = [distribution(name) for name in ("sgljit-core", "sgljit-norm")]
-    tools = ["pip", "pytest", "hatchling", "editables", "wheel", *isolated.cuda_compilers()]
+    tools = ["pip", "pytest", "hatchling", "hatch-fancy-pypi-readme", "editables", "wheel", *isolated.cuda_compilers()]
     environment = isolated.Environment(tmp_path / "environment", required, extra=tools)
     for tool in ("pip", "pytest"):
         script = environment.bin / tool

@@ -1,0 +1,33 @@
+"""Which errors does the core raise? Each class of ``sgljit_core.errors``, with what the README says to do."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from sgljit_core import errors
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def _section(name: str) -> str:
+    kind = getattr(errors, name)
+    bases = [base for base in kind.__mro__[1:] if base not in (Exception, BaseException, object)]
+    parts = [f"## {name}", inspect.cleandoc(kind.__doc__ or "").replace("``", "`")]
+    if bases:
+        parts.append(f"Caught as {', '.join(f'`{base.__name__}`' for base in bases)} as well.")
+    own = kind.__dict__.get("__init__")
+    data = re.findall(r"self\.([a-z]\w*) =", inspect.getsource(own)) if own else []
+    if data:
+        parts.append(f"Attributes: {', '.join(f'`{attribute}`' for attribute in data)}.")
+    remedy = re.search(rf"^\| `{name}` \| .* \| (.*) \|$", README, re.MULTILINE)
+    if remedy:
+        parts.append(f"**What to do:** {remedy[1]}.")
+    return "\n\n".join(parts)
+
+
+def markdown() -> str:
+    """A section for each class, the base first."""
+    names = sorted(errors.__all__, key=lambda name: (name != "SgljitError", name))
+    return "\n\n".join(map(_section, names)) + "\n"

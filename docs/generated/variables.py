@@ -1,0 +1,27 @@
+"""Which environment variables does the core read? From the settings of ``sgljit_core.config``."""
+
+from __future__ import annotations
+
+import re
+
+from sgljit_core import config
+
+
+def variables() -> dict[str, str]:
+    """What each variable sets, as ``config.Settings`` documents it."""
+    text = config.Settings.__doc__ or ""
+    found = {}
+    for setting in re.findall(r"^        \w+: (``[A-Z_]+``.+(?:\n            .+)*)", text, re.MULTILINE):
+        names, _, meaning = " ".join(setting.split()).replace("``", "`").partition(": ")
+        first, *others = names.split(", ")
+        found[first] = meaning.rstrip(".")
+        for other in others:
+            name = other.removeprefix("else ")
+            found[name] = meaning.rstrip(".") if name == other else f"the same, where {first} is not set"
+    return found
+
+
+def markdown() -> str:
+    """A table of them."""
+    rows = [f"| {name} | {meaning} |" for name, meaning in variables().items()]
+    return "\n".join(["| variable | what it sets |", "|---|---|", *rows]) + "\n"
