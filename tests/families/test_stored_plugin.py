@@ -1,0 +1,65 @@
+"""A wheel that carries artifacts runs on later releases of the core, as docs/compatibility.md promises.
+
+``stored/`` has one that `sgljit wheel` made with the oldest release of the core that this one is compatible with. It is
+a binary on purpose: built anew, it would be of this core. Where ``ABI`` in sgljit_core/cache/keys.py changes, make
+another with the new core:
+
+    sgljit new acme-stored --family acme_stored --op scale
+    pip wheel --no-deps --wheel-dir dist ./acme-stored
+    sgljit wheel dist/acme_stored-0.1.0-py3-none-any.whl --cuda-arch 9.0
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+STORED = Path(__file__).parent / "stored" / "acme_stored-0.1.0-py3-none-linux_x86_64.whl"
+CALLS = """
+import sys, torch
+from sgljit_core import ops, stats
+for dtype in (torch.float16, torch.bfloat16, torch.float32):
+    x = torch.arange(-300, 300, device=sys.argv[1]).reshape(2, 300).to(dtype)
+    out = torch.full_like(x, torch.nan)
+    ops["acme_stored"].scale(x, out, 0.5)
+    assert torch.equal(out, x * 0.5), (dtype, out)
+print(dict(stats().hits), stats().misses)
+"""
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the stored host part is for x86-64")
+
+
+def run(site: Path, device: str, cache: Path) -> str:
+    with zipfile.ZipFile(STORED) as wheel:
+        wheel.extractall(site)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PATH": "/nowhere",
+        "SGLJIT_CACHE_DIR": str(cache),
+        "SGLJIT_JIT": "error",
+    }
+    done = subprocess.run([sys.executable, "-c", CALLS, device], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_plugin_of_the_oldest_core_needs_no_compiler(tmp_path):
+    said = run(tmp_path / "site", "cpu", tmp_path / "cache")
+    assert said == "{'carried': 4} 0\n"  # the host part, and a loop for each dtype
+
+
+@pytest.mark.gpu
+def test_a_plugin_of_the_oldest_core_launches_its_kernels(tmp_path):
+    import torch
+
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the stored kernels are for sm_90a")
+    said = run(tmp_path / "site", "cuda", tmp_path / "cache")
+    assert said == "{'carried': 4} 0\n"  # the host part, and a kernel for each dtype
