@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,21 +195,11 @@ def build_all(version: str, directory: Path, only: str = "") -> Iterator[Kernel]
         yield from workers.map(release.build, wanted)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="*", default=list(VERSIONS), metavar="VERSION")
-    parser.add_argument("--only", default="", help="only calls whose file or markers contain this text")
-    parser.add_argument("--output", type=Path, help="write the page here as well")
-    options = parser.parse_args()
-
+def page(releases: Mapping[str, Sequence[Kernel]], output: Path | None) -> str:
+    """The results as a page, which is also written to ``output``."""
     summary: list[dict[str, str]] = []
     tables: dict[str, list[dict[str, str]]] = {"": summary}
-    for version in options.versions:
-        kernels: list[Kernel] = []
-        with tempfile.TemporaryDirectory() as directory:
-            for kernel in build_all(version, Path(directory), options.only):
-                kernels.append(kernel)
-                sys.stderr.write(f"{version} {kernel.name}: {kernel.reason or 'built'}\n")
+    for version, kernels in releases.items():
         scope = [kernel for kernel in kernels if kernel.in_scope]
         built = [kernel for kernel in scope if not kernel.reason]
         summary.append(
@@ -221,17 +211,36 @@ def main() -> int:
                 "of these with headers of their family": str(sum(bool(kernel.along) for kernel in built)),
             }
         )
-        rest = [{"kernel": k.name, "reason": k.reason.replace("|", "\\|")} for k in kernels if k.reason and k.in_scope]
-        rest += [{"kernel": k.name, "reason": k.reason.replace("|", "\\|")} for k in kernels if not k.in_scope]
-        if rest:
-            tables[f"{version}: not built, and why"] = rest
+        for title, rest in (
+            ("not built, and why", [kernel for kernel in scope if kernel.reason]),
+            ("out of scope, and why", [kernel for kernel in kernels if not kernel.in_scope]),
+        ):
+            if rest:
+                tables[f"{version}: {title}"] = [
+                    {"kernel": kernel.name, "reason": kernel.reason.replace("|", "\\|")} for kernel in rest
+                ]
         tables[f"{version}: built"] = [
             {"kernel": k.name, "for": k.target, "headers that come with it": ", ".join(sorted(k.along))} for k in built
         ]
     note = "A call is one module of one choice of template arguments, compiled by nvcc and loaded; nothing ran."
-    sys.stdout.write(
-        results.write_results(options.output, "SGLang's kernels as they are", tables, note=note, device="cpu")
-    )
+    return results.write_results(output, "SGLang's kernels as they are", tables, note=note, device="cpu")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", default=list(VERSIONS), metavar="VERSION")
+    parser.add_argument("--only", default="", help="only calls whose file or markers contain this text")
+    parser.add_argument("--output", type=Path, help="write the page here as well")
+    options = parser.parse_args()
+
+    releases: dict[str, list[Kernel]] = {}
+    for version in options.versions:
+        kernels = releases[version] = []
+        with tempfile.TemporaryDirectory() as directory:
+            for kernel in build_all(version, Path(directory), options.only):
+                kernels.append(kernel)
+                sys.stderr.write(f"{version} {kernel.name}: {kernel.reason or 'built'}\n")
+    sys.stdout.write(page(releases, options.output))
     return 0
 
 
