@@ -65,12 +65,12 @@ struct Rows {
 /// \throws TensorMatchError if it has another number of dimensions, or gaps.
 [[nodiscard]] SGL_INLINE Rows shared_row(const char* name, const TensorView& tensor, DebugInfo location = {});
 
-/// \brief The bytes, a power of two up to `sgl::kWordBytes`, of the widest word that all `values` are multiples of: addresses, and
-/// distances in bytes.
+/// \brief The bytes, a power of two up to `sgl::kWordBytes`, of the widest word that all `values` are multiples of:
+/// addresses, and distances in bytes.
 template <typename... Values>
 [[nodiscard]] std::int64_t widest_word(const Values&... values) {
   const auto bits = (std::uintptr_t{sgl::kWordBytes} | ... | (std::uintptr_t)values);  // of a pointer or an integer
-  return static_cast<std::int64_t>(bits & (~bits + 1));                   // the lowest bit
+  return static_cast<std::int64_t>(bits & (~bits + 1));                                // the lowest bit
 }
 
 /// \brief What the operands of a row operation have in common.

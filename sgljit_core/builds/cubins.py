@@ -92,7 +92,7 @@ _MOST_PRECOMPILED = 4  # files of a family, at 0.1 s each; those of the rest are
 
 
 def precompile(spec_of: Callable[[str], BuildSpec], csrc: Path) -> None:
-    """Load NVRTC and precompile the device files of a family with all that they include: kernels then take half as long.
+    """Load NVRTC and precompile the device files of a family with what they include: kernels then take half as long.
 
     Args:
         spec_of: the build of a kernel in a device file.
