@@ -117,7 +117,8 @@ struct Values {
 };
 
 /// \brief How a row reduction combines the terms of a row. A functor names another than the sum as a member:
-/// `static constexpr auto kReduction = sgl::Reduction::kMax;`. The maximum ignores NaN.
+/// `static constexpr auto kReduction = sgl::Reduction::kMax;`, and for a second pass `kSecondReduction`. The maximum
+/// ignores NaN.
 enum class Reduction { kSum, kMax };
 
 namespace details {
@@ -215,15 +216,26 @@ SGL_HD constexpr bool is_max() {
   return false;
 }
 template <typename F>
+SGL_HD constexpr bool is_second_max() {
+  if constexpr (requires { F::kSecondReduction; }) return F::kSecondReduction == Reduction::kMax;
+  return is_max<F>();
+}
+/// Whether a pass takes the maximum of its terms.
+template <typename F, typename Pass>
 inline constexpr bool kIsMax = is_max<F>();
-template <typename F>
-inline constexpr float kIdentity = kIsMax<F> ? __builtin_bit_cast(float, 0xff800000u) : 0.0f;
+template <typename F, typename Statistic>
+inline constexpr bool kIsMax<F, SecondPass<Statistic>> = is_second_max<F>();
+template <typename F, typename Pass>
+inline constexpr bool kIsMax<F, const Pass&> = kIsMax<F, Pass>;
+
+template <bool kMax>
+inline constexpr float kIdentity = kMax ? __builtin_bit_cast(float, 0xff800000u) : 0.0f;
 
 /// What combines two reduced terms.
-template <typename F>
+template <bool kMax>
 struct Reduce {
   SGL_HD float operator()(float a, float b) const {
-    if constexpr (!kIsMax<F>) return a + b;
+    if constexpr (!kMax) return a + b;
 #if defined(__CUDACC__)
     else return ::fmaxf(a, b);
 #else
@@ -232,9 +244,9 @@ struct Reduce {
   }
 };
 
-template <typename F, int N>
+template <bool kMax, int N>
 SGL_HD void accumulate(Values<N>& reduced, const Values<N>& terms) {
-  for (int i = 0; i < N; ++i) reduced.values[i] = Reduce<F>{}(reduced.values[i], terms.values[i]);
+  for (int i = 0; i < N; ++i) reduced.values[i] = Reduce<kMax>{}(reduced.values[i], terms.values[i]);
 }
 
 template <typename T>
@@ -244,7 +256,7 @@ SGL_HD T declare() noexcept;
 template <typename F, int kCount, typename Pass>
 SGL_HD auto identity() {
   decltype(declare<Pass>().terms(declare<const F&>(), declare<const float (&)[kCount]>())) reduced;
-  for (float& value : reduced.values) value = kIdentity<F>;
+  for (float& value : reduced.values) value = kIdentity<kIsMax<F, Pass>>;
   return reduced;
 }
 

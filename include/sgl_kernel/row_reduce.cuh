@@ -83,9 +83,10 @@ struct ResidentRow {
     if constexpr (kCombines) m_combine(address);
     return sgl::details::statistic_of(m_f, static_cast<float>(kColumns), [&](const auto& pass) {
       auto reduced = m_reduced(pass);
-      constexpr sgl::details::Reduce<F> op;
+      constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
+      constexpr sgl::details::Reduce<kMax> op;
       if constexpr (kThreads > kWarpThreads) {
-        cta::all_reduce<kThreads>(reduced.values, smem, sgl::details::kIdentity<F>, op);
+        cta::all_reduce<kThreads>(reduced.values, smem, sgl::details::kIdentity<kMax>, op);
         smem += reduced.kCount * kWarpThreads;  // the next pass has its own, so that no barrier is between them
       } else {
 #pragma unroll
@@ -172,6 +173,7 @@ struct ResidentRow {
   /// This thread's terms of a pass, reduced.
   template <typename Pass>
   SGL_DEVICE auto m_reduced(const Pass& pass) const {
+    constexpr bool kMax = sgl::details::kIsMax<F, Pass>;
     const auto identity = sgl::details::identity<F, kKept, Pass>();
     auto reduced = identity;
     if (!m_has_row) return reduced;
@@ -183,11 +185,11 @@ struct ResidentRow {
       for (uint32_t j = 0; j < kPairs; ++j) {
         float low[kKept], high[kKept];
         m_widen(k, j, low, high);
-        sgl::details::accumulate<F>(of_low, pass.terms(m_f, low));
-        sgl::details::accumulate<F>(of_high, pass.terms(m_f, high));
+        sgl::details::accumulate<kMax>(of_low, pass.terms(m_f, low));
+        sgl::details::accumulate<kMax>(of_high, pass.terms(m_f, high));
       }
-      sgl::details::accumulate<F>(of_low, of_high);
-      sgl::details::accumulate<F>(reduced, of_low);
+      sgl::details::accumulate<kMax>(of_low, of_high);
+      sgl::details::accumulate<kMax>(reduced, of_low);
     }
     return reduced;
   }
@@ -221,6 +223,7 @@ SGL_DEVICE void reduce_row_generic(const F& f, int64_t columns, int64_t row, flo
     for (int i = 0; i < kInputs && !kCombines; ++i) kept[i] = values[i];
   };
   const auto statistic = sgl::details::statistic_of(f, static_cast<float>(columns), [&](const auto& pass) {
+    constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
     auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
     for (int64_t k = threadIdx.x; k < vectors; k += blockDim.x) {
       AlignedVector<T, kElements> x[kInputs];
@@ -230,10 +233,10 @@ SGL_DEVICE void reduce_row_generic(const F& f, int64_t columns, int64_t row, flo
       for (uint32_t j = 0; j < kElements; ++j) {
         float kept[kKept];
         keep(x, j, kept);
-        sgl::details::accumulate<F>(reduced, pass.terms(f, kept));
+        sgl::details::accumulate<kMax>(reduced, pass.terms(f, kept));
       }
     }
-    cta::all_reduce(reduced.values, smem, sgl::details::kIdentity<F>, sgl::details::Reduce<F>{});
+    cta::all_reduce(reduced.values, smem, sgl::details::kIdentity<kMax>, sgl::details::Reduce<kMax>{});
     smem += reduced.kCount * kWarpThreads;
     return reduced;
   });

@@ -30,6 +30,7 @@
 ///   return a struct.
 /// - `second_term(first, x, ...)` and `second_finish(first, reduced, size)` are a second pass over the row, with what
 ///   `finish` returned. The call operator gets the result of the last pass.
+/// - `kReduction` is how the terms are combined, `kSecondReduction` how those of the second pass are.
 /// - `void write_row(row, statistic) const` is called once for each row, to keep what it was reduced to.
 
 #include <sgl_kernel/functor.h>

@@ -2,6 +2,7 @@
 
 #include <sgl_kernel/impl/row_map_params.h>
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/word.h>
 #include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/tensor.h>
 
@@ -64,19 +65,19 @@ struct Rows {
 /// \throws TensorMatchError if it has another number of dimensions, or gaps.
 [[nodiscard]] SGL_INLINE Rows shared_row(const char* name, const TensorView& tensor, DebugInfo location = {});
 
-/// \brief The bytes, a power of two up to 16, of the widest word that all `values` are multiples of: addresses, and
-/// distances in bytes.
+/// \brief The bytes, a power of two up to `sgl::kWordBytes`, of the widest word that all `values` are multiples of:
+/// addresses, and distances in bytes.
 template <typename... Values>
 [[nodiscard]] std::int64_t widest_word(const Values&... values) {
-  const auto bits = (std::uintptr_t{16} | ... | (std::uintptr_t)values);  // of a pointer or an integer
-  return static_cast<std::int64_t>(bits & (~bits + 1));                   // the lowest bit
+  const auto bits = (std::uintptr_t{sgl::kWordBytes} | ... | (std::uintptr_t)values);  // of a pointer or an integer
+  return static_cast<std::int64_t>(bits & (~bits + 1));                                // the lowest bit
 }
 
 /// \brief What the operands of a row operation have in common.
 struct RowPlan {
   std::int64_t count;     ///< the number of rows
   std::int64_t columns;   ///< elements of a row
-  std::int64_t elements;  ///< the most elements, a power of two, that one 16-byte load or store moves for every operand
+  std::int64_t elements;  ///< the most elements, a power of two, that one load or store moves for every operand
 };
 
 /// \brief Checks the operands of a row operation, inputs first: one set of rules for every device.
@@ -183,7 +184,7 @@ SGL_INLINE RowPlan match_rows(
   const Rows* like = operands;  // the others are compared with the first that has rows of its own
   while (like->is_shared && like < operands + num_inputs) ++like;
   const Rows& first = *like;
-  RowPlan plan = {first.count, first.columns, 16};
+  RowPlan plan = {first.count, first.columns, sgl::kWordBytes};
   bool is_whole = is_one_by_one;
   for (int i = 0; i < num_operands; ++i) {
     const Rows& rows = operands[i];
@@ -207,7 +208,8 @@ SGL_INLINE RowPlan match_rows(
     if (!is_for_all && rows.count != plan.count)
       rows.raise(location, {"Size mismatch for the number of rows: expected ", plan.count, " but got ", rows.count});
     is_whole = is_whole && rows.stride == rows.columns;
-    if (16 / rows.element_bytes() < plan.elements) plan.elements = 16 / rows.element_bytes();
+    const auto most = sgl::kWordBytes / rows.element_bytes();
+    if (most < plan.elements) plan.elements = most;
   }
   if (plan.count == 0 || plan.columns == 0) return plan;
   details::refuse_shared_memory(operands, num_inputs, num_operands, location);

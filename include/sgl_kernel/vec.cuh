@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/impl/word.h>
 #include <sgl_kernel/device.cuh>
 
 /// \file vec.cuh
@@ -47,7 +48,7 @@ inline constexpr bool may_point_to = is_any_of<U, T, void>;
 
 /// \brief Bytes of the widest load of one thread: 16, and 32 on Blackwell with CUDA 13 or later.
 ///
-/// A host part is compiled before its kernels, by another compiler: it counts on 16.
+/// A host part never asks for more than `sgl::kWordBytes`.
 #if SGL_ARCH_BLACKWELL_OR_GREATER && __CUDACC_VER_MAJOR__ >= 13
 inline constexpr uint32_t kMaxVecBytes = 32;
 template <>
@@ -55,8 +56,9 @@ struct details::WordOf<32> {
   using type = ulonglong4_32a;  // the compiler moves it with one 256-bit instruction; without it, with two, strided
 };
 #else
-inline constexpr uint32_t kMaxVecBytes = 16;
+inline constexpr uint32_t kMaxVecBytes = sgl::kWordBytes;
 #endif
+static_assert(sgl::kWordBytes <= kMaxVecBytes, "a host part would ask for words that are moved in two parts");
 
 /// \brief The type of `kBytes` bytes, a power of two up to `kMaxVecBytes`, that one instruction moves.
 template <size_t kBytes>

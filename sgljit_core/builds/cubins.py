@@ -36,7 +36,7 @@ class KernelRequest(Request[Cubin]):
 
     def __init__(self, spec: BuildSpec, root: Path) -> None:
         self._roots = include_roots(spec)
-        self._generated = f'{_INCLUDE_DEVICE}#include "{spec.cuda_files[0]}"\n'
+        self._generated = _source(spec.cuda_files[0])
         scan = includes.scan(spec.cuda_files, self._roots, self._generated)
         source = keys.source_ingredients(spec, {"variant.cu": self._generated}, scan, {"nvrtc": _flags(spec.target)})
         super().__init__(spec, root, source, scan)
@@ -84,20 +84,25 @@ def _signature_of(kernel: str) -> str:
     return f"&sgl::signature<sgl::described<decltype(&{kernel})>>"
 
 
+def _source(file: str) -> str:
+    return f'{_INCLUDE_DEVICE}#include "{file}"\n'
+
+
+_MOST_PRECOMPILED = 4  # files of a family, at 0.1 s each; those of the rest are made with their first kernels
+
+
 def precompile(spec_of: Callable[[str], BuildSpec], csrc: Path) -> None:
-    """Load NVRTC and precompile what all device files of a family begin with: both take as long as a kernel.
+    """Load NVRTC and precompile the device files of a family with what they include: kernels then take half as long.
 
     Args:
         spec_of: the build of a kernel in a device file.
     """
     compiler = nvrtc.find_nvrtc(csrc.parent.name)
-    files = _device_files(csrc)
-    if not files:
-        return
-    spec = spec_of(files[0])
-    roots = include_roots(spec)
-    with contextlib.suppress(nvrtc.RejectedSourceError):
-        nvrtc.precompile_headers(compiler, _INCLUDE_DEVICE, _options(spec, roots, compiler), _headers(spec, roots))
+    for file in _device_files(csrc)[:_MOST_PRECOMPILED]:
+        spec = spec_of(file)
+        roots = include_roots(spec)
+        with contextlib.suppress(nvrtc.RejectedSourceError):
+            nvrtc.precompile_headers(compiler, _source(file), _options(spec, roots, compiler), _headers(spec, roots))
 
 
 def _headers(spec: BuildSpec, roots: Sequence[includes.Root]) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -175,7 +174,7 @@ def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], header
 def _precompiling(source: str, options: Sequence[str], headers: str) -> Iterator[Path | None]:
     """The file of precompiled headers to use or to make; None if another thread does, or the disk is full.
 
-    It is that of the first lines of the source, as few as have one: files of a family begin with the same header.
+    Each source has its own: NVRTC uses one only for a source that begins as the one that it was made for.
     """
     lock = _precompiled.here()
     if not lock.acquire(blocking=False):
@@ -186,11 +185,8 @@ def _precompiling(source: str, options: Sequence[str], headers: str) -> Iterator
         with contextlib.suppress(OSError):
             directory = precompiled_directory(os.getpid()) / headers
             directory.mkdir(parents=True, exist_ok=True)
-            for begin in itertools.accumulate(source.splitlines(keepends=True)):
-                name = hashlib.sha256("\0".join((begin, *options)).encode()).hexdigest()
-                file = directory / f"{name}.pch"
-                if _is_whole(file):
-                    break
+            name = hashlib.sha256("\0".join((source, *options)).encode()).hexdigest()
+            file = directory / f"{name}.pch"
         yield file
     finally:
         lock.release()

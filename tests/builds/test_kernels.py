@@ -573,7 +573,7 @@ def test_threads_that_make_the_same_and_other_variants_at_once(family):
 
 
 def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompiled(family, monkeypatch):
-    """What all of them begin with, once; where CUDA is in use; not when the host part is there already."""
+    """Those of each device file, once; where CUDA is in use; not when the host part is there already."""
     precompiled: list[str] = []
     done = threading.Event()
     real = nvrtc.precompile_headers
@@ -590,7 +590,7 @@ def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompile
     for thread in threading.enumerate():
         if thread.name == "sgljit-meanwhile":
             thread.join()
-    assert precompiled == ["#include <sgl_kernel/device.cuh>\n"]
+    assert precompiled == ['#include <sgl_kernel/device.cuh>\n#include "scaling.cuh"\n']
     build(family, "scaling::plain")
 
     again = paths.cache_root()  # by another name, so that the process looks on disk

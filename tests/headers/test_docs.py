@@ -53,6 +53,7 @@ def test_host_examples(host_examples) -> None:
     assert host_examples.total(x, 2 * torch.ones(12)) == 132
     assert host_examples.shift(4) == 7
     assert host_examples.twice(1.5) == 3
+    assert host_examples.width(x[0], x, 0.5, True) == 4.5
     x = torch.full((1 << 16,), 2.0)
     host_examples.reciprocals(x)
     assert (x == 0.5).all()

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from headers import toolbox
 
+from sgljit_core.model import row_kernels
+
 VECTORS = """
 #include <sgl_kernel/vec.cuh>
 template <typename T, size_t N>
@@ -71,3 +73,8 @@ __global__ void kernel(float* x) { x[threadIdx.x] = device::warp::reduce_sum(x[t
     text = ptx(source, tmp_path, "90a")
     assert text.count("shfl.sync.bfly") == 5
     assert "bra" not in text
+
+
+def test_python_names_kernels_of_the_width_that_host_parts_ask_for() -> None:
+    text = (toolbox.INCLUDE / "sgl_kernel" / "impl" / "word.h").read_text()
+    assert f"kWordBytes = {row_kernels.WORD};" in text

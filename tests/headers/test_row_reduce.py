@@ -14,7 +14,7 @@ from sgljit_core.errors import TensorMatchError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-EXPORTS = ["rmsnorm", "fused_add_rmsnorm", "standardised", "by_rows", "by_largest"]
+EXPORTS = ["rmsnorm", "fused_add_rmsnorm", "standardised", "by_rows", "by_largest", "softmax"]
 FP8 = torch.float8_e4m3fn
 ROUNDED_ONCE = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-20, FP8: 2**-4}
 NAN = float("nan")
@@ -66,6 +66,20 @@ def test_rows_of_every_size(reductions, device, dtype):
         reductions.rmsnorm(x, weight, out[:rows], 1e-6)
         expect(out[:rows], rms_norm(x, weight))
         assert out[rows].isnan().all(), "nothing is written behind the last row"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_passes_may_combine_their_terms_in_two_ways(reductions, device, dtype):
+    """Softmax: a maximum, then a sum. All elements below zero show a maximum that begins with 0."""
+    for columns, rows in itertools.product((1, 8, 65, 1000, 4096, 12288, 70000), (1, 5)):
+        x = (20 * torch.randn(rows, columns, device=device) - 200).to(dtype)
+        out = torch.full_like(x, NAN)
+        reductions.softmax(x, out)
+        expected = x.double().softmax(-1)
+        torch.testing.assert_close(
+            out.double(), expected, rtol=1.02 * ROUNDED_ONCE[dtype] + 2e-5, atol=1e-7, msg=f"{columns} columns"
+        )
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -14,29 +14,28 @@
 
 namespace host::cpu {
 
-/// \brief The functor's reduction of the terms of elements [0, size). The error of a sum does not grow with the size:
+/// \brief The sum, or the maximum, of the terms of elements [0, size). The error of a sum does not grow with the size:
 /// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of lanes are added in
 /// double.
 /// \param terms an always_inline lambda from an index to `sgl::Values`.
-template <typename F, int N, typename Terms>
+template <bool kMax, int N, typename Terms>
 [[gnu::always_inline]] inline void reduce_over(std::int64_t size, sgl::Values<N>& reduced, const Terms& terms) {
   constexpr std::int64_t kLanes = 32;  // independent, which fit into vectors: two of AVX-512, four of AVX2
   constexpr std::int64_t kBlock = 8192;
-  constexpr bool kIsMax = sgl::details::kIsMax<F>;
-  const auto combine = [](double a, double b) { return kIsMax ? (a < b ? b : a) : a + b; };
+  const auto combine = [](double a, double b) { return kMax ? (a < b ? b : a) : a + b; };
   double totals[N];
-  for (double& total : totals) total = sgl::details::kIdentity<F>;
+  for (double& total : totals) total = sgl::details::kIdentity<kMax>;
   std::int64_t i = 0;
   while (i + kLanes <= size) {
     const auto block_end = size - i < kBlock ? size : i + kBlock;
     float lanes[N][kLanes];
     for (auto& of_term : lanes) {
-      for (float& lane : of_term) lane = sgl::details::kIdentity<F>;
+      for (float& lane : of_term) lane = sgl::details::kIdentity<kMax>;
     }
     for (; i + kLanes <= block_end; i += kLanes) {
       for (std::int64_t lane = 0; lane < kLanes; ++lane) {
         const auto values = terms(i + lane);
-        for (int n = 0; n < N; ++n) lanes[n][lane] = sgl::details::Reduce<F>{}(lanes[n][lane], values.values[n]);
+        for (int n = 0; n < N; ++n) lanes[n][lane] = sgl::details::Reduce<kMax>{}(lanes[n][lane], values.values[n]);
       }
     }
     for (int n = 0; n < N; ++n) {
@@ -72,11 +71,12 @@ template <typename F, int kInputs, int kShared, int kOutputs, typename T, typena
   };
   const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
     auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
-    reduce_over<F>(columns, reduced, [&](std::int64_t j) __attribute__((always_inline)) {
-      float kept[kKept];
-      keep(j, kept);
-      return pass.terms(f, kept);
-    });
+    reduce_over<sgl::details::kIsMax<F, decltype(pass)>>(
+        columns, reduced, [&](std::int64_t j) __attribute__((always_inline)) {
+          float kept[kKept];
+          keep(j, kept);
+          return pass.terms(f, kept);
+        });
     return reduced;
   };
   const auto statistic = sgl::details::statistic_of(f, static_cast<float>(columns), reduce);

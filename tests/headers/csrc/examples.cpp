@@ -5,6 +5,7 @@
 #include <sgl_kernel/cpu/parallel.h>
 #include <sgl_kernel/ffi.h>
 #include <sgl_kernel/optional.h>
+#include <sgl_kernel/signature.h>
 #include <sgl_kernel/tensor.h>
 #include <sgl_kernel/utils.h>
 
@@ -120,6 +121,18 @@ std::int64_t shift(std::int64_t x) {
   return x + kBy;
 }
 
+// example: fields
+struct Window {
+  host::TensorView ends[2];
+  host::Optional<double> scale;
+  SGL_FIELDS(ends, scale)
+};
+double width(const Window& window, bool is_closed) {  // width(first, last, scale, is_closed) in Python
+  const auto count = window.ends[1].numel() - window.ends[0].numel() + is_closed;
+  return static_cast<double>(count) * window.scale.value_or(1);
+}
+// end
+
 }  // namespace
 
 // example: export
@@ -128,6 +141,7 @@ SGL_EXPORT(total, (total))
 SGL_EXPORT(shift, (shift<3>))
 SGL_EXPORT(twice, ([](double x) { return 2 * x; }))
 // end
+SGL_EXPORT(width, (width))
 SGL_EXPORT(utils, (utils))
 SGL_EXPORT(set_top_k, (set_top_k))
 SGL_EXPORT(check_scale, (check_scale))

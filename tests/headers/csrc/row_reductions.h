@@ -50,6 +50,31 @@ struct ByLargest {
   }
 };
 
+// example: softmax
+struct Softmax {
+  static constexpr auto kReduction = sgl::Reduction::kMax;        // of the first pass
+  static constexpr auto kSecondReduction = sgl::Reduction::kSum;  // of the second
+  struct Statistic {
+    float largest, factor;
+  };
+  SGL_HD float term(float x) const {
+    return x;
+  }
+  SGL_HD float finish(float largest, float) const {
+    return largest;
+  }
+  SGL_HD float second_term(float largest, float x) const {
+    return sgl::exp(x - largest);
+  }
+  SGL_HD Statistic second_finish(float largest, float sum, float) const {
+    return {largest, 1 / sum};
+  }
+  SGL_HD float operator()(const Statistic& row, float x) const {
+    return sgl::exp(x - row.largest) * row.factor;
+  }
+};
+// end
+
 /// With inputs that are combined to the first output, reductions of two terms in two passes, a struct as statistic, and
 /// a result for each row.
 struct Standardised {

@@ -97,7 +97,7 @@ struct Call {
     const auto q_rows = rows_of(q_heads), k_rows = rows_of(k_heads);
     if (rows_overlap(q_rows) || rows_overlap(k_rows) || rows_meet(q_rows, k_rows))
       throw Error("ValueError", op, ": both are written, but rows of q and k overlap: q is ", q.x, ", k is ", k.x);
-    std::int64_t word = 16;
+    std::int64_t word = sgl::kWordBytes;
     for (const auto* x : {&q_heads, &k_heads}) {
       const MemoryRows weight(x->weight, x->head_dim * bytes);
       if (rows_meet(weight, q_rows) || rows_meet(weight, k_rows))
