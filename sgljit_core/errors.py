@@ -10,40 +10,6 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = [
-    "ArchiveError",
-    "ArtifactLoadError",
-    "CaptureError",
-    "CompileError",
-    "CompileForbiddenError",
-    "ConfigError",
-    "DriverError",
-    "IncompatiblePluginError",
-    "InferenceOnlyError",
-    "InvalidBuildError",
-    "InvalidFamilyError",
-    "ModelConfigError",
-    "NewDistributionError",
-    "NoTargetError",
-    "ParallelCompileError",
-    "PluginConflictError",
-    "PluginLoadError",
-    "ResourceError",
-    "SgljitError",
-    "SignatureError",
-    "SourceChangedError",
-    "SourceNotFoundError",
-    "StorageError",
-    "TensorMatchError",
-    "ToolchainNotFoundError",
-    "UnknownFamilyError",
-    "UnknownOpError",
-    "UnsupportedEngineError",
-    "UntrustedCacheError",
-    "WheelError",
-]
-
-
 # Of an OSError that comes from a want, which may be over at the next try.
 WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
@@ -260,3 +226,8 @@ class UnsupportedEngineError(SgljitError, RuntimeError):
 
 class ModelConfigError(SgljitError, ValueError):
     """A ``config.json`` does not give the shapes of a model, or the ranks cannot share its heads."""
+
+
+CLASSES = {
+    name: found for name, found in globals().items() if isinstance(found, type) and issubclass(found, SgljitError)
+}

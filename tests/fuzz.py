@@ -139,7 +139,7 @@ def main(family: str, seed: str, begin: str, end: str) -> None:
     torch.set_num_threads(1)
     torch.set_deterministic_debug_mode("error")  # torch.empty is NaN, whatever the memory holds
     torch.manual_seed(int(seed))
-    declared = discovery.load(family, discovery.installed()[family]).declared().values()
+    declared = discovery.load(family).declared().values()
     ops = []
     for op in declared:
         samples = list(op.samples(torch.device("cpu"))) if op.samples is not None else []

@@ -94,13 +94,11 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
         InvalidFamilyError: it declares no variants.
     """
     inside = Path(content).resolve()
-    found = {
-        name: claims for name, claims in discovery.installed().items() if claims[0].location.is_relative_to(inside)
-    }
+    found = [name for name, claims in discovery.installed().items() if claims[0].location.is_relative_to(inside)]
     if not found:
         raise WheelError(f"{wheel} registers no kernel family: it has no entry point in the group sgljit.kernels")
-    for name, claims in found.items():
-        package = discovery.load(name, claims).package
+    for name in found:
+        package = discovery.load(name).package
         directory = package_directory(package)
         if not directory.is_relative_to(inside):
             raise WheelError(

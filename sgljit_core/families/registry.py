@@ -76,7 +76,7 @@ class _Loaded(types.ModuleType):
             raise UnknownFamilyError(_unknown(name, list(discovery.installed())))
         # Several threads may load a family at a time. One puts its object in, and all return that one.
         with collector_paused():
-            made = FamilyOps(discovery.load(name, claims), claims[0])
+            made = FamilyOps(discovery.load(name), claims[0])
         loaded: FamilyOps = vars(self).setdefault(name, made)
         setattr(self, family, loaded)
         return loaded
@@ -130,7 +130,7 @@ def declared_variants(family: str) -> list[Callable[[], Any]]:
         ops[family]  # raises the error that names the families there are
     from sgljit_core.compilers.arch import override_cuda_arch
 
-    spec = discovery.load(name, claims)
+    spec = discovery.load(name)
     if spec.variants is None:
         raise InvalidFamilyError(f"family {name!r} ({claims[0]}) declares no variants; see KernelFamily(variants=...)")
     variants = resolve(spec.variants, Origin(name))
@@ -156,7 +156,7 @@ def model_variants(family: str, shape: Any, ops: frozenset[str] | None, device: 
         InvalidFamilyError: the family yields something else than functions.
     """
     claims = discovery.installed()[family]
-    reference = discovery.load(family, claims).model_variants
+    reference = discovery.load(family).model_variants
     if reference is None:
         return []
     builders = list(resolve(reference, Origin(family))(shape, ops, device))

@@ -136,7 +136,7 @@ def main(file: str, family: str, cuda_arch: str) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    spec = discovery.load(family, discovery.installed()[family])
+    spec = discovery.load(family)
     with conditions(), arch.override_cuda_arch(*target.cuda_arch):
         for op in spec.declared().values():
             handler.kernels.clear()

@@ -60,6 +60,4 @@ FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
 
 def load_family(name: str) -> KernelFamily:
     """An installed family. Raises UnknownFamilyError."""
-    ops = registry.ops[name]
-    family = ops.__name__
-    return discovery.load(family, discovery.installed()[family])
+    return discovery.load(registry.ops[name].__name__)

@@ -92,7 +92,7 @@ _OF_STD = re.compile(r"_Z(GV|T[VTIS])?Z?N?K?S[tabsiod]")  # Itanium C++ ABI, 5.1
 def main(file: str, family: str) -> None:
     """Call every op in a fork of this process, and write what it did to a file."""
     answer = answering(file)
-    declared = discovery.load(family, discovery.installed()[family]).declared()
+    declared = discovery.load(family).declared()
     handler, logger = _Loaded(), logging.getLogger("sgljit")
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
