@@ -114,6 +114,11 @@ def inherited_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+def leave_out(name: str) -> None:
+    """Remove a variable from the environment of this process and of those that it starts."""
+    del os.environ[name]
+
+
 @functools.lru_cache(maxsize=4)
 def _interpret(values: tuple[str | None, ...]) -> Settings:
     raw = {name: value for name, value in zip(_VARIABLES, values, strict=True) if value is not None}

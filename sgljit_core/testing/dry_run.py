@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import os
 import re
 import sys
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from sgljit_core.builds import policy
 from sgljit_core.compilers import arch
+from sgljit_core.config import leave_out
 from sgljit_core.errors import SgljitError, ToolchainNotFoundError
 from sgljit_core.families import discovery, registry
 from sgljit_core.families.family import Op
@@ -128,7 +128,7 @@ def _on_device(value: Any) -> Any:
 def main(file: str, family: str, cuda_arch: str) -> None:
     """Call every op, in this process, and write what it asked for to a file."""
     answer = answering(file)
-    del os.environ["LD_PRELOAD"]  # compilers need no driver
+    leave_out("LD_PRELOAD")  # compilers need no driver
     target = arch.parse_cuda_target(cuda_arch, "--cuda-arch")
     assert target.cuda_arch is not None
     arch.pretend(target)
