@@ -10,7 +10,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-# Of an OSError that comes from a want, which may be over at the next try.
+# The numbers of an OSError that comes from a want, which may be over at the next try.
 WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 

@@ -34,7 +34,7 @@ _LONG_SECONDS = 10.0
 
 
 _lock = ForkLock()  # for the display
-# Of several builds that belong together: the number of the next to begin, and how many there are.
+# For several builds that belong together: the number of the next to begin, and how many there are.
 batch: ContextVar[tuple[Iterator[int], int] | None] = ContextVar("sgljit_batch", default=None)
 
 

@@ -83,8 +83,8 @@ def find(
     """Look an artifact up.
 
     Args:
-        toolchain_key: the key to match; None where there is no toolchain, and any artifact of the source serves. What
-            a plugin carries serves whichever toolchain is here: its author compiled it to be used.
+        toolchain_key: the key to match; None where there is no toolchain, and any artifact of the source serves. An
+            artifact that a plugin carries serves beside any toolchain: its author compiled it to be used.
         serves: whether this machine can run what a toolchain made; asked of what a plugin carries.
 
     Raises:
@@ -122,7 +122,7 @@ def find_of_another_core(
     """Look for an artifact of the same sources that a plugin carries, compiled with another release of the core.
 
     The plugin's author has compiled and tested it so, and the core keeps what such code relies on within one ABI
-    (``keys.ABI``). What others compiled serves for the very same text only.
+    (``keys.ABI``). An artifact that somebody else compiled serves for the very same text only.
 
     Args:
         tiers: of these, those that a plugin vouches for.

@@ -118,7 +118,7 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
 
 
 def _dry_run(wheel: str, family: str, cuda_arch: str) -> None:
-    """Refuse a wheel whose kernels would not be found, or not fit. What only samples ask for stays out of it."""
+    """Refuse a wheel whose kernels would not be found, or not fit. Kernels that only samples ask for stay out."""
     from sgljit_core.testing.dry_run import dry_run  # with torch
     from sgljit_core.testing.subject import Fault, NotApplicable
 

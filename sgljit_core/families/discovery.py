@@ -387,7 +387,7 @@ def _is_wrapper(implementation: Any) -> bool:
 
 
 def ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
-    """What ``take`` makes of each plugin's answer to a hook, the latest plugin's first.
+    """Each plugin's answer to a hook, as ``take`` converts it, the latest plugin's first.
 
     A plugin that raises is reported, once, and left out.
     """
@@ -422,7 +422,7 @@ def prebuilt_directories() -> list[Path]:
 
 
 def problems() -> list[str]:
-    """What is wrong with the distributions, as far as it shows without importing a family. Loads the extensions."""
+    """The problems of the distributions, as far as it shows without importing a family. Loads the extensions."""
     modules: dict[str, dict[str, None]] = {}
     for family, claims in installed().items():
         if len(claims) > 1:

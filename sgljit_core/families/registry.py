@@ -179,7 +179,7 @@ FIRST_PARTY = ("activation", "hicache", "norm", "quant", "wait_value")
 def _unknown(name: str, known: list[str]) -> str:
     installed = ", ".join(known) or "none"
     allowed = settings().plugins
-    # Of other names nobody knows who may have registered them on an index.
+    # Nobody knows who may have registered another name on an index.
     provider = f"It is in sgljit-{name.replace('_', '-')}: pip install it. " if name in FIRST_PARTY else ""
     restriction = "" if allowed is None else f"; SGLJIT_PLUGINS allows only {', '.join(sorted(allowed)) or 'none'}"
     return (

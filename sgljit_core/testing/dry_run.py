@@ -1,8 +1,8 @@
 """Which device kernels do a family's host parts ask for? Found out without a GPU.
 
 A process of its own starts with a driver that launches nothing (``null_driver``), and calls every op with its
-samples, whose tensors are said to be on a CUDA device. What the host parts ask for is compiled by NVRTC, and its
-parameters are compared with theirs, as before a first launch.
+samples, whose tensors are said to be on a CUDA device. NVRTC compiles each kernel that the host parts ask for, and
+its parameters are compared with theirs, as before a first launch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
         environment: variables of the process that calls them.
 
     Returns:
-        What was found out, in words.
+        The findings, in words.
 
     Raises:
         Fault: a kernel that is asked for does not compile or has other parameters, or one that is declared is never

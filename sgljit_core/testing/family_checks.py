@@ -15,7 +15,7 @@ from .without_compilers import code_of
 
 
 def declaration(family: KernelFamily) -> None:
-    """What the declaration names is there: sources, tests, benchmarks, variants."""
+    """All that the declaration names is there: sources, tests, benchmarks, variants."""
     for name in ("tests", "bench"):
         module = getattr(family, name)
         if module != f"{family.package}.{name}" and importlib.util.find_spec(module) is None:

@@ -33,7 +33,7 @@ class NotApplicable(Exception):  # noqa: N818 - an answer, not an error
 
 @contextlib.contextmanager
 def conditions() -> Iterator[None]:
-    """What checks run under: no gradients, the same random numbers, fresh tensors of NaN or the largest integer."""
+    """The conditions of checks: no gradients, the same random numbers, fresh tensors of NaN or the largest integer."""
     before = torch.get_deterministic_debug_mode()
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng():
         warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
@@ -132,7 +132,7 @@ class Subject:
         return result
 
     def expected(self, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """What the reference returns, and what it makes of the arguments; on copies, in float64 where it can."""
+        """The reference's result, and the arguments as it leaves them; on copies, in float64 where it can."""
         try:
             return self._expected(arguments, widen=True)
         except Exception:  # noqa: BLE001 - a reference may insist on dtypes

@@ -59,7 +59,7 @@ def fail_if_not_kept() -> None:
 
 
 def explained(builders: Iterable[Callable[[], Any]]) -> list[Explanation]:
-    """What ``why`` answers of each variant that has a target."""
+    """The answer of ``why`` to each variant that has a target."""
     return [answer for builder in builders if (answer := explain(builder)) is not None]
 
 
