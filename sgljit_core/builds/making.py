@@ -126,7 +126,8 @@ def _no_toolchain(finder: Finder[T]) -> ToolchainNotFoundError:
     except ToolchainNotFoundError as error:
         near = _explain(request)
         differs = f" {near}." if near.nearest is not None else ""
-        return error.with_cache(f"No artifact of it was found in {searched}{broken}.{differs}")
+        error.cache = f"No artifact of it was found in {searched}{broken}.{differs}"
+        return error
     raise AssertionError("the toolchain came back")  # pragma: no cover
 
 

@@ -182,7 +182,7 @@ def _check_descriptors() -> None:
     except OSError as error:
         if error.errno not in WANTS:  # such as a sandbox that hides this directory
             return
-        raise ResourceError("the installed packages cannot be looked through", error.strerror or str(error)) from error
+        raise ResourceError("the installed packages cannot be looked through", error) from error
 
 
 def rescan() -> None:

@@ -124,10 +124,8 @@ def declared_variants(family: str) -> list[Callable[[], Any]]:
         UnknownFamilyError: no installed plugin provides the family.
         InvalidFamilyError: it declares no variants, or something else than functions.
     """
-    name = family.replace("-", "_")
-    claims = discovery.installed().get(name, ())
-    if not claims:
-        ops[family]  # raises the error that names the families there are
+    name = ops[family].__name__
+    claims = discovery.installed()[name]
     from sgljit_core.compilers.arch import override_cuda_arch
 
     spec = discovery.load(name)
