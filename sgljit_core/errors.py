@@ -223,6 +223,4 @@ class ModelConfigError(SgljitError, ValueError):
     """A ``config.json`` does not give the shapes of a model, or the ranks cannot share its heads."""
 
 
-CLASSES = {
-    name: found for name, found in globals().items() if isinstance(found, type) and issubclass(found, SgljitError)
-}
+__all__ = [name for name, value in globals().items() if isinstance(value, type) and issubclass(value, SgljitError)]

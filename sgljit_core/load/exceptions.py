@@ -47,7 +47,8 @@ def register(tvm_ffi: Any) -> None:
     # A signal's handler may run in ``wrapper`` before its ``try``.
     for interrupt in (KeyboardInterrupt, SystemExit):
         tvm_ffi.register_error(interrupt.__name__, interrupt)
-    for name, cls in errors.CLASSES.items():
+    for name in errors.__all__:
+        cls = getattr(errors, name)
         tvm_ffi.register_error(name, cls)
         tvm_ffi.register_error(name, _calling(functools.partial(cls.__new__, cls)))
 
