@@ -24,7 +24,7 @@ OLDEST_TESTS := tests/compilers/test_toolchain.py tests/engines tests/families/t
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 ADAPTERS := $(patsubst %/pyproject.toml,%,$(wildcard engines/*/pyproject.toml))
 CXX_FILES = $(shell find include sgljit_core plugins engines examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
-PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile
+PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
@@ -54,7 +54,7 @@ test-engines: $(READY) ## make environments with real engines (some GB, many min
 # Nothing of the project is installed: it must run with what an engine's environment has.
 test-oldest: $(OLDEST)/.ready-$(MINOR) ## run the quick tests with the oldest releases that the metadata allows
 	@$(OLDEST)/bin/python tests/from_checkout.py -m pytest -p no:cacheprovider --numprocesses $(WORKERS) \
-	  --maxprocesses 8 --dist loadfile -m "not slow and not gpu" $(PYTEST) $(OLDEST_TESTS)
+	  --maxprocesses 8 --dist worksteal -m "not slow and not gpu" $(PYTEST) $(OLDEST_TESTS)
 
 $(OLDEST)/.ready-$(MINOR): pyproject.toml constraints.txt constraints-oldest.txt
 	@echo "Setting up $(OLDEST) for Python $(MINOR) with the oldest releases"

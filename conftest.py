@@ -35,6 +35,11 @@ def private_cache(run_directory: Path):
         cache = run_directory / "cache"
         cache.mkdir(mode=0o700, exist_ok=True)
         patch.setenv("SGLJIT_CACHE_DIR", os.fspath(cache))
+        # Its compilers wait neither for other runs of this user nor, as a rule, for each other: workers would idle.
+        runtime = run_directory / "run"
+        runtime.mkdir(mode=0o700, exist_ok=True)
+        patch.setenv("XDG_RUNTIME_DIR", os.fspath(runtime))
+        patch.setenv("SGLJIT_JOBS", str(2 * len(os.sched_getaffinity(0))))
         yield cache
 
 

@@ -1,4 +1,4 @@
-"""What ``make demo`` shows: find the kernel families, compile rmsnorm for this machine, check it and time it.
+"""``make demo``: find the kernel families, compile rmsnorm for this machine, check it and time it.
 
 The cache is a temporary directory, so that the first load is a cold one every time. Cold and warm load are each
 measured in a process of its own, from the call to the result, after torch has been imported and the device is ready.
@@ -68,7 +68,7 @@ def seconds_to_first_result() -> float:
 
 
 def first_call() -> None:
-    """What the fresh process does."""
+    """The work of the fresh process."""
     x, weight = inputs(torch.bfloat16)
     synchronize()
     start = time.perf_counter()

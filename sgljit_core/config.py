@@ -11,8 +11,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from .errors import ConfigError
+
+Mode = Literal["on", "warn", "error"]
+T = TypeVar("T", bound=str)
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,9 @@ class Settings:
     cxx: str | None
     cxx_source: str
     path: str
-    search: tuple[tuple[str, str], ...]
+    search: tuple[str, ...]
     prebuilt: tuple[Path, ...]
-    jit: str
+    jit: Mode
     jobs: int | None
     engines: Engines
     trust_shared_cache: bool
@@ -101,7 +105,7 @@ _VARIABLES = (
     "XDG_RUNTIME_DIR",
 )
 _CACHE_MEGABYTES = 4096
-_JIT = ("on", "warn", "error")
+_JIT: tuple[Mode, ...] = ("on", "warn", "error")
 
 
 def settings() -> Settings:
@@ -112,6 +116,11 @@ def settings() -> Settings:
 def inherited_environment(**changes: str) -> dict[str, str]:
     """The environment of a child process: this one's, with some variables changed."""
     return {**os.environ, **changes}
+
+
+def leave_out(name: str) -> None:
+    """Remove a variable from the environment of this process and of those that it starts."""
+    del os.environ[name]
 
 
 @functools.lru_cache(maxsize=4)
@@ -136,7 +145,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         cxx=given.get(cxx_source),
         cxx_source=cxx_source,
         path=raw.get("PATH", os.defpath),
-        search=tuple((name, raw.get(name, "")) for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
+        search=tuple(raw.get(name, "") for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
         prebuilt=_prebuilt(given),
         jit=_one_of(given, "SGLJIT_JIT", _JIT),
         jobs=None if jobs is None else int(jobs),
@@ -175,12 +184,13 @@ def _prebuilt(given: Mapping[str, str]) -> tuple[Path, ...]:
     return tuple(listed)
 
 
-def _one_of(given: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
+def _one_of(given: Mapping[str, str], name: str, values: tuple[T, ...]) -> T:
     """The value of a variable, one of ``values``; the first if it is unset."""
     value = given.get(name, values[0]).lower()
-    if value not in values:
-        raise ConfigError(f"{name} must be one of {', '.join(values)}; got {value!r}")
-    return value
+    for known in values:
+        if value == known:
+            return known
+    raise ConfigError(f"{name} must be one of {', '.join(values)}; got {value!r}")
 
 
 def _number(given: Mapping[str, str], name: str, least: float) -> float | None:

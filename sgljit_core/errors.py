@@ -10,41 +10,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = [
-    "ArchiveError",
-    "ArtifactLoadError",
-    "CaptureError",
-    "CompileError",
-    "CompileForbiddenError",
-    "ConfigError",
-    "DriverError",
-    "IncompatiblePluginError",
-    "InferenceOnlyError",
-    "InvalidBuildError",
-    "InvalidFamilyError",
-    "ModelConfigError",
-    "NewDistributionError",
-    "NoTargetError",
-    "ParallelCompileError",
-    "PluginConflictError",
-    "PluginLoadError",
-    "ResourceError",
-    "SgljitError",
-    "SignatureError",
-    "SourceChangedError",
-    "SourceNotFoundError",
-    "StorageError",
-    "TensorMatchError",
-    "ToolchainNotFoundError",
-    "UnknownFamilyError",
-    "UnknownOpError",
-    "UnsupportedEngineError",
-    "UntrustedCacheError",
-    "WheelError",
-]
-
-
-# Of an OSError that comes from a want, which may be over at the next try.
+# The numbers of an OSError that comes from a want, which may be over at the next try.
 WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
@@ -93,7 +59,7 @@ class ToolchainNotFoundError(SgljitError, RuntimeError):
         self.needed_for = needed_for
         self.searched = tuple(searched)
         self.remedy = remedy
-        self.cache = ""
+        self.cache = ""  # why the cache does not serve, where it was asked
         places = "\n".join(f"  - {place}" for place in self.searched)
         super().__init__(f"{tool} not found; it is needed to compile {needed_for}.\nLooked in:\n{places}\n{remedy}")
 
@@ -103,11 +69,6 @@ class ToolchainNotFoundError(SgljitError, RuntimeError):
     @property
     def cause(self) -> str:
         return f"{self.tool}: {self.remedy}"
-
-    def with_cache(self, cache: str) -> ToolchainNotFoundError:
-        """Add the cache's explanation of why a compiler is needed."""
-        self.cache = cache
-        return self
 
 
 class CompileError(SgljitError, RuntimeError):
@@ -192,10 +153,10 @@ class StorageError(SgljitError, OSError):
 class ResourceError(SgljitError, OSError):
     """The process or the machine has no file descriptor, process or memory left for what was to be done."""
 
-    def __init__(self, what: str, reason: str) -> None:
+    def __init__(self, what: str, error: OSError) -> None:
         super().__init__(
-            f"{what}: {reason}. The next call tries again. Raise the limits of this process (ulimit -n for files, "
-            f"ulimit -u for processes and threads), or free some"
+            f"{what}: {error.strerror or error}. The next call tries again. Raise the limits of this process (ulimit "
+            f"-n for files, ulimit -u for processes and threads), or free some"
         )
 
 
@@ -260,3 +221,6 @@ class UnsupportedEngineError(SgljitError, RuntimeError):
 
 class ModelConfigError(SgljitError, ValueError):
     """A ``config.json`` does not give the shapes of a model, or the ranks cannot share its heads."""
+
+
+__all__ = [name for name, value in globals().items() if isinstance(value, type) and issubclass(value, SgljitError)]

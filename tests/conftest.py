@@ -31,10 +31,29 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def csrc(tmp_path: Path) -> Path:
     """Sources of a function ``number`` that returns VALUE, of value.h."""
-    directory = made(tmp_path / "csrc")
+    return _written(made(tmp_path / "csrc"))
+
+
+def _written(directory: Path) -> Path:
     (directory / "number.cpp").write_text('#include "value.h"\nint number() { return VALUE; }\n')
     (directory / "value.h").write_text("#pragma once\n#ifndef VALUE\n#define VALUE 1\n#endif\n")
     return directory
+
+
+@pytest.fixture(scope="session")
+def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the module of such sources: keys do not depend on where these lie."""
+    directory = tmp_path_factory.mktemp("built")
+    root, wrappers = directory / "cache", [("number", "number")]
+    csrc = _written(made(directory / "csrc"))
+    load_jit("number", cpp_files=["number.cpp"], cpp_wrappers=wrappers, csrc=csrc, build_directory=root)
+    return root
+
+
+@pytest.fixture
+def warm_cache(cache: Path, _built: Path) -> Path:
+    """The root of a cache that holds the module of ``csrc``."""
+    return Path(shutil.copytree(_built, cache))
 
 
 @pytest.fixture

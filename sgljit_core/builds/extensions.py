@@ -1,4 +1,4 @@
-"""What a build asks of installed plugins. The engine knows no plugins: the package hands in an object that does."""
+"""The questions of a build to installed plugins. The engine knows none: the package hands in an object that does."""
 
 from __future__ import annotations
 

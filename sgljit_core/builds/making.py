@@ -70,7 +70,7 @@ def make_once(finder: Finder[T]) -> T:
 
 
 def _explain(request: Request[T]) -> Explanation:
-    """What sets a request apart from the nearest artifact, in any tier. It reads many manifests."""
+    """The differences between a request and the nearest artifact, in any tier. It reads many manifests."""
     roots = [request.root, *settings().prebuilt, *extensions().prebuilt_roots()]
     roots += [request.build.carried] if request.build.carried else []
     label, markers = request.named.label, request.build.markers
@@ -82,7 +82,7 @@ def _explain(request: Request[T]) -> Explanation:
 
 
 def _remedy(request: Request[T], nearest: Path | None) -> str:
-    """What to install if the nearest artifact is one that the plugin carries, for another ABI of the core."""
+    """The package to install if the nearest artifact is one that the plugin carries, for another ABI of the core."""
     carried = request.build.carried
     if carried is None or nearest is None or not nearest.is_relative_to(carried):
         return ""
@@ -126,7 +126,8 @@ def _no_toolchain(finder: Finder[T]) -> ToolchainNotFoundError:
     except ToolchainNotFoundError as error:
         near = _explain(request)
         differs = f" {near}." if near.nearest is not None else ""
-        return error.with_cache(f"No artifact of it was found in {searched}{broken}.{differs}")
+        error.cache = f"No artifact of it was found in {searched}{broken}.{differs}"
+        return error
     raise AssertionError("the toolchain came back")  # pragma: no cover
 
 

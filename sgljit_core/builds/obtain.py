@@ -31,7 +31,7 @@ def until_current(attempt: Callable[[], T]) -> T:
     except OSError as error:
         if isinstance(error, SgljitError) or error.errno not in WANTS:
             raise
-        raise ResourceError("a kernel cannot be looked for or made", error.strerror or str(error)) from error
+        raise ResourceError("a kernel cannot be looked for or made", error) from error
 
 
 def obtain(request: Request[T]) -> T:

@@ -34,7 +34,7 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
         builders: callables without arguments that each load a module, such as those of a family's ``variants``.
 
     Returns:
-        What each returned, in order.
+        The result of each, in order.
 
     Raises:
         ParallelCompileError: some failed; the others have been built. It holds every exception.

@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sgljit_core.compilers import arch
-from sgljit_core.config import settings
+from sgljit_core.config import Mode, settings
 from sgljit_core.errors import SgljitError
 
 if TYPE_CHECKING:
     from sgljit_core.cache.explain import Explanation
     from sgljit_core.cache.keys import Location
 
-
-Mode = Literal["on", "warn", "error"]
 
 _frozen: list[Mode] = []  # what freeze() asked for last; the environment's word where it never did
 
@@ -47,7 +45,7 @@ def forbidden_by() -> tuple[Mode, str]:
     if _frozen:
         return _frozen[0], f'freeze("{_frozen[0]}")'
     mode = settings().jit
-    return ("on" if mode == "on" else "warn" if mode == "warn" else "error"), f"SGLJIT_JIT={mode}"
+    return mode, f"SGLJIT_JIT={mode}"
 
 
 def is_capturing() -> bool:

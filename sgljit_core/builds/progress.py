@@ -7,6 +7,7 @@ each carries its data as ``record.sgljit``. On a terminal, a line for every buil
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import threading
@@ -34,7 +35,7 @@ _LONG_SECONDS = 10.0
 
 
 _lock = ForkLock()  # for the display
-# Of several builds that belong together: the number of the next to begin, and how many there are.
+# For several builds that belong together: the number of the next to begin, and how many there are.
 batch: ContextVar[tuple[Iterator[int], int] | None] = ContextVar("sgljit_batch", default=None)
 
 
@@ -61,10 +62,12 @@ def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
     extensions().build_started(build)
     data = {"build": build.label, "family": build.family, "module": build.module, "target": build.target.name}
     log.log(logging.INFO, "build_started", f"compiling {build.label}", **data)
+    text = f"still compiling {build.label} after {_LONG_SECONDS:.0f} s"
+    still = functools.partial(log.log, logging.WARNING, "build_slow", text, **data)
     start = time.perf_counter()
     error: BaseException | None = None
     try:
-        with showing(f"compiling {_position()}{build.label}"), _reminder(build.label, data):
+        with showing(f"compiling {_position()}{build.label}"), _after(_LONG_SECONDS, still):
             yield run
     except BaseException as raised:
         error = raised
@@ -84,13 +87,6 @@ def _position() -> str:
         return ""
     begun, total = current
     return f"{next(begun)} of {total}: "
-
-
-@contextmanager
-def _reminder(label: str, data: dict[str, str]) -> Iterator[None]:
-    text = f"still compiling {label} after {_LONG_SECONDS:.0f} s"
-    with _after(_LONG_SECONDS, lambda: log.log(logging.WARNING, "build_slow", text, **data)):
-        yield
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
 
 
 def _problem(path: Path, *, vouched: bool = False, unreadable: bool = True) -> str:
-    """What is wrong with an artifact; whether that it cannot be read now counts."""
+    """The problem of an artifact; ``unreadable`` says whether it is one that it cannot be read now."""
     try:
         lookup.read(path, vouched=vouched)
     except ManifestError as error:
@@ -203,7 +203,7 @@ def copy(into: Path, directory: Path | None = None, *, family: str | None = None
 
 @_failing_plainly
 def import_archive(file: str | Path, directory: Path | None = None) -> int:
-    """Put the artifacts of an archive into a root and tell how many.
+    """Put the artifacts of an archive into a root, and count them.
 
     Raises:
         ArchiveError: the file is no archive of artifacts, or is damaged.

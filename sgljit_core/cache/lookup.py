@@ -83,29 +83,34 @@ def find(
     """Look an artifact up.
 
     Args:
-        toolchain_key: the key to match; None where there is no toolchain, and any artifact of the source serves. What
-            a plugin carries serves whichever toolchain is here: its author compiled it to be used.
+        toolchain_key: the key to match; None where there is no toolchain, and any artifact of the source serves. An
+            artifact that a plugin carries serves beside any toolchain: its author compiled it to be used.
         serves: whether this machine can run what a toolchain made; asked of what a plugin carries.
 
     Raises:
         UntrustedCacheError: a tier or the artifact could have been written by somebody else.
     """
-    damaged: list[Damage] = []
-    unreadable: list[tuple[Tier, OSError]] = []
-    for tier in tiers:
-        try:
-            for artifact in _whole(tier, location, toolchain_key, damaged):
-                if tier.vouched:
-                    usable = serves(artifact.manifest.toolchain)
-                else:
-                    usable = not _changed(artifact.manifest, has_toolchain=toolchain_key is not None)
-                if usable:
-                    return Search(artifact, tier, tuple(damaged), tuple(unreadable))
-        except UntrustedCacheError:  # noqa: PERF203 - a tier for itself
-            raise
-        except OSError as error:
-            unreadable.append((tier, error))
-    return Search(None, None, tuple(damaged), tuple(unreadable))
+
+    def candidates(tier: Tier, damaged: list[Damage]) -> Iterator[Artifact]:
+        if not tier.vouched:
+            trust.check_root(tier.root)
+        place = tier.root / location.path
+        for name in _names(place, toolchain_key, only=not tier.vouched):
+            try:
+                artifact = read(place / name, vouched=tier.vouched)
+            except ManifestError as error:
+                damaged.append(Damage(place / name, str(error)))
+                continue
+            if artifact is None:
+                continue
+            if tier.vouched:
+                usable = serves(artifact.manifest.toolchain)
+            else:
+                usable = not _changed(artifact.manifest, has_toolchain=toolchain_key is not None)
+            if usable:
+                yield artifact
+
+    return _first(tiers, candidates)
 
 
 def find_of_another_core(
@@ -117,7 +122,7 @@ def find_of_another_core(
     """Look for an artifact of the same sources that a plugin carries, compiled with another release of the core.
 
     The plugin's author has compiled and tested it so, and the core keeps what such code relies on within one ABI
-    (``keys.ABI``). What others compiled serves for the very same text only.
+    (``keys.ABI``). An artifact that somebody else compiled serves for the very same text only.
 
     Args:
         tiers: of these, those that a plugin vouches for.
@@ -125,41 +130,36 @@ def find_of_another_core(
         serves: as for ``find``.
     """
     wanted = without_core(source)
+
+    def candidates(tier: Tier, damaged: list[Damage]) -> Iterator[Artifact]:
+        for directory in sorted((tier.root / location.path.parent).glob("*/*")):
+            try:
+                manifest = read_manifest(directory)
+                usable = without_core(manifest.source) == wanted and serves(manifest.toolchain)
+                if usable and (artifact := read(directory, vouched=True)) is not None:
+                    yield artifact
+            except ManifestError as error:  # noqa: PERF203 - a damaged artifact hides no other
+                damaged.append(Damage(directory, str(error)))
+
+    return _first([tier for tier in tiers if tier.vouched], candidates)
+
+
+def _first(tiers: Sequence[Tier], candidates: Callable[[Tier, list[Damage]], Iterator[Artifact]]) -> Search:
+    """The first of the candidates; the search for them adds to the damaged ones."""
     damaged: list[Damage] = []
     unreadable: list[tuple[Tier, OSError]] = []
     for tier in tiers:
         try:
-            for directory in sorted((tier.root / location.path.parent).glob("*/*")) if tier.vouched else ():
-                try:
-                    manifest = read_manifest(directory)
-                    usable = without_core(manifest.source) == wanted and serves(manifest.toolchain)
-                    artifact = read(directory, vouched=True) if usable else None
-                except ManifestError as error:
-                    damaged.append(Damage(directory, str(error)))
-                    continue
-                if artifact is not None:
-                    return Search(artifact, tier, tuple(damaged), tuple(unreadable))
+            for artifact in candidates(tier, damaged):
+                return Search(artifact, tier, tuple(damaged), tuple(unreadable))
+        except UntrustedCacheError:  # noqa: PERF203 - a tier for itself
+            raise
         except OSError as error:
             unreadable.append((tier, error))
     return Search(None, None, tuple(damaged), tuple(unreadable))
 
 
-def _whole(tier: Tier, location: Location, toolchain_key: str | None, damaged: list[Damage]) -> Iterator[Artifact]:
-    """The artifacts of a tier that may serve; adds to those that are damaged."""
-    if not tier.vouched:
-        trust.check_root(tier.root)
-    place = tier.root / location.path
-    for name in _candidates(place, toolchain_key, only=not tier.vouched):
-        try:
-            artifact = read(place / name, vouched=tier.vouched)
-        except ManifestError as error:
-            damaged.append(Damage(place / name, str(error)))
-            continue
-        if artifact is not None:
-            yield artifact
-
-
-def _candidates(place: Path, toolchain_key: str | None, *, only: bool) -> Iterator[str]:
+def _names(place: Path, toolchain_key: str | None, *, only: bool) -> Iterator[str]:
     """The artifacts of a source: that of the toolchain first, then, unless it is the ``only`` one, those of others."""
     if toolchain_key is not None:
         yield toolchain_key

@@ -1,4 +1,4 @@
-"""What is recorded about an artifact: enough to verify it, to find it again and to say why another build differs.
+"""What is recorded about an artifact? Enough to verify it, to find it again and to say why another build differs.
 
 The file holds the manifest and the sha256 of its canonical JSON, so that a damaged manifest shows as well as a
 damaged payload; the keys it claims must be those of the directory that it lies in.

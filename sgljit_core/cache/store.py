@@ -82,7 +82,7 @@ def discard(path: Path) -> None:
 
 
 def publish(staging: Path, root: Path, location: Location, manifest: Manifest, payload: bytes) -> Path:
-    """Move a build into its location, under its root. Of several processes that publish the same one, the first wins.
+    """Move a build into its location, under its root. The first of several processes that publish the same one wins.
 
     Returns:
         The artifact's directory.
@@ -226,7 +226,7 @@ def size(directory: Path) -> int:
 def limit(root: Path, most: int) -> None:
     """Remove what was used longest ago until a writable root's artifacts take no more than ``most`` bytes.
 
-    What was used within the last day stays. A root is looked through every ten minutes at most.
+    Artifacts that were used within the last day stay. A root is looked through every ten minutes at most.
 
     Raises:
         OSError: the root cannot be read or written now.
@@ -273,7 +273,7 @@ def artifact_directories(root: Path, closed: Callable[[Path], object] = lambda _
 
 
 def _children(directory: Path, closed: Callable[[Path], object] | None = None) -> list[Path]:
-    """What a directory holds; nothing of one that is gone, or that may be ``closed`` and is."""
+    """The content of a directory; nothing of one that is gone, or that may be ``closed`` and is."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):

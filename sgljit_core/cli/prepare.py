@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from sgljit_core import log
 from sgljit_core.builds import policy
 from sgljit_core.builds.parallel import parallel_compile
 from sgljit_core.engines import prepare as engines
 from sgljit_core.engines.shapes import read_config
 
-from .cache.options import Arch, explain, target_of
+from .cache.options import Arch, explain, fail_if_not_kept, target_of
 
 
 def prepare(
@@ -43,6 +42,4 @@ def prepare(
             return
         parallel_compile(builders)
     typer.echo(f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}")
-    if log.was_said("cache_unwritable"):
-        typer.echo("error: some builds could not be kept in the cache; see the warnings", err=True)
-        raise typer.Exit(1)
+    fail_if_not_kept()

@@ -49,7 +49,7 @@ def run_tests(
     packages = []
     for name in sorted(registry.ops) if every else families or ():
         family = registry.ops[name].__name__
-        tests = discovery.load(family, discovery.installed()[family]).tests
+        tests = discovery.load(family).tests
         packages += [tests] if importlib.util.find_spec(tests) else []
         command += ["--sgljit-family", family]
     # Without a package of tests, one that has none: pytest would collect the working directory.

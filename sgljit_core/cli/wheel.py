@@ -94,13 +94,11 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
         InvalidFamilyError: it declares no variants.
     """
     inside = Path(content).resolve()
-    found = {
-        name: claims for name, claims in discovery.installed().items() if claims[0].location.is_relative_to(inside)
-    }
+    found = [name for name, claims in discovery.installed().items() if claims[0].location.is_relative_to(inside)]
     if not found:
         raise WheelError(f"{wheel} registers no kernel family: it has no entry point in the group sgljit.kernels")
-    for name, claims in found.items():
-        package = discovery.load(name, claims).package
+    for name in found:
+        package = discovery.load(name).package
         directory = package_directory(package)
         if not directory.is_relative_to(inside):
             raise WheelError(
@@ -120,7 +118,7 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
 
 
 def _dry_run(wheel: str, family: str, cuda_arch: str) -> None:
-    """Refuse a wheel whose kernels would not be found, or not fit. What only samples ask for stays out of it."""
+    """Refuse a wheel whose kernels would not be found, or not fit. Kernels that only samples ask for stay out."""
     from sgljit_core.testing.dry_run import dry_run  # with torch
     from sgljit_core.testing.subject import Fault, NotApplicable
 

@@ -38,7 +38,7 @@ _SCANNER = "scan 3"  # raise the number when the same files would give another s
 SETTLED_NS = 2_000_000_000  # the coarsest time stamps of a file system (FAT)
 # The headers of tvm-ffi's C ABI. Any other header of tvm-ffi binds the artifact to one version of it.
 _C_ABI_HEADERS = frozenset({"tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h"})
-# What a kernel names that is written to SGLang's headers, of any release. A comment that does costs some compile time.
+# Names in a kernel that is written to SGLang's headers, of any release. A comment with one costs some compile time.
 _OF_SGLANG = rb"\btvm\s*::\s*ffi\s*::|\bnamespace\s+sglang\b|\bsglang\s*::"
 
 

@@ -15,7 +15,7 @@ _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
 # The units of the core's own functions (sgl_kernel/impl/separate.h), and the macro that announces them to the others.
 _CORE_UNITS = ("messages.cpp", "kernels.cpp")
 _SEPARATE = ("-DSGL_SEPARATE",)
-# What comes before the files of a port, so that they find the names of SGLang's headers.
+# The header before the files of a port, so that they find the names of SGLang's headers.
 _PORT_HEADER = "sgl_kernel/compat/sglang.h"
 PORT_TEXT = f"#include <{_PORT_HEADER}>\n"
 _TVM_CPP = "SGL_TVM_FFI_CPP"

@@ -157,12 +157,11 @@ def remembered_search(what: str, search: Callable[[], str | None]) -> str | None
     A search takes 70 ms, most of a warm start.
     """
     config = settings()
-    variables = [value for _, value in config.search]
-    prefixes = [*(Path(value) for value in variables if value), Path("/usr/local/cuda")]
+    prefixes = [*(Path(value) for value in config.search if value), Path("/usr/local/cuda")]
     places = [*prefixes, *(prefix / "bin" / "nvcc" for prefix in prefixes)]
     places += [Path(shutil.which("nvcc", path=config.path) or os.devnull)]
     places += [Path(entry, name) for entry in sys.path if entry.endswith("-packages") for name in ("", "nvidia")]
-    question = [what, sys.prefix, config.path, *variables, *map(_state, places)]
+    question = [what, sys.prefix, config.path, *config.search, *map(_state, places)]
     answer = recall(question)
     if answer is None:
         answer = search()

@@ -24,7 +24,7 @@ _OF_THIS_CALL = (CaptureError, InferenceOnlyError, TensorMatchError)
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """What one adapter is, and the ops that it lost in this process. It is made once, as a constant of the adapter.
+    """An adapter, and the ops that it lost in this process. It is made once, as a constant of the adapter.
 
     Attributes:
         distribution: the adapter's distribution, such as "sgljit-vllm".

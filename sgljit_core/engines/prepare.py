@@ -42,7 +42,7 @@ def engine_ops(engine: str | None) -> frozenset[str] | None:
 
 
 def device() -> str:
-    """What to build for: "cuda" if an architecture is named or there is a device, else "cpu"."""
+    """The device to build for: "cuda" if an architecture is named or there is a device, else "cpu"."""
     try:
         cuda_target()
     except NoTargetError:

@@ -144,7 +144,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     latent_row = latent[-1] + _integer(file, text, "qk_rope_head_dim", 0) if is_latent else 0
     return ModelShape(
         model_type=model_type,
-        dtype=_dtype(file, dtype or text.get("dtype") or text.get("torch_dtype") or _of(config)),
+        dtype=_dtype(file, dtype or _dtype_of(text) or _dtype_of(config)),
         hidden_size=hidden,
         head_dim=head_dim,
         query_heads=of_rank,
@@ -176,7 +176,7 @@ def _read(file: Path) -> dict[str, Any]:
     return config
 
 
-def _of(config: Mapping[str, Any]) -> object:
+def _dtype_of(config: Mapping[str, Any]) -> object:
     return config.get("dtype") or config.get("torch_dtype")
 
 

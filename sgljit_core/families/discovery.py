@@ -182,7 +182,7 @@ def _check_descriptors() -> None:
     except OSError as error:
         if error.errno not in WANTS:  # such as a sandbox that hides this directory
             return
-        raise ResourceError("the installed packages cannot be looked through", error.strerror or str(error)) from error
+        raise ResourceError("the installed packages cannot be looked through", error) from error
 
 
 def rescan() -> None:
@@ -218,14 +218,15 @@ def _register(family: KernelFamily) -> None:
     _registering.append(family)
 
 
-def load(family: str, claims: tuple[Plugin, ...]) -> KernelFamily:
-    """Import the plugin of a family and return what it registered.
+def load(family: str) -> KernelFamily:
+    """Import the plugin of an installed family and return what it registered.
 
     Raises:
         PluginConflictError: several distributions claim the family, or the plugin registers another's.
         PluginLoadError: the plugin cannot be imported, registers something else, or has failed before.
         IncompatiblePluginError: its metadata excludes the running core.
     """
+    claims = installed()[family]
     if len(claims) > 1:
         listed = "\n".join(f"  - {_described(plugin)}" for plugin in claims)
         raise PluginConflictError(
@@ -263,7 +264,6 @@ def _may_pass(error: BaseException | None) -> bool:
 
 def _load(plugin: Plugin) -> None:
     """Import a plugin and take the families that it registers."""
-    _check_requirements(plugin)
     module = _import(plugin)
     _registering.clear()
     if _manager().is_registered(module):  # another entry point names it, or a load of it was interrupted
@@ -293,6 +293,7 @@ def _described(plugin: Plugin) -> str:
 
 
 def _import(plugin: Plugin) -> Any:
+    _check_requirements(plugin)
     module, _, attribute = plugin.module.partition(":")
     if attribute:
         raise PluginLoadError(
@@ -360,7 +361,6 @@ def _load_extensions() -> None:
 
 def _load_extension(plugin: Plugin) -> None:
     try:
-        _check_requirements(plugin)
         module = _import(plugin)
         if not _manager().is_registered(module):  # it may be a family's, too
             _manager().register(module)
@@ -387,7 +387,7 @@ def _is_wrapper(implementation: Any) -> bool:
 
 
 def ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
-    """What ``take`` makes of each plugin's answer to a hook, the latest plugin's first.
+    """Each plugin's answer to a hook, as ``take`` converts it, the latest plugin's first.
 
     A plugin that raises is reported, once, and left out.
     """
@@ -422,7 +422,7 @@ def prebuilt_directories() -> list[Path]:
 
 
 def problems() -> list[str]:
-    """What is wrong with the distributions, as far as it shows without importing a family. Loads the extensions."""
+    """The problems of the distributions, as far as it shows without importing a family. Loads the extensions."""
     modules: dict[str, dict[str, None]] = {}
     for family, claims in installed().items():
         if len(claims) > 1:
@@ -452,7 +452,7 @@ def carried_artifacts() -> dict[Path, str]:
     found = {}
     for family, claims in installed().items():
         with contextlib.suppress(SgljitError, ImportError):  # a plugin that cannot be loaded says so where it is used
-            package = paths.package_directory(load(family, claims).package)
+            package = paths.package_directory(load(family).package)
             place = paths.carried_artifacts(package / "csrc")
             if place is not None:
                 found[place] = str(claims[0])

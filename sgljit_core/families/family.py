@@ -171,7 +171,7 @@ class KernelFamily:
         ... def rmsnorm(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> None:
         ...     \"\"\"What users read.\"\"\"
 
-        What the module gets under the name is the op: a call on plain tensors runs at once, and torch.compile,
+        The name stands for the op in the module: a call on plain tensors runs at once, and torch.compile,
         torch.export and their kind see one graph node, ``torch.ops.sgljit_<family>.<name>``.
 
         Args:

@@ -67,7 +67,7 @@ def generate(
 def _run(declared: Function, source: str, scope: dict[str, Any]) -> None:
     """Define the functions of a text in ``scope``, as if each stood where ``declared`` does.
 
-    What they name are globals of their own: a closure would copy its cells at each call.
+    The names in them are globals of their own: a closure would copy its cells at each call.
     """
     code = declared.__code__
     line = _line_of_def(code.co_filename, code.co_firstlineno)

@@ -76,7 +76,7 @@ class _Loaded(types.ModuleType):
             raise UnknownFamilyError(_unknown(name, list(discovery.installed())))
         # Several threads may load a family at a time. One puts its object in, and all return that one.
         with collector_paused():
-            made = FamilyOps(discovery.load(name, claims), claims[0])
+            made = FamilyOps(discovery.load(name), claims[0])
         loaded: FamilyOps = vars(self).setdefault(name, made)
         setattr(self, family, loaded)
         return loaded
@@ -124,13 +124,11 @@ def declared_variants(family: str) -> list[Callable[[], Any]]:
         UnknownFamilyError: no installed plugin provides the family.
         InvalidFamilyError: it declares no variants, or something else than functions.
     """
-    name = family.replace("-", "_")
-    claims = discovery.installed().get(name, ())
-    if not claims:
-        ops[family]  # raises the error that names the families there are
+    name = ops[family].__name__
+    claims = discovery.installed()[name]
     from sgljit_core.compilers.arch import override_cuda_arch
 
-    spec = discovery.load(name, claims)
+    spec = discovery.load(name)
     if spec.variants is None:
         raise InvalidFamilyError(f"family {name!r} ({claims[0]}) declares no variants; see KernelFamily(variants=...)")
     variants = resolve(spec.variants, Origin(name))
@@ -156,7 +154,7 @@ def model_variants(family: str, shape: Any, ops: frozenset[str] | None, device: 
         InvalidFamilyError: the family yields something else than functions.
     """
     claims = discovery.installed()[family]
-    reference = discovery.load(family, claims).model_variants
+    reference = discovery.load(family).model_variants
     if reference is None:
         return []
     builders = list(resolve(reference, Origin(family))(shape, ops, device))
@@ -179,7 +177,7 @@ FIRST_PARTY = ("activation", "hicache", "norm", "quant", "wait_value")
 def _unknown(name: str, known: list[str]) -> str:
     installed = ", ".join(known) or "none"
     allowed = settings().plugins
-    # Of other names nobody knows who may have registered them on an index.
+    # Nobody knows who may have registered another name on an index.
     provider = f"It is in sgljit-{name.replace('_', '-')}: pip install it. " if name in FIRST_PARTY else ""
     restriction = "" if allowed is None else f"; SGLJIT_PLUGINS allows only {', '.join(sorted(allowed)) or 'none'}"
     return (

@@ -126,7 +126,7 @@ def _file_on_disk(payload: bytes, name: str) -> Iterator[str]:
 def _load(path: str, name: str) -> Module:
     ffi = _tvm_ffi()
     try:
-        # What tvm_ffi.load_module does for a path that ends in .so.
+        # tvm_ffi.load_module does this for a path that ends in .so.
         module: Module = ffi.get_global_func("ffi.Module.load_from_file.so")(path, "so")
     except RuntimeError as error:
         raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {_reason(error)}") from error

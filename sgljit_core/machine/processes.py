@@ -40,7 +40,7 @@ def parse(token: str) -> Owner | None:
 
 
 def is_dead(owner: Owner) -> bool:
-    """Whether the process has certainly ended. Of another machine's processes nothing is known: False."""
+    """Whether the process has certainly ended. Nothing is known of another machine's processes: False."""
     try:
         return owner.machine == _machine() and _started(owner.pid) != owner.started
     except OSError:
@@ -77,7 +77,7 @@ def _started(pid: int) -> int:
 
 
 def _state(pid: int) -> list[str]:
-    """What the kernel says of a process, from its state on; nothing where there is none."""
+    """The kernel's fields of a process, from its state on; nothing where there is none."""
     try:
         # The second field, the program's name, may hold anything; what follows it is fixed.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

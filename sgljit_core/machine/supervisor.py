@@ -88,7 +88,7 @@ class Supervisor:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not cwd.is_dir():
                 raise
-            raise ResourceError(f"{command[0]} cannot be run", error.strerror or str(error)) from error
+            raise ResourceError(f"{command[0]} cannot be run", error) from error
 
     def _run(
         self,

@@ -1,6 +1,6 @@
 """Could somebody else have written this file?
 
-What the cache holds is code that runs as the user. So directories and files on the way to it belong to the user or
+The cache holds code that runs as the user. So directories and files on the way to it belong to the user or
 to root, are not symbolic links and cannot be written by group or others. ``SGLJIT_TRUST_SHARED_CACHE=1`` waives it,
 and lets the group read and write all that is made.
 The directories above the cache's root are the operator's business.

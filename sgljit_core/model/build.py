@@ -158,7 +158,7 @@ class BuildSpec:
 
 @dataclass(frozen=True)
 class Product:
-    """What was made: the payload's file, the commands, and sha256 by path of the files read that no key covers."""
+    """A build's payload, its commands, and sha256 by path of the files that were read and that no key covers."""
 
     payload: Path
     command: str

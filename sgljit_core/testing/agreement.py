@@ -18,7 +18,7 @@ TOLERANCES = {
 
 
 def difference(got: Any, wanted: Any) -> str | None:
-    """What sets a result apart from the reference's, in words; None where they agree.
+    """The difference between a result and the reference's, in words; None where they agree.
 
     Floating tensors are compared in float64, with a tolerance of the dtype of ``got``, relative to each element and to
     the mean magnitude of all, as sums of many terms cancel. Everything else must be equal.

@@ -270,7 +270,7 @@ def _require_equal(first: list[Any], second: list[Any], sample: Arguments, when:
 
 
 def _look(value: Any) -> Any:
-    """What a fake must have in common with a result."""
+    """The properties that a fake must share with a result."""
     if isinstance(value, list | tuple):
         return [_look(one) for one in value]
     if not isinstance(value, torch.Tensor):

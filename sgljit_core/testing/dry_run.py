@@ -1,8 +1,8 @@
 """Which device kernels do a family's host parts ask for? Found out without a GPU.
 
 A process of its own starts with a driver that launches nothing (``null_driver``), and calls every op with its
-samples, whose tensors are said to be on a CUDA device. What the host parts ask for is compiled by NVRTC, and its
-parameters are compared with theirs, as before a first launch.
+samples, whose tensors are said to be on a CUDA device. NVRTC compiles each kernel that the host parts ask for, and
+its parameters are compared with theirs, as before a first launch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import os
 import re
 import sys
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from sgljit_core.builds import policy
 from sgljit_core.compilers import arch
+from sgljit_core.config import leave_out
 from sgljit_core.errors import SgljitError, ToolchainNotFoundError
 from sgljit_core.families import discovery, registry
 from sgljit_core.families.family import Op
@@ -39,7 +39,7 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
         environment: variables of the process that calls them.
 
     Returns:
-        What was found out, in words.
+        The findings, in words.
 
     Raises:
         Fault: a kernel that is asked for does not compile or has other parameters, or one that is declared is never
@@ -128,7 +128,7 @@ def _on_device(value: Any) -> Any:
 def main(file: str, family: str, cuda_arch: str) -> None:
     """Call every op, in this process, and write what it asked for to a file."""
     answer = answering(file)
-    del os.environ["LD_PRELOAD"]  # compilers need no driver
+    leave_out("LD_PRELOAD")  # compilers need no driver
     target = arch.parse_cuda_target(cuda_arch, "--cuda-arch")
     assert target.cuda_arch is not None
     arch.pretend(target)
@@ -136,7 +136,7 @@ def main(file: str, family: str, cuda_arch: str) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    spec = discovery.load(family, discovery.installed()[family])
+    spec = discovery.load(family)
     with conditions(), arch.override_cuda_arch(*target.cuda_arch):
         for op in spec.declared().values():
             handler.kernels.clear()

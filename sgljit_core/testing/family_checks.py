@@ -15,7 +15,7 @@ from .without_compilers import code_of
 
 
 def declaration(family: KernelFamily) -> None:
-    """What the declaration names is there: sources, tests, benchmarks, variants."""
+    """All that the declaration names is there: sources, tests, benchmarks, variants."""
     for name in ("tests", "bench"):
         module = getattr(family, name)
         if module != f"{family.package}.{name}" and importlib.util.find_spec(module) is None:
@@ -60,6 +60,4 @@ FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
 
 def load_family(name: str) -> KernelFamily:
     """An installed family. Raises UnknownFamilyError."""
-    ops = registry.ops[name]
-    family = ops.__name__
-    return discovery.load(family, discovery.installed()[family])
+    return discovery.load(registry.ops[name].__name__)

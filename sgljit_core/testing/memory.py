@@ -26,7 +26,7 @@ def tensors_of(arguments: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor
 
 
 def memory_of(value: Any) -> Any:
-    """What a tensor of addresses leads to, which its sample names as its attribute ``memory``; else the value."""
+    """The memory that a tensor of addresses leads to, by the ``memory`` that its sample gives it; else the value."""
     while isinstance(value, torch.Tensor) and hasattr(value, "memory"):
         value = value.memory
     return value
@@ -77,7 +77,7 @@ class Guarded:
             return moved.get(id(value), value)
 
         self.arguments = {name: new(value) for name, value in arguments.items()}
-        # What addresses lead to is not moved, so it is put back.
+        # The memory that addresses lead to is not moved, so it is put back.
         self._led_to = [(name, memory_of(t)) for name, t in tensors_of(arguments) if memory_of(t) is not t]
         self._contents = [memory.clone() for _, memory in self._led_to]
 
@@ -92,7 +92,7 @@ class Guarded:
             block.fill([(name, tensor) for name, tensor in block.tensors if tensor.is_floating_point()], NANS)
 
     def start(self) -> None:
-        """What the memory holds now is what ``reset`` puts back and ``damage`` compares with."""
+        """Note what the memory holds: ``reset`` puts that back, and ``damage`` compares with it."""
         for block in self._blocks:
             block.before = block.bytes.clone()
 
@@ -104,7 +104,7 @@ class Guarded:
             memory.copy_(content)
 
     def led_to(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What addresses lead to."""
+        """The memory that addresses lead to."""
         return iter(self._led_to)
 
     def damage(self, mutates: Collection[str]) -> str | None:

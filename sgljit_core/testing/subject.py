@@ -33,16 +33,16 @@ class NotApplicable(Exception):  # noqa: N818 - an answer, not an error
 
 @contextlib.contextmanager
 def conditions() -> Iterator[None]:
-    """What checks run under: no gradients, the same random numbers, fresh tensors of NaN or the largest integer."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    """The conditions of checks: no gradients, the same random numbers, fresh tensors of NaN or the largest integer."""
+    before = torch.get_deterministic_debug_mode()
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng():
         warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
         torch.manual_seed(0)
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms would import all of torch.compile
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.set_deterministic_debug_mode(before)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Subject:
         return result
 
     def expected(self, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """What the reference returns, and what it makes of the arguments; on copies, in float64 where it can."""
+        """The reference's result, and the arguments as it leaves them; on copies, in float64 where it can."""
         try:
             return self._expected(arguments, widen=True)
         except Exception:  # noqa: BLE001 - a reference may insist on dtypes

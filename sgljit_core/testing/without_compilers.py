@@ -26,7 +26,7 @@ from .subject import Fault, conditions
 
 @functools.lru_cache(maxsize=1)
 def code_of(family: str) -> tuple[list[str], list[str], int]:
-    """What is wrong with the code of a family's ops.
+    """The faults in the code of a family's ops.
 
     Returns:
         The faults where nothing may be compiled; the libraries with statics that they share with others; and how many
@@ -48,7 +48,7 @@ def code_of(family: str) -> tuple[list[str], list[str], int]:
 
 
 class _Loaded(logging.Handler):
-    """What was loaded, by the log: how much, and which libraries share statics."""
+    """The artifacts that were loaded, by the log: how many, and which libraries share statics."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -68,7 +68,7 @@ class _Loaded(logging.Handler):
 def unique_symbols(image: bytes) -> list[str]:
     """The variables of a library that all libraries of a process share by name (STB_GNU_UNIQUE).
 
-    Those of the C++ standard library are left out: a process has one, and some compilers link parts of it statically.
+    The C++ standard library's are left out: a process has one, and some compilers link parts of it statically.
     """
     (table,) = struct.unpack_from("<Q", image, 0x28)
     entry_size, count = struct.unpack_from("<HH", image, 0x3A)
@@ -92,7 +92,7 @@ _OF_STD = re.compile(r"_Z(GV|T[VTIS])?Z?N?K?S[tabsiod]")  # Itanium C++ ABI, 5.1
 def main(file: str, family: str) -> None:
     """Call every op in a fork of this process, and write what it did to a file."""
     answer = answering(file)
-    declared = discovery.load(family, discovery.installed()[family]).declared()
+    declared = discovery.load(family).declared()
     handler, logger = _Loaded(), logging.getLogger("sgljit")
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)

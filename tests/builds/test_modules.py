@@ -280,7 +280,14 @@ def test_what_is_outside_the_key_does_not_reach_the_compiler(tmp_path, monkeypat
     assert load_jit("clean", cpp_files=["clean.cpp"], cpp_wrappers=[("clean", "clean")], csrc=csrc).clean() == 1
 
 
-@pytest.mark.parametrize(("capability", "name"), [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a")])
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        pytest.param((8, 0), "sm_80", marks=pytest.mark.slow),
+        ((9, 0), "sm_90a"),
+        pytest.param((10, 0), "sm_100a", marks=pytest.mark.slow),
+    ],
+)
 def test_a_cuda_module_builds_and_loads_without_a_gpu(tmp_path, capability, name):
     csrc = write(tmp_path, negate__cu=CUDA)
     wrappers = [("negate", "negate")]

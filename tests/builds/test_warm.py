@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 
-from kit import python
+from kit import artifacts, python
 
 CODE = """
-import sys
-import torch, tvm_ffi
 from sgljit_core import load_jit
-csrc = sys.argv[1]
 module = load_jit("number", cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")], csrc=csrc)
 assert module.number() == 1
 """
@@ -21,8 +18,6 @@ HEADERS = "#include <sgl_kernel/tensor.h>\n#include <sgl_kernel/utils.h>\n#defin
 
 WATCHED = """
 import sys
-import torch, tvm_ffi
-compiler = sys.argv[2]
 def watch(event, arguments):
     if event in ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn"):
         print(event, arguments)
@@ -36,19 +31,21 @@ def test_a_hit_runs_no_program_and_opens_no_compiler(csrc, children):
     (csrc / "value.h").write_text(HEADERS)
     children.run()
     compiler = os.path.realpath(shutil.which(os.environ.get("SGLJIT_CXX") or os.environ.get("CXX") or "g++"))
-    result = python(WATCHED + CODE, str(csrc), compiler)
-    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    assert children.run(WATCHED + CODE, compiler=compiler) == ""
     (csrc / "value.h").write_text("#define VALUE 1\n")
-    assert "Popen" in python(WATCHED + CODE, str(csrc), compiler).stdout  # a miss is seen
+    assert "Popen" in children.run(WATCHED + CODE, compiler=compiler)  # a miss is seen
+
+
+NOTHING = {"PATH": "", "CUDA_HOME": "", "CUDA_PATH": "", "SGLJIT_CXX": "none"}
 
 
 def test_a_hit_needs_no_compiler_no_path_and_no_cuda_home(csrc, load):
     load()
-    result = python(CODE, str(csrc), PATH="", CUDA_HOME="", CUDA_PATH="", SGLJIT_CXX="none", HOME="")
+    result = python(f"import sys\ncsrc = sys.argv[1]\n{CODE}", str(csrc), **NOTHING, HOME="")
     assert result.returncode == 0, result.stderr
 
 
-def test_a_cuda_hit_needs_no_nvcc(csrc, cache):
+def test_a_cuda_hit_needs_no_nvcc(csrc, children):
     from sgljit_core import load_jit, override_cuda_arch
 
     (csrc / "arch.cu").write_text("int arch() { return SGL_CUDA_ARCH; }\n")
@@ -58,17 +55,13 @@ def test_a_cuda_hit_needs_no_nvcc(csrc, cache):
     code = code.replace("module = load_jit", "with override_cuda_arch(9, 0): module = load_jit")
     code = code.replace("cpp_", "cuda_").replace("number.cpp", "arch.cu").replace('"number"', '"arch"')
     code = code.replace("module.number() == 1", "module.arch() == 900")
-    result = python(code, str(csrc), PATH="", CUDA_HOME="", CUDA_PATH="", SGLJIT_CXX="none", SGLJIT_NVCC="none")
-    assert result.returncode == 0, result.stderr
+    children.run(code, env={**NOTHING, "SGLJIT_NVCC": "none"})
 
 
-def test_a_compiler_with_another_version_builds_its_own_artifact(load, children, compiler, csrc, cache):
-    from kit import artifacts
-
+def test_a_compiler_with_another_version_builds_its_own_artifact(children, compiler, cache):
     children.run()
-    text = compiler.path.read_text()
     compiler.path.write_text(
-        text.replace('exec "$REAL"', "", 0).replace(
+        compiler.path.read_text().replace(
             '*" --version "*) ', '*" --version "*) echo "g++ 99.1"; exit;;\n*" --vrsn "*) '
         )
     )

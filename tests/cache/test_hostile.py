@@ -49,7 +49,7 @@ HOSTILE = {
     "a global header": (lambda: _header(tarfile.XGLTYPE, BIG), "holds a header of more than"),
     "a GNU name": (lambda: _header(tarfile.GNUTYPE_LONGNAME, BIG), "holds a header of more than"),
     "many headers": (lambda: _header(tarfile.XHDTYPE, 512) * 100_000, "holds a header of more than"),
-    "many members": (lambda: _tar(*[_member(f"d{i}", type=tarfile.DIRTYPE) for i in range(70_000)]), "holds more than"),
+    "many members": (lambda: _member("d", type=tarfile.DIRTYPE).tobuf() * 70_000, "holds more than"),
     "twice": (lambda: _tar(*[_member(f"{PLACE}/module.so")] * 2), f"holds {PLACE}/module.so twice"),
     "hidden": (lambda: _tar(_member(f".quarantine/{PLACE[4:]}/module.so")), "holds '.quarantine/.*is no file of an"),
     "a hidden file": (lambda: _tar(_member(f"{PLACE}/.module.so")), "is no file of an artifact"),

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from kit import LOAD, artifacts, made
+from kit import LOAD, artifacts, made, python
 
 from sgljit_core import errors, paths
 
@@ -230,24 +230,28 @@ int flock(int, int) { errno = ENOLCK; return -1; }
 """
 
 
+TWO_PROCESSES = """
+import logging, os, sys
+import tvm_ffi
+logging.basicConfig(level=20)
+csrc, load = sys.argv[1:]
+for _ in range(2):
+    if os.fork() == 0:
+        exec(load, {"csrc": csrc, "markers": (), "flags": ()})
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+"""
+
+
 def test_a_file_system_that_cannot_lock(csrc, cache, tmp_path):
     """As NFS without a lock service. The work is not shared, everything else is."""
-    import sys
-
     library = tmp_path / "nolock.so"
     (tmp_path / "nolock.c").write_text(NO_LOCKS)
     subprocess.run(["g++", "-shared", "-fPIC", "-o", library, "-x", "c", tmp_path / "nolock.c"], check=True)
-    code = f"csrc, markers, flags = {str(csrc)!r}, (), ()\n" + LOAD
-    for _ in range(2):
-        result = subprocess.run(
-            [sys.executable, "-c", "import logging; logging.basicConfig(level=20)\n" + code],
-            env={**os.environ, "LD_PRELOAD": str(library)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert result.stdout == "1\n", result.stderr
-    assert "compiled" not in result.stderr  # the second was a hit
+    result = python(TWO_PROCESSES, str(csrc), LOAD, LD_PRELOAD=str(library))
+    assert result.stdout == "1\n1\n", result.stderr
+    assert result.stderr.count("compiled number") == 1  # the second was a hit
     assert len(artifacts(cache)) == 1
 
 

@@ -23,9 +23,8 @@ from sgljit_core.cache.store import QUARANTINE
 NO_COMPILER = {"PATH": "", "SGLJIT_CXX": "none"}
 
 
-def test_a_prebuilt_directory_is_searched_and_never_written(load, children, cache, tmp_path):
-    load()
-    prebuilt = cache.rename(tmp_path / "prebuilt")
+def test_a_prebuilt_directory_is_searched_and_never_written(children, warm_cache, cache, tmp_path):
+    prebuilt = warm_cache.rename(tmp_path / "prebuilt")
     before = {path: path.stat().st_mtime_ns for path in prebuilt.rglob("*")}
     environment = {**NO_COMPILER, "SGLJIT_PREBUILT_PATH": f"{tmp_path / 'nothing'}:{prebuilt}"}
     output = children.run(env=environment)
@@ -36,9 +35,8 @@ def test_a_prebuilt_directory_is_searched_and_never_written(load, children, cach
     assert len(artifacts(cache)) == 1
 
 
-def test_a_damaged_prebuilt_artifact_is_left_alone_and_built_again(load, children, cache, tmp_path):
-    load()
-    prebuilt = cache.rename(tmp_path / "prebuilt")
+def test_a_damaged_prebuilt_artifact_is_left_alone_and_built_again(children, warm_cache, tmp_path):
+    prebuilt = warm_cache.rename(tmp_path / "prebuilt")
     (artifact,) = artifacts(prebuilt)
     (artifact / "module.so").write_bytes(b"")
     output = children.run(env={"SGLJIT_PREBUILT_PATH": str(prebuilt)})
@@ -48,9 +46,8 @@ def test_a_damaged_prebuilt_artifact_is_left_alone_and_built_again(load, childre
     assert not (prebuilt / QUARANTINE).exists()
 
 
-def test_a_prebuilt_directory_that_others_can_write_is_refused(sgljit, load, children, cache, tmp_path):
-    load()
-    prebuilt = cache.rename(tmp_path / "prebuilt")
+def test_a_prebuilt_directory_that_others_can_write_is_refused(sgljit, children, warm_cache, tmp_path):
+    prebuilt = warm_cache.rename(tmp_path / "prebuilt")
     prebuilt.chmod(0o777)
     child = children.start(env={"SGLJIT_PREBUILT_PATH": str(prebuilt)})
     child.process.join(60)
@@ -78,12 +75,11 @@ def sgljit_prebuilt_dirs():
 """
 
 
-def test_a_plugin_may_bring_artifacts(load, children, cache, tmp_path):
+def test_a_plugin_may_bring_artifacts(children, warm_cache, tmp_path):
     """A wheel of artifacts alone, installed where another user's files are."""
-    load()
     site = tmp_path / "site"
     package = plugin_on_disk.install(site, "sgljit-bundle", "bundle", plugin=PREBUILT_PLUGIN, group="sgljit.plugins")
-    cache.rename(package / "artifacts")
+    warm_cache.rename(package / "artifacts")
     (package / "artifacts").chmod(0o775)
     code = f"import sys; sys.path.insert(0, {str(site)!r})\n" + LOAD
     assert children.run(code, env=NO_COMPILER) == "1\n"
@@ -106,8 +102,7 @@ def test_an_archive_carries_artifacts_to_a_machine_without_a_compiler(load, chil
     assert children.run(env=NO_COMPILER, markers=("b",), flags=("-DVALUE=2",)) == "2\n"
 
 
-def test_the_same_artifacts_make_the_same_archive(load, tmp_path):
-    load()
+def test_the_same_artifacts_make_the_same_archive(warm_cache, tmp_path):
     for name in ("one.tar", "two.tar"):
         sgljit_core.cache.export_archive(tmp_path / name)
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
@@ -167,16 +162,15 @@ def _moved(member):
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_archive_is_refused_and_leaves_nothing(load, cache, tmp_path, kind):
-    load()
+def test_a_bad_archive_is_refused_and_leaves_nothing(warm_cache, tmp_path, kind):
     change, text = BAD[kind]
     sgljit_core.cache.export_archive(tmp_path / "good.tar")
     bad = _rewritten(tmp_path / "good.tar", tmp_path / "bad.tar", change)
-    cache.rename(tmp_path / "away")
+    warm_cache.rename(tmp_path / "away")
     with pytest.raises(errors.ArchiveError, match=text):
         sgljit_core.cache.import_archive(bad)
-    assert artifacts(cache) == []
-    assert leftovers(cache) == []
+    assert artifacts(warm_cache) == []
+    assert leftovers(warm_cache) == []
     assert not (tmp_path / "evil.so").exists()
 
 
@@ -237,8 +231,7 @@ def test_entries_verify_and_prune(load, cache):
     assert not [path for path in cache.iterdir() if not path.name.startswith(".")]
 
 
-def test_prune_by_age(load, cache):
-    load()
+def test_prune_by_age(warm_cache):
     assert sgljit_core.cache.prune(older_than=3600) == []
     time.sleep(0.01)
     assert len(sgljit_core.cache.prune(older_than=0)) == 1
@@ -473,6 +466,7 @@ def test_without_a_device_a_family_that_asks_for_it_in_variants_is_explained_for
     assert "kernels for CUDA, because there is no device here" in result.stderr
 
 
+@pytest.mark.slow
 def test_without_a_device_the_part_of_a_family_for_the_cpu_is_built_and_kept(sgljit, cache):
     result = sgljit("cache", "build", "quant", CUDA_VISIBLE_DEVICES="")
     assert "8 modules are ready" in result.stdout, result.stderr

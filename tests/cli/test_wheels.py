@@ -127,7 +127,11 @@ def test_what_it_carries_is_passed_over_where_the_plugins_own_sources_differ(dis
     [
         ("win_amd64", "a build on this machine serves linux_x86_64 or manylinux_2_N_x86_64"),
         ("manylinux_2_28_riscv64", "a build on this machine serves linux_x86_64"),
-        ("manylinux_2_2_x86_64", "a library compiled here needs glibc 2."),
+        pytest.param(
+            "manylinux_2_2_x86_64",
+            "a library compiled here needs glibc 2.",
+            marks=pytest.mark.slow,  # builds it
+        ),
     ],
 )
 def test_a_platform_that_the_wheel_does_not_serve_is_refused(distribution, tmp_path, platform, text):

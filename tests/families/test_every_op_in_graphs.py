@@ -33,6 +33,24 @@ def declared(family):
 OPS = [pytest.param(op, id=f"{family}.{op.name}") for family in FAMILIES for op in declared(family).values()]
 
 
+def form(op):
+    """What the ops of a family differ in on their way into a graph."""
+    (variant, *others) = op.library.variants
+    return op.family, len(others), len(variant.mutates)
+
+
+def first_of_each_form():
+    """The ops that take tensors; the quick tests take one of each form, the slow ones the others."""
+    seen = set()
+    for param in OPS:
+        (op,) = param.values
+        if op.name in ARGUMENTS:
+            continue
+        marks = [pytest.mark.slow] if form(op) in seen else []
+        seen.add(form(op))
+        yield pytest.param(op, id=param.id, marks=marks)
+
+
 UTILS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
@@ -142,7 +160,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("op", [param for param in OPS if param.values[0].name not in ARGUMENTS])
+@pytest.mark.parametrize("op", list(first_of_each_form()))
 def test_every_graph_gives_the_results_of_an_eager_call(op, way):
     torch.compiler.reset()
     for arguments in samples(op, 3)[1:]:

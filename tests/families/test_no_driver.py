@@ -100,7 +100,7 @@ def test_a_driver_that_is_needed_and_not_there_is_looked_for_once(cache, librari
 
 
 @pytest.mark.parametrize("family", ["wait_value", "hicache"])
-def test_a_driver_that_is_not_there_is_not_looked_for_at_each_call(cache, libraries, family):
+def test_a_driver_that_is_not_there_is_not_looked_for_at_each_call(libraries, family):
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, family, str(libraries / "libcuda.so")],
         env={**os.environ, "LD_PRELOAD": str(libraries / "counter.so")},

@@ -184,7 +184,16 @@ def test_powers_of_two() -> None:
     assert load(text, "one").one() == 1
 
 
-def test_files_that_are_units_of_their_own_see_them_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param(["light.cpp"], marks=pytest.mark.slow),
+        pytest.param(["heavy.cpp"], marks=pytest.mark.slow),
+        ["light.cpp", "heavy.cpp"],
+    ],
+    ids=" and ".join,
+)
+def test_files_that_are_units_of_their_own_see_them_too(files: list[str], tmp_path: Path) -> None:
     (tmp_path / "light.cpp").write_text(
         "#include <sgl_kernel/tensor.h>\n#include <sgl_kernel/export.h>\n"
         "static int rank(tvm::ffi::TensorView x) { return x.ndim(); }\nSGL_EXPORT(rank, (rank))\n"
@@ -194,12 +203,11 @@ def test_files_that_are_units_of_their_own_see_them_too(tmp_path: Path) -> None:
         "static int size(tvm::ffi::TensorView x) { return static_cast<int>(x.size(0)); }\n"
         "TVM_FFI_DLL_EXPORT_TYPED_FUNC(size, size)\n"
     )
-    for files in (["light.cpp"], ["heavy.cpp"], ["light.cpp", "heavy.cpp"]):
-        module = load_jit("units", cpp_files=files, csrc=tmp_path, header_only=False)
-        if "light.cpp" in files:
-            assert module.rank(torch.ones(3, 2)) == 2
-        if "heavy.cpp" in files:
-            assert module.size(torch.ones(3, 2)) == 3
+    module = load_jit("units", cpp_files=files, csrc=tmp_path, header_only=False)
+    if "light.cpp" in files:
+        assert module.rank(torch.ones(3, 2)) == 2
+    if "heavy.cpp" in files:
+        assert module.size(torch.ones(3, 2)) == 3
 
 
 def test_no_other_build_sees_them(tmp_path: Path) -> None:
@@ -248,6 +256,7 @@ def load_gather(dtype: torch.dtype = torch.bfloat16, size: int = 512) -> Any:
     return load_jit("gather_rows", *args, cuda_files=["gather_rows.cuh"], cuda_wrappers=wrappers, csrc=PORTS)
 
 
+@pytest.mark.slow
 def test_the_names_compile_for_hopper() -> None:
     toolbox.find(cuda=True)
     with override_cuda_arch(9, 0):

@@ -18,6 +18,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from sgljit_core import errors
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -148,15 +150,9 @@ def test_using_an_op_adds_names_of_sgljit_alone():
     """
     keys, classes, functions = changed(code)
     assert keys == ["error classes", "global functions"]
-    assert set(classes) <= {*_errors(), "KeyboardInterrupt", "SystemExit", "sgljit.Passing"}
+    assert set(classes) <= {*errors.__all__, "KeyboardInterrupt", "SystemExit", "sgljit.Passing"}
     assert functions
     assert all(name.startswith("sgljit.") for name in functions)
-
-
-def _errors() -> list[str]:
-    from sgljit_core import errors
-
-    return errors.__all__
 
 
 def test_the_oldest_environment_has_the_oldest_releases_that_the_metadata_allows():

@@ -37,7 +37,11 @@ def run(tmp_path):
         (package / "tests").mkdir()
         (package / "tests" / "__init__.py").touch()
         (package / "tests" / "test_own.py").write_text(OWN_TESTS)
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+        variables = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
+            "PYTEST_ADDOPTS": "-p no:hypothesispytest",  # which imports hypothesis at the end, with or without use
+        }
         return subprocess.run(
             [sys.executable, "-m", *command], env=variables, cwd=tmp_path, capture_output=True, text=True
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import plugin_on_disk
 import pytest
@@ -16,6 +18,14 @@ from sgljit_core.families import discovery
 from sgljit_core.testing import Fault, NotApplicable, check_op
 from sgljit_core.testing.suite import checks_of_family
 
+# Faults of a family that are found quickly, at least one for each check.
+QUICK = {
+    "swallowed_compile_error",
+    "statics_shared_by_two_plugins",
+    "a_kernel_name_that_only_a_launch_asks_for",
+    "a_kernel_with_other_parameters",
+    "variants_that_are_no_functions",
+}
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text()
 
 
@@ -55,7 +65,12 @@ def outcomes(family: str, device: str = "cpu") -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", RIGHT)
+def quick(names: Iterable[str], chosen: set[str]) -> list[Any]:
+    """The chosen ones run with the quick tests, the others, which take seconds each, with the slow ones."""
+    return [pytest.param(name, marks=() if name in chosen else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", quick(RIGHT, {"cpp", "returns"}))
 def test_a_right_op_passes_all_checks(install, name):
     assert outcomes(install(name, RIGHT[name])) == {}
 
@@ -78,7 +93,7 @@ def test_what_the_declaration_shows_is_refused(install, name):
     assert "ops.py:" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", OF_FAMILIES)
+@pytest.mark.parametrize("name", quick(OF_FAMILIES, QUICK))
 def test_a_fault_of_a_family_is_found_by_its_check(install, name):
     expected, ops = OF_FAMILIES[name]
     family = install(name, ops)

@@ -1,4 +1,4 @@
-"""What is this adapter: its engine, the tested versions, and the ops that it puts into models?"""
+"""Which engine is this adapter for, which versions of it were tested, and which ops does it put into models?"""
 
 from __future__ import annotations
 

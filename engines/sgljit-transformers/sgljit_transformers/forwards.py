@@ -32,7 +32,7 @@ GiveUp = Callable[[nn.Module, str, Exception], None]
 
 @dataclass(frozen=True)
 class Repository:
-    """What the ``kernels`` package asks for a layer: anything with ``load()``, that can be hashed and copied.
+    """The ``kernels`` package takes anything with ``load()`` that can be hashed and copied for a layer.
 
     Attributes:
         match: what the layer computes.

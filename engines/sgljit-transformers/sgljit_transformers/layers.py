@@ -58,7 +58,7 @@ class GatedMLP:
 
 
 def match(layer: nn.Module) -> Norm | GatedMLP | None:
-    """What a layer computes, of that for which there is an op; None if there is none.
+    """The computation of a layer, if there is an op for it; else None.
 
     Args:
         layer: any module, on any device, also meta. Neither it nor the global random state changes.
@@ -160,7 +160,7 @@ def _takes_one(forward: Callable[..., object]) -> bool:
 def _results(
     layer: nn.Module, size: int, dtype: torch.dtype, eps: float
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """What the layer's own code makes of an input, the input, and the weight that it had: all on the CPU."""
+    """The output of the layer's own code, the input, and the weight that it had: all on the CPU."""
     generator = torch.Generator().manual_seed(0)
     # Rows of two magnitudes: in the small ones eps counts as much as the values.
     scales = torch.tensor([1.0, eps**0.5]).reshape(1, 2, 1)

@@ -38,7 +38,7 @@ _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class _Replaced:
-    """What a layer runs on, and what it had.
+    """The op that a layer runs on, and what the layer had.
 
     Attributes:
         op: the op.

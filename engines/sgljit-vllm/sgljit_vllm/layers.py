@@ -57,7 +57,7 @@ def replace(used: frozenset[str]) -> None:
 
 
 class _Norm:
-    """What both norms share. A layer decides when it is made, so that a call has next to nothing to decide.
+    """The base of both norms. A layer decides when it is made, so that a call has next to nothing to decide.
 
     Attributes of a class:
         _plain, _fused: the op without and with a residual.
@@ -135,7 +135,7 @@ class SgljitGemmaRMSNorm(_Norm, GemmaRMSNorm):
 
 
 class _Activation:
-    """What both activations share. A layer has no weight: it is made where and in the dtype that vLLM makes weights.
+    """The base of both activations. A layer has no weight: it is made where and in the dtype that vLLM makes weights.
 
     Attributes of a class:
         _ops: the op for each ``approximate`` of the layer; "" where it has no such attribute.

@@ -24,7 +24,7 @@ def host_module() -> Module:
 
 
 def _new_out(input: torch.Tensor, _out: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:  # noqa: A002
-    """What is written where ``out`` is None."""
+    """The tensor that is written where ``out`` is None."""
     if up is not None:
         return input.new_empty(input.shape)
     return input.new_empty([*input.shape[:-1], *(size // 2 for size in input.shape[-1:])])

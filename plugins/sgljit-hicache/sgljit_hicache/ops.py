@@ -126,7 +126,7 @@ def transfer_hicache_all_layer(
         k_ptr_dst, v_ptr_dst, k_ptr_src, v_ptr_src: [layers], uint64 or int64: the address of each layer's cache.
             On the device of the indices, or on the CPU: then (up to 96 layers in a launch) they travel with the
             launch, and the host sees where the caches are, so that it chooses the launch by direction and refuses
-            pageable memory. Of addresses on the device nothing is known: a transfer takes the launch of one with the
+            pageable memory. Nothing is known of addresses on the device: a transfer takes the launch of one with the
             host, unless ``block_quota`` says otherwise, and every address must be a multiple of 16 (or, of rows or
             strides that are not, of the largest power of two that divides them). To torch.compile these tensors are
             what is written and read: see the README.

@@ -22,7 +22,7 @@ QKNORM_ON_CPU = ("qknorm_cpu.cpp", "qknorm_on_cpu")
 
 
 def qknorm(head_dim: int, dtype: torch.dtype, plus_one: bool) -> list[Kernel]:
-    """Of ``fused_inplace_qknorm``, for any number of heads above one."""
+    """The kernel of ``fused_inplace_qknorm``, for any number of heads above one."""
     elements = row_elements(head_dim, dtype.itemsize)
     return [
         ("qknorm.cuh", "norms::qknorm", plus_one, head_dim, elements, *layout, dtype)
@@ -31,7 +31,7 @@ def qknorm(head_dim: int, dtype: torch.dtype, plus_one: bool) -> list[Kernel]:
 
 
 def qknorm_across_heads(q_size: int, k_size: int, dtype: torch.dtype) -> list[Kernel]:
-    """Of ``fused_inplace_qknorm_across_heads``."""
+    """The kernel of ``fused_inplace_qknorm_across_heads``."""
     elements = min(row_elements(size, dtype.itemsize) for size in (q_size, k_size))
     layouts = row_layouts(q_size + k_size, elements, dtype.itemsize)
     threads = sorted({32 if of_row < of_block else of_block for of_row, of_block in layouts})
@@ -41,5 +41,5 @@ def qknorm_across_heads(q_size: int, k_size: int, dtype: torch.dtype) -> list[Ke
 
 
 def qknorm_generic(elements: int, dtype: torch.dtype, plus_one: bool) -> Kernel:
-    """Of both, for heads of any size."""
+    """The kernel of both, for heads of any size."""
     return ("qknorm.cuh", "norms::qknorm_generic", plus_one, elements, dtype)

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from sgljit_core import log
 from sgljit_core.builds import policy
 from sgljit_core.builds.parallel import parallel_compile
 from sgljit_core.cache import admin
 from sgljit_core.errors import NoTargetError, ParallelCompileError
 from sgljit_core.families import registry
 
-from .options import Arch, families_with_variants, report_left_out, target_of
+from .options import Arch, fail_if_not_kept, families_with_variants, report_left_out, target_of
 
 
 def build(
@@ -34,9 +33,7 @@ def build(
     held = len(admin.entries())
     typer.echo(f"{len(builders) - left_out} modules are ready; {admin.root()} holds {held} artifacts")
     report_left_out(left_out)
-    if log.was_said("cache_unwritable"):
-        typer.echo("error: some builds could not be kept in the cache; see the warnings", err=True)
-        raise typer.Exit(1)
+    fail_if_not_kept()
 
 
 def _build(builders: Sequence[Callable[[], Any]]) -> int:

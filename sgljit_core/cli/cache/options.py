@@ -6,12 +6,13 @@ Without a device and an architecture the variants for CUDA are left out.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sgljit_core import log
 from sgljit_core.builds.policy import why
 from sgljit_core.cache.explain import Explanation
 from sgljit_core.compilers import arch
@@ -39,7 +40,7 @@ def size_text(size: float) -> str:
 
 def families_with_variants() -> list[str]:
     """The families that declare variants; the others have nothing to build ahead."""
-    return [name for name, claims in discovery.installed().items() if discovery.load(name, claims).variants is not None]
+    return [name for name in discovery.installed() if discovery.load(name).variants is not None]
 
 
 def explain(builder: Callable[[], Any]) -> Explanation | None:
@@ -48,6 +49,18 @@ def explain(builder: Callable[[], Any]) -> Explanation | None:
         return why(builder)
     except NoTargetError:
         return None
+
+
+def fail_if_not_kept() -> None:
+    """Fail if a build of this process could not be kept in the cache."""
+    if log.was_said("cache_unwritable"):
+        typer.echo("error: some builds could not be kept in the cache; see the warnings", err=True)
+        raise typer.Exit(1)
+
+
+def explained(builders: Iterable[Callable[[], Any]]) -> list[Explanation]:
+    """The answer of ``why`` to each variant that has a target."""
+    return [answer for builder in builders if (answer := explain(builder)) is not None]
 
 
 def report_left_out(number: int) -> None:

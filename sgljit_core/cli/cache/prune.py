@@ -9,7 +9,7 @@ import typer
 from sgljit_core.cache import admin
 from sgljit_core.families import registry
 
-from .options import Arch, Directory, explain, families_with_variants, size_text, target_of
+from .options import Arch, Directory, explained, families_with_variants, size_text, target_of
 
 
 def prune(
@@ -28,8 +28,8 @@ def prune(
     keep = None
     if stale:
         with target_of(cuda_arch):
-            declared = [builder for name in families_with_variants() for builder in registry.declared_variants(name)]
-            keep = [answer for builder in declared if (answer := explain(builder)) is not None]
+            families = families_with_variants()
+            keep = explained(builder for name in families for builder in registry.declared_variants(name))
     gone = admin.prune(
         directory,
         older_than=None if days is None else days * 86400,

@@ -6,7 +6,7 @@ import typer
 
 from sgljit_core.families import registry
 
-from .options import Arch, Family, explain, report_left_out, target_of
+from .options import Arch, Family, explained, report_left_out, target_of
 
 
 def why(family: Family, cuda_arch: Arch = None) -> None:
@@ -16,7 +16,7 @@ def why(family: Family, cuda_arch: Arch = None) -> None:
     """
     with target_of(cuda_arch):
         builders = registry.declared_variants(family)
-        answers = [answer for builder in builders if (answer := explain(builder)) is not None]
+        answers = explained(builders)
     for answer in answers:
         typer.echo(str(answer))
     hits = [answer for answer in answers if answer.artifact is not None]

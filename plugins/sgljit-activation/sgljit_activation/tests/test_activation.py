@@ -197,7 +197,10 @@ def test_a_gradient_is_refused(op):
         getattr(family, op)(torch.ones(2, 8, requires_grad=True))
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize(
+    "capability",
+    [pytest.param((8, 0), marks=pytest.mark.slow), (9, 0), pytest.param((10, 0), marks=pytest.mark.slow)],
+)
 def test_what_it_declares_builds_without_a_gpu(capability):
     with override_cuda_arch(*capability):
         try:

@@ -26,7 +26,12 @@ def last_launch() -> tuple[int, int, int]:
     return packed >> 24, packed & 0x7FF, packed >> 11 & 0x1FFF
 
 
-@pytest.mark.parametrize("arch", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)], ids=str)
+ARCHS = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
+
+
+@pytest.mark.parametrize(
+    "arch", [pytest.param(arch, marks=() if arch == (9, 0) else pytest.mark.slow, id=str(arch)) for arch in ARCHS]
+)
 @pytest.mark.parametrize("row_bytes", ROW_BYTES)
 def test_kernels_compile_without_a_gpu(row_bytes: int, arch: tuple[int, int]):
     with override_cuda_arch(*arch):

@@ -53,7 +53,7 @@ def module() -> Module:
 
 
 def layouts(vectors: int) -> list[Layout]:
-    """Those that could be good for rows of so many vectors: from one vector for each thread to eight."""
+    """The layouts that could be good for rows of so many vectors: from one vector for each thread to eight."""
     found: set[tuple[int, int]] = set()
     if vectors <= 4 * WARP:
         found.add((min(WARP, 1 << max(0, vectors - 1).bit_length()), 8 * WARP if vectors <= WARP else 4 * WARP))

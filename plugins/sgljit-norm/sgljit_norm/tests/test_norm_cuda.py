@@ -39,7 +39,11 @@ norm = ops["norm"]
 each_op = pytest.mark.parametrize("op", OPS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
-ARCHS = [(8, 0), (9, 0), (10, 0)]
+ARCHS = [
+    pytest.param((8, 0), id="sm_80", marks=pytest.mark.slow),
+    pytest.param((9, 0), id="sm_90a"),
+    pytest.param((10, 0), id="sm_100a", marks=pytest.mark.slow),
+]
 SIZES = [64, 1024, 4096, 16384]  # one of each kind of layout: part of a warp, a warp, blocks with one vector and more
 OPERATIONS = {
     "rmsnorm": kernels.RMSNORM,
@@ -49,7 +53,7 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("arch", ARCHS, ids=["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", ARCHS)
 @each_dtype
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_kernels_compile_without_a_gpu(op: str, dtype: torch.dtype, arch: tuple[int, int]):
@@ -62,7 +66,7 @@ def test_kernels_compile_without_a_gpu(op: str, dtype: torch.dtype, arch: tuple[
         FAMILY.build_variant(*operation.generic(dtype))
 
 
-@pytest.mark.parametrize("arch", ARCHS, ids=["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_q_and_k_compile_without_a_gpu(arch: tuple[int, int]):
     made = [kernels.qknorm_across_heads(*sizes, torch.bfloat16) for sizes in ((6144, 1024), (128, 8), (16384, 16384))]
     made += [kernels.qknorm(size, dtype, True) for size, dtype in ((128, torch.float32), (65, torch.float16))]

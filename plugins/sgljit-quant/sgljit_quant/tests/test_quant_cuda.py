@@ -21,7 +21,14 @@ KERNELS = {
     "quantize": (4, True),
     "quantize_small": (False,),
 }
-ARCHS = pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)], ids=["sm_80", "sm_90a", "sm_100a"])
+ARCHS = pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param((8, 0), id="sm_80", marks=pytest.mark.slow),
+        pytest.param((9, 0), id="sm_90a"),
+        pytest.param((10, 0), id="sm_100a", marks=pytest.mark.slow),
+    ],
+)
 
 
 @ARCHS

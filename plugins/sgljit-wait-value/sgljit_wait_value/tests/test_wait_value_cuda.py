@@ -26,7 +26,14 @@ DTYPES = [torch.int32, torch.int64]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)], ids=["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param((8, 0), id="sm_80", marks=pytest.mark.slow),
+        pytest.param((9, 0), id="sm_90a"),
+        pytest.param((10, 0), id="sm_100a", marks=pytest.mark.slow),
+    ],
+)
 def test_every_declared_variant_builds_without_a_gpu(arch: tuple[int, int]):
     with override_cuda_arch(*arch):
         builds = list(variants())
