@@ -22,7 +22,7 @@ import typer
 
 from sgljit_core._version import __version__
 from sgljit_core.compilers import arch
-from sgljit_core.errors import NewDistributionError, NoTargetError
+from sgljit_core.errors import NewDistributionError
 from sgljit_core.families import discovery, registry
 
 from .clangd import configuration
@@ -162,11 +162,9 @@ def _provider(family: str) -> str | None:
 
 
 def _write(into: Path, texts: Mapping[str, str]) -> None:
-    """Make a directory with these files, and a ``.clangd`` for this machine; whole or not at all."""
-    try:
-        target = arch.cuda_target()
-    except NoTargetError:
-        target = arch.parse_cuda_target("9.0", "the default")
+    """Make a directory with these files, and a ``.clangd`` with the paths of this machine; whole or not at all."""
+    # A question for the device would take the import of torch: seconds, in a command that takes none.
+    target = arch.parse_cuda_target("9.0", "the editor's")
     with tempfile.TemporaryDirectory(prefix=".sgljit-new-", dir=Path.cwd()) as beside:
         whole = Path(beside, into.name)
         for place, text in {**texts, ".clangd": configuration(target)}.items():
