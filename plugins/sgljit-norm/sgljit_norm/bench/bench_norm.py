@@ -1,13 +1,11 @@
 """How fast are the family's ops against PyTorch, torch.compile, other libraries' kernels and a plain copy?
 
     python -m sgljit_norm.bench.bench_norm [--device cpu|cuda] [--ops rmsnorm,layernorm] [--dtypes bfloat16,float16]
-        [--grid] [--peers DIR] [--output bench/results/norm.md] [--json FILE]
+        [--peers DIR] [--output bench/results/norm_cpu.md] [--json FILE]
 
-``--grid`` measures every hidden size of many models (``MODELS``) with 1 to 8192 tokens, and draws a heat map for each
-op: our time divided by that of the best of the others.
-``--peers`` names a folder with a ``peers.py`` that offers SGLang's kernels; FlashInfer's are measured if it is
-installed. On the CPU also the cost of a call compared with the exported C++ function. With CI set in the environment:
-one small shape for each op.
+A few shapes, also on the CPU; ``grid.py`` measures all sizes of open models on a GPU. ``--peers`` names a folder with a
+``peers.py`` that offers SGLang's kernels; FlashInfer's are measured if it is installed. On the CPU also the cost of a
+call compared with the exported C++ function. With CI set in the environment: one small shape for each op.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from torch.nn.functional import layer_norm, rms_norm
 
 from sgljit_core import ops
 from sgljit_core.benchmark import Figure, get_benchmark_range, is_in_ci, measure
-from sgljit_core.benchmark.results import make_benchmark, sweep, with_ratio, write_heat_map, write_plot, write_results
+from sgljit_core.benchmark.results import make_benchmark, sweep, with_ratio, write_plot, write_results
 from sgljit_norm.ops import host_module
 
 Tensors = tuple[torch.Tensor, ...]
@@ -49,29 +47,6 @@ FEWER_SHAPES = {"cuda": [(1, 4096), (1024, 4096), (16384, 4096), (16384, 8192)],
 TOKENS = {"cuda": [1, 16, 128, 1024, 16384], "cpu": [1, 128, 4096]}
 FEWER_TOKENS = {"cuda": [1, 128, 16384], "cpu": [1, 128, 4096]}
 Q_AND_K = (6144, 1024)  # all heads of q, of k
-MODELS = {  # hidden sizes, and some of the models that have them
-    512: "the latent rows of DeepSeek V3 and R1",
-    768: "BERT base, GPT-2",
-    1024: "Qwen3 0.6B",
-    1536: "Qwen2.5 1.5B; the queries of DeepSeek V3",
-    2048: "Llama 3.2 1B, Qwen3 1.7B, Qwen3 30B-A3B",
-    2304: "Gemma 2 2B",
-    2560: "Qwen3 4B, Gemma 3 4B",
-    2880: "gpt-oss 20B and 120B",
-    3072: "Llama 3.2 3B, Phi-3 mini",
-    3584: "Qwen2.5 7B, Gemma 2 9B",
-    3840: "Gemma 3 12B",
-    4096: "Llama 3.1 8B, Mistral 7B, Qwen3 8B, Qwen3 235B-A22B",
-    4608: "Gemma 2 27B",
-    5120: "Qwen3 14B and 32B, Phi-4, Mistral Small 3, Llama 4",
-    5376: "Gemma 3 27B",
-    6144: "Mixtral 8x22B, Qwen3-Coder 480B",
-    7168: "DeepSeek V3 and R1, Kimi K2",
-    8192: "Llama 3.1 70B, Qwen2.5 72B",
-    12288: "Mistral Large 2",
-    16384: "Llama 3.1 405B",
-}
-GRID_TOKENS = (1, 8, 32, 64, 128, 256, 512, 1024, 8192)
 
 family = ops["norm"]
 
@@ -218,10 +193,10 @@ def check(op: str, run: Run, tensors: Tensors) -> None:
         assert (got - wanted).norm() <= 0.02 * wanted.norm(), op
 
 
-def table(op: str, dtype: torch.dtype, device: str, peers: Any, grid: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """One table: rows by shape, columns by provider. With a grid its shapes, each measured for a shorter time."""
+def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str, Any]]:
+    """One table: rows by shape, columns by provider."""
     subject = SUBJECTS[op]
-    shapes = grid or subject.shapes[device]
+    shapes = subject.shapes[device]
     runs = providers(op, dtype, device, peers)
 
     def run(tokens: int, size: int, provider: str) -> Figure | float:
@@ -245,7 +220,7 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any, grid: list[tuple
         num_bytes = subject.passes * tokens * size * dtype.itemsize
         if is_in_ci():  # only shows that it runs: its data may stay in a cache
             return measure(runs[provider], [make()], num_bytes=num_bytes, seconds=0.01)
-        return measure(runs[provider], make, num_bytes=num_bytes, seconds=0.02 if grid else 0.05)
+        return measure(runs[provider], make, num_bytes=num_bytes, seconds=0.05)
 
     places = get_benchmark_range(shapes, shapes[1:2])
     benchmark = make_benchmark(op, ["tokens", "size"], places, list(runs))
@@ -285,7 +260,6 @@ def main() -> None:
     parser.add_argument("--device", choices=list(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ops", default=",".join(SUBJECTS), help="which, with commas between")
     parser.add_argument("--dtypes", default="bfloat16", help="which, with commas between")
-    parser.add_argument("--grid", action="store_true", help="the hidden sizes of many models, 1 to 8192 tokens")
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here, and plots beside it")
     parser.add_argument("--json", type=Path, help="write the numbers here")
@@ -295,23 +269,14 @@ def main() -> None:
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
-        build(peers, set(MODELS) if arguments.grid else {size for _, size in SHAPES["cuda"]})
-    grid = [(tokens, size) for size in MODELS for tokens in GRID_TOKENS] if arguments.grid else []
-    wanted = [op for op in arguments.ops.split(",") if not grid or "qknorm" not in op]  # its sizes are others
+        build(peers, {size for _, size in SHAPES["cuda"]})
     tables = {
-        f"{op}, {dtype}": table(op, getattr(torch, dtype), arguments.device, peers, grid)
+        f"{op}, {dtype}": table(op, getattr(torch, dtype), arguments.device, peers)
         for dtype in arguments.dtypes.split(",")
-        for op in wanted
+        for op in arguments.ops.split(",")
     }
     plots = {}
-    if arguments.output is not None and grid:
-        for title, rows in tables.items():
-            picture = arguments.output.with_name(f"{arguments.output.stem}_{title.replace(', ', '_')}.svg")
-            ratio = next(name for name in rows[0] if name.startswith("sgljit /"))
-            write_heat_map(picture, rows, x="tokens", y="size", value=ratio, title=f"{title}: {ratio}")
-            plots[f"{title}: {ratio}"] = Path(picture.name)
-        tables["The models"] = [{"size": size, "models": models} for size, models in MODELS.items()]
-    elif arguments.output is not None:
+    if arguments.output is not None:
         for title, rows in tables.items():
             lines = [name for name in rows[0] if isinstance(rows[0][name], Figure)]
             picture = arguments.output.with_name(f"{arguments.output.stem}_{title.replace(', ', '_')}.svg")

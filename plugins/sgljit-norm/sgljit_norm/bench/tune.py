@@ -87,12 +87,12 @@ def calls_of(
 
 
 def graph_of(run: Callable[..., object], calls: list[tuple[torch.Tensor, ...]]) -> torch.cuda.CUDAGraph:
-    """A graph of the calls."""
+    """A graph of the calls. New tensors that they return have memory of their own."""
     run(*calls[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for arguments in calls:
-            run(*arguments)
+        kept = [run(*arguments) for arguments in calls]
+    del kept
     return graph
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sgljit_norm.bench import tune
+from sgljit_norm import reference
+from sgljit_norm.bench import grid, open_models, tune
 
 
 @pytest.mark.slow
@@ -32,21 +34,48 @@ def test_the_short_range(device: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_grid_has_a_heat_map_for_each_op(device: str, tmp_path: Path):
+@pytest.mark.gpu
+def test_the_grid_has_a_heat_map_for_each_op_and_all_times(tmp_path: Path):
     page = tmp_path / "norm_grid.md"
-    script = (sys.executable, "-m", "sgljit_norm.bench.bench_norm", "--grid", "--device", device)
+    script = (sys.executable, "-m", "sgljit_norm.bench.grid", "--compilers", "2", "--dtypes", "bfloat16")
     result = subprocess.run(
-        [*script, "--ops", "rmsnorm,layernorm", "--output", str(page)],
-        env={**os.environ, "CI": "1"},
+        [*script, "--ops", "layernorm,fused_inplace_qknorm_across_heads", "--tokens", "1,8", "--output", str(page)],
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    for op in ("rmsnorm", "layernorm"):
-        assert f"(norm_grid_{op}_bfloat16.svg)" in page.read_text()
-        assert "sgljit / best of the others" in (tmp_path / f"norm_grid_{op}_bfloat16.svg").read_text()
-    assert "Llama 3.1 8B" in page.read_text()
+    for op in ("layernorm", "fused_inplace_qknorm_across_heads"):
+        assert f"(norm_grid_{op}.svg)" in page.read_text()
+        assert "ours / best other" in (tmp_path / f"norm_grid_{op}.svg").read_text()
+    assert "falcon-7b" in page.read_text()
+    with (tmp_path / "norm_grid.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == (8 + 4) * 2
+    for row in rows:
+        assert all(float(row[name]) > 0 for name in ("sgljit", "torch.compile", "PyTorch", "copy"))
+
+
+def test_the_sizes_of_the_grid_are_those_of_the_models():
+    assert len({*open_models.RMSNORM, *open_models.GEMMA_RMSNORM}) >= 30
+    for models in (open_models.RMSNORM, open_models.GEMMA_RMSNORM, open_models.LAYERNORM):
+        for (size,) in open_models.places_of(models):
+            assert size % 64 == 0
+            assert 0 < size <= 16384
+            assert open_models.models_of((size,), models)
+    assert open_models.models_of((7168,), open_models.RMSNORM) == "DeepSeek-V3, Kimi-K2-Instruct"
+    assert open_models.models_of((16, 8, 256), open_models.GEMMA_QKNORM) == "gemma-3-12b-it"
+
+
+@pytest.mark.parametrize("name", grid.OPS)
+def test_what_the_grid_compares_with_is_the_op(name: str):
+    """PyTorch's functions of the grid, beside the family's references in float64."""
+    op = grid.OPS[name]
+    place = grid.places_of(name, "bfloat16")[0]
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in op.shapes(3, *place)]
+    got = op.pytorch(*tensors)
+    getattr(reference, name)(*tensors)
+    for one, index in zip(got, op.results, strict=True):
+        torch.testing.assert_close(one, tensors[index], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
