@@ -58,22 +58,21 @@ __global__ __launch_bounds__(sgl::kRowMapThreads) void row_map(
   constexpr uint32_t kUnroll = sgl::kRowMapUnroll<kInputs>;
   AlignedVector<T, kElements> x[kUnroll][kInputs];
   const uint32_t first = blockIdx.x * (sgl::kRowMapThreads * kUnroll) + threadIdx.x;
+  if (first >= params.num_items) return;
+  RowItem places[kUnroll];  // their divisions run while the previous kernel ends
+#pragma unroll
+  for (uint32_t u = 0; u < kUnroll; ++u) places[u] = RowItem::of<kTail>(params, first + u * sgl::kRowMapThreads);
 
   PDLWaitPrimary();
 #pragma unroll
   for (uint32_t u = 0; u < kUnroll; ++u) {
-    const uint32_t item = first + u * sgl::kRowMapThreads;
-    if (item >= params.num_items) break;
-    const auto place = RowItem::of<kTail>(params, item);
+    if (first + u * sgl::kRowMapThreads >= params.num_items) break;
 #pragma unroll
-    for (int i = 0; i < kInputs; ++i) place.load(x[u][i], params.operands[i]);
+    for (int i = 0; i < kInputs; ++i) places[u].load(x[u][i], params.operands[i]);
   }
-  PDLTriggerSecondary();
 #pragma unroll
   for (uint32_t u = 0; u < kUnroll; ++u) {
-    const uint32_t item = first + u * sgl::kRowMapThreads;
-    if (item >= params.num_items) break;
-    const auto place = RowItem::of<kTail>(params, item);
+    if (first + u * sgl::kRowMapThreads >= params.num_items) break;
     AlignedVector<U, kElements> y[kOutputs];
 #pragma unroll
     for (uint32_t j = 0; j < kElements; ++j) {
@@ -85,8 +84,9 @@ __global__ __launch_bounds__(sgl::kRowMapThreads) void row_map(
       for (int i = 0; i < kOutputs; ++i) y[i][j] = cast<U>(results.values[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kOutputs; ++i) place.store(y[i], params.operands[kInputs + i]);
+    for (int i = 0; i < kOutputs; ++i) places[u].store(y[i], params.operands[kInputs + i]);
   }
+  PDLTriggerSecondary();  // not before: the next kernel's blocks would take issue slots from the functor
 }
 
 }  // namespace device

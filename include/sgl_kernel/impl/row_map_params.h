@@ -28,7 +28,7 @@ struct RowMapParams {
 };
 
 /// \brief Threads of a block of `device::row_map`, and the items of each: enough loads in flight to hide their latency.
-inline constexpr unsigned kRowMapThreads = 256;
+inline constexpr unsigned kRowMapThreads = 128;
 template <int kInputs>
 inline constexpr unsigned kRowMapUnroll = kInputs == 1 ? 2 : 1;
 
