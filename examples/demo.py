@@ -78,9 +78,9 @@ def first_call() -> None:
 
 
 def comparison() -> Table:
-    """Errors and times beside PyTorch's own kernel."""
-    table = Table("dtype", title="sgljit beside torch.nn.functional.rms_norm", min_width=76)
-    for column in ("max rel. error", "torch", "time per call", "torch", "speed-up"):
+    """Errors and times beside PyTorch's own kernel, and beside a plain copy, which reads and writes as many bytes."""
+    table = Table("dtype", title="sgljit beside torch.nn.functional.rms_norm and a copy", min_width=76)
+    for column in ("max rel. error", "torch", "time per call", "torch", "copy", "speed-up", "of the copy's rate"):
         table.add_column(column, justify="right")
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         x, weight = inputs(dtype)
@@ -93,14 +93,18 @@ def comparison() -> Table:
         def pytorch(x: torch.Tensor = x, weight: torch.Tensor = weight) -> torch.Tensor:
             return torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
 
+        def copy(x: torch.Tensor = x, out: torch.Tensor = out) -> torch.Tensor:
+            return out.copy_(x)
+
         expected = torch.nn.functional.rms_norm(x.double(), weight.shape, weight.double(), EPS)
         errors = [max_relative_error(run(), expected) for run in (sgljit, pytorch)]
-        times = [median_microseconds(run) for run in (sgljit, pytorch)]
+        times = [median_microseconds(run) for run in (sgljit, pytorch, copy)]
         table.add_row(
             str(dtype).removeprefix("torch."),
             *(f"{error:.2e}" for error in errors),
             *(f"{microseconds:,.1f} us" for microseconds in times),
             f"{times[1] / times[0]:.1f} x",
+            f"{100 * times[2] / times[0]:.0f} %",
         )
     return table
 

@@ -104,8 +104,8 @@ template <>
   using namespace details;
   const auto bits = to_bits(x);
   const auto rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const auto is_nan = mask_less(kInfinity, bits & kMagnitude);  // rounding would lose its payload
-  return {static_cast<std::uint16_t>(choose(is_nan, 0x7fc0, rounded))};
+  const bool is_nan = static_cast<std::int32_t>(bits & kMagnitude) > static_cast<std::int32_t>(kInfinity);
+  return {static_cast<std::uint16_t>(is_nan ? 0x7fc0 : rounded)};  // rounding would lose its payload
 }
 
 template <>

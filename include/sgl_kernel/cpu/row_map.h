@@ -14,11 +14,13 @@
 
 namespace host::cpu {
 
+/// \brief The most elements of a piece of a row; the next piece is asked for when one begins.
+inline constexpr std::int64_t kPiece = 1 << 9;
+
 /// \brief Calls `body(row, first, count)` for pieces of rows that together are all of them, on several threads if that
-/// pays off, in the version for the widest vectors. Threads share a long row too; a piece stays in the first cache.
+/// pays off, in the version for the widest vectors. Threads share a long row too.
 template <typename Body>
 void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& body) {
-  constexpr std::int64_t kPiece = 1 << 12;
   constexpr std::int64_t kElementsPerThread = 1 << 17;  // 50-100 us
   if (columns == 0) return;
   const auto length = columns < kPiece ? columns : kPiece;
@@ -47,6 +49,7 @@ void row_map(const RowJob<kInputs + kOutputs>& job, const F& f) {
     const auto at = [&](int i) { return static_cast<char*>(job.operands[i].data) + row * job.operands[i].stride; };
     for (int i = 0; i < kInputs; ++i) inputs[i] = reinterpret_cast<const T*>(at(i)) + first;
     for (int i = 0; i < kOutputs; ++i) outputs[i] = reinterpret_cast<U*>(at(kInputs + i)) + first;
+    for (int i = 0; i < kInputs; ++i) prefetch(inputs[i] + kPiece, count);
     SGL_INDEPENDENT_LOOP
     for (std::int64_t j = 0; j < count; ++j) {
       float values[kInputs];

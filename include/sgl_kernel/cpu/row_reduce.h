@@ -14,15 +14,33 @@
 
 namespace host::cpu {
 
+template <bool kMax>
+[[gnu::always_inline]] inline double combine(double a, double b) {
+  if constexpr (kMax) return a < b ? b : a;
+  else return a + b;
+}
+
+/// \brief The reduction of lanes, by halves: one after the other would take longer than a short row.
+template <bool kMax, std::int64_t kLanes>
+[[gnu::always_inline]] inline float combined(const float (&lanes)[kLanes]) {
+  if constexpr (kLanes == 1) {
+    return lanes[0];
+  } else {
+    float halves[kLanes / 2];
+    for (std::int64_t i = 0; i < kLanes / 2; ++i)
+      halves[i] = sgl::details::Reduce<kMax>{}(lanes[i], lanes[i + kLanes / 2]);
+    return combined<kMax>(halves);
+  }
+}
+
 /// \brief The sum, or the maximum, of the terms of elements [0, size). The error of a sum does not grow with the size:
-/// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of lanes are added in
+/// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of blocks are added in
 /// double.
 /// \param terms an always_inline lambda from an index to `sgl::Values`.
 template <bool kMax, int N, typename Terms>
 [[gnu::always_inline]] inline void reduce_over(std::int64_t size, sgl::Values<N>& reduced, const Terms& terms) {
   constexpr std::int64_t kLanes = 32;  // independent, which fit into vectors: two of AVX-512, four of AVX2
   constexpr std::int64_t kBlock = 8192;
-  const auto combine = [](double a, double b) { return kMax ? (a < b ? b : a) : a + b; };
   double totals[N];
   for (double& total : totals) total = sgl::details::kIdentity<kMax>;
   std::int64_t i = 0;
@@ -38,13 +56,11 @@ template <bool kMax, int N, typename Terms>
         for (int n = 0; n < N; ++n) lanes[n][lane] = sgl::details::Reduce<kMax>{}(lanes[n][lane], values.values[n]);
       }
     }
-    for (int n = 0; n < N; ++n) {
-      for (const float lane : lanes[n]) totals[n] = combine(totals[n], lane);
-    }
+    for (int n = 0; n < N; ++n) totals[n] = combine<kMax>(totals[n], combined<kMax>(lanes[n]));
   }
   for (; i < size; ++i) {
     const auto values = terms(i);
-    for (int n = 0; n < N; ++n) totals[n] = combine(totals[n], values.values[n]);
+    for (int n = 0; n < N; ++n) totals[n] = combine<kMax>(totals[n], values.values[n]);
   }
   for (int n = 0; n < N; ++n) reduced.values[n] = static_cast<float>(totals[n]);
 }
@@ -81,14 +97,19 @@ template <typename F, int kInputs, int kShared, int kOutputs, typename T, typena
   };
   const auto statistic = sgl::details::statistic_of(f, static_cast<float>(columns), reduce);
   if constexpr (sgl::details::kWritesRows<F>) f.write_row(row, statistic);
-  SGL_INDEPENDENT_LOOP
-  for (std::int64_t j = 0; j < columns; ++j) {
-    float values[kKept + kShared];
-    keep(j, values);
-    for (int i = 0; i < kShared; ++i) values[kKept + i] = to_float(inputs[kInputs + i][j]);
-    const auto results = sgl::details::call<kLate>(f, values, statistic);
-    if constexpr (kCombines) outputs[0][j] = from_float<U>(values[0]);
-    for (int i = 0; i < kLate; ++i) outputs[kCombines + i][j] = from_float<U>(results.values[i]);
+  constexpr std::int64_t kPiece = 1 << 9;
+  for (std::int64_t first = 0; first < columns; first += kPiece) {
+    const auto end = columns - first < kPiece ? columns : first + kPiece;
+    for (int i = 0; i < kInputs; ++i) prefetch(inputs[i] + columns + first, end - first);  // of the next row
+    SGL_INDEPENDENT_LOOP
+    for (std::int64_t j = first; j < end; ++j) {
+      float values[kKept + kShared];
+      keep(j, values);
+      for (int i = 0; i < kShared; ++i) values[kKept + i] = to_float(inputs[kInputs + i][j]);
+      const auto results = sgl::details::call<kLate>(f, values, statistic);
+      if constexpr (kCombines) outputs[0][j] = from_float<U>(values[0]);
+      for (int i = 0; i < kLate; ++i) outputs[kCombines + i][j] = from_float<U>(results.values[i]);
+    }
   }
 }
 

@@ -1,8 +1,10 @@
 """How fast are the activations against PyTorch, torch.compile, SGLang's kernels and a plain copy?
 
-    python -m sgljit_activation.bench.bench_activation [--device cpu|cuda] [--dtype bfloat16] [--output FILE]
+    python -m sgljit_activation.bench.bench_activation [--device cpu|cuda] [--dtype bfloat16] [--peers DIR]
+        [--output FILE]
 
-SGLang's are measured where it can be imported. The bytes of a call are those of the gate, the values and the output.
+SGLang's are measured where it can be imported, or, in bfloat16, from ``--peers``, a folder with a ``peers.py`` that
+offers its kernels. The bytes of a call are those of the gate, the values and the output.
 With CI set in the environment: one small shape for each op.
 """
 
@@ -46,10 +48,12 @@ def pytorch(op: str, x: torch.Tensor, out: torch.Tensor) -> None:
     torch.mul(ACTIVATIONS[op](gate), up, out=out)
 
 
-def providers(op: str, device: str) -> dict[str, Run]:
+def providers(op: str, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
     runs: dict[str, Run] = {"sgljit": getattr(ops["activation"], op)}
-    if device == "cuda" and importlib.util.find_spec("sglang") is not None:
+    if peers is not None:
+        runs["SGLang"] = peers.activation(op.removesuffix("_and_mul"))
+    elif device == "cuda" and importlib.util.find_spec("sglang") is not None:
         runs["SGLang"] = getattr(importlib.import_module("sglang.kernels.ops.activation.activation"), op)
     runs["PyTorch"] = functools.partial(pytorch, op)
     if device == "cuda":  # on the CPU it would time a C++ compiler's vectors against torch's own
@@ -65,9 +69,9 @@ def make(rows: int, size: int, dtype: torch.dtype, device: str) -> tuple[torch.T
     )
 
 
-def table(op: str, dtype: torch.dtype, device: str) -> list[dict[str, Any]]:
+def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
-    runs = providers(op, device)
+    runs = providers(op, device, peers)
 
     def run(rows: int, size: int, provider: str) -> Figure | float:
         torch.compiler.reset()  # each shape is compiled separately
@@ -96,10 +100,15 @@ def main() -> None:
     parser.add_argument("--device", choices=list(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ops", default=",".join(ACTIVATIONS), help="which, with commas between")
     parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
+    parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    tables = {op: table(op, arguments.dtype, arguments.device) for op in arguments.ops.split(",")}
+    peers = None
+    if arguments.peers is not None:
+        sys.path.insert(0, str(arguments.peers))
+        peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
+    tables = {op: table(op, arguments.dtype, arguments.device, peers) for op in arguments.ops.split(",")}
     note = (
         f"{str(arguments.dtype).removeprefix('torch.')}; the size is that of the output's rows. Microseconds per call, "
         "median; in brackets, the percent of a plain copy that moves as many bytes."

@@ -8,6 +8,7 @@ rows        one layer, K and V, rows of 2048 bytes: GB/s one way, and the chosen
 link        between device and host: rows and pools of many sizes, at random places, in order, and in pages
 sizes       32 MiB of each cache in rows of other sizes, 576 bytes (one cache) among them
 layers      61 layers in one launch, addresses on the CPU and on the device
+large       pools of 16 GiB of K and of V, as one layer and as 61
 gemm        the slowdown of a bfloat16 matrix product by a concurrent transfer, the default and a quiet one, also
             compared with a peer's default, with the interval of the median; and the rate of the transfer
 
@@ -52,7 +53,7 @@ from .workload import (
 )
 
 MIB, GIB = 1 << 20, 1 << 30
-LARGE_POOL_BYTES = 2 * GIB
+LARGE_POOL_BYTES, LARGEST_POOL_BYTES = 2 * GIB, 16 * GIB
 ROWS = [16, 64, 256, 1024, 2048, 8192, 16384]
 LINK_SIZES = [64, 128, 256, 512, 1152, 2048, 4096, 16384]
 LAYERS = 61
@@ -117,6 +118,32 @@ class Bench:
         row["ours / best peer"] = row["ours"] / max(others.values()) if others else math.nan
         row["memcpy"] = memcpy_gigabytes_per_second(pools, work.bytes_of_a_call, self.seconds)
         row["% of memcpy"] = 100 * row["ours"] / row["memcpy"]
+        return row
+
+    def all_layers(self, pools: list[torch.Tensor], row_bytes: int, count: int) -> Row:
+        """The same rows of all layers, which share the pools: in one launch, in a launch a layer, and the peers."""
+        layer_rows = len(pools[0]) // (LAYERS * row_bytes)
+        size = LAYERS * layer_rows * row_bytes
+        layers = [pool[:size].view(LAYERS, layer_rows, row_bytes).unbind() for pool in pools]
+        tables = [torch.tensor([layer.data_ptr() for layer in of], dtype=torch.uint64) for of in layers]
+        on_device = [table.cuda() for table in tables]
+        strides = {"kv_cache_src_stride_bytes": row_bytes, "kv_cache_dst_stride_bytes": row_bytes}
+        all_layer = functools.partial(family.transfer_hicache_all_layer, **strides)
+        dst, src = (torch.randperm(layer_rows, device="cuda")[:count] for _ in range(2))
+        num_bytes = 2 * count * row_bytes
+        each = [[*of[:2], dst, *of[2:], src] for of in zip(*layers, strict=True)]
+
+        def rate(run: Transfer, addresses: list[torch.Tensor], *rest: int) -> float:
+            call = [*addresses[:2], dst, *addresses[2:], src, *rest]
+            microseconds = run_benchmark(run, [call], device="cuda", seconds=self.seconds)[0]
+            return LAYERS * num_bytes / microseconds / 1e3
+
+        row: Row = {"rows": str(count), "ours": rate(all_layer, tables), "launch": last_launch()}
+        row["a launch a layer"] = self.rate(ours, Workload(each, num_bytes))
+        row["addresses on the device"] = rate(all_layer, on_device)
+        row["its launch"] = last_launch()
+        for name, peer in self.peers(row_bytes, "all").items():
+            row[name] = rate(peer, on_device, row_bytes, row_bytes)
         return row
 
 
@@ -184,29 +211,28 @@ def table_layers(bench: Bench) -> list[Row]:
     for direction in DIRECTIONS:
         for row_bytes in (256, ROW_BYTES):
             pools = make_pools(direction, LAYERS * 8192 * row_bytes)
-            layers = [pool.view(LAYERS, 8192, row_bytes).unbind() for pool in pools]
-            tables = [torch.tensor([layer.data_ptr() for layer in of], dtype=torch.uint64) for of in layers]
-            on_device = [table.cuda() for table in tables]
-            strides = {"kv_cache_src_stride_bytes": row_bytes, "kv_cache_dst_stride_bytes": row_bytes}
-            all_layer = functools.partial(family.transfer_hicache_all_layer, **strides)
-            for count in (16, 256, 2048):
-                dst, src = (torch.randperm(8192, device="cuda")[:count] for _ in range(2))
-                num_bytes = 2 * count * row_bytes
-                each = [[*of[:2], dst, *of[2:], src] for of in zip(*layers, strict=True)]
+            rows += [
+                {"direction": direction, "row bytes": str(row_bytes), **bench.all_layers(pools, row_bytes, count)}
+                for count in (16, 256, 2048)
+            ]
+    return rows
 
-                def rate(run: Transfer, addresses: list[torch.Tensor], *rest: int) -> float:
-                    call = [*addresses[:2], dst, *addresses[2:], src, *rest]  # noqa: B023
-                    microseconds = run_benchmark(run, [call], device="cuda", seconds=bench.seconds)[0]
-                    return LAYERS * num_bytes / microseconds / 1e3  # noqa: B023
 
-                row: Row = {"direction": direction, "row bytes": str(row_bytes), "rows": str(count)}
-                row |= {"ours": rate(all_layer, tables), "launch": last_launch()}
-                row["a launch a layer"] = bench.rate(ours, Workload(each, num_bytes))
-                row["addresses on the device"] = rate(all_layer, on_device)
-                row["its launch"] = last_launch()
-                for name, peer in bench.peers(row_bytes, "all").items():
-                    row[name] = rate(peer, on_device, row_bytes, row_bytes)
-                rows.append(row)
+def table_large(bench: Bench) -> list[Row]:
+    """Pools of 16 GiB: one layer, and 61."""
+    rows = []
+    pools = make_pools("h2d", LARGEST_POOL_BYTES)
+    for direction in ("h2d", "d2h"):
+        for row_bytes, count in ((256, 1024), (256, 16384), (1152, 16384), (2048, 1024), (2048, 16384)):
+            work = make_workload(pools, count, row_bytes)
+            row = {"direction": direction, "layers": "1", "row bytes": str(row_bytes), "rows": str(count)}
+            rows.append({**row, **bench.measure(work, pools)})
+        for row_bytes, count in ((256, 2048), (ROW_BYTES, 256)):
+            found = bench.all_layers(pools, row_bytes, count)
+            others = [found[name] for name in ("q2", "q32") if name in found]
+            found["ours / best peer"] = found["ours"] / max(others) if others else math.nan
+            rows.append({"direction": direction, "layers": str(LAYERS), "row bytes": str(row_bytes), **found})
+        pools = pools[2:] + pools[:2]
     return rows
 
 
@@ -303,6 +329,7 @@ TABLES = {
     "link": (table_link, "Between device and host, K and V: rows and pools of many sizes"),
     "sizes": (table_sizes, "Other row sizes, 32 MiB of each cache"),
     "layers": (table_layers, f"{LAYERS} layers of K and V in one launch"),
+    "large": (table_large, "Pools of 16 GiB of K and of V"),
     "gemm": (table_gemm, f"A bfloat16 product of {GEMM}^3 beside transfers"),
 }
 

@@ -43,8 +43,8 @@ struct LinkSpeed {
   Launch scattered;
 };
 inline constexpr LinkSpeed kLinkSpeed[] = {
-    {256, {16, 512}, {16, 512}, {64, 256}},     // a KV head of fp8
-    {512, {8, 512}, {8, 512}, {64, 256}},       // a KV head of bf16
+    {256, {32, 512}, {16, 512}, {32, 1024}},    // a KV head of fp8
+    {512, {16, 512}, {8, 512}, {32, 1024}},     // a KV head of bf16
     {2048, {4, 512}, {4, 512}, {64, 256}},      // up to seven, and a latent row
     {4096, {4, 512}, {2, 512}, {16, 512}},      // all KV heads of a model
     {INT64_MAX, {4, 512}, {2, 512}, {8, 512}},  // more
@@ -138,7 +138,8 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
     const bool is_queue = is_to_host && !is_scattered;
     launch = {smaller(*job.block_quota, host::div_ceil(threads, 32)), is_queue ? kMaxThreads / 2 : kMaxThreads};
   }
-  launch.is_early = !job.block_quota.has_value();
+  // Blocks that are there early lie on other multiprocessors: rows that are in order then share fewer translations.
+  launch.is_early = !job.block_quota.has_value() && (is_few || !is_scattered);
   launch.threads = smaller(launch.threads, host::div_ceil(host::div_ceil(threads, launch.blocks), 32) * 32);
   launch.blocks = smaller(launch.blocks, host::div_ceil(threads, launch.threads));
   if (!is_sorted) return launch;

@@ -264,16 +264,22 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     near, far = 256 << 20, 512 << 20
     to_host = direction[0] == "host"
     assert launch(2048, 16, far) == (8, 32, 0)  # bound by latency: a piece of a row for each eight threads
-    for row_bytes, blocks in ((128, 16), (256, 8), (1152, 4), (2048, 2 if to_host else 4)):
+    for row_bytes, blocks in (
+        (128, 16 if to_host else 32),
+        (256, 8 if to_host else 16),
+        (1152, 4),
+        (2048, 2 if to_host else 4),
+    ):
         assert launch(row_bytes, (4 << 20) // row_bytes, near) == (blocks, 512, 0)
     assert launch(576, 8192, near) == (11, 512, 0)  # not whole lines
-    assert launch(256, 4096, far) == (64, 256, 0)
+    assert launch(256, 4096, far) == (32, 512, 0)
+    assert launch(512, 4096, far) == (64, 256, 0)
     assert launch(2048, 4096, far) == (16, 512, 0)
     assert launch(4096, 4096, far) == (8, 512, 0)
     assert launch(16384, 1024, far) == (2 if to_host else 4, 512, 0)
     assert launch(256, 16384, far) == (32, 256, 512)  # sorted
     assert launch(1152, 20001, far) == (32, 256, 626)
-    assert launch(256, 16384, far, page_size=64) == (8, 512, 0)  # whole pages are neighbours
+    assert launch(256, 16384, far, page_size=64) == (8 if to_host else 16, 512, 0)  # whole pages are neighbours
     assert launch(128, 16384, far, page_size=16) == (16, 512, 0)
     assert launch(2048, 4096, near, block_quota=2) == (2, 512 if to_host else 1024, 0)
     assert launch(2048, 4096, far, block_quota=2) == (2, 1024, 0)
@@ -309,7 +315,7 @@ def test_addresses_on_the_device_take_the_launch_of_scattered_rows(direction: tu
     torch.cuda.synchronize()
     assert torch.equal(dst[rows[0].to(dst.device)].cuda(), src[rows[1].to(src.device)].cuda())
     family.transfer_hicache_all_layer_mla(tables[0], rows[0][:4096], tables[1], rows[1][:4096], **strides)
-    assert last_launch() == (64, 256, 0)
+    assert last_launch() == (32, 512, 0)
 
 
 @pytest.mark.gpu

@@ -18,6 +18,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -333,6 +334,7 @@ def main() -> None:
     dtypes = arguments.dtypes.split(",")
     cases = [(name, place, dtype) for dtype in dtypes for name in names for place in places_of(name, dtype)]
     peers: dict[Any, Run | None] = {}
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else each of the processes starts one for each core
     with ProcessPoolExecutor(arguments.compilers, multiprocessing.get_context("spawn")) as pool:
         warmed = [pool.submit(warm, case) for case in cases]
         if arguments.peers is not None:

@@ -156,7 +156,7 @@ def main() -> None:
     peers = None
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
-        peers = importlib.import_module("peers").Peers(arguments.peers)
+        peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
     tables = {heading: table(kind, arguments.device, peers) for kind, heading in TABLES.items()}
     plots = {}
     if arguments.output is not None:

@@ -16,6 +16,7 @@ float scale_on_cpu(const sgl::RowOperand& input, std::int64_t num_rows, std::int
       const auto magnitude = [&](std::int64_t i) __attribute__((always_inline)) {
         return sgl::Values<1>{{sgl::abs(host::cpu::to_float(x[i]))}};
       };
+      host::cpu::prefetch(x + count, count);
       sgl::Values<1> found;
       host::cpu::reduce_over<PerToken>(count, found, magnitude);
       const auto bits = found.values[0] < 0 ? 0 : __builtin_bit_cast(std::int32_t, found.values[0]);
