@@ -89,7 +89,7 @@ class Bench:
 
     def __init__(self, folder: str | None, quick: bool) -> None:
         self.seconds = 0.01 if quick else 0.1
-        self.rounds = 5 if quick else 60
+        self.rounds = 15 if quick else 60
         self._peers: Any = None
         if folder is None:
             return
@@ -371,17 +371,17 @@ def main() -> None:
         found[name] = table(bench)
         print(f"{title}\n\n{to_markdown(found[name])}", flush=True)
         torch.cuda.empty_cache()
-    if arguments.output is not None:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "hicache.json").write_text(json.dumps(found, indent=1))
-        tables = {TABLES[name][1]: rows for name, rows in found.items()}
-        write_results(
-            arguments.output / "hicache.md",
-            "Moving rows of KV caches",
-            tables,
-            note=NOTE,
-            plots=draw(found, arguments.output),
-        )
+        if arguments.output is not None:  # after each table: what is measured is not lost
+            write_page(found, arguments.output)
+
+
+def write_page(found: dict[str, list[Row]], directory: Path) -> None:
+    """The page, the numbers and the plots."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "hicache.json").write_text(json.dumps(found, indent=1))
+    tables = {TABLES[name][1]: rows for name, rows in found.items()}
+    plots = draw(found, directory)
+    write_results(directory / "hicache.md", "Moving rows of KV caches", tables, note=NOTE, plots=plots)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def table(kind: str, device: str, peers: Any) -> list[dict[str, Any]]:
         if provider == "torch.compile":
             torch.compiler.reset()  # each shape is compiled separately
         check(runs[provider], f"{provider}, {kind}", make())
-        return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.1)
+        return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.03)
 
     places = get_benchmark_range(SHAPES[device], [(128, 1024)])
     benchmark = make_benchmark(kind, ["tokens", "hidden"], places, list(runs))
