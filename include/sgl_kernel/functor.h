@@ -10,7 +10,8 @@
 ///   };
 /// \endcode
 /// On the device the functions of namespace `sgl` are CUDA's, within 2 ulp. On the CPU `sgl::exp`, within 2 ulp, and
-/// `sgl::erfc`, within 4, have no branch and no call, so that a loop over them vectorises; the others are the C library's.
+/// `sgl::erfc`, within 4, have no branch and no call, so that a loop over them vectorises; the others are the C
+/// library's.
 ///
 /// Members are those of a call, and named in `SGL_FIELDS` (signature.h).
 
@@ -87,7 +88,8 @@ SGL_HD float limited_abs(float x, float limit) {
 /// `result`, or NaN where x is.
 SGL_HD float or_nan(float result, float x) {
   constexpr std::uint32_t kInfinity = 255u << 23;
-  const auto is_nan = static_cast<std::uint32_t>(static_cast<std::int32_t>(kInfinity - (to_bits(x) & kMagnitude)) >> 31);
+  const auto is_nan =
+      static_cast<std::uint32_t>(static_cast<std::int32_t>(kInfinity - (to_bits(x) & kMagnitude)) >> 31);
   return from_bits(to_bits(result) | (is_nan & 0x7fc00000));
 }
 

@@ -41,6 +41,25 @@ def test_floats_round_as_in_pytorch(cpu, name: str) -> None:
         assert torch.equal(halves[kept].view(torch.int16), expected[kept].view(torch.int16))
 
 
+@pytest.mark.parametrize(
+    ("name", "reference", "lowest", "highest", "ulp"),
+    [("exp", torch.exp, -87.3, 88.7, 2), ("erfc", torch.special.erfc, -11, 9.19, 4)],
+)
+def test_functions_of_one_element(cpu, name: str, reference, lowest: float, highest: float, ulp: int) -> None:
+    """Beside float64: many floats of normal results, small ones of either sign among them, and the ends."""
+    even = torch.linspace(lowest, highest, 2_000_001)
+    small = torch.logspace(-30, 0, 100_001).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(100_001)
+    x = torch.cat([even, small])
+    got = torch.empty_like(x)
+    getattr(cpu, name)(x, got)
+    wanted = reference(x.double())
+    assert ((got.double() - wanted).abs() <= ulp * 2**-23 * wanted.abs()).all()
+    ends = torch.tensor([float("inf"), float("-inf"), float("nan"), 1e30, -1e30, 120.0, -120.0, 9.9, 0.0, -0.0])
+    got = torch.empty_like(ends)
+    getattr(cpu, name)(ends, got)
+    torch.testing.assert_close(got, reference(ends.double()).float(), rtol=1e-4, atol=1e-44, equal_nan=True)
+
+
 @pytest.mark.parametrize("grain", [1, 7, 1000, 10**9])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 1001, 100_003])
 def test_each_item_is_visited_once(cpu, count: int, grain: int) -> None:

@@ -67,8 +67,8 @@ void with_widest_vectors(const Body& body) {
   body();
 }
 
-/// \brief Asks for `count` elements that are read soon. The processor asks on its own within a page of 4 KiB; from page to
-/// page, and where a loop computes much, this hides the latency of memory. The address need not be valid.
+/// \brief Asks for `count` elements that are read soon. The processor asks on its own within a page of 4 KiB; from page
+/// to page, and where a loop computes much, this hides the latency of memory. The address need not be valid.
 template <typename T>
 [[gnu::always_inline]] inline void prefetch(const T* begin, long long count) {
   constexpr int kLine = 64;

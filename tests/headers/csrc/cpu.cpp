@@ -4,6 +4,7 @@
 #include <sgl_kernel/cpu/isa.h>
 #include <sgl_kernel/cpu/parallel.h>
 #include <sgl_kernel/export.h>
+#include <sgl_kernel/functor.h>
 #include <sgl_kernel/tensor.h>
 
 namespace {
@@ -23,6 +24,27 @@ void convert(host::TensorView in, host::TensorView out) {
     for (std::int64_t i = 0; i < count; ++i) to[i] = from_float<Out>(to_float(from[i]));
   });
 }
+
+/// out[i] = F{}(in[i]), vectorised as in the loops of row operations.
+template <typename F>
+void apply(host::TensorView in, host::TensorView out) {
+  const auto* from = static_cast<const float*>(in.data_ptr());
+  auto* to = static_cast<float*>(out.data_ptr());
+  const auto count = in.numel();
+  with_widest_vectors([=]() __attribute__((always_inline)) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = F{}(from[i]);
+  });
+}
+struct Exp {
+  SGL_HD float operator()(float x) const {
+    return sgl::exp(x);
+  }
+};
+struct Erfc {
+  SGL_HD float operator()(float x) const {
+    return sgl::erfc(x);
+  }
+};
 
 /// Adds one to every item that a range visits, and notes the thread that did.
 void visit(host::TensorView visits, host::TensorView threads, std::int64_t grain) {
@@ -67,6 +89,8 @@ SGL_EXPORT(float_to_fp16, (convert<fp16_t, float>));
 SGL_EXPORT(float_to_bf16, (convert<bf16_t, float>));
 SGL_EXPORT(fp16_to_float, (convert<float, fp16_t>));
 SGL_EXPORT(bf16_to_float, (convert<float, bf16_t>));
+SGL_EXPORT(exp, (apply<Exp>));
+SGL_EXPORT(erfc, (apply<Erfc>));
 SGL_EXPORT(visit, (visit));
 SGL_EXPORT(visit_but, (visit_but));
 SGL_EXPORT(throw_elsewhere, (throw_elsewhere));
