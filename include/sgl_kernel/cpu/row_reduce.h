@@ -34,8 +34,8 @@ template <bool kMax, std::int64_t kLanes>
 }
 
 /// \brief The sum, or the maximum, of the terms of elements [0, size). The error of a sum does not grow with the size:
-/// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of blocks are added in
-/// double.
+/// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of blocks are added
+/// in double.
 /// \param terms an always_inline lambda from an index to `sgl::Values`.
 template <bool kMax, int N, typename Terms>
 [[gnu::always_inline]] inline void reduce_over(std::int64_t size, sgl::Values<N>& reduced, const Terms& terms) {
