@@ -165,13 +165,19 @@ def test_the_command_says_what_to_do_next(here):
     assert again.stderr.startswith(f"error: {here}/acme-kernels exists, and is kept")
 
 
-def test_what_it_writes_passes_its_tests_and_the_checks_without_being_edited(here, road):
+@pytest.mark.parametrize(
+    ("device", "chosen"),
+    [
+        ("cpu", "by_hand or refused or signatures or dry_run"),
+        pytest.param("cuda", "by_hand or results or layouts or stream or graph", marks=pytest.mark.gpu),
+    ],
+)
+def test_what_it_writes_passes_its_tests_and_the_checks_without_being_edited(here, road, device, chosen):
     new.new_distribution("acme-kernels", "acme", "row_sum", road)
     (here / "site").mkdir()
     from_checkout.write_metadata(here / "acme-kernels", here / "site")
     path = os.pathsep.join([str(here / "site"), str(here / "acme-kernels"), *filter(None, sys.path)])
-    chosen = "by_hand or refused or signatures or dry_run"
-    done = sgljit("test", "acme", "--device", "cpu", "-k", chosen, cwd=here, PYTHONPATH=path)
+    done = sgljit("test", "acme", "--device", device, "-k", chosen, cwd=here, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"[3-9] passed", done.stdout), done.stdout
 
