@@ -37,10 +37,11 @@ template <bool kMax, std::int64_t kLanes>
 /// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of blocks are added
 /// in double.
 /// \param terms an always_inline lambda from an index to `sgl::Values`.
-template <bool kMax, int N, typename Terms>
+template <sgl::Reduction kReduction, int N, typename Terms>
 [[gnu::always_inline]] inline void reduce_over(std::int64_t size, sgl::Values<N>& reduced, const Terms& terms) {
   constexpr std::int64_t kLanes = 32;  // independent, which fit into vectors: two of AVX-512, four of AVX2
   constexpr std::int64_t kBlock = 8192;
+  constexpr bool kMax = kReduction == sgl::Reduction::kMax;
   double totals[N];
   for (double& total : totals) total = sgl::details::kIdentity<kMax>;
   std::int64_t i = 0;
@@ -87,7 +88,8 @@ template <typename F, int kInputs, int kShared, int kOutputs, typename T, typena
   };
   const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
     auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
-    reduce_over<sgl::details::kIsMax<F, decltype(pass)>>(
+    constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
+    reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum>(
         columns, reduced, [&](std::int64_t j) __attribute__((always_inline)) {
           float kept[kKept];
           keep(j, kept);
