@@ -18,7 +18,7 @@ float scale_on_cpu(const sgl::RowOperand& input, std::int64_t num_rows, std::int
       };
       host::cpu::prefetch(x + count, count);
       sgl::Values<1> found;
-      host::cpu::reduce_over<PerToken>(count, found, magnitude);
+      host::cpu::reduce_over<true>(count, found, magnitude);
       const auto bits = found.values[0] < 0 ? 0 : __builtin_bit_cast(std::int32_t, found.values[0]);
       auto seen = __atomic_load_n(&largest, __ATOMIC_RELAXED);
       while (seen < bits &&
