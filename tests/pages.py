@@ -83,9 +83,7 @@ def run(page: list[Snippet], python: str | Path, directory: Path, env: Mapping[s
     for snippet in page:
         check_syntax(snippet)
         if snippet.file is not None:
-            file = directory / snippet.file
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(snippet.text)
+            (directory / snippet.file).write_text(snippet.text)
         elif "network" in snippet.marks or ("gpu" in snippet.marks and not gpu):
             printed = ""
         elif "output" in snippet.marks:

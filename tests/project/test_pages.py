@@ -94,8 +94,6 @@ def installed(distribution, tmp_path_factory) -> isolated.Environment:
 def test_a_page_runs_from_top_to_bottom(installed, tmp_path, page):
     work = tmp_path / "work"
     work.mkdir()
-    if any("examples/" in snippet.text for snippet in of(page)):
-        isolated.copy_sources(isolated.ROOT / "examples", work)
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_CONFIG_FILE": os.devnull}
     pages.run(of(page), installed.python, work, {**installed.variables, **offline}, gpu=False)
 
