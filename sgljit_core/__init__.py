@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .families.family import KernelFamily, Op
     from .families.hookspecs import hookimpl
     from .families.memo import cache_once
-    from .families.registry import ops
+    from .families.registry import ops, register_all
     from .model.arguments import CppEnum, CppType, make_cpp_args
 else:
     from .lazy import attributes
@@ -39,7 +39,7 @@ else:
             "families.family": ("KernelFamily", "Op"),
             "families.hookspecs": ("hookimpl",),
             "families.memo": ("cache_once",),
-            "families.registry": ("ops",),
+            "families.registry": ("ops", "register_all"),
             "model.arguments": ("CppEnum", "CppType", "make_cpp_args"),
         },
     )
@@ -61,6 +61,7 @@ __all__ = [
     "ops",
     "override_cuda_arch",
     "parallel_compile",
+    "register_all",
     "stats",
     "why",
 ]

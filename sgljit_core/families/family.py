@@ -193,7 +193,8 @@ class KernelFamily:
         """
 
         def declare(function: Callable[P, R]) -> Callable[P, R]:
-            from .library_ops import define  # imports torch
+            from .graph_caches import distinguish  # these import torch
+            from .library_ops import define
             from .schema import Declaration
 
             name = function.__name__
@@ -214,6 +215,7 @@ class KernelFamily:
             execution = function.__globals__.get("__spec__")
             self._make_room(declaration, place, execution)
             op, library, self._libraries[name] = define(self.name, declaration, exports)
+            distinguish(f"{self.name}.{name}", self.package, library.schemas, fake)
             given = {kind: value for kind, value in named.items() if value is not None}
             self._declared[name] = Op(name, op, library, place, execution, self.package, declaration, fake, given)
             for follower in self._followers:

@@ -39,10 +39,12 @@ class LibraryOps:
     Attributes:
         overloads: one; with ``inplace`` two, the one that writes ``out`` and the one that works in place.
         variants: what each overload is.
+        schemas: their schemas, with their names.
     """
 
     overloads: Sequence[Any]
     variants: Sequence[Variant]
+    schemas: Sequence[str]
 
 
 def define(
@@ -57,10 +59,11 @@ def define(
     """
     namespace = f"sgljit_{family}"
     library = torch.library.Library(namespace, "FRAGMENT")
-    variants, overloads = declaration.variants, []
-    for variant in variants:
-        library.define(variant.name + declaration.schema(variant))
-        overloads.append(_overload(namespace, variant.name))
+    variants = declaration.variants
+    schemas = [variant.name + declaration.schema(variant) for variant in variants]
+    for schema in schemas:
+        library.define(schema)
+    overloads = [_overload(namespace, variant.name) for variant in variants]
     scope: dict[str, Any] = {}
     text = _statements(declaration, scope, library, namespace)
     function, runs = generate(declaration, exports, text, overloads, scope)
@@ -72,7 +75,7 @@ def define(
             torch.library.register_fake(f"{namespace}::{variant.name}", _fake(declaration, variant, run), lib=library)
         if declaration.takes_tensors:
             refuse_gradients(library, variant.name, overload, f"{family}.{declaration.name}", variant.names)
-    return function, LibraryOps(overloads, variants), library
+    return function, LibraryOps(overloads, variants, schemas), library
 
 
 def _overload(namespace: str, name: str) -> Any:

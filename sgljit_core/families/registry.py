@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sgljit_core import log
 from sgljit_core.config import settings
 from sgljit_core.errors import InvalidFamilyError, NoTargetError, UnknownFamilyError, UnknownOpError
 from sgljit_core.lazy import collector_paused
@@ -113,6 +114,28 @@ class Registry(Mapping[str, FamilyOps]):
 
 
 ops = Registry()
+
+
+def register_all(*families: str) -> None:
+    """Register the ops of families with PyTorch, as a look-up of an op does.
+
+    ``torch.export.load`` knows ops by their names in ``torch.ops`` alone: call this before it.
+
+    Args:
+        families: their names; by default all that are installed. One of these that cannot be loaded is reported as a
+            warning, once.
+
+    Raises:
+        UnknownFamilyError, PluginConflictError, PluginLoadError, IncompatiblePluginError, InvalidFamilyError: a family
+            that is named cannot be loaded.
+    """
+    for family in families or ops:
+        try:
+            dir(ops[family])
+        except Exception as error:
+            if families:
+                raise
+            log.once("plugin_problem", f"register_all {family}", f"the ops of {family} are not registered: {error}")
 
 
 def declared_variants(family: str) -> list[Callable[[], Any]]:

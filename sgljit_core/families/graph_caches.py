@@ -1,0 +1,59 @@
+"""How does a graph that was compiled with another release of an op count as another graph?
+
+torch.compile keeps compiled graphs on disk. Its keys hold an op's name, and neither its schema nor its fake: with a
+release that mends one of them, graphs that were compiled before would still be used, and give wrong results. So
+the tag of those keys, ``torch.compiler.config.cache_key_tag``, gets a digest of the declared ops. What a program has
+put there stays in front.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_MARK = "+sgljit-"
+
+_digests: dict[str, str] = {}
+
+
+def distinguish(op: str, package: str, schemas: Sequence[str], fake: Callable[..., Any] | str | None) -> None:
+    """Make compiled graphs depend on what this declaration says of an op.
+
+    Args:
+        op: the op's name, with its family.
+        package: the plugin's; its ``__version__`` counts, if it has one.
+        schemas: those of the library ops.
+        fake: see ``KernelFamily.op``; the file that it stands in counts.
+    """
+    version = getattr(sys.modules.get(package.partition(".")[0]), "__version__", "")
+    _digests[op] = _digest(version, *schemas, "" if fake is None else _text_of(fake))
+    config = torch.compiler.config
+    before = config.cache_key_tag.partition(_MARK)[0]
+    config.cache_key_tag = before + _MARK + _digest(*(f"{name} {_digests[name]}" for name in sorted(_digests)))
+
+
+def _text_of(fake: Callable[..., Any] | str) -> str:
+    """Its name, and the text of its file if that is Python."""
+    while isinstance(fake, functools.partial):
+        fake = fake.func
+    if isinstance(fake, str):
+        name = fake
+        found = importlib.util.find_spec(fake.partition(":")[0])
+        file = found.origin if found else None
+    else:
+        name = f"{getattr(fake, '__module__', '')}.{getattr(fake, '__qualname__', type(fake).__qualname__)}"
+        file = getattr(getattr(fake, "__code__", None), "co_filename", None)
+    if file is None or not Path(file).is_file():
+        return name
+    return f"{name} {Path(file).read_text(encoding='utf-8', errors='replace')}"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

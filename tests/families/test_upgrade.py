@@ -1,0 +1,130 @@
+"""A plugin that is upgraded: what was compiled or exported with the earlier release."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from kit import python
+from plugin_on_disk import install
+
+OPS = """\
+import torch
+from .plugin import FAMILY
+
+@FAMILY.op({declaration})
+def increase(x: torch.Tensor, y: torch.Tensor) -> {returns}:
+    {body}
+"""
+# Both releases write y. The first says that it writes x: a graph then reads y before it was written.
+WRONG_MUTATES = {"declaration": 'mutates=("x",)', "returns": "None", "body": "y.copy_(x + 1)"}
+RIGHT_MUTATES = {**WRONG_MUTATES, "declaration": 'mutates=("y",)'}
+# The fake of the first release says that the result is contiguous: a graph then takes its strides for granted.
+WRONG_FAKE = {
+    "declaration": "fake=lambda x, y: torch.empty_like(x).contiguous()",
+    "returns": "torch.Tensor",
+    "body": "return (x + y).t().contiguous().t()",
+}
+RIGHT_FAKE = {**WRONG_FAKE, "declaration": "fake=lambda x, y: torch.empty_like(x).t().contiguous().t()"}
+
+COMPILED = """
+import sys; sys.path.insert(0, sys.argv[1])
+import torch
+from sgljit_core import ops
+increase = ops["upgraded"].increase
+
+def model(x):
+    y = torch.zeros_like(x)
+    made = increase(x, y)
+    return (y if made is None else made.t().reshape(-1)) * 2
+
+x = torch.arange(12.0).reshape(3, 4)
+with torch.no_grad():
+    try:
+        print("equal" if torch.equal(torch.compile(model)(x), model(x)) else "different")
+    except AssertionError:  # the graph checks strides
+        print("different")
+print(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"], "hits")
+"""
+
+
+@pytest.fixture
+def release(tmp_path):
+    def write(version, texts):
+        shutil.rmtree(tmp_path / "site", ignore_errors=True)
+        package = install(tmp_path / "site", "acme-upgraded", "upgraded", version=version)
+        (package / "ops.py").write_text(OPS.format(**texts))
+        return tmp_path / "site"
+
+    return write
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wrong", "right"), [(WRONG_MUTATES, RIGHT_MUTATES), (WRONG_FAKE, RIGHT_FAKE)])
+def test_a_graph_that_was_compiled_with_a_wrong_declaration_is_not_used_after_the_upgrade(
+    release, tmp_path, wrong, right
+):
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "graphs")}
+    before = python(COMPILED, str(release("1.0.0", wrong)), **cache)
+    assert before.stdout.startswith("different"), before.stderr
+    again = python(COMPILED, str(tmp_path / "site"), **cache)
+    assert again.stdout == "different\n1 hits\n", again.stderr
+    after = python(COMPILED, str(release("1.0.1", right)), **cache)
+    assert after.stdout == "equal\n0 hits\n", after.stderr
+
+
+EXPORT = """
+import sys; sys.path.insert(0, sys.argv[1])
+import torch
+from sgljit_core import ops
+increase = ops["upgraded"].increase
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        increase(x, y)
+        return y * 2
+
+program = torch.export.export(Model(), (torch.arange(4.0), torch.zeros(4)))
+torch.export.save(program, sys.argv[2])
+"""
+LOADED = """
+import sys; sys.path.insert(0, sys.argv[1])
+import torch
+import sgljit_core
+{before}
+program = torch.export.load(sys.argv[2])
+print(program.module()(torch.arange(4.0), torch.zeros(4)).tolist())
+"""
+
+
+def test_an_exported_program_is_loaded_in_a_fresh_process_and_after_an_upgrade(release, tmp_path):
+    program = str(tmp_path / "program.pt2")
+    exported = python(EXPORT, str(release("1.0.0", RIGHT_MUTATES)), program)
+    assert exported.returncode == 0, exported.stderr
+    site = str(release("1.1.0", RIGHT_MUTATES))
+    loaded = python(LOADED.format(before="sgljit_core.register_all()"), site, program)
+    assert loaded.stdout == "[2.0, 4.0, 6.0, 8.0]\n", loaded.stderr
+    named = python(LOADED.format(before="sgljit_core.register_all('upgraded')"), site, program)
+    assert named.stdout == loaded.stdout, named.stderr
+    assert python(LOADED.format(before=""), site, program).returncode != 0
+
+
+BROKEN = """
+import sys; sys.path[:0] = sys.argv[1:]
+import torch
+import sgljit_core
+sgljit_core.register_all()
+torch.ops.sgljit_upgraded.increase(torch.ones(1), torch.ones(1))
+try:
+    sgljit_core.register_all("broken")
+except sgljit_core.errors.PluginLoadError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_family_that_cannot_be_loaded_is_reported_and_does_not_keep_others_from_being_registered(release, tmp_path):
+    install(tmp_path / "other", "acme-broken", "broken", plugin="raise RuntimeError('no luck')")
+    done = python(BROKEN, str(release("1.0.0", RIGHT_MUTATES)), str(tmp_path / "other"))
+    assert done.stdout.startswith("refused: plugin acme-broken 1.2.3"), (done.stdout, done.stderr)
+    assert "the ops of broken are not registered: plugin acme-broken 1.2.3" in done.stderr
+    assert "no luck" in done.stderr
