@@ -132,7 +132,7 @@ def register_all(*families: str) -> None:
     for family in families or ops:
         try:
             dir(ops[family])
-        except Exception as error:
+        except Exception as error:  # noqa: PERF203 - it is a plugin's, and may be anything
             if families:
                 raise
             log.once("plugin_problem", f"register_all {family}", f"the ops of {family} are not registered: {error}")
