@@ -2,8 +2,8 @@
 
 torch.compile keeps compiled graphs on disk. Its keys hold an op's name, and neither its schema nor its fake: with a
 release that mends one of them, graphs that were compiled before would still be used, and give wrong results. So
-the tag of those keys, ``torch.compiler.config.cache_key_tag``, gets a digest of the declared ops. What a program has
-put there stays in front.
+the tag of those keys, ``torch.compiler.config.cache_key_tag``, gets a digest of the declared ops behind
+the program's own.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ failures = []
 def use(i):
     try:
         if ON_GPU:
-            x = torch.full((i + 1, 4104), 2.0, device="cuda", dtype=torch.bfloat16)
+            x = torch.full((4, 4104), 2.0, device="cuda", dtype=torch.bfloat16)
             ops["norm"].rmsnorm(x, torch.full((4104,), 3.0, device="cuda", dtype=torch.bfloat16))
             assert x.eq(3).all(), x
         else:

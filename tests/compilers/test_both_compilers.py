@@ -47,8 +47,8 @@ def by_nvcc(found, source, expressions, options, headers, nvrtcs=nvrtc.compile_k
     return other, [symbol, signature]
 
 def families():  # those with device kernels, each with the calls of build_variant that it declares
-    for family, claims in plugins.installed().items():
-        spec = plugins.load(family, claims)
+    for family in plugins.installed():
+        spec = plugins.load(family)
         with override_cuda_arch(9, 0):
             declared = registry.declared_variants(family) if spec.variants else []
         kernels = [builder for builder in declared

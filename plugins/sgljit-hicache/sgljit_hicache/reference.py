@@ -54,13 +54,13 @@ def transfer_hicache_all_layer(
     kv_cache_src_stride_bytes: int,
     kv_cache_dst_stride_bytes: int,
     element_size: int | None = None,
-    unroll: int | None = None,
-    block_quota: int | None = None,
-    page_size: int | None = None,
     kv_cache_src_page_stride_bytes: int | None = None,
     kv_cache_dst_page_stride_bytes: int | None = None,
     num_rows_src: int | None = None,
     num_rows_dst: int | None = None,
+    unroll: int | None = None,
+    block_quota: int | None = None,
+    page_size: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
     """Every row of every layer; the addresses must be in host memory."""
@@ -93,13 +93,13 @@ def transfer_hicache_all_layer_mla(
     cache_src_stride_bytes: int,
     cache_dst_stride_bytes: int,
     element_size: int | None = None,
-    unroll: int | None = None,
-    block_quota: int | None = None,
-    page_size: int | None = None,
     cache_src_page_stride_bytes: int | None = None,
     cache_dst_page_stride_bytes: int | None = None,
     num_rows_src: int | None = None,
     num_rows_dst: int | None = None,
+    unroll: int | None = None,
+    block_quota: int | None = None,
+    page_size: int | None = None,
     check_indices: bool | None = None,
 ) -> None:
     """Every row of every layer; the addresses must be in host memory."""

@@ -105,27 +105,27 @@ def gemma(run: Callable[..., Tensors], weights: int) -> Callable[..., Tensors]:
 
 
 def normed(tokens: int, size: int) -> Shapes:
-    """Of rmsnorm: input, weight, out."""
+    """The arguments of rmsnorm: input, weight, out."""
     return [(tokens, size), (size,), (tokens, size)]
 
 
 def added(tokens: int, size: int) -> Shapes:
-    """Of fused_add_rmsnorm: input, residual, weight."""
+    """The arguments of fused_add_rmsnorm: input, residual, weight."""
     return [(tokens, size), (tokens, size), (size,)]
 
 
 def with_bias(tokens: int, size: int) -> Shapes:
-    """Of layernorm: input, weight, bias, out."""
+    """The arguments of layernorm: input, weight, bias, out."""
     return [(tokens, size), (size,), (size,), (tokens, size)]
 
 
 def heads(tokens: int, q: int, k: int, dim: int) -> Shapes:
-    """Of fused_inplace_qknorm: queries, keys, their weights."""
+    """The arguments of fused_inplace_qknorm: queries, keys, their weights."""
     return [(tokens, q, dim), (tokens, k, dim), (dim,), (dim,)]
 
 
 def all_heads(tokens: int, q: int, k: int) -> Shapes:
-    """Of fused_inplace_qknorm_across_heads: the same."""
+    """The arguments of fused_inplace_qknorm_across_heads: the same."""
     return [(tokens, q), (tokens, k), (q,), (k,)]
 
 
