@@ -65,11 +65,12 @@ NOTHING = """\
 #include <sgl_kernel/tensor.h>
 #include <time.h>
 #include "silu_and_mul.h"
+#include <sgl_kernel/cpu/row_map.h>
 void nothing(host::TensorView, host::TensorView) {}
 double kernel_alone(host::TensorView input, host::TensorView out, std::int64_t calls) {
   const auto row_bytes = static_cast<std::int64_t>(sizeof(float)) * out.size(1);
   void* value = host::pointer::offset(input.data_ptr(), row_bytes);
-  const auto job = host::cpu::RowMapJob<3>{
+  const auto job = host::cpu::RowJob<3>{
       {{input.data_ptr(), 2 * row_bytes}, {value, 2 * row_bytes}, {out.data_ptr(), row_bytes}},
       out.size(0), out.size(1)};
   timespec begin, end;

@@ -212,7 +212,7 @@ class WheelError(SgljitError, ValueError):
 
 
 class NewDistributionError(SgljitError, ValueError):
-    """`sgljit new` was given a name that cannot be or is taken, or cannot write there. Nothing was written."""
+    """`sgljit new` got a name that is invalid or taken, or could not write the files. Nothing was written."""
 
 
 class UnsupportedEngineError(SgljitError, RuntimeError):

@@ -79,15 +79,15 @@ def check_syntax(snippet: Snippet) -> None:
 
 def run(page: list[Snippet], python: str | Path, directory: Path, env: Mapping[str, str], *, gpu: bool) -> None:
     """Do what a page says, from top to bottom, in a directory."""
-    printed = ""
+    printed: str | None = None
     for snippet in page:
         check_syntax(snippet)
         if snippet.file is not None:
             (directory / snippet.file).write_text(snippet.text)
         elif "network" in snippet.marks or ("gpu" in snippet.marks and not gpu):
-            printed = ""
+            printed = None
         elif "output" in snippet.marks:
-            assert not printed or all(_occurs(line, printed) for line in _lines(snippet.text)), (
+            assert printed is None or all(_occurs(line, printed) for line in _lines(snippet.text)), (
                 f"{snippet} is not what was printed:\n{printed}"
             )
         elif snippet.language in ("bash", "python"):

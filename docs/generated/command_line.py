@@ -1,4 +1,4 @@
-"""Which commands and options does ``sgljit`` have? What each command prints for ``--help``."""
+"""Which commands and options does ``sgljit`` have? The output of each command for ``--help``."""
 
 from __future__ import annotations
 

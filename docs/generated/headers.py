@@ -15,7 +15,7 @@ from pathlib import Path
 
 INCLUDE = Path(__file__).resolve().parents[2] / "include" / "sgl_kernel"
 
-# What the declaration of a function says to a compiler, or to the build, and not to its caller.
+# The parts of a function's declaration that speak to a compiler or the build, not to its caller.
 _NOISE = re.compile(r"\b(?:SGL_INLINE|inline) +|\[\[[^\]]*\]\]\s*|\bSGL_UNCALLED ")
 _STRING = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'')
 _MACRO_CALL = re.compile(r"SGL_\w+\([^;{}]*?\)[ \t]*\n")
@@ -112,7 +112,7 @@ def statements(text: str, *, only_public: bool = False) -> Iterator[tuple[tuple[
 
 
 def _braces(text: str, start: int) -> str:
-    """What stands between the brace at ``start`` and the one that closes it."""
+    """The text between the brace at ``start`` and the one that closes it."""
     depth, position = 0, start
     while True:
         if match := _COMMENT.match(text, position) or _STRING.match(text, position):

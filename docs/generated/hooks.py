@@ -1,4 +1,4 @@
-"""Which hooks may a plugin implement? Those of ``sgljit_core.families.hookspecs``."""
+"""Which hooks may a plugin implement? The hooks of ``sgljit_core.families.hookspecs``."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def _titles() -> dict[str, str]:
-    """What each room is for, from its heading."""
+    """The purpose of each room, from its heading."""
     found = re.findall(r"^### (?:`(\w+)/`|Ground): ([^;\n]+)", PAGE, re.MULTILINE)
     return {room or GROUND: title.replace("`", "") for room, title in found}
 

@@ -8,7 +8,7 @@ from sgljit_core import config
 
 
 def variables() -> dict[str, str]:
-    """What each variable sets, as ``config.Settings`` documents it."""
+    """The meaning of each variable, as ``config.Settings`` documents it."""
     text = config.Settings.__doc__ or ""
     found = {}
     for setting in re.findall(r"^        \w+: (``[A-Z_]+``.+(?:\n            .+)*)", text, re.MULTILINE):

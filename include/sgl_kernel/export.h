@@ -111,8 +111,8 @@ struct Arg<T> {
 };
 
 template <typename T>
-  requires __is_enum
-(T) struct Arg<T> : Arg<__underlying_type(T)> {
+  requires(__is_enum(T))
+struct Arg<T> : Arg<__underlying_type(T)> {
   static T read(const TVMFFIAny& any, ArgSlot slot) {
     return static_cast<T>(Arg<__underlying_type(T)>::read(any, slot));
   }

@@ -41,8 +41,8 @@ WORDS_OF_CXX = {  # and of the C library's macros
     "typename", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "xor",
 }
 NAMES_OF_TEMPLATES = {
-    "bench", "cache_once", "csrc", "functools", "host_module", "kernel", "load_module", "make_cpp_args", "ops",
-    "plugin", "reference", "row_map", "samples", "tests", "torch", "variants",
+    "attributes", "bench", "cache_once", "csrc", "div_ceil", "functools", "host_module", "irange", "kernel",
+    "load_module", "make_cpp_args", "ops", "plugin", "reference", "row_map", "samples", "tests", "torch", "variants",
 }
 # fmt: on
 
@@ -132,8 +132,8 @@ def _check(project: str, package: str, family: str, op: str) -> None:
     for kind, name in (("family", family), ("op", op)):
         if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
             raise NewDistributionError(
-                f"{kind} name {name!r}: expected lower-case words with '_' between them, and no word that Python "
-                f"keeps for itself, such as row_sum"
+                f"{kind} name {name!r}: expected lower-case words with '_' between them, such as row_sum, and no "
+                f"keyword of Python"
             )
     if op in WORDS_OF_CXX or op in NAMES_OF_TEMPLATES:
         taken = "is a word of C++" if op in WORDS_OF_CXX else "is used in the files of the distribution itself"

@@ -26,7 +26,7 @@ def run_tests(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the CPU, and CUDA if there.")] = None,
     keyword: Annotated[str | None, typer.Option("-k", help="Run what this expression of pytest selects.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each result.")] = False,
-    sanitize: Annotated[bool, typer.Option(help="Run it all under NVIDIA's compute-sanitizer.")] = False,
+    sanitize: Annotated[bool, typer.Option(help="Run it under compute-sanitizer, but for PyTorch's kernels.")] = False,
 ) -> None:
     """Run the tests of installed families, and the checks that every op must pass. Needs no checkout.
 

@@ -18,8 +18,11 @@ from typing import Any
 
 import torch
 
+from sgljit_core.machine.forks import ForkLock
+
 _MARK = "+sgljit-"
 
+_lock = ForkLock()
 _digests: dict[str, str] = {}
 
 
@@ -33,10 +36,12 @@ def distinguish(op: str, package: str, schemas: Sequence[str], fake: Callable[..
         fake: see ``KernelFamily.op``; the file that it stands in counts.
     """
     version = getattr(sys.modules.get(package.partition(".")[0]), "__version__", "")
-    _digests[op] = _digest(version, *schemas, "" if fake is None else _text_of(fake))
+    digest = _digest(version, *schemas, "" if fake is None else _text_of(fake))
     config = torch.compiler.config
-    before = config.cache_key_tag.partition(_MARK)[0]
-    config.cache_key_tag = before + _MARK + _digest(*(f"{name} {_digests[name]}" for name in sorted(_digests)))
+    with _lock.here():
+        _digests[op] = digest
+        before = config.cache_key_tag.partition(_MARK)[0]
+        config.cache_key_tag = before + _MARK + _digest(*(f"{name} {_digests[name]}" for name in sorted(_digests)))
 
 
 def _text_of(fake: Callable[..., Any] | str) -> str:
@@ -45,7 +50,10 @@ def _text_of(fake: Callable[..., Any] | str) -> str:
         fake = fake.func
     if isinstance(fake, str):
         name = fake
-        found = importlib.util.find_spec(fake.partition(":")[0])
+        try:
+            found = importlib.util.find_spec(fake.partition(":")[0])
+        except (ImportError, ValueError):  # whoever needs the fake names the fault
+            found = None
         file = found.origin if found else None
     else:
         name = f"{getattr(fake, '__module__', '')}.{getattr(fake, '__qualname__', type(fake).__qualname__)}"

@@ -12,6 +12,7 @@ import ctypes
 import logging
 import re
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -44,11 +45,14 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
     Raises:
         Fault: a kernel that is asked for does not compile or has other parameters, or one that is declared is never
             asked for in this form.
-        NotApplicable: NVRTC is missing, or no op asks for a kernel.
+        NotApplicable: NVRTC is missing, no op asks for a kernel, or the driver's path cannot be preloaded.
     """
-    (driver,) = ask("null_driver", cuda_arch)  # in this process's cache: it must outlast the process that compiles it
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": driver["path"]}
-    answers = ask("dry_run", family, cuda_arch, **hidden, **environment)
+    with tempfile.TemporaryDirectory(prefix="sgljit-driver-") as place:
+        if re.search(r"[\s:{}]", place):
+            raise NotApplicable(f"LD_PRELOAD takes no path with a space, a colon or a brace: {place}")
+        (driver,) = ask("null_driver", cuda_arch, place)
+        hidden = {"CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": driver["path"]}
+        answers = ask("dry_run", family, cuda_arch, **hidden, **environment)
     for answer in answers:
         if "missing" in answer:
             raise NotApplicable(answer["missing"])
@@ -70,7 +74,7 @@ def dry_run(family: str, cuda_arch: str = "9.0", **environment: str) -> str:
             f"variants() declares {lost[0]}, and the host part asks for {example}: what is built ahead is not found"
         )
     unseen = sorted({_form(kernel)[0] for kernel in declared} - names)
-    also = f"; of what variants() declares no sample asks for {', '.join(unseen)}" if unseen else ""
+    also = f"; no sample asks for {', '.join(unseen)}, which variants() declares" if unseen else ""
     also += f"; not called to the end: {stopped}" if stopped else ""
     return f"{len(asked)} kernels are asked for, of which variants() declares {len(asked & declared)}{also}"
 

@@ -34,7 +34,7 @@ def memory_of(value: Any) -> Any:
 
 def leading_to_copies(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments whose tensors of addresses lead to copies in host memory, where a reference can follow them."""
-    copies: dict[int, tuple[torch.Tensor, int]] = {}
+    storages: dict[tuple[torch.device, int], torch.UntypedStorage] = {}  # tensors that share one still do
 
     def led_elsewhere(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -42,12 +42,13 @@ def leading_to_copies(arguments: Mapping[str, Any]) -> dict[str, Any]:
         memory = memory_of(value)
         if memory is value:
             return value
-        if id(memory) not in copies:
-            storage = memory.untyped_storage()
-            copy = torch.empty(0, dtype=memory.dtype)
-            copy.set_(storage.clone().cpu(), memory.storage_offset(), memory.shape, memory.stride())
-            copies[id(memory)] = copy, copy.untyped_storage().data_ptr() - storage.data_ptr()
-        copy, distance = copies[id(memory)]
+        storage = memory.untyped_storage()
+        place = memory.device, storage.data_ptr()
+        if place not in storages:
+            storages[place] = storage.clone().cpu()
+        copy = torch.empty(0, dtype=memory.dtype)
+        copy.set_(storages[place], memory.storage_offset(), memory.shape, memory.stride())
+        distance = storages[place].data_ptr() - storage.data_ptr()
         addresses = (value.view(torch.int64) + distance).view(value.dtype)
         addresses.memory = copy
         return addresses

@@ -1,4 +1,4 @@
-"""Where is the CUDA driver without a device? Compiled on first use, as any module.
+"""Where is the CUDA driver without a device? Compiled where the caller says, since it must outlast this process.
 
 A process takes it in place of the machine's driver if it is preloaded (``LD_PRELOAD``): a look for ``libcuda.so.1``
 ends at the library of that name that was loaded first, and PyTorch may load the machine's.
@@ -11,12 +11,13 @@ from pathlib import Path
 
 from sgljit_core import load_jit, why
 from sgljit_core.compilers import arch
+from sgljit_core.errors import StorageError
 
 from .processes import answering
 
 
-def main(file: str, cuda_arch: str) -> None:
-    """Compile the driver of a device of an architecture, and write its path to a file."""
+def main(file: str, cuda_arch: str, place: str) -> None:
+    """Compile the driver of a device of an architecture below a directory, and write its path to a file."""
     major, minor = arch.parse_cuda_target(cuda_arch, "--cuda-arch").cuda_arch or (0, 0)
 
     def build() -> None:
@@ -27,11 +28,13 @@ def main(file: str, cuda_arch: str) -> None:
             extra_cflags=[f"-DSGL_NULL_MAJOR={major}", f"-DSGL_NULL_MINOR={minor}"],
             extra_ldflags=["-Wl,-soname,libcuda.so.1"],
             header_only=False,
+            build_directory=place,
         )
 
     build()
     artifact = why(build).artifact
-    assert artifact is not None
+    if artifact is None:
+        raise StorageError(f"{place} does not take the driver of the dry run")
     answering(file)(path=str(artifact / "module.so"))
 
 

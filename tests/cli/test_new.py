@@ -80,7 +80,7 @@ def test_an_op_cannot_have_a_name_that_the_files_use(road):
     """A function of such a name would hide what the rest of its file means by it."""
     written = new.files("acme-kernels", "acme", "an_op_name", road)
     names = {Path(place).stem for place in written if re.fullmatch(r"acme_kernels/\w+\.py", place)}
-    for module in ("ops", "reference"):
+    for module in ("__init__", "ops", "reference"):
         for node in ast.walk(ast.parse(written[f"acme_kernels/{module}.py"])):
             if isinstance(node, ast.FunctionDef | ast.alias):
                 names.add(node.name)
@@ -104,7 +104,7 @@ def test_an_op_cannot_have_a_name_that_the_files_use(road):
             "acme",
             "is",
             "row_sum",
-            "family name 'is': expected lower-case words .* no word that Python keeps",
+            "family name 'is': expected lower-case words .* no keyword of Python",
         ),
         ("acme", "acme", "row-sum", "op name 'row-sum': expected lower-case words"),
         ("acme", "acme", "row__sum", "op name 'row__sum': expected lower-case words"),

@@ -106,7 +106,9 @@ def test_an_exported_program_is_loaded_in_a_fresh_process_and_after_an_upgrade(r
     assert loaded.stdout == "[2.0, 4.0, 6.0, 8.0]\n", loaded.stderr
     named = python(LOADED.format(before="sgljit_core.register_all('upgraded')"), site, program)
     assert named.stdout == loaded.stdout, named.stderr
-    assert python(LOADED.format(before=""), site, program).returncode != 0
+    unregistered = python(LOADED.format(before=""), site, program)
+    assert unregistered.returncode != 0
+    assert "sgljit_upgraded" in unregistered.stderr
 
 
 BROKEN = """

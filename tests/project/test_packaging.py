@@ -55,6 +55,7 @@ def test_the_cores_description_has_the_words_of_its_links(distribution):
     description = distribution("sgljit-core").metadata.get_payload()
     assert "on an H200 (the whole page):" in description
     assert "(docs/testing.md)" in description
+    assert not re.search(r"^!", description, re.MULTILINE)  # an image whose file an index does not have
 
 
 def test_the_core_sdist_has_what_the_wheel_is_built_from(distribution):

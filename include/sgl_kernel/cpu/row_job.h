@@ -5,9 +5,12 @@
 #include <cstdint>
 
 /// \file cpu/row_job.h
-/// \brief What a row operation passes to its loop for the CPU.
+/// \brief The arguments of a row operation's loop for the CPU.
 
 namespace host::cpu {
+
+/// \brief The most elements of a piece of a row; the next piece is asked for when one begins.
+inline constexpr std::int64_t kPiece = 1 << 9;
 
 /// \brief Rows on the CPU: inputs, shared rows and outputs, in this order.
 template <int kOperands>

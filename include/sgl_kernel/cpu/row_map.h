@@ -14,9 +14,6 @@
 
 namespace host::cpu {
 
-/// \brief The most elements of a piece of a row; the next piece is asked for when one begins.
-inline constexpr std::int64_t kPiece = 1 << 9;
-
 /// \brief Calls `body(row, first, count)` for pieces of rows that together are all of them, on several threads if that
 /// pays off, in the version for the widest vectors. Threads share a long row too.
 template <typename Body>

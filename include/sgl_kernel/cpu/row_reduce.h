@@ -14,6 +14,8 @@
 
 namespace host::cpu {
 
+namespace details {
+
 template <bool kMax>
 [[gnu::always_inline]] inline double combine(double a, double b) {
   if constexpr (kMax) return a < b ? b : a;
@@ -32,6 +34,8 @@ template <bool kMax, std::int64_t kLanes>
     return combined<kMax>(halves);
   }
 }
+
+}  // namespace details
 
 /// \brief The sum, or the maximum, of the terms of elements [0, size). The error of a sum does not grow with the size:
 /// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of blocks are added
@@ -57,11 +61,11 @@ template <sgl::Reduction kReduction, int N, typename Terms>
         for (int n = 0; n < N; ++n) lanes[n][lane] = sgl::details::Reduce<kMax>{}(lanes[n][lane], values.values[n]);
       }
     }
-    for (int n = 0; n < N; ++n) totals[n] = combine<kMax>(totals[n], combined<kMax>(lanes[n]));
+    for (int n = 0; n < N; ++n) totals[n] = details::combine<kMax>(totals[n], details::combined<kMax>(lanes[n]));
   }
   for (; i < size; ++i) {
     const auto values = terms(i);
-    for (int n = 0; n < N; ++n) totals[n] = combine<kMax>(totals[n], values.values[n]);
+    for (int n = 0; n < N; ++n) totals[n] = details::combine<kMax>(totals[n], values.values[n]);
   }
   for (int n = 0; n < N; ++n) reduced.values[n] = static_cast<float>(totals[n]);
 }
@@ -99,10 +103,10 @@ template <typename F, int kInputs, int kShared, int kOutputs, typename T, typena
   };
   const auto statistic = sgl::details::statistic_of(f, static_cast<float>(columns), reduce);
   if constexpr (sgl::details::kWritesRows<F>) f.write_row(row, statistic);
-  constexpr std::int64_t kPiece = 1 << 9;
   for (std::int64_t first = 0; first < columns; first += kPiece) {
     const auto end = columns - first < kPiece ? columns : first + kPiece;
-    for (int i = 0; i < kInputs; ++i) prefetch(inputs[i] + columns + first, end - first);  // of the next row
+    for (int i = 0; i < kInputs; ++i)
+      prefetch(inputs[i] + columns + first, end - first);  // of the next row, if none lies between
     SGL_INDEPENDENT_LOOP
     for (std::int64_t j = first; j < end; ++j) {
       float values[kKept + kShared];

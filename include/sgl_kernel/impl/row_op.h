@@ -10,7 +10,7 @@
 #include <initializer_list>
 
 /// \file impl/row_op.h
-/// \brief What the row operations have in common on the host: their loops for the CPU, by the types of the elements.
+/// \brief The common part of the row operations on the host: their loops for the CPU, by the types of the elements.
 
 namespace host::details {
 

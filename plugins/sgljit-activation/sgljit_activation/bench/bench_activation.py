@@ -48,10 +48,10 @@ def pytorch(op: str, x: torch.Tensor, out: torch.Tensor) -> None:
     torch.mul(ACTIVATIONS[op](gate), up, out=out)
 
 
-def providers(op: str, device: str, peers: Any) -> dict[str, Run]:
+def providers(op: str, dtype: torch.dtype, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
     runs: dict[str, Run] = {"sgljit": getattr(ops["activation"], op)}
-    if peers is not None:
+    if peers is not None and device == "cuda" and dtype == torch.bfloat16:
         runs["SGLang"] = peers.activation(op.removesuffix("_and_mul"))
     elif device == "cuda" and importlib.util.find_spec("sglang") is not None:
         runs["SGLang"] = getattr(importlib.import_module("sglang.kernels.ops.activation.activation"), op)
@@ -71,7 +71,7 @@ def make(rows: int, size: int, dtype: torch.dtype, device: str) -> tuple[torch.T
 
 def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
-    runs = providers(op, device, peers)
+    runs = providers(op, dtype, device, peers)
 
     def run(rows: int, size: int, provider: str) -> Figure | float:
         torch.compiler.reset()  # each shape is compiled separately

@@ -41,14 +41,14 @@ struct Transfer {
 inline constexpr uint32_t kMaxChunkRows = 4096;
 
 // Addresses of K and V, by which a kernel is named; a single cache is the first.
-/// Of one layer, in the parameters.
+/// The addresses of one layer, in the parameters.
 struct OneLayer {
   static constexpr bool kIsOne = true;
   uint64_t dst[2][1];
   uint64_t src[2][1];
   SGL_FIELDS(dst, src)
 };
-/// Of several, in the parameters.
+/// The addresses of several layers, in the parameters.
 struct ManyLayers {
   static constexpr bool kIsOne = false;
   static constexpr uint32_t kMaxLayers = 96;  // 3 KiB of the 4 that every driver allows
@@ -56,7 +56,7 @@ struct ManyLayers {
   uint64_t src[2][kMaxLayers];
   SGL_FIELDS(dst, src)
 };
-/// Of several, in tables in device memory.
+/// The addresses of several layers, in tables in device memory.
 struct LayerTables {
   static constexpr bool kIsOne = false;
   const uint64_t* dst[2];

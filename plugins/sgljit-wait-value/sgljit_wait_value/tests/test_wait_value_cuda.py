@@ -29,9 +29,9 @@ DTYPES = [torch.int32, torch.int64]
 @pytest.mark.parametrize(
     "arch",
     [
-        pytest.param((8, 0), id="sm_80", marks=pytest.mark.slow),
+        pytest.param((8, 0), id="sm_80"),
         pytest.param((9, 0), id="sm_90a"),
-        pytest.param((10, 0), id="sm_100a", marks=pytest.mark.slow),
+        pytest.param((10, 0), id="sm_100a"),
     ],
 )
 def test_every_declared_variant_builds_without_a_gpu(arch: tuple[int, int]):
