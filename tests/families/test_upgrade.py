@@ -97,6 +97,7 @@ print(program.module()(torch.arange(4.0), torch.zeros(4)).tolist())
 """
 
 
+@pytest.mark.slow
 def test_an_exported_program_is_loaded_in_a_fresh_process_and_after_an_upgrade(release, tmp_path):
     program = str(tmp_path / "program.pt2")
     exported = python(EXPORT, str(release("1.0.0", RIGHT_MUTATES)), program)
