@@ -66,8 +66,7 @@ def new_distribution(
 
     docs/tutorial.md goes on from there.
     """
-    package = re.sub(r"[-_.]+", "_", project).lower()
-    _check(project, package, family, op)
+    _check(project, family, op)
     into = Path(project)
     try:
         _write(into, files(project, family, op, road))
@@ -82,7 +81,7 @@ def new_distribution(
 
 def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
     """The files of a distribution by their place in it. Writes nothing, and checks no name."""
-    package = re.sub(r"[-_.]+", "_", project).lower()
+    package = _package(project)
     major, minor = map(int, __version__.split(".")[:2])
     names = {
         "project": project,
@@ -117,8 +116,14 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
     }
 
 
-def _check(project: str, package: str, family: str, op: str) -> None:
-    """Refuse names that cannot be, and names that are taken."""
+def _package(project: str) -> str:
+    """The package of a project, by its name."""
+    return re.sub(r"[-_.]+", "_", project).lower()
+
+
+def _check(project: str, family: str, op: str) -> None:
+    """Refuse names that are invalid, and names that are taken."""
+    package = _package(project)
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", project):
         raise NewDistributionError(
             f"project name {project!r}: expected letters, digits, '-', '_' and '.', the first and last a letter or "
@@ -158,7 +163,7 @@ def _provider(family: str) -> str | None:
     """The distribution that has a family: an installed one, or the project's own."""
     if claims := discovery.installed().get(family):
         return str(claims[0])
-    return f"sgljit-{family.replace('_', '-')}" if family in registry.FIRST_PARTY else None
+    return registry.first_party(family)
 
 
 def _write(into: Path, texts: Mapping[str, str]) -> None:

@@ -194,14 +194,18 @@ def _checked(builders: list[Any], where: str) -> list[Callable[[], Any]]:
     return builders
 
 
-FIRST_PARTY = ("activation", "hicache", "norm", "quant", "wait_value")
+def first_party(family: str) -> str | None:
+    """The project's own distribution that has a family, installed or not; None if none of them has it."""
+    own = ("activation", "hicache", "norm", "quant", "wait_value")
+    return f"sgljit-{family.replace('_', '-')}" if family in own else None
 
 
 def _unknown(name: str, known: list[str]) -> str:
     installed = ", ".join(known) or "none"
     allowed = settings().plugins
     # Nobody knows who may have registered another name on an index.
-    provider = f"It is in sgljit-{name.replace('_', '-')}: pip install it. " if name in FIRST_PARTY else ""
+    own = first_party(name)
+    provider = f"It is in {own}: pip install it. " if own else ""
     restriction = "" if allowed is None else f"; SGLJIT_PLUGINS allows only {', '.join(sorted(allowed)) or 'none'}"
     return (
         f"no installed plugin provides the kernel family {name!r}{nearest(name, known)} "

@@ -573,7 +573,7 @@ def test_threads_that_make_the_same_and_other_variants_at_once(family):
 
 
 def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompiled(family, monkeypatch):
-    """Those of each device file, once; where CUDA is in use; not when the host part is there already."""
+    """Each device file's headers are precompiled once, where CUDA is in use and the host part is not there yet."""
     precompiled: list[str] = []
     done = threading.Event()
     real = nvrtc.precompile_headers
