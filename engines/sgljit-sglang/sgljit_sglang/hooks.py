@@ -28,6 +28,10 @@ _TRANSFERS: dict[str, Callable[..., None]] = {
     "transfer_hicache_all_layer_mla": sgljit_hicache.transfer_hicache_all_layer_mla,
 }
 
+# A backup runs beside the forward pass, and nobody waits for it: it takes as many multiprocessors as SGLang's own does.
+_BACKUPS = {"transfer_hicache_all_layer", "transfer_hicache_all_layer_mla"}
+_BACKUP_QUOTA = 2
+
 _HEAD_DIMS = (64, 128, 256, 512, 1024)  # those that SGLang's own kernel takes
 
 _registered: set[str] = set()
@@ -92,7 +96,8 @@ def _qknorm_works(head_dim: int, dtype: torch.dtype, device: str) -> bool:
 
 
 def _transfer(name: str, theirs: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    if not ADAPTER.attempt(name, lambda: _TRANSFERS[name](*args, **kwargs)):
+    quota = {"block_quota": _BACKUP_QUOTA} if name in _BACKUPS and kwargs.get("block_quota") is None else {}
+    if not ADAPTER.attempt(name, lambda: _TRANSFERS[name](*args, **{**kwargs, **quota})):
         theirs(*args, **kwargs)
 
 

@@ -39,6 +39,7 @@ used = []
 for name, op in hooks._TRANSFERS.items():  # what the hooks call from now on, recorded
     def record(*args, name=name, op=op, **kwargs):
         used.append(name)
+        assert kwargs.get("block_quota") == (2 if "all_layer" in name else None), "a backup is quiet, a load is fast"
         return op(*args, **kwargs)
     hooks._TRANSFERS[name] = record
 # The staged write-back is SGLang's own kernel: without it a packed pool has no way of ours to the host.
