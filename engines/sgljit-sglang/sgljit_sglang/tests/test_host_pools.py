@@ -38,8 +38,7 @@ used = []
 
 for name, op in hooks._TRANSFERS.items():  # what the hooks call from now on, recorded
     def record(*args, name=name, op=op, **kwargs):
-        used.append(name)
-        assert kwargs.get("block_quota") == (2 if "all_layer" in name else None), "a backup is quiet, a load is fast"
+        used.append((name, kwargs.get("block_quota")))
         return op(*args, **kwargs)
     hooks._TRANSFERS[name] = record
 # The staged write-back is SGLang's own kernel: without it a packed pool has no way of ours to the host.
@@ -135,8 +134,8 @@ def test_rows_come_back_as_they_went(kind, layout, rows, device):
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     suffix = "_mla" if kind == "mla" else ""
-    expected = [f"transfer_hicache_one_layer{suffix}"]
-    if layout == "layer_first" or rows == "strided":
-        expected = [f"transfer_hicache_all_layer{suffix}", *expected]
+    expected = [(f"transfer_hicache_one_layer{suffix}", None)]
+    if layout == "layer_first" or rows == "strided":  # a backup is quiet
+        expected = [(f"transfer_hicache_all_layer{suffix}", 2), *expected]
     assert f"USED {expected}" in result.stdout, result.stdout
     assert "LAUNCH 2" not in result.stdout, "tables on the GPU took the kernel for any rows and addresses"
