@@ -45,6 +45,7 @@ struct LinkSpeed {
 inline constexpr LinkSpeed kLinkSpeed[] = {
     {256, {32, 512}, {16, 512}, {32, 1024}},    // a KV head of fp8
     {512, {16, 512}, {8, 512}, {32, 1024}},     // a KV head of bf16
+    {1024, {4, 512}, {4, 512}, {32, 1024}},     // two
     {2048, {4, 512}, {4, 512}, {64, 256}},      // up to seven, and a latent row
     {4096, {4, 512}, {2, 512}, {16, 512}},      // all KV heads of a model
     {INT64_MAX, {4, 512}, {2, 512}, {8, 512}},  // more
@@ -59,8 +60,10 @@ inline const LinkSpeed& link_speed(std::int64_t bytes) {
 inline constexpr std::int64_t kTlbReach = 256 << 20;       // bytes of all caches in host memory
 inline constexpr std::int64_t kScatteredBelow = 16 << 10;  // bytes that are neighbours
 inline constexpr std::int64_t kSortBelow = 2048;           // of these
-inline constexpr std::int64_t kSortFrom = 16384;           // rows: sorted, so many share translations
-inline constexpr Launch kSorted{32, 256};
+inline constexpr std::int64_t kSortFrom = 8192;            // rows: sorted, so many share translations
+inline constexpr Launch kSorted{32, 512};
+inline constexpr std::int64_t kManyRows = 16384;  // of these: fewer threads of a block, which share more of them
+inline constexpr Launch kManySorted{32, 256};
 inline constexpr std::int64_t kFewBytes = 256 << 10;  // bound by latency: a row for each worker
 inline constexpr Launch kFew{32, 128};
 inline constexpr std::int64_t kLineBytes = 128;
@@ -131,8 +134,9 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   const auto& speed = link_speed(job.row_bytes);
   auto near = is_to_host ? speed.to_host : speed.from_host;
   if (job.row_bytes % kLineBytes != 0) near.blocks = host::div_ceil(kInFlight, near.threads / 32 * work.warp_bytes);
-  auto launch = is_few ? kFew : is_sorted ? kSorted : is_scattered ? link_speed(run_bytes).scattered : near;
-  const auto threads = is_few ? work.items * work.lanes : work.num_warps * 32;  // that have work
+  const auto sorted = num_rows < kManyRows ? kSorted : kManySorted;
+  auto launch = is_few ? kFew : is_sorted ? sorted : is_scattered ? link_speed(run_bytes).scattered : near;
+  const auto threads = is_few || is_scattered ? work.items * work.lanes : work.num_warps * 32;  // that have work
   if (job.block_quota.has_value()) {
     // Stores that need not wait for translations queue up in front of the link, where they slow down all others.
     const bool is_queue = is_to_host && !is_scattered;

@@ -272,12 +272,14 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     ):
         assert launch(row_bytes, (4 << 20) // row_bytes, near) == (blocks, 512, 0)
     assert launch(576, 8192, near) == (11, 512, 0)  # not whole lines
-    assert launch(256, 4096, far) == (32, 512, 0)
-    assert launch(512, 4096, far) == (64, 256, 0)
+    assert launch(256, 4096, far) == (32, 1024, 0)
+    assert launch(512, 4096, far) == (32, 1024, 0)
+    assert launch(1152, 4096, far) == (64, 256, 0)
+    assert launch(256, 8192, far) == (32, 512, 256)  # sorted
     assert launch(2048, 4096, far) == (16, 512, 0)
     assert launch(4096, 4096, far) == (8, 512, 0)
     assert launch(16384, 1024, far) == (2 if to_host else 4, 512, 0)
-    assert launch(256, 16384, far) == (32, 256, 512)  # sorted
+    assert launch(256, 16384, far) == (32, 256, 512)
     assert launch(1152, 20001, far) == (32, 256, 626)
     assert launch(256, 16384, far, page_size=64) == (8 if to_host else 16, 512, 0)  # whole pages are neighbours
     assert launch(128, 16384, far, page_size=16) == (16, 512, 0)
@@ -315,7 +317,7 @@ def test_addresses_on_the_device_take_the_launch_of_scattered_rows(direction: tu
     torch.cuda.synchronize()
     assert torch.equal(dst[rows[0].to(dst.device)].cuda(), src[rows[1].to(src.device)].cuda())
     family.transfer_hicache_all_layer_mla(tables[0], rows[0][:4096], tables[1], rows[1][:4096], **strides)
-    assert last_launch() == (32, 512, 0)
+    assert last_launch() == (32, 1024, 0)
 
 
 @pytest.mark.gpu
