@@ -4,6 +4,7 @@ The line that opens a snippet names its language, and may go on with marks:
 
 - ``gpu``: needs a GPU, and perhaps NVIDIA's tools; elsewhere its syntax is checked;
 - ``network``: installs from an index, or uploads; its syntax is checked;
+- ``long``: takes many minutes, such as a whole benchmark; its syntax is checked;
 - ``fails``: ends with another exit status than 0;
 - ``output``: a text that the snippet before it prints; ``...`` stands for anything.
 
@@ -30,7 +31,7 @@ else:
     import tomli as tomllib
 
 LANGUAGES = {"bash", "cpp", "json", "python", "text", "toml"}
-MARKS = {"gpu", "network", "fails", "output"}
+MARKS = {"gpu", "network", "long", "fails", "output"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Snippet:
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line} ({' '.join([self.language, *sorted(self.marks)])})"
+
+    @property
+    def is_only_read(self) -> bool:
+        """Whether no test runs it."""
+        return not self.marks.isdisjoint({"network", "long"})
 
     @cached_property
     def file(self) -> str | None:
@@ -84,7 +90,7 @@ def run(page: list[Snippet], python: str | Path, directory: Path, env: Mapping[s
         check_syntax(snippet)
         if snippet.file is not None:
             (directory / snippet.file).write_text(snippet.text)
-        elif "network" in snippet.marks or ("gpu" in snippet.marks and not gpu):
+        elif snippet.is_only_read or ("gpu" in snippet.marks and not gpu):
             printed = None
         elif "output" in snippet.marks:
             assert printed is None or all(_occurs(line, printed) for line in _lines(snippet.text)), (

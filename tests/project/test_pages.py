@@ -1,4 +1,4 @@
-"""The pages of the site hold: every snippet is run, and what is made from the code is complete."""
+"""The pages of the site and the READMEs hold: every snippet is run, and what is made from the code is complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from sgljit_core.compilers import recipe
 from sgljit_core.model.build import BuildSpec, Target
 
 DOCS = isolated.ROOT / "docs"
-PAGES = [isolated.ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+READMES = [path for place in ("plugins", "engines") for path in isolated.ROOT.glob(f"{place}/*/README.md")]
+PAGES = [isolated.ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted(READMES)]
 SNIPPETS = [snippet for page in PAGES for snippet in pages.snippets(page)]
 
 # The pages whose snippets have tests of their own, which run or compare all of them.
@@ -41,7 +42,7 @@ def of(page: str) -> list[pages.Snippet]:
 
 
 def runs(snippet: pages.Snippet, *, gpu: bool) -> bool:
-    is_program = snippet.language in ("bash", "python") and "network" not in snippet.marks
+    is_program = snippet.language in ("bash", "python") and not snippet.is_only_read
     return snippet.page not in ELSEWHERE and is_program and ("gpu" in snippet.marks) == gpu
 
 
@@ -82,7 +83,7 @@ def installed(distribution, tmp_path_factory) -> isolated.Environment:
     """An environment with the wheels of all distributions, and the tools that pages call."""
     wheels = [distribution(name) for name in isolated.PROJECTS]
     backend = ["hatchling", "hatch-fancy-pypi-readme", "editables"]
-    tools = ["pip", "pytest", "build", "wheel", *backend, *isolated.cuda_compilers()]
+    tools = ["pip", "pytest", "build", "wheel", "transformers", *backend, *isolated.cuda_compilers()]
     environment = isolated.Environment(tmp_path_factory.mktemp("pages") / "environment", wheels, extra=tools)
     environment.install(*wheels)
     pages.shims(environment.bin, environment.python)
