@@ -4,12 +4,13 @@
 #   PYTHON=python3.12   the interpreter that .venv is made with, and that test-gpu runs
 #   CUDA=system|pypi    where nvcc comes from; "none" leaves it out (the default finds out)
 #   PYTEST="-k norm"    more arguments for test, test-slow and test-gpu
-#   WORKERS=1           how many processes test and test-slow spread over (by default one per core, 8 at most)
+#   WORKERS=1           how many processes test and test-slow spread over (by default one more than there are cores, as
+#                       some tests wait; 8 at most)
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST ?=
-WORKERS ?= auto
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 CUDA ?= $(shell { nvcc --version || "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" --version; } >/dev/null 2>&1 \
           && echo system || echo pypi)
 
