@@ -17,7 +17,19 @@
 
 namespace host::cpu {
 
+/// \brief How many floats a vector holds, in the version of a loop: 16, 8, or 4 in the baseline.
+template <int kFloats>
+struct Vectors {
+  static constexpr int kCount = kFloats;
+};
+
 namespace details {
+
+template <int kFloats, typename Body>
+[[gnu::always_inline]] inline void run(const Body& body) {
+  if constexpr (requires { body(Vectors<kFloats>{}); }) body(Vectors<kFloats>{});
+  else body();
+}
 
 #if defined(__x86_64__)
 // Features one by one, because g++ before 12 does not know `arch=x86-64-v3`. Without the preference for 512 bits
@@ -30,12 +42,12 @@ namespace details {
 
 template <typename Body>
 SGL_AVX512 void run_avx512(const Body& body) {
-  body();
+  run<16>(body);
 }
 
 template <typename Body>
 __attribute__((target("avx2,fma"))) void run_avx2(const Body& body) {
-  body();
+  run<8>(body);
 }
 
 #undef SGL_AVX512
@@ -53,7 +65,7 @@ __attribute__((target("avx2,fma"))) void run_avx2(const Body& body) {
 /// \endcode
 ///
 /// \param body an always_inline lambda that calls always_inline functions. A function that is not inlined runs as
-///   compiled for the baseline.
+///   compiled for the baseline. It may take `Vectors<n>`, by which it knows its version.
 /// \note The choice takes some nanoseconds and the body is a function of its own: give it rows, not elements.
 template <typename Body>
 void with_widest_vectors(const Body& body) {
@@ -64,7 +76,7 @@ void with_widest_vectors(const Body& body) {
     return details::run_avx512(body);
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return details::run_avx2(body);
 #endif
-  body();
+  details::run<4>(body);
 }
 
 /// \brief Asks for `count` elements that are read soon. The processor asks on its own within a page of 4 KiB; from page

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <sgl_kernel/cpu/half.h>
+#include <sgl_kernel/cpu/elements.h>
 #include <sgl_kernel/cpu/isa.h>
 #include <sgl_kernel/cpu/parallel.h>
 #include <sgl_kernel/cpu/row_job.h>
@@ -14,7 +14,7 @@
 
 namespace host::cpu {
 
-/// \brief Calls `body(row, first, count)` for pieces of rows that together are all of them, on several threads if that
+/// \brief Calls `body(Vectors<n>{}, row, first, count)` for pieces of rows that together are all of them, on several threads if that
 /// pays off, in the version for the widest vectors. Threads share a long row too.
 template <typename Body>
 void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& body) {
@@ -24,11 +24,11 @@ void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& bod
   const auto pieces_of_row = div_ceil(columns, length);
   parallel_for(
       num_rows * pieces_of_row, div_ceil(kElementsPerThread, length), [&](std::int64_t begin, std::int64_t end) {
-        with_widest_vectors([&]() __attribute__((always_inline)) {
+        with_widest_vectors([&](auto vectors) __attribute__((always_inline)) {
           for (auto piece = begin; piece < end; ++piece) {
             const auto row = piece / pieces_of_row;
             const auto first = (piece - row * pieces_of_row) * length;
-            body(row, first, columns - first < length ? columns - first : length);
+            body(vectors, row, first, columns - first < length ? columns - first : length);
           }
         });
       });
@@ -40,20 +40,30 @@ void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& bod
 /// \tparam T, U the types of the inputs' and the outputs' elements.
 template <typename F, int kInputs, int kOutputs, typename T, typename U>
 void row_map(const RowJob<kInputs + kOutputs>& job, const F& f) {
-  const auto run = [&](std::int64_t row, std::int64_t first, std::int64_t count) __attribute__((always_inline)) {
+  const auto run = [&](auto vectors, std::int64_t row, std::int64_t first, std::int64_t count)
+                       __attribute__((always_inline)) {
     const T* inputs[kInputs];
     U* outputs[kOutputs];
     const auto at = [&](int i) { return static_cast<char*>(job.operands[i].data) + row * job.operands[i].stride; };
     for (int i = 0; i < kInputs; ++i) inputs[i] = reinterpret_cast<const T*>(at(i)) + first;
     for (int i = 0; i < kOutputs; ++i) outputs[i] = reinterpret_cast<U*>(at(kInputs + i)) + first;
     for (int i = 0; i < kInputs; ++i) prefetch(inputs[i] + kPiece, count);
-    SGL_INDEPENDENT_LOOP
-    for (std::int64_t j = 0; j < count; ++j) {
-      float values[kInputs];
-      for (int i = 0; i < kInputs; ++i) values[i] = to_float(inputs[i][j]);
-      const auto results = sgl::details::call<kOutputs>(f, values);
-      for (int i = 0; i < kOutputs; ++i) outputs[i][j] = from_float<U>(results.values[i]);
-    }
+    const auto map = [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t length)
+                         __attribute__((always_inline)) {
+      InputChunk<T, kFloats> x[kInputs];
+      OutputChunk<U, kFloats> y[kOutputs];
+      for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + begin, length);
+      for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + begin);
+      SGL_INDEPENDENT_LOOP
+      for (std::int64_t j = 0; j < length; ++j) {
+        float values[kInputs];
+        for (int i = 0; i < kInputs; ++i) values[i] = x[i][j];
+        const auto results = sgl::details::call<kOutputs>(f, values);
+        for (int i = 0; i < kOutputs; ++i) y[i].set(j, results.values[i]);
+      }
+      for (auto& chunk : y) chunk.store(length);
+    };
+    for_each_chunk<T, U>(vectors, count, map);
   };
   for_each_piece(job.num_rows, job.columns, run);
 }

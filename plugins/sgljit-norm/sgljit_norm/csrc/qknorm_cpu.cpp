@@ -12,12 +12,12 @@ template <bool kPlusOne, typename T>
 void normalise(const norms::QKNormParams& params, float eps) {
   const auto& [q, k, num_tokens, inverse_heads, triggers_first] = params;
   const auto columns = q.num_heads * q.head_dim + k.num_heads * k.head_dim;
-  host::cpu::for_each_row(num_tokens, columns, [&](std::int64_t token) __attribute__((always_inline)) {
+  host::cpu::for_each_row(num_tokens, columns, [&](auto vectors, std::int64_t token) __attribute__((always_inline)) {
     for (const auto* x : {&q, &k}) {
       for (std::int64_t head = 0; head < x->num_heads; ++head) {
         void* data = static_cast<char*>(x->data) + token * x->token_stride + head * x->head_stride;
         host::cpu::reduce_row<norms::RMSNorm<kPlusOne>, 1, 1, 1, T, T>(
-            {eps}, x->head_dim, head, {data, x->weight, data});
+            vectors, {eps}, x->head_dim, head, {data, x->weight, data});
       }
     }
   });

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <sgl_kernel/cpu/half.h>
+#include <sgl_kernel/cpu/isa.h>
+
+#include <cstdint>
+
+/// \file cpu/elements.h
+/// \brief How the loops of row operations read and write elements of any type: as floats.
+///
+/// x86-64 has instructions between fp16 and float, but compilers do not use them in the vectors of a loop: chunks of
+/// fp16 are converted before and behind an inner loop over their elements. All other types are converted within it.
+
+namespace host::cpu {
+
+/// \brief Elements of a chunk, of an output of type T: a vector of AVX-512.
+template <typename T>
+inline constexpr int kChunk = sizeof(T) == 1 ? 64 : 32;
+
+/// \brief Whether elements of type T are converted by chunks, where vectors hold `kFloats` floats.
+template <typename T, int kFloats>
+inline constexpr bool kByChunks = false;
+#if defined(__x86_64__)
+template <>
+inline constexpr bool kByChunks<fp16_t, 8> = true;  // every processor with AVX2 has F16C
+template <>
+inline constexpr bool kByChunks<fp16_t, 16> = true;
+#endif
+
+/// \brief The elements of a chunk of an input.
+template <typename T, int kFloats>
+struct InputChunk {
+  const T* elements;
+
+  [[gnu::always_inline]] void load(const T* from, std::int64_t) {
+    elements = from;
+  }
+  [[gnu::always_inline]] float operator[](std::int64_t i) const {
+    return to_float(elements[i]);
+  }
+};
+
+/// \brief The elements of a chunk of an output. They are in memory after `store`.
+template <typename T, int kFloats>
+struct OutputChunk {
+  T* elements;
+
+  [[gnu::always_inline]] void begin(T* to) {
+    elements = to;
+  }
+  [[gnu::always_inline]] void set(std::int64_t i, float value) {
+    elements[i] = from_float<T>(value);
+  }
+  [[gnu::always_inline]] void store(std::int64_t) {}
+};
+
+template <typename T, int kFloats>
+  requires kByChunks<T, kFloats>
+struct InputChunk<T, kFloats> {
+  alignas(64) float floats[64];
+
+  [[gnu::always_inline]] void load(const T* from, std::int64_t length) {
+    for (int i = 0; i < length; i += kFloats)
+      details::convert_vector(*reinterpret_cast<const T(*)[kFloats]>(from + i), floats + i);
+  }
+  [[gnu::always_inline]] float operator[](std::int64_t i) const {
+    return floats[i];
+  }
+};
+
+template <typename T, int kFloats>
+  requires kByChunks<T, kFloats>
+struct OutputChunk<T, kFloats> {
+  T* elements;
+  alignas(64) float floats[64];
+
+  [[gnu::always_inline]] void begin(T* to) {
+    elements = to;
+  }
+  [[gnu::always_inline]] void set(std::int64_t i, float value) {
+    floats[i] = value;
+  }
+  [[gnu::always_inline]] void store(std::int64_t length) {
+    for (int i = 0; i < length; i += kFloats)
+      details::convert_vector(floats + i, *reinterpret_cast<T(*)[kFloats]>(elements + i));
+  }
+};
+
+/// \brief Calls `body(Vectors<n>{}, first, length)` for parts of `count` elements that together are all of them: chunks if
+/// inputs of type T or outputs of type U want them, and else one part.
+template <typename T, typename U, int kFloats, typename Body>
+[[gnu::always_inline]] inline void for_each_chunk(Vectors<kFloats> vectors, std::int64_t count, const Body& body) {
+  std::int64_t first = 0;
+  if constexpr (kByChunks<T, kFloats> || kByChunks<U, kFloats>) {
+    for (; first + kChunk<U> <= count; first += kChunk<U>) body(vectors, first, kChunk<U>);
+  }
+  if (first < count) body(Vectors<1>{}, first, count - first);
+}
+
+}  // namespace host::cpu
