@@ -93,21 +93,29 @@ SGL_HD float or_nan(float result, float x) {
   return from_bits(to_bits(result) | (is_nan & 0x7fc00000));
 }
 
-/// e to the power of x - low, for |x| <= 105 and 0 <= low <= 0.11.
+/// e to the power of x - low as sum * 2^n, for 0 <= low <= 0.11: n = round(x / ln 2), so that the sum is of the rest, r.
 ///
-/// exp(x) = 2^n * exp(r) with n = round(x / ln 2), so |r| <= 0.347, where eight terms of the series leave 2^-27. The
-/// multiple of ln 2 is taken away in two parts, the first of which is exact (Cody and Waite's reduction). 2^n comes in
-/// two factors, since n reaches beyond the exponents of a float.
-SGL_HD float exp_of_difference(float x, float low) {
-  const auto power = [](std::int32_t n) { return from_bits(static_cast<std::uint32_t>(n + 127) << 23); };
-  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: added to it, a float is rounded to an integer in its low bits
+/// The sum is a polynomial in r, to 2^-27, found by weighted least squares. The multiple of ln 2 is taken away in two
+/// parts, the first of which is exact (Cody and Waite's reduction). NaN stays NaN in the sum.
+struct Exponential {
+  float sum;
+  std::uint32_t n_plus_126;  // in its low bits
+};
+SGL_HD Exponential exponential(float x, float low) {
+  constexpr float kRounder = 12582912.0f + 126;  // 1.5 * 2^23: added to it, a float is rounded to an integer
   const float rounded = x * 1.44269504f + kRounder;
-  const auto n = static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRounder));
   const float multiple = rounded - kRounder;
   const float r = (x - multiple * 0.693359375f) + multiple * 2.12194440e-4f - low;
-  constexpr float kSeries[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f};
-  float sum = 0;
+  constexpr float kSeries[] = {8.36751889e-3f, 4.16809134e-2f, 0.166665271f, 0.499999464f, 1.0f, 1.0f};
+  float sum = 1.30768109e-3f;
   for (const float term : kSeries) sum = sum * r + term;
+  return {sum, to_bits(rounded)};
+}
+/// The same as a float, for |x| <= 105. 2^n comes in two factors, since n reaches beyond the exponents of a float.
+SGL_HD float exp_of_difference(float x, float low) {
+  const auto power = [](std::int32_t n) { return from_bits(static_cast<std::uint32_t>(n + 127) << 23); };
+  const auto [sum, n_plus_126] = exponential(x, low);
+  const auto n = static_cast<std::int32_t>(n_plus_126 - to_bits(12582912.0f + 126));
   return sum * power(n >> 1) * power(n - (n >> 1));
 }
 
@@ -122,6 +130,19 @@ SGL_HD float exp(float x) {
   using namespace details;
   const auto sign = to_bits(x) & ~kMagnitude;
   return or_nan(exp_of_difference(from_bits(sign | to_bits(limited_abs(x, 105))), 0), x);
+#endif
+}
+
+/// \brief 1 + exp(x), as in a logistic function; on the CPU faster than the two by themselves.
+SGL_HD float one_plus_exp(float x) {
+#if defined(__CUDACC__)
+  return 1 + ::expf(x);
+#else
+  using namespace details;
+  // Half the exponential has one power of two as its factor, for all results but 1 and infinity.
+  const float above = x < -86 ? -86 : x;
+  const auto [sum, n_plus_126] = exponential(above > 90 ? 90 : above, 0);
+  return sum * from_bits(n_plus_126 << 23) * 2 + 1;
 #endif
 }
 

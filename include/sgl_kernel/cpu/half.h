@@ -140,15 +140,17 @@ template <>
   using namespace details;
   constexpr std::uint32_t kLargest = 0x43e00000;         // 448
   constexpr std::uint32_t kSmallestNormal = 121u << 23;  // 2^-6
-  constexpr std::uint32_t kE4m3Rebias = 120u << 23;      // the exponents' biases are 127 and 7
-  constexpr float kSubnormals = 16384.0f;                // its unit in the last place is the smallest subnormal, 2^-9
-  const auto sign = (to_bits(x) >> 24) & 0x80;
   const auto magnitude = to_bits(x) & kMagnitude;
   const auto saturated = smaller(magnitude, kLargest);
-  const auto normal = (saturated - kE4m3Rebias + 0x7ffff + ((saturated >> 20) & 1)) >> 20;
-  const auto subnormal = to_bits(from_bits(saturated) + kSubnormals) - to_bits(kSubnormals);  // the addition rounds
-  const auto number = sign | choose(mask_less(saturated, kSmallestNormal), subnormal, normal);
-  return {static_cast<std::uint8_t>(choose(mask_less(kInfinity, magnitude), 0x7f, number))};
+  // As for fp16, the addition rounds: to three bits after the leading one, which is then the lowest but three. Bits
+  // above the result's seven are lost. The exponents' biases are 127 and 7, and the leading one counts as one more.
+  constexpr std::uint32_t kRebias = (-(120 + 1) * 8) & 0x7f;
+  const auto power = larger(saturated, kSmallestNormal) & kInfinity;
+  const auto kept = to_bits(from_bits(saturated) + from_bits(power + (20u << 23) + kRebias));
+  const auto number = kept + (power >> 20);
+  const auto nan = ((magnitude + (0x7fffffff - kInfinity)) >> 7) & 0x01000000;  // completes 0x7e, the largest, to 0x7f
+  // All is put together before one shift: a compiler would narrow each part by itself.
+  return {static_cast<std::uint8_t>(((to_bits(x) & ~kMagnitude) | (number << 24) | nan) >> 24)};
 }
 
 #if defined(__x86_64__)
