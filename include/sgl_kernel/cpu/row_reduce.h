@@ -22,15 +22,22 @@ template <bool kMax>
   else return a + b;
 }
 
-/// \brief The reduction of lanes, by halves: one after the other would take longer than a short row.
-template <bool kMax, std::int64_t kLanes>
-[[gnu::always_inline]] inline float combined(const float (&lanes)[kLanes]) {
-  if constexpr (kLanes == 1) {
-    return lanes[0];
+using FourLanes = float __attribute__((vector_size(16)));
+
+/// \brief The reduction of lanes, by halves: one after the other would take longer than a short row. In vectors, because
+/// g++ takes some arrays apart for it.
+template <bool kMax, int kCount>
+[[gnu::always_inline]] inline float combined(const FourLanes (&lanes)[kCount]) {
+  if constexpr (kCount == 1) {
+    constexpr sgl::details::Reduce<kMax> reduce;
+    return reduce(reduce(lanes[0][0], lanes[0][2]), reduce(lanes[0][1], lanes[0][3]));
   } else {
-    float halves[kLanes / 2];
-    for (std::int64_t i = 0; i < kLanes / 2; ++i)
-      halves[i] = sgl::details::Reduce<kMax>{}(lanes[i], lanes[i + kLanes / 2]);
+    FourLanes halves[kCount / 2];
+    for (int i = 0; i < kCount / 2; ++i) {
+      const auto a = lanes[i], b = lanes[i + kCount / 2];
+      if constexpr (kMax) halves[i] = a < b ? b : a;
+      else halves[i] = a + b;
+    }
     return combined<kMax>(halves);
   }
 }
@@ -62,7 +69,11 @@ template <sgl::Reduction kReduction, int kFloats, int N, typename Visit>
         for (int n = 0; n < N; ++n) lanes[n][lane] = sgl::details::Reduce<kMax>{}(lanes[n][lane], terms.values[n]);
       });
     }
-    for (int n = 0; n < N; ++n) totals[n] = details::combine<kMax>(totals[n], details::combined<kMax>(lanes[n]));
+    for (int n = 0; n < N; ++n) {
+      details::FourLanes vectors_of_lanes[kLanes / 4];
+      __builtin_memcpy(vectors_of_lanes, lanes[n], sizeof(vectors_of_lanes));
+      totals[n] = details::combine<kMax>(totals[n], details::combined<kMax>(vectors_of_lanes));
+    }
   }
   visit(Vectors<1>{}, i, size - i, [&](std::int64_t, const auto& terms) __attribute__((always_inline)) {
     for (int n = 0; n < N; ++n) totals[n] = details::combine<kMax>(totals[n], terms.values[n]);
