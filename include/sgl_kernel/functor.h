@@ -139,9 +139,9 @@ SGL_HD float one_plus_exp(float x) {
   return 1 + ::expf(x);
 #else
   using namespace details;
-  // Half the exponential has one power of two as its factor, for all results but 1 and infinity.
+  // Within these limits, beyond which the result is 1 or infinity, half the exponential needs one power of two.
   const float above = x < -86 ? -86 : x;
-  const auto [sum, n_plus_126] = exponential(above > 90 ? 90 : above, 0);
+  const auto [sum, n_plus_126] = exponential(above > 89 ? 89 : above, 0);
   return sum * from_bits(n_plus_126 << 23) * 2 + 1;
 #endif
 }

@@ -15,35 +15,88 @@ def cpu(build):
 
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# The versions of a loop, by the floats of a vector: the widest, AVX2 and the baseline.
+VERSIONS = [0, 8, 4]
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def has_avx2() -> bool:
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+@pytest.fixture(params=VERSIONS, ids=["widest", "avx2", "baseline"])
+def version(request: pytest.FixtureRequest) -> int:
+    if request.param == 8 and not has_avx2():
+        pytest.skip("a processor without AVX2")
+    return request.param
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(BITS[x.element_size()])
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_every_half_becomes_its_float(cpu, name: str) -> None:
+def test_every_half_becomes_its_float(cpu, name: str, version: int) -> None:
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(HALVES[name])
     floats = torch.empty(halves.shape)
-    getattr(cpu, f"{name}_to_float")(halves, floats)
+    getattr(cpu, f"{name}_to_float")(halves, floats, version)
     assert torch.equal(floats.isnan(), halves.isnan())
     kept = ~halves.isnan()
-    assert torch.equal(floats[kept].view(torch.int32), halves.float()[kept].view(torch.int32))
+    assert torch.equal(bits(floats[kept]), bits(halves.float()[kept]))
+
+
+def borders() -> torch.Tensor:
+    """Every float whose lower bits are those that decide a rounding: below, at and above a tie, all ones."""
+    upper = torch.arange(-(2**18), 2**18, dtype=torch.int64) << 13  # sign, exponent and ten bits of the mantissa
+    lower = torch.tensor([0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF])
+    return (upper[:, None] + lower).flatten().to(torch.int32).view(torch.float32)
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_floats_round_as_in_pytorch(cpu, name: str) -> None:
-    """Every float whose lower bits are those that decide a rounding: below, at and above a tie, all ones."""
-    upper = torch.arange(-(2**18), 2**18, dtype=torch.int64) << 13  # sign, exponent and ten bits of the mantissa
-    for lower in (0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF):
-        floats = (upper + lower).to(torch.int32).view(torch.float32)
-        halves = torch.empty(floats.shape, dtype=HALVES[name])
-        getattr(cpu, f"float_to_{name}")(floats, halves)
-        expected = floats.to(HALVES[name])
-        assert torch.equal(halves.isnan(), floats.isnan())
-        kept = ~floats.isnan()
-        assert torch.equal(halves[kept].view(torch.int16), expected[kept].view(torch.int16))
+def test_floats_round_as_in_pytorch(cpu, name: str, version: int) -> None:
+    floats = borders()
+    halves = torch.empty(floats.shape, dtype=HALVES[name])
+    getattr(cpu, f"float_to_{name}")(floats, halves, version)
+    expected = floats.to(HALVES[name])
+    assert torch.equal(halves.isnan(), floats.isnan())
+    kept = ~floats.isnan()
+    assert torch.equal(bits(halves[kept]), bits(expected[kept]))
+
+
+def test_floats_round_to_fp8_as_in_pytorch_but_saturate(cpu, version: int) -> None:
+    floats = borders()
+    fp8 = torch.empty(floats.shape, dtype=torch.float8_e4m3fn)
+    cpu.float_to_fp8(floats, fp8, version)
+    assert torch.equal(fp8.float().isnan(), floats.isnan())
+    kept = ~floats.isnan()
+    assert torch.equal(bits(fp8[kept]), bits(floats[kept].clamp(-448, 448).to(torch.float8_e4m3fn)))
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 100])
+def test_each_version_gives_the_same_bits_of_fp16(cpu, count: int) -> None:
+    """NaN too, with its payload; elements behind whole vectors are converted one by one, and nothing is behind them."""
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    versions = [version for version in VERSIONS if version != 8 or has_avx2()]
+    for convert, x, dtype in (
+        (cpu.fp16_to_float, halves[-900:][:count], torch.float32),  # NaN
+        (cpu.fp16_to_float, halves, torch.float32),
+        (cpu.float_to_fp16, borders()[-900:][:count], torch.float16),  # NaN
+        (cpu.float_to_fp16, borders(), torch.float16),
+    ):
+        results = [torch.full((len(x) + 1,), 7, dtype=dtype) for _ in versions]
+        for version, result in zip(versions, results, strict=True):
+            convert(x, result[:-1], version)
+        assert all(torch.equal(bits(results[0]), bits(result)) for result in results)
+        assert results[0][-1] == 7
 
 
 @pytest.mark.parametrize(
     ("name", "reference", "lowest", "highest", "ulp"),
-    [("exp", torch.exp, -87.3, 88.7, 2), ("erfc", torch.special.erfc, -11, 9.19, 4)],
+    [
+        ("exp", torch.exp, -87.3, 88.7, 2),
+        ("one_plus_exp", lambda x: 1 + torch.exp(x), -120, 88.7, 2),
+        ("erfc", torch.special.erfc, -11, 9.19, 4),
+    ],
 )
 def test_functions_of_one_element(cpu, name: str, reference, lowest: float, highest: float, ulp: int) -> None:
     """Beside float64: many floats of normal results, small ones of either sign among them, and the ends."""

@@ -1,5 +1,6 @@
 // What test_cpu.py calls.
 
+#include <sgl_kernel/cpu/elements.h>
 #include <sgl_kernel/cpu/half.h>
 #include <sgl_kernel/cpu/isa.h>
 #include <sgl_kernel/cpu/parallel.h>
@@ -11,17 +12,36 @@ namespace {
 
 using namespace host::cpu;
 
-/// out[i] = the half that in[i] rounds to, or the float that in[i] stands for; vectorised, in the widest version.
+/// Calls `body` in the version for vectors of `floats`, or in the widest one for 0.
+template <typename Body>
+void with_vectors(std::int64_t floats, const Body& body) {
+#if defined(__x86_64__)
+  if (floats == 8) return details::run_avx2(body);
+#endif
+  if (floats == 4) return details::run<4>(body);
+  with_widest_vectors(body);
+}
+
+/// out[i] = the `Out` that in[i] rounds to, or the float that in[i] stands for, as the loops of row operations do it.
 template <typename Out, typename In>
-void convert(host::TensorView in, host::TensorView out) {
+void convert(host::TensorView in, host::TensorView out, std::int64_t floats) {
   auto N = host::SymbolicSize{"N"};
   host::TensorMatcher({N}).template with_dtype<In>().template with_device<kDLCPU>().verify(in);
   host::TensorMatcher({N}).template with_dtype<Out>().template with_device<kDLCPU>().verify(out);
   const auto* from = static_cast<const In*>(in.data_ptr());
   auto* to = static_cast<Out*>(out.data_ptr());
   const auto count = N.unwrap();
-  with_widest_vectors([=]() __attribute__((always_inline)) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = from_float<Out>(to_float(from[i]));
+  with_vectors(floats, [=](auto vectors) __attribute__((always_inline)) {
+    for_each_chunk<In, Out>(
+        vectors, count,
+        [=]<int kFloats>(Vectors<kFloats>, std::int64_t first, std::int64_t length) __attribute__((always_inline)) {
+          InputChunk<In, kFloats> x;
+          OutputChunk<Out, kFloats> y;
+          x.load(from + first, length);
+          y.begin(to + first);
+          for (std::int64_t i = 0; i < length; ++i) y.set(i, x[i]);
+          y.store(length);
+        });
   });
 }
 
@@ -38,6 +58,11 @@ void apply(host::TensorView in, host::TensorView out) {
 struct Exp {
   SGL_HD float operator()(float x) const {
     return sgl::exp(x);
+  }
+};
+struct OnePlusExp {
+  SGL_HD float operator()(float x) const {
+    return sgl::one_plus_exp(x);
   }
 };
 struct Erfc {
@@ -87,9 +112,11 @@ void throw_elsewhere(std::int64_t total) {
 
 SGL_EXPORT(float_to_fp16, (convert<fp16_t, float>));
 SGL_EXPORT(float_to_bf16, (convert<bf16_t, float>));
+SGL_EXPORT(float_to_fp8, (convert<fp8_e4m3_t, float>));
 SGL_EXPORT(fp16_to_float, (convert<float, fp16_t>));
 SGL_EXPORT(bf16_to_float, (convert<float, bf16_t>));
 SGL_EXPORT(exp, (apply<Exp>));
+SGL_EXPORT(one_plus_exp, (apply<OnePlusExp>));
 SGL_EXPORT(erfc, (apply<Erfc>));
 SGL_EXPORT(visit, (visit));
 SGL_EXPORT(visit_but, (visit_but));
