@@ -148,9 +148,11 @@ template <>
   const auto power = larger(saturated, kSmallestNormal) & kInfinity;
   const auto kept = to_bits(from_bits(saturated) + from_bits(power + (20u << 23) + kRebias));
   const auto number = kept + (power >> 20);
-  const auto nan = ((magnitude + (0x7fffffff - kInfinity)) >> 7) & 0x01000000;  // completes 0x7e, the largest, to 0x7f
+  // The highest bit is that of a NaN. It takes the sign, and completes 0x7e, the largest number, to 0x7f.
+  const auto nan = magnitude + (kMagnitude - kInfinity);
+  const auto sign = to_bits(x) & ~nan & ~kMagnitude;
   // All is put together before one shift: a compiler would narrow each part by itself.
-  return {static_cast<std::uint8_t>(((to_bits(x) & ~kMagnitude) | (number << 24) | nan) >> 24)};
+  return {static_cast<std::uint8_t>((sign | (number << 24) | ((nan >> 7) & (1u << 24))) >> 24)};
 }
 
 #if defined(__x86_64__)
