@@ -54,6 +54,7 @@ struct OutputChunk {
   [[gnu::always_inline]] void store(std::int64_t) {}
 };
 
+#if defined(__x86_64__)
 template <typename T, int kFloats>
   requires kByChunks<T, kFloats>
 struct InputChunk<T, kFloats> {
@@ -85,6 +86,7 @@ struct OutputChunk<T, kFloats> {
       details::convert_vector(floats + i, *reinterpret_cast<T(*)[kFloats]>(elements + i));
   }
 };
+#endif
 
 /// \brief Calls `body(Vectors<n>{}, first, length)` for parts of `count` elements that together are all of them: chunks if
 /// inputs of type T or outputs of type U want them, and else one part.
