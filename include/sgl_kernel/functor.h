@@ -139,10 +139,14 @@ SGL_HD float one_plus_exp(float x) {
   return 1 + ::expf(x);
 #else
   using namespace details;
-  // Within these limits, beyond which the result is 1 or infinity, half the exponential needs one power of two.
-  const float above = x < -86 ? -86 : x;
-  const auto [sum, n_plus_126] = exponential(above > 89 ? 89 : above, 0);
-  return sum * from_bits(n_plus_126 << 23) * 2 + 1;
+  // Within -86 and 89, beyond which the result is 1 or infinity, half the exponential needs one power of two. As unsigned
+  // integers negative floats are the largest, by their magnitude; as signed ones positive floats are.
+  constexpr auto kLowest = __builtin_bit_cast(std::uint32_t, -86.0f);
+  constexpr auto kHighest = __builtin_bit_cast(std::int32_t, 89.0f);
+  const auto above = static_cast<std::int32_t>(to_bits(x) < kLowest ? to_bits(x) : kLowest);
+  const auto within = static_cast<std::uint32_t>(above < kHighest ? above : kHighest);
+  const auto [sum, n_plus_126] = exponential(from_bits(within), 0);
+  return or_nan(sum * from_bits(n_plus_126 << 23) * 2 + 1, x);
 #endif
 }
 
