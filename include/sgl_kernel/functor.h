@@ -93,7 +93,8 @@ SGL_HD float or_nan(float result, float x) {
   return from_bits(to_bits(result) | (is_nan & 0x7fc00000));
 }
 
-/// e to the power of x - low as sum * 2^n, for 0 <= low <= 0.11: n = round(x / ln 2), so that the sum is of the rest, r.
+/// e to the power of x - low as sum * 2^n, for 0 <= low <= 0.11: n = round(x / ln 2), so that the sum is of the rest,
+/// r.
 ///
 /// The sum is a polynomial in r, to 2^-27, found by weighted least squares. The multiple of ln 2 is taken away in two
 /// parts, the first of which is exact (Cody and Waite's reduction). NaN stays NaN in the sum.
@@ -139,8 +140,8 @@ SGL_HD float one_plus_exp(float x) {
   return 1 + ::expf(x);
 #else
   using namespace details;
-  // Within -86 and 89, beyond which the result is 1 or infinity, half the exponential needs one power of two. As unsigned
-  // integers negative floats are the largest, by their magnitude; as signed ones positive floats are.
+  // Within -86 and 89, beyond which the result is 1 or infinity, half the exponential needs one power of two. As
+  // unsigned integers negative floats are the largest, by their magnitude; as signed ones positive floats are.
   constexpr auto kLowest = __builtin_bit_cast(std::uint32_t, -86.0f);
   constexpr auto kHighest = __builtin_bit_cast(std::int32_t, 89.0f);
   const auto above = static_cast<std::int32_t>(to_bits(x) < kLowest ? to_bits(x) : kLowest);

@@ -88,8 +88,8 @@ struct OutputChunk<T, kFloats> {
 };
 #endif
 
-/// \brief Calls `body(Vectors<n>{}, first, length)` for parts of `count` elements that together are all of them: chunks if
-/// inputs of type T or outputs of type U want them, and else one part.
+/// \brief Calls `body(Vectors<n>{}, first, length)` for parts of `count` elements that together are all of them: chunks
+/// if inputs of type T or outputs of type U want them, and else one part.
 template <typename T, typename U, int kFloats, typename Body>
 [[gnu::always_inline]] inline void for_each_chunk(Vectors<kFloats> vectors, std::int64_t count, const Body& body) {
   std::int64_t first = 0;

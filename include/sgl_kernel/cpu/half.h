@@ -160,20 +160,20 @@ namespace details {
 
 // One vector, with the processor's instruction. In assembler: compilers differ in their names for it, and <immintrin.h>
 // takes 0.4 s to compile.
-#define SGL_CONVERT_VECTOR(ISA, COUNT)                                                              \
-  __attribute__((target(ISA))) inline void convert_vector(const fp16_t (&from)[COUNT], float* to) { \
-    std::uint16_t __attribute__((vector_size(2 * COUNT))) halves;                                   \
-    float __attribute__((vector_size(4 * COUNT))) floats;                                           \
-    __builtin_memcpy(&halves, from, sizeof(halves));                                                \
-    asm("vcvtph2ps %1, %0" : "=v"(floats) : "v"(halves));                                           \
-    __builtin_memcpy(to, &floats, sizeof(floats));                                                  \
-  }                                                                                                 \
-  __attribute__((target(ISA))) inline void convert_vector(const float* from, fp16_t (&to)[COUNT]) { \
-    std::uint16_t __attribute__((vector_size(2 * COUNT))) halves;                                   \
-    float __attribute__((vector_size(4 * COUNT))) floats;                                           \
-    __builtin_memcpy(&floats, from, sizeof(floats));                                                \
-    asm("vcvtps2ph $0, %1, %0" : "=v"(halves) : "v"(floats));                                       \
-    __builtin_memcpy(to, &halves, sizeof(halves));                                                  \
+#define SGL_CONVERT_VECTOR(ISA, COUNT)                                                             \
+  __attribute__((target(ISA))) inline void convert_vector(const fp16_t(&from)[COUNT], float* to) { \
+    std::uint16_t __attribute__((vector_size(2 * COUNT))) halves;                                  \
+    float __attribute__((vector_size(4 * COUNT))) floats;                                          \
+    __builtin_memcpy(&halves, from, sizeof(halves));                                               \
+    asm("vcvtph2ps %1, %0" : "=v"(floats) : "v"(halves));                                          \
+    __builtin_memcpy(to, &floats, sizeof(floats));                                                 \
+  }                                                                                                \
+  __attribute__((target(ISA))) inline void convert_vector(const float* from, fp16_t(&to)[COUNT]) { \
+    std::uint16_t __attribute__((vector_size(2 * COUNT))) halves;                                  \
+    float __attribute__((vector_size(4 * COUNT))) floats;                                          \
+    __builtin_memcpy(&floats, from, sizeof(floats));                                               \
+    asm("vcvtps2ph $0, %1, %0" : "=v"(halves) : "v"(floats));                                      \
+    __builtin_memcpy(to, &halves, sizeof(halves));                                                 \
   }
 SGL_CONVERT_VECTOR("avx", 8)
 SGL_CONVERT_VECTOR("avx512f", 16)

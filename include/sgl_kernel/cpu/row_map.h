@@ -14,8 +14,8 @@
 
 namespace host::cpu {
 
-/// \brief Calls `body(Vectors<n>{}, row, first, count)` for pieces of rows that together are all of them, on several threads if that
-/// pays off, in the version for the widest vectors. Threads share a long row too.
+/// \brief Calls `body(Vectors<n>{}, row, first, count)` for pieces of rows that together are all of them, on several
+/// threads if that pays off, in the version for the widest vectors. Threads share a long row too.
 template <typename Body>
 void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& body) {
   constexpr std::int64_t kElementsPerThread = 1 << 17;  // 50-100 us
@@ -40,8 +40,8 @@ void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& bod
 /// \tparam T, U the types of the inputs' and the outputs' elements.
 template <typename F, int kInputs, int kOutputs, typename T, typename U>
 void row_map(const RowJob<kInputs + kOutputs>& job, const F& f) {
-  const auto run = [&](auto vectors, std::int64_t row, std::int64_t first, std::int64_t count)
-                       __attribute__((always_inline)) {
+  const auto run = [&](auto vectors, std::int64_t row, std::int64_t first,
+                       std::int64_t count) __attribute__((always_inline)) {
     const T* inputs[kInputs];
     U* outputs[kOutputs];
     const auto at = [&](int i) { return static_cast<char*>(job.operands[i].data) + row * job.operands[i].stride; };
@@ -50,19 +50,19 @@ void row_map(const RowJob<kInputs + kOutputs>& job, const F& f) {
     for (int i = 0; i < kInputs; ++i) prefetch(inputs[i] + kPiece, count);
     const auto map = [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t length)
                          __attribute__((always_inline)) {
-      InputChunk<T, kFloats> x[kInputs];
-      OutputChunk<U, kFloats> y[kOutputs];
-      for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + begin, length);
-      for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + begin);
-      SGL_INDEPENDENT_LOOP
-      for (std::int64_t j = 0; j < length; ++j) {
-        float values[kInputs];
-        for (int i = 0; i < kInputs; ++i) values[i] = x[i][j];
-        const auto results = sgl::details::call<kOutputs>(f, values);
-        for (int i = 0; i < kOutputs; ++i) y[i].set(j, results.values[i]);
-      }
-      for (auto& chunk : y) chunk.store(length);
-    };
+                           InputChunk<T, kFloats> x[kInputs];
+                           OutputChunk<U, kFloats> y[kOutputs];
+                           for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + begin, length);
+                           for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + begin);
+                           SGL_INDEPENDENT_LOOP
+                           for (std::int64_t j = 0; j < length; ++j) {
+                             float values[kInputs];
+                             for (int i = 0; i < kInputs; ++i) values[i] = x[i][j];
+                             const auto results = sgl::details::call<kOutputs>(f, values);
+                             for (int i = 0; i < kOutputs; ++i) y[i].set(j, results.values[i]);
+                           }
+                           for (auto& chunk : y) chunk.store(length);
+                         };
     for_each_chunk<T, U>(vectors, count, map);
   };
   for_each_piece(job.num_rows, job.columns, run);

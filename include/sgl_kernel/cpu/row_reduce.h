@@ -24,8 +24,8 @@ template <bool kMax>
 
 using FourLanes = float __attribute__((vector_size(16)));
 
-/// \brief The reduction of lanes, by halves: one after the other would take longer than a short row. In vectors, because
-/// g++ takes some arrays apart for it.
+/// \brief The reduction of lanes, by halves: one after the other would take longer than a short row. In vectors,
+/// because g++ takes some arrays apart for it.
 template <bool kMax, int kCount>
 [[gnu::always_inline]] inline float combined(const FourLanes (&lanes)[kCount]) {
   if constexpr (kCount == 1) {
@@ -86,7 +86,8 @@ template <sgl::Reduction kReduction, int kFloats, int N, typename Visit>
 /// \tparam T, U the types of the inputs' and the outputs' elements.
 template <typename F, int kInputs, int kShared, int kOutputs, typename T, typename U, int kFloats>
 [[gnu::always_inline]] inline void reduce_row(
-    Vectors<kFloats> vectors, const F& f, std::int64_t columns, std::int64_t row, void* const (&addresses)[kInputs + kShared + kOutputs]) {
+    Vectors<kFloats> vectors, const F& f, std::int64_t columns, std::int64_t row,
+    void* const (&addresses)[kInputs + kShared + kOutputs]) {
   constexpr bool kCombines = sgl::details::kCombines<F>;
   constexpr int kKept = sgl::details::kKept<F, kInputs>;
   constexpr int kLate = kOutputs - kCombines;
@@ -106,14 +107,14 @@ template <typename F, int kInputs, int kShared, int kOutputs, typename T, typena
     constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
     const auto visit = [&]<int kSize>(Vectors<kSize>, std::int64_t first, std::int64_t length, const auto& add)
                            __attribute__((always_inline)) {
-      InputChunk<T, kSize> x[kInputs];
-      for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
-      for (std::int64_t j = 0; j < length; ++j) {
-        float kept[kKept];
-        keep(x, j, kept);
-        add(j, pass.terms(f, kept));
-      }
-    };
+                             InputChunk<T, kSize> x[kInputs];
+                             for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
+                             for (std::int64_t j = 0; j < length; ++j) {
+                               float kept[kKept];
+                               keep(x, j, kept);
+                               add(j, pass.terms(f, kept));
+                             }
+                           };
     reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum>(vectors, columns, reduced, visit);
     return reduced;
   };
@@ -124,28 +125,28 @@ template <typename F, int kInputs, int kShared, int kOutputs, typename T, typena
     for (int i = 0; i < kInputs; ++i) prefetch(inputs[i] + columns + piece, count);  // the next row, if none is between
     const auto map = [&]<int kSize>(Vectors<kSize>, std::int64_t begin, std::int64_t length)
                          __attribute__((always_inline)) {
-      const auto first = piece + begin;
-      InputChunk<T, kSize> x[kInputs + kShared];
-      OutputChunk<U, kSize> y[kOutputs];
-      for (int i = 0; i < kInputs + kShared; ++i) x[i].load(inputs[i] + first, length);
-      for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
-      SGL_INDEPENDENT_LOOP
-      for (std::int64_t j = 0; j < length; ++j) {
-        float values[kKept + kShared];
-        keep(x, j, values);
-        for (int i = 0; i < kShared; ++i) values[kKept + i] = x[kInputs + i][j];
-        const auto results = sgl::details::call<kLate>(f, values, statistic);
-        if constexpr (kCombines) y[0].set(j, values[0]);
-        for (int i = 0; i < kLate; ++i) y[kCombines + i].set(j, results.values[i]);
-      }
-      for (auto& chunk : y) chunk.store(length);
-    };
+                           const auto first = piece + begin;
+                           InputChunk<T, kSize> x[kInputs + kShared];
+                           OutputChunk<U, kSize> y[kOutputs];
+                           for (int i = 0; i < kInputs + kShared; ++i) x[i].load(inputs[i] + first, length);
+                           for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
+                           SGL_INDEPENDENT_LOOP
+                           for (std::int64_t j = 0; j < length; ++j) {
+                             float values[kKept + kShared];
+                             keep(x, j, values);
+                             for (int i = 0; i < kShared; ++i) values[kKept + i] = x[kInputs + i][j];
+                             const auto results = sgl::details::call<kLate>(f, values, statistic);
+                             if constexpr (kCombines) y[0].set(j, values[0]);
+                             for (int i = 0; i < kLate; ++i) y[kCombines + i].set(j, results.values[i]);
+                           }
+                           for (auto& chunk : y) chunk.store(length);
+                         };
     for_each_chunk<T, U>(vectors, count, map);
   }
 }
 
-/// \brief Calls `body(Vectors<n>{}, row)` for each of `num_rows` rows, on several threads if that pays off, in the version for the
-/// widest vectors.
+/// \brief Calls `body(Vectors<n>{}, row)` for each of `num_rows` rows, on several threads if that pays off, in the
+/// version for the widest vectors.
 /// \param columns elements of a row, for the work that it is.
 template <typename Body>
 void for_each_row(std::int64_t num_rows, std::int64_t columns, const Body& body) {

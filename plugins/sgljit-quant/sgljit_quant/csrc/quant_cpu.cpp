@@ -11,15 +11,16 @@ namespace quant {
 float scale_on_cpu(const sgl::RowOperand& input, std::int64_t num_rows, std::int64_t columns, DLDataType dtype) {
   std::int32_t largest = 0;  // as bits: those of non-negative floats are ordered like their values
   host::cpu::with_element_type(dtype, [&]<typename T>(T) {
-    const auto reduce = [&](auto vectors, std::int64_t row, std::int64_t first, std::int64_t count)
-                            __attribute__((always_inline)) {
+    const auto reduce = [&](auto vectors, std::int64_t row, std::int64_t first,
+                            std::int64_t count) __attribute__((always_inline)) {
       const auto* x = reinterpret_cast<const T*>(static_cast<const char*>(input.data) + row * input.stride) + first;
-      const auto visit = [&]<int kFloats>(host::cpu::Vectors<kFloats>, std::int64_t begin, std::int64_t length,
-                                          const auto& add) __attribute__((always_inline)) {
-        host::cpu::InputChunk<T, kFloats> chunk;
-        chunk.load(x + begin, length);
-        for (std::int64_t i = 0; i < length; ++i) add(i, sgl::Values<1>{{sgl::abs(chunk[i])}});
-      };
+      const auto visit =
+          [&]<int kFloats>(host::cpu::Vectors<kFloats>, std::int64_t begin, std::int64_t length, const auto& add)
+              __attribute__((always_inline)) {
+                host::cpu::InputChunk<T, kFloats> chunk;
+                chunk.load(x + begin, length);
+                for (std::int64_t i = 0; i < length; ++i) add(i, sgl::Values<1>{{sgl::abs(chunk[i])}});
+              };
       host::cpu::prefetch(x + count, count);
       sgl::Values<1> found;
       host::cpu::reduce_over<sgl::Reduction::kMax>(vectors, count, found, visit);
