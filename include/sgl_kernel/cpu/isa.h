@@ -80,8 +80,8 @@ void with_widest_vectors(const Body& body) {
 }
 
 /// \brief Asks for `count` elements that are read soon. The processor asks on its own within a page of 4 KiB; from page
-/// to page, and where a loop computes much, this hides the latency of memory. The address need not be valid. Unrolled, the
-/// requests would delay the loop behind them: by 17 % in `fused_add_rmsnorm` of bf16.
+/// to page, and where a loop computes much, this hides the latency of memory. The address need not be valid. Unrolled,
+/// the requests would delay the loop behind them: by 17 % in `fused_add_rmsnorm` of bf16.
 template <typename T>
 [[gnu::always_inline]] inline void prefetch(const T* begin, long long count) {
   constexpr int kLine = 64;
