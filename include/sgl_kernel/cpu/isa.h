@@ -85,7 +85,9 @@ void with_widest_vectors(const Body& body) {
 template <typename T>
 [[gnu::always_inline]] inline void prefetch(const T* begin, long long count) {
   constexpr int kLine = 64;
+#if !defined(__CUDACC__)  // nvcc does not know it
 #pragma GCC unroll 1
+#endif
   for (long long i = 0; i < count; i += kLine / static_cast<int>(sizeof(T))) __builtin_prefetch(begin + i);
 }
 
