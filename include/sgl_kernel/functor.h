@@ -9,9 +9,9 @@
 ///     SGL_HD float operator()(float x) const { return x / (1 + sgl::exp(-x)); }
 ///   };
 /// \endcode
-/// On the device the functions of namespace `sgl` are CUDA's, within 2 ulp. On the CPU `sgl::exp` and
-/// `sgl::one_plus_exp`, within 2 ulp, and `sgl::erfc`, within 4, have no branch and no call, so that a loop over them
-/// vectorises; the others are the C library's.
+/// On the device the functions of namespace `sgl` are CUDA's, within 2 ulp. On the CPU `sgl::exp`, within 2 ulp, and
+/// `sgl::erfc`, within 4, have no branch and no call, so that a loop over them vectorises; the others are the C
+/// library's.
 ///
 /// Members are those of a call, and named in `SGL_FIELDS` (signature.h).
 
@@ -93,30 +93,21 @@ SGL_HD float or_nan(float result, float x) {
   return from_bits(to_bits(result) | (is_nan & 0x7fc00000));
 }
 
-/// e to the power of x - low as sum * 2^n, for 0 <= low <= 0.11: n = round(x / ln 2), so that the sum is of the rest,
-/// r.
+/// e to the power of x - low, for |x| <= 105 and 0 <= low <= 0.11.
 ///
-/// The sum is a polynomial in r, to 2^-27, found by weighted least squares. The multiple of ln 2 is taken away in two
-/// parts, the first of which is exact (Cody and Waite's reduction). NaN stays NaN in the sum.
-struct Exponential {
-  float sum;
-  std::uint32_t n_plus_126;  // in its low bits
-};
-SGL_HD Exponential exponential(float x, float low) {
-  constexpr float kRounder = 12582912.0f + 126;  // 1.5 * 2^23: added to it, a float is rounded to an integer
+/// exp(x) = 2^n * exp(r) with n = round(x / ln 2), so |r| <= 0.347, where the polynomial, found by weighted least
+/// squares, leaves 2^-27. The multiple of ln 2 is taken away in two parts, the first of which is exact (Cody and
+/// Waite's reduction). 2^n comes in two factors, since n reaches beyond the exponents of a float.
+SGL_HD float exp_of_difference(float x, float low) {
+  const auto power = [](std::int32_t n) { return from_bits(static_cast<std::uint32_t>(n + 127) << 23); };
+  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: added to it, a float is rounded to an integer in its low bits
   const float rounded = x * 1.44269504f + kRounder;
+  const auto n = static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRounder));
   const float multiple = rounded - kRounder;
   const float r = (x - multiple * 0.693359375f) + multiple * 2.12194440e-4f - low;
   constexpr float kSeries[] = {8.36751889e-3f, 4.16809134e-2f, 0.166665271f, 0.499999464f, 1.0f, 1.0f};
   float sum = 1.30768109e-3f;
   for (const float term : kSeries) sum = sum * r + term;
-  return {sum, to_bits(rounded)};
-}
-/// The same as a float, for |x| <= 105. 2^n comes in two factors, since n reaches beyond the exponents of a float.
-SGL_HD float exp_of_difference(float x, float low) {
-  const auto power = [](std::int32_t n) { return from_bits(static_cast<std::uint32_t>(n + 127) << 23); };
-  const auto [sum, n_plus_126] = exponential(x, low);
-  const auto n = static_cast<std::int32_t>(n_plus_126 - to_bits(12582912.0f + 126));
   return sum * power(n >> 1) * power(n - (n >> 1));
 }
 
@@ -131,23 +122,6 @@ SGL_HD float exp(float x) {
   using namespace details;
   const auto sign = to_bits(x) & ~kMagnitude;
   return or_nan(exp_of_difference(from_bits(sign | to_bits(limited_abs(x, 105))), 0), x);
-#endif
-}
-
-/// \brief 1 + exp(x), as in a logistic function; on the CPU faster than the two by themselves.
-SGL_HD float one_plus_exp(float x) {
-#if defined(__CUDACC__)
-  return 1 + ::expf(x);
-#else
-  using namespace details;
-  // Within -86 and 89, beyond which the result is 1 or infinity, half the exponential needs one power of two. As
-  // unsigned integers negative floats are the largest, by their magnitude; as signed ones positive floats are.
-  constexpr auto kLowest = __builtin_bit_cast(std::uint32_t, -86.0f);
-  constexpr auto kHighest = __builtin_bit_cast(std::int32_t, 89.0f);
-  const auto above = static_cast<std::int32_t>(to_bits(x) < kLowest ? to_bits(x) : kLowest);
-  const auto within = static_cast<std::uint32_t>(above < kHighest ? above : kHighest);
-  const auto [sum, n_plus_126] = exponential(from_bits(within), 0);
-  return or_nan(sum * from_bits(n_plus_126 << 23) * 2 + 1, x);
 #endif
 }
 

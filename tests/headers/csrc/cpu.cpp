@@ -60,11 +60,6 @@ struct Exp {
     return sgl::exp(x);
   }
 };
-struct OnePlusExp {
-  SGL_HD float operator()(float x) const {
-    return sgl::one_plus_exp(x);
-  }
-};
 struct Erfc {
   SGL_HD float operator()(float x) const {
     return sgl::erfc(x);
@@ -116,7 +111,6 @@ SGL_EXPORT(float_to_fp8, (convert<fp8_e4m3_t, float>));
 SGL_EXPORT(fp16_to_float, (convert<float, fp16_t>));
 SGL_EXPORT(bf16_to_float, (convert<float, bf16_t>));
 SGL_EXPORT(exp, (apply<Exp>));
-SGL_EXPORT(one_plus_exp, (apply<OnePlusExp>));
 SGL_EXPORT(erfc, (apply<Erfc>));
 SGL_EXPORT(visit, (visit));
 SGL_EXPORT(visit_but, (visit_but));
