@@ -207,7 +207,10 @@ def refused(name, call, error, text):
         refused("scalar", lambda m: m.affine(torch.tensor(1.0), X, 1, 1), TensorMatchError, "at least 1 but got 0"),
         refused("shared", lambda m: m.weighted(X, X, X[0], X), TensorMatchError, "for weight, .*expected 1 but got 2"),
         refused(
-            "types", lambda m: m.weighted(X, X[0].half(), X[0], X), TensorMatchError, "for weight, .*expected float32"
+            "types",
+            lambda m: m.weighted(X, X[0].half(), X[0], X),
+            TensorMatchError,
+            "for weight, .*expected float32, the dtype of x, but got float16",
         ),
         refused("another row", lambda m: m.affine(X[:-1], X[1:], 1, 1), ValueError, "rows of out share memory"),
         refused("one row", lambda m: m.affine(X, X[:1].expand(4, 8), 1, 1), ValueError, "rows of out share memory"),
