@@ -1,7 +1,8 @@
 """Which kernels do the row operations of the headers launch, and which loops do they run? For building them ahead.
 
 ``RowMapping`` stands for a ``host::RowMap`` (``sgl_kernel/row_map.h``), ``RowReduction`` for a ``host::RowReduce``
-(``sgl_kernel/row_reduce.h``). The layouts are those of the table in ``sgl_kernel/impl/row_layout.h``; a test compares both.
+(``sgl_kernel/row_reduce.h``). The layouts are those of the table in ``sgl_kernel/impl/row_layout.h``; a test compares
+both.
 """
 
 from __future__ import annotations

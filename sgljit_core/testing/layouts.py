@@ -106,7 +106,7 @@ def sizes(samples: list[Arguments]) -> Iterator[tuple[str, Arguments]]:
 
 
 def _news(shapes: Collection[torch.Size], old: int, new: int) -> dict[int, int]:
-    """What each size becomes, if any other."""
+    """The sizes that change, and the new one of each."""
     sizes = {size for shape in shapes for size in shape}
     beside = {size for shape in shapes if old in shape for size in shape} - {old}
     return {size: size // old * new for size in sizes - beside if size > 0 and size % old == 0}

@@ -14,8 +14,8 @@
 #include <initializer_list>
 
 /// \file impl/row_op.h
-/// \brief The common part of the row operations on the host: what they ask of a functor, and their loops for the CPU, by
-/// the types of the elements.
+/// \brief The common part of the row operations on the host: what they ask of a functor, and their loops for the CPU,
+/// by the types of the elements.
 
 namespace host::details {
 
@@ -32,8 +32,8 @@ F without_fields() {
 template <std::size_t>
 inline constexpr float kAny = 0;
 
-/// Whether a functor maps a float for each index to the outputs of a row map. Asked where the host part is compiled: the
-/// kernel and the loop, which call it, are compiled when they are first needed.
+/// Whether a functor maps a float for each index to the outputs of a row map. Asked where the host part is compiled:
+/// the kernel and the loop, which call it, are compiled when they are first needed.
 template <typename F, int kOutputs, typename Inputs>
 inline constexpr bool kMapsRows = false;
 template <typename F, int kOutputs, std::size_t... I>

@@ -8,8 +8,8 @@
 #include <cstddef>
 
 /// \file impl/row_reduce_functor.h
-/// \brief Does a functor have the members that a row reduction calls? Asked where the host part is compiled: the kernels
-/// and the loop, which call them, are compiled when they are first needed.
+/// \brief Does a functor have the members that a row reduction calls? Asked where the host part is compiled: the
+/// kernels and the loop, which call them, are compiled when they are first needed.
 
 namespace host::details {
 
@@ -62,7 +62,8 @@ struct RowReduceFunctor<F, kReturned, Indices<I...>, Indices<K...>, Indices<M...
       requires(const F& f, Statistic row) {
         { as_values(f(row, kAny<M>...)) } -> traits::same_as<sgl::Values<kReturned>>;
       },
-      "RowReduce: the functor needs float operator()(float factor, float, ...) const: what finish returned, a float for "
+      "RowReduce: the functor needs float operator()(float factor, float, ...) const: what finish returned, a float "
+      "for "
       "each input, or the one of combine, and one for each shared row; sgl::Values<N> if it returns several outputs");
   static constexpr bool kIsChecked = true;
 };
