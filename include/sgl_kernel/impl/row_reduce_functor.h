@@ -63,8 +63,8 @@ struct RowReduceFunctor<F, kReturned, Indices<I...>, Indices<K...>, Indices<M...
         { as_values(f(row, kAny<M>...)) } -> traits::same_as<sgl::Values<kReturned>>;
       },
       "RowReduce: the functor needs float operator()(float factor, float, ...) const: what finish returned, a float "
-      "for "
-      "each input, or the one of combine, and one for each shared row; sgl::Values<N> if it returns several outputs");
+      "for each input, or the one of combine, and one for each shared row; sgl::Values<N> if it returns several "
+      "outputs");
   static constexpr bool kIsChecked = true;
 };
 
