@@ -43,6 +43,10 @@ class NoTargetError(ConfigError):
     """A build needs CUDA, but there is no device, and no architecture was named."""
 
 
+class NoDeviceError(SgljitError, RuntimeError):
+    """Checks were asked for on a device that this machine does not have."""
+
+
 class InvalidBuildError(SgljitError, ValueError):
     """The arguments of ``load_jit`` do not describe a build."""
 

@@ -80,6 +80,10 @@ void for_each_part(const Rows (&operands)[kOperands], const RowPlan& plan, const
 template <typename F, int kInputs, int kOutputs = 1>
 struct RowMap {
   static_assert(kInputs >= 1 && kInputs <= 4, "RowMap: one to four inputs");
+  static_assert(
+      details::kMapsRows<F, kOutputs, details::IndicesUpTo<kInputs>>,
+      "RowMap: the functor needs float operator()(float, ...) const, with a float for each of kInputs inputs; for "
+      "several outputs it returns sgl::Values<kOutputs>");
 
  public:
   /// \param file the file of the functor, relative to the family's csrc; a literal.
@@ -89,10 +93,18 @@ struct RowMap {
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
   /// `match_rows` has the rules for the operands. Inputs of 16 bits are computed in float, and rounded once.
+  /// \param f may be left out if it has no fields.
   /// \throws TensorMatchError, ValueError as `match_rows`.
+  template <int kGivenInputs, int kGivenOutputs>
   void operator()(
-      const Rows (&inputs)[kInputs], const Rows (&outputs)[kOutputs], const F& f = {}, DebugInfo location = {}) {
+      const Rows (&inputs)[kGivenInputs], const Rows (&outputs)[kGivenOutputs],
+      const F& f = details::without_fields<F>(), DebugInfo location = {}) {
     static_assert(__is_trivially_copyable(F), "RowMap: the functor must be trivially copyable");
+    static_assert(
+        kGivenInputs == kInputs, "RowMap: the first braces must hold as many inputs as kInputs, its second argument");
+    static_assert(
+        kGivenOutputs == kOutputs,
+        "RowMap: the second braces must hold as many outputs as kOutputs, its third argument, 1 by default");
     const auto all = [&]<std::size_t... I, std::size_t... J>(
                          details::Indices<I...>, details::Indices<J...>) -> Operands {
       return {{inputs[I]..., outputs[J]...}};

@@ -43,6 +43,7 @@
 
 #include <sgl_kernel/impl/row_layout.h>
 #include <sgl_kernel/impl/row_op.h>
+#include <sgl_kernel/impl/row_reduce_functor.h>
 #include <sgl_kernel/impl/row_reduce_params.h>
 #include <sgl_kernel/rows.h>
 #include <sgl_kernel/runtime.h>
@@ -75,22 +76,33 @@ struct RowReduce {
   /// \brief Computes the outputs. On CUDA it launches on the current stream of their device, and returns at once.
   ///
   /// `match_rows` has the rules for the operands. Inputs of 16 bits are computed in float, and rounded once.
+  /// \param f may be left out if it has no fields.
   /// \throws TensorMatchError, ValueError as `match_rows`; TensorMatchError if one of `shared` is not of `shared_row`.
-  template <int kGiven>
+  template <int kGivenInputs, int kGivenShared, int kGivenOutputs>
   void operator()(
-      const Rows (&inputs)[kInputs], const Rows (&shared)[kGiven], const Rows (&outputs)[kOutputs], const F& f = {},
-      DebugInfo location = {}) {
-    static_assert(kGiven == kShared, "RowReduce: its second template argument is the number of shared rows");
+      const Rows (&inputs)[kGivenInputs], const Rows (&shared)[kGivenShared], const Rows (&outputs)[kGivenOutputs],
+      const F& f = details::without_fields<F>(), DebugInfo location = {}) {
+    static_assert(
+        kGivenShared == kShared,
+        "RowReduce: the second braces must hold as many shared rows as kShared, its third argument, 0 by default");
+    s_check_given<kGivenInputs, kGivenOutputs>();
     m_run(inputs, shared, outputs, f, location);
   }
   /// \brief The same without shared rows.
+  template <int kGivenInputs, int kGivenOutputs>
   void operator()(
-      const Rows (&inputs)[kInputs], const Rows (&outputs)[kOutputs], const F& f = {}, DebugInfo location = {}) {
-    static_assert(kShared == 0, "RowReduce: pass the shared rows after the inputs");
+      const Rows (&inputs)[kGivenInputs], const Rows (&outputs)[kGivenOutputs],
+      const F& f = details::without_fields<F>(), DebugInfo location = {}) {
+    static_assert(kShared == 0, "RowReduce: pass the shared rows after the inputs, in braces of their own");
+    s_check_given<kGivenInputs, kGivenOutputs>();
     m_run(inputs, nullptr, outputs, f, location);
   }
 
  private:
+  static constexpr int kKept = sgl::details::kKept<F, kInputs>;
+  static_assert(details::RowReduceFunctor<
+                F, kOutputs - sgl::details::kCombines<F>, details::IndicesUpTo<kInputs>, details::IndicesUpTo<kKept>,
+                details::IndicesUpTo<kKept + kShared>>::kIsChecked);
   static constexpr int kRead = kInputs + kShared;
   static constexpr int kOperands = kRead + kOutputs;
   static constexpr sgl::RowWork kWork = sgl::details::kHasSecondPass<F> ? sgl::RowWork::kTwoPasses
@@ -100,6 +112,17 @@ struct RowReduce {
   struct Operands {
     Rows rows[kOperands];
   };
+
+  template <int kGivenInputs, int kGivenOutputs>
+  static constexpr void s_check_given() {
+    static_assert(
+        kGivenInputs == kInputs,
+        "RowReduce: the first braces must hold as many inputs as kInputs, its second argument, which counts no shared "
+        "rows");
+    static_assert(
+        kGivenOutputs == kOutputs,
+        "RowReduce: the last braces must hold as many outputs as kOutputs, its fourth argument, 1 by default");
+  }
 
   void m_run(const Rows* inputs, const Rows* shared, const Rows* outputs, const F& f, DebugInfo location) {
     static_assert(__is_trivially_copyable(F), "RowReduce: the functor must be trivially copyable");

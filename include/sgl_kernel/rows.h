@@ -189,14 +189,16 @@ SGL_INLINE RowPlan match_rows(
   for (int i = 0; i < num_operands; ++i) {
     const Rows& rows = operands[i];
     const auto dtype = rows.tensor.dtype();
-    const auto expected = operands[i < num_inputs || is_one_type ? 0 : num_inputs].tensor.dtype();
+    const Rows& typed = operands[i < num_inputs || is_one_type ? 0 : num_inputs];
     const bool is_byte = i >= num_inputs && is_type<__nv_fp8_e4m3>(dtype);
     if (!is_type<float>(dtype) && !is_type<__half>(dtype) && !is_type<__nv_bfloat16>(dtype) && !is_byte)
       rows.raise(
           location, {"DType mismatch: expected one of [float32, float16, bfloat16",
                      i < num_inputs ? "" : ", float8_e4m3fn", "] but got ", dtype});
-    if (!::host::operator==(dtype, expected))
-      rows.raise(location, {"DType mismatch: expected ", expected, " but got ", dtype});
+    if (!::host::operator==(dtype, typed.tensor.dtype()))
+      rows.raise(
+          location,
+          {"DType mismatch: expected ", typed.tensor.dtype(), ", the dtype of ", typed.name, ", but got ", dtype});
     const auto device = rows.tensor.device();
     if (device.device_type != kDLCPU && device.device_type != kDLCUDA)
       rows.raise(location, {"Device mismatch: expected one of [cpu, cuda] but got ", device});

@@ -42,7 +42,7 @@ WORDS_OF_CXX = {  # and of the C library's macros
 }
 NAMES_OF_TEMPLATES = {
     "attributes", "bench", "cache_once", "csrc", "div_ceil", "functools", "host_module", "irange", "kernel",
-    "load_module", "make_cpp_args", "ops", "plugin", "reference", "row_map", "samples", "tests", "torch", "variants",
+    "load_module", "make_cpp_args", "ops", "plugin", "reference", "row_map", "tests", "torch", "variants",
 }
 # fmt: on
 

@@ -1,6 +1,8 @@
-"""Which kernels does a ``host::RowReduce`` launch (``sgl_kernel/row_reduce.h``), and which loops does it run?
+"""Which kernels do the row operations of the headers launch, and which loops do they run? For building them ahead.
 
-For building them ahead. The layouts are those of the table in ``sgl_kernel/impl/row_layout.h``; a test compares both.
+``RowMapping`` stands for a ``host::RowMap`` (``sgl_kernel/row_map.h``), ``RowReduction`` for a ``host::RowReduce``
+(``sgl_kernel/row_reduce.h``). The layouts are those of the table in ``sgl_kernel/impl/row_layout.h``; a test compares
+both.
 """
 
 from __future__ import annotations
@@ -22,6 +24,47 @@ Layout: TypeAlias = "tuple[int, int]"  # threads that share a row, threads of a 
 WORD = 16  # bytes of the widest load
 WARP = 32
 MAX_VECTORS = 4096  # of a row that is held in registers
+
+
+@dataclass(frozen=True)
+class RowMapping:
+    """A row map of a family: the template arguments of its ``host::RowMap``, and its functor's file.
+
+    Attributes:
+        file: relative to ``csrc``.
+        functor: with its namespace, as the compiler spells it.
+        inputs, outputs: how many of each; shared rows are inputs.
+    """
+
+    file: str
+    functor: str
+    inputs: int
+    outputs: int = 1
+
+    def kernel(
+        self,
+        dtype: torch.dtype,
+        output_dtype: torch.dtype | None = None,
+        *,
+        elements: int | None = None,
+        has_tail: bool = False,
+    ) -> tuple[Any, ...]:
+        """The arguments of ``build_variant`` for tensors without gaps, aligned to whole loads.
+
+        Args:
+            dtype, output_dtype: of the inputs, of the outputs; one for both if no other is given.
+            elements: of a load, for operands that allow fewer than whole loads.
+            has_tail: whether ``elements`` do not divide a row, or all rows together where none has gaps.
+        """
+        output_dtype = output_dtype or dtype
+        elements = elements or _whole(dtype.itemsize, output_dtype.itemsize)
+        counts = (CppType(self.functor), self.inputs, self.outputs)
+        return self.file, "device::row_map", *counts, elements, has_tail, dtype, output_dtype
+
+    def loop(self, dtype: torch.dtype, output_dtype: torch.dtype | None = None) -> tuple[str, str]:
+        """The arguments of ``build_deferred`` for the CPU."""
+        counts = (CppType(self.functor), self.inputs, self.outputs)
+        return self.file, f"host::cpu::row_map<{make_cpp_args(*counts, dtype, output_dtype or dtype)}>"
 
 
 @dataclass(frozen=True)
@@ -74,7 +117,7 @@ class RowReduction:
 
 def row_elements(columns: int, *itemsizes: int) -> int:
     """The elements of a vector of rows without gaps: the most that one word holds and that divide a row."""
-    elements = min(WORD // itemsize for itemsize in itemsizes)
+    elements = _whole(*itemsizes)
     return min(elements, columns & -columns) if columns else elements
 
 
@@ -95,6 +138,11 @@ def row_layouts(columns: int, elements: int, itemsize: int, work: int = 0) -> li
         threads = of_line if line == vectors else _in_warps(-(-vectors // -(-line // of_line)))
         found.add((threads, threads) if threads > WARP else _of_warps(vectors))
     return sorted(found)
+
+
+def _whole(*itemsizes: int) -> int:
+    """The elements of a whole load."""
+    return WORD // max(itemsizes)
 
 
 def _of_warps(vectors: int) -> Layout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -90,28 +91,37 @@ def layouts(arguments: Mapping[str, Any], mutates: Collection[str]) -> Iterator[
 def sizes(samples: list[Arguments]) -> Iterator[tuple[str, Arguments]]:
     """Calls of other sizes: no row, one, and around every power of two, each with one of the samples.
 
-    All dimensions that a size divides become multiples of the other size, so that tensors still fit each other. A
-    sample with indices or addresses has none: they would lead elsewhere.
+    All dimensions that a size divides become multiples of the other size, so that tensors still fit each other; but
+    for those that stand beside that size in a tensor, where a multiple is chance. No call has a tensor of more than
+    ``LARGEST`` elements. A sample with indices or addresses has none: they would lead elsewhere.
     """
     resizable = [s for s in samples if not any(_is_index(t) or memory_of(t) is not t for _, t in tensors_of(s))]
     for number, new in enumerate(SIZES):
         for sample in resizable if new < 2 else resizable[number % len(resizable) :][:1] if resizable else ():
-            for old in sorted({size for _, tensor in tensors_of(sample) for size in tensor.shape if size > 1}):
-                resized = {name: _resized(value, old, new) for name, value in sample.items()}
-                if all(tensor.numel() <= LARGEST for _, tensor in tensors_of(resized)):
-                    yield f"{old} made {new}", resized
+            shapes = [tensor.shape for _, tensor in tensors_of(sample)]
+            for old in sorted({size for shape in shapes for size in shape if size > 1}):
+                news = _news(shapes, old, new)
+                if all(math.prod(news.get(size, size) for size in shape) <= LARGEST for shape in shapes):
+                    yield f"{old} made {new}", {name: _resized(value, news) for name, value in sample.items()}
 
 
-def _resized(value: Any, old: int, new: int) -> Any:
+def _news(shapes: Collection[torch.Size], old: int, new: int) -> dict[int, int]:
+    """The sizes that change, and the new one of each."""
+    sizes = {size for shape in shapes for size in shape}
+    beside = {size for shape in shapes if old in shape for size in shape} - {old}
+    return {size: size // old * new for size in sizes - beside if size > 0 and size % old == 0}
+
+
+def _resized(value: Any, news: Mapping[int, int]) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(_resized(one, old, new) for one in value)
+        return type(value)(_resized(one, news) for one in value)
     if not isinstance(value, torch.Tensor):
         return value
     is_byte = value.itemsize == 1  # of which torch selects no floating ones
     chosen = value.view(torch.uint8) if is_byte else value
     for dimension, size in enumerate(value.shape):
-        if size > 0 and size % old == 0:
-            indices = torch.arange(size // old * new, device=value.device) % size
+        if size in news:
+            indices = torch.arange(news[size], device=value.device) % size
             chosen = chosen.index_select(dimension, indices)
     return chosen.view(value.dtype)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sgljit_core.errors import NoDeviceError
+
 if TYPE_CHECKING:
     from .suite import Check
 
@@ -50,9 +52,14 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if families := config.getoption("--sgljit-family"):
         import torch
 
-        from .suite import checks_of_family
+        from .suite import checks_of_family, require
 
         chosen = config.getoption("--sgljit-device")
+        if chosen:
+            try:
+                require(torch.device(chosen))
+            except NoDeviceError as error:
+                raise pytest.UsageError(str(error)) from None
         devices = [chosen] if chosen else ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         for family in families:
             for check in checks_of_family(family, [torch.device(device) for device in devices]):

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from sgljit_core.errors import NoDeviceError
 from sgljit_core.families import registry
 from sgljit_core.families.family import Op
 
@@ -48,8 +49,10 @@ def check_op(op: Op | str, device: str | torch.device = "cpu", checks: Collectio
 
     Raises:
         Fault: the first thing that is wrong.
+        NoDeviceError: there is no such device.
         UnknownFamilyError, UnknownOpError: there is no such op.
     """
+    require(torch.device(device))
     if isinstance(op, str):
         family, _, name = op.partition(".")
         getattr(registry.ops[family], name)  # raises the error that names the ops there are
@@ -58,18 +61,33 @@ def check_op(op: Op | str, device: str | torch.device = "cpu", checks: Collectio
 
 
 def check_family(family: str, device: str | torch.device = "cpu") -> None:
-    """Check every op of an installed family, and the family. Raises Fault: the first thing that is wrong."""
+    """Check every op of an installed family, and the family.
+
+    Raises:
+        Fault: the first thing that is wrong.
+        NoDeviceError: there is no such device.
+        UnknownFamilyError: there is no such family.
+    """
     _run(checks_of_family(family, [torch.device(device)]))
 
 
 def checks_of_family(name: str, devices: Collection[torch.device]) -> Iterator[Check]:
-    """All checks of an installed family. Imports it, and raises what that raises."""
+    """All checks of an installed family. Imports it, and raises what that raises; NoDeviceError without a device."""
+    for device in devices:
+        require(device)
     family = load_family(name)
     for op in family.declared().values():
         for device in devices:
             yield from _checks_of(op, device)
     for check, function in FAMILY_CHECKS.items():
         yield Check(check, family.name, "", "", partial(function, family))
+
+
+def require(device: torch.device) -> None:
+    """Raise NoDeviceError if a device is not there: what was asked for by name is not skipped."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        built = "" if torch.backends.cuda.is_built() else f": torch {torch.__version__} is built without CUDA"
+        raise NoDeviceError(f"no CUDA device to test on{built}; run it where there is a GPU, or name cpu instead")
 
 
 def _checks_of(op: Op, device: torch.device) -> Iterator[Check]:
@@ -81,8 +99,6 @@ def _checks_of(op: Op, device: torch.device) -> Iterator[Check]:
 
 
 def _on(check: Callable[[Subject], None], subject: Subject) -> None:
-    if subject.device.type == "cuda" and not torch.cuda.is_available():
-        raise NotApplicable("no CUDA device")
     with conditions():
         try:
             check(subject)

@@ -85,7 +85,7 @@ def test_an_op_cannot_have_a_name_that_the_files_use(road):
             if isinstance(node, ast.FunctionDef | ast.alias):
                 names.add(node.name)
     names |= {Path(place).parts[1] for place in written if re.match(r"acme_kernels/\w+/", place)}
-    public = {name for name in names if re.fullmatch(r"[a-z][a-z0-9_]*", name)} - {"an_op_name"}
+    public = {name for name in names if re.fullmatch(r"[a-z][a-z0-9_]*", name) and "an_op_name" not in name}
     assert public - {"annotations"} <= new.NAMES_OF_TEMPLATES
 
 

@@ -15,7 +15,7 @@ from sgljit_core.errors import CompileError, TensorMatchError
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROUNDED_ONCE = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-22}
-EXPORTS = ["affine", "weighted", "sum_and_product", "function", "into_one_row", "third_half"]
+EXPORTS = ["affine", "weighted", "sum_and_product", "function", "into_one_row", "third_half", "silu_and_mul"]
 NAN = float("nan")
 
 
@@ -100,6 +100,28 @@ def test_four_inputs_and_two_outputs(maps, device):
     maps.sum_and_product(*inputs, total, product)
     expect(total, inputs.double().sum(0))
     expect(product, inputs.double().prod(0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_inputs_may_be_parts_of_one_tensor(maps, device):
+    for size in (1, 33, 64):
+        x = torch.randn(5, 2 * size, device=device).half()
+        out = torch.full((5, size), NAN, dtype=torch.float16, device=device)
+        maps.silu_and_mul(x, out)
+        gate, value = x.double().chunk(2, 1)
+        expect(out, torch.nn.functional.silu(gate) * value)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_the_numbers_of_rows_and_columns_must_agree(maps, device):
+    x = torch.randn(2, 3, 8, device=device)
+    out = torch.full((6, 8), NAN, device=device)
+    maps.affine(x, out, 2.0, 1.0)
+    expect(out, x.double().view(6, 8) * 2 + 1)
+    maps.affine(x[0, :1].expand(6, 8), out, 2.0, 1.0)  # at a stride of 0
+    expect(out, x[0, 0].double().expand(6, 8) * 2 + 1)
+    with pytest.raises(TensorMatchError, match="expected all rows at one stride"):
+        maps.affine(torch.zeros(2, 5, 8, device=device)[:, :3], out, 2.0, 1.0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -207,7 +229,10 @@ def refused(name, call, error, text):
         refused("scalar", lambda m: m.affine(torch.tensor(1.0), X, 1, 1), TensorMatchError, "at least 1 but got 0"),
         refused("shared", lambda m: m.weighted(X, X, X[0], X), TensorMatchError, "for weight, .*expected 1 but got 2"),
         refused(
-            "types", lambda m: m.weighted(X, X[0].half(), X[0], X), TensorMatchError, "for weight, .*expected float32"
+            "types",
+            lambda m: m.weighted(X, X[0].half(), X[0], X),
+            TensorMatchError,
+            "for weight, .*expected float32, the dtype of x, but got float16",
         ),
         refused("another row", lambda m: m.affine(X[:-1], X[1:], 1, 1), ValueError, "rows of out share memory"),
         refused("one row", lambda m: m.affine(X, X[:1].expand(4, 8), 1, 1), ValueError, "rows of out share memory"),

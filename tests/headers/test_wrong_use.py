@@ -15,6 +15,50 @@ VARIANT = """\
 
 MANY = ", ".join(f"x{i}" for i in range(33))
 
+ROW_MAP = """\
+#include <sgl_kernel/row_map.h>
+namespace maps { struct Add { SGL_HD float operator()(float a, float b) const { return a + b; } }; }
+namespace maps { struct Scale { float by; SGL_FIELDS(by) SGL_HD float operator()(float x) const { return by * x; } }; }
+host::RowMap<maps::Add, 2> add{"f.h"};
+host::RowMap<maps::Scale, 1> scale{"f.h"};
+"""
+ROW_REDUCE = """\
+#include <sgl_kernel/row_reduce.h>
+namespace norms {
+struct Norm {
+  float eps;
+  SGL_FIELDS(eps)
+  SGL_HD float term(float x) const { return x * x; }
+  SGL_HD float finish(float sum, float size) const { return sgl::rsqrt(sum / size + eps); }
+  SGL_HD float operator()(float factor, float x, float weight) const { return x * factor * weight; }
+};
+struct TwoPasses {
+  SGL_HD float term(float x) const { return x; }
+  SGL_HD float finish(float sum, float size) const { return sum / size; }
+  SGL_HD float second_term(float mean, float x) const { return (x - mean) * (x - mean); }
+  SGL_HD float second_finish(float, float sum, float size) const { return sum / size; }
+  SGL_HD void write_row(long long, float) const {}
+  SGL_HD float operator()(float factor, float x) const { return x * factor; }
+};
+struct Combines {
+  SGL_HD float combine(float a, float b) const { return a + b; }
+  SGL_HD float term(float x) const { return x; }
+  SGL_HD float finish(float sum, float) const { return sum; }
+  SGL_HD float operator()(float factor, float x) const { return x * factor; }
+};
+}
+"""
+
+
+def reduces(functor: str, arguments: str, before: str, after: str) -> str:
+    """A row reduction of a functor, in which a text is replaced."""
+    assert before in ROW_REDUCE
+    source = ROW_REDUCE.replace(before, after)
+    return f'{source}host::RowReduce<norms::{functor}, {arguments}> rows_of{{"f.h"}};\n'
+
+
+NORM = reduces("Norm", "1, 1", "", "")
+
 HOST = {
     "a parameter that cannot come from Python": (
         "#include <sgl_kernel/export.h>\nstruct S {}; void f(S) {}\nSGL_EXPORT(f, (f))",
@@ -102,6 +146,95 @@ HOST = {
         VARIANT + 'namespace { struct S {}; }\nhost::Kernel<> k{"f", "k"};\nvoid f() { (void)k.get(host::type<S>); }',
         "a kernel's type argument must have a name: no lambda, no unnamed namespace, no function",
     ),
+    "an input too few for a row map": (
+        ROW_MAP + "void f(host::Rows x) { add({x}, {x}); }",
+        "RowMap: the first braces must hold as many inputs as kInputs, its second argument",
+    ),
+    "an input too many for a row map": (
+        ROW_MAP + "void f(host::Rows x) { add({x, x, x}, {x}); }",
+        "RowMap: the first braces must hold as many inputs as kInputs, its second argument",
+    ),
+    "an output too many for a row map": (
+        ROW_MAP + "void f(host::Rows x) { add({x, x}, {x, x}); }",
+        "RowMap: the second braces must hold as many outputs as kOutputs, its third argument, 1 by default",
+    ),
+    "a row map without the values of its functor": (
+        ROW_MAP + "void f(host::Rows x) { scale({x}, {x}); }",
+        "this functor has fields: pass their values after the outputs, such as {scale, shift}",
+    ),
+    "a functor of fewer floats than inputs": (
+        ROW_MAP + 'host::RowMap<maps::Scale, 2> rows_of{"f.h"};',
+        "RowMap: the functor needs float operator()(float, ...) const, with a float for each of kInputs inputs",
+    ),
+    "a functor of one result for two outputs": (
+        ROW_MAP + 'host::RowMap<maps::Add, 2, 2> rows_of{"f.h"};',
+        "for several outputs it returns sgl::Values<kOutputs>",
+    ),
+    "a functor that is not const": (
+        ROW_MAP.replace("float b) const", "float b)"),
+        "RowMap: the functor needs float operator()(float, ...) const",
+    ),
+    "an input too many for a row reduction": (
+        NORM + "void f(host::Rows x) { rows_of({x, x}, {x}, {x}, {1}); }",
+        "RowReduce: the first braces must hold as many inputs as kInputs, its second argument, which counts no shared "
+        "rows",
+    ),
+    "shared rows too many": (
+        NORM + "void f(host::Rows x) { rows_of({x}, {x, x}, {x}, {1}); }",
+        "RowReduce: the second braces must hold as many shared rows as kShared, its third argument, 0 by default",
+    ),
+    "no shared rows where there must be one": (
+        NORM + "void f(host::Rows x) { rows_of({x}, {x}, {1}); }",
+        "RowReduce: pass the shared rows after the inputs, in braces of their own",
+    ),
+    "an output too many for a row reduction": (
+        NORM + "void f(host::Rows x) { rows_of({x}, {x}, {x, x}, {1}); }",
+        "RowReduce: the last braces must hold as many outputs as kOutputs, its fourth argument, 1 by default",
+    ),
+    "a row reduction without the values of its functor": (
+        NORM + "void f(host::Rows x) { rows_of({x}, {x}, {x}); }",
+        "this functor has fields: pass their values after the outputs, such as {scale, shift}",
+    ),
+    "no term": (
+        reduces("Norm", "1, 1", "float term(float x)", "float terms(float x)"),
+        "RowReduce: the functor needs float term(float, ...) const, with a float for each input, or the one of combine",
+    ),
+    "a term of fewer floats than inputs": (
+        reduces("Norm", "2, 1", "", ""),
+        "RowReduce: the functor needs float term(float, ...) const, with a float for each input, or the one of combine",
+    ),
+    "finish without the size": (
+        reduces("Norm", "1, 1", "float finish(float sum, float size)", "float finish(float sum)"),
+        "RowReduce: the functor needs float finish(float sum, float size) const",
+    ),
+    "finish that takes a float for two terms": (
+        reduces("Norm", "1, 1", "float term(float x) const { return x * x; }", "sgl::Values<2> term(float) const;"),
+        "the sum is sgl::Values<N> if term is",
+    ),
+    "a call operator without the shared row": (
+        reduces("Norm", "1, 1", "float x, float weight) const { return x * factor * weight; }", "float) const;"),
+        "RowReduce: the functor needs float operator()(float factor, float, ...) const: what finish returned",
+    ),
+    "a second term without what finish returned": (
+        reduces("TwoPasses", "1", "float second_term(float mean, float x)", "float second_term(float x, float*)"),
+        "RowReduce: second_term must be float second_term(first, float, ...) const: what finish returned",
+    ),
+    "a second pass that is not finished": (
+        reduces("TwoPasses", "1", "second_finish", "second_end"),
+        "RowReduce: a functor with second_term needs float second_finish(first, float sum, float size) const",
+    ),
+    "a result for each row of another type": (
+        reduces("TwoPasses", "1", "void write_row(long long, float)", "void write_row(float*, float)"),
+        "RowReduce: write_row must be void write_row(long long row, statistic) const",
+    ),
+    "fewer floats combined than inputs": (
+        reduces("Combines", "3, 0, 2", "", ""),
+        "RowReduce: combine must be float combine(float, ...) const, with a float for each input",
+    ),
+    "no output for what is combined": (
+        reduces("Combines", "2, 0, 1", "", ""),
+        "sgl::Values<N> if it returns several outputs",
+    ),
 }
 
 DEVICE = {
@@ -170,6 +303,17 @@ void append_to(host::Message& message, const Point& p) { message << "Point " << 
 void g(Point p) { host::RuntimeCheck(p.x == 1, "got ", p); }
 """
     assert toolbox.compile_host(source, tmp_path).returncode == 0
+    calls = """
+void f(host::Rows x) {
+  add({x, x}, {x});
+  scale({x}, {x}, {2});
+}
+"""
+    right = [ROW_MAP + calls, NORM + "void f(host::Rows x) { rows_of({x}, {x}, {x}, {1}); }"]
+    right += [reduces("TwoPasses", "1", "", ""), reduces("Combines", "2, 0, 2", "", "")]
+    for source in right:
+        result = toolbox.compile_host(source, tmp_path)
+        assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("case", DEVICE)

@@ -110,6 +110,24 @@ def test_wrong_use_of_the_command_is_refused(run, arguments, text):
     assert text in done.stderr
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sgljit_core", "test", "door", "--device", "cuda"),
+        ("sgljit_core", "test", "door", "--device", "cuda", "--json"),
+        ("pytest", "-q", "-p", "no:cacheprovider", "--sgljit-family", "door", "--sgljit-device", "cuda", "."),
+    ],
+)
+def test_a_device_that_is_named_and_is_not_there_is_an_error(run, command):
+    done = run(RIGHT["writes"], *command)
+    assert done.returncode not in (0, 5)
+    assert "no CUDA device to test on" in done.stderr
+    assert "run it where there is a GPU, or name cpu instead" in done.stderr
+    with pytest.raises(errors.NoDeviceError, match="no CUDA device to test on"):
+        check_op("norm.rmsnorm", "cuda")
+
+
 def test_an_op_that_is_not_there_is_named():
     with pytest.raises(errors.UnknownOpError, match="has no op 'rmsnrom'; did you mean 'rmsnorm'"):
         check_op("norm.rmsnrom")

@@ -23,7 +23,7 @@ def _fake(src: torch.Tensor, constant: int) -> torch.Tensor:
     return torch.empty_like(src)
 
 
-@FAMILY.op(fake=_fake, samples="sgljit_add_constant.reference:samples")
+@FAMILY.op(fake=_fake, samples="sgljit_add_constant.reference:samples_of_add_constant")
 def add_constant(src: torch.Tensor, constant: int) -> torch.Tensor:
     """``src + constant`` for a contiguous one-dimensional int32 tensor; sums wrap around, as torch's do.
 

@@ -13,7 +13,7 @@ def add_constant(src: torch.Tensor, constant: int) -> torch.Tensor:
     return src + constant
 
 
-def samples(device: torch.device) -> Iterator[dict[str, Any]]:
+def samples_of_add_constant(device: torch.device) -> Iterator[dict[str, Any]]:
     """Arguments: no element, one, a block of threads and its neighbours, the ends of the int32 range."""
     limits = torch.iinfo(torch.int32)
     for length in (0, 1, 255, 256, 257, 100_000):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sgljit_core import CppType, cache_once, make_cpp_args
+from sgljit_core import cache_once
+from sgljit_core.model.row_kernels import RowMapping
 
 from .plugin import FAMILY
 
@@ -23,7 +24,7 @@ def host_module() -> Module:
     )
 
 
-@FAMILY.op(exports=host_module, mutates=("out",), samples="sgljit_silu_and_mul.reference:samples")
+@FAMILY.op(exports=host_module, mutates=("out",), samples="sgljit_silu_and_mul.reference:samples_of_silu_and_mul")
 def silu_and_mul(
     input: torch.Tensor,  # as torch.nn.functional calls it
     out: torch.Tensor,
@@ -43,13 +44,13 @@ def silu_and_mul(
     """
 
 
+ROW_MAPS = [RowMapping("silu_and_mul.h", "swiglu::SiluAndMul", inputs=2)]  # one for each host::RowMap in csrc
+
+
 def variants() -> Iterator[Callable[[], Any]]:
-    """The variants worth building ahead: the host part; for each dtype the CPU's loop and a CUDA kernel."""
+    """The variants worth building ahead: the host part; for each dtype the loop for the CPU and a kernel for CUDA."""
     yield host_module
-    functor, inputs, outputs = CppType("swiglu::SiluAndMul"), 2, 1
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        on_cpu = make_cpp_args(functor, inputs, outputs, dtype, dtype)
-        yield functools.partial(FAMILY.build_deferred, "silu_and_mul.h", f"host::cpu::row_map<{on_cpu}>")
-        elements = 16 // dtype.itemsize  # of a load, where rows are aligned to it
-        on_device = (functor, inputs, outputs, elements, False, dtype, dtype)
-        yield functools.partial(FAMILY.build_variant, "silu_and_mul.h", "device::row_map", *on_device)
+    for row_map in ROW_MAPS:
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            yield functools.partial(FAMILY.build_deferred, *row_map.loop(dtype))
+            yield functools.partial(FAMILY.build_variant, *row_map.kernel(dtype))

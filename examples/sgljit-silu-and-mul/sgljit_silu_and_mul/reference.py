@@ -16,7 +16,7 @@ def silu_and_mul(
     out.copy_(torch.nn.functional.silu(gate) * value)
 
 
-def samples(device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
+def samples_of_silu_and_mul(device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
     """Arguments: every dtype, no token, one, several; one element, a block of threads and its neighbours."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         for num_tokens in (0, 1, 3, 100):

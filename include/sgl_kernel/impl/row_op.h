@@ -3,16 +3,43 @@
 #include <sgl_kernel/cpu/row_job.h>
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/dtype.h>
+#include <sgl_kernel/functor.h>
 #include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/impl/traits.h>
+#include <sgl_kernel/utils.h>
 #include <sgl_kernel/variant.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 
 /// \file impl/row_op.h
-/// \brief The common part of the row operations on the host: their loops for the CPU, by the types of the elements.
+/// \brief The common part of the row operations on the host: what they ask of a functor, and their loops for the CPU,
+/// by the types of the elements.
 
 namespace host::details {
+
+using sgl::details::as_values, sgl::details::declare;
+
+/// The functor of a call that passes none.
+template <typename F>
+F without_fields() {
+  static_assert(__is_empty(F), "this functor has fields: pass their values after the outputs, such as {scale, shift}");
+  return {};
+}
+
+/// An argument of a call, by its index.
+template <std::size_t>
+inline constexpr float kAny = 0;
+
+/// Whether a functor maps a float for each index to the outputs of a row map. Asked where the host part is compiled:
+/// the kernel and the loop, which call it, are compiled when they are first needed.
+template <typename F, int kOutputs, typename Inputs>
+inline constexpr bool kMapsRows = false;
+template <typename F, int kOutputs, std::size_t... I>
+inline constexpr bool kMapsRows<F, kOutputs, Indices<I...>> = requires(const F& f) {
+  { as_values(f(kAny<I>...)) } -> traits::same_as<sgl::Values<kOutputs>>;
+};
 
 /// The element types of row operations; the outputs may be of the last.
 inline int element_index(DLDataType dtype) {

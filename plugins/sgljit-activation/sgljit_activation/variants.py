@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import CppType, make_cpp_args
+from sgljit_core.model.row_kernels import WORD, RowMapping
 
 from .ops import FUNCTORS, host_module
 from .plugin import FAMILY
@@ -21,17 +21,16 @@ if TYPE_CHECKING:
 
 Builder = Callable[[], Any]
 
-_FILE = "activation.h"
-_LOAD_BYTES = 16
+ROW_MAPS = {op: RowMapping("activation.h", f"activation::{functor}", inputs=2) for op, functor in FUNCTORS.items()}
 
 
 def variants() -> Iterator[Builder]:
     """The host part; for each activation and dtype the CPU's loop, and the CUDA kernel for rows of whole loads."""
     yield host_module
-    for op in FUNCTORS:
+    for row_map in ROW_MAPS.values():
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
-            yield _on_cpu(op, dtype)
-            yield _on_device(op, dtype, _LOAD_BYTES // dtype.itemsize, False)
+            yield _on_cpu(row_map, dtype)
+            yield _on_device(row_map, dtype)
 
 
 def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -> Iterator[Builder]:
@@ -40,32 +39,26 @@ def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -
     They serve gates beside and before the values: nobody knows which of the two the engine has.
     """
     op = f"{shape.activation}_and_mul"
-    if not shape.mlp_sizes or op not in FUNCTORS or (ops is not None and op not in ops):
+    if not shape.mlp_sizes or op not in ROW_MAPS or (ops is not None and op not in ops):
         return
     yield host_module
-    dtype = getattr(torch, shape.dtype)
+    row_map, dtype = ROW_MAPS[op], getattr(torch, shape.dtype)
     if device == "cpu":
-        yield _on_cpu(op, dtype)
+        yield _on_cpu(row_map, dtype)
         return
-    whole = _LOAD_BYTES // dtype.itemsize
+    whole = WORD // dtype.itemsize
     choices = set()
     for size in shape.mlp_sizes:
         choices.add((min(whole, size & -size), False))  # side by side: the largest power of two that divides the row
         if size % whole:  # apart: one long row, whose last load may be incomplete
             choices |= {(whole, False), (whole, True)}
     for elements, has_tail in sorted(choices):
-        yield _on_device(op, dtype, elements, has_tail)
+        yield _on_device(row_map, dtype, elements=elements, has_tail=has_tail)
 
 
-def _on_cpu(op: str, dtype: torch.dtype) -> Builder:
-    arguments = make_cpp_args(_functor(op), 2, 1, dtype, dtype)
-    return functools.partial(FAMILY.build_deferred, _FILE, f"host::cpu::row_map<{arguments}>")
+def _on_cpu(row_map: RowMapping, dtype: torch.dtype) -> Builder:
+    return functools.partial(FAMILY.build_deferred, *row_map.loop(dtype))
 
 
-def _on_device(op: str, dtype: torch.dtype, elements: int, has_tail: bool) -> Builder:
-    arguments = (_functor(op), 2, 1, elements, has_tail, dtype, dtype)
-    return functools.partial(FAMILY.build_variant, _FILE, "device::row_map", *arguments)
-
-
-def _functor(op: str) -> CppType:
-    return CppType(f"activation::{FUNCTORS[op]}")
+def _on_device(row_map: RowMapping, dtype: torch.dtype, **rows: Any) -> Builder:
+    return functools.partial(FAMILY.build_variant, *row_map.kernel(dtype, **rows))

@@ -11,6 +11,16 @@ void affine(host::TensorView x, host::TensorView out, float scale, float shift) 
   affine_map({host::rows("x", x)}, {host::rows("out", out)}, {scale, shift});
 }
 // end
+
+// example: part
+host::RowMap<maps::SiluAndMul, 2> silu_and_mul_map{"row_maps.h"};
+
+void silu_and_mul(host::TensorView x, host::TensorView out) {
+  const auto rows = host::rows("x", x);  // the gates, then the values
+  silu_and_mul_map({rows.part(0, 2), rows.part(1, 2)}, {host::rows("out", out)});
+}
+// end
+
 host::RowMap<maps::Weighted, 3> weighted_map{"row_maps.h"};
 host::RowMap<maps::SumAndProduct, 4, 2> sum_and_product_map{"row_maps.h"};
 host::RowMap<maps::Function, 1> function_map{"row_maps.h"};

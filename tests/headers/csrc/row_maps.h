@@ -1,10 +1,10 @@
+// example: row_map_functor
 #pragma once
 
 #include <sgl_kernel/row_map.h>
 
 namespace maps {
 
-// example: row_map_functor
 struct Affine {  // its members are those of a call
   float scale, shift;
   SGL_FIELDS(scale, shift)
@@ -12,7 +12,11 @@ struct Affine {  // its members are those of a call
     return x * scale + shift;
   }
 };
+
+}  // namespace maps
 // end
+
+namespace maps {
 
 /// With a weight and a bias that go with every row.
 struct Weighted {
@@ -21,12 +25,21 @@ struct Weighted {
   }
 };
 
-/// With four inputs and two outputs.
+/// With the inputs in one tensor.
+struct SiluAndMul {
+  SGL_HD float operator()(float gate, float value) const {
+    return gate / (1.0f + sgl::exp(-gate)) * value;
+  }
+};
+
+// With four inputs and two outputs.
+// example: values
 struct SumAndProduct {
   SGL_HD sgl::Values<2> operator()(float a, float b, float c, float d) const {
     return {{a + b + c + d, a * b * c * d}};
   }
 };
+// end
 
 /// Every function of functor.h.
 struct Function {

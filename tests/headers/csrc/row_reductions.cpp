@@ -30,11 +30,15 @@ void fused_add_rmsnorm(TensorView x, TensorView residual, TensorView weight, flo
 void by_rows(TensorView x, TensorView weight, TensorView out) {
   rmsnorm_of_rows({rows("x", x)}, {rows("weight", weight)}, {rows("out", out)}, {1});
 }
+
+// example: softmax_of_rows
 host::RowReduce<reductions::Softmax, 1> softmax_of_rows{"row_reductions.h"};
 
-void softmax(TensorView x, TensorView out) {
-  softmax_of_rows({rows("x", x)}, {rows("out", out)});
+void softmax(host::TensorView x, host::TensorView out) {
+  softmax_of_rows({host::rows("x", x)}, {host::rows("out", out)});
 }
+// end
+
 void by_largest(TensorView x, TensorView out) {
   by_largest_of_rows({rows("x", x)}, {rows("out", out)});
 }

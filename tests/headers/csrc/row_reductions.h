@@ -11,7 +11,7 @@ struct RMSNorm {
   SGL_HD float term(float x) const {  // of each element; they are added up
     return x * x;
   }
-  SGL_HD float finish(float sum, float size) const {
+  SGL_HD float finish(float sum, float size) const {  // of each row, with the number of its elements
     return sgl::rsqrt(sum / size + eps);
   }
   SGL_HD float operator()(float factor, float x, float weight) const {

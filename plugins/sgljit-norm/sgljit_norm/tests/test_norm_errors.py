@@ -86,7 +86,7 @@ def vector(name: str) -> dict[str, tuple[Call, str, str]]:
         f"{name} dtype": (
             {name: zeros(64, dtype=torch.float16)},
             "Tensor<64>[strides=<1>, dtype=float16",
-            "DType mismatch: expected float32 but got float16",
+            "DType mismatch: expected float32, the dtype of input, but got float16",
         ),
         f"{name} rank": (
             {name: zeros(1, 64)},
@@ -117,7 +117,7 @@ def second(name: str) -> dict[str, tuple[Call, str, str]]:
         f"{name} dtype": (
             {name: zeros(3, 64, dtype=torch.bfloat16)},
             "Tensor<3, 64>[strides=<64, 1>, dtype=bfloat16",
-            "DType mismatch: expected float32 but got bfloat16",
+            "DType mismatch: expected float32, the dtype of input, but got bfloat16",
         ),
         f"{name} apart": (
             {name: strided(3, 64)},
