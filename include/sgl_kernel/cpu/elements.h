@@ -22,7 +22,7 @@ template <typename T, int kFloats>
 inline constexpr bool kByChunks = false;
 #if defined(__x86_64__)
 template <>
-inline constexpr bool kByChunks<fp16_t, 8> = true;  // every processor with AVX2 has F16C
+inline constexpr bool kByChunks<fp16_t, 8> = true;  // with F16C, see `with_widest_vectors`
 template <>
 inline constexpr bool kByChunks<fp16_t, 16> = true;
 #endif

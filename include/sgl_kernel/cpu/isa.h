@@ -74,7 +74,12 @@ void with_widest_vectors(const Body& body) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return details::run_avx512(body);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return details::run_avx2(body);
+#if !defined(__clang__) && __GNUC__ >= 11
+  const bool has_f16c = __builtin_cpu_supports("f16c");  // a virtual machine may hide it
+#else
+  constexpr bool has_f16c = true;  // these cannot ask; all processors with AVX2 have it
+#endif
+  if (has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return details::run_avx2(body);
 #endif
   details::run<4>(body);
 }
