@@ -40,6 +40,22 @@ struct RowFragment {
       if (in_bounds(i, thread)) vectors[i].load(row, i * kThreads + thread);
     }
   }
+  /// \brief Hides from the compiler what it knows of the elements. It would keep them as floats until they are used
+  /// again, in twice the registers.
+  SGL_DEVICE void keep_packed() {
+    if constexpr (sizeof(packed_t<T>) == sizeof(uint32_t)) {
+#pragma unroll
+      for (uint32_t i = 0; i < kHeld; ++i) {
+#pragma unroll
+        for (uint32_t pair = 0; pair < kPairs; ++pair) {
+          uint32_t word;
+          memcpy(&word, &vectors[i][pair], sizeof(word));
+          asm volatile("" : "+r"(word));
+          memcpy(&vectors[i][pair], &word, sizeof(word));
+        }
+      }
+    }
+  }
   SGL_DEVICE void store_one(uint32_t i, void* row, uint32_t thread) const {
     vectors[i].store(row, i * kThreads + thread);
   }
@@ -83,6 +99,10 @@ struct ResidentRow {
     if constexpr (kCombines) m_combine(address);
     return sgl::details::statistic_of(m_f, static_cast<float>(kColumns), [&](const auto& pass) {
       auto reduced = m_reduced(pass);
+      if constexpr (kKeepsPacked) {
+#pragma unroll
+        for (auto& input : m_inputs) input.keep_packed();
+      }
       constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
       constexpr sgl::details::Reduce<kMax> op;
       if constexpr (kThreads > kWarpThreads) {
@@ -134,6 +154,8 @@ struct ResidentRow {
   static constexpr uint32_t kPairs = kElements / 2;
   // Early, the latency of the shared rows hides behind that of the inputs, if registers are left to hold them.
   static constexpr bool kSharedFirst = kHeld * (kInputs + kShared) <= 8;
+  // With few elements registers do not limit the blocks of a multiprocessor. What is combined is kept in float.
+  static constexpr bool kKeepsPacked = kHeld > 2 && !kCombines;
 
   template <typename Address>
   SGL_DEVICE void m_load_shared(const Address& address) {
@@ -283,8 +305,10 @@ SGL_DEVICE void run_row(Row&& held, int64_t row, bool triggers_first, const Addr
 /// \tparam kBlock threads of a block; the others are those of `ResidentRow`.
 template <
     typename F, int kInputs, int kShared, int kOutputs, int64_t kColumns, uint32_t kElements, uint32_t kThreads,
-    uint32_t kBlock, typename T, typename U>
-__global__ __launch_bounds__(kBlock) void row_reduce(
+    uint32_t kBlock, typename T, typename U,
+    // Beyond six vectors for a thread, the compiler takes a few registers more than 768 threads can have.
+    uint32_t kLeastBlocks = (kInputs == 1 && kColumns / kElements > 6 * kThreads ? 768 / kBlock : 0)>
+__global__ __launch_bounds__(kBlock, kLeastBlocks) void row_reduce(
     const __grid_constant__ sgl::RowReduceParams<kInputs + kShared + kOutputs> params, const __grid_constant__ F f) {
   using row_t = ResidentRow<F, kInputs, kShared, kOutputs, kColumns, kElements, kThreads, T, U>;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kBlock / kThreads) + threadIdx.x / kThreads;
