@@ -33,7 +33,7 @@ def qknorm(head_dim: int, dtype: torch.dtype, plus_one: bool) -> list[Kernel]:
 def qknorm_across_heads(q_size: int, k_size: int, dtype: torch.dtype) -> list[Kernel]:
     """The kernel of ``fused_inplace_qknorm_across_heads``."""
     elements = min(row_elements(size, dtype.itemsize) for size in (q_size, k_size))
-    layouts = row_layouts(q_size + k_size, elements, dtype.itemsize)
+    layouts = row_layouts((q_size + k_size) // 2, elements, dtype.itemsize)
     threads = sorted({32 if of_row < of_block else of_block for of_row, of_block in layouts})
     return [
         ("qknorm.cuh", "norms::qknorm_across_heads", q_size, k_size, elements, of_block, dtype) for of_block in threads

@@ -137,14 +137,14 @@ void launch(Call& call, norms::QKNormParams& params, std::int64_t elements, bool
         .enable_pdl(runtime::has_pdl(device.device_id))(kernel, params, f);
   };
   if (is_across) {
-    const auto layout = layout_for(q.head_dim + k.head_dim, num_tokens);
+    const auto layout = layout_for((q.head_dim + k.head_dim) / 2, 2 * num_tokens);
     params.triggers_first = layout.triggers_first;
     const bool has_both = q.head_dim > 0 && k.head_dim > 0;
     if constexpr (!kPlusOne) {
-      if (layout.is_resident() && has_both && num_tokens <= sgl::kMaxBlocks) {
+      if (layout.is_resident() && has_both && num_tokens <= sgl::kMaxBlocks / 2) {
         const auto threads = layout.threads_per_row > 32 ? layout.threads_per_row : 32;
         return run(
-            num_tokens, threads, qknorm_across_heads_kernel.get(q.head_dim, k.head_dim, elements, threads, dtype));
+            2 * num_tokens, threads, qknorm_across_heads_kernel.get(q.head_dim, k.head_dim, elements, threads, dtype));
       }
     }
   } else {

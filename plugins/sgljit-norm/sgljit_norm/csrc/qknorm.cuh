@@ -35,30 +35,19 @@ __global__ __launch_bounds__(kBlock) void qknorm(
 
 /// \brief All heads of q together are a row of kQSize elements, all heads of k one of kKSize, held in registers.
 ///
-/// Grid: a block of kThreads for each token. Addresses and strides must be multiples of kElements elements.
+/// Grid: two blocks of kThreads for each token. Addresses and strides must be multiples of kElements elements.
 template <int64_t kQSize, int64_t kKSize, uint32_t kElements, uint32_t kThreads, typename T>
 __global__ __launch_bounds__(kThreads) void qknorm_across_heads(
     const __grid_constant__ QKNormParams params, const __grid_constant__ RMSNorm<false> f) {
-  using namespace device;
-  alignas(16) __shared__ float smem[2][kRowSmem];  // one for each reduction, so that no barrier is between them
-  const int64_t token = blockIdx.x;
-  const auto q_at = [&](int i) {
-    return i == 1 ? params.q.weight : pointer::offset(params.q.data, token * params.q.token_stride);
+  const int64_t token = blockIdx.x / 2;
+  const auto run = [&]<int64_t kSize>(const Heads& of) {
+    using row_t = device::ResidentRow<RMSNorm<false>, 1, 1, 1, kSize, kElements, kThreads, T, T>;
+    device::run_row(row_t(f, threadIdx.x, true), token, params.triggers_first, [&](int operand) {
+      return operand == 1 ? of.weight : device::pointer::offset(of.data, token * of.token_stride);
+    });
   };
-  const auto k_at = [&](int i) {
-    return i == 1 ? params.k.weight : pointer::offset(params.k.data, token * params.k.token_stride);
-  };
-  ResidentRow<RMSNorm<false>, 1, 1, 1, kQSize, kElements, kThreads, T, T> q(f, threadIdx.x, true);
-  ResidentRow<RMSNorm<false>, 1, 1, 1, kKSize, kElements, kThreads, T, T> k(f, threadIdx.x, true);
-  if (params.triggers_first) PDLTriggerSecondary();
-  PDLWaitPrimary();
-  q.load(q_at);
-  k.load(k_at);
-  PDLTriggerSecondary();
-  const float q_factor = q.reduce(q_at, smem[0]);
-  const float k_factor = k.reduce(k_at, smem[1]);
-  q.store(q_at, token, q_factor);
-  k.store(k_at, token, k_factor);
+  if (blockIdx.x % 2 == 0) run.template operator()<kQSize>(params.q);
+  else run.template operator()<kKSize>(params.k);
 }
 
 /// \brief Heads of any size, which may differ between q and k.
