@@ -32,8 +32,8 @@ SIZES = (
     *(512, 576, 768, 896, 960, 1024, 1152, 1280, 1536, 2048, 2304, 2560, 2880, 3072, 3584, 3840, 4096, 4544, 4608),
     *(5120, 5376, 6144, 7168, 8192, 12288, 14336, 16384),
 )
-TOKENS = (1, 8, 32, 128, 256, 512, 1024, 8192)
-ELEMENTS = 8  # of a 16-byte load
+TOKENS = (1, 8, 32, 128, 192, 256, 384, 512, 768, 1024, 2048, 8192)
+WORD = 16  # bytes of a load
 WARP, MOST_THREADS = 32, 1024
 ROTATED = 2**27  # bytes, more than the last cache holds
 MOST_CALLS, LEAST_CALLS = 512, 4  # in a graph
@@ -58,9 +58,9 @@ def module() -> Module:
 def layouts(vectors: int) -> list[Layout]:
     """The layouts that could be good for rows of so many vectors: from one vector for each thread to eight."""
     found: set[tuple[int, int]] = set()
-    if vectors <= 4 * WARP:
+    if vectors <= 6 * WARP:
         found.add((min(WARP, 1 << max(0, vectors - 1).bit_length()), 8 * WARP if vectors <= WARP else 4 * WARP))
-    for held, multiple in itertools.product((1, 2, 3, 4, 8), (WARP, 4 * WARP)):
+    for held, multiple in itertools.product((1, 2, 3, 4, 6, 8), (WARP, 4 * WARP)):
         threads = math.ceil(math.ceil(vectors / held) / multiple) * multiple
         if WARP < threads <= MOST_THREADS and threads // 2 < vectors:
             found.add((threads, threads))
@@ -70,8 +70,9 @@ def layouts(vectors: int) -> list[Layout]:
 def build(op: str, size: int, dtype: torch.dtype, layout: Layout) -> None:
     """Compile a kernel."""
     functor, *counts = FUNCTORS[op]
+    elements = WORD // dtype.itemsize
     FAMILY.build_variant(
-        "norm.h", "device::row_reduce", CppType(functor), *counts, size, ELEMENTS, *layout[:2], dtype, dtype
+        "norm.h", "device::row_reduce", CppType(functor), *counts, size, elements, *layout[:2], dtype, dtype
     )
 
 
@@ -120,10 +121,14 @@ def tune(
     dtype: torch.dtype,
     *,
     others: Callable[[int], dict[str, Any]] = lambda _: {},
-    tried: Callable[[int, int], Iterable[Layout]] = lambda size, _: layouts(size // ELEMENTS),
+    tried: Callable[[int, int], Iterable[Layout]] = lambda vectors, _: layouts(vectors),
 ) -> Iterator[dict[str, Any]]:
-    """A row for each shape: the time of each layout ``tried(size, tokens)``, and of ``others(size)``."""
-    kernels = {(size, *layout[:2], False) for size in sizes for count in tokens for layout in tried(size, count)}
+    """A row for each shape: the time of each layout ``tried(vectors, tokens)``, and of ``others(size)``."""
+    kernels = {
+        (size, *layout[:2], False)
+        for size, count in itertools.product(sizes, tokens)
+        for layout in tried(size * dtype.itemsize // WORD, count)
+    }
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda kernel: build(op, kernel[0], dtype, kernel[1:]), sorted(kernels)))
     sms = torch.cuda.get_device_properties(0).multi_processor_count
@@ -133,9 +138,10 @@ def tune(
     for size, count in itertools.product(sizes, tokens):
         calls = calls_of(op, count, size, dtype, memory)
         graphs: dict[Any, torch.cuda.CUDAGraph] = {name: graph_of(run, calls) for name, run in others(size).items()}
-        number = module().chosen_layout(size // ELEMENTS, work, count, sms)
+        vectors = size * dtype.itemsize // WORD
+        number = module().chosen_layout(vectors, work, count, sms)
         chosen = (number >> 16 & 0xFFFF, number & 0xFFFF, bool(number >> 32))
-        for layout in {*tried(size, count), chosen}:
+        for layout in {*tried(vectors, count), chosen}:
             module().set_layout(*layout)
             graphs[layout] = graph_of(getattr(module(), op), calls)
         times = microseconds(graphs, len(calls))
@@ -144,6 +150,7 @@ def tune(
         yield {
             "op": op,
             "size": size,
+            "vectors": vectors,
             "tokens": count,
             "chosen": chosen,
             "best": best,
@@ -155,31 +162,37 @@ def tune(
         }
 
 
-COLUMNS = ((1, 8), (32, 128), (256,), (512,), (1024,), (8192,))  # tokens of the table's, for 132 multiprocessors
-CLOSE = 0.007  # layouts whose times differ by less are alike
+COLUMNS = ((1, 8), (32, 128), (192, 256), (384,), (512,), (768,), (1024,), (2048, 8192))  # of the table, for 132 SMs
+CLOSE = 0.02  # layouts whose times differ by less are alike
 
 
 def line(rows: list[dict[str, Any]]) -> list[int]:
-    """The line of the table for rows of one size: for each column the layout that is the least behind anywhere."""
+    """The line of the table for rows of one size: for each column the layout that is the least behind anywhere.
+
+    What the table has stays unless it is further behind.
+    """
     found: list[int] = []
     for tokens in COLUMNS:
-        cells = [row["layouts"] for row in rows if row["tokens"] in tokens]
+        of_column = [row for row in rows if row["tokens"] in tokens]
+        cells = [row["layouts"] for row in of_column]
         behind = {
             layout: max(times[layout] / min(times.values()) for times in cells)
             for layout in set.intersection(*map(set, cells))
         }
         entries = {(-threads if first else threads): time for (threads, _, first), time in behind.items()}
         good = [entry for entry, time in entries.items() if time <= min(entries.values()) + CLOSE]
+        threads, _, first = of_column[0]["chosen"]
+        present = -threads if first else threads
         # One that an earlier column has saves a kernel.
-        found.append(min(good, key=lambda entry: (abs(entry) not in map(abs, found), entries[entry])))
+        found.append(min(good, key=lambda entry: (entry != present, abs(entry) not in map(abs, found), entries[entry])))
     return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The lines of ``sgl::kRowLayouts``, of one op."""
-    sizes = sorted({row["size"] for row in rows})
+    sizes = sorted({row["vectors"] for row in rows})
     lines = {32: [-32] * len(COLUMNS)}  # less than a warp has vectors for: one for each thread
-    lines |= {size // ELEMENTS: line([row for row in rows if row["size"] == size]) for size in sizes}
+    lines |= {vectors: line([row for row in rows if row["vectors"] == vectors]) for vectors in sizes}
     lines[4096] = [1024] * len(COLUMNS)  # the longest row
     lined = {vectors: ", ".join(f"{entry:5}" for entry in entries) for vectors, entries in lines.items()}
     return "".join(f"      {{{vectors:4}, {{{text}}}}},\n" for vectors, text in lined.items())
@@ -191,7 +204,7 @@ def main() -> None:
     parser.add_argument("--ops", default=",".join(FUNCTORS), help="which, with commas between")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
-    parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--json", type=Path, help="write all times here")
     arguments = parser.parse_args()
     sizes, tokens = ([int(number) for number in text.split(",")] for text in (arguments.sizes, arguments.tokens))

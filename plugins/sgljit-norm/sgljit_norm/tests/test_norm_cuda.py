@@ -87,7 +87,7 @@ def test_what_is_built_ahead_is_what_the_host_part_chooses():
     chosen = tune.module().chosen_layout
     for sms, work in itertools.product((20, 132), (0, 1, 2)):
         for vectors in (*range(1, 200), *range(200, MAX_VECTORS + 1, 31), MAX_VECTORS):
-            rows = (1, sms // 8, sms // 8 + 1, sms, sms + 1, 2 * sms, 4 * sms, 8 * sms, 8 * sms + 1, 2**40)
+            rows = (1, *(sms * eighths // 8 + 1 for eighths in (1, 8, 16, 24, 32, 48, 64)))
             layouts = {divmod(chosen(vectors, work, count, sms) % 2**32, 2**16) for count in rows}
             assert sorted(layouts) == row_layouts(8 * vectors, 8, 2, work)
             for threads, block in layouts:
@@ -109,7 +109,7 @@ def test_every_declared_variant_builds():
 @each_op
 @each_dtype
 def test_model_sizes(op: str, dtype: torch.dtype):
-    for size in (64, 128, 256, 512, 1024, 4096, 8192, 16384):
+    for size in (64, 128, 256, 512, 1024, 4096, 8192, 12288, 16384):
         for rows in (0, 1, 3, 128, 1025):
             check_both(op, make(op, rows, size, dtype, "cuda"))
 
