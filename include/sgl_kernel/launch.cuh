@@ -94,9 +94,12 @@ inline runtime_error_t enqueue(const LaunchConfig& config, DebugInfo location, c
 }
 #else
 inline runtime_error_t enqueue(const LaunchConfig& launch, DebugInfo, const void* kernel, void** arguments) {
-  if (launch.dynamic_smem > kSmemWithoutAsking) {
-    const auto error = ::cudaFuncSetAttribute(
-        kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(launch.dynamic_smem));
+  if (launch.dynamic_smem != 0) {
+    ::cudaFuncAttributes own;
+    auto error = ::cudaFuncGetAttributes(&own, kernel);
+    if (error == ::cudaSuccess && launch.dynamic_smem + own.sharedSizeBytes > kSmemWithoutAsking)
+      error = ::cudaFuncSetAttribute(
+          kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(launch.dynamic_smem));
     if (error != ::cudaSuccess) return error;
   }
   ::cudaLaunchAttribute attributes[2];

@@ -82,7 +82,7 @@ namespace details {
 [[noreturn, gnu::cold]] SGL_INLINE void raise_device_error(
     int error, const char* name, const char* explanation, DebugInfo location, const LaunchConfig* launch = nullptr);
 
-/// A kernel that uses more dynamic shared memory than this must have its limit raised before the launch.
+/// A kernel that uses more shared memory than this, static and dynamic, must have its limit raised before the launch.
 inline constexpr std::size_t kSmemWithoutAsking = 48 * 1024;
 
 }  // namespace details
@@ -94,7 +94,7 @@ inline constexpr std::size_t kSmemWithoutAsking = 48 * 1024;
 /// launched: no elements, no work, no error. An error of the launch is thrown with its name, the location of this
 /// constructor and the configuration. It does not wait: an error of the kernel itself surfaces at a later call.
 ///
-/// It raises the kernel's limit itself for a `dynamic_smem` above 48 KiB.
+/// It raises the kernel's limit itself where static and dynamic shared memory exceed 48 KiB together.
 struct LaunchKernel {
  public:
   [[nodiscard]] SGL_INLINE explicit LaunchKernel(

@@ -7,7 +7,7 @@
 ///
 /// | functions                                                             | needs |
 /// |-----------------------------------------------------------------------|-------|
-/// | `load_*`, `store_*`, `prefetch`, `global_timer`, `lane_id`            |       |
+/// | `load_*`, `store_*`, `prefetch`, `global_timer`, `lane_id`, `forget`  |       |
 /// | `cp_async*`                                                           | sm_80 |
 /// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`, `elect_one` | sm_90 |
 ///
@@ -15,6 +15,13 @@
 /// Compiles under NVRTC. On ROCm the cache hints are plain accesses, and the rest is missing.
 
 namespace device::ptx {
+
+// ---- none: what the compiler knows ----
+
+/// \brief Makes the compiler forget what it knows of a word, such as a value that it was computed from. No instruction.
+SGL_DEVICE void forget(uint32_t& word) {
+  asm volatile("" : "+r"(word));
+}
 
 // ---- programmatic dependent launch ----
 

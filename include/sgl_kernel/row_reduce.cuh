@@ -3,6 +3,7 @@
 #include <sgl_kernel/functor.h>
 #include <sgl_kernel/impl/row_reduce_params.h>
 #include <sgl_kernel/cta.cuh>
+#include <sgl_kernel/ptx.cuh>
 #include <sgl_kernel/type.cuh>
 #include <sgl_kernel/vec.cuh>
 
@@ -50,7 +51,7 @@ struct RowFragment {
         for (uint32_t pair = 0; pair < kPairs; ++pair) {
           uint32_t word;
           memcpy(&word, &vectors[i][pair], sizeof(word));
-          asm volatile("" : "+r"(word));
+          ptx::forget(word);
           memcpy(&vectors[i][pair], &word, sizeof(word));
         }
       }

@@ -442,10 +442,8 @@ SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
   __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
 }
 
-/// Raise the kernel's limit of dynamic shared memory, once for each higher value.
-[[gnu::cold, gnu::noinline]] inline void allow_dynamic_smem(
+[[gnu::cold, gnu::noinline]] inline void raise_dynamic_smem_limit(
     LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
-  if (bytes <= __atomic_load_n(&kernel.dynamic_smem_limit, __ATOMIC_ACQUIRE)) return;
   // Under a lock, or the lower of two limits could be set last.
   static ::pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   ::pthread_mutex_lock(&mutex);
@@ -460,13 +458,20 @@ SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
   driver::check(status, location);
 }
 
+/// Raise the kernel's limit of dynamic shared memory, once for each higher value. Without that it is 48 KiB less the
+/// static shared memory, which is not known here.
+inline void allow_dynamic_smem(LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
+  if (bytes > __atomic_load_n(&kernel.dynamic_smem_limit, __ATOMIC_ACQUIRE)) [[unlikely]]
+    raise_dynamic_smem_limit(kernel, bytes, location);
+}
+
 SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Variant& variant, void** arguments) {
   if (config.grid.is_empty()) return;
   std::int32_t device_id = config.device_id;
   if (device_id < 0) driver::check(driver::api().CtxGetDevice(&device_id), location);
   const runtime::DeviceGuard guard(device_id, location);
   LoadedKernel& kernel = variant.on(device_id);
-  if (config.dynamic_smem > kSmemWithoutAsking) allow_dynamic_smem(kernel, config.dynamic_smem, location);
+  if (config.dynamic_smem != 0) allow_dynamic_smem(kernel, config.dynamic_smem, location);
   driver::LaunchAttribute attributes[2];
   driver::LaunchConfig native = {
       config.grid.x,
@@ -502,8 +507,7 @@ SGL_INLINE auto get_blocks_per_sm(
     DebugInfo location) -> std::uint32_t {
   const DeviceGuard guard(device_id, location);
   auto& kernel = variant.on(device_id);
-  if (dynamic_smem > host::details::kSmemWithoutAsking)
-    host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
+  if (dynamic_smem != 0) host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
   int blocks = 0;
   const auto& api = driver::api();
   driver::check(

@@ -49,10 +49,10 @@ __global__ void scale(const __grid_constant__ Params params) {
 template <Mode kMode>
 __global__ __launch_bounds__(64) void fill(int* data, int length, int value) {
   extern __shared__ int smem[];
-  smem[threadIdx.x] = kMode == Mode::kTwice ? 2 * value : value;
+  __shared__ int factor; factor = kMode == Mode::kTwice ? 2 : 1; smem[threadIdx.x] = value;
   __syncthreads();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < length) data[i] = smem[threadIdx.x];
+  if (i < length) data[i] = smem[threadIdx.x] * factor;
 }
 __global__ void plain(int* data) { *data = 7; }
 }  // namespace scaling
@@ -835,6 +835,13 @@ class TestOnAGpu:
             module.fill(y, smem, False, smem)
             assert y.eq(smem).all()
         assert module.occupancy(y, 256) > module.occupancy(y, room) == 1
+
+    def test_static_shared_memory_counts_too(self, family):
+        module = load(family)
+        y = torch.zeros(100, dtype=torch.int32, device="cuda")
+        for smem in (48 * 1024 - 4, 48 * 1024):  # with 4 bytes of static shared memory
+            module.fill(y, smem, False, smem)
+            assert y.eq(smem).all()
 
     def test_arguments_that_do_not_fit_the_kernel_are_refused(self, family):
         module = load(family)

@@ -316,6 +316,18 @@ __global__ void smem_kernel(int* out, int n) {
   __syncthreads();
   if (threadIdx.x == 0) *out = big[n - 1];
 }
+__global__ void both_smem_kernel(int* out, int n) {
+  __shared__ int small[256];
+  extern __shared__ int big[];
+  small[threadIdx.x] = 1;
+  big[n - 1 - threadIdx.x] = static_cast<int>(threadIdx.x);
+  __syncthreads();
+  if (threadIdx.x == 0) *out = big[n - 1 - 255] + small[255];
+}
+void static_and_dynamic_smem(host::TensorView out, int bytes) {
+  host::LaunchKernel(1, 256, out.device(), static_cast<size_t>(bytes))(
+      both_smem_kernel, static_cast<int*>(out.data_ptr()), bytes / 4);
+}
 void dynamic_smem(host::TensorView out, int bytes) {
   host::LaunchKernel(1, 256, out.device(), static_cast<size_t>(bytes))(
       smem_kernel, static_cast<int*>(out.data_ptr()), bytes / 4);
@@ -386,5 +398,6 @@ SGL_EXPORT(fill, (fill))
 SGL_EXPORT(fill_on_stream, (fill_on_stream))
 SGL_EXPORT(fill_plainly, (fill_plainly))
 SGL_EXPORT(dynamic_smem, (dynamic_smem))
+SGL_EXPORT(static_and_dynamic_smem, (static_and_dynamic_smem))
 SGL_EXPORT(crash, (crash))
 SGL_EXPORT(query, (query))
