@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sgljit_core.model.row_kernels import RowReduction, row_elements, row_layouts
@@ -33,11 +34,15 @@ def qknorm(head_dim: int, dtype: torch.dtype, plus_one: bool) -> list[Kernel]:
 def qknorm_across_heads(q_size: int, k_size: int, dtype: torch.dtype) -> list[Kernel]:
     """The kernel of ``fused_inplace_qknorm_across_heads``."""
     elements = min(row_elements(size, dtype.itemsize) for size in (q_size, k_size))
-    layouts = row_layouts((q_size + k_size) // 2, elements, dtype.itemsize)
-    threads = sorted({32 if of_row < of_block else of_block for of_row, of_block in layouts})
+    longer = max(q_size, k_size)
+    if not row_layouts(longer, elements, dtype.itemsize):
+        return [qknorm_generic(elements, dtype, False)]
+    vectors = longer // elements
+    threads = {32 * math.ceil(math.ceil(vectors / held) / 32) for held in (3, 4) if held == 4 or vectors <= 3 * 1024}
     return [
-        ("qknorm.cuh", "norms::qknorm_across_heads", q_size, k_size, elements, of_block, dtype) for of_block in threads
-    ] or [qknorm_generic(elements, dtype, False)]
+        ("qknorm.cuh", "norms::qknorm_across_heads", q_size, k_size, elements, of_block, dtype)
+        for of_block in sorted(threads)
+    ]
 
 
 def qknorm_generic(elements: int, dtype: torch.dtype, plus_one: bool) -> Kernel:

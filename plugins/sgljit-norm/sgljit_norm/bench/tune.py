@@ -169,7 +169,7 @@ CLOSE = 0.02  # layouts whose times differ by less are alike
 def line(rows: list[dict[str, Any]]) -> list[int]:
     """The line of the table for rows of one size: for each column the layout that is the least behind anywhere.
 
-    What the table has stays unless it is further behind.
+    An entry of the table stays unless it is further behind.
     """
     found: list[int] = []
     for tokens in COLUMNS:
