@@ -44,7 +44,7 @@ class NoTargetError(ConfigError):
 
 
 class NoDeviceError(SgljitError, RuntimeError):
-    """Checks were asked for on a device that this machine does not have."""
+    """Checks were asked for on a CUDA device that this machine does not have."""
 
 
 class InvalidBuildError(SgljitError, ValueError):

@@ -97,9 +97,12 @@ inline runtime_error_t enqueue(const LaunchConfig& launch, DebugInfo, const void
   if (launch.dynamic_smem != 0) {
     ::cudaFuncAttributes own;
     auto error = ::cudaFuncGetAttributes(&own, kernel);
-    if (error == ::cudaSuccess && launch.dynamic_smem + own.sharedSizeBytes > kSmemWithoutAsking)
+    if (error == ::cudaSuccess && launch.dynamic_smem + own.sharedSizeBytes > kSmemWithoutAsking) {
+      const auto wanted = static_cast<int>(launch.dynamic_smem);  // the limit is never lowered
       error = ::cudaFuncSetAttribute(
-          kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(launch.dynamic_smem));
+          kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize,
+          wanted > own.maxDynamicSharedSizeBytes ? wanted : own.maxDynamicSharedSizeBytes);
+    }
     if (error != ::cudaSuccess) return error;
   }
   ::cudaLaunchAttribute attributes[2];

@@ -170,7 +170,8 @@ inline void refuse_shared_memory(const Rows* operands, int num_inputs, int num_o
     if (rows_overlap(written)) refuse(operands[i], operands[i]);
     for (int j = 0; j < i; ++j) {
       const auto other = operands[j].memory();
-      const bool is_in_place = j < num_inputs && other == written;
+      // A shared row goes with every row, so it may not be written, even if there is one row.
+      const bool is_in_place = j < num_inputs && !operands[j].is_shared && other == written;
       if (!is_in_place && rows_meet(other, written)) refuse(operands[i], operands[j]);
     }
   }

@@ -447,13 +447,16 @@ SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
   // Under a lock, or the lower of two limits could be set last.
   static ::pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   ::pthread_mutex_lock(&mutex);
-  driver::result_t status = driver::kSuccess;
-  if (bytes > kernel.dynamic_smem_limit) {
-    status =
-        driver::api().FuncSetAttribute(kernel.function, driver::kMaxDynamicSharedSizeBytes, static_cast<int>(bytes));
-    if (status == driver::kSuccess)
-      __atomic_store_n(&kernel.dynamic_smem_limit, static_cast<std::uint32_t>(bytes), __ATOMIC_RELEASE);
-  }
+  // The limit belongs to the function, which others may launch: it is never lowered.
+  const auto& api = driver::api();
+  int limit = 0, in_use = 0;
+  auto status = api.FuncGetAttribute(&limit, driver::kMaxDynamicSharedSizeBytes, kernel.function);
+  if (status == driver::kSuccess) status = api.FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function);
+  const auto wanted = static_cast<int>(bytes) > limit ? static_cast<int>(bytes) : limit;
+  if (status == driver::kSuccess && bytes + static_cast<std::size_t>(in_use) > kSmemWithoutAsking)
+    status = api.FuncSetAttribute(kernel.function, driver::kMaxDynamicSharedSizeBytes, wanted);
+  if (status == driver::kSuccess && bytes > kernel.dynamic_smem_limit)
+    __atomic_store_n(&kernel.dynamic_smem_limit, static_cast<std::uint32_t>(bytes), __ATOMIC_RELEASE);
   ::pthread_mutex_unlock(&mutex);
   driver::check(status, location);
 }

@@ -86,7 +86,7 @@ def _run_as_json(command: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="sgljit-test-") as directory:
         file = Path(directory, "results")
         file.touch()
-        status = _run([*command, "--sgljit-json", str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        status = _run([*command, "--sgljit-json", str(file)], stdout=subprocess.DEVNULL)
         typer.echo(file.read_text(), nl=False)
     if status < 0:
         typer.echo(json.dumps({"test": "", "outcome": "crashed", "seconds": 0.0, "text": f"signal {-status}"}))

@@ -158,7 +158,7 @@ def _in_warps(threads: int) -> int:
 def _table() -> list[list[list[int]]]:
     """``sgl::kRowLayouts``: for each work its lines, each the vectors and the threads."""
     text = (paths.core_include() / "sgl_kernel" / "impl" / "row_layout.h").read_text(encoding="utf-8")
-    works = text.partition("kRowLayouts[")[2].split("{  //")[1:]
+    works = text.partition("kRowLayouts[")[2].partition("};")[0].split("{  //")[1:]
     return [
         [[int(number) for number in re.findall(r"\d+", line)] for line in re.findall(r"\{ *\d.*", work)]
         for work in works

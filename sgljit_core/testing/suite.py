@@ -84,8 +84,8 @@ def checks_of_family(name: str, devices: Collection[torch.device]) -> Iterator[C
 
 
 def require(device: torch.device) -> None:
-    """Raise NoDeviceError if a device is not there: what was asked for by name is not skipped."""
-    if device.type == "cuda" and not torch.cuda.is_available():
+    """Raise NoDeviceError if a CUDA device is not there: one that was asked for by name is not skipped."""
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         built = "" if torch.backends.cuda.is_built() else f": torch {torch.__version__} is built without CUDA"
         raise NoDeviceError(f"no CUDA device to test on{built}; run it where there is a GPU, or name cpu instead")
 

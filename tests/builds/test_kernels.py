@@ -839,7 +839,7 @@ class TestOnAGpu:
     def test_static_shared_memory_counts_too(self, family):
         module = load(family)
         y = torch.zeros(100, dtype=torch.int32, device="cuda")
-        for smem in (48 * 1024 - 4, 48 * 1024):  # with 4 bytes of static shared memory
+        for smem in (1024, 48 * 1024 - 4, 48 * 1024, 1024, 48 * 1024):  # with 4 bytes of static shared memory
             module.fill(y, smem, False, smem)
             assert y.eq(smem).all()
 

@@ -237,7 +237,7 @@ def test_large_dynamic_shared_memory(module) -> None:
 
 def test_static_shared_memory_counts_too(module) -> None:
     out = torch.zeros(1, dtype=torch.int32, device="cuda")
-    for size in (1024, 48_128, 48_132, 49_152, 65_536):  # with 1024 static ones
+    for size in (1024, 48_128, 48_132, 49_152, 65_536, 1024, 65_536):  # with 1024 static ones
         module.static_and_dynamic_smem(out.zero_(), size)
         assert out.item() == 256
 

@@ -223,6 +223,18 @@ HOST = {
         reduces("TwoPasses", "1", "second_finish", "second_end"),
         "RowReduce: a functor with second_term needs float second_finish(first, float sum, float size) const",
     ),
+    "a second pass with a misspelt term": (
+        reduces("TwoPasses", "1", "second_term", "second_terms"),
+        "RowReduce: a functor with second_finish needs second_term, one function and no template",
+    ),
+    "a template for the second pass": (
+        reduces("TwoPasses", "1", "second_term(float mean, float x)", "second_term(auto mean, float x)"),
+        "RowReduce: a functor with second_finish needs second_term, one function and no template",
+    ),
+    "a template for the result of each row": (
+        reduces("TwoPasses", "1", "void write_row(long long, float)", "void write_row(long long, const auto&)"),
+        "RowReduce: write_row must be one function, and no template",
+    ),
     "a result for each row of another type": (
         reduces("TwoPasses", "1", "void write_row(long long, float)", "void write_row(float*, float)"),
         "RowReduce: write_row must be void write_row(long long row, statistic) const",

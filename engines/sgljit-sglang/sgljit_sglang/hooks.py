@@ -28,7 +28,8 @@ _TRANSFERS: dict[str, Callable[..., None]] = {
     "transfer_hicache_all_layer_mla": sgljit_hicache.transfer_hicache_all_layer_mla,
 }
 
-# A backup runs beside the forward pass, and nobody waits for it: it takes as many multiprocessors as SGLang's own does.
+# Only backups move all layers at once. They run beside the forward pass, and nobody waits for them: each takes as many
+# multiprocessors as SGLang's own kernel does, the one that moves rows through registers.
 _BACKUPS = {"transfer_hicache_all_layer", "transfer_hicache_all_layer_mla"}
 _BACKUP_QUOTA = 2
 

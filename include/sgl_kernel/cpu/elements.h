@@ -13,7 +13,7 @@
 
 namespace host::cpu {
 
-/// \brief Elements of a chunk, of an output of type T: a vector of AVX-512.
+/// \brief Elements of a chunk, by the type of the output: whole vectors of AVX-512 of it and of the floats.
 template <typename T>
 inline constexpr int kChunk = sizeof(T) == 1 ? 64 : 32;
 
@@ -27,7 +27,7 @@ template <>
 inline constexpr bool kByChunks<fp16_t, 16> = true;
 #endif
 
-/// \brief The elements of a chunk of an input.
+/// \brief The elements of a chunk of an input. Where they are converted, `length` is a multiple of kFloats.
 template <typename T, int kFloats>
 struct InputChunk {
   const T* elements;
@@ -40,7 +40,7 @@ struct InputChunk {
   }
 };
 
-/// \brief The elements of a chunk of an output. They are in memory after `store`.
+/// \brief The elements of a chunk of an output. They are in memory after `store`, whose `length` is as for an input.
 template <typename T, int kFloats>
 struct OutputChunk {
   T* elements;

@@ -18,7 +18,7 @@ float reduced(const sgl::Values<1>&);
 template <int N>
 sgl::Values<N> reduced(const sgl::Values<N>&);
 
-/// What a row is reduced to by the last pass, if `First` is what the first makes of it.
+/// The result of the last pass, where `First` is that of the first.
 template <typename F, typename First, typename Kept, bool kHasSecondPass = sgl::details::kHasSecondPass<F>>
 struct LastPass {
   using Statistic = First;
@@ -54,7 +54,16 @@ struct RowReduceFunctor<F, kReturned, Indices<I...>, Indices<K...>, Indices<M...
       requires(const F& f, Sum sum) { f.finish(sum, 0.0f); },
       "RowReduce: the functor needs float finish(float sum, float size) const; the sum is sgl::Values<N> if term is");
   using First = decltype(declare<const F&>().finish(declare<Sum>(), 0.0f));
+  static_assert(
+      sgl::details::kHasSecondPass<F> || !requires { &F::second_finish; },
+      "RowReduce: a functor with second_finish needs second_term, one function and no template");
   using Statistic = typename LastPass<F, First, Indices<K...>>::Statistic;
+  static_assert(
+      sgl::details::kWritesRows<F> || !requires(const F& f, Statistic row) { f.write_row(1ll, row); },
+      "RowReduce: write_row must be one function, and no template");
+  static_assert(
+      sgl::details::kCombines<F> || !requires(const F& f) { f.combine(kAny<I>...); },
+      "RowReduce: combine must be one function, and no template");
   static_assert(
       !sgl::details::kWritesRows<F> || requires(const F& f, Statistic row) { f.write_row(1ll, row); },
       "RowReduce: write_row must be void write_row(long long row, statistic) const, with what the row was reduced to");

@@ -35,7 +35,7 @@ def qknorm_across_heads(q_size: int, k_size: int, dtype: torch.dtype) -> list[Ke
     """The kernel of ``fused_inplace_qknorm_across_heads``."""
     elements = min(row_elements(size, dtype.itemsize) for size in (q_size, k_size))
     longer = max(q_size, k_size)
-    if not row_layouts(longer, elements, dtype.itemsize):
+    if not (q_size and k_size and row_layouts(longer, elements, dtype.itemsize)):
         return [qknorm_generic(elements, dtype, False)]
     vectors = longer // elements
     threads = {32 * math.ceil(math.ceil(vectors / held) / 32) for held in (3, 4) if held == 4 or vectors <= 3 * 1024}

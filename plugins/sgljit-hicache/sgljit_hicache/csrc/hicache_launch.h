@@ -45,8 +45,8 @@ struct LinkSpeed {
 inline constexpr LinkSpeed kLinkSpeed[] = {
     {256, {32, 512}, {16, 512}, {32, 1024}},    // a KV head of fp8
     {512, {16, 512}, {8, 512}, {32, 1024}},     // a KV head of bf16
-    {1024, {4, 512}, {4, 512}, {32, 1024}},     // two
-    {2048, {4, 512}, {4, 512}, {64, 256}},      // up to seven, and a latent row
+    {1024, {4, 512}, {4, 512}, {32, 1024}},     // two or three
+    {2048, {4, 512}, {4, 512}, {64, 256}},      // four to seven, and a latent row
     {4096, {4, 512}, {2, 512}, {16, 512}},      // all KV heads of a model
     {INT64_MAX, {4, 512}, {2, 512}, {8, 512}},  // more
 };

@@ -60,7 +60,7 @@ def layouts(vectors: int) -> list[Layout]:
     found: set[tuple[int, int]] = set()
     if vectors <= 6 * WARP:
         found.add((min(WARP, 1 << max(0, vectors - 1).bit_length()), 8 * WARP if vectors <= WARP else 4 * WARP))
-    for held, multiple in itertools.product((1, 2, 3, 4, 6, 8), (WARP, 4 * WARP)):
+    for held, multiple in itertools.product((1, 2, 3, 4, 5, 6, 8), (WARP, 4 * WARP)):
         threads = math.ceil(math.ceil(vectors / held) / multiple) * multiple
         if WARP < threads <= MOST_THREADS and threads // 2 < vectors:
             found.add((threads, threads))

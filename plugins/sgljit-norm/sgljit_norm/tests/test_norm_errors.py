@@ -424,6 +424,15 @@ def test_a_weight_inside_of_what_is_written(op: str):
     rejected(op, call, memory, text)
 
 
+@pytest.mark.parametrize("op", [op for op in OPS if "qknorm" not in op])
+def test_the_weight_as_the_only_row_that_is_written(op: str):
+    call = {name: value for name, value in good_call(op).items() if name != "out"}
+    memory = torch.randn_like(call["weight"])
+    call |= {name: torch.randn(1, len(memory)) for name in ("input", "residual") if name in call}
+    call |= {"input": memory.view(1, -1), "weight": memory}
+    rejected(op, call, memory, shared("(input|out)", "weight"))
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_what_lies_between_the_rows_of_another(op: str):
     """Not an error: nothing is shared."""
