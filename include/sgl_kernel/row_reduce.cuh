@@ -155,7 +155,7 @@ struct ResidentRow {
   static constexpr uint32_t kPairs = kElements / 2;
   // Early, the latency of the shared rows hides behind that of the inputs, if registers are left to hold them.
   static constexpr bool kSharedFirst = kHeld * (kInputs + kShared) <= 8;
-  // With few elements registers do not limit the blocks of a multiprocessor. What is combined is kept in float.
+  // A thread with few elements needs few registers, packed or not. Combined values stay floats.
   static constexpr bool kKeepsPacked = kHeld > 2 && !kCombines;
 
   template <typename Address>

@@ -36,12 +36,6 @@ def run_tests(
         raise typer.BadParameter("name the families to test, or give --all")
     if importlib.util.find_spec("pytest") is None:
         raise typer.BadParameter('pytest runs the tests, and is not installed: pip install "pytest>=8.3"')
-    if device == "cuda":  # pytest would find out, but --json shows nothing of what it prints
-        import torch
-
-        from sgljit_core.testing.suite import require
-
-        require(torch.device(device))
     command = [
         *(_sanitizer() if sanitize else ()),
         sys.executable,
