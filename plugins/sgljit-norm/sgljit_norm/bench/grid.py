@@ -5,8 +5,9 @@
 
 Every size of ``open_models.py`` with 1 to 16384 tokens. The kernels of a cell run in turns, in CUDA graphs of up to
 256 calls on memory that rotates: beside SGLang's (``--peers`` names a folder with a ``peers.py`` that offers them),
-torch.compile and PyTorch, which may return new tensors. The page has a heat map for each op, our time divided by the
-best of the others; a CSV file beside it has all times. ``--compilers`` processes fill torch.compile's cache first.
+Quack's if quack-kernels is installed, torch.compile and PyTorch; but for SGLang's, they may return new tensors. The
+page has a heat map for each op, our time divided by the best of the others; a CSV file beside it has all times.
+``--compilers`` processes fill the caches of torch.compile and of Quack first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib
+import importlib.util
 import itertools
 import json
 import math
@@ -43,7 +45,7 @@ FEWER_TOKENS = (1, 128, 1024, 16384)  # of other dtypes than bfloat16
 FEWER_PLACES = {(1024,), (4096,), (12288,), (32, 8, 128), (6144, 1024)}
 MOST_CALLS = 256  # in a graph
 LARGE = 16 << 20  # bytes of a call: then only bandwidth counts
-OTHERS = ("SGLang", "torch.compile", "PyTorch")
+OTHERS = ("SGLang", "Quack", "torch.compile", "PyTorch")
 
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[..., object]
@@ -166,6 +168,24 @@ def sglang(peers: Any, name: str, place: Place) -> Run | None:
     return lambda *arguments: kernel(*arguments, EPS)
 
 
+def quack(name: str) -> Run | None:
+    """Quack's kernel, if it is installed and has the op. PyTorch's own rms_norm is Quack's from 2.14 on."""
+    if importlib.util.find_spec("quack") is None:
+        return None
+    forward = importlib.import_module("quack.rmsnorm").rmsnorm_fwd
+    offset = 1.0 if name.startswith("gemma") else 0.0
+
+    def norm(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor | None = None) -> Tensors:
+        out, total, _ = forward(x.flatten(0, -2), w, residual=residual, eps=EPS, weight_offset=offset)
+        return out.view_as(x), total
+
+    if name.endswith("fused_add_rmsnorm"):
+        return lambda x, residual, w: norm(x, w, residual)
+    if "qknorm" in name:
+        return lambda q, k, q_weight, k_weight: (norm(q, q_weight)[0], norm(k, k_weight)[0])
+    return None if name == "layernorm" else lambda x, w, *_: norm(x, w)[:1]  # its layernorm takes float32 weights
+
+
 class Memory:
     """Memory for many calls, filled once."""
 
@@ -205,13 +225,16 @@ def compiled(op: Op) -> Callable[..., Tensors]:
 
 
 def warm(case: tuple[str, Place, str]) -> None:
-    """Fill the cache of torch.compile on disk. In a process of its own."""
+    """Fill the caches of torch.compile and of Quack on disk. In a process of its own."""
     name, place, dtype = case
     op = OPS[name]
     memory = Memory(op.elements(32, place), getattr(torch, dtype))
     run = compiled(op)
     for tokens in (1, 8, 32):  # one token is a case of its own to it, and the second other number makes it symbolic
         run(*memory.calls(op, tokens, place)[0][0])
+    theirs = quack(name)
+    if theirs is not None:
+        takes("Quack", name, theirs, memory, place)
 
 
 def runs_of(name: str, place: Place, peer: Run | None, memory: Memory) -> dict[str, Run]:
@@ -220,6 +243,9 @@ def runs_of(name: str, place: Place, peer: Run | None, memory: Memory) -> dict[s
     runs: dict[str, Run] = {"sgljit": getattr(ops["norm"], name)}
     if peer is not None:
         runs["SGLang"] = peer
+    theirs = quack(name)
+    if theirs is not None:
+        runs["Quack"] = theirs
     runs |= {"torch.compile": compiled(op), "PyTorch": op.pytorch}
     return {other: run for other, run in runs.items() if takes(other, name, run, memory, place)}
 
@@ -289,10 +315,10 @@ def matrix(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 NOTE = """Our time divided by the best of the others', so that below 1 is faster: SGLang's kernels (rmsnorm, fused add \
-up to 8192, queries and keys), torch.compile with its defaults, and PyTorch. All in turns, in CUDA graphs of up to 256 \
-calls, on memory that rotates: 128 MiB, or four calls of the largest; calls on few tokens find part of it in the last \
-cache, as in a model. "Copy" reads and writes as many bytes. Neighbouring cells differ by up to 0.02 from run to run. \
-All times are in [{csv}]({csv})."""
+up to 8192, queries and keys), Quack's (but layernorm), torch.compile with its defaults, and PyTorch. All in turns, \
+in CUDA graphs of up to 256 calls, on memory that rotates: 128 MiB, or four calls of the largest; calls on few tokens \
+find part of it in the last cache, as in a model. "Copy" reads and writes as many bytes. Neighbouring cells differ by \
+up to 0.02 from run to run. All times are in [{csv}]({csv})."""
 
 
 def write_page(output: Path, rows: list[dict[str, Any]]) -> None:
