@@ -120,13 +120,6 @@ struct Call {
   }
 };
 
-/// The threads of a block of `qknorm_across_heads`, whole warps, by the vectors of the longer row: each holds three of
-/// them, or four where there are many tokens. Measured on an H200 with rows of 2048 to 6144 elements.
-std::int64_t threads_across_heads(std::int64_t vectors, std::int64_t num_tokens, std::int64_t num_sms) {
-  const auto held = num_tokens > 4 * num_sms || vectors > 3 * 1024 ? 4 : 3;
-  return div_ceil(div_ceil(vectors, held), 32) * 32;
-}
-
 /// Launches on CUDA: a row is a head.
 template <bool kPlusOne>
 void launch(Call& call, norms::QKNormParams& params, std::int64_t elements, bool is_across, DebugInfo location) {
@@ -148,7 +141,7 @@ void launch(Call& call, norms::QKNormParams& params, std::int64_t elements, bool
     const bool has_both = q.head_dim > 0 && k.head_dim > 0;
     if constexpr (!kPlusOne) {
       if (layout_for(longer, 2 * num_tokens).is_resident() && has_both && num_tokens <= sgl::kMaxBlocks / 2) {
-        const auto threads = threads_across_heads(longer / elements, num_tokens, sm_count);
+        const auto threads = norms::threads_across_heads(longer / elements, num_tokens, sm_count);
         return run(
             2 * num_tokens, threads, qknorm_across_heads_kernel.get(q.head_dim, k.head_dim, elements, threads, dtype));
       }

@@ -28,4 +28,11 @@ struct QKNormParams {
   SGL_FIELDS(q, k, num_tokens, inverse_heads, triggers_first)
 };
 
+/// \brief The threads of a block of `qknorm_across_heads`, whole warps, by the vectors of the longer row: each holds
+/// three of them, or four where there are many tokens. Measured on an H200 with rows of 2048 to 6144 elements.
+constexpr unsigned threads_across_heads(unsigned vectors, long long num_tokens, unsigned num_sms) {
+  const unsigned held = num_tokens > 4ll * num_sms || vectors > 3 * 1024 ? 4 : 3;
+  return ((vectors + held - 1) / held + 31) / 32 * 32;
+}
+
 }  // namespace norms

@@ -5,6 +5,7 @@
 
 #include "norm.h"
 #include "norm_args.h"
+#include "qknorm_params.h"
 
 namespace {
 
@@ -53,6 +54,7 @@ void layernorm(TensorView x, TensorView weight, TensorView bias, TensorView out)
 
 SGL_EXPORT(set_layout, (set_layout))
 SGL_EXPORT(chosen_layout, (chosen_layout))
+SGL_EXPORT(threads_across_heads, (norms::threads_across_heads))
 SGL_EXPORT(rmsnorm, (rmsnorm))
 SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm))
 SGL_EXPORT(layernorm, (layernorm))

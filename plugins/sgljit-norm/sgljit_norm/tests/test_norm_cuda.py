@@ -96,6 +96,14 @@ def test_what_is_built_ahead_is_what_the_host_part_chooses():
                 assert block <= 1024
 
 
+def test_the_threads_of_q_and_k_across_heads_are_built_ahead():
+    chosen = tune.module().threads_across_heads
+    for sms, vectors in itertools.product((20, 132), (*range(1, 200), *range(200, MAX_VECTORS + 1, 31), MAX_VECTORS)):
+        ahead = {kernel[-2] for kernel in kernels.qknorm_across_heads(8 * vectors, 8, torch.bfloat16)}
+        assert {chosen(vectors, tokens, sms) for tokens in (1, 4 * sms, 4 * sms + 1, 10**10)} == ahead
+        assert max(ahead) <= 1024
+
+
 @pytest.mark.slow
 def test_every_declared_variant_builds():
     with override_cuda_arch(9, 0):
