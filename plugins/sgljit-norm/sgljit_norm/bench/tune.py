@@ -10,13 +10,15 @@ the lines of its `kRowLayouts`.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
+import multiprocessing
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +69,13 @@ def layouts(vectors: int) -> list[Layout]:
     return sorted((*layout, first) for layout in found for first in (False, True))
 
 
-def build(op: str, size: int, dtype: torch.dtype, layout: Layout) -> None:
-    """Compile a kernel."""
+def build(op: str, dtype: torch.dtype, kernel: tuple[int, int, int]) -> None:
+    """Compile a kernel: of a size, with threads that share a row and threads of a block."""
     functor, *counts = FUNCTORS[op]
+    size, *layout = kernel
     elements = WORD // dtype.itemsize
     FAMILY.build_variant(
-        "norm.h", "device::row_reduce", CppType(functor), *counts, size, elements, *layout[:2], dtype, dtype
+        "norm.h", "device::row_reduce", CppType(functor), *counts, size, elements, *layout, dtype, dtype
     )
 
 
@@ -125,12 +128,13 @@ def tune(
 ) -> Iterator[dict[str, Any]]:
     """A row for each shape: the time of each layout ``tried(vectors, tokens)``, and of ``others(size)``."""
     kernels = {
-        (size, *layout[:2], False)
+        (size, *layout[:2])
         for size, count in itertools.product(sizes, tokens)
         for layout in tried(size * dtype.itemsize // WORD, count)
     }
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda kernel: build(op, kernel[0], dtype, kernel[1:]), sorted(kernels)))
+    # NVRTC compiles one kernel at a time in a process.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(functools.partial(build, op, dtype), sorted(kernels), chunksize=8))
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     work = list(FUNCTORS).index(op)  # as sgl::RowWork
     most = max(2 * size * count for size in sizes for count in tokens) * LEAST_CALLS
