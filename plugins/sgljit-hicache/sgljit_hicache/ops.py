@@ -28,7 +28,7 @@ _EXPORTS = {
 }
 
 # Where a kernel finds the addresses of the caches; of csrc/hicache_params.h.
-ONE_LAYER, MANY_LAYERS, LAYER_TABLES = (CppType(f"hicache::{t}") for t in ("OneLayer", "ManyLayers", "LayerTables"))
+ONE_LAYER, MANY_LAYERS, LAYER_TABLES = (CppType(f"hicache::{t}") for t in ("Layers<1>", "Layers<96>", "LayerTables"))
 
 
 @cache_once

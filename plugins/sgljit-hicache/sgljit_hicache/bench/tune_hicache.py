@@ -57,7 +57,7 @@ def main() -> None:
             for launch in launches(direction, rows):
 
                 def launched(*call: torch.Tensor, launch: Launch = launch) -> None:
-                    host_module().launch_one_layer(*call, None, None, *launch)
+                    host_module().launch_one_layer(*call, None, None, *launch, False)
 
                 rates.append((gigabytes_per_second(launched, work, seconds=0.01), launch))
             console.print(f"{direction} {rows} rows of {row_bytes} bytes, the default {default:.2f} GB/s; the best:")

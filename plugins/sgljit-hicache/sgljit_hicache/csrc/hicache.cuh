@@ -98,9 +98,6 @@ __global__ void __launch_bounds__(1024, 1)
   using Word = device::Word<kWordBytes>;
   constexpr auto kRowWords = static_cast<uint32_t>(kRowBytes / kWordBytes);
   constexpr auto kShape = RowsShape::of(kRowWords, kCaches, kLanes);
-  constexpr auto kPieces = static_cast<int>(kShape.pieces);
-  constexpr auto kItems = static_cast<int>(kShape.items);
-  constexpr auto kLoads = static_cast<int>(kShape.loads);
   constexpr auto kPieceWords = static_cast<uint32_t>(kShape.piece_words);
 
   extern __shared__ uint64_t order[];
@@ -114,7 +111,7 @@ __global__ void __launch_bounds__(1024, 1)
   const uint32_t chunk_rows = is_sorted ? transfer.chunk_rows : transfer.num_rows;
 
   if (!is_sorted) {  // the previous kernel, which may write the indices, still runs
-    const auto item = item_of<kPieces, Table::kIsOne>(worker, transfer, transfer.num_rows);
+    const auto item = item_of<kShape.pieces, Table::kIsOne>(worker, transfer, transfer.num_rows);
     if (item.position < transfer.num_rows) {
       device::ptx::prefetch(&src_indices[item.position]);
       device::ptx::prefetch(&dst_indices[item.position]);
@@ -126,17 +123,17 @@ __global__ void __launch_bounds__(1024, 1)
     const uint32_t left = transfer.num_rows - begin;
     const uint32_t count = left < chunk_rows ? left : chunk_rows;
     if (is_sorted) sort_positions(order, static_cast<const Index*>(transfer.sort_keys), begin, count);
-    const uint32_t num_items = count * transfer.num_layers * kPieces;
+    const uint32_t num_items = count * transfer.num_layers * kShape.pieces;
 
-    Item items[kItems];
-    Index from[kItems];
-    Index to[kItems];
+    Item items[kShape.items];
+    Index from[kShape.items];
+    Index to[kShape.items];
     const auto fetch = [&](uint32_t first) {
 #pragma unroll
-      for (int r = 0; r < kItems; ++r) {
+      for (int r = 0; r < kShape.items; ++r) {
         const uint32_t item = first + r * num_workers;
         if (item >= num_items) continue;
-        items[r] = item_of<kPieces, Table::kIsOne>(item, transfer, count);
+        items[r] = item_of<kShape.pieces, Table::kIsOne>(item, transfer, count);
         if (is_sorted) items[r].position = static_cast<uint32_t>(order[items[r].position]);
         from[r] = src_indices[items[r].position];
         to[r] = dst_indices[items[r].position];
@@ -144,15 +141,15 @@ __global__ void __launch_bounds__(1024, 1)
     };
     fetch(worker);
     for (uint32_t first = worker; first < num_items;) {
-      Word data[kItems][kCaches][kLoads];
-      Word* dst[kItems][kCaches];
-      bool in_bounds[kItems][kLoads];
+      Word data[kShape.items][kCaches][kShape.loads];
+      Word* dst[kShape.items][kCaches];
+      bool in_bounds[kShape.items][kShape.loads];
 #pragma unroll
-      for (int r = 0; r < kItems; ++r) {
+      for (int r = 0; r < kShape.items; ++r) {
         const uint32_t piece_begin = items[r].piece * kPieceWords + lane;
         const bool is_item = first + r * num_workers < num_items;
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
+        for (int i = 0; i < kShape.loads; ++i) {
           in_bounds[r][i] = is_item && (kRowWords % kPieceWords == 0 || piece_begin + i * kLanes < kRowWords);
         }
         if (!is_item) continue;
@@ -163,23 +160,23 @@ __global__ void __launch_bounds__(1024, 1)
           const auto src = reinterpret_cast<const Word*>(table.src[c][items[r].layer] + src_offset) + piece_begin;
           dst[r][c] = reinterpret_cast<Word*>(table.dst[c][items[r].layer] + dst_offset) + piece_begin;
 #pragma unroll
-          for (int i = 0; i < kLoads; ++i) {
+          for (int i = 0; i < kShape.loads; ++i) {
             if (in_bounds[r][i]) data[r][c][i] = load(src + i * kLanes);
           }
         }
       }
-      first += num_workers * kItems;
+      first += num_workers * kShape.items;
       if (first < num_items) {
         fetch(first);
       } else {
         device::PDLTriggerSecondary();
       }
 #pragma unroll
-      for (int r = 0; r < kItems; ++r) {
+      for (int r = 0; r < kShape.items; ++r) {
 #pragma unroll
         for (int c = 0; c < kCaches; ++c) {
 #pragma unroll
-          for (int i = 0; i < kLoads; ++i) {
+          for (int i = 0; i < kShape.loads; ++i) {
             if (in_bounds[r][i]) store(dst[r][c] + i * kLanes, data[r][c][i]);
           }
         }

@@ -3,7 +3,6 @@
 
 #include <sgl_kernel/cpu/parallel.h>
 #include <sgl_kernel/deferred.h>
-#include <sgl_kernel/dtype.h>
 #include <sgl_kernel/utils.h>
 
 #include <cstdint>
@@ -13,25 +12,24 @@
 
 namespace {
 
-using hicache::offset_of;
-
 /// Copies positions [begin, end) of one layer of one cache; rows that are neighbours on both sides are copied as one.
 template <typename Index>
-void copy_positions(const hicache::Job& job, char* dst, const char* src, std::int64_t begin, std::int64_t end) {
-  const auto& t = job.transfer;
-  const auto to = [&](std::int64_t i) { return offset_of(t.dst, static_cast<const Index*>(t.dst_indices)[i]); };
-  const auto from = [&](std::int64_t i) { return offset_of(t.src, static_cast<const Index*>(t.src_indices)[i]); };
+void copy_positions(
+    const hicache::Job& job, char* dst, const char* src, const Index* dst_indices, const Index* src_indices,
+    std::int64_t begin, std::int64_t end) {
+  const auto to = [&](std::int64_t i) { return dst + job.dst->offset_of(dst_indices[i]); };
+  const auto from = [&](std::int64_t i) { return src + job.src->offset_of(src_indices[i]); };
   for (auto i = begin; i < end;) {
-    char* const run_dst = dst + to(i);
-    const char* const run_src = src + from(i);
+    char* const run_dst = to(i);
+    const char* const run_src = from(i);
     auto size = job.row_bytes;
-    for (++i; i < end && dst + to(i) == run_dst + size && src + from(i) == run_src + size; ++i) size += job.row_bytes;
+    for (++i; i < end && to(i) == run_dst + size && from(i) == run_src + size; ++i) size += job.row_bytes;
     if (run_dst != run_src) std::memcpy(run_dst, run_src, static_cast<std::size_t>(size));
   }
 }
 
-template <typename Index>
-void copy(const hicache::Job& job) {
+/// Moves the rows, at least one.
+void transfer_on_cpu(const hicache::Job& job) {
   constexpr std::int64_t kBytesPerThread = 1 << 20;  // 50 to 100 us
   const auto& t = job.transfer;
   const auto grain = host::div_ceil(kBytesPerThread, job.row_bytes * job.num_caches);
@@ -45,17 +43,12 @@ void copy(const hicache::Job& job) {
       for (int c = 0; c < job.num_caches; ++c) {
         auto* const dst = reinterpret_cast<char*>(job.dst[c].layers[layer]);
         const auto* const src = reinterpret_cast<const char*>(job.src[c].layers[layer]);
-        copy_positions<Index>(job, dst, src, first, first + count);
+        job.with_indices(
+            [&](const auto* to, const auto* from) { copy_positions(job, dst, src, to, from, first, first + count); });
       }
       begin += count;
     }
   });
-}
-
-/// Moves the rows, at least one.
-void transfer_on_cpu(const hicache::Job& job) {
-  if (host::is_type<std::int32_t>(job.index_dtype)) return copy<std::int32_t>(job);
-  copy<std::int64_t>(job);
 }
 
 }  // namespace

@@ -18,16 +18,6 @@ namespace hicache {
 template <typename Table>
 inline host::Kernel<Transfer, Table> copy_rows{"hicache.cuh", "hicache::copy_rows"};
 
-/// \brief The properties of a device that decide; plain numbers, so that the device need not be present.
-struct Gpu {
-  std::int64_t num_sms;
-  bool is_hopper;  ///< or later: it has dependent launches
-
-  static Gpu of(int device_id) {
-    return {host::runtime::get_sm_count(device_id), host::runtime::has_pdl(device_id)};
-  }
-};
-
 inline constexpr std::int64_t kMaxThreads = 1024;  // of a block
 
 /// The grids of transfers between device and host that take the link's speed, by the bytes of a row. Measured on an
@@ -78,7 +68,7 @@ inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
 /// The largest word of up to 16 bytes that divides rows, strides and `addresses`, the bitwise or of all of them.
 inline std::int64_t word_of(const Job& job, std::uint64_t addresses) {
   auto bits = 16 | addresses | static_cast<std::uint64_t>(job.row_bytes);
-  for (const auto& rows : {job.transfer.dst, job.transfer.src}) {
+  for (const auto& rows : {job.dst->rows, job.src->rows}) {
     bits |= static_cast<std::uint64_t>(rows.row_stride);
     if (rows.page_size != kNoPages) bits |= static_cast<std::uint64_t>(rows.page_stride);
   }
@@ -100,7 +90,7 @@ struct Work {
     // Eight lanes load a line: an instruction of a warp waits for the translations of four rows at once. Of rows that
     // are not whole lines more lanes share fewer lines.
     const auto most = row_words <= 8 || job.row_bytes % kLineBytes == 0 ? 8 : row_words <= 16 ? 16 : 32;
-    work.lanes = job.unroll.has_value() ? 32 / *job.unroll : most;
+    work.lanes = job.options.unroll.has_value() ? 32 / *job.options.unroll : most;
     const auto shape = RowsShape::of(row_words, job.num_caches, work.lanes);
     const auto rows = static_cast<std::int64_t>(job.transfer.num_rows) * job.transfer.num_layers;
     work.items = rows * shape.pieces;
@@ -116,8 +106,9 @@ struct Work {
 };
 
 /// A transfer on the device uses the whole device, in blocks of the size that measured best.
-inline Launch launch_on_the_device(const Work& work, const Gpu& gpu) {
-  const auto per_sm = host::div_ceil(work.num_warps, gpu.num_sms);
+inline Launch launch_on_the_device(const Job& job, const Work& work) {
+  const std::int64_t num_sms = host::runtime::get_sm_count(job.device.device_id);
+  const auto per_sm = host::div_ceil(work.num_warps, num_sms);
   const bool is_half = per_sm > 8 && per_sm <= 16;  // of the warps that are resident at a time
   const auto per_block = is_half ? kMaxThreads / 32 : smaller(per_sm, work.warp_bytes < 2048 ? 4 : 2);
   return {.blocks = host::div_ceil(work.num_warps, per_block), .threads = per_block * 32, .is_early = true};
@@ -127,7 +118,7 @@ inline Launch launch_on_the_device(const Work& work, const Gpu& gpu) {
 inline Launch launch_on_the_link(const Job& job, const Work& work) {
   const auto num_rows = static_cast<std::int64_t>(job.transfer.num_rows);
   const bool is_few = num_rows * job.transfer.num_layers * job.row_bytes * job.num_caches <= kFewBytes;
-  const auto run_bytes = job.row_bytes * job.run_rows;
+  const auto run_bytes = job.row_bytes * job.options.page_size.value_or(1);
   const bool is_scattered = job.host_span > kTlbReach && run_bytes < kScatteredBelow;
   const bool is_sorted = !is_few && is_scattered && run_bytes < kSortBelow && num_rows >= kSortFrom;
   const bool is_to_host = job.to_host && !job.from_host;  // both where the host does not know
@@ -137,13 +128,14 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   const auto sorted = num_rows < kManyRows ? kSorted : kManySorted;
   auto launch = is_few ? kFew : is_sorted ? sorted : is_scattered ? link_speed(run_bytes).scattered : near;
   const auto threads = is_few || is_scattered ? work.items * work.lanes : work.num_warps * 32;  // that have work
-  if (job.block_quota.has_value()) {
+  const auto& quota = job.options.block_quota;
+  if (quota.has_value()) {
     // Stores that need not wait for translations queue up in front of the link, where they slow down all others.
     const bool is_queue = is_to_host && !is_scattered;
-    launch = {smaller(*job.block_quota, host::div_ceil(threads, 32)), is_queue ? kMaxThreads / 2 : kMaxThreads};
+    launch = {smaller(*quota, host::div_ceil(threads, 32)), is_queue ? kMaxThreads / 2 : kMaxThreads};
   }
   // Blocks that are there early lie on other multiprocessors: rows that are in order then share fewer translations.
-  launch.is_early = !job.block_quota.has_value() && (is_few || !is_scattered);
+  launch.is_early = !quota.has_value() && (is_few || !is_scattered);
   launch.threads = smaller(launch.threads, host::div_ceil(host::div_ceil(threads, launch.blocks), 32) * 32);
   launch.blocks = smaller(launch.blocks, host::div_ceil(threads, launch.threads));
   if (!is_sorted) return launch;
@@ -152,41 +144,37 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   return launch;
 }
 
-inline Launch choose_launch(const Job& job, const Work& work, const Gpu& gpu) {
+inline Launch choose_launch(const Job& job, const Work& work) {
   if (job.launch != nullptr) return *job.launch;
-  const bool is_on_link = job.from_host || job.to_host || job.block_quota.has_value();
-  return is_on_link ? launch_on_the_link(job, work) : launch_on_the_device(work, gpu);
+  const bool is_on_link = job.from_host || job.to_host || job.options.block_quota.has_value();
+  return is_on_link ? launch_on_the_link(job, work) : launch_on_the_device(job, work);
 }
 
 /// \brief The kernel of a transfer. Touches no GPU; `variants()` of ops.py lists the results for usual rows.
 ///
-/// \tparam Table the addresses: `OneLayer`, ...
+/// \tparam Table the addresses: `Layers` or `LayerTables`.
 template <typename Table>
 host::VariantOf<Transfer, Table> choose_kernel(const Job& job, const Work& work) {
-  const bool is_paged = job.transfer.dst.page_size != kNoPages || job.transfer.src.page_size != kNoPages;
+  const bool is_paged = job.dst->rows.page_size != kNoPages || job.src->rows.page_size != kNoPages;
   return copy_rows<Table>.get(
       job.row_bytes, work.word_bytes, job.num_caches, work.lanes, is_paged, job.index_dtype, host::type<Table>);
-}
-
-/// \brief Make the kernel of a later `launch_on_device`, if it does not exist yet.
-template <typename Table>
-void load(const Job& job, std::uint64_t addresses) {
-  static_cast<void>(choose_kernel<Table>(job, Work::of(job, addresses)).on(job.device.device_id));
 }
 
 /// \param addresses the bitwise or of all.
 template <typename Table>
 void launch_on_device(const Job& job, const Table& table, std::uint64_t addresses) {
-  const auto gpu = Gpu::of(job.device.device_id);
   const auto work = Work::of(job, addresses);
-  const auto launch = choose_launch(job, work, gpu);
+  const auto launch = choose_launch(job, work);
   g_last_launch = launch.blocks << 24 | launch.chunk_rows << 11 | launch.threads;
   auto transfer = job.transfer;
+  transfer.dst = job.dst->rows;
+  transfer.src = job.src->rows;
   transfer.chunk_rows = static_cast<std::uint32_t>(launch.chunk_rows);
   transfer.sort_keys = job.to_host ? transfer.dst_indices : transfer.src_indices;
   const auto smem = launch.chunk_rows == 0 ? 0 : 8 * std::bit_ceil(static_cast<std::size_t>(launch.chunk_rows));
   host::LaunchKernel(launch.blocks, launch.threads, job.device, smem)
-      .enable_pdl(launch.is_early && gpu.is_hopper)(choose_kernel<Table>(job, work), transfer, table);
+      .enable_pdl(launch.is_early && host::runtime::has_pdl(job.device.device_id))(
+          choose_kernel<Table>(job, work), transfer, table);
 }
 
 }  // namespace hicache

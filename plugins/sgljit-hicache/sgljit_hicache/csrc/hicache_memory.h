@@ -2,6 +2,8 @@
 
 #include <sgl_kernel/driver.h>
 #include <sgl_kernel/error.h>
+#include <sgl_kernel/ffi.h>
+#include <sgl_kernel/launch.h>
 #include <sgl_kernel/message.h>
 #include <sgl_kernel/tensor.h>
 
@@ -31,7 +33,7 @@ inline void match_device(const Job& job, DLDevice device, const char* what, cons
 /// The addresses of one cache as kernels see them; throws an error with its name if they cannot access the memory.
 struct Reachable {
  public:
-  Reachable(const Job& job, const CacheAddresses& cache) : m_job(job), m_cache(cache) {}
+  Reachable(const Job& job, const Cache& cache) : m_job(job), m_cache(cache) {}
 
   /// The address of a layer. Memory in the same allocation as the last one costs no driver call.
   std::uint64_t resolve(std::uint64_t begin) {
@@ -67,13 +69,44 @@ struct Reachable {
   }
 
   const Job& m_job;
-  const CacheAddresses& m_cache;
+  const Cache& m_cache;
   host::driver::Memory m_memory;
   std::uintptr_t m_shift = 0;
 };
 
+/// Refuse null addresses: on the CPU one would end the process, on a device the context.
+inline void refuse_null(const Job& job, const Cache& cache) {
+  for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
+    if (cache.layers[layer] == 0)
+      refuse("ValueError", job.op, cache.name, "[", layer, "] is a null address: layer ", layer, " has no cache there");
+  }
+}
+
+/// Check the addresses in device memory, which the launch does not read: the kernel must be able to use each.
+inline void check_addresses(const Job& job, const Cache& cache, std::int64_t word_bytes) {
+  refuse_null(job, cache);
+  Reachable reachable(job, cache);
+  for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
+    const auto address = cache.layers[layer];
+    if (address % static_cast<std::uint64_t>(word_bytes) != 0)
+      refuse(
+          "ValueError", job.op, cache.name, "[", layer, "] is ", reinterpret_cast<const void*>(address),
+          "; for these rows, addresses on the device must be multiples of ", word_bytes, ": pass them as CPU tensors");
+    static_cast<void>(reachable.resolve(address));
+  }
+}
+
+/// Memory of a device, copied to the host, which waits for it.
+inline host::Tensor copy_to_host(const void* from, std::int64_t bytes, host::native_stream_t stream) {
+  auto copy = host::ffi::allocate({bytes}, {kDLUInt, 8, 1}, {kDLCPU, 0});
+  const auto& driver = host::driver::api();
+  host::driver::check(driver.MemcpyDtoHAsync(copy.data_ptr(), from, static_cast<std::size_t>(bytes), stream));
+  host::driver::check(driver.StreamSynchronize(stream));
+  return copy;
+}
+
 /// \brief Throw if an address for the CPU is in device memory, which would end the process. Does not initialise CUDA.
-inline void refuse_device_memory(const Job& job, const CacheAddresses& cache) {
+inline void refuse_device_memory(const Job& job, const Cache& cache) {
   namespace driver = host::driver;
   const auto query = driver::loaded_pointer_query();
   constexpr int kPointerIsManaged = 8;

@@ -41,21 +41,15 @@ struct Transfer {
 inline constexpr uint32_t kMaxChunkRows = 4096;
 
 // Addresses of K and V, by which a kernel is named; a single cache is the first.
-/// The addresses of one layer, in the parameters.
-struct OneLayer {
-  static constexpr bool kIsOne = true;
-  uint64_t dst[2][1];
-  uint64_t src[2][1];
+/// The addresses of one layer or several, in the parameters.
+template <int kLayers>
+struct Layers {
+  static constexpr bool kIsOne = kLayers == 1;
+  uint64_t dst[2][kLayers];
+  uint64_t src[2][kLayers];
   SGL_FIELDS(dst, src)
 };
-/// The addresses of several layers, in the parameters.
-struct ManyLayers {
-  static constexpr bool kIsOne = false;
-  static constexpr uint32_t kMaxLayers = 96;  // 3 KiB of the 4 that every driver allows
-  uint64_t dst[2][kMaxLayers];
-  uint64_t src[2][kMaxLayers];
-  SGL_FIELDS(dst, src)
-};
+inline constexpr int kMaxLayers = 96;  // 3 KiB of the 4 that every driver allows
 /// The addresses of several layers, in tables in device memory.
 struct LayerTables {
   static constexpr bool kIsOne = false;

@@ -104,7 +104,7 @@ def check(
     if launch is None:
         getattr(family, name)(*arguments, element_dim=element_dim, **options)
     else:
-        host_module().launch_one_layer(*arguments, element_dim, None, *launch)
+        host_module().launch_one_layer(*arguments, element_dim, None, *launch, False)
     if indices_dst.is_cuda:
         torch.cuda.synchronize()
     for got, wanted in zip(dst.pools + src.pools, expected.pools + before.pools, strict=True):

@@ -238,9 +238,9 @@ def test_offsets_beyond_32_bits(direction: tuple[str, str]):
         for cache in large:
             cache[where] = noise(3 * width, "cuda").view(3, width)
         if direction[0] == "cuda":
-            host_module().launch_one_layer(*large, where, *pattern, small, None, None, 1, 64, chunk_rows)
+            host_module().launch_one_layer(*large, where, *pattern, small, None, None, 1, 64, chunk_rows, False)
         else:
-            host_module().launch_one_layer(*pattern, small, *large, where, None, None, 1, 64, chunk_rows)
+            host_module().launch_one_layer(*pattern, small, *large, where, None, None, 1, 64, chunk_rows, False)
         torch.cuda.synchronize()
         for cache, rows_of_cache in zip(large, pattern, strict=True):
             assert torch.equal(cache[where].cpu(), rows_of_cache[small.to(rows_of_cache.device)].cpu())
