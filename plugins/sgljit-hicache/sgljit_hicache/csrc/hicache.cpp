@@ -2,6 +2,7 @@
 /// \brief The host part: the functions that Python calls, from arguments to a copy on the CPU or a launch.
 
 #include <sgl_kernel/deferred.h>
+#include <sgl_kernel/ffi.h>
 #include <sgl_kernel/launch.h>
 #include <sgl_kernel/message.h>
 #include <sgl_kernel/optional.h>
@@ -45,66 +46,64 @@ void check_on_device(const Job& job) {
       ": indices cannot be checked while the stream is being captured, because the host waits for the answer: pass "
       "check_indices=False");
 
+  host::Tensor copies[6];  // of the indices and the addresses
+  auto* next = copies;
+  const auto copy_to_host = [&](const void* from, Int bytes) {
+    *next = host::ffi::allocate({bytes}, {kDLUInt, 8, 1}, {kDLCPU, 0});
+    const auto& driver = host::driver::api();
+    host::driver::check(driver.MemcpyDtoHAsync(next->data_ptr(), from, static_cast<std::size_t>(bytes), stream));
+    host::driver::check(driver.StreamSynchronize(stream));
+    return (next++)->data_ptr();
+  };
   auto copy = job;
   const auto index_bytes = static_cast<Int>(job.transfer.num_rows) * job.index_dtype.bits / 8;
-  const auto dst_indices = hicache::copy_to_host(job.transfer.dst_indices, index_bytes, stream);
-  const auto src_indices = hicache::copy_to_host(job.transfer.src_indices, index_bytes, stream);
-  copy.transfer.dst_indices = dst_indices.data_ptr();
-  copy.transfer.src_indices = src_indices.data_ptr();
-  host::Tensor tables[4];
-  auto* table = tables;
+  copy.transfer.dst_indices = copy_to_host(job.transfer.dst_indices, index_bytes);
+  copy.transfer.src_indices = copy_to_host(job.transfer.src_indices, index_bytes);
   copy.for_each_cache([&](Cache& cache) {
     if (!job.has_device_table) return;
-    *table = hicache::copy_to_host(cache.layers, job.transfer.num_layers * Int{8}, stream);
-    cache.layers = static_cast<const std::uint64_t*>((table++)->data_ptr());
+    const auto* const table = copy_to_host(cache.layers, job.transfer.num_layers * Int{8});
+    cache.layers = static_cast<const std::uint64_t*>(table);
     check_addresses(copy, cache, word_of(job, 0));
   });
   check(copy);
 }
 
-/// The addresses of a table's layers from `begin` on, in kernels; sets the job's direction and span. Returns the
-/// bitwise or of all.
-template <typename Table>
-std::uint64_t resolve_layers(Job& job, Table& table, std::uint32_t begin, bool checks) {
-  std::uint64_t alignment = 0;
-  const auto resolve = [&](const Cache& cache, std::uint64_t* to, bool& in_host) {
-    hicache::Reachable reachable(job, cache);
-    for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
-      to[layer] = cache.layers[begin + layer];
-      // All addresses of a list are in device memory if one is: one query is enough.
-      if (layer == 0 || reachable.was_host() || checks) to[layer] = reachable.resolve(to[layer]);
-      alignment |= to[layer];
-    }
-    if (!reachable.was_host()) return;
-    in_host = true;
-    if (cache.view != nullptr) job.host_span += cache.span;
-  };
-  for (int c = 0; c < job.num_caches; ++c) {
-    resolve(job.dst[c], table.dst[c], job.to_host);
-    resolve(job.src[c], table.src[c], job.from_host);
+/// The addresses of a launch's layers, from `begin` on, in kernels; adds to the job's span and, bitwise, to
+/// `alignment`. Returns whether they are in host memory.
+bool resolve(
+    Job& job, const Cache& cache, std::uint32_t begin, bool checks, std::uint64_t* to, std::uint64_t& alignment) {
+  hicache::Reachable reachable{job, cache};
+  for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
+    to[layer] = cache.layers[begin + layer];
+    // All addresses of a list are in device memory if one is: one query is enough.
+    if (layer == 0 || reachable.was_host() || checks) to[layer] = reachable.resolve(to[layer]);
+    alignment |= to[layer];
   }
-  return alignment;
+  if (reachable.was_host() && cache.view != nullptr) job.host_span += cache.span;
+  return reachable.was_host();
 }
 
-/// Layers whose addresses are in host memory: they travel with the launches, up to `kMost` with each.
+/// Layers whose addresses the host knows: they travel with the launches, up to `kMost` with each.
 template <std::uint32_t kMost>
 void launch_layers(Job& job, bool checks) {
   const auto num_layers = job.transfer.num_layers;
   hicache::Layers<kMost> table;
-  const auto for_each_launch = [&](const auto& use) {
+  const auto run = [&](bool launches) {
     for (std::uint32_t begin = 0; begin < num_layers; begin += kMost) {
       job.transfer.num_layers = num_layers - begin < kMost ? num_layers - begin : kMost;
-      use(resolve_layers(job, table, begin, checks));
+      std::uint64_t alignment = 0;
+      for (int c = 0; c < job.num_caches; ++c) {
+        if (resolve(job, job.dst[c], begin, checks, table.dst[c], alignment)) job.to_host = true;
+        if (resolve(job, job.src[c], begin, checks, table.src[c], alignment)) job.from_host = true;
+      }
+      const auto work = hicache::Work::of(job, alignment);
+      if (launches) launch_on_device(job, work, table);
+      else static_cast<void>(hicache::choose_kernel<decltype(table)>(job, work).on(job.device.device_id));
     }
   };
   // Find errors in the layers or the kernel of the second launch before the first one.
-  if (num_layers > kMost) {
-    for_each_launch([&](auto alignment) {
-      const auto kernel = hicache::choose_kernel<decltype(table)>(job, hicache::Work::of(job, alignment));
-      static_cast<void>(kernel.on(job.device.device_id));
-    });
-  }
-  for_each_launch([&](auto alignment) { launch_on_device(job, table, alignment); });
+  if (num_layers > kMost) run(false);
+  run(true);
 }
 
 /// Moves the rows of a job that has been matched.
@@ -135,7 +134,7 @@ void transfer(Job& job) {
     table.dst[c] = job.dst[c].layers;
     table.src[c] = job.src[c].layers;
   }
-  launch_on_device(job, table, 0);  // aligned, as the docstrings ask
+  launch_on_device(job, hicache::Work::of(job, 0), table);  // aligned, as the docstrings ask
 }
 
 // ---- what Python calls: a struct takes an argument for each of its fields ----

@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(1024, 1)
   using Word = device::Word<kWordBytes>;
   constexpr auto kRowWords = static_cast<uint32_t>(kRowBytes / kWordBytes);
   constexpr auto kShape = RowsShape::of(kRowWords, kCaches, kLanes);
+  constexpr auto kPieces = static_cast<int>(kShape.pieces);
   constexpr auto kPieceWords = static_cast<uint32_t>(kShape.piece_words);
 
   extern __shared__ uint64_t order[];
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(1024, 1)
   const uint32_t chunk_rows = is_sorted ? transfer.chunk_rows : transfer.num_rows;
 
   if (!is_sorted) {  // the previous kernel, which may write the indices, still runs
-    const auto item = item_of<kShape.pieces, Table::kIsOne>(worker, transfer, transfer.num_rows);
+    const auto item = item_of<kPieces, Table::kIsOne>(worker, transfer, transfer.num_rows);
     if (item.position < transfer.num_rows) {
       device::ptx::prefetch(&src_indices[item.position]);
       device::ptx::prefetch(&dst_indices[item.position]);
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(1024, 1)
     const uint32_t left = transfer.num_rows - begin;
     const uint32_t count = left < chunk_rows ? left : chunk_rows;
     if (is_sorted) sort_positions(order, static_cast<const Index*>(transfer.sort_keys), begin, count);
-    const uint32_t num_items = count * transfer.num_layers * kShape.pieces;
+    const uint32_t num_items = count * transfer.num_layers * kPieces;
 
     Item items[kShape.items];
     Index from[kShape.items];
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(1024, 1)
       for (int r = 0; r < kShape.items; ++r) {
         const uint32_t item = first + r * num_workers;
         if (item >= num_items) continue;
-        items[r] = item_of<kShape.pieces, Table::kIsOne>(item, transfer, count);
+        items[r] = item_of<kPieces, Table::kIsOne>(item, transfer, count);
         if (is_sorted) items[r].position = static_cast<uint32_t>(order[items[r].position]);
         from[r] = src_indices[items[r].position];
         to[r] = dst_indices[items[r].position];

@@ -16,7 +16,7 @@ using hicache::Job, hicache::refuse;
 
 [[noreturn, gnu::cold, gnu::noinline]] void refuse_index(
     const char* op, const char* name, std::uint32_t position, std::int64_t index, std::int64_t num_rows) {
-  if (num_rows == hicache::kUnknownRows)
+  if (num_rows == hicache::kUnknown)
     refuse("IndexError", op, name, "[", position, "] is ", index, "; an index must not be negative");
   refuse("IndexError", op, name, "[", position, "] is ", index, ", out of range for a cache of ", num_rows, " rows");
 }

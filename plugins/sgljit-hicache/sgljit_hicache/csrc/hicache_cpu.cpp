@@ -17,8 +17,9 @@ template <typename Index>
 void copy_positions(
     const hicache::Job& job, char* dst, const char* src, const Index* dst_indices, const Index* src_indices,
     std::int64_t begin, std::int64_t end) {
-  const auto to = [&](std::int64_t i) { return dst + job.dst->offset_of(dst_indices[i]); };
-  const auto from = [&](std::int64_t i) { return src + job.src->offset_of(src_indices[i]); };
+  // With copies of the caches: as far as the compiler knows, a row that is written may be part of the job.
+  const auto to = [&, cache = *job.dst](std::int64_t i) { return dst + cache.offset_of(dst_indices[i]); };
+  const auto from = [&, cache = *job.src](std::int64_t i) { return src + cache.offset_of(src_indices[i]); };
   for (auto i = begin; i < end;) {
     char* const run_dst = to(i);
     const char* const run_src = from(i);

@@ -18,10 +18,8 @@
 
 namespace hicache {
 
-/// The number of rows if the caller has not given it.
-inline constexpr std::int64_t kUnknownRows = INT64_MAX;
-
-inline constexpr std::int64_t kUnknownSpan = INT64_MAX;
+/// A number of rows, or of bytes, that the caller has not given.
+inline constexpr std::int64_t kUnknown = INT64_MAX;
 
 /// \brief The grid of a kernel.
 struct Launch {
@@ -39,7 +37,7 @@ struct Cache {
   const std::uint64_t* layers = nullptr;   ///< as many as the transfer has layers
   std::uint64_t address = 0;               ///< of the only layer
   Rows rows = {0, 0, kNoPages};
-  std::int64_t num_rows = kUnknownRows;
+  std::int64_t num_rows = kUnknown;
   std::int64_t span = 1;  ///< bytes that a kernel must be able to access, from each address on
   SGL_FIELDS(name, view, layers, address, rows, num_rows, span)
 
@@ -87,13 +85,13 @@ struct Job {
   Transfer transfer = {};
   std::int64_t row_bytes = 0;
   DLDataType index_dtype = {};
-  DLDevice device = {};                   ///< the device of the indices, which does the work
-  bool is_in_place = false;               ///< source and destination are one cache
-  bool has_device_table = false;          ///< the addresses are in device memory, so that the host cannot read them
-  bool from_host = false;                 ///< the source is in host memory, or may be
-  bool to_host = false;                   ///< the destination is, or may be
-  std::int64_t host_span = kUnknownSpan;  ///< from the first row to the last, of all caches in host memory
-  const Launch* launch = nullptr;         ///< in place of the choice, for measurements
+  DLDevice device = {};               ///< the device of the indices, which does the work
+  bool is_in_place = false;           ///< source and destination are one cache
+  bool has_device_table = false;      ///< the addresses are in device memory, so that the host cannot read them
+  bool from_host = false;             ///< the source is in host memory, or may be
+  bool to_host = false;               ///< the destination is, or may be
+  std::int64_t host_span = kUnknown;  ///< from the first row to the last, of all caches in host memory
+  const Launch* launch = nullptr;     ///< in place of the choice, for measurements
   SGL_FIELDS(
       op, num_caches, dst, src, options, transfer, row_bytes, index_dtype, device, is_in_place, has_device_table,
       from_host, to_host, host_span, launch)

@@ -68,10 +68,8 @@ inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
 /// The largest word of up to 16 bytes that divides rows, strides and `addresses`, the bitwise or of all of them.
 inline std::int64_t word_of(const Job& job, std::uint64_t addresses) {
   auto bits = 16 | addresses | static_cast<std::uint64_t>(job.row_bytes);
-  for (const auto& rows : {job.dst->rows, job.src->rows}) {
-    bits |= static_cast<std::uint64_t>(rows.row_stride);
-    if (rows.page_size != kNoPages) bits |= static_cast<std::uint64_t>(rows.page_stride);
-  }
+  for (const auto& rows : {job.dst->rows, job.src->rows})
+    bits |= static_cast<std::uint64_t>(rows.row_stride | rows.page_stride);
   return std::int64_t{1} << std::countr_zero(bits);
 }
 
@@ -83,6 +81,7 @@ struct Work {
   std::int64_t num_warps;   ///< warps that have work
   std::int64_t warp_bytes;  ///< bytes that each warp has in flight
 
+  /// \param addresses the bitwise or of all.
   static Work of(const Job& job, std::uint64_t addresses) {
     Work work;
     work.word_bytes = word_of(job, addresses);
@@ -144,12 +143,6 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   return launch;
 }
 
-inline Launch choose_launch(const Job& job, const Work& work) {
-  if (job.launch != nullptr) return *job.launch;
-  const bool is_on_link = job.from_host || job.to_host || job.options.block_quota.has_value();
-  return is_on_link ? launch_on_the_link(job, work) : launch_on_the_device(job, work);
-}
-
 /// \brief The kernel of a transfer. Touches no GPU; `variants()` of ops.py lists the results for usual rows.
 ///
 /// \tparam Table the addresses: `Layers` or `LayerTables`.
@@ -160,11 +153,12 @@ host::VariantOf<Transfer, Table> choose_kernel(const Job& job, const Work& work)
       job.row_bytes, work.word_bytes, job.num_caches, work.lanes, is_paged, job.index_dtype, host::type<Table>);
 }
 
-/// \param addresses the bitwise or of all.
 template <typename Table>
-void launch_on_device(const Job& job, const Table& table, std::uint64_t addresses) {
-  const auto work = Work::of(job, addresses);
-  const auto launch = choose_launch(job, work);
+void launch_on_device(const Job& job, const Work& work, const Table& table) {
+  const bool is_on_link = job.from_host || job.to_host || job.options.block_quota.has_value();
+  const auto launch = job.launch != nullptr ? *job.launch
+                      : is_on_link          ? launch_on_the_link(job, work)
+                                            : launch_on_the_device(job, work);
   g_last_launch = launch.blocks << 24 | launch.chunk_rows << 11 | launch.threads;
   auto transfer = job.transfer;
   transfer.dst = job.dst->rows;

@@ -199,7 +199,7 @@ inline void match_strides(Job& job, const LayerStrides& strides) {
   const auto match_side = [&](int i, const char* side, const char* rows_name, Cache(&caches)[2]) {
     const auto stride = strides.row[i];
     const auto page_stride = strides.page[i].value_or(0);
-    const auto num_rows = strides.num_rows[i].value_or(kUnknownRows);
+    const auto num_rows = strides.num_rows[i].value_or(kUnknown);
     if (stride < 0 || page_stride < 0)
       refuse("ValueError", job.op, "the strides of the ", side, " must not be negative");
     if (strides.page[i].has_value() && !page_size.has_value())

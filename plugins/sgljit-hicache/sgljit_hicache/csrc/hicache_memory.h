@@ -2,8 +2,6 @@
 
 #include <sgl_kernel/driver.h>
 #include <sgl_kernel/error.h>
-#include <sgl_kernel/ffi.h>
-#include <sgl_kernel/launch.h>
 #include <sgl_kernel/message.h>
 #include <sgl_kernel/tensor.h>
 
@@ -32,46 +30,41 @@ inline void match_device(const Job& job, DLDevice device, const char* what, cons
 
 /// The addresses of one cache as kernels see them; throws an error with its name if they cannot access the memory.
 struct Reachable {
- public:
-  Reachable(const Job& job, const Cache& cache) : m_job(job), m_cache(cache) {}
+  const Job& job;
+  const Cache& cache;
+  host::driver::Memory memory = {};  ///< where the last address is
+  std::uintptr_t shift = 0;          ///< from an address there to that in kernels
 
   /// The address of a layer. Memory in the same allocation as the last one costs no driver call.
   std::uint64_t resolve(std::uint64_t begin) {
-    const auto end = begin + static_cast<std::uint64_t>(m_cache.span);
-    if (begin < m_memory.begin || begin >= m_memory.begin + m_memory.size) {
-      m_memory = m_find(begin);
-      m_shift = reinterpret_cast<std::uintptr_t>(m_memory.device_address) - begin;
+    const auto end = begin + static_cast<std::uint64_t>(cache.span);
+    if (begin < memory.begin || begin >= memory.begin + memory.size) {
+      memory = find(begin);
+      shift = reinterpret_cast<std::uintptr_t>(memory.device_address) - begin;
     }
     // A buffer may be registered in part, or in parts: check its other end, too.
-    if (end > m_memory.begin + m_memory.size) static_cast<void>(m_find(end - 1));
-    return begin + m_shift;
+    if (end > memory.begin + memory.size) static_cast<void>(find(end - 1));
+    return begin + shift;
   }
   /// Whether the last resolved address is in host memory.
   bool was_host() const {
-    return m_memory.type == host::driver::kMemoryTypeHost;
+    return memory.type == host::driver::kMemoryTypeHost;
   }
-
- private:
-  host::driver::Memory m_find(std::uintptr_t address) const {
-    const auto memory = host::driver::memory_at(reinterpret_cast<const void*>(address));
-    if (memory.type == host::driver::kMemoryTypeDevice && memory.device_id >= 0)
-      match_device(m_job, {kDLCUDA, memory.device_id}, m_cache.name, " is on ");
+  host::driver::Memory find(std::uintptr_t address) const {
+    const auto found = host::driver::memory_at(reinterpret_cast<const void*>(address));
+    if (found.type == host::driver::kMemoryTypeDevice && found.device_id >= 0)
+      match_device(job, {kDLCUDA, found.device_id}, cache.name, " is on ");
     // Memory that kernels here cannot access has no address, not even if it is another device's.
-    if (memory.type != 0 && memory.device_address != nullptr) [[likely]]
-      return memory;
+    if (found.type != 0 && found.device_address != nullptr) [[likely]]
+      return found;
     host::Message view;
-    if (m_cache.view != nullptr) view << ": " << *m_cache.view;
+    if (cache.view != nullptr) view << ": " << *cache.view;
     refuse(
-        "ValueError", m_job.op, m_cache.name,
+        "ValueError", job.op, cache.name,
         " is in pageable host memory, which a kernel cannot access: allocate it with pin_memory=True, or register it "
         "with CUDA",
         view.c_str());
   }
-
-  const Job& m_job;
-  const Cache& m_cache;
-  host::driver::Memory m_memory;
-  std::uintptr_t m_shift = 0;
 };
 
 /// Refuse null addresses: on the CPU one would end the process, on a device the context.
@@ -85,7 +78,7 @@ inline void refuse_null(const Job& job, const Cache& cache) {
 /// Check the addresses in device memory, which the launch does not read: the kernel must be able to use each.
 inline void check_addresses(const Job& job, const Cache& cache, std::int64_t word_bytes) {
   refuse_null(job, cache);
-  Reachable reachable(job, cache);
+  Reachable reachable{job, cache};
   for (std::uint32_t layer = 0; layer < job.transfer.num_layers; ++layer) {
     const auto address = cache.layers[layer];
     if (address % static_cast<std::uint64_t>(word_bytes) != 0)
@@ -94,15 +87,6 @@ inline void check_addresses(const Job& job, const Cache& cache, std::int64_t wor
           "; for these rows, addresses on the device must be multiples of ", word_bytes, ": pass them as CPU tensors");
     static_cast<void>(reachable.resolve(address));
   }
-}
-
-/// Memory of a device, copied to the host, which waits for it.
-inline host::Tensor copy_to_host(const void* from, std::int64_t bytes, host::native_stream_t stream) {
-  auto copy = host::ffi::allocate({bytes}, {kDLUInt, 8, 1}, {kDLCPU, 0});
-  const auto& driver = host::driver::api();
-  host::driver::check(driver.MemcpyDtoHAsync(copy.data_ptr(), from, static_cast<std::size_t>(bytes), stream));
-  host::driver::check(driver.StreamSynchronize(stream));
-  return copy;
 }
 
 /// \brief Throw if an address for the CPU is in device memory, which would end the process. Does not initialise CUDA.
