@@ -37,6 +37,8 @@ def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -
         return
     row_bytes = shape.cache_row * getattr(torch, shape.dtype).itemsize
     word = min(16, row_bytes & -row_bytes)
-    kernel = functools.partial(FAMILY.build_variant, "hicache.cuh", "hicache::copy_rows", row_bytes, word)
+    kernel = functools.partial(FAMILY.build_variant, "hicache.cuh", "hicache::copy_rows", row_bytes)
     for place in layers:
-        yield functools.partial(kernel, shape.caches, lanes_of(row_bytes, word), False, torch.int64, place)
+        yield functools.partial(kernel, word, shape.caches, lanes_of(row_bytes, word), False, torch.int64, place)
+        if row_bytes >= 2048 and word > 4 and place != ONE_LAYER:  # of a backup, which takes a quota
+            yield functools.partial(kernel, 4, shape.caches, 32, False, torch.int64, place)

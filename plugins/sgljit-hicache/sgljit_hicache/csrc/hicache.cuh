@@ -72,15 +72,15 @@ SGL_DEVICE void sort_positions(uint64_t* order, const Index* keys, uint32_t begi
   __syncthreads();
 }
 
-/// 16 bytes go past the caches.
+/// Words of 4 bytes and more go past the caches.
 template <typename Word>
 SGL_DEVICE Word load(const Word* from) {
-  if constexpr (sizeof(Word) == 16) return device::ptx::load_streaming(from);
+  if constexpr (sizeof(Word) >= 4) return device::ptx::load_streaming(from);
   else return *from;
 }
 template <typename Word>
 SGL_DEVICE void store(Word* to, const Word& word) {
-  if constexpr (sizeof(Word) == 16) device::ptx::store_no_allocate(to, word);
+  if constexpr (sizeof(Word) >= 4) device::ptx::store_no_allocate(to, word);
   else *to = word;
 }
 
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(1024, 1)
     copy_rows(const __grid_constant__ Transfer transfer, const __grid_constant__ Table table) {
   using Word = device::Word<kWordBytes>;
   constexpr auto kRowWords = static_cast<uint32_t>(kRowBytes / kWordBytes);
-  constexpr auto kShape = RowsShape::of(kRowWords, kCaches, kLanes);
+  constexpr auto kShape = RowsShape::of(kRowWords, kCaches, kLanes, kWordBytes);
   constexpr auto kPieces = static_cast<int>(kShape.pieces);
   constexpr auto kPieceWords = static_cast<uint32_t>(kShape.piece_words);
 

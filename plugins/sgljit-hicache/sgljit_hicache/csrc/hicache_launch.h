@@ -54,7 +54,9 @@ inline constexpr std::int64_t kSortFrom = 8192;            // rows: sorted, so m
 inline constexpr Launch kSorted{32, 512};
 inline constexpr std::int64_t kManyRows = 16384;  // of these: fewer threads of a block, which share more of them
 inline constexpr Launch kManySorted{32, 256};
-inline constexpr std::int64_t kFewBytes = 256 << 10;  // bound by latency: a row for each worker
+inline constexpr std::int64_t kFarSpan = std::int64_t{6} << 30;  // bytes of all caches in host memory
+inline constexpr Launch kFarSorted{8, 512};                      // many rows in more: fewer TLBs fetch a translation
+inline constexpr std::int64_t kFewBytes = 256 << 10;             // bound by latency: a row for each worker
 inline constexpr Launch kFew{32, 128};
 inline constexpr std::int64_t kLineBytes = 128;
 inline constexpr std::int64_t kInFlight = 192 << 10;  // bytes, of rows that are not whole lines
@@ -75,6 +77,8 @@ inline std::int64_t word_of(const Job& job, std::uint64_t addresses) {
 
 /// How `copy_rows` shares the rows.
 struct Work {
+  std::int64_t run_bytes;  ///< bytes that are neighbours
+  bool is_scattered;       ///< over more memory than a TLB reaches
   std::int64_t word_bytes;
   std::int64_t lanes;       ///< threads of a worker
   std::int64_t items;       ///< rows of all layers, or pieces of them
@@ -84,13 +88,19 @@ struct Work {
   /// \param addresses the bitwise or of all.
   static Work of(const Job& job, std::uint64_t addresses) {
     Work work;
-    work.word_bytes = word_of(job, addresses);
+    const auto& [unroll, quota, page_size, check_indices] = job.options;
+    work.run_bytes = job.row_bytes * page_size.value_or(1);
+    work.is_scattered = job.host_span > kTlbReach && work.run_bytes < kScatteredBelow;
+    // A store that waits for a translation holds up other kernels' accesses. With a quota each is of one line, not
+    // four: a product of matrices slows down by 1 % instead of 5, and the transfer is twice as fast.
+    const bool is_narrow = quota.has_value() && job.to_host && work.is_scattered && work.run_bytes >= kSortBelow;
+    work.word_bytes = smaller(word_of(job, addresses), is_narrow ? 4 : 16);
     const auto row_words = job.row_bytes / work.word_bytes;
     // Eight lanes load a line: an instruction of a warp waits for the translations of four rows at once. Of rows that
     // are not whole lines more lanes share fewer lines.
     const auto most = row_words <= 8 || job.row_bytes % kLineBytes == 0 ? 8 : row_words <= 16 ? 16 : 32;
-    work.lanes = job.options.unroll.has_value() ? 32 / *job.options.unroll : most;
-    const auto shape = RowsShape::of(row_words, job.num_caches, work.lanes);
+    work.lanes = unroll.has_value() ? 32 / *unroll : is_narrow ? 32 : most;
+    const auto shape = RowsShape::of(row_words, job.num_caches, work.lanes, work.word_bytes);
     const auto rows = static_cast<std::int64_t>(job.transfer.num_rows) * job.transfer.num_layers;
     work.items = rows * shape.pieces;
     host::RuntimeCheck(
@@ -117,15 +127,14 @@ inline Launch launch_on_the_device(const Job& job, const Work& work) {
 inline Launch launch_on_the_link(const Job& job, const Work& work) {
   const auto num_rows = static_cast<std::int64_t>(job.transfer.num_rows);
   const bool is_few = num_rows * job.transfer.num_layers * job.row_bytes * job.num_caches <= kFewBytes;
-  const auto run_bytes = job.row_bytes * job.options.page_size.value_or(1);
-  const bool is_scattered = job.host_span > kTlbReach && run_bytes < kScatteredBelow;
-  const bool is_sorted = !is_few && is_scattered && run_bytes < kSortBelow && num_rows >= kSortFrom;
+  const bool is_scattered = work.is_scattered;
+  const bool is_sorted = !is_few && is_scattered && work.run_bytes < kSortBelow && num_rows >= kSortFrom;
   const bool is_to_host = job.to_host && !job.from_host;  // both where the host does not know
   const auto& speed = link_speed(job.row_bytes);
   auto near = is_to_host ? speed.to_host : speed.from_host;
   if (job.row_bytes % kLineBytes != 0) near.blocks = host::div_ceil(kInFlight, near.threads / 32 * work.warp_bytes);
-  const auto sorted = num_rows < kManyRows ? kSorted : kManySorted;
-  auto launch = is_few ? kFew : is_sorted ? sorted : is_scattered ? link_speed(run_bytes).scattered : near;
+  const auto sorted = num_rows < kManyRows ? kSorted : job.host_span > kFarSpan ? kFarSorted : kManySorted;
+  auto launch = is_few ? kFew : is_sorted ? sorted : is_scattered ? link_speed(work.run_bytes).scattered : near;
   const auto threads = is_few || is_scattered ? work.items * work.lanes : work.num_warps * 32;  // that have work
   const auto& quota = job.options.block_quota;
   if (quota.has_value()) {

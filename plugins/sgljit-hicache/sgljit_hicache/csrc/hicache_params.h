@@ -59,19 +59,19 @@ struct LayerTables {
 };
 
 /// A pass of `copy_rows`: a worker of `lanes` threads moves `items` pieces of rows. All loads of a pass are issued
-/// before its first store: at most 8 words per thread, as many of 16 bytes as its registers hold.
+/// before its first store: at most 32 registers of each thread, which are 8 words of 16 bytes.
 struct RowsShape {
   int64_t piece_words;  ///< words of a piece of a row
   int64_t pieces;       ///< pieces of a row
   int64_t loads;        ///< loads of a thread, for a piece of one cache
   int64_t items;        ///< pieces of a pass
 
-  static constexpr RowsShape of(int64_t row_words, int64_t caches, int64_t lanes) {
-    constexpr int64_t kMaxLoads = 8;
+  static constexpr RowsShape of(int64_t row_words, int64_t caches, int64_t lanes, int64_t word_bytes) {
+    const int64_t max_loads = word_bytes < 4 ? 32 : 128 / word_bytes;
     const int64_t row_loads = (row_words + lanes - 1) / lanes;
-    const int64_t pieces = (row_loads * caches + kMaxLoads - 1) / kMaxLoads;
+    const int64_t pieces = (row_loads * caches + max_loads - 1) / max_loads;
     const int64_t loads = (row_loads + pieces - 1) / pieces;
-    const int64_t items = kMaxLoads / (loads * caches);
+    const int64_t items = max_loads / (loads * caches);
     return {loads * lanes, (row_loads + loads - 1) / loads, loads, items < 2 ? items : 2};
   }
 };

@@ -313,7 +313,7 @@ def test_addresses_on_the_device_take_the_launch_of_scattered_rows(direction: tu
     tables = [torch.tensor([cache.data_ptr()], device="cuda") for cache in (dst, src)]
     strides = {"cache_src_stride_bytes": 256, "cache_dst_stride_bytes": 256}
     family.transfer_hicache_all_layer_mla(tables[0], rows[0], tables[1], rows[1], **strides)
-    assert last_launch() == (32, 256, 625)
+    assert last_launch() == (8, 512, 2500)
     torch.cuda.synchronize()
     assert torch.equal(dst[rows[0].to(dst.device)].cuda(), src[rows[1].to(src.device)].cuda())
     family.transfer_hicache_all_layer_mla(tables[0], rows[0][:4096], tables[1], rows[1][:4096], **strides)
