@@ -207,9 +207,10 @@ bool can_use_hicache_jit_kernel(Int element_size, MaybeInt unroll, MaybeInt bloc
   return element_size > 0 && element_size % 16 == 0;
 }
 
-/// For tests. Write the expression of the kernel that moves rows of one layer into `text`. The GPU need not be present.
-void chosen_kernel(TensorView text, Int row_bytes, int num_caches, std::uint8_t index_bits) {
-  Job job{.op = "chosen_kernel", .num_caches = num_caches};
+/// For tests. Write the expression of the kernel that moves scattered rows of one layer to the host into `text`. The
+/// GPU need not be present.
+void chosen_kernel(TensorView text, Int row_bytes, int num_caches, std::uint8_t index_bits, MaybeInt block_quota) {
+  Job job{.op = "chosen_kernel", .num_caches = num_caches, .options = {.block_quota = block_quota}, .to_host = true};
   job.dst->rows.row_stride = job.src->rows.row_stride = job.row_bytes = row_bytes;
   job.transfer.num_rows = job.transfer.num_layers = 1;
   job.index_dtype = {kDLInt, index_bits, 1};

@@ -127,23 +127,22 @@ inline Launch launch_on_the_device(const Job& job, const Work& work) {
 inline Launch launch_on_the_link(const Job& job, const Work& work) {
   const auto num_rows = static_cast<std::int64_t>(job.transfer.num_rows);
   const bool is_few = num_rows * job.transfer.num_layers * job.row_bytes * job.num_caches <= kFewBytes;
-  const bool is_scattered = work.is_scattered;
-  const bool is_sorted = !is_few && is_scattered && work.run_bytes < kSortBelow && num_rows >= kSortFrom;
+  const bool is_sorted = !is_few && work.is_scattered && work.run_bytes < kSortBelow && num_rows >= kSortFrom;
   const bool is_to_host = job.to_host && !job.from_host;  // both where the host does not know
   const auto& speed = link_speed(job.row_bytes);
   auto near = is_to_host ? speed.to_host : speed.from_host;
   if (job.row_bytes % kLineBytes != 0) near.blocks = host::div_ceil(kInFlight, near.threads / 32 * work.warp_bytes);
   const auto sorted = num_rows < kManyRows ? kSorted : job.host_span > kFarSpan ? kFarSorted : kManySorted;
-  auto launch = is_few ? kFew : is_sorted ? sorted : is_scattered ? link_speed(work.run_bytes).scattered : near;
-  const auto threads = is_few || is_scattered ? work.items * work.lanes : work.num_warps * 32;  // that have work
+  auto launch = is_few ? kFew : is_sorted ? sorted : work.is_scattered ? link_speed(work.run_bytes).scattered : near;
+  const auto threads = is_few || work.is_scattered ? work.items * work.lanes : work.num_warps * 32;  // that have work
   const auto& quota = job.options.block_quota;
   if (quota.has_value()) {
     // Stores that need not wait for translations queue up in front of the link, where they slow down all others.
-    const bool is_queue = is_to_host && !is_scattered;
+    const bool is_queue = is_to_host && !work.is_scattered;
     launch = {smaller(*quota, host::div_ceil(threads, 32)), is_queue ? kMaxThreads / 2 : kMaxThreads};
   }
   // Blocks that are there early lie on other multiprocessors: rows that are in order then share fewer translations.
-  launch.is_early = !quota.has_value() && (is_few || !is_scattered);
+  launch.is_early = !quota.has_value() && (is_few || !work.is_scattered);
   launch.threads = smaller(launch.threads, host::div_ceil(host::div_ceil(threads, launch.blocks), 32) * 32);
   launch.blocks = smaller(launch.blocks, host::div_ceil(threads, launch.threads));
   if (!is_sorted) return launch;

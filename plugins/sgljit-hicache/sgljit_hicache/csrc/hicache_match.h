@@ -110,14 +110,13 @@ inline void match_indices(Job& job, const host::TensorView& indices_dst, const h
 }
 
 inline void match_options(const Job& job) {
-  const auto unroll = job.options.unroll.value_or(1);
-  if (unroll < 1 || unroll > 32 || (unroll & (unroll - 1)) != 0)
-    refuse("ValueError", job.op, "unroll must be 1, 2, 4, 8, 16 or 32, got ", unroll);
-  const auto quota = job.options.block_quota.value_or(1);
-  if (quota < 1 || quota > INT32_MAX) refuse("ValueError", job.op, "block_quota must be at least 1, got ", quota);
-  const auto page_size = job.options.page_size.value_or(1);
-  if (page_size < 1 || page_size >= kNoPages)
-    refuse("ValueError", job.op, "page_size must be at least 1 and less than ", kNoPages, ", got ", page_size);
+  const auto& [unroll, quota, page_size, check_indices] = job.options;
+  if (unroll && (*unroll < 1 || *unroll > 32 || (*unroll & (*unroll - 1)) != 0))
+    refuse("ValueError", job.op, "unroll must be 1, 2, 4, 8, 16 or 32, got ", *unroll);
+  if (quota && (*quota < 1 || *quota > INT32_MAX))
+    refuse("ValueError", job.op, "block_quota must be at least 1, got ", *quota);
+  if (page_size && (*page_size < 1 || *page_size >= kNoPages))
+    refuse("ValueError", job.op, "page_size must be at least 1 and less than ", kNoPages, ", got ", *page_size);
 }
 
 /// \brief Check all caches of one layer; sets the rows and the addresses of both sides.

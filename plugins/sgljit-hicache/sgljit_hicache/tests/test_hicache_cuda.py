@@ -46,8 +46,9 @@ def test_kernels_compile_without_a_gpu(row_bytes: int, arch: tuple[int, int]):
 @pytest.mark.parametrize("word", [1, 2, 4, 8])
 def test_rows_of_smaller_words_compile_without_a_gpu(word: int):
     with override_cuda_arch(8, 0):
-        shape = (25 * word, word, 2, 32, True, torch.int32, MANY_LAYERS)
-        FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", *shape)
+        for row_words in (25, 512):
+            shape = (row_words * word, word, 2, 32, True, torch.int32, MANY_LAYERS)
+            FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", *shape)
 
 
 @pytest.mark.slow
@@ -318,6 +319,25 @@ def test_addresses_on_the_device_take_the_launch_of_scattered_rows(direction: tu
     assert torch.equal(dst[rows[0].to(dst.device)].cuda(), src[rows[1].to(src.device)].cuda())
     family.transfer_hicache_all_layer_mla(tables[0], rows[0][:4096], tables[1], rows[1][:4096], **strides)
     assert last_launch() == (32, 1024, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", DIRECTIONS, ids=["h2d", "d2h", "d2d"])
+@pytest.mark.parametrize("row_bytes", [2048, 2064, 4100, 4098, 15000])
+def test_a_quiet_transfer_of_scattered_rows_moves_their_bytes_and_no_others(
+    direction: tuple[str, str], row_bytes: int
+):
+    """With addresses on the device any rows may be scattered: words of at most 4 bytes."""
+    dst, src = (noise(1000 * row_bytes, where).view(1000, row_bytes) for where in direction)
+    rows = [torch.randperm(1000, device="cuda")[:777] for _ in range(2)]
+    tables = [torch.tensor([cache.data_ptr()], device="cuda") for cache in (dst, src)]
+    strides = {"cache_src_stride_bytes": row_bytes, "cache_dst_stride_bytes": row_bytes}
+    expected = dst.clone()
+    expected[rows[0].to(dst.device)] = src[rows[1].to(src.device)].to(dst.device)
+    family.transfer_hicache_all_layer_mla(tables[0], rows[0], tables[1], rows[1], block_quota=2, **strides)
+    assert last_launch()[0] == 2
+    torch.cuda.synchronize()
+    assert_same_bytes(dst, expected)
 
 
 @pytest.mark.gpu

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import functools
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sgljit_core import make_cpp_args, override_cuda_arch
+from sgljit_hicache.models import model_variants
 from sgljit_hicache.ops import host_module, variants
 
 GPUS = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)]
 ROWS = [(128, 2), (256, 2), (512, 2), (1024, 2), (2048, 2), (4096, 2), (576, 1), (1152, 1)]  # bytes, caches
 
 
-def chosen(*arguments: object) -> str:
+def chosen(*arguments: object, block_quota: int | None = None) -> str:
     """The kernel of a transfer, as the expression that names it; see csrc/hicache.cpp."""
     text = torch.zeros(256, dtype=torch.uint8)
-    host_module().chosen_kernel(text, *arguments)
+    host_module().chosen_kernel(text, *arguments, block_quota)
     return bytes(text.tolist()).partition(b"\0")[0].decode()
 
 
@@ -35,3 +37,23 @@ def declared(arch: tuple[int, int]) -> set[str]:
 @pytest.mark.parametrize("arch", GPUS, ids=str)
 def test_every_declared_kernel_is_asked_for_and_no_other(arch: tuple[int, int]):
     assert declared(arch) == {chosen(*row, bits) for row, bits in itertools.product(ROWS, (32, 64))}
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "word", "lanes"), [(256, 16, 8), (1152, 16, 8), (2048, 4, 32), (8192, 4, 32), (16384, 16, 8)]
+)
+def test_a_quiet_backup_stores_one_line_at_a_time_where_rows_wait_for_translations(
+    row_bytes: int, word: int, lanes: int
+):
+    """Not where blocks sort the rows, nor where a row is so long that few translations are needed."""
+    assert f"<{row_bytes}, {word}, 2, {lanes}, " in chosen(row_bytes, 2, 64, block_quota=2)
+    assert f"<{row_bytes}, 16, 2, 8, " in chosen(row_bytes, 2, 64)
+
+
+def test_a_model_has_the_kernels_of_its_backups_built_ahead():
+    """Of all layers: the tables of their addresses are in device memory, or travel with the launch."""
+    shape = SimpleNamespace(caches=2, cache_row=1024, dtype="bfloat16")
+    builds = list(model_variants(shape, frozenset({"transfer_hicache_all_layer"}), "cuda"))
+    names = {f"{build.args[1]}<{make_cpp_args(*build.args[2:])}>" for build in builds if build is not host_module}
+    asked = {chosen(2048, 2, 64), chosen(2048, 2, 64, block_quota=2)}
+    assert names == {name.replace("Layers<1>", place) for name in asked for place in ("Layers<96>", "LayerTables")}
