@@ -91,8 +91,8 @@ struct Work {
     const auto& [unroll, quota, page_size, check_indices] = job.options;
     work.run_bytes = job.row_bytes * page_size.value_or(1);
     work.is_scattered = job.host_span > kTlbReach && work.run_bytes < kScatteredBelow;
-    // A store that waits for a translation holds up other kernels' accesses. With a quota each is of one line, not
-    // four: a product of matrices slows down by 1 % instead of 5, and the transfer is twice as fast.
+    // Where stores wait for translations, those of one line disturb other kernels less than those of four: a product of
+    // matrices slows down by 1 % instead of 5, and the transfer is twice as fast.
     const bool is_narrow = quota.has_value() && job.to_host && work.is_scattered && work.run_bytes >= kSortBelow;
     work.word_bytes = smaller(word_of(job, addresses), is_narrow ? 4 : 16);
     const auto row_words = job.row_bytes / work.word_bytes;
