@@ -324,9 +324,7 @@ def test_addresses_on_the_device_take_the_launch_of_scattered_rows(direction: tu
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", DIRECTIONS, ids=["h2d", "d2h", "d2d"])
 @pytest.mark.parametrize("row_bytes", [2048, 2064, 4100, 4098, 15000])
-def test_a_quiet_transfer_of_scattered_rows_moves_their_bytes_and_no_others(
-    direction: tuple[str, str], row_bytes: int
-):
+def test_a_quiet_transfer_of_scattered_rows_moves_their_bytes_and_no_others(direction: tuple[str, str], row_bytes: int):
     """With addresses on the device any rows may be scattered: words of at most 4 bytes."""
     dst, src = (noise(1000 * row_bytes, where).view(1000, row_bytes) for where in direction)
     rows = [torch.randperm(1000, device="cuda")[:777] for _ in range(2)]
