@@ -75,6 +75,23 @@ __global__ void kernel(float* x) { x[threadIdx.x] = device::warp::reduce_sum(x[t
     assert "bra" not in text
 
 
+def test_the_row_of_a_whole_block_is_the_same_number_in_each_thread(tmp_path: Path) -> None:
+    """Divided from the thread's number, its address costs registers: two blocks then run where three could."""
+    source = """
+#include <sgl_kernel/row_reduce.cuh>
+struct Mean {
+  SGL_HD float term(float x) const { return x; }
+  SGL_HD float finish(float sum, float size) const { return sum / size; }
+  SGL_HD float operator()(float mean, float x) const { return x - mean; }
+};
+template __global__ void device::row_reduce<Mean, 1, 0, 1, 12288, 8, 384, 384, bf16_t, bf16_t>(
+    const __grid_constant__ sgl::RowReduceParams<2>, const __grid_constant__ Mean);
+"""
+    text = ptx(source, tmp_path, "90a")
+    divided = r"(div|rem|mul\.(hi|wide))\.u32\s+%\w+, %\w+, -?\d{6,};"  # a product with a rounded inverse
+    assert not re.search(divided, text)
+
+
 def test_python_names_kernels_of_the_width_that_host_parts_ask_for() -> None:
     text = (toolbox.INCLUDE / "sgl_kernel" / "impl" / "word.h").read_text()
     assert f"kWordBytes = {row_kernels.WORD};" in text
