@@ -6,5 +6,6 @@ from .measure import copy_figure as copy_figure
 from .measure import get_benchmark_range as get_benchmark_range
 from .measure import is_in_ci as is_in_ci
 from .measure import measure as measure
+from .measure import on_threads as on_threads
 from .measure import rotate as rotate
 from .measure import run_benchmark as run_benchmark

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -150,15 +152,16 @@ def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
     """A plain copy, ``Tensor.copy_``, that reads and writes ``num_bytes`` in all, from memory to memory.
 
     It copies pieces of 256 MiB: a single copy of 512 MiB reaches two thirds of their rate (an H200, CUDA 13.0).
-    Measured once in a process for each number of bytes and device.
+    Measured once in a process for each number of bytes, device, and number of torch's threads.
     """
     import torch
 
-    return _copy_figure(num_bytes, torch.empty(0, device=device).device)  # with its index
+    device = torch.empty(0, device=device).device  # with its index
+    return _copy_figure(num_bytes, device, torch.get_num_threads())
 
 
 @functools.cache
-def _copy_figure(num_bytes: int, device: torch.device) -> Figure:
+def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Figure:
     import torch
 
     half = max(1, num_bytes // 2)
@@ -172,6 +175,30 @@ def _copy_figure(num_bytes: int, device: torch.device) -> Figure:
 
     figure = _figure(*_sample(copy, rotate(make), device, True, 0.2))
     return replace(figure, num_bytes=2 * half, copy_microseconds=figure.microseconds)
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Measure on ``count`` threads: CPU kernels of this project, and PyTorch's, so also the plain copy.
+
+    The calling thread, and threads that it starts, run on the first ``count`` of its processors; torch takes as many
+    threads. Both are as before afterwards.
+
+    Raises:
+        ValueError: the calling thread may not use so many processors. ``OMP_NUM_THREADS`` limits kernels further.
+    """
+    import torch
+
+    allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    if not 1 <= count <= len(allowed):
+        raise ValueError(f"on_threads: got {count}; expected 1 to {len(allowed)}, the processors of this thread")
+    os.sched_setaffinity(0, sorted(allowed)[:count])
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        os.sched_setaffinity(0, allowed)
 
 
 def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
