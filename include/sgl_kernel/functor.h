@@ -71,25 +71,30 @@ SGL_HD float abs(float x) {
 #if !defined(__CUDACC__)
 namespace details {
 
-// Choices in integers: one between floats may become a branch, or all that follows is computed for each outcome.
-inline constexpr std::uint32_t kMagnitude = 0x7fffffff;
-
 SGL_HD std::uint32_t to_bits(float x) {
   return __builtin_bit_cast(std::uint32_t, x);
 }
 SGL_HD float from_bits(std::uint32_t bits) {
   return __builtin_bit_cast(float, bits);
 }
+// Choices in integers: one between floats may become a branch, or all that follows is computed for each outcome.
+
 /// The absolute value, at most `limit`.
 SGL_HD float limited_abs(float x, float limit) {
-  const auto magnitude = to_bits(x) & kMagnitude;
+  const auto magnitude = to_bits(x) & 0x7fffffff;
   return from_bits(magnitude < to_bits(limit) ? magnitude : to_bits(limit));
+}
+/// x between -limit and limit.
+SGL_HD float limited(float x, float limit) {
+  const auto bits = static_cast<std::int32_t>(to_bits(x)), highest = static_cast<std::int32_t>(to_bits(limit));
+  const auto above = to_bits(-limit), below = static_cast<std::uint32_t>(bits < highest ? bits : highest);
+  return from_bits(below < above ? below : above);
 }
 /// `result`, or NaN where x is.
 SGL_HD float or_nan(float result, float x) {
   constexpr std::uint32_t kInfinity = 255u << 23;
   const auto is_nan =
-      static_cast<std::uint32_t>(static_cast<std::int32_t>(kInfinity - (to_bits(x) & kMagnitude)) >> 31);
+      static_cast<std::uint32_t>(static_cast<std::int32_t>(kInfinity - (to_bits(x) & 0x7fffffff)) >> 31);
   return from_bits(to_bits(result) | (is_nan & 0x7fc00000));
 }
 
@@ -99,29 +104,37 @@ SGL_HD float or_nan(float result, float x) {
 /// squares, leaves 2^-27. The multiple of ln 2 is taken away in two parts, the first of which is exact (Cody and
 /// Waite's reduction). 2^n comes in two factors, since n reaches beyond the exponents of a float.
 SGL_HD float exp_of_difference(float x, float low) {
-  const auto power = [](std::int32_t n) { return from_bits(static_cast<std::uint32_t>(n + 127) << 23); };
-  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: added to it, a float is rounded to an integer in its low bits
+  // 1.5 * 2^23: added to it, a float is rounded to an integer in its low bits. Twice the exponents' bias is added there.
+  constexpr float kRounder = 12582912.0f + 2 * 127;
   const float rounded = x * 1.44269504f + kRounder;
-  const auto n = static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRounder));
+  const auto exponent = to_bits(rounded), half = exponent >> 1;  // only the lowest nine bits count
   const float multiple = rounded - kRounder;
   const float r = (x - multiple * 0.693359375f) + multiple * 2.12194440e-4f - low;
   constexpr float kSeries[] = {8.36751889e-3f, 4.16809134e-2f, 0.166665271f, 0.499999464f, 1.0f, 1.0f};
   float sum = 1.30768109e-3f;
   for (const float term : kSeries) sum = sum * r + term;
-  return sum * power(n >> 1) * power(n - (n >> 1));
+  return sum * from_bits(half << 23) * from_bits((exponent - half) << 23);
 }
 
 }  // namespace details
 #endif
+
+/// \brief The same as `exp`, but any number for NaN: for a result that NaN reaches otherwise, as in x / (1 + exp(-x)). It
+/// takes a quarter less on the CPU.
+SGL_HD float exp_of_number(float x) {
+#if defined(__CUDACC__)
+  return ::expf(x);
+#else
+  return details::exp_of_difference(details::limited(x, 105), 0);
+#endif
+}
 
 /// \brief e to the power of `x`: infinity above 88.72, 0 below -103.97, NaN for NaN.
 SGL_HD float exp(float x) {
 #if defined(__CUDACC__)
   return ::expf(x);
 #else
-  using namespace details;
-  const auto sign = to_bits(x) & ~kMagnitude;
-  return or_nan(exp_of_difference(from_bits(sign | to_bits(limited_abs(x, 105))), 0), x);
+  return details::or_nan(exp_of_number(x), x);
 #endif
 }
 
@@ -137,11 +150,15 @@ SGL_HD float erfc(float x) {
   const float high = from_bits(to_bits(z) & 0xfffff000);
   const float scale = 1 / ((z + 2) * (1 + 2 * z));
   const float u = (z - 2) * (1 + 2 * z) * scale;
-  constexpr float kSeries[] = {-3.98335501e-04f, -1.22610432e-03f, 1.31308665e-03f,  8.62852384e-03f,  -8.06040362e-03f,
-                               -5.42034691e-02f, 1.64055504e-01f,  -1.66031497e-01f, -9.27639892e-02f, 1.27697839e+00f};
-  float sum = 0;
-  for (const float term : kSeries) sum = sum * u + term;
-  const float positive = sum * (z + 2) * scale * exp_of_difference(-high * high, (z - high) * (z + high));
+  // Odd and even powers side by side, and the product's other factors before: the chain of operations counts.
+  constexpr float kOdd[] = {-3.98335501e-04f, 1.31308665e-03f, -8.06040362e-03f, 1.64055504e-01f, -9.27639892e-02f};
+  constexpr float kEven[] = {-1.22610432e-03f, 8.62852384e-03f, -5.42034691e-02f, -1.66031497e-01f, 1.27697839e+00f};
+  const float square = u * u;
+  float odd = 0, even = 0;
+  for (const float term : kOdd) odd = odd * square + term;
+  for (const float term : kEven) even = even * square + term;
+  const float positive =
+      (odd * u + even) * ((z + 2) * scale * exp_of_difference(-high * high, (z - high) * (z + high)));
   const auto is_negative = static_cast<std::uint32_t>(static_cast<std::int32_t>(to_bits(x)) >> 31);
   const auto change = (to_bits(positive) ^ to_bits(2 - positive)) & is_negative;
   return or_nan(from_bits(to_bits(positive) ^ change), x);

@@ -27,6 +27,47 @@ template <>
 inline constexpr bool kByChunks<fp16_t, 16> = true;
 #endif
 
+/// \brief How many neighbours an iteration of an inner loop takes. Two of bf16 are the halves of a word of 32 bits, and
+/// become floats, and are put together, within it: vectors of words need no shuffles.
+template <typename T, typename U, int kFloats>
+inline constexpr int kTogether = 1;
+template <int kFloats>
+  requires(kFloats > 1)
+inline constexpr int kTogether<bf16_t, bf16_t, kFloats> = 2;
+template <int kFloats>
+  requires(kFloats > 1)
+inline constexpr int kTogether<bf16_t, fp8_e4m3_t, kFloats> = 2;
+
+namespace details {
+
+using Word [[gnu::may_alias, gnu::aligned(2)]] = std::uint32_t;
+using HalfWord [[gnu::may_alias, gnu::aligned(1)]] = std::uint16_t;
+
+/// The floats at `from`, by twos.
+template <typename T>
+[[gnu::always_inline]] inline void read(const T* from, float (&to)[1]) {
+  to[0] = to_float(from[0]);
+}
+template <typename T>
+[[gnu::always_inline]] inline void read(const T* from, float (&to)[2]) {
+  const std::uint32_t both = *reinterpret_cast<const Word*>(from);
+  to[0] = from_bits(both << 16);
+  to[1] = from_bits(both & 0xffff0000);
+}
+template <typename T>
+[[gnu::always_inline]] inline void write(const float (&from)[1], T* to) {
+  to[0] = from_float<T>(from[0]);
+}
+[[gnu::always_inline]] inline void write(const float (&from)[2], bf16_t* to) {
+  *reinterpret_cast<Word*>(to) = (bf16_bits(from[0]) >> 16) | (bf16_bits(from[1]) & 0xffff0000);
+}
+[[gnu::always_inline]] inline void write(const float (&from)[2], fp8_e4m3_t* to) {
+  *reinterpret_cast<HalfWord*>(to) =
+      static_cast<std::uint16_t>((fp8_e4m3_bits(from[0]) >> 24) | ((fp8_e4m3_bits(from[1]) >> 24) << 8));
+}
+
+}  // namespace details
+
 /// \brief The elements of a chunk of an input. Where they are converted, `length` is a multiple of kFloats.
 template <typename T, int kFloats>
 struct InputChunk {
@@ -35,8 +76,9 @@ struct InputChunk {
   [[gnu::always_inline]] void load(const T* from, std::int64_t) {
     elements = from;
   }
-  [[gnu::always_inline]] float operator[](std::int64_t i) const {
-    return to_float(elements[i]);
+  template <int kCount>
+  [[gnu::always_inline]] void get(std::int64_t i, float (&floats)[kCount]) const {
+    details::read(elements + i * kCount, floats);
   }
 };
 
@@ -48,8 +90,9 @@ struct OutputChunk {
   [[gnu::always_inline]] void begin(T* to) {
     elements = to;
   }
-  [[gnu::always_inline]] void set(std::int64_t i, float value) {
-    elements[i] = from_float<T>(value);
+  template <int kCount>
+  [[gnu::always_inline]] void set(std::int64_t i, const float (&floats)[kCount]) {
+    details::write(floats, elements + i * kCount);
   }
   [[gnu::always_inline]] void store(std::int64_t) {}
 };
@@ -64,8 +107,8 @@ struct InputChunk<T, kFloats> {
     for (int i = 0; i < length; i += kFloats)
       details::convert_vector(*reinterpret_cast<const T(*)[kFloats]>(from + i), floats + i);
   }
-  [[gnu::always_inline]] float operator[](std::int64_t i) const {
-    return floats[i];
+  [[gnu::always_inline]] void get(std::int64_t i, float (&to)[1]) const {
+    to[0] = floats[i];
   }
 };
 
@@ -78,8 +121,8 @@ struct OutputChunk<T, kFloats> {
   [[gnu::always_inline]] void begin(T* to) {
     elements = to;
   }
-  [[gnu::always_inline]] void set(std::int64_t i, float value) {
-    floats[i] = value;
+  [[gnu::always_inline]] void set(std::int64_t i, const float (&from)[1]) {
+    floats[i] = from[0];
   }
   [[gnu::always_inline]] void store(std::int64_t length) {
     for (int i = 0; i < length; i += kFloats)
@@ -93,7 +136,7 @@ struct OutputChunk<T, kFloats> {
 template <typename T, typename U, int kFloats, typename Body>
 [[gnu::always_inline]] inline void for_each_chunk(Vectors<kFloats> vectors, std::int64_t count, const Body& body) {
   std::int64_t first = 0;
-  if constexpr (kByChunks<T, kFloats> || kByChunks<U, kFloats>) {
+  if constexpr (kByChunks<T, kFloats> || kByChunks<U, kFloats> || kTogether<T, U, kFloats> != 1) {
     for (; first + kChunk<U> <= count; first += kChunk<U>) body(vectors, first, kChunk<U>);
   }
   if (first < count) body(Vectors<1>{}, first, count - first);

@@ -105,13 +105,21 @@ template <>
   return x;
 }
 
+namespace details {
+
+/// x rounded to bf16, in the upper half; the lower half is anything.
+[[gnu::always_inline]] inline std::uint32_t bf16_bits(float x) {
+  const auto bits = to_bits(x);
+  const auto rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  const bool is_nan = static_cast<std::int32_t>(bits & kMagnitude) > static_cast<std::int32_t>(kInfinity);
+  return is_nan ? 0x7fc00000 : rounded;  // rounding would lose its payload
+}
+
+}  // namespace details
+
 template <>
 [[gnu::always_inline]] inline bf16_t from_float<bf16_t>(float x) {
-  using namespace details;
-  const auto bits = to_bits(x);
-  const auto rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const bool is_nan = static_cast<std::int32_t>(bits & kMagnitude) > static_cast<std::int32_t>(kInfinity);
-  return {static_cast<std::uint16_t>(is_nan ? 0x7fc0 : rounded)};  // rounding would lose its payload
+  return {static_cast<std::uint16_t>(details::bf16_bits(x) >> 16)};
 }
 
 template <>
@@ -135,9 +143,10 @@ template <>
 #endif
 }
 
-template <>
-[[gnu::always_inline]] inline fp8_e4m3_t from_float<fp8_e4m3_t>(float x) {
-  using namespace details;
+namespace details {
+
+/// x rounded to e4m3, in the highest byte; the others are anything.
+[[gnu::always_inline]] inline std::uint32_t fp8_e4m3_bits(float x) {
   constexpr std::uint32_t kLargest = 0x43e00000;         // 448
   constexpr std::uint32_t kSmallestNormal = 121u << 23;  // 2^-6
   const auto magnitude = to_bits(x) & kMagnitude;
@@ -152,7 +161,14 @@ template <>
   const auto nan = magnitude + (kMagnitude - kInfinity);
   const auto sign = to_bits(x) & ~nan & ~kMagnitude;
   // All is put together before one shift: a compiler would narrow each part by itself.
-  return {static_cast<std::uint8_t>((sign | (number << 24) | ((nan >> 7) & (1u << 24))) >> 24)};
+  return sign | (number << 24) | ((nan >> 7) & (1u << 24));
+}
+
+}  // namespace details
+
+template <>
+[[gnu::always_inline]] inline fp8_e4m3_t from_float<fp8_e4m3_t>(float x) {
+  return {static_cast<std::uint8_t>(details::fp8_e4m3_bits(x) >> 24)};
 }
 
 #if defined(__x86_64__)

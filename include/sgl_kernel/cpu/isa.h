@@ -15,6 +15,14 @@
 #define SGL_INDEPENDENT_LOOP _Pragma("GCC ivdep")
 #endif
 
+/// \brief Put it before a loop with a known, small number of iterations: g++ would unroll it, and then find no loop to
+/// vectorise.
+#if defined(__clang__) || defined(__CUDACC__)
+#define SGL_ROLLED_LOOP
+#else
+#define SGL_ROLLED_LOOP _Pragma("GCC unroll 1")
+#endif
+
 namespace host::cpu {
 
 /// \brief How many floats a vector holds, in the version of a loop: 16, 8, or 4 in the baseline.

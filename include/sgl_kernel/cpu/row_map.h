@@ -54,12 +54,18 @@ void row_map(const RowJob<kInputs + kOutputs>& job, const F& f) {
                            OutputChunk<U, kFloats> y[kOutputs];
                            for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + begin, length);
                            for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + begin);
+                           constexpr int kCount = kTogether<T, U, kFloats>;
                            SGL_INDEPENDENT_LOOP
-                           for (std::int64_t j = 0; j < length; ++j) {
-                             float values[kInputs];
-                             for (int i = 0; i < kInputs; ++i) values[i] = x[i][j];
-                             const auto results = sgl::details::call<kOutputs>(f, values);
-                             for (int i = 0; i < kOutputs; ++i) y[i].set(j, results.values[i]);
+                           for (std::int64_t j = 0; j < length / kCount; ++j) {
+                             float from[kInputs][kCount], to[kOutputs][kCount];
+                             for (int i = 0; i < kInputs; ++i) x[i].get(j, from[i]);
+                             for (int n = 0; n < kCount; ++n) {
+                               float values[kInputs];
+                               for (int i = 0; i < kInputs; ++i) values[i] = from[i][n];
+                               const auto results = sgl::details::call<kOutputs>(f, values);
+                               for (int i = 0; i < kOutputs; ++i) to[i][n] = results.values[i];
+                             }
+                             for (int i = 0; i < kOutputs; ++i) y[i].set(j, to[i]);
                            }
                            for (auto& chunk : y) chunk.store(length);
                          };

@@ -22,23 +22,33 @@ template <bool kMax>
   else return a + b;
 }
 
-using FourLanes = float __attribute__((vector_size(16)));
+template <int kFloats>
+using Floats [[gnu::vector_size(4 * kFloats)]] = float;
 
-/// \brief The reduction of lanes, by halves: one after the other would take longer than a short row. In vectors,
+template <bool kMax, typename Vector>
+[[gnu::always_inline]] inline void combine_vectors(Vector& a, const Vector& b) {
+  if constexpr (kMax) a = a < b ? b : a;
+  else a = a + b;
+}
+
+/// \brief The reduction of all floats, by halves: one after the other would take longer than a short row. In vectors,
 /// because g++ takes some arrays apart for it.
-template <bool kMax, int kCount>
-[[gnu::always_inline]] inline float combined(const FourLanes (&lanes)[kCount]) {
-  if constexpr (kCount == 1) {
-    constexpr sgl::details::Reduce<kMax> reduce;
-    return reduce(reduce(lanes[0][0], lanes[0][2]), reduce(lanes[0][1], lanes[0][3]));
-  } else {
-    FourLanes halves[kCount / 2];
+template <bool kMax, int kFloats, int kCount>
+[[gnu::always_inline]] inline float combined(const Floats<kFloats> (&vectors)[kCount]) {
+  constexpr sgl::details::Reduce<kMax> reduce;
+  if constexpr (kCount > 1) {
+    Floats<kFloats> halves[kCount / 2];
     for (int i = 0; i < kCount / 2; ++i) {
-      const auto a = lanes[i], b = lanes[i + kCount / 2];
-      if constexpr (kMax) halves[i] = a < b ? b : a;
-      else halves[i] = a + b;
+      halves[i] = vectors[i];
+      combine_vectors<kMax>(halves[i], vectors[i + kCount / 2]);
     }
-    return combined<kMax>(halves);
+    return combined<kMax, kFloats>(halves);
+  } else if constexpr (kFloats > 4) {
+    Floats<4> parts[kFloats / 4];
+    __builtin_memcpy(parts, vectors, sizeof(parts));
+    return combined<kMax, 4>(parts);
+  } else {
+    return reduce(reduce(vectors[0][0], vectors[0][2]), reduce(vectors[0][1], vectors[0][3]));
   }
 }
 
@@ -54,26 +64,30 @@ template <sgl::Reduction kReduction, int kFloats, int N, typename Visit>
     Vectors<kFloats> vectors, std::int64_t size, sgl::Values<N>& reduced, const Visit& visit) {
   constexpr std::int64_t kLanes = 32;  // independent, which fit into vectors: two of AVX-512, four of AVX2
   constexpr std::int64_t kBlock = 8192;
+  constexpr int kVectors = kLanes / kFloats;
   constexpr bool kMax = kReduction == sgl::Reduction::kMax;
   double totals[N];
   for (double& total : totals) total = sgl::details::kIdentity<kMax>;
   std::int64_t i = 0;
   while (i + kLanes <= size) {
     const auto block_end = size - i < kBlock ? size : i + kBlock;
-    float lanes[N][kLanes];
+    details::Floats<kFloats> lanes[N][kVectors];
     for (auto& of_term : lanes) {
-      for (float& lane : of_term) lane = sgl::details::kIdentity<kMax>;
+      for (auto& vector : of_term) vector = details::Floats<kFloats>{} + sgl::details::kIdentity<kMax>;
     }
     for (; i + kLanes <= block_end; i += kLanes) {
+      float found[N][kLanes];
       visit(vectors, i, kLanes, [&](std::int64_t lane, const auto& terms) __attribute__((always_inline)) {
-        for (int n = 0; n < N; ++n) lanes[n][lane] = sgl::details::Reduce<kMax>{}(lanes[n][lane], terms.values[n]);
+        for (int n = 0; n < N; ++n) found[n][lane] = terms.values[n];
       });
+      for (int n = 0; n < N; ++n) {
+        details::Floats<kFloats> terms[kVectors];
+        __builtin_memcpy(terms, found[n], sizeof(terms));
+        for (int k = 0; k < kVectors; ++k) details::combine_vectors<kMax>(lanes[n][k], terms[k]);
+      }
     }
-    for (int n = 0; n < N; ++n) {
-      details::FourLanes vectors_of_lanes[kLanes / 4];
-      __builtin_memcpy(vectors_of_lanes, lanes[n], sizeof(vectors_of_lanes));
-      totals[n] = details::combine<kMax>(totals[n], details::combined<kMax>(vectors_of_lanes));
-    }
+    for (int n = 0; n < N; ++n)
+      totals[n] = details::combine<kMax>(totals[n], details::combined<kMax, kFloats>(lanes[n]));
   }
   visit(Vectors<1>{}, i, size - i, [&](std::int64_t, const auto& terms) __attribute__((always_inline)) {
     for (int n = 0; n < N; ++n) totals[n] = details::combine<kMax>(totals[n], terms.values[n]);
@@ -81,81 +95,138 @@ template <sgl::Reduction kReduction, int kFloats, int N, typename Visit>
   for (int n = 0; n < N; ++n) reduced.values[n] = static_cast<float>(totals[n]);
 }
 
-/// \brief Reduces and maps one row. An output may be an input.
-/// \param addresses where the row begins in each input, shared row and output.
+namespace details {
+
+/// \brief One row of a reduction: where it begins in each input, shared row and output.
 /// \tparam T, U the types of the inputs' and the outputs' elements.
-template <typename F, int kInputs, int kShared, int kOutputs, typename T, typename U, int kFloats>
-[[gnu::always_inline]] inline void reduce_row(
-    Vectors<kFloats> vectors, const F& f, std::int64_t columns, std::int64_t row,
-    void* const (&addresses)[kInputs + kShared + kOutputs]) {
-  constexpr bool kCombines = sgl::details::kCombines<F>;
-  constexpr int kKept = sgl::details::kKept<F, kInputs>;
-  constexpr int kLate = kOutputs - kCombines;
+template <typename F, int kInputs, int kShared, int kOutputs, typename T, typename U>
+struct Row {
+  static constexpr bool kCombines = sgl::details::kCombines<F>;
+  static constexpr int kKept = sgl::details::kKept<F, kInputs>;
+
+  const F& f;
+  std::int64_t columns;
   const T* inputs[kInputs + kShared];
   U* outputs[kOutputs];
-  for (int i = 0; i < kInputs + kShared; ++i) inputs[i] = static_cast<const T*>(addresses[i]);
-  for (int i = 0; i < kOutputs; ++i) outputs[i] = static_cast<U*>(addresses[kInputs + kShared + i]);
-  const auto keep = [&](const auto& x, std::int64_t j, float* kept) __attribute__((always_inline)) {
+
+  [[gnu::always_inline]] Row(const F& f, const RowJob<kInputs + kShared + kOutputs>& job, std::int64_t row)
+      : f(f), columns(job.columns) {
+    const auto at = [&](int i) { return pointer::offset(job.operands[i].data, row * job.operands[i].stride); };
+    for (int i = 0; i < kInputs + kShared; ++i) inputs[i] = static_cast<const T*>(at(i));
+    for (int i = 0; i < kOutputs; ++i) outputs[i] = static_cast<U*>(at(kInputs + kShared + i));
+  }
+
+  /// What is kept of element n of those in x.
+  [[gnu::always_inline]] void keep(const auto& x, int n, float* kept) const {
     float values[kInputs];
-    for (int i = 0; i < kInputs; ++i) values[i] = x[i][j];
+    for (int i = 0; i < kInputs; ++i) values[i] = x[i][n];
     if constexpr (kCombines) kept[0] = sgl::details::combine_inputs(f, values);
     else
       for (int i = 0; i < kInputs; ++i) kept[i] = values[i];
-  };
-  const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
-    auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
-    constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
-    const auto visit = [&]<int kSize>(Vectors<kSize>, std::int64_t first, std::int64_t length, const auto& add)
-                           __attribute__((always_inline)) {
-                             InputChunk<T, kSize> x[kInputs];
-                             for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
-                             for (std::int64_t j = 0; j < length; ++j) {
-                               float kept[kKept];
-                               keep(x, j, kept);
-                               add(j, pass.terms(f, kept));
-                             }
-                           };
-    reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum>(vectors, columns, reduced, visit);
-    return reduced;
-  };
-  const auto statistic = sgl::details::statistic_of(f, static_cast<float>(columns), reduce);
-  if constexpr (sgl::details::kWritesRows<F>) f.write_row(row, statistic);
-  for (std::int64_t piece = 0; piece < columns; piece += kPiece) {
-    const auto count = columns - piece < kPiece ? columns - piece : kPiece;
-    for (int i = 0; i < kInputs; ++i) prefetch(inputs[i] + columns + piece, count);  // the next row, if none is between
-    const auto map = [&]<int kSize>(Vectors<kSize>, std::int64_t begin, std::int64_t length)
-                         __attribute__((always_inline)) {
-                           const auto first = piece + begin;
-                           InputChunk<T, kSize> x[kInputs + kShared];
-                           OutputChunk<U, kSize> y[kOutputs];
-                           for (int i = 0; i < kInputs + kShared; ++i) x[i].load(inputs[i] + first, length);
-                           for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
-                           SGL_INDEPENDENT_LOOP
-                           for (std::int64_t j = 0; j < length; ++j) {
-                             float values[kKept + kShared];
-                             keep(x, j, values);
-                             for (int i = 0; i < kShared; ++i) values[kKept + i] = x[kInputs + i][j];
-                             const auto results = sgl::details::call<kLate>(f, values, statistic);
-                             if constexpr (kCombines) y[0].set(j, values[0]);
-                             for (int i = 0; i < kLate; ++i) y[kCombines + i].set(j, results.values[i]);
-                           }
-                           for (auto& chunk : y) chunk.store(length);
-                         };
-    for_each_chunk<T, U>(vectors, count, map);
+  }
+
+  template <int kFloats>
+  [[gnu::always_inline]] auto statistic(Vectors<kFloats> vectors) const {
+    const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
+      auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
+      constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
+      const auto visit = [&]<int kSize>(Vectors<kSize>, std::int64_t first, std::int64_t length, const auto& add)
+                             __attribute__((always_inline)) {
+                               constexpr int kCount = kTogether<T, U, kSize>;
+                               InputChunk<T, kSize> x[kInputs];
+                               for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
+                               SGL_ROLLED_LOOP
+                               for (std::int64_t j = 0; j < length / kCount; ++j) {
+                                 float from[kInputs][kCount];
+                                 for (int i = 0; i < kInputs; ++i) x[i].get(j, from[i]);
+                                 for (int n = 0; n < kCount; ++n) {
+                                   float kept[kKept];
+                                   keep(from, n, kept);
+                                   add(n * (length / kCount) + j, pass.terms(f, kept));
+                                 }
+                               }
+                             };
+      reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum>(vectors, columns, reduced, visit);
+      return reduced;
+    };
+    return sgl::details::statistic_of(f, static_cast<float>(columns), reduce);
+  }
+
+  /// \param ahead the distance in bytes of the input's row that is read next, for each input.
+  template <int kFloats>
+  [[gnu::always_inline]] void map(
+      Vectors<kFloats> vectors, const auto& statistic, const std::int64_t (&ahead)[kInputs]) const {
+    constexpr int kLate = kOutputs - kCombines;
+    for (std::int64_t piece = 0; piece < columns; piece += kPiece) {
+      const auto count = columns - piece < kPiece ? columns - piece : kPiece;
+      for (int i = 0; i < kInputs; ++i)
+        prefetch(reinterpret_cast<const T*>(reinterpret_cast<const char*>(inputs[i] + piece) + ahead[i]), count);
+      const auto body = [&]<int kSize>(Vectors<kSize>, std::int64_t begin, std::int64_t length)
+                            __attribute__((always_inline)) {
+                              constexpr int kCount = kTogether<T, U, kSize>;
+                              const auto first = piece + begin;
+                              InputChunk<T, kSize> x[kInputs + kShared];
+                              OutputChunk<U, kSize> y[kOutputs];
+                              for (int i = 0; i < kInputs + kShared; ++i) x[i].load(inputs[i] + first, length);
+                              for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
+                              SGL_INDEPENDENT_LOOP
+                              for (std::int64_t j = 0; j < length / kCount; ++j) {
+                                float from[kInputs + kShared][kCount], to[kOutputs][kCount];
+                                for (int i = 0; i < kInputs + kShared; ++i) x[i].get(j, from[i]);
+                                for (int n = 0; n < kCount; ++n) {
+                                  float values[kKept + kShared];
+                                  keep(from, n, values);
+                                  for (int i = 0; i < kShared; ++i) values[kKept + i] = from[kInputs + i][n];
+                                  const auto results = sgl::details::call<kLate>(f, values, statistic);
+                                  if constexpr (kCombines) to[0][n] = values[0];
+                                  for (int i = 0; i < kLate; ++i) to[kCombines + i][n] = results.values[i];
+                                }
+                                for (int i = 0; i < kOutputs; ++i) y[i].set(j, to[i]);
+                              }
+                              for (auto& chunk : y) chunk.store(length);
+                            };
+      for_each_chunk<T, U>(vectors, count, body);
+    }
+  }
+};
+
+}  // namespace details
+
+/// \brief Reduces and maps rows [begin, end). An output may be an input.
+///
+/// Short rows are reduced several at a time, before they are mapped: from the first term of a row to its statistic the
+/// processor waits most of the time, and what waits for the statistic keeps it from looking further ahead.
+/// \tparam T, U the types of the inputs' and the outputs' elements.
+template <typename F, int kInputs, int kShared, int kOutputs, typename T, typename U, int kFloats>
+[[gnu::always_inline]] inline void reduce_rows(
+    Vectors<kFloats> vectors, const F& f, const RowJob<kInputs + kShared + kOutputs>& job, std::int64_t begin,
+    std::int64_t end) {
+  using Row = details::Row<F, kInputs, kShared, kOutputs, T, U>;
+  constexpr std::int64_t kMost = 4;
+  constexpr std::int64_t kResident = 4096;  // bytes of a row, so that rows stay in the first cache until they are mapped
+  const std::int64_t at_once = job.columns * kInputs * sizeof(T) <= kResident ? kMost : 1;
+  decltype(Row(f, job, 0).statistic(vectors)) statistics[kMost];
+  std::int64_t ahead[kInputs];
+  for (int i = 0; i < kInputs; ++i) ahead[i] = at_once * job.operands[i].stride;
+  for (auto first = begin; first < end; first += at_once) {
+    const auto last = end - first < at_once ? end : first + at_once;
+    for (auto row = first; row < last; ++row) {
+      const auto statistic = statistics[row - first] = Row(f, job, row).statistic(vectors);
+      if constexpr (sgl::details::kWritesRows<F>) f.write_row(row, statistic);
+    }
+    for (auto row = first; row < last; ++row) Row(f, job, row).map(vectors, statistics[row - first], ahead);
   }
 }
 
-/// \brief Calls `body(Vectors<n>{}, row)` for each of `num_rows` rows, on several threads if that pays off, in the
-/// version for the widest vectors.
+/// \brief Calls `body(Vectors<n>{}, begin, end)` for ranges that together make `num_rows` rows, on several threads if
+/// that pays off, in the version for the widest vectors.
 /// \param columns elements of a row, for the work that it is.
 template <typename Body>
-void for_each_row(std::int64_t num_rows, std::int64_t columns, const Body& body) {
+void for_rows(std::int64_t num_rows, std::int64_t columns, const Body& body) {
   constexpr std::int64_t kElementsPerThread = 1 << 17;  // 50-100 us
   const auto grain = div_ceil(kElementsPerThread, columns > 0 ? columns : 1);
   parallel_for(num_rows, grain, [&](std::int64_t begin, std::int64_t end) {
-    with_widest_vectors([&](auto vectors) __attribute__((always_inline)) {
-      for (auto row = begin; row < end; ++row) body(vectors, row);
-    });
+    with_widest_vectors([&](auto vectors) __attribute__((always_inline)) { body(vectors, begin, end); });
   });
 }
 
@@ -163,13 +234,11 @@ void for_each_row(std::int64_t num_rows, std::int64_t columns, const Body& body)
 /// \tparam T, U the types of the inputs' and the outputs' elements.
 template <typename F, int kInputs, int kShared, int kOutputs, typename T, typename U>
 void row_reduce(const RowJob<kInputs + kShared + kOutputs>& job, const F& f) {
-  constexpr int kOperands = kInputs + kShared + kOutputs;
-  for_each_row(job.num_rows, job.columns, [&](auto vectors, std::int64_t row) __attribute__((always_inline)) {
-    void* addresses[kOperands];
-    for (int i = 0; i < kOperands; ++i)
-      addresses[i] = pointer::offset(job.operands[i].data, row * job.operands[i].stride);
-    reduce_row<F, kInputs, kShared, kOutputs, T, U>(vectors, f, job.columns, row, addresses);
-  });
+  for_rows(
+      job.num_rows, job.columns,
+      [&](auto vectors, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
+        reduce_rows<F, kInputs, kShared, kOutputs, T, U>(vectors, f, job, begin, end);
+      });
 }
 
 }  // namespace host::cpu

@@ -21,7 +21,7 @@ SGL_HD float divide(float a, float b) {
 /// \brief gate / (1 + exp(-gate)) * up
 struct SiluAndMul {
   SGL_HD float operator()(float gate, float up) const {
-    return divide(gate, 1 + sgl::exp(-gate)) * up;
+    return divide(gate, 1 + sgl::exp_of_number(-gate)) * up;
   }
 };
 
@@ -41,7 +41,7 @@ struct GeluAndMul {
 struct GeluTanhAndMul {
   SGL_HD float operator()(float gate, float up) const {
     constexpr float kTwiceSqrt = 1.5957691f;  // 2 * sqrt(2 / pi)
-    return divide(gate, 1 + sgl::exp(-kTwiceSqrt * (gate + 0.044715f * gate * gate * gate))) * up;
+    return divide(gate, 1 + sgl::exp_of_number(-kTwiceSqrt * (gate + 0.044715f * gate * gate * gate))) * up;
   }
 };
 

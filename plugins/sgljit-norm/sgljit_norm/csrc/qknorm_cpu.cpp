@@ -12,15 +12,16 @@ template <bool kPlusOne, typename T>
 void normalise(const norms::QKNormParams& params, float eps) {
   const auto& [q, k, num_tokens, inverse_heads, triggers_first] = params;
   const auto columns = q.num_heads * q.head_dim + k.num_heads * k.head_dim;
-  host::cpu::for_each_row(num_tokens, columns, [&](auto vectors, std::int64_t token) __attribute__((always_inline)) {
-    for (const auto* x : {&q, &k}) {
-      for (std::int64_t head = 0; head < x->num_heads; ++head) {
-        void* data = static_cast<char*>(x->data) + token * x->token_stride + head * x->head_stride;
-        host::cpu::reduce_row<norms::RMSNorm<kPlusOne>, 1, 1, 1, T, T>(
-            vectors, {eps}, x->head_dim, head, {data, x->weight, data});
+  const auto run = [&](auto vectors, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
+    for (auto token = begin; token < end; ++token) {
+      for (const auto* x : {&q, &k}) {
+        const sgl::RowOperand heads = {static_cast<char*>(x->data) + token * x->token_stride, x->head_stride};
+        const host::cpu::RowJob<3> job = {{heads, {x->weight, 0}, heads}, x->num_heads, x->head_dim};
+        host::cpu::reduce_rows<norms::RMSNorm<kPlusOne>, 1, 1, 1, T, T>(vectors, {eps}, job, 0, x->num_heads);
       }
     }
-  });
+  };
+  host::cpu::for_rows(num_tokens, columns, run);
 }
 
 /// x / sqrt(mean(x^2) + eps) * weight for each head x of q and of k, in place; Gemma's form with 1 + weight.
