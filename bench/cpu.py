@@ -2,7 +2,8 @@
 
     python bench/cpu.py [--ops rmsnorm,silu_and_mul] [--dtypes float32,bfloat16,float16] [--output bench/results/cpu.md]
 
-4096 rows of 4096 elements (of the output, for activations), in memory. The copy runs on as many threads as the op.
+4096 rows of 4096 elements (of the output, for activations), in memory. The copy moves as many bytes as the op must read
+and write, on as many threads. With CI set in the environment: few rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,73 +21,105 @@ import torch
 
 from sgljit_activation.bench import bench_activation
 from sgljit_core import ops
-from sgljit_core.benchmark import Figure, is_in_ci, measure, on_threads
+from sgljit_core.benchmark import is_in_ci, measure, on_threads, rotate
 from sgljit_core.benchmark.results import write_results
-from sgljit_norm.bench import bench_norm
-from sgljit_quant.bench import bench_quant
 
-Tensors = tuple[torch.Tensor, ...]
-Make = Callable[[int, int, torch.dtype], Tensors]
+Tensors = list[torch.Tensor]
 
-ROWS, SIZE = (128, 256) if is_in_ci() else (4096, 4096)
-HEADS = 40  # of q and k together, of 128 elements: not all of a row of 4096
+ROWS, SIZE = (64, 256) if is_in_ci() else (4096, 4096)
+HEADS, HEAD_DIM = (SIZE // 128 * 3 // 4, SIZE // 128 // 4), 128  # of q and of k, together a row
+DTYPES = ("float32", "bfloat16", "float16")
 
 
-def quantised(kind: str, rows: int, size: int, dtype: torch.dtype) -> Tensors:
-    """The arguments of a quantisation."""
-    x = torch.randn(rows, size).to(dtype)
-    scales = torch.full((rows, 1) if kind == "token" else (1,), 6 / 448)
-    return x, torch.empty(x.shape, dtype=bench_quant.FP8), scales
+@dataclass(frozen=True)
+class Case:
+    """An op, with what it is measured on.
+
+    Attributes:
+        run: the op.
+        moved: a row's elements of the op's dtype that are read or written, in rows of ``SIZE``.
+        data: the shapes of the tensors of the op's dtype that each call has for itself.
+        weights: the sizes of those that all calls share, which go behind.
+        more: what goes behind these.
+    """
+
+    run: Callable[..., object]
+    moved: int
+    data: tuple[tuple[int, ...], ...]
+    weights: tuple[int, ...] = ()
+    more: Callable[[], Tensors] = lambda: []
 
 
-def cases() -> dict[str, tuple[Callable[..., object], Make, Callable[[int], int]]]:
-    """Each op, what makes its arguments, and the bytes of an element of a row by the dtype's size."""
-    found: dict[str, Any] = {}
-    for op in ("rmsnorm", "fused_add_rmsnorm", "layernorm", "fused_inplace_qknorm"):
-        subject = bench_norm.SUBJECTS[op]
-        make = functools.partial(subject.make, device="cpu")
-        passes = subject.passes if "qk" not in op else subject.passes * sum(bench_norm.HEADS) * bench_norm.HEAD_DIM / SIZE
-        found[op] = getattr(ops["norm"], op), make, lambda size, passes=passes: int(passes * ROWS * SIZE * size)
-    for op in bench_activation.ACTIVATIONS:
-        make = functools.partial(bench_activation.make, device="cpu")
-        found[op] = getattr(ops["activation"], op), make, lambda size: 3 * ROWS * SIZE * size
-    for kind, name in bench_quant.TABLES.items():
-        run = bench_quant.providers(kind, "cpu", None)["sgljit"]
-        reads = 2 if kind == "dynamic" else 1
-        found[name] = run, functools.partial(quantised, kind), lambda size, reads=reads: (reads * size + 1) * ROWS * SIZE
-    return found
+def quantised(scales: int) -> Tensors:
+    """The outputs of a quantisation; a given scale."""
+    return [torch.empty(ROWS, SIZE, dtype=torch.float8_e4m3fn), torch.full((scales,), 6 / 448).unsqueeze(1)[:, 0]]
 
 
-def table(threads: int, names: list[str], dtypes: list[str]) -> list[dict[str, Any]]:
-    rows = []
-    for name, (run, make, num_bytes) in cases().items():
-        if names and not any(n in name for n in names):
-            continue
-        row: dict[str, Any] = {"op": name}
-        for dtype in dtypes:
-            kind = getattr(torch, dtype)
-            with on_threads(threads):
-                figure = measure(
-                    run, lambda: make(ROWS, SIZE, kind), num_bytes=num_bytes(kind.itemsize), seconds=0.3
-                )
-            row[dtype] = figure
-            row[f"copy, {dtype}"] = figure.copy_microseconds
-        rows.append(row)
-        print(row, flush=True)
-    return rows
+def cases() -> dict[str, Case]:
+    """The measured ops."""
+    norm, quant, row = ops["norm"], ops["quant"], (ROWS, SIZE)
+    q_and_k = tuple((ROWS, heads, HEAD_DIM) for heads in HEADS)
+
+    def into(op: Callable[..., object]) -> Callable[..., object]:
+        return lambda x, out, *weights: op(x, *weights, out=out)
+
+    found = {
+        "rmsnorm": Case(into(norm.rmsnorm), 2, (row, row), (SIZE,)),
+        "fused_add_rmsnorm": Case(norm.fused_add_rmsnorm, 4, (row, row), (SIZE,)),
+        "layernorm": Case(into(norm.layernorm), 2, (row, row), (SIZE, SIZE)),
+        "fused_inplace_qknorm, heads of 128": Case(norm.fused_inplace_qknorm, 2, q_and_k, (HEAD_DIM, HEAD_DIM)),
+    }
+    for name in bench_activation.ACTIVATIONS:
+        found[name] = Case(getattr(ops["activation"], name), 3, ((ROWS, 2 * SIZE), row))
+    dynamic, static = (functools.partial(quant.per_tensor_quant_fp8, is_static=given) for given in (False, True))
+    return found | {
+        "per_token_quant_fp8": Case(quant.per_token_quant_fp8, 1, (row,), more=lambda: quantised(ROWS)),
+        "per_tensor_quant_fp8": Case(dynamic, 2, (row,), more=lambda: quantised(1)),
+        "per_tensor_quant_fp8, scale given": Case(static, 1, (row,), more=lambda: quantised(1)),
+    }
+
+
+def measured(case: Case, dtype: torch.dtype, threads: list[int]) -> list[Any]:
+    """A figure for each number of threads."""
+    data = [torch.randn(shape).to(dtype) for shape in case.data]
+    weights = [torch.ones(size, dtype=dtype) for size in case.weights]  # others would shrink what is changed in place
+
+    def make() -> Tensors:
+        return [*(tensor.clone() for tensor in data), *weights, *case.more()]
+
+    num_bytes = ROWS * SIZE * (case.moved * dtype.itemsize + len(case.more()) // 2)
+    sets, figures = rotate(make), []
+    for count in threads:
+        with on_threads(count):
+            figures.append(measure(case.run, sets, num_bytes=num_bytes, seconds=0.3))
+    return figures
 
 
 def main() -> None:
     """Measure, print the page, and write it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ops", default="")
-    parser.add_argument("--dtypes", default="float32,bfloat16,float16")
-    parser.add_argument("--output", type=Path)
-    a = parser.parse_args()
+    parser = argparse.ArgumentParser(description="Row operations on the CPU")
+    parser.add_argument("--ops", default=",".join(cases()), help="which begin so, with commas between")
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="which, with commas between")
+    parser.add_argument("--output", type=Path, help="write the page here")
+    arguments = parser.parse_args()
     torch.manual_seed(0)
-    n = len(os.sched_getaffinity(0))
-    tables = {f"{t} threads": table(t, [x for x in a.ops.split(",") if x], a.dtypes.split(",")) for t in (1, n)}
-    sys.stdout.write(write_results(a.output, "CPU", tables, device="cpu"))
+    cores = len(os.sched_getaffinity(0))
+    tables: dict[str, list[dict[str, Any]]] = {"One core": [], f"{cores} cores": []}
+    for dtype in arguments.dtypes.split(","):
+        for name, case in cases().items():
+            if not name.startswith(tuple(arguments.ops.split(","))):
+                continue
+            figures = measured(case, getattr(torch, dtype), [1, cores])
+            for rows, figure in zip(tables.values(), figures, strict=True):
+                row = {"op": name, "dtype": dtype, "sgljit": figure, "copy": figure.copy_microseconds}
+                rows.append(row)
+                sys.stderr.write(f"{row['op']} {dtype} {figure.microseconds:.0f} {figure.percent_of_copy:.0f}\n")
+    note = (
+        f"{ROWS} rows of {SIZE} elements (of the output, for activations), in memory. Microseconds per call, median; in "
+        "brackets, the percent of a plain copy that moves as many bytes on as many threads: more than 100 where the op "
+        "works in place, or reads more than it writes."
+    )
+    sys.stdout.write(write_results(arguments.output, "Row operations on the CPU", tables, note=note, device="cpu"))
 
 
 if __name__ == "__main__":

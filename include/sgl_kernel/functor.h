@@ -154,9 +154,8 @@ SGL_HD float erfc(float x) {
   constexpr float kOdd[] = {-3.98335501e-04f, 1.31308665e-03f, -8.06040362e-03f, 1.64055504e-01f, -9.27639892e-02f};
   constexpr float kEven[] = {-1.22610432e-03f, 8.62852384e-03f, -5.42034691e-02f, -1.66031497e-01f, 1.27697839e+00f};
   const float square = u * u;
-  float odd = 0, even = 0;
-  for (const float term : kOdd) odd = odd * square + term;
-  for (const float term : kEven) even = even * square + term;
+  float odd = kOdd[0], even = kEven[0];
+  for (int i = 1; i < 5; ++i) odd = odd * square + kOdd[i], even = even * square + kEven[i];
   const float positive =
       (odd * u + even) * ((z + 2) * scale * exp_of_difference(-high * high, (z - high) * (z + high)));
   const auto is_negative = static_cast<std::uint32_t>(static_cast<std::int32_t>(to_bits(x)) >> 31);

@@ -52,21 +52,34 @@ def borders() -> torch.Tensor:
     return (upper[:, None] + lower).flatten().to(torch.int32).view(torch.float32)
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("count", [2, 31, 32, 33, 2**16])
+def test_halves_of_words_stay_as_they_are(cpu, count: int, version: int) -> None:
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)[:count].view(torch.bfloat16)
+    got = torch.full((count + 1,), -1, dtype=torch.int16).view(torch.bfloat16)
+    cpu.bf16_to_bf16(halves, got[:count], version)
+    assert bits(got)[count] == -1
+    assert torch.equal(got[:count].isnan(), halves.isnan())
+    kept = ~halves.isnan()
+    assert torch.equal(bits(got[:count][kept]), bits(halves[kept]))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "bf16_by_twos"])
 def test_floats_round_as_in_pytorch(cpu, name: str, version: int) -> None:
     floats = borders()
-    halves = torch.empty(floats.shape, dtype=HALVES[name])
+    dtype = HALVES[name.removesuffix("_by_twos")]
+    halves = torch.empty(floats.shape, dtype=dtype)
     getattr(cpu, f"float_to_{name}")(floats, halves, version)
-    expected = floats.to(HALVES[name])
+    expected = floats.to(dtype)
     assert torch.equal(halves.isnan(), floats.isnan())
     kept = ~floats.isnan()
     assert torch.equal(bits(halves[kept]), bits(expected[kept]))
 
 
-def test_floats_round_to_fp8_as_in_pytorch_but_saturate(cpu, version: int) -> None:
+@pytest.mark.parametrize("name", ["fp8", "fp8_by_twos"])
+def test_floats_round_to_fp8_as_in_pytorch_but_saturate(cpu, name: str, version: int) -> None:
     floats = borders()
     fp8 = torch.empty(floats.shape, dtype=torch.float8_e4m3fn)
-    cpu.float_to_fp8(floats, fp8, version)
+    getattr(cpu, f"float_to_{name}")(floats, fp8, version)
     assert torch.equal(fp8.float().isnan(), floats.isnan())
     kept = ~floats.isnan()
     assert torch.equal(bits(fp8[kept]), bits(floats[kept].clamp(-448, 448).to(torch.float8_e4m3fn)))

@@ -43,13 +43,11 @@ namespace details {
 using Word [[gnu::may_alias, gnu::aligned(2)]] = std::uint32_t;
 using HalfWord [[gnu::may_alias, gnu::aligned(1)]] = std::uint16_t;
 
-/// The floats at `from`, by twos.
-template <typename T>
-[[gnu::always_inline]] inline void read(const T* from, float (&to)[1]) {
-  to[0] = to_float(from[0]);
+template <typename T, int kCount>
+[[gnu::always_inline]] inline void read(const T* from, float (&to)[kCount]) {
+  for (int n = 0; n < kCount; ++n) to[n] = to_float(from[n]);
 }
-template <typename T>
-[[gnu::always_inline]] inline void read(const T* from, float (&to)[2]) {
+[[gnu::always_inline]] inline void read(const bf16_t* from, float (&to)[2]) {
   const std::uint32_t both = *reinterpret_cast<const Word*>(from);
   to[0] = from_bits(both << 16);
   to[1] = from_bits(both & 0xffff0000);
@@ -140,6 +138,26 @@ template <typename T, typename U, int kFloats, typename Body>
     for (; first + kChunk<U> <= count; first += kChunk<U>) body(vectors, first, kChunk<U>);
   }
   if (first < count) body(Vectors<1>{}, first, count - first);
+}
+
+/// \brief Calls `body(i, values)` with the floats of an element of each input, for each of `length` elements from `first`
+/// on. Each i below `length` is passed once, but not with element first + i: for reductions, which take any order.
+template <typename T, int kFloats, int kInputs, typename Body>
+[[gnu::always_inline]] inline void for_each_element(
+    Vectors<kFloats>, const T* const (&inputs)[kInputs], std::int64_t first, std::int64_t length, const Body& body) {
+  constexpr int kCount = kTogether<T, T, kFloats>;
+  InputChunk<T, kFloats> x[kInputs];
+  for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
+  SGL_ROLLED_LOOP
+  for (std::int64_t j = 0; j < length / kCount; ++j) {
+    float floats[kInputs][kCount];
+    for (int i = 0; i < kInputs; ++i) x[i].get(j, floats[i]);
+    for (int n = 0; n < kCount; ++n) {
+      float values[kInputs];
+      for (int i = 0; i < kInputs; ++i) values[i] = floats[i][n];
+      body(n * (length / kCount) + j, values);
+    }
+  }
 }
 
 }  // namespace host::cpu

@@ -106,20 +106,20 @@ struct Row {
 
   const F& f;
   std::int64_t columns;
-  const T* inputs[kInputs + kShared];
+  const T* inputs[kInputs];
+  const T* shared[kShared + 1];
   U* outputs[kOutputs];
 
   [[gnu::always_inline]] Row(const F& f, const RowJob<kInputs + kShared + kOutputs>& job, std::int64_t row)
       : f(f), columns(job.columns) {
     const auto at = [&](int i) { return pointer::offset(job.operands[i].data, row * job.operands[i].stride); };
-    for (int i = 0; i < kInputs + kShared; ++i) inputs[i] = static_cast<const T*>(at(i));
+    for (int i = 0; i < kInputs; ++i) inputs[i] = static_cast<const T*>(at(i));
+    for (int i = 0; i < kShared; ++i) shared[i] = static_cast<const T*>(at(kInputs + i));
     for (int i = 0; i < kOutputs; ++i) outputs[i] = static_cast<U*>(at(kInputs + kShared + i));
   }
 
-  /// What is kept of element n of those in x.
-  [[gnu::always_inline]] void keep(const auto& x, int n, float* kept) const {
-    float values[kInputs];
-    for (int i = 0; i < kInputs; ++i) values[i] = x[i][n];
+  /// What the functor keeps of an element.
+  [[gnu::always_inline]] void keep(const float (&values)[kInputs], float* kept) const {
     if constexpr (kCombines) kept[0] = sgl::details::combine_inputs(f, values);
     else
       for (int i = 0; i < kInputs; ++i) kept[i] = values[i];
@@ -130,21 +130,15 @@ struct Row {
     const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
       auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
       constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
-      const auto visit = [&]<int kSize>(Vectors<kSize>, std::int64_t first, std::int64_t length, const auto& add)
+      const auto visit = [&](auto part, std::int64_t first, std::int64_t length, const auto& add)
                              __attribute__((always_inline)) {
-                               constexpr int kCount = kTogether<T, U, kSize>;
-                               InputChunk<T, kSize> x[kInputs];
-                               for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
-                               SGL_ROLLED_LOOP
-                               for (std::int64_t j = 0; j < length / kCount; ++j) {
-                                 float from[kInputs][kCount];
-                                 for (int i = 0; i < kInputs; ++i) x[i].get(j, from[i]);
-                                 for (int n = 0; n < kCount; ++n) {
-                                   float kept[kKept];
-                                   keep(from, n, kept);
-                                   add(n * (length / kCount) + j, pass.terms(f, kept));
-                                 }
-                               }
+                               const auto term = [&](std::int64_t i, const float(&values)[kInputs])
+                                                     __attribute__((always_inline)) {
+                                                       float kept[kKept];
+                                                       keep(values, kept);
+                                                       add(i, pass.terms(f, kept));
+                                                     };
+                               for_each_element(part, inputs, first, length, term);
                              };
       reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum>(vectors, columns, reduced, visit);
       return reduced;
@@ -167,15 +161,17 @@ struct Row {
                               const auto first = piece + begin;
                               InputChunk<T, kSize> x[kInputs + kShared];
                               OutputChunk<U, kSize> y[kOutputs];
-                              for (int i = 0; i < kInputs + kShared; ++i) x[i].load(inputs[i] + first, length);
+                              for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
+                              for (int i = 0; i < kShared; ++i) x[kInputs + i].load(shared[i] + first, length);
                               for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
                               SGL_INDEPENDENT_LOOP
                               for (std::int64_t j = 0; j < length / kCount; ++j) {
                                 float from[kInputs + kShared][kCount], to[kOutputs][kCount];
                                 for (int i = 0; i < kInputs + kShared; ++i) x[i].get(j, from[i]);
                                 for (int n = 0; n < kCount; ++n) {
-                                  float values[kKept + kShared];
-                                  keep(from, n, values);
+                                  float inputs[kInputs], values[kKept + kShared];
+                                  for (int i = 0; i < kInputs; ++i) inputs[i] = from[i][n];
+                                  keep(inputs, values);
                                   for (int i = 0; i < kShared; ++i) values[kKept + i] = from[kInputs + i][n];
                                   const auto results = sgl::details::call<kLate>(f, values, statistic);
                                   if constexpr (kCombines) to[0][n] = values[0];

@@ -23,7 +23,8 @@ void with_vectors(std::int64_t floats, const Body& body) {
 }
 
 /// out[i] = the `Out` that in[i] rounds to, or the float that in[i] stands for, as the loops of row operations do it.
-template <typename Out, typename In>
+/// \tparam kLeast how many an iteration takes at least; their number is a multiple of it.
+template <typename Out, typename In, int kLeast = 1>
 void convert(host::TensorView in, host::TensorView out, std::int64_t floats) {
   auto N = host::SymbolicSize{"N"};
   host::TensorMatcher({N}).template with_dtype<In>().template with_device<kDLCPU>().verify(in);
@@ -39,7 +40,12 @@ void convert(host::TensorView in, host::TensorView out, std::int64_t floats) {
           OutputChunk<Out, kFloats> y;
           x.load(from + first, length);
           y.begin(to + first);
-          for (std::int64_t i = 0; i < length; ++i) y.set(i, x[i]);
+          constexpr int kCount = kLeast > 1 ? kLeast : kTogether<In, Out, kFloats>;
+          for (std::int64_t i = 0; i < length / kCount; ++i) {
+            float floats[kCount];
+            x.get(i, floats);
+            y.set(i, floats);
+          }
           y.store(length);
         });
   });
@@ -108,6 +114,9 @@ void throw_elsewhere(std::int64_t total) {
 SGL_EXPORT(float_to_fp16, (convert<fp16_t, float>));
 SGL_EXPORT(float_to_bf16, (convert<bf16_t, float>));
 SGL_EXPORT(float_to_fp8, (convert<fp8_e4m3_t, float>));
+SGL_EXPORT(float_to_bf16_by_twos, (convert<bf16_t, float, 2>));
+SGL_EXPORT(float_to_fp8_by_twos, (convert<fp8_e4m3_t, float, 2>));
+SGL_EXPORT(bf16_to_bf16, (convert<bf16_t, bf16_t>));
 SGL_EXPORT(fp16_to_float, (convert<float, fp16_t>));
 SGL_EXPORT(bf16_to_float, (convert<float, bf16_t>));
 SGL_EXPORT(exp, (apply<Exp>));

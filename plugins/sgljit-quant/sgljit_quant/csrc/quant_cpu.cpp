@@ -14,13 +14,15 @@ float scale_on_cpu(const sgl::RowOperand& input, std::int64_t num_rows, std::int
     const auto reduce = [&](auto vectors, std::int64_t row, std::int64_t first,
                             std::int64_t count) __attribute__((always_inline)) {
       const auto* x = reinterpret_cast<const T*>(static_cast<const char*>(input.data) + row * input.stride) + first;
-      const auto visit =
-          [&]<int kFloats>(host::cpu::Vectors<kFloats>, std::int64_t begin, std::int64_t length, const auto& add)
-              __attribute__((always_inline)) {
-                host::cpu::InputChunk<T, kFloats> chunk;
-                chunk.load(x + begin, length);
-                for (std::int64_t i = 0; i < length; ++i) add(i, sgl::Values<1>{{sgl::abs(chunk[i])}});
-              };
+      const T* const inputs[] = {x};
+      const auto visit = [&](auto part, std::int64_t begin, std::int64_t length, const auto& add)
+                             __attribute__((always_inline)) {
+                               const auto term = [&](std::int64_t i, const float(&values)[1])
+                                                     __attribute__((always_inline)) {
+                                                       add(i, sgl::Values<1>{{sgl::abs(values[0])}});
+                                                     };
+                               host::cpu::for_each_element(part, inputs, begin, length, term);
+                             };
       host::cpu::prefetch(x + count, count);
       sgl::Values<1> found;
       host::cpu::reduce_over<sgl::Reduction::kMax>(vectors, count, found, visit);
