@@ -223,6 +223,8 @@ inline constexpr bool kCombines = requires { &F::combine; };
 template <typename F>
 inline constexpr bool kHasSecondPass = requires { &F::second_term; };
 template <typename F>
+inline constexpr bool kEstimates = requires { requires F::kFirstEstimates; };
+template <typename F>
 inline constexpr bool kWritesRows = requires { &F::write_row; };
 
 /// What the functor keeps of an element: its inputs, or the one value that it combines them to.
@@ -262,17 +264,22 @@ struct SecondPass {
   }
 };
 
-/// All passes of a row reduction. `reduce(pass)` gives the reduced terms of one.
+/// All passes of a row reduction. `reduce(pass)` gives the reduced terms of one, the first of which has `first_size`.
 template <typename F, typename Reduce>
-SGL_HD auto statistic_of(const F& f, float size, const Reduce& reduce) {
+SGL_HD auto statistic_of(const F& f, float size, const Reduce& reduce, float first_size) {
   const FirstPass pass;
-  const auto first = pass.finish(f, reduce(pass), size);
+  const auto first = pass.finish(f, reduce(pass), first_size);
   if constexpr (kHasSecondPass<F>) {
     const SecondPass<decltype(first)> second = {first};
     return second.finish(f, reduce(second), size);
   } else {
     return first;
   }
+}
+
+template <typename F, typename Reduce>
+SGL_HD auto statistic_of(const F& f, float size, const Reduce& reduce) {
+  return statistic_of(f, size, reduce, size);
 }
 
 template <typename F>
@@ -285,6 +292,12 @@ SGL_HD constexpr bool is_second_max() {
   if constexpr (requires { F::kSecondReduction; }) return F::kSecondReduction == Reduction::kMax;
   return is_max<F>();
 }
+template <typename Pass>
+inline constexpr bool kIsFirst = false;
+template <>
+inline constexpr bool kIsFirst<FirstPass> = true;
+template <>
+inline constexpr bool kIsFirst<const FirstPass&> = true;
 /// Whether a pass takes the maximum of its terms.
 template <typename F, typename Pass>
 inline constexpr bool kIsMax = is_max<F>();

@@ -127,6 +127,8 @@ struct Row {
 
   template <int kFloats>
   [[gnu::always_inline]] auto statistic(Vectors<kFloats> vectors) const {
+    // An eighth for an estimate, in whole chunks; of a short row this would save little.
+    const auto estimated = sgl::details::kEstimates<F> && columns >= 1024 ? columns / 8 & -64 : columns;
     const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
       auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
       constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
@@ -140,10 +142,12 @@ struct Row {
                                                      };
                                for_each_element(part, inputs, first, length, term);
                              };
-      reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum>(vectors, columns, reduced, visit);
+      constexpr bool kFirst = sgl::details::kIsFirst<decltype(pass)>;
+      reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum>(
+          vectors, kFirst ? estimated : columns, reduced, visit);
       return reduced;
     };
-    return sgl::details::statistic_of(f, static_cast<float>(columns), reduce);
+    return sgl::details::statistic_of(f, static_cast<float>(columns), reduce, static_cast<float>(estimated));
   }
 
   /// \param ahead the distance in bytes of the input's row that is read next, for each input.
