@@ -104,7 +104,8 @@ SGL_HD float or_nan(float result, float x) {
 /// squares, leaves 2^-27. The multiple of ln 2 is taken away in two parts, the first of which is exact (Cody and
 /// Waite's reduction). 2^n comes in two factors, since n reaches beyond the exponents of a float.
 SGL_HD float exp_of_difference(float x, float low) {
-  // 1.5 * 2^23: added to it, a float is rounded to an integer in its low bits. Twice the exponents' bias is added there.
+  // 1.5 * 2^23: added to it, a float is rounded to an integer in its low bits. Twice the exponents' bias is added
+  // there.
   constexpr float kRounder = 12582912.0f + 2 * 127;
   const float rounded = x * 1.44269504f + kRounder;
   const auto exponent = to_bits(rounded), half = exponent >> 1;  // only the lowest nine bits count
@@ -119,8 +120,8 @@ SGL_HD float exp_of_difference(float x, float low) {
 }  // namespace details
 #endif
 
-/// \brief The same as `exp`, but any number for NaN: for a result that NaN reaches otherwise, as in x / (1 + exp(-x)). It
-/// takes a quarter less on the CPU.
+/// \brief The same as `exp`, but any number for NaN: for a result that NaN reaches otherwise, as in x / (1 + exp(-x)).
+/// It takes a quarter less on the CPU.
 SGL_HD float exp_of_number(float x) {
 #if defined(__CUDACC__)
   return ::expf(x);

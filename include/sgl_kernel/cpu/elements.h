@@ -140,8 +140,9 @@ template <typename T, typename U, int kFloats, typename Body>
   if (first < count) body(Vectors<1>{}, first, count - first);
 }
 
-/// \brief Calls `body(i, values)` with the floats of an element of each input, for each of `length` elements from `first`
-/// on. Each i below `length` is passed once, but not with element first + i: for reductions, which take any order.
+/// \brief Calls `body(i, values)` with the floats of an element of each input, for each of `length` elements from
+/// `first` on. Each i below `length` is passed once, but not with element first + i: for reductions, which take any
+/// order.
 template <typename T, int kFloats, int kInputs, typename Body>
 [[gnu::always_inline]] inline void for_each_element(
     Vectors<kFloats>, const T* const (&inputs)[kInputs], std::int64_t first, std::int64_t length, const Body& body) {

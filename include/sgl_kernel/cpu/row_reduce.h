@@ -125,24 +125,32 @@ struct Row {
       for (int i = 0; i < kInputs; ++i) kept[i] = values[i];
   }
 
+  /// What the row is reduced to. Meanwhile the rows that are read next are asked for: while a row is mapped, memory is
+  /// busy with what is written.
+  /// \param ahead the distance in bytes of these rows, for each input.
   template <int kFloats>
-  [[gnu::always_inline]] auto statistic(Vectors<kFloats> vectors) const {
+  [[gnu::always_inline]] auto statistic(Vectors<kFloats> vectors, const std::int64_t (&ahead)[kInputs]) const {
     // An eighth for an estimate, in whole chunks; of a short row this would save little.
     const auto estimated = sgl::details::kEstimates<F> && columns >= 1024 ? columns / 8 & -64 : columns;
     const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
       auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
       constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
-      const auto visit = [&](auto part, std::int64_t first, std::int64_t length, const auto& add)
-                             __attribute__((always_inline)) {
-                               const auto term = [&](std::int64_t i, const float(&values)[kInputs])
-                                                     __attribute__((always_inline)) {
-                                                       float kept[kKept];
-                                                       keep(values, kept);
-                                                       add(i, pass.terms(f, kept));
-                                                     };
-                               for_each_element(part, inputs, first, length, term);
-                             };
       constexpr bool kFirst = sgl::details::kIsFirst<decltype(pass)>;
+      const auto visit = [&](auto part, std::int64_t first, std::int64_t length,
+                             const auto& add) __attribute__((always_inline)) {
+        const auto term = [&](std::int64_t i, const float (&values)[kInputs]) __attribute__((always_inline)) {
+          float kept[kKept];
+          keep(values, kept);
+          add(i, pass.terms(f, kept));
+        };
+        if constexpr (!kFirst || !sgl::details::kHasSecondPass<F>) {
+          for (int i = 0; i < kInputs; ++i) {
+            for (std::int64_t line = first; line < first + length; line += 64 / sizeof(T))
+              __builtin_prefetch(reinterpret_cast<const char*>(inputs[i] + line) + ahead[i]);
+          }
+        }
+        for_each_element(part, inputs, first, length, term);
+      };
       reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum>(
           vectors, kFirst ? estimated : columns, reduced, visit);
       return reduced;
@@ -150,43 +158,35 @@ struct Row {
     return sgl::details::statistic_of(f, static_cast<float>(columns), reduce, static_cast<float>(estimated));
   }
 
-  /// \param ahead the distance in bytes of the input's row that is read next, for each input.
   template <int kFloats>
-  [[gnu::always_inline]] void map(
-      Vectors<kFloats> vectors, const auto& statistic, const std::int64_t (&ahead)[kInputs]) const {
+  [[gnu::always_inline]] void map(Vectors<kFloats> vectors, const auto& statistic) const {
     constexpr int kLate = kOutputs - kCombines;
-    for (std::int64_t piece = 0; piece < columns; piece += kPiece) {
-      const auto count = columns - piece < kPiece ? columns - piece : kPiece;
-      for (int i = 0; i < kInputs; ++i)
-        prefetch(reinterpret_cast<const T*>(reinterpret_cast<const char*>(inputs[i] + piece) + ahead[i]), count);
-      const auto body = [&]<int kSize>(Vectors<kSize>, std::int64_t begin, std::int64_t length)
-                            __attribute__((always_inline)) {
-                              constexpr int kCount = kTogether<T, U, kSize>;
-                              const auto first = piece + begin;
-                              InputChunk<T, kSize> x[kInputs + kShared];
-                              OutputChunk<U, kSize> y[kOutputs];
-                              for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
-                              for (int i = 0; i < kShared; ++i) x[kInputs + i].load(shared[i] + first, length);
-                              for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
-                              SGL_INDEPENDENT_LOOP
-                              for (std::int64_t j = 0; j < length / kCount; ++j) {
-                                float from[kInputs + kShared][kCount], to[kOutputs][kCount];
-                                for (int i = 0; i < kInputs + kShared; ++i) x[i].get(j, from[i]);
-                                for (int n = 0; n < kCount; ++n) {
-                                  float inputs[kInputs], values[kKept + kShared];
-                                  for (int i = 0; i < kInputs; ++i) inputs[i] = from[i][n];
-                                  keep(inputs, values);
-                                  for (int i = 0; i < kShared; ++i) values[kKept + i] = from[kInputs + i][n];
-                                  const auto results = sgl::details::call<kLate>(f, values, statistic);
-                                  if constexpr (kCombines) to[0][n] = values[0];
-                                  for (int i = 0; i < kLate; ++i) to[kCombines + i][n] = results.values[i];
-                                }
-                                for (int i = 0; i < kOutputs; ++i) y[i].set(j, to[i]);
+    const auto body = [&]<int kSize>(Vectors<kSize>, std::int64_t first, std::int64_t length)
+                          __attribute__((always_inline)) {
+                            constexpr int kCount = kTogether<T, U, kSize>;
+                            InputChunk<T, kSize> x[kInputs + kShared];
+                            OutputChunk<U, kSize> y[kOutputs];
+                            for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
+                            for (int i = 0; i < kShared; ++i) x[kInputs + i].load(shared[i] + first, length);
+                            for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
+                            SGL_INDEPENDENT_LOOP
+                            for (std::int64_t j = 0; j < length / kCount; ++j) {
+                              float from[kInputs + kShared][kCount], to[kOutputs][kCount];
+                              for (int i = 0; i < kInputs + kShared; ++i) x[i].get(j, from[i]);
+                              for (int n = 0; n < kCount; ++n) {
+                                float inputs[kInputs], values[kKept + kShared];
+                                for (int i = 0; i < kInputs; ++i) inputs[i] = from[i][n];
+                                keep(inputs, values);
+                                for (int i = 0; i < kShared; ++i) values[kKept + i] = from[kInputs + i][n];
+                                const auto results = sgl::details::call<kLate>(f, values, statistic);
+                                if constexpr (kCombines) to[0][n] = values[0];
+                                for (int i = 0; i < kLate; ++i) to[kCombines + i][n] = results.values[i];
                               }
-                              for (auto& chunk : y) chunk.store(length);
-                            };
-      for_each_chunk<T, U>(vectors, count, body);
-    }
+                              for (int i = 0; i < kOutputs; ++i) y[i].set(j, to[i]);
+                            }
+                            for (auto& chunk : y) chunk.store(length);
+                          };
+    for_each_chunk<T, U>(vectors, columns, body);
   }
 };
 
@@ -203,18 +203,19 @@ template <typename F, int kInputs, int kShared, int kOutputs, typename T, typena
     std::int64_t end) {
   using Row = details::Row<F, kInputs, kShared, kOutputs, T, U>;
   constexpr std::int64_t kMost = 4;
-  constexpr std::int64_t kResident = 4096;  // bytes of a row, so that rows stay in the first cache until they are mapped
+  constexpr std::int64_t kResident =
+      4096;  // bytes of a row, so that rows stay in the first cache until they are mapped
   const std::int64_t at_once = job.columns * kInputs * sizeof(T) <= kResident ? kMost : 1;
-  decltype(Row(f, job, 0).statistic(vectors)) statistics[kMost];
+  decltype(Row(f, job, 0).statistic(vectors, {})) statistics[kMost];
   std::int64_t ahead[kInputs];
   for (int i = 0; i < kInputs; ++i) ahead[i] = at_once * job.operands[i].stride;
   for (auto first = begin; first < end; first += at_once) {
     const auto last = end - first < at_once ? end : first + at_once;
     for (auto row = first; row < last; ++row) {
-      const auto statistic = statistics[row - first] = Row(f, job, row).statistic(vectors);
+      const auto statistic = statistics[row - first] = Row(f, job, row).statistic(vectors, ahead);
       if constexpr (sgl::details::kWritesRows<F>) f.write_row(row, statistic);
     }
-    for (auto row = first; row < last; ++row) Row(f, job, row).map(vectors, statistics[row - first], ahead);
+    for (auto row = first; row < last; ++row) Row(f, job, row).map(vectors, statistics[row - first]);
   }
 }
 
