@@ -61,7 +61,7 @@ template <typename T>
 }
 [[gnu::always_inline]] inline void write(const float (&from)[2], fp8_e4m3_t* to) {
   *reinterpret_cast<HalfWord*>(to) =
-      static_cast<std::uint16_t>((fp8_e4m3_bits(from[0]) >> 24) | ((fp8_e4m3_bits(from[1]) >> 24) << 8));
+      static_cast<std::uint16_t>(choose(0xff, fp8_e4m3_bits<0>(from[0]), fp8_e4m3_bits<8>(from[1])));
 }
 
 }  // namespace details

@@ -145,7 +145,8 @@ template <>
 
 namespace details {
 
-/// x rounded to e4m3, in the highest byte; the others are anything.
+/// x rounded to e4m3, in the eight bits from kAt on; the others are anything.
+template <int kAt>
 [[gnu::always_inline]] inline std::uint32_t fp8_e4m3_bits(float x) {
   constexpr std::uint32_t kLargest = 0x43e00000;         // 448
   constexpr std::uint32_t kSmallestNormal = 121u << 23;  // 2^-6
@@ -157,18 +158,16 @@ namespace details {
   const auto power = larger(saturated, kSmallestNormal) & kInfinity;
   const auto kept = to_bits(from_bits(saturated) + from_bits(power + (20u << 23) + kRebias));
   const auto number = kept + (power >> 20);
-  // The highest bit is that of a NaN. It takes the sign, and completes 0x7e, the largest number, to 0x7f.
-  const auto nan = magnitude + (kMagnitude - kInfinity);
-  const auto sign = to_bits(x) & ~nan & ~kMagnitude;
-  // All is put together before one shift: a compiler would narrow each part by itself.
-  return sign | (number << 24) | ((nan >> 7) & (1u << 24));
+  const auto nan = (magnitude + (kMagnitude - kInfinity)) >> 31;  // completes 0x7e, the largest number, to 0x7f
+  return choose(0x7fu << kAt, (number | nan) << kAt, to_bits(x) >> (24 - kAt));
 }
 
 }  // namespace details
 
 template <>
 [[gnu::always_inline]] inline fp8_e4m3_t from_float<fp8_e4m3_t>(float x) {
-  return {static_cast<std::uint8_t>(details::fp8_e4m3_bits(x) >> 24)};
+  // Shifted down at last: a compiler would narrow each part by itself.
+  return {static_cast<std::uint8_t>(details::fp8_e4m3_bits<24>(x) >> 24)};
 }
 
 #if defined(__x86_64__)
