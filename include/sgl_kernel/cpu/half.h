@@ -158,8 +158,9 @@ template <int kAt>
   const auto power = larger(saturated, kSmallestNormal) & kInfinity;
   const auto kept = to_bits(from_bits(saturated) + from_bits(power + (20u << 23) + kRebias));
   const auto number = kept + (power >> 20);
-  const auto nan = (magnitude + (kMagnitude - kInfinity)) >> 31;  // completes 0x7e, the largest number, to 0x7f
-  return choose(0x7fu << kAt, (number | nan) << kAt, to_bits(x) >> (24 - kAt));
+  // The highest bit is that of a NaN. It takes the sign, and completes 0x7e, the largest number, to 0x7f.
+  const auto nan = magnitude + (kMagnitude - kInfinity);
+  return choose(0x7fu << kAt, (number | (nan >> 31)) << kAt, (to_bits(x) & ~nan) >> (24 - kAt));
 }
 
 }  // namespace details
