@@ -59,7 +59,8 @@ inline std::int64_t requested_threads() {
 /// \param grain the number of items, at least 1, that is worth a thread: 50 to 100 us of work, because starting one
 /// takes
 ///   about 20. Below two grains the caller does all items in one call, at no further cost.
-/// \param body may be called by several threads at once, with a stack of 512 KiB. Ranges are handed out as threads become free, so that a
+/// \param body may be called by several threads at once, with a stack of 512 KiB. Ranges are handed out as threads
+/// become free, so that a
 ///   descheduled thread does not delay the rest.
 /// \throws the first exception of `body`, in the calling thread, once every thread has ended, so that none still uses
 /// the
