@@ -50,9 +50,9 @@ class Case:
     more: Callable[[], Tensors] = lambda: []
 
 
-def quantised(scales: int) -> Tensors:
-    """The outputs of a quantisation; a given scale."""
-    return [torch.empty(ROWS, SIZE, dtype=torch.float8_e4m3fn), torch.full((scales,), 6 / 448).unsqueeze(1)[:, 0]]
+def quantised(*scales: int) -> Tensors:
+    """The outputs of a quantisation, with scales of a shape; they serve as given ones, too."""
+    return [torch.empty(ROWS, SIZE, dtype=torch.float8_e4m3fn), torch.full(scales, 6 / 448)]
 
 
 def cases() -> dict[str, Case]:
@@ -73,7 +73,7 @@ def cases() -> dict[str, Case]:
         found[name] = Case(getattr(ops["activation"], name), 3, ((ROWS, 2 * SIZE), row))
     dynamic, static = (functools.partial(quant.per_tensor_quant_fp8, is_static=given) for given in (False, True))
     return found | {
-        "per_token_quant_fp8": Case(quant.per_token_quant_fp8, 1, (row,), more=lambda: quantised(ROWS)),
+        "per_token_quant_fp8": Case(quant.per_token_quant_fp8, 1, (row,), more=lambda: quantised(ROWS, 1)),
         "per_tensor_quant_fp8": Case(dynamic, 2, (row,), more=lambda: quantised(1)),
         "per_tensor_quant_fp8, scale given": Case(static, 1, (row,), more=lambda: quantised(1)),
     }
@@ -111,9 +111,7 @@ def main() -> None:
                 continue
             figures = measured(case, getattr(torch, dtype), [1, cores])
             for rows, figure in zip(tables.values(), figures, strict=True):
-                row = {"op": name, "dtype": dtype, "sgljit": figure, "copy": figure.copy_microseconds}
-                rows.append(row)
-                sys.stderr.write(f"{row['op']} {dtype} {figure.microseconds:.0f} {figure.percent_of_copy:.0f}\n")
+                rows.append({"op": name, "dtype": dtype, "sgljit": figure, "copy": figure.copy_microseconds})
     note = (
         f"{ROWS} rows of {SIZE} elements (of the output, for activations), in memory. Microseconds per call, median; in "
         "brackets, the percent of a plain copy that moves as many bytes on as many threads: more than 100 where the op "

@@ -8,8 +8,9 @@
 /// \file cpu/elements.h
 /// \brief How the loops of row operations read and write elements of any type: as floats.
 ///
-/// x86-64 has instructions between fp16 and float, but compilers do not use them in the vectors of a loop: chunks of
-/// fp16 are converted before and behind an inner loop over their elements. All other types are converted within it.
+/// All loops are over chunks of a known size, and the last chunk is padded: compilers turn them into vectors without a
+/// remainder. x86-64 has instructions between fp16 and float, but compilers do not use them in the vectors of a loop:
+/// chunks of fp16 are converted before and behind the inner loop over their elements, other types within it.
 
 namespace host::cpu {
 
@@ -66,7 +67,8 @@ template <typename T>
 
 }  // namespace details
 
-/// \brief The elements of a chunk of an input. Where they are converted, `length` is a multiple of kFloats.
+/// \brief The elements of a chunk of an input. `get` reads those of iteration i. Before, `load` is called with the number
+/// of all, a multiple of kFloats.
 template <typename T, int kFloats>
 struct InputChunk {
   const T* elements;

@@ -1,7 +1,7 @@
 """How fast are the family's ops against PyTorch, torch.compile, other libraries' kernels and a plain copy?
 
     python -m sgljit_norm.bench.bench_norm [--device cpu|cuda] [--ops rmsnorm,layernorm] [--dtypes bfloat16,float16]
-        [--peers DIR] [--output bench/results/norm_cpu.md] [--json FILE]
+        [--peers DIR] [--output norm.md] [--json FILE]
 
 A few shapes, also on the CPU; ``grid.py`` measures all sizes of open models on a GPU. ``--peers`` names a folder with a
 ``peers.py`` that offers SGLang's kernels; FlashInfer's are measured if it is installed. On the CPU also the cost of a
