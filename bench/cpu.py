@@ -114,8 +114,8 @@ def main() -> None:
                 rows.append({"op": name, "dtype": dtype, "sgljit": figure, "copy": figure.copy_microseconds})
     note = (
         f"{ROWS} rows of {SIZE} elements (of the output, for activations), in memory. Microseconds per call, median; "
-        "in brackets, the percent of a plain copy that moves as many bytes on as many threads: more than 100 where the op "
-        "works in place, or reads more than it writes."
+        "in brackets, the percent of a plain copy that moves as many bytes on as many threads: more than 100 where the "
+        "op works in place, or reads more than it writes."
     )
     sys.stdout.write(write_results(arguments.output, "Row operations on the CPU", tables, note=note, device="cpu"))
 

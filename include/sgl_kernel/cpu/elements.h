@@ -67,8 +67,8 @@ template <typename T>
 
 }  // namespace details
 
-/// \brief The elements of a chunk of an input. `get` reads those of iteration i. Before, `load` is called with the number
-/// of all, a multiple of kFloats.
+/// \brief The elements of a chunk of an input. `get` reads those of iteration i. Before, `load` is called with the
+/// number of all, a multiple of kFloats.
 template <typename T, int kFloats>
 struct InputChunk {
   const T* elements;

@@ -119,9 +119,11 @@ template <sgl::Reduction kReduction, bool kAsks, typename T, int kFloats, int kI
       for (int i = 0; i < kInputs; ++i) from[i] = ends[i].copy(inputs[i] + first, left);
       float found[N][kLanes];
       find(from, found);
-      SGL_ROLLED_LOOP
-      for (auto i = left; i < kLanes; ++i) {
-        for (int k = 0; k < N; ++k) found[k][i % kCount * (kLanes / kCount) + i / kCount] = kIdentity;
+      constexpr int kIterations = kLanes / kCount;
+      for (int k = 0; k < N * kCount; ++k) {
+        float* terms = &found[k / kCount][k % kCount * kIterations];
+        SGL_ROLLED_LOOP
+        for (int j = 0; j < kIterations; ++j) terms[j] = j * kCount + k % kCount < left ? terms[j] : kIdentity;
       }
       add(found);
       first = block_end;
