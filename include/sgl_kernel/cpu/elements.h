@@ -8,9 +8,8 @@
 /// \file cpu/elements.h
 /// \brief How the loops of row operations read and write elements of any type: as floats.
 ///
-/// All loops are over chunks of a known size, and the last chunk is padded: compilers turn them into vectors without a
-/// remainder. x86-64 has instructions between fp16 and float, but compilers do not use them in the vectors of a loop:
-/// chunks of fp16 are converted before and behind the inner loop over their elements, other types within it.
+/// x86-64 has instructions between fp16 and float, but compilers do not use them in the vectors of a loop: chunks of
+/// fp16 are converted before and behind an inner loop over their elements. All other types are converted within it.
 
 namespace host::cpu {
 
@@ -67,8 +66,7 @@ template <typename T>
 
 }  // namespace details
 
-/// \brief The elements of a chunk of an input. `get` reads those of iteration i. Before, `load` is called with the
-/// number of all, a multiple of kFloats.
+/// \brief The elements of a chunk of an input. Where they are converted, `length` is a multiple of kFloats.
 template <typename T, int kFloats>
 struct InputChunk {
   const T* elements;
@@ -131,35 +129,34 @@ struct OutputChunk<T, kFloats> {
 };
 #endif
 
-/// \brief Elements behind the last whole chunk, as a chunk that ends with zeros.
-template <typename T, int kSize>
-struct PaddedChunk {
-  alignas(64) T elements[kSize];
-
-  const T* copy(const T* from, std::int64_t length) {
-    __builtin_memset(elements, 0, sizeof(elements));
-    __builtin_memcpy(elements, from, length * sizeof(T));
-    return elements;
+/// \brief Calls `body(Vectors<n>{}, first, length)` for parts of `count` elements that together are all of them: chunks
+/// if inputs of type T or outputs of type U want them, and else one part.
+template <typename T, typename U, int kFloats, typename Body>
+[[gnu::always_inline]] inline void for_each_chunk(Vectors<kFloats> vectors, std::int64_t count, const Body& body) {
+  std::int64_t first = 0;
+  if constexpr (kByChunks<T, kFloats> || kByChunks<U, kFloats> || kTogether<T, U, kFloats> != 1) {
+    for (; first + kChunk<U> <= count; first += kChunk<U>) body(vectors, first, kChunk<U>);
   }
-};
+  if (first < count) body(Vectors<1>{}, first, count - first);
+}
 
-/// \brief Calls `body(x, y)` with the addresses of each chunk of the inputs and outputs. The last one may be a copy.
-template <typename T, typename U, int kInputs, int kOutputs, typename Body>
-[[gnu::always_inline]] inline void for_each_chunk(
-    const T* const (&inputs)[kInputs], U* const (&outputs)[kOutputs], std::int64_t count, const Body& body) {
-  constexpr int kSize = kChunk<U>;
-  for (std::int64_t first = 0; first < count; first += kSize) {
-    const auto left = count - first;
-    const T* x[kInputs];
-    U* y[kOutputs];
-    PaddedChunk<T, kSize> inputs_end[kInputs];
-    PaddedChunk<U, kSize> outputs_end[kOutputs];
-    for (int i = 0; i < kInputs; ++i)
-      x[i] = left < kSize ? inputs_end[i].copy(inputs[i] + first, left) : inputs[i] + first;
-    for (int i = 0; i < kOutputs; ++i) y[i] = left < kSize ? outputs_end[i].elements : outputs[i] + first;
-    body(x, y);
-    if (left < kSize) {
-      for (int i = 0; i < kOutputs; ++i) __builtin_memcpy(outputs[i] + first, y[i], left * sizeof(U));
+/// \brief Calls `body(i, values)` with the floats of an element of each input, for each of `length` elements from
+/// `first` on. Each i below `length` is passed once, but not with element first + i: for reductions, which take any
+/// order.
+template <typename T, int kFloats, int kInputs, typename Body>
+[[gnu::always_inline]] inline void for_each_element(
+    Vectors<kFloats>, const T* const (&inputs)[kInputs], std::int64_t first, std::int64_t length, const Body& body) {
+  constexpr int kCount = kTogether<T, T, kFloats>;
+  InputChunk<T, kFloats> x[kInputs];
+  for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
+  SGL_ROLLED_LOOP
+  for (std::int64_t j = 0; j < length / kCount; ++j) {
+    float floats[kInputs][kCount];
+    for (int i = 0; i < kInputs; ++i) x[i].get(j, floats[i]);
+    for (int n = 0; n < kCount; ++n) {
+      float values[kInputs];
+      for (int i = 0; i < kInputs; ++i) values[i] = floats[i][n];
+      body(n * (length / kCount) + j, values);
     }
   }
 }

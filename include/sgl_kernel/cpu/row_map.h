@@ -48,27 +48,28 @@ void row_map(const RowJob<kInputs + kOutputs>& job, const F& f) {
     for (int i = 0; i < kInputs; ++i) inputs[i] = reinterpret_cast<const T*>(at(i)) + first;
     for (int i = 0; i < kOutputs; ++i) outputs[i] = reinterpret_cast<U*>(at(kInputs + i)) + first;
     for (int i = 0; i < kInputs; ++i) prefetch(inputs[i] + kPiece, count);
-    constexpr int kFloats = decltype(vectors)::kCount, kSize = kChunk<U>, kCount = kTogether<T, U, kFloats>;
-    const auto map = [&](const T* const(&from)[kInputs], U* const(&to)[kOutputs]) __attribute__((always_inline)) {
-      InputChunk<T, kFloats> x[kInputs];
-      OutputChunk<U, kFloats> y[kOutputs];
-      for (int i = 0; i < kInputs; ++i) x[i].load(from[i], kSize);
-      for (int i = 0; i < kOutputs; ++i) y[i].begin(to[i]);
-      SGL_INDEPENDENT_LOOP
-      for (int j = 0; j < kSize / kCount; ++j) {
-        float floats[kInputs][kCount], results[kOutputs][kCount];
-        for (int i = 0; i < kInputs; ++i) x[i].get(j, floats[i]);
-        for (int n = 0; n < kCount; ++n) {
-          float values[kInputs];
-          for (int i = 0; i < kInputs; ++i) values[i] = floats[i][n];
-          const auto found = sgl::details::call<kOutputs>(f, values);
-          for (int i = 0; i < kOutputs; ++i) results[i][n] = found.values[i];
-        }
-        for (int i = 0; i < kOutputs; ++i) y[i].set(j, results[i]);
-      }
-      for (auto& chunk : y) chunk.store(kSize);
-    };
-    for_each_chunk(inputs, outputs, count, map);
+    const auto map = [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t length)
+                         __attribute__((always_inline)) {
+                           InputChunk<T, kFloats> x[kInputs];
+                           OutputChunk<U, kFloats> y[kOutputs];
+                           for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + begin, length);
+                           for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + begin);
+                           constexpr int kCount = kTogether<T, U, kFloats>;
+                           SGL_INDEPENDENT_LOOP
+                           for (std::int64_t j = 0; j < length / kCount; ++j) {
+                             float from[kInputs][kCount], to[kOutputs][kCount];
+                             for (int i = 0; i < kInputs; ++i) x[i].get(j, from[i]);
+                             for (int n = 0; n < kCount; ++n) {
+                               float values[kInputs];
+                               for (int i = 0; i < kInputs; ++i) values[i] = from[i][n];
+                               const auto results = sgl::details::call<kOutputs>(f, values);
+                               for (int i = 0; i < kOutputs; ++i) to[i][n] = results.values[i];
+                             }
+                             for (int i = 0; i < kOutputs; ++i) y[i].set(j, to[i]);
+                           }
+                           for (auto& chunk : y) chunk.store(length);
+                         };
+    for_each_chunk<T, U>(vectors, count, map);
   };
   for_each_piece(job.num_rows, job.columns, run);
 }

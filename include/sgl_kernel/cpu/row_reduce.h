@@ -54,83 +54,44 @@ template <bool kMax, int kFloats, int kCount>
 
 }  // namespace details
 
-/// \brief The sum, or the maximum, of the terms of `size` elements. The error of a sum does not grow with the size:
+/// \brief The sum, or the maximum, of the terms of elements [0, size). The error of a sum does not grow with the size:
 /// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of blocks are added
 /// in double.
-/// \param inputs where the elements of each input begin.
-/// \tparam kAsks whether to ask for what is read next.
-/// \param ahead the distance to it in bytes, for each input.
-/// \param terms_of an always_inline lambda from a float of each input, as an array, to `sgl::Values`.
-template <sgl::Reduction kReduction, bool kAsks, typename T, int kFloats, int kInputs, int N, typename Terms>
+/// \param visit an always_inline lambda: `visit(Vectors<n>{}, first, length, add)` calls `add(i, terms)` with the
+///   `sgl::Values` of element first + i, for each of `length`: 32, or fewer with Vectors<1>.
+template <sgl::Reduction kReduction, int kFloats, int N, typename Visit>
 [[gnu::always_inline]] inline void reduce_over(
-    Vectors<kFloats>, const T* const (&inputs)[kInputs], const std::int64_t (&ahead)[kInputs], std::int64_t size,
-    sgl::Values<N>& reduced, const Terms& terms_of) {
-  constexpr int kLanes = 32;  // independent, which fit into vectors: two of AVX-512, four of AVX2
+    Vectors<kFloats> vectors, std::int64_t size, sgl::Values<N>& reduced, const Visit& visit) {
+  constexpr std::int64_t kLanes = 32;  // independent, which fit into vectors: two of AVX-512, four of AVX2
   constexpr std::int64_t kBlock = 8192;
   constexpr int kVectors = kLanes / kFloats;
-  constexpr int kCount = kTogether<T, T, kFloats>;
   constexpr bool kMax = kReduction == sgl::Reduction::kMax;
-  constexpr float kIdentity = sgl::details::kIdentity<kMax>;
-  const auto find = [&](const T* const(&from)[kInputs], float (&found)[N][kLanes]) __attribute__((always_inline)) {
-    InputChunk<T, kFloats> x[kInputs];
-    for (int i = 0; i < kInputs; ++i) x[i].load(from[i], kLanes);
-    SGL_ROLLED_LOOP
-    for (int j = 0; j < kLanes / kCount; ++j) {
-      float floats[kInputs][kCount];
-      for (int i = 0; i < kInputs; ++i) x[i].get(j, floats[i]);
-      for (int n = 0; n < kCount; ++n) {
-        float values[kInputs];
-        for (int i = 0; i < kInputs; ++i) values[i] = floats[i][n];
-        const auto terms = terms_of(values);
-        for (int k = 0; k < N; ++k) found[k][n * (kLanes / kCount) + j] = terms.values[k];
-      }
-    }
-  };
   double totals[N];
-  for (double& total : totals) total = kIdentity;
-  for (std::int64_t first = 0; first < size;) {
-    const auto block_end = size - first < kBlock ? size : first + kBlock;
+  for (double& total : totals) total = sgl::details::kIdentity<kMax>;
+  std::int64_t i = 0;
+  while (i + kLanes <= size) {
+    const auto block_end = size - i < kBlock ? size : i + kBlock;
     details::Floats<kFloats> lanes[N][kVectors];
     for (auto& of_term : lanes) {
-      for (auto& vector : of_term) vector = details::Floats<kFloats>{} + kIdentity;
+      for (auto& vector : of_term) vector = details::Floats<kFloats>{} + sgl::details::kIdentity<kMax>;
     }
-    const auto add = [&](const float (&found)[N][kLanes]) __attribute__((always_inline)) {
+    for (; i + kLanes <= block_end; i += kLanes) {
+      float found[N][kLanes];
+      visit(vectors, i, kLanes, [&](std::int64_t lane, const auto& terms) __attribute__((always_inline)) {
+        for (int n = 0; n < N; ++n) found[n][lane] = terms.values[n];
+      });
       for (int n = 0; n < N; ++n) {
         details::Floats<kFloats> terms[kVectors];
         __builtin_memcpy(terms, found[n], sizeof(terms));
         for (int k = 0; k < kVectors; ++k) details::combine_vectors<kMax>(lanes[n][k], terms[k]);
       }
-    };
-    for (; first + kLanes <= block_end; first += kLanes) {
-      const T* from[kInputs];
-      for (int i = 0; i < kInputs; ++i) {
-        from[i] = inputs[i] + first;
-        for (int line = 0; kAsks && line < kLanes; line += 64 / sizeof(T))
-          __builtin_prefetch(reinterpret_cast<const char*>(from[i] + line) + ahead[i]);
-      }
-      float found[N][kLanes];
-      find(from, found);
-      add(found);
-    }
-    if (first < block_end) {
-      const auto left = block_end - first;
-      PaddedChunk<T, kLanes> ends[kInputs];
-      const T* from[kInputs];
-      for (int i = 0; i < kInputs; ++i) from[i] = ends[i].copy(inputs[i] + first, left);
-      float found[N][kLanes];
-      find(from, found);
-      constexpr int kIterations = kLanes / kCount;
-      for (int k = 0; k < N * kCount; ++k) {
-        float* terms = &found[k / kCount][k % kCount * kIterations];
-        SGL_ROLLED_LOOP
-        for (int j = 0; j < kIterations; ++j) terms[j] = j * kCount + k % kCount < left ? terms[j] : kIdentity;
-      }
-      add(found);
-      first = block_end;
     }
     for (int n = 0; n < N; ++n)
       totals[n] = details::combine<kMax>(totals[n], details::combined<kMax, kFloats>(lanes[n]));
   }
+  visit(Vectors<1>{}, i, size - i, [&](std::int64_t, const auto& terms) __attribute__((always_inline)) {
+    for (int n = 0; n < N; ++n) totals[n] = details::combine<kMax>(totals[n], terms.values[n]);
+  });
   for (int n = 0; n < N; ++n) reduced.values[n] = static_cast<float>(totals[n]);
 }
 
@@ -146,14 +107,14 @@ struct Row {
   const F& f;
   std::int64_t columns;
   const T* inputs[kInputs];
-  const T* read[kInputs + kShared];  // the shared rows behind the inputs
+  const T* shared[kShared + 1];
   U* outputs[kOutputs];
 
   [[gnu::always_inline]] Row(const F& f, const RowJob<kInputs + kShared + kOutputs>& job, std::int64_t row)
       : f(f), columns(job.columns) {
     const auto at = [&](int i) { return pointer::offset(job.operands[i].data, row * job.operands[i].stride); };
     for (int i = 0; i < kInputs; ++i) inputs[i] = static_cast<const T*>(at(i));
-    for (int i = 0; i < kInputs + kShared; ++i) read[i] = static_cast<const T*>(at(i));
+    for (int i = 0; i < kShared; ++i) shared[i] = static_cast<const T*>(at(kInputs + i));
     for (int i = 0; i < kOutputs; ++i) outputs[i] = static_cast<U*>(at(kInputs + kShared + i));
   }
 
@@ -175,48 +136,57 @@ struct Row {
       auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
       constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
       constexpr bool kFirst = sgl::details::kIsFirst<decltype(pass)>;
-      const auto terms_of = [&](const float (&values)[kInputs]) __attribute__((always_inline)) {
-        float kept[kKept];
-        keep(values, kept);
-        return pass.terms(f, kept);
+      const auto visit = [&](auto part, std::int64_t first, std::int64_t length,
+                             const auto& add) __attribute__((always_inline)) {
+        const auto term = [&](std::int64_t i, const float (&values)[kInputs]) __attribute__((always_inline)) {
+          float kept[kKept];
+          keep(values, kept);
+          add(i, pass.terms(f, kept));
+        };
+        if constexpr (!kFirst || !sgl::details::kHasSecondPass<F>) {
+          for (int i = 0; i < kInputs; ++i) {
+            for (std::int64_t line = first; line < first + length; line += 64 / sizeof(T))
+              __builtin_prefetch(reinterpret_cast<const char*>(inputs[i] + line) + ahead[i]);
+          }
+        }
+        for_each_element(part, inputs, first, length, term);
       };
-      constexpr bool kLast = !kFirst || !sgl::details::kHasSecondPass<F>;
-      reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum, kLast>(
-          vectors, inputs, ahead, kFirst ? estimated : columns, reduced, terms_of);
+      reduce_over<kMax ? sgl::Reduction::kMax : sgl::Reduction::kSum>(
+          vectors, kFirst ? estimated : columns, reduced, visit);
       return reduced;
     };
     return sgl::details::statistic_of(f, static_cast<float>(columns), reduce, static_cast<float>(estimated));
   }
 
   template <int kFloats>
-  [[gnu::always_inline]] void map(Vectors<kFloats>, const auto& statistic) const {
+  [[gnu::always_inline]] void map(Vectors<kFloats> vectors, const auto& statistic) const {
     constexpr int kLate = kOutputs - kCombines;
-    constexpr int kSize = kChunk<U>;
-    constexpr int kCount = kTogether<T, U, kFloats>;
-    const auto body = [&](const T* const(&from)[kInputs + kShared], U* const(&to)[kOutputs])
+    const auto body = [&]<int kSize>(Vectors<kSize>, std::int64_t first, std::int64_t length)
                           __attribute__((always_inline)) {
-                            InputChunk<T, kFloats> x[kInputs + kShared];
-                            OutputChunk<U, kFloats> y[kOutputs];
-                            for (int i = 0; i < kInputs + kShared; ++i) x[i].load(from[i], kSize);
-                            for (int i = 0; i < kOutputs; ++i) y[i].begin(to[i]);
+                            constexpr int kCount = kTogether<T, U, kSize>;
+                            InputChunk<T, kSize> x[kInputs + kShared];
+                            OutputChunk<U, kSize> y[kOutputs];
+                            for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
+                            for (int i = 0; i < kShared; ++i) x[kInputs + i].load(shared[i] + first, length);
+                            for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
                             SGL_INDEPENDENT_LOOP
-                            for (int j = 0; j < kSize / kCount; ++j) {
-                              float floats[kInputs + kShared][kCount], results[kOutputs][kCount];
-                              for (int i = 0; i < kInputs + kShared; ++i) x[i].get(j, floats[i]);
+                            for (std::int64_t j = 0; j < length / kCount; ++j) {
+                              float from[kInputs + kShared][kCount], to[kOutputs][kCount];
+                              for (int i = 0; i < kInputs + kShared; ++i) x[i].get(j, from[i]);
                               for (int n = 0; n < kCount; ++n) {
-                                float values[kInputs], with_shared[kKept + kShared];
-                                for (int i = 0; i < kInputs; ++i) values[i] = floats[i][n];
-                                keep(values, with_shared);
-                                for (int i = 0; i < kShared; ++i) with_shared[kKept + i] = floats[kInputs + i][n];
-                                const auto late = sgl::details::call<kLate>(f, with_shared, statistic);
-                                if constexpr (kCombines) results[0][n] = with_shared[0];
-                                for (int i = 0; i < kLate; ++i) results[kCombines + i][n] = late.values[i];
+                                float inputs[kInputs], values[kKept + kShared];
+                                for (int i = 0; i < kInputs; ++i) inputs[i] = from[i][n];
+                                keep(inputs, values);
+                                for (int i = 0; i < kShared; ++i) values[kKept + i] = from[kInputs + i][n];
+                                const auto results = sgl::details::call<kLate>(f, values, statistic);
+                                if constexpr (kCombines) to[0][n] = values[0];
+                                for (int i = 0; i < kLate; ++i) to[kCombines + i][n] = results.values[i];
                               }
-                              for (int i = 0; i < kOutputs; ++i) y[i].set(j, results[i]);
+                              for (int i = 0; i < kOutputs; ++i) y[i].set(j, to[i]);
                             }
-                            for (auto& chunk : y) chunk.store(kSize);
+                            for (auto& chunk : y) chunk.store(length);
                           };
-    for_each_chunk(read, outputs, columns, body);
+    for_each_chunk<T, U>(vectors, columns, body);
   }
 };
 

@@ -23,7 +23,7 @@ void with_vectors(std::int64_t floats, const Body& body) {
 }
 
 /// out[i] = the `Out` that in[i] rounds to, or the float that in[i] stands for, as the loops of row operations do it.
-/// \tparam kLeast how many an iteration takes at least.
+/// \tparam kLeast how many an iteration takes at least; their number is a multiple of it.
 template <typename Out, typename In, int kLeast = 1>
 void convert(host::TensorView in, host::TensorView out, std::int64_t floats) {
   auto N = host::SymbolicSize{"N"};
@@ -33,23 +33,21 @@ void convert(host::TensorView in, host::TensorView out, std::int64_t floats) {
   auto* to = static_cast<Out*>(out.data_ptr());
   const auto count = N.unwrap();
   with_vectors(floats, [=](auto vectors) __attribute__((always_inline)) {
-    constexpr int kFloats = decltype(vectors)::kCount, kSize = kChunk<Out>;
-    constexpr int kCount = kLeast > 1 ? kLeast : kTogether<In, Out, kFloats>;
-    const In* const inputs[] = {from};
-    Out* const outputs[] = {to};
-    const auto body = [](const In* const(&from)[1], Out* const(&to)[1]) __attribute__((always_inline)) {
-      InputChunk<In, kFloats> x;
-      OutputChunk<Out, kFloats> y;
-      x.load(from[0], kSize);
-      y.begin(to[0]);
-      for (int i = 0; i < kSize / kCount; ++i) {
-        float floats[kCount];
-        x.get(i, floats);
-        y.set(i, floats);
-      }
-      y.store(kSize);
-    };
-    for_each_chunk(inputs, outputs, count, body);
+    for_each_chunk<In, Out>(
+        vectors, count,
+        [=]<int kFloats>(Vectors<kFloats>, std::int64_t first, std::int64_t length) __attribute__((always_inline)) {
+          InputChunk<In, kFloats> x;
+          OutputChunk<Out, kFloats> y;
+          x.load(from + first, length);
+          y.begin(to + first);
+          constexpr int kCount = kLeast > 1 ? kLeast : kTogether<In, Out, kFloats>;
+          for (std::int64_t i = 0; i < length / kCount; ++i) {
+            float floats[kCount];
+            x.get(i, floats);
+            y.set(i, floats);
+          }
+          y.store(length);
+        });
   });
 }
 

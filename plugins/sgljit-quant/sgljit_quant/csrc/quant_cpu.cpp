@@ -15,11 +15,15 @@ float scale_on_cpu(const sgl::RowOperand& input, std::int64_t num_rows, std::int
                             std::int64_t count) __attribute__((always_inline)) {
       const auto* x = reinterpret_cast<const T*>(static_cast<const char*>(input.data) + row * input.stride) + first;
       const T* const inputs[] = {x};
-      const auto magnitude = [](const float (&values)[1])
-                                 __attribute__((always_inline)) { return sgl::Values<1>{{sgl::abs(values[0])}}; };
-      const std::int64_t ahead[] = {static_cast<std::int64_t>(count * sizeof(T))};
+      const auto visit = [&](auto part, std::int64_t begin, std::int64_t length,
+                             const auto& add) __attribute__((always_inline)) {
+        const auto term = [&](std::int64_t i, const float (&values)[1])
+                              __attribute__((always_inline)) { add(i, sgl::Values<1>{{sgl::abs(values[0])}}); };
+        host::cpu::for_each_element(part, inputs, begin, length, term);
+      };
+      host::cpu::prefetch(x + count, count);
       sgl::Values<1> found;
-      host::cpu::reduce_over<sgl::Reduction::kMax, true>(vectors, inputs, ahead, count, found, magnitude);
+      host::cpu::reduce_over<sgl::Reduction::kMax>(vectors, count, found, visit);
       const auto bits = found.values[0] < 0 ? 0 : __builtin_bit_cast(std::int32_t, found.values[0]);
       auto seen = __atomic_load_n(&largest, __ATOMIC_RELAXED);
       while (seen < bits &&
