@@ -125,13 +125,18 @@ struct Row {
       for (int i = 0; i < kInputs; ++i) kept[i] = values[i];
   }
 
-  /// What the row is reduced to. Meanwhile the rows that are read next are asked for: while a row is mapped, memory is
-  /// busy with what is written.
-  /// \param ahead the distance in bytes of these rows, for each input.
+  /// Whether the rows that are read next are asked for while this one is reduced, and not while it is mapped, when
+  /// memory is busy with what is written. Two rows of float32 would leave little of the first cache.
+  static constexpr bool kAsksEarly = sizeof(T) < 4;
+
+  /// What the row is reduced to.
+  /// \param ahead the distance in bytes of the rows that are read next, for each input.
   template <int kFloats>
   [[gnu::always_inline]] auto statistic(Vectors<kFloats> vectors, const std::int64_t (&ahead)[kInputs]) const {
-    // An eighth for an estimate, in whole chunks; of a short row this would save little.
-    const auto estimated = sgl::details::kEstimates<F> && columns >= 1024 ? columns / 8 & -64 : columns;
+    // An eighth for an estimate, in whole chunks; of a short row this would save little. An eighth that lies far from
+    // the rest costs three bits, which elements of two bytes do not have.
+    const bool estimates = sgl::details::kEstimates<F> && sizeof(T) < 4 && columns >= 1024;
+    const auto estimated = estimates ? columns / 8 & -64 : columns;
     const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
       auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
       constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
@@ -143,7 +148,7 @@ struct Row {
           keep(values, kept);
           add(i, pass.terms(f, kept));
         };
-        if constexpr (!kFirst || !sgl::details::kHasSecondPass<F>) {
+        if constexpr (kAsksEarly && (!kFirst || !sgl::details::kHasSecondPass<F>)) {
           for (int i = 0; i < kInputs; ++i) {
             for (std::int64_t line = first; line < first + length; line += 64 / sizeof(T))
               __builtin_prefetch(reinterpret_cast<const char*>(inputs[i] + line) + ahead[i]);
@@ -159,34 +164,41 @@ struct Row {
   }
 
   template <int kFloats>
-  [[gnu::always_inline]] void map(Vectors<kFloats> vectors, const auto& statistic) const {
+  [[gnu::always_inline]] void map(
+      Vectors<kFloats> vectors, const auto& statistic, const std::int64_t (&ahead)[kInputs]) const {
     constexpr int kLate = kOutputs - kCombines;
-    const auto body = [&]<int kSize>(Vectors<kSize>, std::int64_t first, std::int64_t length)
-                          __attribute__((always_inline)) {
-                            constexpr int kCount = kTogether<T, U, kSize>;
-                            InputChunk<T, kSize> x[kInputs + kShared];
-                            OutputChunk<U, kSize> y[kOutputs];
-                            for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
-                            for (int i = 0; i < kShared; ++i) x[kInputs + i].load(shared[i] + first, length);
-                            for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
-                            SGL_INDEPENDENT_LOOP
-                            for (std::int64_t j = 0; j < length / kCount; ++j) {
-                              float from[kInputs + kShared][kCount], to[kOutputs][kCount];
-                              for (int i = 0; i < kInputs + kShared; ++i) x[i].get(j, from[i]);
-                              for (int n = 0; n < kCount; ++n) {
-                                float inputs[kInputs], values[kKept + kShared];
-                                for (int i = 0; i < kInputs; ++i) inputs[i] = from[i][n];
-                                keep(inputs, values);
-                                for (int i = 0; i < kShared; ++i) values[kKept + i] = from[kInputs + i][n];
-                                const auto results = sgl::details::call<kLate>(f, values, statistic);
-                                if constexpr (kCombines) to[0][n] = values[0];
-                                for (int i = 0; i < kLate; ++i) to[kCombines + i][n] = results.values[i];
+    for (std::int64_t piece = 0; piece < columns; piece += kPiece) {
+      const auto count = columns - piece < kPiece ? columns - piece : kPiece;
+      for (int i = 0; i < kInputs && !kAsksEarly; ++i)
+        prefetch(reinterpret_cast<const T*>(reinterpret_cast<const char*>(inputs[i] + piece) + ahead[i]), count);
+      const auto body = [&]<int kSize>(Vectors<kSize>, std::int64_t begin, std::int64_t length)
+                            __attribute__((always_inline)) {
+                              constexpr int kCount = kTogether<T, U, kSize>;
+                              const auto first = piece + begin;
+                              InputChunk<T, kSize> x[kInputs + kShared];
+                              OutputChunk<U, kSize> y[kOutputs];
+                              for (int i = 0; i < kInputs; ++i) x[i].load(inputs[i] + first, length);
+                              for (int i = 0; i < kShared; ++i) x[kInputs + i].load(shared[i] + first, length);
+                              for (int i = 0; i < kOutputs; ++i) y[i].begin(outputs[i] + first);
+                              SGL_INDEPENDENT_LOOP
+                              for (std::int64_t j = 0; j < length / kCount; ++j) {
+                                float from[kInputs + kShared][kCount], to[kOutputs][kCount];
+                                for (int i = 0; i < kInputs + kShared; ++i) x[i].get(j, from[i]);
+                                for (int n = 0; n < kCount; ++n) {
+                                  float inputs[kInputs], values[kKept + kShared];
+                                  for (int i = 0; i < kInputs; ++i) inputs[i] = from[i][n];
+                                  keep(inputs, values);
+                                  for (int i = 0; i < kShared; ++i) values[kKept + i] = from[kInputs + i][n];
+                                  const auto results = sgl::details::call<kLate>(f, values, statistic);
+                                  if constexpr (kCombines) to[0][n] = values[0];
+                                  for (int i = 0; i < kLate; ++i) to[kCombines + i][n] = results.values[i];
+                                }
+                                for (int i = 0; i < kOutputs; ++i) y[i].set(j, to[i]);
                               }
-                              for (int i = 0; i < kOutputs; ++i) y[i].set(j, to[i]);
-                            }
-                            for (auto& chunk : y) chunk.store(length);
-                          };
-    for_each_chunk<T, U>(vectors, columns, body);
+                              for (auto& chunk : y) chunk.store(length);
+                            };
+      for_each_chunk<T, U>(vectors, count, body);
+    }
   }
 };
 
@@ -215,7 +227,7 @@ template <typename F, int kInputs, int kShared, int kOutputs, typename T, typena
       const auto statistic = statistics[row - first] = Row(f, job, row).statistic(vectors, ahead);
       if constexpr (sgl::details::kWritesRows<F>) f.write_row(row, statistic);
     }
-    for (auto row = first; row < last; ++row) Row(f, job, row).map(vectors, statistics[row - first]);
+    for (auto row = first; row < last; ++row) Row(f, job, row).map(vectors, statistics[row - first], ahead);
   }
 }
 

@@ -116,6 +116,28 @@ def test_layernorm_without_a_bias():
     check_both("layernorm", arguments)
 
 
+@each_dtype
+@pytest.mark.parametrize("far", [1e-3, 30, 1e4])
+def test_layernorm_of_long_rows_that_begin_far_from_the_rest(far: float, dtype: torch.dtype):
+    """The estimate of the mean is from the first eighth of a row."""
+    for size in (1024, 4096, 5000):
+        arguments = make("layernorm", 5, size, dtype, "cpu")
+        arguments["input"][:, : size // 8] += far
+        check("layernorm", arguments)
+
+
+@each_dtype
+@pytest.mark.parametrize("place", [0, 4095])
+def test_nan_and_infinity_of_long_rows(place: int, dtype: torch.dtype):
+    for value in (float("nan"), float("inf")):
+        arguments = make("layernorm", 3, 4096, dtype, "cpu")
+        arguments["input"][1, place] = value
+        norm.layernorm(**arguments)
+        out = arguments[written("layernorm", arguments)[0]]
+        assert out[1].isnan().all()
+        assert out[::2].isfinite().all()
+
+
 @pytest.mark.parametrize("op", ["fused_inplace_qknorm", "gemma_fused_inplace_qknorm"])
 @each_dtype
 def test_q_and_k_of_one_buffer(op: str, dtype: torch.dtype):
