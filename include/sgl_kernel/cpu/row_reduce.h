@@ -126,8 +126,9 @@ struct Row {
   }
 
   /// Whether the rows that are read next are asked for while this one is reduced, and not while it is mapped, when
-  /// memory is busy with what is written. Two rows of float32 would leave little of the first cache.
-  static constexpr bool kAsksEarly = sizeof(T) < 4;
+  /// memory is busy with what is written. Two rows of float32 leave little of the first cache: a single pass over one
+  /// takes longer for it, two passes gain.
+  static constexpr bool kAsksEarly = sizeof(T) < 4 || sgl::details::kHasSecondPass<F>;
 
   /// What the row is reduced to.
   /// \param ahead the distance in bytes of the rows that are read next, for each input.
