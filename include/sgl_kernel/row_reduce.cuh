@@ -20,9 +20,10 @@ namespace device {
 inline constexpr uint32_t kRowSmem = 4 * kWarpThreads;
 
 /// \brief Whether the registers of a row decide how many rows a multiprocessor holds at once, and so how fast they are.
-/// Found on an H200: with fewer registers, rows of other sizes are slower as often as they are faster.
+/// Such rows have one address for the block, and load up to nine vectors early, instead of eight. Found on an H200:
+/// with fewer registers, rows of other sizes are slower as often as they are faster.
 template <int kInputs, uint32_t kVectors>
-inline constexpr bool kIsLongRow = kInputs == 1 && kVectors > 1024 && kVectors < 2048;
+inline constexpr bool kRegistersDecide = kInputs == 1 && kVectors > 1024 && kVectors < 2048;
 
 /// \brief The part of a row that a thread holds in registers: vectors number thread, kThreads + thread, ...
 /// \tparam kElements elements of a vector, an even number.
@@ -159,7 +160,7 @@ struct ResidentRow {
   static constexpr int kLate = kOutputs - kEarly;
   static constexpr uint32_t kPairs = kElements / 2;
   // Early, the latency of the shared rows hides behind that of the inputs, if registers are left to hold them.
-  static constexpr bool kSharedFirst = kHeld * (kInputs + kShared) <= (kIsLongRow<kInputs, kVectors> ? 9 : 8);
+  static constexpr bool kSharedFirst = kHeld * (kInputs + kShared) <= (kRegistersDecide<kInputs, kVectors> ? 9 : 8);
   // A thread with few elements needs few registers, packed or not. Combined values stay floats.
   static constexpr bool kKeepsPacked = kHeld > 2 && !kCombines;
 
@@ -320,7 +321,7 @@ __global__ __launch_bounds__(kBlock, kLeastBlocks) void row_reduce(
   // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address of the row for
   // each thread instead of one for the block.
   constexpr bool kIsBlock =
-      kBlock == kThreads && row_t::kVectors % kThreads == 0 && kIsLongRow<kInputs, row_t::kVectors>;
+      kBlock == kThreads && row_t::kVectors % kThreads == 0 && kRegistersDecide<kInputs, row_t::kVectors>;
   const uint32_t thread = kIsBlock ? threadIdx.x : threadIdx.x % kThreads;
   const uint32_t row_of_block = kIsBlock ? 0 : threadIdx.x / kThreads;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kBlock / kThreads) + row_of_block;

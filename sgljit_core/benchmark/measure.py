@@ -182,7 +182,8 @@ def on_threads(count: int) -> Iterator[None]:
     """Measure on ``count`` threads: CPU kernels of this project, and PyTorch's, so also the plain copy.
 
     The calling thread, and threads that it starts, run on the first ``count`` of its processors; torch takes as many
-    threads. Both are as before afterwards.
+    threads. Both are as before afterwards, but torch keeps the threads that it has, where they are: measure on one
+    thread and on all in a process, or each count in its own.
 
     Raises:
         ValueError: the calling thread may not use so many processors. ``OMP_NUM_THREADS`` limits kernels further.
@@ -192,9 +193,9 @@ def on_threads(count: int) -> Iterator[None]:
     allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
     if not 1 <= count <= len(allowed):
         raise ValueError(f"on_threads: got {count}; expected 1 to {len(allowed)}, the processors of this thread")
-    os.sched_setaffinity(0, sorted(allowed)[:count])
-    torch.set_num_threads(count)
     try:
+        os.sched_setaffinity(0, sorted(allowed)[:count])
+        torch.set_num_threads(count)
         yield
     finally:
         torch.set_num_threads(threads)

@@ -27,8 +27,8 @@ template <>
 inline constexpr bool kByChunks<fp16_t, 16> = true;
 #endif
 
-/// \brief How many neighbours an iteration of an inner loop takes. Two of bf16 are the halves of a word of 32 bits, and
-/// become floats, and are put together, within it: vectors of words need no shuffles.
+/// \brief How many neighbours an iteration of an inner loop takes. Two of bf16 are the halves of a word of 32 bits: the
+/// iteration makes both of them floats, and puts two results together, so that vectors of words need no shuffles.
 template <typename T, typename U, int kFloats>
 inline constexpr int kTogether = 1;
 template <int kFloats>

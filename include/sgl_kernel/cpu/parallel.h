@@ -56,15 +56,12 @@ inline std::int64_t requested_threads() {
 /// enough work, and returns when all ranges are done.
 ///
 /// \param total number of items; with none, `body` is not called.
-/// \param grain the number of items, at least 1, that is worth a thread: 50 to 100 us of work, because starting one
-/// takes
+/// \param grain the number of items, at least 1, that is worth a thread: 50 to 100 us of work, since starting one takes
 ///   about 20. Below two grains the caller does all items in one call, at no further cost.
-/// \param body may be called by several threads at once, with a stack of 512 KiB. Ranges are handed out as threads
-/// become free, so that a
-///   descheduled thread does not delay the rest.
+/// \param body may be called by several threads at once, with a stack of 512 KiB. Threads take ranges as they become
+///   free, so that a descheduled thread does not delay the rest.
 /// \throws the first exception of `body`, in the calling thread, once every thread has ended, so that none still uses
-/// the
-///   caller's data. Calls that had begun elsewhere run to their end; ranges that had not begun are left out.
+///   the caller's data. Calls that had begun elsewhere run to their end; ranges that had not begun are left out.
 template <typename Body>
 void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
   const auto smaller = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
@@ -111,8 +108,12 @@ void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, details::kStackBytes);
-  // If the system refuses a thread, the running ones do its part.
-  while (started < num_threads - 1 && pthread_create(&workers[started], &attributes, Job::run, &job) == 0) ++started;
+  // A small stack is refused where thread-local variables of the process do not fit into it. If the system refuses a
+  // thread, the running ones do its part.
+  const auto starts = [&](const pthread_attr_t* with) {
+    return pthread_create(&workers[started], with, Job::run, &job) == 0;
+  };
+  while (started < num_threads - 1 && (starts(&attributes) || starts(nullptr))) ++started;
   pthread_attr_destroy(&attributes);
   Job::run(&job);
   for (std::int64_t i = 0; i < started; ++i) pthread_join(workers[i], nullptr);

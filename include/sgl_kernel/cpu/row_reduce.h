@@ -57,8 +57,9 @@ template <bool kMax, int kFloats, int kCount>
 /// \brief The sum, or the maximum, of the terms of elements [0, size). The error of a sum does not grow with the size:
 /// each lane adds at most kBlock / kLanes terms in float, with an error of some ulp, and the sums of blocks are added
 /// in double.
-/// \param visit an always_inline lambda: `visit(Vectors<n>{}, first, length, add)` calls `add(i, terms)` with the
-///   `sgl::Values` of element first + i, for each of `length`: 32, or fewer with Vectors<1>.
+/// \param visit an always_inline lambda: `visit(Vectors<n>{}, first, length, add)` calls `add(i, terms)` once for each
+///   i below `length`, which is 32, or less with Vectors<1>; `terms` are the `sgl::Values` of the elements from `first`
+///   on, in any order.
 template <sgl::Reduction kReduction, int kFloats, int N, typename Visit>
 [[gnu::always_inline]] inline void reduce_over(
     Vectors<kFloats> vectors, std::int64_t size, sgl::Values<N>& reduced, const Visit& visit) {
@@ -134,10 +135,10 @@ struct Row {
   /// \param ahead the distance in bytes of the rows that are read next, for each input.
   template <int kFloats>
   [[gnu::always_inline]] auto statistic(Vectors<kFloats> vectors, const std::int64_t (&ahead)[kInputs]) const {
-    // An eighth for an estimate, in whole chunks; of a short row this would save little. An eighth that lies far from
-    // the rest costs three bits, which elements of two bytes do not have.
+    // An eighth is enough for an estimate; with a short row this would save little. It is rounded up to whole chunks of
+    // all types. An eighth that lies far from the rest costs three bits, which elements of two bytes do not have.
     const bool estimates = sgl::details::kEstimates<F> && sizeof(T) < 4 && columns >= 1024;
-    const auto estimated = estimates ? columns / 8 & -64 : columns;
+    const auto estimated = estimates ? (columns / 8 + 63) & -64 : columns;
     const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
       auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
       constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
@@ -216,8 +217,8 @@ template <typename F, int kInputs, int kShared, int kOutputs, typename T, typena
     std::int64_t end) {
   using Row = details::Row<F, kInputs, kShared, kOutputs, T, U>;
   constexpr std::int64_t kMost = 4;
-  constexpr std::int64_t kResident =
-      4096;  // bytes of a row, so that rows stay in the first cache until they are mapped
+  // Bytes of a row, so that rows stay in the first cache until they are mapped.
+  constexpr std::int64_t kResident = 4096;
   const std::int64_t at_once = job.columns * kInputs * sizeof(T) <= kResident ? kMost : 1;
   decltype(Row(f, job, 0).statistic(vectors, {})) statistics[kMost];
   std::int64_t ahead[kInputs];

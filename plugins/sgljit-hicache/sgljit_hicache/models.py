@@ -40,5 +40,5 @@ def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh", "hicache::copy_rows", row_bytes)
     for place in layers:
         yield functools.partial(kernel, word, shape.caches, lanes_of(row_bytes, word), False, torch.int64, place)
-        if row_bytes >= 2048 and word > 4 and place != ONE_LAYER:  # of a backup, which takes a quota
+        if 2048 <= row_bytes < 16384 and word > 4:  # of a backup to a large pool, which takes a quota
             yield functools.partial(kernel, 4, shape.caches, 32, False, torch.int64, place)

@@ -92,8 +92,8 @@ struct Work {
     work.run_bytes = job.row_bytes * page_size.value_or(1);
     work.is_scattered = job.host_span > kTlbReach && work.run_bytes < kScatteredBelow;
     // Where stores wait for translations, those of one line disturb other kernels less than those of four: a product of
-    // matrices slows down by 1 % instead of 5, and the transfer is twice as fast.
-    const bool is_narrow = quota.has_value() && job.to_host && work.is_scattered && work.run_bytes >= kSortBelow;
+    // matrices slows down by 0.3 to 2 % instead of 3 to 5. Where the host does not know the pools, this may be a load.
+    const bool is_narrow = quota.has_value() && job.to_host && work.is_scattered && job.row_bytes >= kSortBelow;
     work.word_bytes = smaller(word_of(job, addresses), is_narrow ? 4 : 16);
     const auto row_words = job.row_bytes / work.word_bytes;
     // Eight lanes load a line: an instruction of a warp waits for the translations of four rows at once. Of rows that

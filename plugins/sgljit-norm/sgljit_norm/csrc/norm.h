@@ -41,8 +41,8 @@ struct FusedAddRMSNorm : RMSNorm<kPlusOne> {
 /// https://doi.org/10.1080/00031305.1983.10483115).
 ///
 /// So the first pass may be over a part of the row. If its mean p is of a share s of the row, (p - mean)^2 is at most
-/// (1 - s) / s of the variance, whatever is in the row: of an eighth, the sum about p has three bits more than the
-/// variance, which are lost.
+/// (1 - s) / s of the variance, whatever is in the row. With an eighth, the sum about p has up to three bits more than
+/// the variance, which are lost.
 struct LayerNorm {
   static constexpr bool kOneType = true;
   static constexpr bool kFirstEstimates = true;
