@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .ops import LAYER_TABLES, MANY_LAYERS, ONE_LAYER, host_module, lanes_of
+from .ops import LAYER_TABLES, MANY_LAYERS, ONE_LAYER, host_module, words_and_lanes
 from .plugin import FAMILY
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def model_variants(shape: ModelShape, ops: frozenset[str] | None, device: str) -
         yield functools.partial(FAMILY.build_deferred, "hicache_check_layers.cpp", "check_layers_on_cpu")
         return
     row_bytes = shape.cache_row * getattr(torch, shape.dtype).itemsize
-    word = min(16, row_bytes & -row_bytes)
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh", "hicache::copy_rows", row_bytes)
     for place in layers:
-        yield functools.partial(kernel, word, shape.caches, lanes_of(row_bytes, word), False, torch.int64, place)
-        if 2048 <= row_bytes < 16384 and word > 4:  # of a backup to a large pool, which takes a quota
-            yield functools.partial(kernel, 4, shape.caches, 32, False, torch.int64, place)
+        for word, lanes in words_and_lanes(row_bytes, min(16, row_bytes & -row_bytes)):
+            yield functools.partial(kernel, word, shape.caches, lanes, False, torch.int64, place)

@@ -197,11 +197,19 @@ def variants() -> Iterator[Callable[[], Any]]:
     kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
     for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
         for index in (torch.int32, torch.int64):
-            shape = (row_bytes, 16, caches, lanes_of(row_bytes, 16), False, index, ONE_LAYER)
-            yield functools.partial(kernel, "hicache::copy_rows", *shape)
+            for word, lanes in words_and_lanes(row_bytes, 16):
+                shape = (row_bytes, word, caches, lanes, False, index, ONE_LAYER)
+                yield functools.partial(kernel, "hicache::copy_rows", *shape)
 
 
-def lanes_of(row_bytes: int, word: int) -> int:
-    """The threads that share a row, as csrc/hicache_launch.h chooses."""
-    words = row_bytes // word
-    return 8 if words <= 8 or row_bytes % 128 == 0 else 16 if words <= 16 else 32
+def words_and_lanes(row_bytes: int, widest: int) -> list[tuple[int, int]]:
+    """The bytes of a word and the threads that share a row, as csrc/hicache_launch.h chooses.
+
+    Some rows have a second choice: with a quota, to a large pool in host memory.
+
+    Args:
+        widest: the most bytes of a word that divide all addresses and strides.
+    """
+    words = row_bytes // widest
+    found = [(widest, 8 if words <= 8 or row_bytes % 128 == 0 else 16 if words <= 16 else 32)]
+    return [*found, (4, 32)] if 2048 <= row_bytes < 16384 and widest > 4 else found

@@ -36,7 +36,8 @@ def declared(arch: tuple[int, int]) -> set[str]:
 
 @pytest.mark.parametrize("arch", GPUS, ids=str)
 def test_every_declared_kernel_is_asked_for_and_no_other(arch: tuple[int, int]):
-    assert declared(arch) == {chosen(*row, bits) for row, bits in itertools.product(ROWS, (32, 64))}
+    calls = itertools.product(ROWS, (32, 64), (None, 2))
+    assert declared(arch) == {chosen(*row, bits, block_quota=quota) for row, bits, quota in calls}
 
 
 @pytest.mark.parametrize(
