@@ -119,7 +119,7 @@ struct Row {
     for (int i = 0; i < kOutputs; ++i) outputs[i] = static_cast<U*>(at(kInputs + kShared + i));
   }
 
-  /// What the functor keeps of an element.
+  /// Sets `kept` to the values of an element that the functor keeps.
   [[gnu::always_inline]] void keep(const float (&values)[kInputs], float* kept) const {
     if constexpr (kCombines) kept[0] = sgl::details::combine_inputs(f, values);
     else
@@ -131,7 +131,7 @@ struct Row {
   /// takes longer for it, two passes gain.
   static constexpr bool kAsksEarly = sizeof(T) < 4 || sgl::details::kHasSecondPass<F>;
 
-  /// What the row is reduced to.
+  /// Reduces the row to its statistic.
   /// \param ahead the distance in bytes of the rows that are read next, for each input.
   template <int kFloats>
   [[gnu::always_inline]] auto statistic(Vectors<kFloats> vectors, const std::int64_t (&ahead)[kInputs]) const {
