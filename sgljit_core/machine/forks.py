@@ -1,7 +1,8 @@
 """Locks and descriptors that a forked child does not inherit, and builds that interrupt others.
 
 A lock that another thread held at the fork is never released in the child, and a descriptor that the child keeps
-open holds a file lock, or a pipe, beyond its parent's death. Both are dealt with here, at the fork itself.
+open holds a file lock, or a pipe, beyond its parent's death. Both are dealt with here, at the fork itself. The lock of
+a module that another thread imports is Python's own: so a fork waits for the imports of threads that we start.
 
 A signal's handler, or a plugin's hook, may ask for code while its own thread builds. It must not wait for what it
 interrupts, nor for a thread that waits for that: so it takes a lock only where that is free.
@@ -91,8 +92,16 @@ def _depth() -> int:
 
 
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+_imports = threading.RLock()  # held during a fork, and during the imports of threads that we start
 _guard = threading.RLock()  # held during a fork, so that no descriptor is open and not yet known
 _private: set[int] = set()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around an import in a thread that its user knows nothing of: a child of a fork could never import the module."""
+    with _imports:
+        yield
 
 
 def open_private(opener: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
@@ -112,12 +121,22 @@ def close(descriptor: int) -> None:
                 os.close(descriptor)
 
 
-def _in_child() -> None:
+def _before() -> None:
+    _imports.acquire()  # first: an import may take seconds, and the other lock is wanted all the time
+    _guard.acquire()
+
+
+def _in_parent() -> None:
     _guard.release()
+    _imports.release()
+
+
+def _in_child() -> None:
+    _in_parent()
     for descriptor in tuple(_private):
         close(descriptor)
     for lock in _locks:
         lock.renew()
 
 
-os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_in_child)
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -116,6 +116,39 @@ def test_a_fork_while_another_thread_builds(children, compiler):
     assert compiler.calls() == 1
 
 
+FORK_IN_AN_IMPORT = """
+import os, sys, threading, time
+from sgljit_core import load_jit
+from sgljit_core.load import library
+sys.path.insert(0, str(csrc))
+imported = library.tvm_ffi_version
+def version():
+    import slow                      # as tvm_ffi is, the first time
+    return imported()
+library.tvm_ffi_version = version
+def load():
+    return load_jit("number", cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")], csrc=csrc)
+thread = threading.Thread(target=load)
+thread.start()
+while not Path(started).exists():
+    time.sleep(0.01)
+pid = os.fork()
+if pid == 0:
+    version()
+    print("child", load().number(), flush=True)
+    os._exit(0)
+thread.join()
+_, status = os.waitpid(pid, 0)
+print("parent", load().number(), status)
+"""
+
+
+def test_a_fork_while_a_thread_of_ours_imports(children, csrc, tmp_path):
+    started = tmp_path / "started"
+    (csrc / "slow.py").write_text(f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(1)\n")
+    assert children.run(FORK_IN_AN_IMPORT, csrc=csrc, started=str(started)) == "child 1\nparent 1 0\n"
+
+
 ORPHAN = """
 import os, threading, time
 from sgljit_core import load_jit
