@@ -9,9 +9,9 @@
 ///     SGL_HD float operator()(float x) const { return x / (1 + sgl::exp(-x)); }
 ///   };
 /// \endcode
-/// On the device the functions of namespace `sgl` are CUDA's, within 2 ulp. On the CPU `sgl::exp`, within 2 ulp, and
-/// `sgl::erfc`, within 4, have no branch and no call, so that a loop over them vectorises; the others are the C
-/// library's.
+/// On the device the functions of namespace `sgl` are CUDA's, within 2 ulp, `sgl::erfc` within 4. On the CPU
+/// `sgl::exp`, within 2 ulp, and `sgl::erfc`, within 5, have no branch and no call, so that a loop over them
+/// vectorises; the others are the C library's.
 ///
 /// Members are those of a call, and named in `SGL_FIELDS` (signature.h).
 
@@ -98,23 +98,27 @@ SGL_HD float or_nan(float result, float x) {
   return from_bits(to_bits(result) | (is_nan & 0x7fc00000));
 }
 
+/// exp(x) = 2^exponent * fraction.
+struct Power {
+  float fraction;
+  std::uint32_t exponent;  // and a bias that the caller chose; only the lowest nine bits count
+};
+
 /// e to the power of x - low, for |x| <= 105 and 0 <= low <= 0.11.
 ///
 /// exp(x) = 2^n * exp(r) with n = round(x / ln 2), so |r| <= 0.347, where the polynomial, found by weighted least
 /// squares, leaves 2^-27. The multiple of ln 2 is taken away in two parts, the first of which is exact (Cody and
-/// Waite's reduction). 2^n comes in two factors, since n reaches beyond the exponents of a float.
-SGL_HD float exp_of_difference(float x, float low) {
-  // 1.5 * 2^23: added to it, a float is rounded to an integer in its low bits. Twice the exponents' bias is added
-  // there.
-  constexpr float kRounder = 12582912.0f + 2 * 127;
-  const float rounded = x * 1.44269504f + kRounder;
-  const auto exponent = to_bits(rounded), half = exponent >> 1;  // only the lowest nine bits count
-  const float multiple = rounded - kRounder;
+/// Waite's reduction).
+SGL_HD Power exp_of_difference(float x, float low, int bias) {
+  // 1.5 * 2^23: added to it, a float is rounded to an integer in its low bits.
+  const float rounder = 12582912.0f + bias;
+  const float rounded = x * 1.44269504f + rounder;
+  const float multiple = rounded - rounder;
   const float r = (x - multiple * 0.693359375f) + multiple * 2.12194440e-4f - low;
   constexpr float kSeries[] = {8.36751889e-3f, 4.16809134e-2f, 0.166665271f, 0.499999464f, 1.0f, 1.0f};
   float sum = 1.30768109e-3f;
   for (const float term : kSeries) sum = sum * r + term;
-  return sum * from_bits(half << 23) * from_bits((exponent - half) << 23);
+  return {sum, to_bits(rounded)};
 }
 
 }  // namespace details
@@ -126,7 +130,10 @@ SGL_HD float exp_of_number(float x) {
 #if defined(__CUDACC__)
   return ::expf(x);
 #else
-  return details::exp_of_difference(details::limited(x, 105), 0);
+  // 2^n in two factors, since n reaches beyond the exponents of a float, each with the bias 127.
+  const auto [fraction, exponent] = details::exp_of_difference(details::limited(x, 105), 0, 2 * 127);
+  const auto half = exponent >> 1;
+  return fraction * details::from_bits(half << 23) * details::from_bits((exponent - half) << 23);
 #endif
 }
 
@@ -139,29 +146,38 @@ SGL_HD float exp(float x) {
 #endif
 }
 
+/// \brief The same as `erfc`, but any number for NaN: for a result that NaN reaches otherwise.
+SGL_HD float erfc_of_number(float x) {
+#if defined(__CUDACC__)
+  return ::erfcf(x);
+#else
+  // With t = 1 / (z + 2.75), exp(z^2) * erfc(z) / t is a polynomial in 1 - 5.5 t, to 2^-24, found by weighted least
+  // squares. exp(-z^2), which goes down to 2^-150, is raised by 2^75, and t lowered. The square is taken in two parts,
+  // the first of which is exact: a rounded one would cost up to six bits.
+  using namespace details;
+  const float z = limited_abs(x, 10.2f);  // from 10.06 on the result is 0
+  const float high = from_bits(to_bits(z) & 0xfffff000);
+  const auto [fraction, exponent] = exp_of_difference(-(high * high), (z - high) * (z + high), 127 + 75);
+  const float low_t = 0x1p-75f / (z + 2.75f);
+  const float u = 1 - (5.5f * 0x1p75f) * low_t;
+  // Odd and even powers side by side: the chain of operations counts.
+  constexpr float kOdd[] = {1.56230468e-03f, -4.60067205e-03f, -2.41958261e-01f, -8.47796917e-01f};
+  constexpr float kEven[] = {6.36999845e-04f, -5.83736179e-03f, 7.06678629e-02f, 5.26597321e-01f, 1.06514156e+00f};
+  const float square = u * u;
+  float odd = kOdd[0], even = kEven[0] * square + kEven[1];
+  for (int i = 1; i < 4; ++i) odd = odd * square + kOdd[i], even = even * square + kEven[i + 1];
+  const float positive = (odd * u + even) * (fraction * low_t * from_bits(exponent << 23));
+  const bool is_negative = static_cast<std::int32_t>(to_bits(x)) < 0;
+  return from_bits(is_negative ? to_bits(2 - positive) : to_bits(positive));
+#endif
+}
+
 /// \brief 1 - erf(x), with all digits of small results.
 SGL_HD float erfc(float x) {
 #if defined(__CUDACC__)
   return ::erfcf(x);
 #else
-  // exp(z^2) * erfc(z) * (1 + 2 z) is a polynomial in (z - 2) / (z + 2), to 2^-26, found by weighted least squares. The
-  // square is taken in two parts, the first of which is exact: a rounded one would cost up to six bits.
-  using namespace details;
-  const float z = limited_abs(x, 10.2f);  // from 10.06 on the result is 0
-  const float high = from_bits(to_bits(z) & 0xfffff000);
-  const float scale = 1 / ((z + 2) * (1 + 2 * z));
-  const float u = (z - 2) * (1 + 2 * z) * scale;
-  // Odd and even powers side by side, and the product's other factors before: the chain of operations counts.
-  constexpr float kOdd[] = {-3.98335501e-04f, 1.31308665e-03f, -8.06040362e-03f, 1.64055504e-01f, -9.27639892e-02f};
-  constexpr float kEven[] = {-1.22610432e-03f, 8.62852384e-03f, -5.42034691e-02f, -1.66031497e-01f, 1.27697839e+00f};
-  const float square = u * u;
-  float odd = kOdd[0], even = kEven[0];
-  for (int i = 1; i < 5; ++i) odd = odd * square + kOdd[i], even = even * square + kEven[i];
-  const float positive =
-      (odd * u + even) * ((z + 2) * scale * exp_of_difference(-high * high, (z - high) * (z + high)));
-  const auto is_negative = static_cast<std::uint32_t>(static_cast<std::int32_t>(to_bits(x)) >> 31);
-  const auto change = (to_bits(positive) ^ to_bits(2 - positive)) & is_negative;
-  return or_nan(from_bits(to_bits(positive) ^ change), x);
+  return details::or_nan(erfc_of_number(x), x);
 #endif
 }
 

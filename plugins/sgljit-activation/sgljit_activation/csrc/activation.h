@@ -31,7 +31,7 @@ struct SiluAndMul {
 struct GeluAndMul {
   SGL_HD float operator()(float gate, float up) const {
     constexpr float kSqrtHalf = 0.70710678f;
-    return 0.5f * gate * sgl::erfc(-kSqrtHalf * gate) * up;
+    return 0.5f * gate * sgl::erfc_of_number(-kSqrtHalf * gate) * up;
   }
 };
 
