@@ -24,14 +24,14 @@
 /// The symbol is a function, a function template with its arguments, a static member or a lambda without captures.
 /// Parameters: integers, enums, floats, bool, `host::TensorView`, `host::Optional` of any of these, `const char*`,
 /// `DLDevice`, `DLDataType`, `void*`; a struct of such fields, and of arrays and structs of them, which `SGL_FIELDS`
-/// names: it takes an argument for each, one after the other. Results: void, integers, floats, bool, `host::Tensor`. A
-/// wrong number or type of arguments, or a tensor with elements but no memory (a fake one), is a `TypeError` with the
-/// function, the position, the expected and the actual type. Every C++ exception ends here and becomes a Python one:
-/// `host::Error` by its name, any other as a `RuntimeError`.
+/// names: it takes an argument for each, one after the other. Results: void, integers, enums, floats, bool,
+/// `host::Tensor`. A wrong number or type of arguments, or a tensor with elements but no memory (a fake one), is a
+/// `TypeError` with the function, the position, the expected and the actual type. Every C++ exception ends here and
+/// becomes a Python one: `host::Error` by its name, any other as a `RuntimeError`.
 ///
 /// Include it last. If tvm-ffi's C++ headers are included before it, their types (`tvm::ffi::TensorView`, `Optional`,
-/// `String`,
-/// ...) are accepted and returned too, and `tvm::ffi::Error` keeps its kind; otherwise only the C ABI is used.
+/// `String`, ...) are accepted and returned too, and `tvm::ffi::Error` keeps its kind; otherwise only the C ABI is
+/// used.
 
 #if defined(TVM_FFI_FUNCTION_H_) || defined(TVM_FFI_ANY_H_)
 #define SGL_HAS_TVM_FFI_CPP 1

@@ -244,7 +244,7 @@ inline constexpr bool kEstimates = requires { requires F::kFirstEstimates; };
 template <typename F>
 inline constexpr bool kWritesRows = requires { &F::write_row; };
 
-/// What the functor keeps of an element: its inputs, or the one value that it combines them to.
+/// The values of an element that the functor keeps: its inputs, or the one that it combines them to.
 template <typename F, int kInputs>
 inline constexpr int kKept = kCombines<F> ? 1 : kInputs;
 
@@ -326,7 +326,7 @@ inline constexpr bool kIsMax<F, const Pass&> = kIsMax<F, Pass>;
 template <bool kMax>
 inline constexpr float kIdentity = kMax ? __builtin_bit_cast(float, 0xff800000u) : 0.0f;
 
-/// What combines two reduced terms.
+/// Combines two reduced terms.
 template <bool kMax>
 struct Reduce {
   SGL_HD float operator()(float a, float b) const {

@@ -128,8 +128,8 @@ struct LaunchKernel {
     return m_config;
   }
 
-  /// \brief Launch. The arguments of a `__global__` function are converted to its parameter types; those of a variant
-  /// are passed as they are, so they must have its parameters' types.
+  /// \brief Launch. The arguments are converted to the kernel's parameter types; those of a variant only where
+  /// nothing is lost.
   template <typename Kernel, typename... Args>
   void operator()(const Kernel& kernel, Args&&... args) const {
     launch_on(m_config, m_location, kernel, static_cast<Args&&>(args)...);  // found by the type of m_config

@@ -1,13 +1,23 @@
 #pragma once
 
+#include <sgl_kernel/impl/word.h>
+
 #include <cstdint>
 #include <initializer_list>
 
 /// \file memory_rows.h
-/// \brief Checks whether rows share memory. No row may read or write the output of another row, or the result would
-/// depend on the order of the rows. Host only.
+/// \brief How rows lie in memory: the widest word that moves them, and whether they share memory. No row may read or
+/// write the output of another row, or the result would depend on the order of the rows. Host only.
 
 namespace host {
+
+/// \brief The bytes, a power of two up to `sgl::kWordBytes`, of the widest word that all `values` are multiples of:
+/// addresses, and distances in bytes.
+template <typename... Values>
+[[nodiscard]] std::int64_t widest_word(const Values&... values) {
+  const auto bits = (std::uintptr_t{sgl::kWordBytes} | ... | (std::uintptr_t)values);  // of a pointer or an integer
+  return static_cast<std::int64_t>(bits & (~bits + 1));                                // the lowest bit
+}
 
 /// \brief The rows along one dimension.
 struct RowDimension {

@@ -188,7 +188,7 @@ struct ResidentRow {
     }
   }
 
-  /// What is kept of a pair of elements.
+  /// Sets `low` and `high` to the kept values of a pair of elements.
   SGL_DEVICE void m_widen(uint32_t k, uint32_t j, float* low, float* high) const {
     if constexpr (kCombines) {
       low[0] = m_combined[k][j].x;

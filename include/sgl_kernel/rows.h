@@ -2,7 +2,6 @@
 
 #include <sgl_kernel/impl/row_map_params.h>
 #include <sgl_kernel/impl/separate.h>
-#include <sgl_kernel/impl/word.h>
 #include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/tensor.h>
 
@@ -58,20 +57,18 @@ struct Rows {
 /// \brief The same with the last `row_dims` dimensions as a row.
 [[nodiscard]] SGL_INLINE Rows rows(const char* name, const TensorView& tensor, int row_dims, DebugInfo location = {});
 
+/// \brief The last dimension of a tensor as rows that go with those of `like` one by one: a row operation pairs rows by
+/// their number, so a tensor of another shape with as many rows is a mistake.
+/// \throws TensorMatchError as `rows`, and if a dimension before the last differs.
+[[nodiscard]] SGL_INLINE Rows
+rows_like(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {});
+
 /// \brief How many of the last dimensions of a tensor have no gaps: they could be a row.
 [[nodiscard]] SGL_INLINE int dense_dims(const TensorView& tensor);
 
 /// \brief A tensor [columns] that goes with every row of the others, such as a weight.
 /// \throws TensorMatchError if it has another number of dimensions, or gaps.
 [[nodiscard]] SGL_INLINE Rows shared_row(const char* name, const TensorView& tensor, DebugInfo location = {});
-
-/// \brief The bytes, a power of two up to `sgl::kWordBytes`, of the widest word that all `values` are multiples of:
-/// addresses, and distances in bytes.
-template <typename... Values>
-[[nodiscard]] std::int64_t widest_word(const Values&... values) {
-  const auto bits = (std::uintptr_t{sgl::kWordBytes} | ... | (std::uintptr_t)values);  // of a pointer or an integer
-  return static_cast<std::int64_t>(bits & (~bits + 1));                                // the lowest bit
-}
 
 /// \brief What the operands of a row operation have in common.
 struct RowPlan {
@@ -143,6 +140,19 @@ SGL_INLINE Rows rows(const char* name, const TensorView& tensor, int row_dims, D
     result.count *= size;
   }
   if (result.count <= 1) result.stride = result.columns;  // the stride of one row has no meaning
+  return result;
+}
+
+SGL_INLINE Rows rows_like(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location) {
+  const auto result = rows(name, tensor, location);
+  const auto& expected = like.tensor;
+  if (tensor.ndim() != expected.ndim())
+    result.raise(location, {"Dimension mismatch: expected ", expected.ndim(), " but got ", tensor.ndim()});
+  for (std::int32_t i = 0; i < tensor.ndim() - 1; ++i) {
+    if (tensor.size(i) != expected.size(i))
+      result.raise(
+          location, {"Size mismatch for dimension ", i, ": expected ", expected.size(i), " but got ", tensor.size(i)});
+  }
   return result;
 }
 

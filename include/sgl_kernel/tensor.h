@@ -79,7 +79,7 @@ struct Options {
   std::size_t m_size = 0;
 };
 
-/// What a size is called, in errors: not copied.
+/// The name of a size in errors, which is not copied.
 struct Annotation {
  public:
   constexpr Annotation() noexcept = default;

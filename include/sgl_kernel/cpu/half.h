@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-/// \file half.h
+/// \file cpu/half.h
 /// \brief fp16, bf16 and fp8 (e4m3) storage types for CPU kernels, and their conversions from and to float.
 ///
 /// For host code without a CUDA toolkit: a CPU kernel computes in float and stores in these types. A conversion is a

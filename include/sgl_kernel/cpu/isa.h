@@ -1,6 +1,6 @@
 #pragma once
 
-/// \file isa.h
+/// \file cpu/isa.h
 /// \brief One portable library that uses the widest vectors of the processor it runs on.
 ///
 /// CPU modules are compiled for the baseline of their architecture, never with -march=native, so that an artifact

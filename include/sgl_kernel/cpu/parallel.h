@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <exception>
 
-/// \file parallel.h
+/// \file cpu/parallel.h
 /// \brief A parallel loop for inputs that are large enough to pay for starting threads.
 ///
 /// Threads start with the loop and end with it, which makes the loop safe in any library: no thread outlives a call, so

@@ -4,7 +4,7 @@
 
 #include <dlpack/dlpack.h>
 
-/// \file opaque.h
+/// \file impl/opaque.h
 /// \brief The classes whose fields are not an author's to change, as fields of a struct with `SGL_FIELDS`.
 
 namespace host {

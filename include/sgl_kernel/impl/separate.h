@@ -1,6 +1,6 @@
 #pragma once
 
-/// \file separate.h
+/// \file impl/separate.h
 /// \brief Compiles the host headers' functions that need no inlining in each unit that includes them, or only once.
 ///
 /// A header declares such functions as `SGL_INLINE` and has their bodies at its end, if `SGL_BODIES` is 1. That is the

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-/// \file traits.h
+/// \file impl/traits.h
 /// \brief The traits and concepts of `<type_traits>` and `<concepts>` that the host headers need. Those two headers are
 /// a tenth of a host part's build.
 

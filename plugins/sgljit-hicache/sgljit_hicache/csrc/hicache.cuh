@@ -14,7 +14,7 @@
 namespace hicache {
 
 template <bool kPaged, typename Index>
-SGL_DEVICE int64_t row_offset(const Rows& rows, Index index) {
+SGL_DEVICE int64_t row_offset(const RowStrides& rows, Index index) {
   if constexpr (!kPaged) return static_cast<int64_t>(index) * rows.row_stride;
   const auto row = static_cast<uint32_t>(index);  // the host part ensures that it fits
   return static_cast<int64_t>(row / rows.page_size) * rows.page_stride +

@@ -36,7 +36,7 @@ struct Cache {
   const host::TensorView* view = nullptr;  ///< a cache of one layer, for errors; null for a table of addresses
   const std::uint64_t* layers = nullptr;   ///< as many as the transfer has layers
   std::uint64_t address = 0;               ///< of the only layer
-  Rows rows = {0, 0, kNoPages};
+  RowStrides rows = {0, 0, kNoPages};
   std::int64_t num_rows = kUnknown;
   std::int64_t span = 1;  ///< bytes that a kernel must be able to access, from each address on
   SGL_FIELDS(name, view, layers, address, rows, num_rows, span)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/runtime.h>
 #include <sgl_kernel/variant.h>
 
@@ -67,12 +68,10 @@ inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
 }
 
-/// The largest word of up to 16 bytes that divides rows, strides and `addresses`, the bitwise or of all of them.
+/// The widest word that divides rows, strides and `addresses`, the bitwise or of all of them.
 inline std::int64_t word_of(const Job& job, std::uint64_t addresses) {
-  auto bits = 16 | addresses | static_cast<std::uint64_t>(job.row_bytes);
-  for (const auto& rows : {job.dst->rows, job.src->rows})
-    bits |= static_cast<std::uint64_t>(rows.row_stride | rows.page_stride);
-  return std::int64_t{1} << std::countr_zero(bits);
+  const auto &dst = job.dst->rows, &src = job.src->rows;
+  return host::widest_word(addresses, job.row_bytes, dst.row_stride, dst.page_stride, src.row_stride, src.page_stride);
 }
 
 /// How `copy_rows` shares the rows.
@@ -96,8 +95,8 @@ struct Work {
     const bool is_narrow = quota.has_value() && job.to_host && work.is_scattered && job.row_bytes >= kSortBelow;
     work.word_bytes = smaller(word_of(job, addresses), is_narrow ? 4 : 16);
     const auto row_words = job.row_bytes / work.word_bytes;
-    // Eight lanes load a line: an instruction of a warp waits for the translations of four rows at once. Of rows that
-    // are not whole lines more lanes share fewer lines.
+    // Eight lanes load a line: an instruction of a warp waits for the translations of four rows at once. If rows
+    // are not whole lines, more lanes share fewer lines.
     const auto most = row_words <= 8 || job.row_bytes % kLineBytes == 0 ? 8 : row_words <= 16 ? 16 : 32;
     work.lanes = unroll.has_value() ? 32 / *unroll : is_narrow ? 32 : most;
     const auto shape = RowsShape::of(row_words, job.num_caches, work.lanes, work.word_bytes);

@@ -91,6 +91,14 @@ inline bool match_overlaps(const Job& job) {
   return is_in_place;
 }
 
+/// \throws ValueError where a kernel could not read the elements of `tensor`.
+inline void require_alignment(const Job& job, const host::TensorView& tensor, const char* name) {
+  const auto bytes = static_cast<std::int64_t>(host::dtype_bytes(tensor.dtype()));
+  if (host::widest_word(tensor.data_ptr()) < bytes)
+    refuse(
+        "ValueError", job.op, name, ": its address is not a multiple of its element size, ", bytes, " bytes: ", tensor);
+}
+
 /// Both lists of indices; sets the transfer's indices and length, and the job's device.
 inline void match_indices(Job& job, const host::TensorView& indices_dst, const host::TensorView& indices_src) {
   auto length = host::SymbolicSize{"number of indices"};
@@ -101,6 +109,8 @@ inline void match_indices(Job& job, const host::TensorView& indices_dst, const h
       .with_device<kDLCUDA, kDLCPU, kDLCUDAHost>(device)
       .verify(indices_dst, "indices_dst")
       .verify(indices_src, "indices_src");
+  require_alignment(job, indices_dst, "indices_dst");
+  require_alignment(job, indices_src, "indices_src");
   host::RuntimeCheck(length.unwrap() < INT32_MAX, job.op, ": too many indices: ", length.unwrap());
   job.transfer.num_rows = static_cast<std::uint32_t>(length.unwrap());
   job.transfer.dst_indices = indices_dst.data_ptr();
@@ -169,6 +179,7 @@ inline void match_pointers(Job& job) {
         .with_dtype<std::uint64_t, std::int64_t>()
         .with_device<kDLCUDA, kDLCPU, kDLCUDAHost>(device)
         .verify(*table.view, table.name);
+    require_alignment(job, *table.view, table.name);
     table = {table.name, nullptr, static_cast<const std::uint64_t*>(table.view->data_ptr())};
   });
   host::RuntimeCheck(num_layers.unwrap() < INT32_MAX, job.op, ": too many layers: ", num_layers.unwrap());
@@ -223,7 +234,7 @@ inline void match_strides(Job& job, const LayerStrides& strides) {
         dst.row_stride, " bytes apart", dst.page_size == kNoPages ? "" : ", or their pages overlap");
   // Where the rows of a layer are neighbours on both sides, the order layer by layer stays within fewer pages of
   // memory; if all layers of a row are neighbours, the order row by row does.
-  const auto is_dense = [&](const Rows& rows) {
+  const auto is_dense = [&](const RowStrides& rows) {
     return rows.page_size == kNoPages && rows.row_stride < 2 * job.row_bytes;
   };
   job.transfer.by_layer = is_dense(dst) && is_dense(job.src->rows);

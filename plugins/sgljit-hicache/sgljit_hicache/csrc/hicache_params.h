@@ -14,12 +14,12 @@ inline constexpr uint32_t kNoPages = 0xffffffffu;
 
 /// The offset of row `index` of a cache, in bytes from the cache's address:
 /// `index / page_size * page_stride + index % page_size * row_stride`. Kernels without pages read only `row_stride`.
-struct Rows {
+struct RowStrides {
   int64_t row_stride;
   int64_t page_stride;
   uint32_t page_size;
 
-  bool operator==(const Rows&) const = default;
+  bool operator==(const RowStrides&) const = default;
   SGL_FIELDS(row_stride, page_stride, page_size)
 };
 
@@ -27,8 +27,8 @@ struct Rows {
 struct Transfer {
   const void* dst_indices;
   const void* src_indices;
-  Rows dst;
-  Rows src;
+  RowStrides dst;
+  RowStrides src;
   uint32_t num_rows;
   uint32_t num_layers;
   uint32_t by_layer;      ///< 1: layer by layer; 0: all layers of a row, then the next row

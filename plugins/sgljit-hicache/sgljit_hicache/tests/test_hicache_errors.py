@@ -147,6 +147,26 @@ def test_a_call_that_does_not_match(
         assert torch.equal(call[name], value)
 
 
+def between_elements(values: torch.Tensor) -> torch.Tensor:
+    """The same values in host memory, at an odd address."""
+    data = bytearray(1) + values.numpy().tobytes()
+    return torch.frombuffer(data, dtype=values.dtype, offset=1)
+
+
+@pytest.mark.parametrize("name", ["indices_dst", "indices_src"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_indices_between_elements(name: str, dtype: torch.dtype):
+    call = {**good_call(), "indices_dst": torch.arange(4).to(dtype), "indices_src": torch.arange(4).to(dtype)}
+    call["k_cache_src"] += 1
+    call[name] = between_elements(call[name])
+    text = (
+        f"transfer_hicache_one_layer: {name}: its address is not a multiple of its element size, {dtype.itemsize} bytes"
+    )
+    with pytest.raises(ValueError, match=f"^{text}: Tensor<4>"):
+        run(call)
+    assert (call["k_cache_dst"] == 0).all()
+
+
 OVERLAPS: dict[str, tuple[Callable[[torch.Tensor], Call], str]] = {
     "rows of a destination": (
         lambda b: {"cache_dst": b.as_strided((8, 32), (16, 1)), "cache_src": torch.zeros(8, 32, dtype=b.dtype)},
@@ -315,6 +335,18 @@ ALL_LAYERS: dict[str, tuple[Call, type[Exception], str]] = {
         r"indices_dst\[1\] is 1, out of range for a cache of 1 rows",
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["ptr_dst", "ptr_src"])
+def test_addresses_between_elements(name: str):
+    cache, rows = torch.zeros(4, 32, dtype=torch.uint8), torch.arange(2)
+    tables = {key: torch.tensor([cache.data_ptr()]) for key in ("ptr_dst", "ptr_src")}
+    tables[name] = between_elements(tables[name])
+    text = f"{name}: its address is not a multiple of its element size, 8 bytes: Tensor<1>"
+    with pytest.raises(ValueError, match=text):
+        family.transfer_hicache_all_layer_mla(
+            **tables, indices_dst=rows, indices_src=rows, cache_src_stride_bytes=32, cache_dst_stride_bytes=32
+        )
 
 
 @pytest.mark.parametrize(("change", "error", "text"), ALL_LAYERS.values(), ids=ALL_LAYERS)

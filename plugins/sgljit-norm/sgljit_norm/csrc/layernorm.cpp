@@ -20,7 +20,7 @@ void layernorm(TensorView input, TensorView weight, Optional<TensorView> bias, O
   const norms::LayerNorm f = {checked_eps("layernorm", eps)};
   const auto x = tokens("input", input);
   const auto w = host::shared_row("weight", weight);
-  const auto y = tokens("out", out.value_or(input));
+  const auto y = host::rows_like(x, "out", out.value_or(input));
   if (!bias.has_value()) return layernorm_of_rows({x}, {w}, {y}, f);
   layernorm_with_bias({x}, {w, host::shared_row("bias", *bias)}, {y}, f);
 }

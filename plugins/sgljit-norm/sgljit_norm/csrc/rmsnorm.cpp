@@ -19,14 +19,15 @@ host::RowReduce<norms::RMSNorm<true>, 1, 1> gemma_rmsnorm_of_rows{"norm.h"};
 void rmsnorm(TensorView input, TensorView weight, Optional<TensorView> out, double eps) {
   const auto x = tokens("input", input);
   const auto w = host::shared_row("weight", weight);
-  rmsnorm_of_rows({x}, {w}, {tokens("out", out.value_or(input))}, {checked_eps("rmsnorm", eps)});
+  rmsnorm_of_rows({x}, {w}, {host::rows_like(x, "out", out.value_or(input))}, {checked_eps("rmsnorm", eps)});
 }
 
 /// rmsnorm with 1 + weight.
 void gemma_rmsnorm(TensorView input, TensorView weight, Optional<TensorView> out, double eps) {
   const auto x = tokens("input", input);
   const auto w = host::shared_row("weight", weight);
-  gemma_rmsnorm_of_rows({x}, {w}, {tokens("out", out.value_or(input))}, {checked_eps("gemma_rmsnorm", eps)});
+  gemma_rmsnorm_of_rows(
+      {x}, {w}, {host::rows_like(x, "out", out.value_or(input))}, {checked_eps("gemma_rmsnorm", eps)});
 }
 
 }  // namespace

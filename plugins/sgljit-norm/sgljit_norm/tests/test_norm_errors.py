@@ -101,13 +101,13 @@ def vector(name: str) -> dict[str, tuple[Call, str, str]]:
     }
 
 
-def second(name: str) -> dict[str, tuple[Call, str, str]]:
-    """What may be wrong with out or residual."""
+def second(name: str, tokens: str) -> dict[str, tuple[Call, str, str]]:
+    """What may be wrong with out or residual; ``tokens`` is the cause where it has two rows."""
     return {
         f"{name} tokens": (
             {name: zeros(2, 64)},
             "Tensor<2, 64>[strides=<64, 1>, dtype=float32",
-            "Size mismatch for the number of rows: expected 3 but got 2",
+            tokens,
         ),
         f"{name} hidden": (
             {name: zeros(3, 32)},
@@ -220,8 +220,22 @@ ROWS_APART = {
         "Stride mismatch: expected all rows at one stride, 128, but got 64 for dimension 0",
     ),
 }
-OUT_CASES = {**INPUT, **rank("at least 2", (), (64,)), **ROWS_APART, **vector("weight"), **second("out")}
-ADD_CASES = {**INPUT, **rank("2", (), (64,), (1, 3, 64)), **vector("weight"), **second("residual")}
+OTHER_SHAPES = {  # with as many rows
+    "out of another rank": (
+        {"out": zeros(1, 3, 64)},
+        "Tensor<1, 3, 64>[strides=<192, 64, 1>, dtype=float32",
+        "Dimension mismatch: expected 2 but got 3",
+    ),
+    "out of another shape": (
+        {"out": zeros(2, 3, 64), "input": zeros(3, 2, 64)},
+        "Tensor<2, 3, 64>[strides=<192, 64, 1>, dtype=float32",
+        "Size mismatch for dimension 0: expected 3 but got 2",
+    ),
+}
+OUT = {**second("out", "Size mismatch for dimension 0: expected 3 but got 2"), **OTHER_SHAPES}
+RESIDUAL = second("residual", "Size mismatch for the number of rows: expected 3 but got 2")
+OUT_CASES = {**INPUT, **rank("at least 2", (), (64,)), **ROWS_APART, **vector("weight"), **OUT}
+ADD_CASES = {**INPUT, **rank("2", (), (64,), (1, 3, 64)), **vector("weight"), **RESIDUAL}
 
 CASES = [
     *((op, name, case) for op in OUT_OPS for name, case in OUT_CASES.items()),

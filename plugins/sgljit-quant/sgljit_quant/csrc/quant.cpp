@@ -20,8 +20,10 @@ Kernel<quant::Params> quantize{"quant.cuh", "quant::quantize"};
 RowMap<quant::PerTensor, 1> by_inverse{"quant.h"};
 RowReduce<quant::PerToken, 1> by_row{"quant.h"};
 
-/// What the row operations leave to the ops: one shape for input and output, the output's dtype, and the scales.
-/// \throws TensorMatchError naming the tensor and the rule; ValueError if the scales share memory.
+/// Checks the rules that the row operations leave to the ops: one shape for input and output, the output's dtype, and
+/// the scales.
+/// \throws TensorMatchError naming the tensor and the rule; ValueError if the scales share memory or are
+/// not aligned.
 void check(const char* op, const Rows& input, const Rows& output_q, const TensorView& scales, bool per_row) {
   const auto& x = input.tensor;
   const auto& q = output_q.tensor;
@@ -44,6 +46,8 @@ void check(const char* op, const Rows& input, const Rows& output_q, const Tensor
     refuse("output_s must be on the device of input, ", x.device(), ", got ", scales.device(), ": ", scales);
   if (!scales.is_contiguous()) [[unlikely]]
     refuse("output_s must be contiguous: ", scales);
+  if (widest_word(scales.data_ptr()) < std::int64_t{sizeof(float)}) [[unlikely]]
+    throw Error("ValueError", op, ": output_s: its address is not a multiple of its element size, 4 bytes: ", scales);
   if (!per_row && scales.numel() != 1) [[unlikely]]
     refuse("output_s must have one element: ", scales);
   if (per_row && (scales.ndim() > rank || !begins_as_input(scales, rank - 1))) [[unlikely]]
