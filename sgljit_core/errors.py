@@ -48,7 +48,7 @@ class NoDeviceError(SgljitError, RuntimeError):
 
 
 class InvalidBuildError(SgljitError, ValueError):
-    """The arguments of ``load_jit`` do not describe a build."""
+    """The arguments of ``load_jit`` or ``load_host`` do not describe a build."""
 
 
 class SourceNotFoundError(SgljitError, FileNotFoundError):

@@ -5,10 +5,10 @@
 /// \file cta.cuh
 /// \brief Reductions over all threads of a block.
 ///
-/// Every thread of a one-dimensional block calls, with any block size. `smem` holds one element for each warp, rounded
-/// up, and has no other use during the call. The result is returned to the threads of warp 0 and stored in `smem[0]`.
-/// The caller synchronises: after the call, before any other thread reads `smem[0]`; and again before `smem` is used
-/// for the next reduction.
+/// `all_reduce` gives every thread the results. The others do so: every thread of a one-dimensional block calls, with
+/// any block size. `smem` holds one element for each warp, rounded up, and has no other use during the call. The result
+/// is returned to the threads of warp 0 and stored in `smem[0]`. The caller synchronises: after the call, before any
+/// other thread reads `smem[0]`; and again before `smem` is used for the next reduction.
 /// \code
 ///   __shared__ float smem[32];
 ///   cta::reduce_sum(x, smem);  // 256 threads with x = 1: 256

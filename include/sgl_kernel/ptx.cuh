@@ -7,7 +7,8 @@
 ///
 /// | functions                                                             | needs |
 /// |-----------------------------------------------------------------------|-------|
-/// | `load_*`, `store_*`, `prefetch`, `global_timer`, `lane_id`, `forget`  |       |
+/// | `load_*`, `store_*`, `prefetch`, `global_timer`, `lane_id`, `forget`, |       |
+/// | `shared_address`, `enable_smem_spilling`                              |       |
 /// | `cp_async*`                                                           | sm_80 |
 /// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`, `elect_one` | sm_90 |
 ///

@@ -296,9 +296,10 @@ def _wait(lock: FileLock, label: str) -> bool:
                 holder = lock.holder()
                 text = f"waiting for {holder or 'another process'}, which holds the lock of {label}"
                 log.log(logging.WARNING, "waiting", text, build=label, holder=str(holder))
+    holder = lock.holder()
     text = (
-        f"{lock.holder() or 'another process'} has held the lock of {label} for more than {LOCK_SECONDS:g} s; "
+        f"{holder or 'another process'} has held the lock of {label} for more than {LOCK_SECONDS:g} s; "
         f"compiling it here as well"
     )
-    log.log(logging.WARNING, "lock_timeout", text, build=label)
+    log.log(logging.WARNING, "lock_timeout", text, build=label, holder=str(holder))
     return False

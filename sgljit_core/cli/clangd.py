@@ -26,9 +26,9 @@ def write_clangd(
 ) -> None:
     """Write .clangd for the current directory, so that clangd understands the kernels."""
     try:
-        target = arch.parse_cuda_target(cuda_target, "--cuda-target") if cuda_target else arch.cuda_target()
+        target = arch.parse_cuda_target(cuda_target, "--cuda-arch") if cuda_target else arch.cuda_target()
     except NoTargetError as error:
-        raise ConfigError("no CUDA device to write the configuration for; name one: --cuda-target 9.0") from error
+        raise ConfigError("no CUDA device to write the configuration for; name one: --cuda-arch 9.0") from error
     text = configuration(target)
     file = Path(".clangd")
     if file.exists() and not overwrite:

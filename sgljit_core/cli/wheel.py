@@ -48,7 +48,8 @@ def add_artifacts_to_wheel(
     machine = here.partition("_")[2]
     if not re.fullmatch(rf"(linux|manylinux_2_\d+|musllinux_1_\d+)_{machine}", platform):
         raise WheelError(
-            f"platform tag {platform!r}: a build on this machine serves linux_{machine} or manylinux_2_N_{machine}"
+            f"platform tag {platform!r}: a build on this machine serves linux_{machine}, manylinux_2_N_{machine} or "
+            f"musllinux_1_N_{machine}"
         )
     with tempfile.TemporaryDirectory(prefix="sgljit-wheel-") as scratch:
         unpacked, packed = Path(scratch, "unpacked"), Path(scratch, "packed")

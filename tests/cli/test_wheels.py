@@ -125,7 +125,7 @@ def test_what_it_carries_is_passed_over_where_the_plugins_own_sources_differ(dis
 @pytest.mark.parametrize(
     ("platform", "text"),
     [
-        ("win_amd64", "a build on this machine serves linux_x86_64 or manylinux_2_N_x86_64"),
+        ("win_amd64", "a build on this machine serves linux_x86_64, manylinux_2_N_x86_64 or musllinux_1_N_x86_64"),
         ("manylinux_2_28_riscv64", "a build on this machine serves linux_x86_64"),
         pytest.param(
             "manylinux_2_2_x86_64",
