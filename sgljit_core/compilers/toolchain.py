@@ -22,7 +22,7 @@ from pathlib import Path
 
 from sgljit_core.config import settings
 from sgljit_core.errors import ToolchainNotFoundError
-from sgljit_core.machine import processes
+from sgljit_core.machine import forks, processes
 from sgljit_core.machine.answers import recall, remember
 
 _HOST_COMPILERS = ("g++", "clang++", "c++")
@@ -221,12 +221,19 @@ def _ask_version(path: Path) -> str:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.pathsep.join((str(Path(command[0]).parent), os.defpath)), "LC_ALL": "C"}
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False
-        )
+        with forks.starting():
+            process = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=environment)
     except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", str(error))
+    with process:
+        try:
+            output, errors = process.communicate()
+        except BaseException:  # control-C
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def processor() -> str:

@@ -215,14 +215,16 @@ def _integer(file: Path, config: Mapping[str, Any], key: str, default: int | Non
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < (0 if default == 0 else 1):
-        raise ModelConfigError(f"{file}: {key} must be a positive integer{' or 0' if default == 0 else ''}; got {value!r}")
+        wanted = "an integer that is not negative" if default == 0 else "a positive integer"
+        raise ModelConfigError(f"{file}: {key} must be {wanted}; got {value!r}")
     return value
 
 
 def _shared(heads: int, kv_heads: int, ranks: int, is_latent: bool) -> tuple[int, int]:
     """The heads of a rank. With more ranks than heads of keys and values, several ranks hold the same head."""
     if ranks < 1 or heads % ranks:
-        raise ModelConfigError(f"{ranks} ranks cannot share {heads} attention heads: their number must be a multiple of that of ranks")
+        rule = "their number must be a multiple of that of the ranks"
+        raise ModelConfigError(f"{ranks} ranks cannot share {heads} attention heads: {rule}")
     if is_latent:
         return heads // ranks, kv_heads
     if kv_heads % ranks and ranks % kv_heads:

@@ -1,8 +1,11 @@
 """Locks and descriptors that a forked child does not inherit, and builds that interrupt others.
 
 A lock that another thread held at the fork is never released in the child, and a descriptor that the child keeps
-open holds a file lock, or a pipe, beyond its parent's death. Both are dealt with here, at the fork itself. The lock of
-a module that another thread imports is Python's own: so a fork waits for the imports of threads that we start.
+open holds a file lock, or a pipe, beyond its parent's death. Both are dealt with here, at the fork itself.
+
+Some steps of another thread leave what no child can mend: an import its module's lock, and the start of a process the
+end of a pipe that the start waits for. So a fork waits for the compilers that start, and for the imports of the thread
+that runs beside a build.
 
 A signal's handler, or a plugin's hook, may ask for code while its own thread builds. It must not wait for what it
 interrupts, nor for a thread that waits for that: so it takes a lock only where that is free.
@@ -92,16 +95,20 @@ def _depth() -> int:
 
 
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
-_imports = threading.RLock()  # held during a fork, and during the imports of threads that we start
-_guard = threading.RLock()  # held during a fork, so that no descriptor is open and not yet known
+# Held during a fork. An import may take seconds, and the other lock is wanted all the time.
+_imports = threading.RLock()
+_guard = threading.RLock()
 _private: set[int] = set()
 
 
-@contextmanager
-def importing() -> Iterator[None]:
-    """Around an import in a thread that its user knows nothing of: a child of a fork could never import the module."""
-    with _imports:
-        yield
+def importing() -> threading.RLock:
+    """A lock to hold during an import in a thread that its user knows nothing of."""
+    return _imports
+
+
+def starting() -> threading.RLock:
+    """A lock to hold while a process starts."""
+    return _guard
 
 
 def open_private(opener: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
@@ -122,17 +129,19 @@ def close(descriptor: int) -> None:
 
 
 def _before() -> None:
-    _imports.acquire()  # first: an import may take seconds, and the other lock is wanted all the time
+    _imports.acquire()
     _guard.acquire()
 
 
 def _in_parent() -> None:
-    _guard.release()
-    _imports.release()
+    for lock in (_guard, _imports):
+        with contextlib.suppress(RuntimeError):  # control-C ended the wait for it, and the fork went on
+            lock.release()
 
 
 def _in_child() -> None:
-    _in_parent()
+    global _imports, _guard
+    _imports, _guard = threading.RLock(), threading.RLock()  # whoever holds them
     for descriptor in tuple(_private):
         close(descriptor)
     for lock in _locks:

@@ -103,15 +103,16 @@ class Supervisor:
         # The output goes to a file in memory: a daemon that the compiler leaves behind would keep a pipe open.
         output = _output_file()
         try:
-            process = subprocess.Popen(
-                ["/bin/sh", "-c", _SCRIPT, str(memory // 1024) if memory else "unlimited", *command],
-                cwd=cwd,
-                env=dict(env),
-                stdin=reading,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with forks.starting():
+                process = subprocess.Popen(
+                    ["/bin/sh", "-c", _SCRIPT, str(memory // 1024) if memory else "unlimited", *command],
+                    cwd=cwd,
+                    env=dict(env),
+                    stdin=reading,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             started()
             status, late = self._wait(process)
             os.lseek(output, 0, os.SEEK_SET)

@@ -149,6 +149,77 @@ def test_a_fork_while_a_thread_of_ours_imports(children, csrc, tmp_path):
     assert children.run(FORK_IN_AN_IMPORT, csrc=csrc, started=str(started)) == "child 1\nparent 1 0\n"
 
 
+FORK_IN_A_START = """
+import os, threading, time
+from sgljit_core.compilers import toolchain
+from sgljit_core.machine.supervisor import Supervisor
+pipe, begun = os.pipe, threading.Event()
+def slow_pipe():
+    ends = pipe()                    # Popen waits for the end of one, in this thread
+    begun.set()
+    time.sleep(0.5)
+    return ends
+os.pipe = slow_pipe
+def supervised():
+    Supervisor().run(["true"], cwd=Path("/"), env=os.environ, started=lambda: None)
+def asked():
+    toolchain.find_toolchain(cuda=False, needed_for="a test")
+thread = threading.Thread(target=eval(target))
+thread.start()
+begun.wait()
+pid = os.fork()
+if pid == 0:
+    time.sleep(60)
+    os._exit(0)
+thread.join(20)
+print(thread.is_alive())
+os.kill(pid, 9)
+os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.parametrize("target", ["supervised", "asked"])
+def test_a_fork_while_a_thread_starts_a_process(children, target):
+    """A child that lives on, such as a data loader's worker, does not hold that thread."""
+    assert children.run(FORK_IN_A_START, target=target) == "False\n"
+
+
+INTERRUPTED_FORK = """
+import os, signal, threading, time
+from sgljit_core.machine import forks
+held, lock = threading.Event(), forks.ForkLock()
+def hold():
+    with forks.importing(), lock.here():
+        held.set()
+        time.sleep(2)
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    pid = os.fork()                  # its wait is interrupted, which Python reports and goes on
+except KeyboardInterrupt:
+    pid = os.fork()
+if pid == 0:
+    with lock.here():                # free in the child
+        grandchild = os.fork()       # and so are those of a fork
+        if grandchild:
+            os.waitpid(grandchild, 0)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+thread.join()
+pid = os.fork()
+if pid == 0:
+    os._exit(8)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_fork_whose_wait_is_interrupted(children):
+    output = children.run(INTERRUPTED_FORK)
+    assert output.endswith("7\n8\n"), output
+
+
 ORPHAN = """
 import os, threading, time
 from sgljit_core import load_jit
