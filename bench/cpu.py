@@ -26,7 +26,7 @@ from sgljit_core.benchmark.results import write_results
 
 Tensors = list[torch.Tensor]
 
-ROWS, SIZE = (64, 256) if is_in_ci() else (4096, 4096)
+ROWS, SIZE = (64, 512) if is_in_ci() else (4096, 4096)
 HEADS, HEAD_DIM = (SIZE // 128 * 3 // 4, SIZE // 128 // 4), 128  # of q and of k, together a row
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -87,7 +87,8 @@ def require(device: torch.device) -> None:
     """Raise NoDeviceError if a CUDA device is not there: one that was asked for by name is not skipped."""
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         built = "" if torch.backends.cuda.is_built() else f": torch {torch.__version__} is built without CUDA"
-        raise NoDeviceError(f"no CUDA device to test on{built}; run it where there is a GPU, or name cpu instead")
+        remedy = "run it where there is a GPU, or name cpu instead"
+        raise NoDeviceError(f"there is no device {device} to test on{built}; {remedy}")
 
 
 def _checks_of(op: Op, device: torch.device) -> Iterator[Check]:

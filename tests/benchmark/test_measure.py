@@ -176,6 +176,8 @@ def test_threads_are_those_asked_for_and_the_former_ones_afterwards():
     assert (os.sched_getaffinity(0), torch.get_num_threads()) == before
     with on_threads(1):
         assert copy_figure(2**22, "cpu") is alone
+        torch.set_num_threads(2)
+        assert copy_figure(2**22, "cpu") is not alone
     for count in (0, len(before[0]) + 1):
         with pytest.raises(ValueError, match=f"got {count}; expected 1 to {len(before[0])}"), on_threads(count):
             pass

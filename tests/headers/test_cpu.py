@@ -107,18 +107,19 @@ def test_each_version_gives_the_same_bits_of_fp16(cpu, count: int) -> None:
     ("name", "reference", "lowest", "highest", "ulp"),
     [
         ("exp", torch.exp, -87.3, 88.7, 2),
-        ("erfc", torch.special.erfc, -11, 9.19, 5),
+        ("erfc", torch.special.erfc, -11, 9.19, 9),
     ],
 )
 def test_functions_of_one_element(cpu, name: str, reference, lowest: float, highest: float, ulp: int) -> None:
     """Beside float64: many floats of normal results, small ones of either sign among them, and the ends."""
-    even = torch.linspace(lowest, highest, 2_000_001)
+    even = torch.linspace(lowest, highest, 20_000_001)
     small = torch.logspace(-30, 0, 100_001).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(100_001)
     x = torch.cat([even, small])
     got = torch.empty_like(x)
     getattr(cpu, name)(x, got)
     wanted = reference(x.double())
-    assert ((got.double() - wanted).abs() <= ulp * 2**-23 * wanted.abs()).all()
+    spacing = torch.exp2(wanted.abs().log2().floor() - 23)
+    assert ((got.double() - wanted).abs() <= ulp * spacing).all()
     ends = torch.tensor([float("inf"), float("-inf"), float("nan"), 1e30, -1e30, 120.0, -120.0, 9.9, 0.0, -0.0])
     got = torch.empty_like(ends)
     getattr(cpu, name)(ends, got)

@@ -231,6 +231,21 @@ HOST = {
         reduces("TwoPasses", "1", "second_term(float mean, float x)", "second_term(auto mean, float x)"),
         "RowReduce: a functor with second_finish needs second_term, one function and no template",
     ),
+    "an estimate that no second pass corrects": (
+        reduces("Norm", "1, 1", "  float eps;", "  static constexpr bool kFirstEstimates = true;\n  float eps;"),
+        "RowReduce: kFirstEstimates needs a second pass, second_term and second_finish, which corrects the estimate",
+    ),
+    "a result of a row that cannot be assigned": (
+        reduces(
+            "Norm",
+            "1, 1",
+            "float finish(float sum, float size) const { return sgl::rsqrt(sum / size + eps); }\n"
+            "  SGL_HD float operator()(float factor,",
+            "auto finish(float sum, float) const { struct Fixed { const float sum; }; return Fixed{sum}; }\n"
+            "  SGL_HD float operator()(auto factor,",
+        ),
+        "RowReduce: what finish, or second_finish, returns must be a value",
+    ),
     "a template for the result of each row": (
         reduces("TwoPasses", "1", "void write_row(long long, float)", "void write_row(long long, const auto&)"),
         "RowReduce: write_row must be one function, and no template",

@@ -122,9 +122,9 @@ def test_wrong_use_of_the_command_is_refused(run, arguments, text):
 def test_a_device_that_is_named_and_is_not_there_is_an_error(run, command):
     done = run(RIGHT["writes"], *command)
     assert done.returncode not in (0, 5)
-    assert "no CUDA device to test on" in done.stderr
+    assert "there is no device cuda to test on" in done.stderr
     assert "run it where there is a GPU, or name cpu instead" in done.stderr
-    with pytest.raises(errors.NoDeviceError, match="no CUDA device to test on"):
+    with pytest.raises(errors.NoDeviceError, match="there is no device cuda to test on"):
         check_op("norm.rmsnorm", "cuda")
 
 

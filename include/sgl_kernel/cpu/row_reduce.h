@@ -136,9 +136,9 @@ struct Row {
   template <int kFloats>
   [[gnu::always_inline]] auto statistic(Vectors<kFloats> vectors, const std::int64_t (&ahead)[kInputs]) const {
     // An eighth is enough for an estimate; with a short row this would save little. It is rounded up to whole chunks of
-    // all types. An eighth that lies far from the rest costs three bits, which elements of two bytes do not have.
+    // all types. An eighth that lies far from the rest costs some bits, which elements of two bytes do not have.
     const bool estimates = sgl::details::kEstimates<F> && sizeof(T) < 4 && columns >= 1024;
-    const auto estimated = estimates ? (columns / 8 + 63) & -64 : columns;
+    const auto estimated = estimates ? div_ceil(columns, 8 * 64) * 64 : columns;
     const auto reduce = [&](const auto& pass) __attribute__((always_inline)) {
       auto reduced = sgl::details::identity<F, kKept, decltype(pass)>();
       constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
@@ -187,9 +187,9 @@ struct Row {
                                 float from[kInputs + kShared][kCount], to[kOutputs][kCount];
                                 for (int i = 0; i < kInputs + kShared; ++i) x[i].get(j, from[i]);
                                 for (int n = 0; n < kCount; ++n) {
-                                  float inputs[kInputs], values[kKept + kShared];
-                                  for (int i = 0; i < kInputs; ++i) inputs[i] = from[i][n];
-                                  keep(inputs, values);
+                                  float own[kInputs], values[kKept + kShared];
+                                  for (int i = 0; i < kInputs; ++i) own[i] = from[i][n];
+                                  keep(own, values);
                                   for (int i = 0; i < kShared; ++i) values[kKept + i] = from[kInputs + i][n];
                                   const auto results = sgl::details::call<kLate>(f, values, statistic);
                                   if constexpr (kCombines) to[0][n] = values[0];

@@ -57,7 +57,18 @@ struct RowReduceFunctor<F, kReturned, Indices<I...>, Indices<K...>, Indices<M...
   static_assert(
       sgl::details::kHasSecondPass<F> || !requires { &F::second_finish; },
       "RowReduce: a functor with second_finish needs second_term, one function and no template");
+  static_assert(
+      sgl::details::kHasSecondPass<F> || !sgl::details::kEstimates<F>,
+      "RowReduce: kFirstEstimates needs a second pass, second_term and second_finish, which corrects the estimate");
   using Statistic = typename LastPass<F, First, Indices<K...>>::Statistic;
+  static_assert(
+      requires(Statistic& to, const Statistic& from) {
+        Statistic{};
+        to = from;
+      },
+      "RowReduce: what finish, or second_finish, returns must be a value: the CPU's loop keeps those of several rows, "
+      "in "
+      "an array");
   static_assert(
       sgl::details::kWritesRows<F> || !requires(const F& f, Statistic row) { f.write_row(1ll, row); },
       "RowReduce: write_row must be one function, and no template");

@@ -42,7 +42,8 @@ struct FusedAddRMSNorm : RMSNorm<kPlusOne> {
 ///
 /// So the first pass may be over a part of the row. If its mean p is of a share s of the row, (p - mean)^2 is at most
 /// (1 - s) / s of the variance, whatever is in the row. With an eighth, the sum about p has up to three bits more than
-/// the variance, which are lost.
+/// the variance, which are lost, and up to three others, as the low bits of p round all x - p of a row alike. Results
+/// of two bytes have none of these six.
 struct LayerNorm {
   static constexpr bool kOneType = true;
   static constexpr bool kFirstEstimates = true;
