@@ -11,11 +11,11 @@
 ///   __shared__ float top;              // holds -1
 ///   atomic::max(&top, float(lane));    // 32 lanes: afterwards it holds 31
 /// \endcode
-/// Cost: one instruction if the hardware has it (`add` on all types, `max` and `min` on 32- and
-/// 64-bit integers and on fp32), else a compare-and-swap loop, which under contention takes one round for each thread.
-/// NaN: a `value` of NaN changes nothing. A NaN at `addr` gives way to the number, but on fp32 it stays in `max` if its
-/// sign bit is clear, like that of every NaN that CUDA and PyTorch make, and in `min` if it is set: one instruction,
-/// which compares bits, cannot know it. Compiles under NVRTC.
+/// Cost: one instruction if the hardware has it (`add` on all types, `max` and `min` on 32- and 64-bit integers and on
+/// fp32), else a compare-and-swap loop, which under contention takes one round for each thread.
+/// NaN: in `max` and `min` a `value` of NaN changes nothing. A NaN at `addr` gives way to the number, but on fp32 it
+/// stays in `max` if its sign bit is clear, like that of every NaN that CUDA and PyTorch make, and in `min` if it is
+/// set: one instruction, which compares bits, cannot know it. Compiles under NVRTC.
 
 namespace device::atomic {
 

@@ -20,7 +20,7 @@ from sgljit_core.compilers import arch
 from sgljit_core.errors import InvalidBuildError, SgljitError
 from sgljit_core.load import signatures
 from sgljit_core.load.exceptions import passing
-from sgljit_core.machine import forks
+from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.model.build import BuildSpec, Target
 
 from .modules import load_module
@@ -49,7 +49,7 @@ class Sources:
 
 _served: dict[str, Sources] = {}
 # A kernel's address, by sources, file, expression, signature and device.
-_kernels: forks.OncePerKey[tuple[Sources, str, str, str, int], int] = forks.OncePerKey()
+_kernels: OncePerKey[tuple[Sources, str, str, str, int], int] = OncePerKey()
 
 
 def load_host(sources: Sources, spec: BuildSpec) -> Module:
@@ -164,8 +164,7 @@ def prepare(sources: Sources, target: Target) -> None:
 
     An error here is dropped: it comes again, with all that there is to say, when a kernel is asked for.
     """
-    with forks.importing():
-        from .cubins import precompile
+    from .cubins import precompile
 
     with contextlib.suppress(SgljitError, OSError):
         precompile(lambda file: _spec(sources, file, sources.family, target), sources.csrc)

@@ -16,7 +16,7 @@ from sgljit_core.compilers import arch, includes, toolchain
 from sgljit_core.compilers.recipe import PORT_TEXT, flags, generated_sources, unit_flags
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 from sgljit_core.load import library
-from sgljit_core.machine import forks
+from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.model.build import BuildSpec, Product
 
 from . import policy
@@ -137,7 +137,7 @@ def _texts(sources: str | Sequence[str] | None) -> tuple[str, ...]:
     return (sources,) if isinstance(sources, str) else tuple(sources or ())
 
 
-_modules: forks.OncePerKey[tuple[Path, Location], Module] = forks.OncePerKey()
+_modules: OncePerKey[tuple[Path, Location], Module] = OncePerKey()
 
 
 def load_module(spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> Module:
@@ -211,8 +211,7 @@ class ModuleRequest(Request["Module"]):
     def _prepare(self) -> None:
         # An error here comes back, with all that there is to say, when the result is needed.
         with contextlib.suppress(Exception):
-            with forks.importing():
-                library.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
+            library.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
             if self._beside is not None:
                 self._beside()
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sgljit_core.errors import ToolchainNotFoundError
-from sgljit_core.machine import forks
+from sgljit_core.machine.forks import ForkLock
 
 from .toolchain import remembered_search
 
@@ -89,8 +89,7 @@ def unknown_target(nvrtc: Nvrtc, target: str, needed_for: str) -> ToolchainNotFo
 
 
 def _search() -> str | None:
-    with forks.importing():
-        from cuda.pathfinder import DynamicLibNotFoundError, find_nvidia_header_directory, load_nvidia_dynamic_lib
+    from cuda.pathfinder import DynamicLibNotFoundError, find_nvidia_header_directory, load_nvidia_dynamic_lib
 
     try:
         path = str(load_nvidia_dynamic_lib("nvrtc").abs_path)
@@ -117,7 +116,7 @@ def _library(path: str) -> ctypes.CDLL:
 
 # Precompiled headers halve the time of a compile. NVRTC keeps them in the process, for one compile at a time; a second
 # thread finishes sooner without them than by waiting.
-_precompiled = forks.ForkLock()
+_precompiled = ForkLock()
 
 
 @functools.lru_cache(maxsize=1)

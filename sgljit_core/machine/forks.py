@@ -3,9 +3,8 @@
 A lock that another thread held at the fork is never released in the child, and a descriptor that the child keeps
 open holds a file lock, or a pipe, beyond its parent's death. Both are dealt with here, at the fork itself.
 
-Some steps of another thread leave what no child can mend: an import its module's lock, and the start of a process the
-end of a pipe that the start waits for. So a fork waits for the compilers that start, and for the imports of the thread
-that runs beside a build.
+The start of a process waits until a pipe of its own is closed, which a child would keep open: so a fork waits for the
+compilers that start.
 
 A signal's handler, or a plugin's hook, may ask for code while its own thread builds. It must not wait for what it
 interrupts, nor for a thread that waits for that: so it takes a lock only where that is free.
@@ -95,25 +94,18 @@ def _depth() -> int:
 
 
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
-# Held during a fork. An import may take seconds, and the other lock is wanted all the time.
-_imports = threading.RLock()
-_guard = threading.RLock()
+_guard = ForkLock()  # held during a fork, and for some milliseconds at a time
 _private: set[int] = set()
-
-
-def importing() -> threading.RLock:
-    """A lock to hold during an import in a thread that its user knows nothing of."""
-    return _imports
 
 
 def starting() -> threading.RLock:
     """A lock to hold while a process starts."""
-    return _guard
+    return _guard.here()
 
 
 def open_private(opener: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
     """Open descriptors that a forked child does not have. Give each back with ``close``."""
-    with _guard:
+    with _guard.here():
         descriptors = opener()
         _private.update(descriptors)
     return descriptors
@@ -121,7 +113,7 @@ def open_private(opener: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
 
 def close(descriptor: int) -> None:
     """Close a private descriptor, unless this process is a child that never had it."""
-    with _guard:
+    with _guard.here():
         if descriptor in _private:
             _private.discard(descriptor)
             with contextlib.suppress(OSError):
@@ -129,23 +121,19 @@ def close(descriptor: int) -> None:
 
 
 def _before() -> None:
-    _imports.acquire()
-    _guard.acquire()
+    _guard.here().acquire()
 
 
 def _in_parent() -> None:
-    for lock in (_guard, _imports):
-        with contextlib.suppress(RuntimeError):  # control-C ended the wait for it, and the fork went on
-            lock.release()
+    with contextlib.suppress(RuntimeError):  # control-C ended the wait for it, and the fork went on
+        _guard.here().release()
 
 
 def _in_child() -> None:
-    global _imports, _guard
-    _imports, _guard = threading.RLock(), threading.RLock()  # whoever holds them
-    for descriptor in tuple(_private):
-        close(descriptor)
     for lock in _locks:
         lock.renew()
+    for descriptor in tuple(_private):
+        close(descriptor)
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -112,7 +112,7 @@ def test_each_version_gives_the_same_bits_of_fp16(cpu, count: int) -> None:
 )
 def test_functions_of_one_element(cpu, name: str, reference, lowest: float, highest: float, ulp: int) -> None:
     """Beside float64: many floats of normal results, small ones of either sign among them, and the ends."""
-    even = torch.linspace(lowest, highest, 20_000_001)
+    even = torch.linspace(lowest, highest, 4_000_001)
     small = torch.logspace(-30, 0, 100_001).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(100_001)
     x = torch.cat([even, small])
     got = torch.empty_like(x)

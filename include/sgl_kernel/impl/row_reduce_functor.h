@@ -61,14 +61,14 @@ struct RowReduceFunctor<F, kReturned, Indices<I...>, Indices<K...>, Indices<M...
       sgl::details::kHasSecondPass<F> || !sgl::details::kEstimates<F>,
       "RowReduce: kFirstEstimates needs a second pass, second_term and second_finish, which corrects the estimate");
   using Statistic = typename LastPass<F, First, Indices<K...>>::Statistic;
+  using Stored = traits::remove_cvref<Statistic>;
   static_assert(
-      requires(Statistic& to, const Statistic& from) {
-        Statistic{};
+      requires(Stored& to, const Stored& from) {
+        Stored{};
         to = from;
       },
-      "RowReduce: what finish, or second_finish, returns must be a value: the CPU's loop keeps those of several rows, "
-      "in "
-      "an array");
+      "RowReduce: what finish, or second_finish, returns must be a value that can be assigned: the CPU's loop keeps an "
+      "array of them");
   static_assert(
       sgl::details::kWritesRows<F> || !requires(const F& f, Statistic row) { f.write_row(1ll, row); },
       "RowReduce: write_row must be one function, and no template");
