@@ -225,14 +225,14 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         with forks.starting():
             process = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=environment)
+        with process:
+            try:
+                output, errors = process.communicate()
+            except BaseException:  # control-C
+                process.kill()
+                raise
     except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", str(error))
-    with process:
-        try:
-            output, errors = process.communicate()
-        except BaseException:  # control-C
-            process.kill()
-            raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
