@@ -149,8 +149,8 @@ def test_a_call_that_does_not_match(
 
 def between_elements(values: torch.Tensor) -> torch.Tensor:
     """The same values in host memory, at an odd address."""
-    data = bytearray(1) + values.numpy().tobytes()
-    return torch.frombuffer(data, dtype=values.dtype, offset=1)
+    data = bytearray(1 + values.nbytes)
+    return torch.frombuffer(data, dtype=values.dtype, offset=1).copy_(values)
 
 
 @pytest.mark.parametrize("name", ["indices_dst", "indices_src"])
