@@ -94,7 +94,8 @@ def _depth() -> int:
 
 
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
-_guard = ForkLock()  # held during a fork, and for some milliseconds at a time
+# Held during a fork, so that no descriptor is open and not yet known, and no process half started.
+_guard = ForkLock()
 _private: set[int] = set()
 
 

@@ -22,8 +22,7 @@ RowReduce<quant::PerToken, 1> by_row{"quant.h"};
 
 /// Checks the rules that the row operations leave to the ops: one shape for input and output, the output's dtype, and
 /// the scales.
-/// \throws TensorMatchError naming the tensor and the rule; ValueError if the scales share memory or are
-/// not aligned.
+/// \throws TensorMatchError naming the tensor and the rule; ValueError if the scales share memory or are not aligned.
 void check(const char* op, const Rows& input, const Rows& output_q, const TensorView& scales, bool per_row) {
   const auto& x = input.tensor;
   const auto& q = output_q.tensor;
