@@ -6,6 +6,7 @@ any time; a changed variable is interpreted again. No kernel call runs any of th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Mapping
@@ -105,6 +106,7 @@ _VARIABLES = (
     "XDG_RUNTIME_DIR",
 )
 _CACHE_MEGABYTES = 4096
+_MOST_MEGABYTES = 1e12
 _JIT: tuple[Mode, ...] = ("on", "warn", "error")
 
 
@@ -129,14 +131,12 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     # Unset, empty and blank are the same, except for the variables whose empty value has a meaning.
     given = {name: value.strip() for name, value in raw.items() if value.strip()}
     cache_dir = given.get("SGLJIT_CACHE_DIR")
-    if cache_dir is not None and not Path(cache_dir).expanduser().is_absolute():
-        raise ConfigError(f"SGLJIT_CACHE_DIR must be an absolute path, got {cache_dir!r}")
     arch_source = "SGLJIT_CUDA_ARCH" if "SGLJIT_CUDA_ARCH" in given else "TVM_FFI_CUDA_ARCH_LIST"
     cxx_source = "SGLJIT_CXX" if "SGLJIT_CXX" in given else "CXX"
     allowed = raw.get("SGLJIT_PLUGINS")
     jobs = _number(given, "SGLJIT_JOBS", 1)
     return Settings(
-        cache_dir=None if cache_dir is None else Path(cache_dir).expanduser(),
+        cache_dir=None if cache_dir is None else _absolute("SGLJIT_CACHE_DIR must be an absolute path", cache_dir),
         cache_bytes=_cache_bytes(given),
         cuda_arch=given.get(arch_source),
         cuda_arch_source=arch_source,
@@ -160,7 +160,7 @@ def _cache_bytes(given: Mapping[str, str]) -> int | None:
     if given.get("SGLJIT_CACHE_MEGABYTES", "").lower() == "unlimited":
         return None
     megabytes = _number(given, "SGLJIT_CACHE_MEGABYTES", 0)
-    return int((_CACHE_MEGABYTES if megabytes is None else megabytes) * 1e6) or None
+    return int(min(_CACHE_MEGABYTES if megabytes is None else megabytes, _MOST_MEGABYTES) * 1e6) or None
 
 
 def _engines(given: Mapping[str, str]) -> Engines:
@@ -177,11 +177,17 @@ def _engines(given: Mapping[str, str]) -> Engines:
 
 
 def _prebuilt(given: Mapping[str, str]) -> tuple[Path, ...]:
-    listed = [Path(name).expanduser() for name in given.get("SGLJIT_PREBUILT_PATH", "").split(os.pathsep) if name]
-    for directory in listed:
-        if not directory.is_absolute():
-            raise ConfigError(f"SGLJIT_PREBUILT_PATH must list absolute paths, got {str(directory)!r}")
-    return tuple(listed)
+    listed = given.get("SGLJIT_PREBUILT_PATH", "").split(os.pathsep)
+    return tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", name) for name in listed if name)
+
+
+def _absolute(rule: str, name: str) -> Path:
+    path = Path(name)
+    with contextlib.suppress(RuntimeError):  # nobody has this home
+        path = path.expanduser()
+    if not path.is_absolute():
+        raise ConfigError(f"{rule}, got {name!r}")
+    return path
 
 
 def _one_of(given: Mapping[str, str], name: str, values: tuple[T, ...]) -> T:

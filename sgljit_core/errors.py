@@ -157,11 +157,11 @@ class StorageError(SgljitError, OSError):
 class ResourceError(SgljitError, OSError):
     """The process or the machine has no file descriptor, process or memory left for what was to be done."""
 
-    def __init__(self, what: str, error: OSError) -> None:
-        super().__init__(
-            f"{what}: {error.strerror or error}. The next call tries again. Raise the limits of this process (ulimit "
-            f"-n for files, ulimit -u for processes and threads), or free some"
+    def __init__(self, what: str, error: OSError, remedy: str = "") -> None:
+        remedy = remedy or (
+            "Raise the limits of this process (ulimit -n for files, ulimit -u for processes and threads), or free some"
         )
+        super().__init__(f"{what}: {error.strerror or error}. The next call tries again. {remedy}")
 
 
 class ArtifactLoadError(SgljitError, OSError):

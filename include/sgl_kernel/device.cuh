@@ -48,9 +48,11 @@ namespace device {
 
 /// \brief Wait until the kernel before this one in the stream has finished and its writes are visible.
 ///
-/// For a kernel launched with `LaunchKernel::enable_pdl`: call it in every thread that reads the earlier kernel's
-/// output, before the read; code above it overlaps with that kernel's end. In any other launch it returns at once, and
-/// on a target without the feature (below sm_90) it is nothing: the launch then waits by itself.
+/// In a kernel launched with `LaunchKernel::enable_pdl` every thread calls it, before it reads or writes memory that any
+/// earlier kernel reads or writes: a kernel that only fills memory, too, or it could end before those that still use
+/// this memory, and whoever waits for it would not wait for them. Code above it overlaps with the earlier kernel's end.
+/// In any other launch it returns at once, and on a target without the feature (below sm_90) it is nothing: the launch
+/// then waits by itself.
 SGL_DEVICE void PDLWaitPrimary() {
   ptx::grid_dependency_wait();
 }
@@ -58,7 +60,8 @@ SGL_DEVICE void PDLWaitPrimary() {
 /// \brief Allow the next kernel in the stream to start, once every block of this one has called this or has ended.
 ///
 /// It is a hint about time, not about memory: the next kernel still sees this one's writes only after its own
-/// `PDLWaitPrimary`, which waits for this kernel's end. One call per block is enough.
+/// `PDLWaitPrimary`, which waits for this kernel's end. One call per block is enough. Whether the next kernel starts
+/// early depends on its own launch, with `enable_pdl`, and not on this one's.
 SGL_DEVICE void PDLTriggerSecondary() {
   ptx::grid_launch_dependents();
 }

@@ -108,11 +108,14 @@ struct LaunchKernel {
 
   /// \brief The stream that the caller's framework (PyTorch) has made current on `device`.
   [[nodiscard]] static auto resolve_device(DLDevice device) noexcept -> native_stream_t {
-    return static_cast<native_stream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+    // The framework's streams are those of the device, also for managed memory.
+    const auto type = device.device_type == kDLCUDAManaged ? kDLCUDA : device.device_type;
+    return static_cast<native_stream_t>(TVMFFIEnvGetStream(type, device.device_id));
   }
 
   /// \brief Let the kernel start before its predecessor in the stream has ended (programmatic dependent launch).
-  /// The kernel must call `device::PDLWaitPrimary` before it reads that one's output. Needs sm_90.
+  /// Every thread of the kernel must call `device::PDLWaitPrimary` before it reads or writes memory that any earlier
+  /// kernel reads or writes. Needs sm_90.
   auto enable_pdl(bool enabled = true) -> LaunchKernel& {
     m_config.pdl = enabled;
     return *this;

@@ -17,7 +17,7 @@
 namespace device {
 
 /// \brief The shared memory of the reductions of one row, in floats.
-inline constexpr uint32_t kRowSmem = 4 * kWarpThreads;
+inline constexpr uint32_t kRowSmem = sgl::kMostTerms * kWarpThreads;
 
 /// \brief Whether the registers of a row decide how many rows a multiprocessor holds at once, and so how fast they are.
 /// Such rows have one address for the block, and load up to nine vectors early, instead of eight. Found on an H200:

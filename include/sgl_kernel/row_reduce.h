@@ -26,8 +26,8 @@
 /// A functor may have more members:
 /// - `float combine(float a, float b, ...) const`, of the inputs: `term` and the call operator take its result in place
 ///   of the inputs, and it is the first output, written before the reduction.
-/// - `term` may return `sgl::Values<N>` for N reductions at once, up to four; `finish` takes such a value then. It may
-///   return a struct.
+/// - `term` may return `sgl::Values<N>` for N reductions at once, up to four, those of a second pass included; `finish`
+///   takes such a value then. It may return a struct.
 /// - `second_term(first, x, ...)` and `second_finish(first, reduced, size)` are a second pass over the row, with what
 ///   `finish` returned. The call operator gets the result of the last pass.
 /// - `static constexpr bool kFirstEstimates = true;` says that the first of two passes gives an estimate: on the CPU it

@@ -15,6 +15,9 @@
 
 namespace host::runtime {
 
+/// \brief The device itself, or for one below zero the current device: 0 in a thread that has made none current.
+[[nodiscard]] SGL_INLINE int this_device(int device_id);
+
 /// \brief An attribute of a device by its number in the driver, such as `driver::kMultiprocessorCount`.
 [[nodiscard]] SGL_INLINE int get_attribute(int which, int device_id = -1, DebugInfo location = {});
 
@@ -80,10 +83,14 @@ struct DeviceGuard {
 
 namespace host::runtime {
 
+SGL_INLINE int this_device(int device_id) {
+  if (device_id < 0 && driver::api().CtxGetDevice(&device_id) != driver::kSuccess) return 0;
+  return device_id;
+}
+
 SGL_INLINE int get_attribute(int which, int device_id, DebugInfo location) {
-  if (device_id < 0 && driver::api().CtxGetDevice(&device_id) != driver::kSuccess) device_id = 0;
   int value = 0;
-  driver::check(driver::api().DeviceGetAttribute(&value, which, device_id), location);
+  driver::check(driver::api().DeviceGetAttribute(&value, which, this_device(device_id)), location);
   return value;
 }
 

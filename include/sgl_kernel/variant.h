@@ -45,9 +45,8 @@ struct TemplateArg {
   std::int64_t value;
 
   bool operator==(const TemplateArg& other) const noexcept {
-    // The type of an enum is not compared: the kernel's template fixes it.
-    return kind == other.kind && value == other.value &&
-           (kind != kType || (type_size == other.type_size && std::memcmp(type, other.type, type_size) == 0));
+    return kind == other.kind && value == other.value && type_size == other.type_size &&
+           (type == other.type || std::memcmp(type, other.type, type_size) == 0);
   }
 };
 
@@ -444,6 +443,7 @@ SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
 
 [[gnu::cold, gnu::noinline]] inline void raise_dynamic_smem_limit(
     LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
+  RuntimeCheck(location, bytes <= INT32_MAX, "no block has ", bytes, " bytes of shared memory");
   // Under a lock, or the lower of two limits could be set last.
   static ::pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   ::pthread_mutex_lock(&mutex);
@@ -470,8 +470,7 @@ inline void allow_dynamic_smem(LoadedKernel& kernel, std::size_t bytes, DebugInf
 
 SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Variant& variant, void** arguments) {
   if (config.grid.is_empty()) return;
-  std::int32_t device_id = config.device_id;
-  if (device_id < 0) driver::check(driver::api().CtxGetDevice(&device_id), location);
+  const auto device_id = runtime::this_device(config.device_id);
   const runtime::DeviceGuard guard(device_id, location);
   LoadedKernel& kernel = variant.on(device_id);
   if (config.dynamic_smem != 0) allow_dynamic_smem(kernel, config.dynamic_smem, location);
@@ -508,6 +507,7 @@ namespace runtime {
 SGL_INLINE auto get_blocks_per_sm(
     const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
     DebugInfo location) -> std::uint32_t {
+  device_id = this_device(device_id);
   const DeviceGuard guard(device_id, location);
   auto& kernel = variant.on(device_id);
   if (dynamic_smem != 0) host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
@@ -520,6 +520,7 @@ SGL_INLINE auto get_blocks_per_sm(
 
 SGL_INLINE auto get_available_dynamic_smem_per_block(
     const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location) -> std::size_t {
+  device_id = this_device(device_id);
   const DeviceGuard guard(device_id, location);
   const auto& api = driver::api();
   auto& kernel = variant.on(device_id);

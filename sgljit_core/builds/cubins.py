@@ -57,7 +57,7 @@ class KernelRequest(Request[Cubin]):
         spec = self.named
         compiler = nvrtc.find_nvrtc(spec.label)
         options = _options(spec, self._roots, compiler)
-        (directory / "variant.cu").write_text(self._generated)
+        (directory / "variant.cu").write_text(self._generated, encoding="utf-8")
         command = f"nvrtc {' '.join(options)} variant.cu  # {spec.kernel}"
         headers = _headers(spec, self._roots)
         try:

@@ -105,7 +105,7 @@ def _after(seconds: float, function: Callable[[], object]) -> Iterator[None]:
 @contextmanager
 def showing(text: str) -> Iterator[None]:
     """A line on the terminal while the block runs, once it has run for a second. Elsewhere nothing."""
-    if not sys.stderr.isatty():
+    if not _has_terminal():
         yield
         return
     line = _Line(text)
@@ -114,6 +114,13 @@ def showing(text: str) -> Iterator[None]:
             yield
     finally:
         line.hide()
+
+
+def _has_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # a daemon has none, others put in what can only write, or close it
+        return False
 
 
 class _Line:

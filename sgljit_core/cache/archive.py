@@ -73,6 +73,8 @@ def unpack(file: Path, root: Path) -> int:
             places = _extract(reader, file, staging)
         for place in places:
             _verify(file, staging / place)
+        for place in places:  # if one cannot be made, nothing enters
+            trust.make_directories((root / place).parent)
         for place in places:
             store.settle(staging / place, root / place)
     except SgljitError:
@@ -148,6 +150,12 @@ def _extract(reader: _Reader, file: Path, staging: Path) -> list[Path]:
             seen.add(member.name)
             _write(archive, member, staging / member.name, reader)
             places[Path(member.name).parent] = None
+        end = archive.offset
+    # tarfile takes the end of a file for the end of an archive, too.
+    reader.seek(end)
+    reader.allowed = tarfile.BLOCKSIZE
+    if reader.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: it has no end")
     return list(places)
 
 

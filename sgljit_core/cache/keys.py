@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 from sgljit_core.compilers.includes import Scan
 from sgljit_core.compilers.toolchain import Toolchain
 from sgljit_core.model.build import BuildSpec
+
+_NATIVE = re.compile(r"=native\b")  # also within a list, as in -Xcompiler=-march=native,-ffast-math
 
 # Raise it when the meaning of an ingredient changes; the C ABI is the one of tvm-ffi that artifacts are built on.
 FORMAT = 1
@@ -67,7 +70,7 @@ def without_core(source: Mapping[str, str]) -> dict[str, str]:
 
 def depends_on_processor(flags: Mapping[str, Sequence[str]]) -> bool:
     """Whether a flag asks for code for the processor of this machine, such as ``-march=native``."""
-    return any(flag.endswith("=native") for values in flags.values() for flag in values)
+    return any(_NATIVE.search(flag) for values in flags.values() for flag in values)
 
 
 def toolchain_ingredients(toolchain: Toolchain) -> dict[str, str]:

@@ -7,7 +7,7 @@ damaged payload; the keys it claims must be those of the directory that it lies 
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -17,6 +17,7 @@ from .keys import Location
 
 FILE = "manifest.json"
 _FORMAT = 1
+_LARGEST = 1e300
 
 
 class ManifestError(Exception):
@@ -24,13 +25,17 @@ class ManifestError(Exception):
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and "\0" not in value
+    return isinstance(value, str) and re.search("[\0\ud800-\udfff]", value) is None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _LARGEST  # not so of NaN
 
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {  # whether a value of the JSON is one of the annotated type
     "str": _is_text,
     "int": lambda value: type(value) is int and value >= 0,
-    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "float": _is_number,
     "tuple[str, ...]": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "Mapping[str, str]": lambda value: isinstance(value, dict) and all(map(_is_text, (*value, *value.values()))),
 }

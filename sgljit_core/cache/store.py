@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,9 @@ _SPARED_SECONDS = _MARK_SECONDS + 3600.0  # so no artifact goes that was used wi
 _LIMIT_SECONDS = 600.0
 _LIMITED = ".limited"
 _FOREIGN_SECONDS = 24 * 3600.0  # after that long, a build on another machine is taken to be over
+_AHEAD_SECONDS = 24 * 3600.0  # a time that lies further ahead was taken from a clock that was wrong
+_SOURCE_KEY = re.compile(r"[0-9a-f]{32}")
+_ENTRY = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{8})?")  # see Manifest.entry_name
 
 
 def lock_path(root: Path, location: Location) -> Path:
@@ -173,8 +177,13 @@ def _keep_newest(paths: Sequence[Path], count: int) -> None:
 
 def _age(path: Path) -> float:
     with contextlib.suppress(OSError):
-        return time.time() - path.stat().st_mtime
+        return _seconds_since(path.stat().st_mtime)
     return 0.0
+
+
+def _seconds_since(moment: float) -> float:
+    seconds = time.time() - moment
+    return seconds if seconds > -_AHEAD_SECONDS else float("inf")
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -232,7 +241,7 @@ def limit(root: Path, most: int) -> None:
         OSError: the root cannot be read or written now.
     """
     stamp = root / _LIMITED
-    if time.time() - last_use(stamp) < _LIMIT_SECONDS:
+    if _seconds_since(last_use(stamp)) < _LIMIT_SECONDS:
         return
     new = not stamp.exists()
     stamp.touch(mode=0o600)
@@ -241,8 +250,10 @@ def limit(root: Path, most: int) -> None:
     found = sorted((last_use(path), path, size(path)) for path in artifact_directories(root))
     excess = sum(taken for _, _, taken in found) - most
     for used, path, taken in found:
-        if excess <= 0 or time.time() - used < _SPARED_SECONDS:
+        if excess <= 0:
             break
+        if _seconds_since(used) < _SPARED_SECONDS:
+            continue
         remove(path, root)
         excess -= taken
 
@@ -263,13 +274,17 @@ def remove(path: Path, root: Path) -> None:
 def artifact_directories(root: Path, closed: Callable[[Path], object] = lambda _: None) -> list[Path]:
     """Every artifact's directory below a root, whole or not; none below a closed directory. Raises OSError.
 
+    Nothing else below it is listed: callers remove what is, and a user may have named a directory of his own.
+
     Args:
         closed: is called with each directory that this user may not list.
     """
     places = [path for path in _children(root) if not path.name.startswith(".")]
-    for _ in range(4):
+    for _ in range(3):
         places = [path for place in places for path in _children(place, closed)]
-    return places
+    keys = [path for path in places if _SOURCE_KEY.fullmatch(path.name)]
+    found = [path for key in keys for path in _children(key, closed) if _ENTRY.fullmatch(path.name)]
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
 def _children(directory: Path, closed: Callable[[Path], object] | None = None) -> list[Path]:

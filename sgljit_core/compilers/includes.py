@@ -125,11 +125,11 @@ def _recalled(question: Sequence[str]) -> Scan | None:
     answer = recall(question)
     if answer is None:
         return None
-    files, stamps, uses_tvm_cpp, is_port, directories = json.loads(answer)
     try:
+        files, stamps, uses_tvm_cpp, is_port, directories = json.loads(answer)
         current = all(_directory_stamp(path) == stamp for path, stamp in directories.items())
         current = current and all(_open_stamp(path) == stamp for path, stamp in stamps.items())
-    except OSError:
+    except (OSError, ValueError, AttributeError):  # a file is gone, or the answer is none of ours
         return None
     return Scan(files, stamps, uses_tvm_cpp, is_port) if current else None
 

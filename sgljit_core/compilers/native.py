@@ -43,8 +43,11 @@ _PLATFORM = re.compile(
     r"termio|termios|tgmath|threads|time|uchar|ucontext|ulimit|unistd|utime|utmp|utmpx|values|wait|wchar|wctype|wordexp|"
     r"xlocale)\.h$)"
 )
-_NO_MEMORY = re.compile(r"out of memory|memory exhausted|bad_alloc|cannot allocate memory", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    r"out of memory|memory exhausted|(?:instance of|what\(\):) *'?std::bad_alloc|cannot allocate memory", re.IGNORECASE
+)
 _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol|multiple definition", re.IGNORECASE)
+_CONTEXT = re.compile(r"In file included from |\s+from |\s*\d*\s*\|")  # where an error is, and lines of the source
 
 
 def compile_library(
@@ -68,7 +71,7 @@ def compile_library(
         CompileError: a compiler failed; ``directory`` holds its input and output.
     """
     for name, text in generated.items():
-        (directory / name).write_text(text)
+        (directory / name).write_text(text, encoding="utf-8")
     files = () if spec.header_only else (*spec.cuda_files, *spec.cpp_files)
     units = [*(spec.csrc / file for file in files), *(directory / name for name in generated)]
     objects = [directory / f"{index}_{unit.name}.o" for index, unit in enumerate(units)]
@@ -82,6 +85,16 @@ def compile_library(
     with contextlib.closing(run.supervisor):
         run.side_by_side([(command, _is_cuda(unit)) for command, unit in zip(commands, units, strict=True)], meanwhile)
         trace = run(link, cuda=False)
+    made = [*(output.with_suffix(".d") for output in objects), library]
+    for command, file in zip([*commands, link], made, strict=True):
+        if not file.is_file() and directory.is_dir():
+            raise CompileError(
+                build=spec.label,
+                first_error=f"the compiler reported success, and wrote no {file.name}",
+                command=shlex.join(command),
+                log="",
+                build_directory=directory,
+            )
     read = [path for output in objects for path in _dependencies(output.with_suffix(".d"))]
     own = (directory, tvm_ffi_include(), *([toolchain.cuda_home] if toolchain.nvcc else []))
     observed = _observed((*read, *_archives(trace)), own, keyed)
@@ -178,13 +191,13 @@ class _Runner:
         if finished.status == 0:
             return finished.output
         log = finished.output.strip() or f"no output; exit status {finished.status}"
-        lines = log.splitlines()
+        lines = [line for line in log.splitlines() if not _CONTEXT.match(line)] or log.splitlines()
         first = next((line.strip() for line in lines if _ERROR.search(line)), lines[-1].strip())
         if finished.late:
             first = f"the compiler did not end within {supervisor.SECONDS / 60:g} minutes and was ended"
         elif finished.status == 128 + 9:
             first = "the compiler was killed, most likely for lack of memory; SGLJIT_JOBS=1 runs one compiler at a time"
-        elif finished.memory is not None and _NO_MEMORY.search(log):
+        elif finished.memory is not None and any(map(_NO_MEMORY.search, lines)):
             gigabytes = finished.memory / (1 << 30)
             first = (
                 f"the compiler ran out of memory: it could take {gigabytes:.1f} GiB, which the machine had left; "
@@ -206,8 +219,9 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
     place = re.match(r"\S*?(generated\.\w+):(\d+)", first)
     place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here\s*\Z", before)
     if place is not None:
-        line = (directory / place[1]).read_text().splitlines()[int(place[2]) - 1]
-        hints.append(f"The error is in the wrapper {line}")
+        written = (directory / place[1]).read_text(encoding="utf-8").splitlines()
+        # A #line of the author's may name any.
+        hints += [f"The error is in the wrapper {line}" for line in written[int(place[2]) - 1 : int(place[2])]]
     parameter = re.findall(r"read_argument\([^)]*\) \[with T = ([^\]]+)\]", before)
     if "SGL_EXPORT: " in first and parameter:
         hints.append(f"The type is {parameter[-1]}")

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sgljit_core.errors import ToolchainNotFoundError
+from sgljit_core.machine import processes
 from sgljit_core.machine.forks import ForkLock
 
 from .toolchain import remembered_search
@@ -121,8 +122,15 @@ _precompiled = ForkLock()
 
 @functools.lru_cache(maxsize=1)
 def precompiled_directory(process: int) -> Path:
-    """A process's own directory. The process removes it at its end; its children do not."""
-    directory = Path(tempfile.mkdtemp(prefix="sgljit-pch-"))
+    """A process's own directory. The process removes it at its end; its children do not.
+
+    A process that is killed removes nothing, so the next one removes what dead ones left.
+    """
+    for left in Path(tempfile.gettempdir()).glob("sgljit-pch.*"):
+        owner = processes.parse(left.name.split(".")[1])
+        if owner is not None and processes.is_dead(owner):
+            shutil.rmtree(left, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(prefix=f"sgljit-pch.{processes.current()}."))
 
     def remove() -> None:
         if os.getpid() == process:

@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +21,12 @@ from pathlib import Path
 
 from sgljit_core.config import settings
 from sgljit_core.errors import ToolchainNotFoundError
-from sgljit_core.machine import forks, processes
+from sgljit_core.machine import processes
 from sgljit_core.machine.answers import recall, remember
+from sgljit_core.machine.supervisor import Finished, Supervisor
 
 _HOST_COMPILERS = ("g++", "clang++", "c++")
+_SECONDS = 60.0  # for a compiler to say what it is
 _LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
 _CUDA_REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]". Or set SGLJIT_NVCC to an nvcc.'
 _CXX_REMEDY = (
@@ -53,8 +54,8 @@ class Toolchain:
         """The CUDA toolkit that nvcc belongs to."""
         assert self.nvcc is not None
         if _is_script(self.nvcc.path):  # a wrapper may be anywhere, but nvcc itself reports its directory
-            command = [str(self.nvcc.path), "--dryrun", "-x", "cu", "-c", os.devnull]
-            match = re.search(r"^#\$ TOP=(.+)$", _run(command).stderr, re.MULTILINE)
+            asked = _ask(self.nvcc.path, "--dryrun", "-x", "cu", "-c", os.devnull)
+            match = re.search(r"^#\$ TOP=(.+)$", asked.output, re.MULTILINE)
             if match is not None:
                 return Path(match[1]).resolve()
         return self.nvcc.path.parent.parent
@@ -199,41 +200,33 @@ def _identify(path: Path) -> Compiler:
 
 def _is_script(path: Path) -> bool:
     """Whether a program runs another one: a script, or a launcher such as ccache under g++'s name."""
-    if path.resolve().name in _LAUNCHERS:
+    try:
+        if path.resolve().name in _LAUNCHERS:
+            return True
+        with path.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:  # it can be run, and not read
         return True
-    with path.open("rb") as file:
-        return file.read(2) == b"#!"
+
+
+def _ask(path: Path, *arguments: str) -> Finished:
+    environment = {"PATH": os.pathsep.join((str(path.parent), os.defpath)), "LC_ALL": "C"}
+    return Supervisor().run([str(path), *arguments], cwd=Path("/"), env=environment, seconds=_SECONDS)
 
 
 def _ask_version(path: Path) -> str:
-    result = _run([str(path), "--version"])
-    lines = [line for line in result.stdout.splitlines() if line.strip()]
-    if result.returncode != 0 or not lines:
+    result = _ask(path, "--version")
+    lines = [line for line in result.output.splitlines() if line.strip()]
+    if result.status != 0 or not lines:
+        failed = f"did not end within {_SECONDS:g} s" if result.late else f"failed with {result.status}"
         raise ToolchainNotFoundError(
             f"a working {path.name}",
             needed_for="kernels",
-            searched=[f"{path} (--version failed with {result.returncode}: {result.stderr.strip()})"],
+            searched=[f"{path} (--version {failed}: {result.output.strip()[:1000]})"],
             remedy=_CUDA_REMEDY if path.name == "nvcc" else _CXX_REMEDY,
         )
     # nvcc names its release on the fourth line, others identify themselves on the first.
     return next((line for line in lines if "release" in line), lines[0])
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.pathsep.join((str(Path(command[0]).parent), os.defpath)), "LC_ALL": "C"}
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    try:
-        with forks.starting():
-            process = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=environment)
-        with process:
-            try:
-                output, errors = process.communicate()
-            except BaseException:  # control-C
-                process.kill()
-                raise
-    except OSError as error:
-        return subprocess.CompletedProcess(command, 127, "", str(error))
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def processor() -> str:

@@ -136,7 +136,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     heads = _integer(file, text, "num_attention_heads")
     kv_heads = _integer(file, text, "num_key_value_heads", heads)
     hidden = _integer(file, text, "hidden_size")
-    head_dim = _integer(file, text, "head_dim", hidden // heads)
+    head_dim = _integer(file, text, "head_dim", hidden // heads or None)
     latent = tuple(_integer(file, text, key) for key in ("q_lora_rank", "kv_lora_rank") if text.get(key) is not None)
     is_latent = text.get("kv_lora_rank") is not None
     traits = MODEL_TYPES.get(model_type, _PLAIN)
@@ -169,7 +169,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ModelConfigError(
             f"{file} cannot be read ({error.strerror}): name a directory that holds a model's config.json, or that file"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"{file} is no JSON: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("text_config", {}), dict):
         raise ModelConfigError(f"{file} is no config of a model: expected an object, and an object as its text_config")

@@ -29,7 +29,7 @@ def recall(question: Sequence[str]) -> str | None:
         with open(_path(question), "rb", opener=_opener) as file:
             trust.check(Path(file.name), os.fstat(file.fileno()))
             kept = json.loads(file.read())
-    except (OSError, ValueError, SgljitError):
+    except (OSError, ValueError, RecursionError, SgljitError):
         return None
     if not isinstance(kept, dict) or kept.get("question") != list(question):
         return None

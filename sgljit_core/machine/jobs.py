@@ -167,7 +167,7 @@ def _own_cgroups(cgroups: Path, proc: Path) -> list[Path]:
 
 def _read(path: Path) -> str:
     with contextlib.suppress(OSError):
-        return path.read_text()
+        return path.read_text(errors="replace")
     return ""
 
 

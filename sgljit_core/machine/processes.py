@@ -79,7 +79,7 @@ def _started(pid: int) -> int:
 def _state(pid: int) -> list[str]:
     """The kernel's fields of a process, from its state on; nothing where there is none."""
     try:
-        # The second field, the program's name, may hold anything; what follows it is fixed.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # The second field, the program's name, may hold any bytes; what follows it is fixed.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, PermissionError, ProcessLookupError):
         return []

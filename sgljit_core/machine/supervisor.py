@@ -5,8 +5,9 @@ killed sends no signal at all. Each command therefore runs in a process group of
 reading end of a pipe; the builder holds the only writing end. The kernel closes it when the builder dies, however it
 dies, and the shell then kills the group.
 
-A command ends after half an hour, which no compiler needs. Each of its processes may take as much memory as the machine
-had left when it started, and at least 4 GiB: one that runs away then fails, rather than whoever the kernel picks.
+A command ends after half an hour, which no compiler needs, or sooner where the caller says. Each of its processes may
+take as much memory as the machine had left when it started, and at least 4 GiB: one that runs away then fails, rather
+than whoever the kernel picks.
 
 ``PR_SET_PDEATHSIG`` was rejected: grandchildren do not inherit it, and it fires when the thread that started the
 compiler ends. A helper in Python was rejected: it takes 15 ms to start, the shell one.
@@ -32,6 +33,11 @@ from . import forks
 # The command does not get the pipe. The watch ends when the group is killed, by itself or by the builder.
 _LIMIT = 'ulimit -S -v "$0" 2>/dev/null; '
 _SCRIPT = _LIMIT + 'exec 3<&0 </dev/null; { read -r l <&3; kill -KILL 0; } >/dev/null 2>&1 & "$@" 3<&- & wait $!'
+
+_NO_STATUS = (
+    "This process ignores SIGCHLD, as its parent may have told it to: call signal.signal(signal.SIGCHLD, "
+    "signal.SIG_DFL) before the first kernel is compiled"
+)
 
 SECONDS = 1800.0  # after which a command is ended
 LEAST_MEMORY = 4 << 30
@@ -69,22 +75,26 @@ class Supervisor:
         *,
         cwd: Path,
         env: Mapping[str, str],
-        started: Callable[[], object],
+        started: Callable[[], object] = lambda: None,
         memory: int | None = None,
+        seconds: float | None = None,
     ) -> Finished:
         """Run a command to its end.
 
         Args:
             started: called once it runs.
             memory: the bytes that the machine has left for it.
+            seconds: after which it is ended; by default ``SECONDS``.
 
         Raises:
             FileNotFoundError: somebody removed ``cwd``.
-            ResourceError: it cannot be started.
+            ResourceError: it cannot be started, or its exit status is lost.
         """
         memory = None if memory is None else max(memory, LEAST_MEMORY)
         try:
-            return self._run(command, cwd, env, started, memory)
+            return self._run(command, cwd, env, started, memory, SECONDS if seconds is None else seconds)
+        except ChildProcessError as error:
+            raise ResourceError(f"{command[0]} ran, but its exit status is lost", error, _NO_STATUS) from error
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not cwd.is_dir():
                 raise
@@ -97,6 +107,7 @@ class Supervisor:
         env: Mapping[str, str],
         started: Callable[[], object],
         memory: int | None,
+        seconds: float,
     ) -> Finished:
         # A forked child must not keep the writing end: then this process's death would go unnoticed.
         reading, writing = forks.open_private(lambda: os.pipe2(os.O_CLOEXEC))
@@ -114,7 +125,7 @@ class Supervisor:
                     start_new_session=True,
                 )
             started()
-            status, late = self._wait(process)
+            status, late = self._wait(process, seconds)
             os.lseek(output, 0, os.SEEK_SET)
             with open(output, "rb", closefd=False) as file:
                 return Finished(status, file.read().decode(errors="replace"), late, memory)
@@ -135,7 +146,7 @@ class Supervisor:
             for group in self._running:
                 _kill(group)
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> tuple[int, bool]:
+    def _wait(self, process: subprocess.Popen[bytes], seconds: float) -> tuple[int, bool]:
         """Wait for a command's end: its status, and whether it was ended because it took too long."""
         group = process.pid
         late = threading.Event()
@@ -146,7 +157,7 @@ class Supervisor:
                 if group in self._running:
                     _kill(group)
 
-        limit = threading.Timer(SECONDS, end)
+        limit = threading.Timer(seconds, end)
         limit.daemon = True
         with self._lock:
             self._running.add(group)

@@ -29,7 +29,7 @@ def check_root(root: Path) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(status.st_mode) and not settings().trust_shared_cache:
-        target = root.resolve()
+        target = os.path.realpath(root)  # also of a link to itself
         raise _untrusted(root, f"is a symbolic link (to {target})", f"Name the directory itself, {target}")
     check(root, status)
 

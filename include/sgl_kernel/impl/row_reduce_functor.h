@@ -2,6 +2,7 @@
 
 #include <sgl_kernel/functor.h>
 #include <sgl_kernel/impl/row_op.h>
+#include <sgl_kernel/impl/row_reduce_params.h>
 #include <sgl_kernel/impl/traits.h>
 #include <sgl_kernel/utils.h>
 
@@ -21,6 +22,7 @@ sgl::Values<N> reduced(const sgl::Values<N>&);
 /// The result of the last pass, where `First` is that of the first.
 template <typename F, typename First, typename Kept, bool kHasSecondPass = sgl::details::kHasSecondPass<F>>
 struct LastPass {
+  static constexpr int kTerms = 0;
   using Statistic = First;
 };
 template <typename F, typename First, std::size_t... K>
@@ -29,7 +31,9 @@ struct LastPass<F, First, Indices<K...>, true> {
       requires(const F& f, First first) { as_values(f.second_term(first, kAny<K>...)); },
       "RowReduce: second_term must be float second_term(first, float, ...) const: what finish returned, and what term "
       "gets");
-  using Sum = decltype(reduced(as_values(declare<const F&>().second_term(declare<First>(), kAny<K>...))));
+  using Terms = decltype(as_values(declare<const F&>().second_term(declare<First>(), kAny<K>...)));
+  static constexpr int kTerms = Terms::kCount;
+  using Sum = decltype(reduced(declare<Terms>()));
   static_assert(
       requires(const F& f, First first, Sum sum) { f.second_finish(first, sum, 0.0f); },
       "RowReduce: a functor with second_term needs float second_finish(first, float sum, float size) const, with what "
@@ -49,7 +53,8 @@ struct RowReduceFunctor<F, kReturned, Indices<I...>, Indices<K...>, Indices<M...
   static_assert(
       requires(const F& f) { as_values(f.term(kAny<K>...)); },
       "RowReduce: the functor needs float term(float, ...) const, with a float for each input, or the one of combine");
-  using Sum = decltype(reduced(as_values(declare<const F&>().term(kAny<K>...))));
+  using Terms = decltype(as_values(declare<const F&>().term(kAny<K>...)));
+  using Sum = decltype(reduced(declare<Terms>()));
   static_assert(
       requires(const F& f, Sum sum) { f.finish(sum, 0.0f); },
       "RowReduce: the functor needs float finish(float sum, float size) const; the sum is sgl::Values<N> if term is");
@@ -60,7 +65,11 @@ struct RowReduceFunctor<F, kReturned, Indices<I...>, Indices<K...>, Indices<M...
   static_assert(
       sgl::details::kHasSecondPass<F> || !sgl::details::kEstimates<F>,
       "RowReduce: kFirstEstimates needs a second pass, second_term and second_finish, which corrects the estimate");
-  using Statistic = typename LastPass<F, First, Indices<K...>>::Statistic;
+  using Last = LastPass<F, First, Indices<K...>>;
+  static_assert(
+      Terms::kCount + Last::kTerms <= sgl::kMostTerms,
+      "RowReduce: term and second_term may have four values together: the kernels have memory for no more");
+  using Statistic = typename Last::Statistic;
   using Stored = traits::remove_cvref<Statistic>;
   static_assert(
       requires(Stored& to, const Stored& from) {

@@ -7,6 +7,9 @@
 
 namespace sgl {
 
+/// \brief The most values that a row is reduced to, over both passes.
+inline constexpr int kMostTerms = 4;
+
 /// \brief The parameters of the kernels of a row reduction: inputs, shared rows and outputs, in this order.
 template <int kOperands>
 struct RowReduceParams {

@@ -33,7 +33,7 @@ def prune(
     gone = admin.prune(
         directory,
         older_than=None if days is None else days * 86400,
-        larger_than=None if megabytes is None else int(megabytes * 1e6),
+        larger_than=None if megabytes is None or megabytes == float("inf") else int(megabytes * 1e6),
         keep=keep,
         dry_run=dry_run,
     )

@@ -172,7 +172,9 @@ void launch_on_device(const Job& job, const Work& work, const Table& table) {
   transfer.src = job.src->rows;
   transfer.chunk_rows = static_cast<std::uint32_t>(launch.chunk_rows);
   transfer.sort_keys = job.to_host ? transfer.dst_indices : transfer.src_indices;
-  const auto smem = launch.chunk_rows == 0 ? 0 : 8 * std::bit_ceil(static_cast<std::size_t>(launch.chunk_rows));
+  // The kernel sorts two rows at least.
+  const auto sorted = std::bit_ceil(static_cast<std::size_t>(launch.chunk_rows < 2 ? 2 : launch.chunk_rows));
+  const auto smem = launch.chunk_rows == 0 ? 0 : 8 * sorted;
   host::LaunchKernel(launch.blocks, launch.threads, job.device, smem)
       .enable_pdl(launch.is_early && host::runtime::has_pdl(job.device.device_id))(
           choose_kernel<Table>(job, work), transfer, table);

@@ -162,6 +162,9 @@ inline void match_caches(Job& job, const host::Optional<std::int64_t>& element_d
       refuse_pair(kTensorMatchError, job.op, k, v, "must have the same number of rows: ");
     if (job.num_caches == 2 && k.rows != v.rows && k.num_rows > 1)
       refuse_pair(kTensorMatchError, job.op, k, v, "must have the same strides: ");
+    // The kernel takes indices of 32 bits apart into page and row: on both sides, if one has pages.
+    if (k.num_rows >= kNoPages && (job.dst->rows.page_size != kNoPages || job.src->rows.page_size != kNoPages))
+      refuse("ValueError", job.op, k.name, " has too many rows for a transfer with pages: ", *k.view);
     if (t.num_rows > 0 && k.num_rows == 0)
       refuse("IndexError", job.op, "there are ", t.num_rows, " indices, but ", k.name, " has no rows: ", *k.view);
   };
