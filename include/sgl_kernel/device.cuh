@@ -48,11 +48,11 @@ namespace device {
 
 /// \brief Wait until the kernel before this one in the stream has finished and its writes are visible.
 ///
-/// In a kernel launched with `LaunchKernel::enable_pdl` every thread calls it, before it reads or writes memory that any
-/// earlier kernel reads or writes: a kernel that only fills memory, too, or it could end before those that still use
-/// this memory, and whoever waits for it would not wait for them. Code above it overlaps with the earlier kernel's end.
-/// In any other launch it returns at once, and on a target without the feature (below sm_90) it is nothing: the launch
-/// then waits by itself.
+/// In a kernel launched with `LaunchKernel::enable_pdl` every thread calls it, before it reads or writes memory that
+/// any earlier kernel reads or writes: a kernel that only fills memory, too, or it could end before those that still
+/// use this memory, and whoever waits for it would not wait for them. Code above it overlaps with the earlier kernel's
+/// end. In any other launch it returns at once, and on a target without the feature (below sm_90) it is nothing: the
+/// launch then waits by itself.
 SGL_DEVICE void PDLWaitPrimary() {
   ptx::grid_dependency_wait();
 }

@@ -104,21 +104,22 @@ class _Asked(logging.Handler):
 
 
 class _OnDevice:
-    """A tensor of the CPU that says, by DLPack, that it is on a CUDA device."""
+    """A tensor of the CPU that says, by DLPack, that it is on a CUDA device: type 2, or 13 for managed memory."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, tensor: torch.Tensor, device_type: int = 2) -> None:
+        self._tensor, self._device_type = tensor, device_type
 
     def __dlpack__(self, **_options: Any) -> Any:
         capsule = self._tensor.__dlpack__()
         get = ctypes.pythonapi.PyCapsule_GetPointer
         get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        # A DLTensor begins with its data's address and the device's type, 2 for CUDA.
-        ctypes.c_int32.from_address(get(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)).value = 2
+        # A DLTensor begins with its data's address and the device's type.
+        type_ = ctypes.c_int32.from_address(get(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p))
+        type_.value = self._device_type
         return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
+        return self._device_type, 0
 
 
 def _on_device(value: Any) -> Any:

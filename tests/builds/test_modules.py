@@ -234,6 +234,31 @@ def test_a_compile_error_has_the_first_real_error_the_command_and_the_kept_direc
     assert str(error.build_directory) in str(error)
 
 
+def test_a_missing_brace_is_said_to_be_one_and_no_lack_of_memory():
+    """g++ quotes <new>, where bad_alloc is, and names error.h on the way."""
+    text = "namespace a {\ninline long f(long x) { return x; }"
+    with pytest.raises(errors.CompileError) as caught:
+        load_jit("brace", cpp_sources=text, cpp_wrappers=[("f", "a::f")])
+    assert "memory" not in str(caught.value).splitlines()[0]
+    assert ": error: " in str(caught.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [("0_generated.cpp.d", "rm -f *.d"), ("module.so", "rm -f *.so")],
+)
+def test_a_compiler_that_leaves_a_file_out_is_named_and_not_the_disk(load, compiler, missing, line):
+    head, _, call = compiler.path.read_text().rpartition("\nexec ")
+    compiler.path.write_text(f"{head}\n{call.strip()} && {line}\n")
+    with pytest.raises(errors.CompileError, match=f"the compiler reported success, and wrote no {missing}"):
+        load()
+
+
+def test_a_line_directive_of_the_author_does_not_hide_the_error():
+    with pytest.raises(errors.CompileError, match="int"):
+        load_jit("line", cpp_sources='#line 900 "generated.cpp"\nint int;', cpp_wrappers=[("f", "f")])
+
+
 def test_a_link_error_is_a_compile_error(tmp_path):
     csrc = write(tmp_path, lost__cpp="int lost();\nint call() { return lost(); }\n")
     with pytest.raises(errors.CompileError, match=r"undefined reference to .lost\(\)"):

@@ -191,6 +191,14 @@ def test_an_observer_that_raises_stops_no_build_and_no_other_observer(load, monk
 _STEPS = ("started", "finished")
 
 
+@pytest.mark.parametrize(
+    "stream",
+    ["None", "type('Tee', (), {'write': len, 'flush': bool})()", "open(os.devnull, 'w'); sys.stderr.close()"],
+)
+def test_a_stream_that_is_no_terminal_and_cannot_say_so_stops_no_build(children, stream):
+    assert children.run(f"import os, sys\nsys.stderr = {stream}\n{LOAD}") == "1\n"
+
+
 def test_a_line_on_a_terminal_after_a_second(children, compiler):
     """On a real terminal: a pty."""
     import os

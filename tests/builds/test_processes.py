@@ -25,6 +25,17 @@ def test_eight_processes_on_a_cold_cache_compile_once(children, compiler, cache)
     assert leftovers(cache) == []
 
 
+def test_a_process_may_have_any_name(children, compiler):
+    """The kernel cuts names at 15 bytes, within a character, and a build looks at the owners of others."""
+    code = f"import ctypes\nctypes.CDLL(None).prctl(15, {'vllm-模型服务'.encode()[:15]!r}, 0, 0, 0)\n{LOAD}"
+    compiler.hold()
+    named = children.start(code)
+    until(compiler.is_held)
+    assert children.run(markers=("other",), flags=("-DVALUE=2",), env={"SGLJIT_CXX": "g++"}) == "2\n"
+    compiler.let_go()
+    assert named.join() == "1\n"
+
+
 def test_two_variants_do_not_wait_for_each_other(children, compiler):
     compiler.hold()
     slow = children.start(markers=("slow",), flags=("-DVALUE=2",))

@@ -43,15 +43,17 @@ def test_the_format_is_stable():
     assert keys.key({"cxx": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0"}) == "dbb2128d5fd6fe43dbdfbd5c99fe9610"
 
 
-def test_native_code_is_keyed_by_the_processor_and_nothing_else_is():
+@pytest.mark.parametrize("flag", ["-march=native", "-Xcompiler=-march=native,-ffast-math", "-mtune=native "])
+def test_native_code_is_keyed_by_the_processor_and_nothing_else_is(flag):
     spec = BuildSpec(("m",), Path("/src"), Target("cpu-x86_64"), cpp_files=("a.cpp",), cpp_wrappers=(("f", "f"),))
     scan = Scan({}, {}, uses_tvm_cpp=False)
 
     def key(flag: str, cpu: str) -> str:
         return keys.key(keys.source_ingredients(spec, {}, scan, {"cxx": (flag,)}, tvm_ffi="", cpu=cpu))
 
-    assert key("-march=native", "one") != key("-march=native", "two")
+    assert key(flag, "one") != key(flag, "two")
     assert key("-O3", "one") == key("-O3", "two")
+    assert key("-DMODE=natively", "one") == key("-DMODE=natively", "two")
 
 
 def key_of(load, *markers, **options) -> str:

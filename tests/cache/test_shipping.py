@@ -18,6 +18,7 @@ from kit import LOAD, artifacts, leftovers, made
 
 import sgljit_core.cache
 from sgljit_core import errors
+from sgljit_core.cache import keys, manifest
 from sgljit_core.cache.store import QUARANTINE
 
 NO_COMPILER = {"PATH": "", "SGLJIT_CXX": "none"}
@@ -174,6 +175,46 @@ def test_a_bad_archive_is_refused_and_leaves_nothing(warm_cache, tmp_path, kind)
     assert not (tmp_path / "evil.so").exists()
 
 
+def test_an_archive_that_was_cut_between_two_files_is_refused(load, cache, tmp_path):
+    """For tarfile its end is the end of the archive."""
+    load()
+    load("other", flags=("-DVALUE=2",))
+    assert sgljit_core.cache.export_archive(tmp_path / "all.tar") == 2
+    with tarfile.open(tmp_path / "all.tar") as archive:
+        third = [member.offset for member in archive][2]
+    (tmp_path / "cut.tar").write_bytes((tmp_path / "all.tar").read_bytes()[:third])
+    (tmp_path / "zeros.tar").write_bytes(b"")
+    cache.rename(tmp_path / "away")
+    for name in ("cut.tar", "zeros.tar"):
+        with pytest.raises(errors.ArchiveError, match="is damaged"):
+            sgljit_core.cache.import_archive(tmp_path / name)
+    assert artifacts(cache) == []
+
+
+def test_where_one_artifact_of_an_archive_has_no_place_none_enters(warm_cache, tmp_path):
+    sgljit_core.cache.export_archive(tmp_path / "one.tar")
+    warm_cache.rename(tmp_path / "away")
+    warm_cache.mkdir(mode=0o700)
+    (place,) = {path.relative_to(tmp_path / "away").parts[0] for path in artifacts(tmp_path / "away")}
+    (warm_cache / place).write_text("a file")
+    with pytest.raises(errors.StorageError):
+        sgljit_core.cache.import_archive(tmp_path / "one.tar")
+    assert artifacts(warm_cache) == []
+
+
+@pytest.mark.parametrize("text", ['"created": 1e400', '"created": ' + "9" * 400, r'"build": "\ud800"'])
+def test_a_manifest_with_what_nobody_can_print_is_damaged(warm_cache, text):
+    (artifact,) = artifacts(warm_cache)
+    file = artifact / "manifest.json"
+    document = json.loads(file.read_text())
+    document["manifest"] |= json.loads("{" + text + "}")
+    document["sha256"] = keys.digest(keys.canonical(document["manifest"]))
+    file.write_text(json.dumps(document))
+    with pytest.raises(manifest.ManifestError, match=r"other types than expected|cannot be read"):
+        manifest.Manifest.parse(file.read_bytes())
+    assert sgljit_core.cache.prune() != []
+
+
 def test_what_is_no_archive_is_refused(cache, tmp_path):
     (tmp_path / "text.tar").write_text("hello " * 1000)
     with pytest.raises(errors.ArchiveError, match="is no archive of artifacts, or is damaged"):
@@ -285,6 +326,48 @@ def test_a_size_that_is_no_number_is_refused(load, monkeypatch):
     monkeypatch.setenv("SGLJIT_CACHE_MEGABYTES", "-1")
     with pytest.raises(errors.ConfigError, match="SGLJIT_CACHE_MEGABYTES must be a number of at least 0"):
         load()
+
+
+@pytest.mark.parametrize("value", ["1e305", "1e12"])
+def test_any_number_is_a_size(load, monkeypatch, value):
+    monkeypatch.setenv("SGLJIT_CACHE_MEGABYTES", value)
+    load()
+
+
+def test_nothing_but_artifacts_is_removed_from_a_directory_that_somebody_uses_for_more(load, children, cache):
+    """Files of the user's own, some five levels below, where artifacts lie."""
+    load()
+    (artifact,) = artifacts(cache)
+    own = [
+        cache / "work/project/src/deep/dir/thesis.tex",
+        cache / "work/project/src/deep/file.txt",
+        cache / "blobs" / "a" / "b" / ("0" * 32) / "notes",
+        cache / "blobs" / "a" / "b" / ("0" * 32) / ("1" * 32),  # a file
+    ]
+    for file in own:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"precious" * 1000)
+        _used(file, 72)
+        _used(file.parent, 72)
+    link = artifact.parent / ("2" * 32)
+    link.symlink_to(own[0].parent)
+    assert sgljit_core.cache.prune(older_than=0, larger_than=0)
+    assert all(file.is_file() for file in own)
+    assert not artifact.exists()
+    (cache / ".limited").unlink(missing_ok=True)
+    assert children.run(env={"SGLJIT_CACHE_MEGABYTES": "0.0001"}) == "1\n"
+    assert all(file.is_file() for file in own)
+
+
+def test_times_that_a_wrong_clock_left_keep_nothing_for_years(load, children, cache):
+    load()
+    (artifact,) = artifacts(cache)
+    for path in (artifact, cache / ".limited"):
+        path.touch()
+        _used(path, -24 * 365)
+    new = {"flags": ("-DVALUE=9",), "env": {"SGLJIT_CACHE_MEGABYTES": "0.001"}}
+    assert children.run(**new) == "9\n"
+    assert artifact not in artifacts(cache)
 
 
 def test_prune_of_an_absent_cache_makes_none(cache):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,46 @@ def test_an_upgraded_compiler_is_noticed(load, children, tmp_path):
     assert asked() == ("fake 1.0\n", 1)
     build("2.0")
     assert asked() == ("fake 2.0\n", 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("sleep 60", "--version did not end within 0.5 s"),
+        ("printf 'caf\\351: no\\n' >&2; exit 3", "--version failed with 3: caf\N{REPLACEMENT CHARACTER}: no"),
+        ("kill -SEGV $$", "--version failed with 139"),
+    ],
+)
+def test_a_compiler_that_does_not_say_what_it_is_is_an_error_with_what_it_did(cxx, monkeypatch, script, text):
+    monkeypatch.setattr(toolchain, "_SECONDS", 0.5)
+    cxx.write_text(f"#!/bin/sh\n{script}\n")
+    monkeypatch.setenv("SGLJIT_CXX", str(cxx))
+    with pytest.raises(errors.ToolchainNotFoundError) as caught:
+        toolchain.find_cxx("a test")
+    assert f"{cxx} ({text}" in str(caught.value)
+
+
+def test_what_a_compiler_leaves_running_is_not_waited_for(cxx, monkeypatch):
+    cxx.write_text("#!/bin/sh\nsleep 60 &\necho a compiler 2.0\n")
+    monkeypatch.setenv("SGLJIT_CXX", str(cxx))
+    start = time.monotonic()
+    assert toolchain.find_cxx("a test").version == "a compiler 2.0"
+    assert time.monotonic() - start < 30
+
+
+WITHOUT_SIGCHLD = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from sgljit_core import errors, load_jit
+try:
+    load_jit("one", cpp_sources="long one() { return 1; }", cpp_wrappers=[("one", "one")])
+except errors.ResourceError as error:
+    print(error)
+"""
+
+
+def test_where_sigchld_is_ignored_the_error_says_so(children):
+    printed = children.run(WITHOUT_SIGCHLD)
+    assert "ran, but its exit status is lost: No child processes." in printed
+    assert "signal.signal(signal.SIGCHLD, signal.SIG_DFL)" in printed
+    assert "ulimit" not in printed

@@ -231,6 +231,15 @@ HOST = {
         reduces("TwoPasses", "1", "second_term(float mean, float x)", "second_term(auto mean, float x)"),
         "RowReduce: a functor with second_finish needs second_term, one function and no template",
     ),
+    "more sums than the kernels have memory for": (
+        reduces(
+            "TwoPasses",
+            "1",
+            "float second_term(float mean, float x) const { ",
+            "sgl::Values<4> second_term(float mean, float x) const { ",
+        ),
+        "RowReduce: term and second_term may have four values together",
+    ),
     "an estimate that no second pass corrects": (
         reduces("Norm", "1, 1", "  float eps;", "  static constexpr bool kFirstEstimates = true;\n  float eps;"),
         "RowReduce: kFirstEstimates needs a second pass, second_term and second_finish, which corrects the estimate",

@@ -1,0 +1,114 @@
+"""What host parts launch on a CUDA device: seen without one, by a driver that writes launches down."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sgljit_core import errors, load_jit, testing, why
+from sgljit_core.compilers import nvrtc
+
+CSRC = Path(__file__).parent / "csrc" / "launches"
+NULL_DRIVER = Path(testing.__file__).parent / "csrc"
+LAUNCHES = """
+import sys
+from sgljit_core.config import leave_out
+leave_out("LD_PRELOAD")  # compilers need no driver
+import torch, tvm_ffi
+from sgljit_core import KernelFamily, override_cuda_arch
+from sgljit_core.compilers import arch
+from sgljit_core.testing.dry_run import _OnDevice
+arch.pretend(arch.parse_cuda_target("9.0", "a test"))
+def on_device(tensor, type_):
+    return tvm_ffi.from_dlpack(_OnDevice(tensor, type_))
+x = on_device(torch.ones(4), 2)
+sys.path.insert(0, sys.argv[1])
+family = KernelFamily("launches", "launched")
+with override_cuda_arch(9, 0), tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x1230):
+    module = family.load_host("launches", cpp_files=["launches.cpp"], header_only=False)
+    add, multiply = module.add, module.multiply
+    CALLS
+"""
+
+
+@pytest.fixture(scope="module")
+def driver() -> Path:
+    """The library."""
+    try:
+        nvrtc.find_nvrtc("this test")
+    except errors.ToolchainNotFoundError as error:
+        pytest.skip(str(error).splitlines()[0])
+
+    def build() -> None:
+        load_jit(
+            "recording_driver",
+            csrc=CSRC,
+            cpp_files=["recording_driver.cpp"],
+            extra_cflags=["-DSGL_NULL_MAJOR=9", "-DSGL_NULL_MINOR=0"],
+            extra_include_paths=[NULL_DRIVER],
+            extra_ldflags=["-Wl,-soname,libcuda.so.1"],
+            header_only=False,
+        )
+
+    build()
+    artifact = why(build).artifact
+    assert artifact is not None
+    return artifact / "module.so"
+
+
+@pytest.fixture
+def launched(driver: Path, tmp_path: Path) -> Callable[[str], tuple[str, list[list[str]]]]:
+    """What calls print, and what they launch: kernel, blocks, bytes of dynamic shared memory, stream."""
+    (tmp_path / "launched").mkdir()
+    (tmp_path / "launched" / "__init__.py").touch()
+    shutil.copytree(CSRC, tmp_path / "launched" / "csrc")
+    record = tmp_path / "record"
+
+    def run(calls: str) -> tuple[str, list[list[str]]]:
+        variables = {"LD_PRELOAD": str(driver), "CUDA_VISIBLE_DEVICES": "", "RECORD": str(record)}
+        command = [sys.executable, "-c", LAUNCHES.replace("CALLS", calls), str(tmp_path)]
+        done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, [line.split() for line in record.read_text().splitlines()]
+
+    return run
+
+
+def test_two_enums_of_one_value_are_two_kernels(launched):
+    _, ((added, *_), (multiplied, *_), (again, *_)) = launched("add(x, 0); multiply(x); add(x, 0)")
+    assert "Add" in added
+    assert "Multiply" in multiplied
+    assert again == added
+
+
+def test_more_shared_memory_than_32_bits_count_is_refused(launched):
+    calls = """
+    add(x, 1 << 16)
+    for size in (1 << 31, (1 << 32) + 1024):
+        try:
+            add(x, size)
+        except RuntimeError as error:
+            print(error)
+    """
+    printed, ((_, blocks, smem, _),) = launched(calls)
+    assert (blocks, smem) == ("1", "65536")
+    assert "no block has 2147483648 bytes of shared memory" in printed
+    assert "no block has 4294968320 bytes of shared memory" in printed
+
+
+@pytest.mark.parametrize("type_", [2, 13], ids=["device", "managed"])
+def test_memory_of_either_kind_is_worked_on_in_the_current_stream(launched, type_):
+    _, ((*_, stream),) = launched(f"add(on_device(torch.ones(4), {type_}), 0)")
+    assert stream == "0x1230"
+
+
+def test_without_a_current_context_the_current_device_is_the_first(launched):
+    printed, ((_, blocks, _, stream),) = launched("print(module.blocks_per_sm()); module.on_the_current_device(x)")
+    assert printed == "1\n"
+    assert (blocks, stream) == ("7", "(nil)")
