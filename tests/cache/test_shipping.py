@@ -191,15 +191,19 @@ def test_an_archive_that_was_cut_between_two_files_is_refused(load, cache, tmp_p
     assert artifacts(cache) == []
 
 
-def test_where_one_artifact_of_an_archive_has_no_place_none_enters(warm_cache, tmp_path):
-    sgljit_core.cache.export_archive(tmp_path / "one.tar")
-    warm_cache.rename(tmp_path / "away")
-    warm_cache.mkdir(mode=0o700)
-    (place,) = {path.relative_to(tmp_path / "away").parts[0] for path in artifacts(tmp_path / "away")}
-    (warm_cache / place).write_text("a file")
+def test_where_one_artifact_of_an_archive_has_no_place_none_enters(load, cache, tmp_path):
+    load()
+    load("other", flags=("-DVALUE=2",))
+    sgljit_core.cache.export_archive(tmp_path / "two.tar")
+    *_, last = (path.parent.relative_to(cache) for path in artifacts(cache))
+    cache.rename(tmp_path / "away")
+    made(cache)
+    for directory in reversed(last.parents[:-1]):
+        made(cache / directory)
+    (cache / last).write_text("a file")
     with pytest.raises(errors.StorageError):
-        sgljit_core.cache.import_archive(tmp_path / "one.tar")
-    assert artifacts(warm_cache) == []
+        sgljit_core.cache.import_archive(tmp_path / "two.tar")
+    assert artifacts(cache) == []
 
 
 @pytest.mark.parametrize("text", ['"created": 1e400', '"created": ' + "9" * 400, r'"build": "\ud800"'])
