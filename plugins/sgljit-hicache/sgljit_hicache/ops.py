@@ -78,7 +78,8 @@ def transfer_hicache_one_layer(
     Raises:
         sgljit_core.errors.TensorMatchError: shapes, dtypes, strides or devices do not fit.
         ValueError: a cache in pageable host memory in a transfer on CUDA; destinations that overlap themselves, each
-            other or a source other than their own; a bad option. Checked: a destination named twice, or also read.
+            other, a source other than their own, or the indices; a bad option. Checked: a destination named twice, or
+            also read.
         IndexError: indices for a cache without rows. Checked: an index out of range; the first such position.
     """
 
@@ -144,7 +145,8 @@ def transfer_hicache_all_layer(
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError, IndexError: as for one layer.
         ValueError: a null address in a table on the CPU. Checked: that in any table, an address on the device that
-            kernels cannot use, or a row of a layer that would be written where another is written or read.
+            kernels cannot use, or a row of a layer that would be written where another is written or read, or on the
+            CPU, where indices or addresses are.
     """
 
 

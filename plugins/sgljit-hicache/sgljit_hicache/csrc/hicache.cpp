@@ -178,7 +178,7 @@ template <int kCaches>
 void transfer_one_layer(
     const Side<kCaches>& dst, const Side<kCaches>& src, MaybeInt element_dim, const Options& options) {
   auto job = job_of(kOneLayer, dst, src, options);
-  match_caches(job, element_dim);
+  match_caches(job, dst.indices, src.indices, element_dim);
   transfer(job);
 }
 
@@ -195,7 +195,7 @@ void transfer_all_layers(
 void launch_one_layer(
     const Side<2>& dst, const Side<2>& src, MaybeInt element_dim, MaybeInt unroll, const hicache::Launch& launch) {
   auto job = job_of(kOneLayer, dst, src, {.unroll = unroll});
-  match_caches(job, element_dim);
+  match_caches(job, dst.indices, src.indices, element_dim);
   job.launch = &launch;
   transfer(job);
 }

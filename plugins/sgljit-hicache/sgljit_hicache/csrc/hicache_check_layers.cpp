@@ -75,9 +75,26 @@ void check_pair(const Job& job, const Side& dst, std::size_t a, const Side& side
   }
 }
 
+/// Throw if a row that is written shares memory with `bytes` at `data`, which are read meanwhile.
+void check_list(const Job& job, const Side& dst, const char* name, const void* data, std::int64_t bytes) {
+  const host::MemoryRows list(data, bytes);
+  for (std::size_t a = 0; a < dst.layers.size(); ++a) {
+    if (!host::rows_meet(dst.layers[a], list)) continue;
+    const std::int64_t begin = list.begin - dst.layers[a].first;
+    for (const auto& row : dst.touched) {
+      if (row.offset + job.row_bytes <= begin || row.offset >= begin + bytes) continue;
+      hicache::refuse(
+          "ValueError", job.op, name, " and row ", row.index, " of ", dst.caches[a / job.transfer.num_layers].name, "[",
+          a % job.transfer.num_layers, "], which ", dst.indices_name, "[", row.position,
+          "] names, overlap: a write of the row would change ", name, " while it is read");
+    }
+  }
+}
+
 /// Throw if a row of a layer would overwrite another row that is written or read. The indices have been checked.
 ///
-/// Caches that are disjoint, or interleave, take a comparison per pair; others one per row.
+/// Caches that are disjoint, or interleave, take a comparison per pair; others one per row. The CPU reads the indices
+/// and the addresses while it writes rows, so they are compared, too; what a device reads is not at hand here.
 void check_layers_on_cpu(const Job& job) {
   job.with_indices([&](const auto* dst_indices, const auto* src_indices) {
     const auto dst = side_of(job, "indices_dst", dst_indices, job.dst);
@@ -85,6 +102,14 @@ void check_layers_on_cpu(const Job& job) {
     for (std::size_t i = 0; i < dst.layers.size(); ++i) {
       for (std::size_t j = i + 1; j < dst.layers.size(); ++j) check_pair(job, dst, i, dst, j);
       for (std::size_t j = 0; j < src.layers.size(); ++j) check_pair(job, dst, i, src, j);
+    }
+    if (!hicache::is_host(job.device)) return;
+    const auto index_bytes = std::int64_t{job.transfer.num_rows} * job.index_dtype.bits / 8;
+    check_list(job, dst, "indices_dst", dst_indices, index_bytes);
+    check_list(job, dst, "indices_src", src_indices, index_bytes);
+    for (const auto* caches : {job.dst, job.src}) {
+      for (int c = 0; c < job.num_caches; ++c)
+        check_list(job, dst, caches[c].name, caches[c].layers, std::int64_t{job.transfer.num_layers} * 8);
     }
   });
 }

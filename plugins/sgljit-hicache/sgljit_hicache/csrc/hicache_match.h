@@ -72,20 +72,36 @@ inline std::int64_t match_cache(const char* op, Cache& cache, const host::Option
   refuse(kind, op, a.name, " and ", b.name, ' ', rule, *a.view, " and ", *b.view);
 }
 
-/// Destinations may overlap only their own source, row for row. Returns whether they do.
-inline bool match_overlaps(const Job& job) {
+[[noreturn, gnu::cold]] inline void refuse_overlap(const char* op, const Cache& a, const Cache& b) {
+  refuse(
+      "ValueError", op, a.name, " and ", b.name, " overlap: ", *a.view, " and ", *b.view,
+      ". Rows that may share memory, interleaved at different strides, are refused with those that do");
+}
+
+/// Destinations may overlap only their own source, row for row. Returns whether they do. Indices are read while rows
+/// are written, after they have been checked: they may not lie in a destination either.
+inline bool match_overlaps(const Job& job, const host::TensorView& indices_dst, const host::TensorView& indices_src) {
   bool is_in_place = false;
+  const auto refuse_indices_in = [&](const Cache& dst, const host::MemoryRows& written, const auto& indices,
+                                     const char* name) {
+    const host::MemoryRows read(indices.data_ptr(), indices.numel() * std::int64_t{indices.dtype().bits / 8});
+    if (host::rows_meet(written, read)) [[unlikely]]
+      refuse(
+          "ValueError", job.op, name, " and ", dst.name, " overlap: a write of a row would change indices while they ",
+          "are read: ", indices, " and ", *dst.view);
+  };
   for (int c = 0; c < job.num_caches; ++c) {
     const auto& dst = job.dst[c];
     const auto written = dst.memory(job.row_bytes);
     if (host::rows_overlap(written))
       refuse("ValueError", job.op, "rows of ", dst.name, " overlap each other: ", *dst.view);
+    refuse_indices_in(dst, written, indices_dst, "indices_dst");
+    refuse_indices_in(dst, written, indices_src, "indices_src");
     for (int d = 0; d < job.num_caches; ++d) {
-      if (d > c && host::rows_meet(written, job.dst[d].memory(job.row_bytes)))
-        refuse_pair("ValueError", job.op, dst, job.dst[d], "overlap: ");
+      if (d > c && host::rows_meet(written, job.dst[d].memory(job.row_bytes))) refuse_overlap(job.op, dst, job.dst[d]);
       if (!host::rows_meet(written, job.src[d].memory(job.row_bytes))) continue;
       is_in_place = c == d && dst.address == job.src[d].address && dst.rows == job.src[d].rows;
-      if (!is_in_place) refuse_pair("ValueError", job.op, dst, job.src[d], "overlap: ");
+      if (!is_in_place) refuse_overlap(job.op, dst, job.src[d]);
     }
   }
   return is_in_place;
@@ -130,7 +146,9 @@ inline void match_options(const Job& job) {
 }
 
 /// \brief Check all caches of one layer; sets the rows and the addresses of both sides.
-inline void match_caches(Job& job, const host::Optional<std::int64_t>& element_dim) {
+inline void match_caches(
+    Job& job, const host::TensorView& indices_dst, const host::TensorView& indices_src,
+    const host::Optional<std::int64_t>& element_dim) {
   const auto& first = job.dst[0];
   auto& t = job.transfer;
   t.num_layers = 1;
@@ -170,7 +188,7 @@ inline void match_caches(Job& job, const host::Optional<std::int64_t>& element_d
   };
   match_side(job.dst);
   match_side(job.src);
-  job.is_in_place = match_overlaps(job);
+  job.is_in_place = match_overlaps(job, indices_dst, indices_src);
 }
 
 /// \brief Check the addresses of all layers; sets them and their number.
@@ -229,12 +247,18 @@ inline void match_strides(Job& job, const LayerStrides& strides) {
   match_side(1, "destination", "num_rows_dst", job.dst);
   const auto& dst = job.dst->rows;
   const bool rows_fit = dst.row_stride >= job.row_bytes || dst.page_size == 1;
-  const bool pages_fit =
-      dst.page_size == kNoPages || dst.page_stride >= (dst.page_size - 1) * dst.row_stride + job.row_bytes;
-  if ((!rows_fit || !pages_fit) && job.transfer.num_rows > 1)
+  const auto page_bytes = dst.page_size == kNoPages ? 0 : (dst.page_size - 1) * dst.row_stride + job.row_bytes;
+  const bool pages_fit = dst.page_size == kNoPages || dst.page_stride >= page_bytes;
+  if (!rows_fit && job.transfer.num_rows > 1)
     refuse(
         "ValueError", job.op, "rows of the destination overlap each other: rows of ", job.row_bytes, " bytes are ",
-        dst.row_stride, " bytes apart", dst.page_size == kNoPages ? "" : ", or their pages overlap");
+        dst.row_stride, " bytes apart");
+  // Interleaved pages need not overlap, but one rule is enough here.
+  if (!pages_fit && job.transfer.num_rows > 1)
+    refuse(
+        "ValueError", job.op, "pages of the destination overlap or interleave: a page takes ", page_bytes,
+        " bytes, and pages are ", dst.page_stride, " bytes apart; for all layers at once, each page of a destination ",
+        "must end before the next begins");
   // Where the rows of a layer are neighbours on both sides, the order layer by layer stays within fewer pages of
   // memory; if all layers of a row are neighbours, the order row by row does.
   const auto is_dense = [&](const RowStrides& rows) {

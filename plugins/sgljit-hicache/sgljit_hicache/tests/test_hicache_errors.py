@@ -199,9 +199,29 @@ def test_caches_that_share_memory(make: Callable[[torch.Tensor], Call], text: st
     buffer = torch.zeros(1024, dtype=torch.int16, device=device)
     call = {name: value.to(device) for name, value in make(buffer).items()}
     rows = torch.arange(4, device=device)
-    with pytest.raises(ValueError, match=f"^transfer_hicache_one_layer_mla: {text}: "):
+    with pytest.raises(ValueError, match=f"^transfer_hicache_one_layer_mla: {text}: ") as raised:
         family.transfer_hicache_one_layer_mla(**call, indices_dst=rows, indices_src=rows)
     assert not buffer.any()
+    doubt = ". Rows that may share memory, interleaved at different strides, are refused with those that do"
+    assert str(raised.value).endswith(doubt) == ("cache_src" in text)
+
+
+@pytest.mark.parametrize("name", ["indices_dst", "indices_src"])
+def test_indices_inside_of_a_destination(name: str, device: torch.device):
+    """The rows would overwrite them after their check: the CPU would take what was written for indices."""
+    pool = torch.arange(32, device=device).view(4, 8)
+    before, other = pool.clone(), torch.tensor([0, 1, 2], device=device)
+    call = {"indices_dst": other, "indices_src": other, name: pool[0, :3]}
+    src = torch.full_like(pool, 10**13)
+    text = f"transfer_hicache_one_layer_mla: {name} and cache_dst overlap: a write of a row would change indices while"
+    for is_checked in (True, False):
+        with pytest.raises(ValueError, match=f"^{text}"):
+            family.transfer_hicache_one_layer_mla(cache_dst=pool, cache_src=src, check_indices=is_checked, **call)
+    assert torch.equal(pool, before)
+    # Beside the rows, and in the source: nothing is written there.
+    family.transfer_hicache_one_layer_mla(pool[1:], cache_src=src[:3], **call)
+    assert torch.equal(pool[1:], src[1:])
+    family.transfer_hicache_one_layer_mla(src[:, 3:], cache_src=pool[:, 3:], **call)
 
 
 def test_k_and_v_in_one_place(device: torch.device):
@@ -309,7 +329,19 @@ ALL_LAYERS: dict[str, tuple[Call, type[Exception], str]] = {
     "pages that overlap": (
         {"page_size": 4, "cache_dst_page_stride_bytes": 100},
         ValueError,
-        "rows of the destination overlap each other: rows of 32 bytes are 32 bytes apart, or their pages overlap",
+        "pages of the destination overlap or interleave: a page takes 128 bytes, and pages are 100 bytes apart; for all "
+        "layers at once, each page of a destination must end before the next begins",
+    ),
+    "pages that interleave": (
+        {
+            "page_size": 2,
+            "element_size": 8,
+            "cache_dst_stride_bytes": 16,
+            "cache_dst_page_stride_bytes": 8,
+        },
+        ValueError,
+        "pages of the destination overlap or interleave: a page takes 24 bytes, and pages are 8 bytes apart; for all "
+        "layers at once, each page of a destination must end before the next begins",
     ),
     "no page size": (
         {"cache_dst_page_stride_bytes": 512},

@@ -212,6 +212,33 @@ def test_layers_that_share_a_pool_but_no_row(device: str, where: str):
     assert torch.equal(pool, expected)
 
 
+LISTS = ["indices_dst", "indices_src", "ptr_dst", "ptr_src"]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_inside_of_a_row_that_is_written(name: str):
+    """The CPU reads them while it writes the rows."""
+    pool, src = torch.zeros(8, ROW // 8, dtype=torch.int64), torch.full((8, ROW // 8), 10**13)
+    lists = {"indices_dst": torch.tensor([0, 2]), "indices_src": torch.tensor([1, 0])}
+    lists |= {"ptr_dst": table([pool.data_ptr()]), "ptr_src": table([src.data_ptr()])}
+    strides = {"cache_dst_stride_bytes": ROW, "cache_src_stride_bytes": ROW}
+    values = lists[name]
+    lists[name] = pool[2, 1 : 1 + len(values)].copy_(values)
+    before = pool.clone()
+    text = (
+        f"transfer_hicache_all_layer_mla: {name} and row 2 of ptr_dst[0], which indices_dst[1] names, overlap: a write "
+        f"of the row would change {name} while it is read"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        family.transfer_hicache_all_layer_mla(**lists, **strides, check_indices=True)
+    assert torch.equal(pool, before)
+    # In a row that is not written, nothing is wrong.
+    lists[name] = pool[1, : len(values)].copy_(values)
+    family.transfer_hicache_all_layer_mla(**lists, **strides, check_indices=True)
+    assert torch.equal(pool[[0, 2]], src[:2])
+    assert torch.equal(lists[name], values)
+
+
 def offset_of(index: int, stride: int, page_size: int, page_stride: int) -> int:
     return index // page_size * page_stride + index % page_size * stride
 
