@@ -41,7 +41,10 @@ class Event:
             ValueError: there is no such mode, the device is neither CUDA's nor the CPU, or the event is on the CPU and
                 is to be pinned or to have a mode of streams.
         """
-        self.device = torch.device("cuda") if device is None else torch.device(device)
+        try:
+            self.device = torch.device("cuda") if device is None else torch.device(device)
+        except RuntimeError as error:  # PyTorch's, of a name that it does not know
+            raise ValueError(f"Event: device must be a CUDA device or 'cpu', got {device!r}") from error
         self.mode = mode
         if mode not in _MODES:
             raise ValueError(f"Event: mode must be 'auto', 'driver' or 'kernel', got {mode!r}")
@@ -85,6 +88,11 @@ class Event:
     def query(self, value: int = 1) -> bool:
         """Whether the flag has the value now. It waits for no stream that is held up."""
         if not self.flag.is_cuda:
-            return int(self.flag[0]) == value
+            return _is_flag(int(self.flag[0]), value)
         with torch.cuda.device(self.flag.device), torch.cuda.stream(torch.cuda.Stream()):
-            return int(self.flag.cpu()[0]) == value
+            return _is_flag(int(self.flag.cpu()[0]), value)
+
+
+def _is_flag(seen: int, value: int) -> bool:
+    """Whether a 32-bit flag was written as ``value``, a signed number or an unsigned one: the ops take both."""
+    return -(2**31) <= value < 2**32 and (seen - value) % 2**32 == 0

@@ -24,6 +24,9 @@
 
 namespace wait_value {
 
+/// \brief The conditions by their names in Python; the index is the condition.
+inline constexpr const char* kConditionNames[] = {"ge", "eq", "and", "nor"};
+
 namespace details {
 
 inline std::int64_t now_ns() {
@@ -79,7 +82,8 @@ void wait_on_cpu(const void* address, int condition, T value, std::uint64_t time
       throw host::Error(
           "TimeoutError", "stream_wait_value: the flag is still ",
           static_cast<std::int64_t>(static_cast<std::make_signed_t<T>>(seen)), " after ",
-          static_cast<double>(timeout_ns) / 1e9, " s");
+          static_cast<double>(timeout_ns) / 1e9, " s, and the wait was for '", kConditionNames[condition], "' ",
+          static_cast<std::int64_t>(static_cast<std::make_signed_t<T>>(value)));
     // The sleep watches the lower half of a wide flag; a change of only the upper half is seen after the nap.
     const bool signal = details::nap(
         static_cast<const std::uint32_t*>(address), static_cast<std::uint32_t>(seen), ns < left ? ns : left);

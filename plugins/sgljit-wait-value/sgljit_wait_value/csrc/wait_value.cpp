@@ -49,9 +49,8 @@ struct Call {
 enum class Mode { kAuto, kDriver, kKernel };
 
 int condition_of(const char* op, const char* name) {
-  static constexpr const char* kNames[] = {"ge", "eq", "and", "nor"};
   for (int i = 0; i < 4; ++i) {
-    if (std::strcmp(name, kNames[i]) == 0) return i;
+    if (std::strcmp(name, wait_value::kConditionNames[i]) == 0) return i;
   }
   throw Error("ValueError", op, ": condition must be 'eq', 'ge', 'and' or 'nor', got '", name, "'");
 }
@@ -132,6 +131,8 @@ void match_device(Call& call, const TensorView& flag, const Optional<const char*
     throw Error(host::kTensorMatchError, call.op, ": the flag must be on a CUDA device or in host memory, got ", flag);
   call.device = {kDLCPU, 0};
   if (device.has_value() && device->device_type == kDLCPU) return;
+  // The driver says in words that there is none, or no such device; the framework, asked for a stream, could crash.
+  if (device.has_value()) static_cast<void>(host::runtime::get_cc_major(device->device_id));
   const auto memory = host_memory_at(call.flag);
   if (memory.type == 0) {
     if (!device.has_value()) return;

@@ -369,6 +369,10 @@ def test_errors_of_flags_on_a_device(streams: list[torch.cuda.Stream]):
     pageable = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="the flag is in pageable host memory, which cuda:0 cannot access"):
         family.stream_wait_value(pageable, 1, device="cuda:0")
+    missing = f"cuda:{torch.cuda.device_count()}"
+    for flag in (pageable, torch.zeros(1, dtype=torch.int32, pin_memory=True)):
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_DEVICE"):
+            family.stream_wait_value(flag, 1, device=missing)
 
 
 @pytest.mark.gpu
