@@ -14,8 +14,13 @@ host::RowMap<F, 2> rows_of{"activation.h"};
 /// the current stream of the device.
 template <typename F>
 void activate(host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up) {
+  // What offers memory and is no torch.Tensor, such as a NumPy array, gets this far without an `out`.
+  if (!out) [[unlikely]]
+    throw host::Error("TypeError", "out is None, and a new one is made only where input is a torch.Tensor: pass out");
   const auto rows = host::rows("input", input);
-  const auto result = host::rows_like(rows, "out", out.value());
+  const auto result = host::rows_like(rows, "out", *out);
+  if (host::is_type<__nv_fp8_e4m3>(out->dtype())) [[unlikely]]  // the row operations would write it, without a scale
+    result.raise({}, {"DType mismatch: expected one of [float32, float16, bfloat16] but got ", out->dtype()});
   if (up) return rows_of<F>({rows, host::rows_like(rows, "up", *up)}, {result});
   rows_of<F>({rows.part(0, 2), rows.part(1, 2)}, {result});
 }

@@ -134,6 +134,11 @@ BAD = {
     "shape of up": (lambda d: (zeros(2, 8, device=d), None, zeros(1, 2, 8, device=d)), "up", "expected 2 but got 3"),
     "size of out": (lambda d: (zeros(2, 8, device=d), zeros(2, 8, device=d)), "out", "expected 4 but got 8"),
     "dtype of out": (lambda d: (zeros(2, 8, device=d), zeros(2, 4, device=d).double()), "out", "got float64"),
+    "FP8 as out": (
+        lambda d: (zeros(2, 8, device=d), zeros(2, 4, device=d).to(torch.float8_e4m3fn)),
+        "out",
+        r"expected one of \[float32, float16, bfloat16\] but got float8_e4m3fn",
+    ),
     "size of up": (lambda d: (zeros(2, 8, device=d), None, zeros(2, 4, device=d)), "up", "expected 8 but got 4"),
     "dtype of up": (lambda d: (zeros(2, 8, device=d), None, zeros(2, 8, device=d).half()), "up", "got float16"),
 }
@@ -160,6 +165,28 @@ def test_tensors_that_do_not_fit_are_refused_with_the_cause(op, case, device):
 def test_an_argument_of_another_type(op, arguments, text):
     with pytest.raises(TypeError, match=re.escape(text)):
         getattr(family, op)(*arguments)
+
+
+class Array:
+    """Memory, as other libraries offer theirs."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_an_array_of_another_library_needs_an_out(op):
+    x = torch.randn(2, 8)
+    with pytest.raises(TypeError, match=r"^out is None, and a new one is made only where input is a torch\.Tensor"):
+        getattr(family, op)(Array(x))
+    out = zeros(2, 4)
+    assert getattr(family, op)(Array(x), out) is out
+    check(op, out, x)
 
 
 @pytest.mark.gpu
