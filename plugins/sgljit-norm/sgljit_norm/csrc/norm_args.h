@@ -3,6 +3,8 @@
 #include <sgl_kernel/error.h>
 #include <sgl_kernel/rows.h>
 
+#include <cstdint>
+
 /// \file norm_args.h
 /// \brief The checks of arguments that row operations leave to the ops. Host only.
 
@@ -15,7 +17,8 @@ inline float checked_eps(const char* op, double eps) {
 }
 
 /// \brief A tensor [..., hidden] as rows, of two dimensions at least and `most` at most.
-inline host::Rows tokens(const char* name, const host::TensorView& x, int most = 64, host::DebugInfo location = {}) {
+inline host::Rows tokens(
+    const char* name, const host::TensorView& x, int most = INT32_MAX, host::DebugInfo location = {}) {
   if (x.ndim() < 2 || x.ndim() > most) [[unlikely]]
     host::Rows{name, x, nullptr, 0, 0, 0, false}.raise(
         location, {"Dimension mismatch: expected ", most == 2 ? "" : "at least ", "2 but got ", x.ndim()});

@@ -96,7 +96,9 @@ struct Call {
     };
     const auto q_rows = rows_of(q_heads), k_rows = rows_of(k_heads);
     if (rows_overlap(q_rows) || rows_overlap(k_rows) || rows_meet(q_rows, k_rows))
-      throw Error("ValueError", op, ": both are written, but rows of q and k overlap: q is ", q.x, ", k is ", k.x);
+      throw Error(
+          "ValueError", op, ": both are written, but rows of q and k overlap: q is ", q.x, ", k is ", k.x,
+          ". Rows that may share memory, interleaved at different strides, are refused with those that do");
     std::int64_t word = sgl::kWordBytes;
     for (const auto* x : {&q_heads, &k_heads}) {
       const MemoryRows weight(x->weight, x->head_dim * bytes);
