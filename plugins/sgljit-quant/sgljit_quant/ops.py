@@ -45,7 +45,8 @@ def per_tensor_quant_fp8(
 
     Args:
         input: float16, bfloat16 or float32, of any shape, on a CUDA device or the CPU. The last dimensions that are
-            contiguous, at least one, are a row; those before them must be at one stride.
+            contiguous in ``input`` and in ``output_q``, at least one, are a row; in each, those before them must be at
+            one stride.
         output_q: float8_e4m3fn, of the input's shape, with a row stride of its own.
         output_s: float32, one element: read if ``is_static``, else written.
         is_static: whether the scale is given. It should be positive; this is not checked.
