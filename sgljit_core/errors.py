@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # The numbers of an OSError that comes from a want, which may be over at the next try.
 WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
@@ -25,6 +26,17 @@ class SgljitError(Exception):
     def cause(self) -> str:
         """A text that errors of other builds share if they have the same remedy."""
         return _first_line(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy, which would give the finished text to an ``__init__`` that makes it of other things."""
+        kind, args, *attributes = tuple(super().__reduce__())
+        return _again, (kind, args), *attributes
+
+
+def _again(kind: type[SgljitError], args: tuple[Any, ...]) -> SgljitError:
+    error = kind.__new__(kind, *args)
+    super(SgljitError, error).__init__(*args)  # that of the builtin
+    return error
 
 
 class TensorMatchError(SgljitError, ValueError, RuntimeError):
