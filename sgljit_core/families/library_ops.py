@@ -29,7 +29,10 @@ from .gradients import refuse_gradients
 from .schema import ORDER, Declaration, Variant
 from .tracing import Constant
 
-_ORDER_STATE = torch.empty(0)  # all ops share it, and none looks at it
+with torch.inference_mode(False):
+    # All ops share it, and none looks at it. A first use may be under a default device or on fake tensors, and what
+    # torch.empty makes there would keep the ops from running: this function makes a tensor of the CPU anywhere.
+    _ORDER_STATE = torch.frombuffer(bytearray(1), dtype=torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from kit import python
 from torch._subclasses import FakeTensorMode  # it has no public name
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -337,6 +338,32 @@ def test_an_op_without_tensors_and_results_is_neither_dropped_nor_moved(op, back
     numbers = [number for number in seen if number != "see"]
     assert numbers == [1, 2, 3]
     assert sorted(map(str, seen)) == sorted(map(str, expected))
+
+
+FIRST_USE_OF_TICK = """
+import torch
+from torch._subclasses import FakeTensorMode
+from sgljit_core import KernelFamily
+
+FAMILY, ticks = KernelFamily("testing", "nowhere"), []
+
+def tick() -> None:
+    ticks.append(1)
+
+with {mode}:
+    tick = FAMILY.op()(tick)
+for backend in ("eager", "aot_eager"):
+    torch.compiler.reset()
+    torch.compile(lambda x: (tick(), x + 1)[1], fullgraph=True, backend=backend)(torch.ones(2))
+print(len(ticks))
+"""
+
+
+@pytest.mark.parametrize("mode", ["torch.device('meta')", "FakeTensorMode()", "torch.inference_mode()"])
+def test_an_op_without_tensors_runs_in_graphs_wherever_it_was_declared(mode):
+    """As an engine that makes a model without weights declares it."""
+    done = python(FIRST_USE_OF_TICK.format(mode=mode))
+    assert done.stdout == "2\n", done.stderr
 
 
 def test_a_compiled_graph_holds_the_op_whole(op):
