@@ -205,8 +205,11 @@ _ACTIVATIONS = {
 
 
 def _mlp_sizes(file: Path, config: Mapping[str, Any], ranks: int) -> tuple[int, ...]:
-    """The sizes of dense layers and of experts that all tokens share."""
-    sizes = {_integer(file, config, key, 0) for key in ("intermediate_size", "shared_expert_intermediate_size")}
+    """The sizes of dense layers, which may be a list with one for each layer, and of experts that all tokens share."""
+    dense = config.get("intermediate_size")
+    each = dense if isinstance(dense, list) else [dense]
+    sizes = {_integer(file, {"intermediate_size": size}, "intermediate_size", 0) for size in each}
+    sizes.add(_integer(file, config, "shared_expert_intermediate_size", 0))
     sizes.add(_integer(file, config, "moe_intermediate_size", 0) * _integer(file, config, "n_shared_experts", 0))
     return tuple(sorted(size // ranks for size in sizes if size and size % ranks == 0))
 

@@ -60,6 +60,8 @@ def test_the_sizes_of_gated_mlps(read):
     gemma = {**QWEN3, **sizes, "hidden_act": None, "hidden_activation": "gelu_pytorch_tanh"}
     assert read(gemma).activation == "gelu_tanh"
     assert read({**QWEN3, "hidden_act": "relu2"}).activation == ""
+    of_layers = {**QWEN3, **sizes, "intermediate_size": [8192, 6144, 8192]}  # as Gemma 3n's
+    assert read(of_layers, tensor_parallel=4).mlp_sizes == (1536, 2048)
 
 
 def test_more_ranks_than_heads_of_keys_share_them(read):
@@ -107,6 +109,11 @@ def test_an_unknown_type_says_what_is_not_covered(read):
         ({"model_type": "t5"}, {}, "has no hidden_size, num_attention_heads: expected the config of a language model"),
         ({"text_config": {}}, {}, "has no model_type, hidden_size, num_attention_heads"),
         ({**QWEN3, "hidden_size": "2048"}, {}, "hidden_size must be a positive integer; got '2048'"),
+        (
+            {**QWEN3, "intermediate_size": [6144, "6144"]},
+            {},
+            "intermediate_size must be an integer that is not negative; got '6144'",
+        ),
         ({**QWEN3, "num_attention_heads": 0}, {}, "num_attention_heads must be a positive integer; got 0"),
         ({**QWEN3, "dtype": None}, {}, "its dtype is None; name one with --dtype, of bfloat16, float16, float32"),
         (QWEN3, {"dtype": "int8"}, "its dtype is int8; name one with --dtype"),
