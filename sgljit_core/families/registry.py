@@ -68,12 +68,14 @@ class _Loaded(types.ModuleType):
     """The families that are loaded, as attributes; another is loaded when it is asked for."""
 
     def __getattr__(self, family: str) -> FamilyOps:
+        if family.startswith("_"):  # no family, and what copy and pickle ask an object for
+            raise AttributeError(family)
         name = family.replace("-", "_")
         claims = discovery.installed().get(name)
         if claims is None:
             discovery.rescan()  # it may have been installed since
             claims = discovery.installed().get(name)
-        if claims is None or family.startswith("_"):
+        if claims is None:
             raise UnknownFamilyError(_unknown(name, list(discovery.installed())))
         # Several threads may load a family at a time. One puts its object in, and all return that one.
         with collector_paused():
@@ -111,6 +113,9 @@ class Registry(Mapping[str, FamilyOps]):
 
     def __repr__(self) -> str:
         return f"<sgljit ops: {', '.join(self) or 'no family is installed'}>"
+
+    def __reduce__(self) -> str:
+        return "ops"  # the one of the process
 
 
 ops = Registry()

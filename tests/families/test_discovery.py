@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import errno
+import functools
 import importlib
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -543,3 +545,15 @@ def test_every_declared_op_of_every_installed_family_can_be_had():
 
 def test_the_ops_of_a_family_can_be_copied():
     assert copy.deepcopy(ops["norm"]).rmsnorm is ops["norm"].rmsnorm
+
+
+@pytest.mark.parametrize("again", [lambda value: pickle.loads(pickle.dumps(value)), copy.copy, copy.deepcopy])
+def test_what_holds_the_families_can_be_copied_and_pickled(again):
+    assert again(ops) is ops
+    assert again(ops["norm"]).rmsnorm is ops["norm"].rmsnorm
+    assert again(functools.partial(print, ops)).args == (ops,)
+
+
+def test_a_name_that_copy_asks_for_is_looked_up_in_no_metadata(monkeypatch):
+    monkeypatch.setattr(plugins, "rescan", lambda: pytest.fail("the installed packages were read again"))
+    assert not hasattr(ops._loaded, "__deepcopy__")
