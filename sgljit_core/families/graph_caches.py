@@ -3,7 +3,7 @@
 torch.compile keeps compiled graphs on disk. Its keys hold an op's name, and neither its schema nor its fake: with a
 release that mends one of them, graphs that were compiled before would still be used, and give wrong results. So
 the tag of those keys, ``torch.compiler.config.cache_key_tag``, gets a digest of the declared ops behind
-the program's own.
+the program's own. The setting is that of a thread or task: whoever compiles has its own, so a fake sets it again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _MARK = "+sgljit-"
 
 _lock = ForkLock()
 _digests: dict[str, str] = {}
+_all = ""  # the digest of these
 
 
 def distinguish(op: str, package: str, schemas: Sequence[str], fake: Callable[..., Any] | str | None) -> None:
@@ -37,11 +38,19 @@ def distinguish(op: str, package: str, schemas: Sequence[str], fake: Callable[..
     """
     version = getattr(sys.modules.get(package.partition(".")[0]), "__version__", "")
     digest = _digest(version, *schemas, "" if fake is None else _text_of(fake))
-    config = torch.compiler.config
+    global _all  # noqa: PLW0603 - one set of ops in a process
     with _lock.here():
         _digests[op] = digest
-        before = config.cache_key_tag.partition(_MARK)[0]
-        config.cache_key_tag = before + _MARK + _digest(*(f"{name} {_digests[name]}" for name in sorted(_digests)))
+        _all = _digest(*(f"{name} {_digests[name]}" for name in sorted(_digests)))
+    tag_this_thread()
+
+
+def tag_this_thread() -> None:
+    """Set the tag where the calling thread or task will look for it."""
+    config = torch.compiler.config
+    own, _, digest = config.cache_key_tag.partition(_MARK)
+    if digest != _all:
+        config.cache_key_tag = own + _MARK + _all
 
 
 def _text_of(fake: Callable[..., Any] | str) -> str:

@@ -26,6 +26,7 @@ from sgljit_core.machine.forks import OncePerKey
 from . import tensors
 from .forwarding import as_arguments, generate
 from .gradients import refuse_gradients
+from .graph_caches import tag_this_thread
 from .schema import ORDER, Declaration, Variant
 from .tracing import Constant
 
@@ -164,11 +165,12 @@ def _direct(declaration: Declaration, scope: dict[str, Any], library: torch.libr
 
 def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
     """The fake of a library op that returns something."""
-    if declaration.fake is None:
-        return run
     fake, names = declaration.fake, {own: name for name, own in variant.own_names.items()}
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        tag_this_thread()
+        if fake is None:
+            return run(*args, **kwargs)
         return fake(*args, **{names[own]: value for own, value in kwargs.items()})
 
     return call
@@ -176,6 +178,7 @@ def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """The fake of an op that writes to its arguments and returns nothing."""
+    tag_this_thread()
 
 
 def _on_copies(declaration: Declaration, library: torch.library.Library, namespace: str) -> Callable[..., bool]:

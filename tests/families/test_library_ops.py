@@ -340,6 +340,31 @@ def test_an_op_without_tensors_and_results_is_neither_dropped_nor_moved(op, back
     assert sorted(map(str, seen)) == sorted(map(str, expected))
 
 
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize("of", ["what is written", "what is returned"])
+def test_a_graph_that_another_thread_compiles_has_the_tag_of_the_ops_too(op, of):
+    doubled = FAMILY.op(fake=torch.empty_like)(twice)
+    tags = []
+
+    def backend(graph, _inputs):
+        tags.append(torch.compiler.config.cache_key_tag)
+        return graph
+
+    def compile_and_call():
+        torch.compiler.config.cache_key_tag = "mine"
+        f = changed(op) if of == "what is written" else lambda x: doubled(x) + 1
+        torch.compile(f, fullgraph=True, backend=backend)(torch.ones(3))
+
+    torch.compiler.reset()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(compile_and_call).result()
+    assert tags == ["mine" + torch.compiler.config.cache_key_tag]
+    assert "+sgljit-" in tags[0]
+
+
 FIRST_USE_OF_TICK = """
 import torch
 from torch._subclasses import FakeTensorMode
