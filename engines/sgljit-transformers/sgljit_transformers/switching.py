@@ -23,7 +23,7 @@ from torch import nn
 
 from sgljit_core import log, ops
 from sgljit_core.config import settings
-from sgljit_core.errors import TensorMatchError
+from sgljit_core.errors import CaptureError, TensorMatchError
 
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
@@ -233,6 +233,8 @@ def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
         raise error
 
     ADAPTER.attempt(op, fail)
+    if isinstance(error, CaptureError):
+        return
     with _lock:
         layers = {layer, *(other for model in _models for other in model.modules())}
         for other in layers:

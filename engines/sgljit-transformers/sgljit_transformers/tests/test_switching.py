@@ -441,6 +441,31 @@ def test_strict_raises_where_an_op_cannot_be_built(tmp_path):
     assert "CompileForbiddenError" in done.stderr
 
 
+_CAPTURED = """
+    from sgljit_core.builds import policy
+    net, other = model("llama").model.norm, model("llama").model.norm
+    x = torch.randn(2, 64, dtype=torch.bfloat16)
+    sgljit_transformers.enable(net)
+    sgljit_transformers.enable(other)
+    net.bfloat16()  # another kernel
+    with torch.no_grad():
+        expected = type(net).forward(net, x)
+        policy.is_capturing = lambda: True  # a CUDA graph
+        assert torch.equal(net(x), expected)
+    print(["forward" in vars(layer) for layer in (net, other)])
+"""
+
+
+def test_a_capture_that_may_not_build_an_op_costs_that_call_alone(tmp_path):
+    done = run(_CAPTURED, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[True, True]\n"
+    assert "failed, and" not in done.stderr
+    strict = run(_CAPTURED, tmp_path / "strict", SGLJIT_ENGINES="strict")
+    assert strict.returncode == 1
+    assert "CaptureError" in strict.stderr
+
+
 _MOVED = """
     real, ids = model("qwen3"), prompt()
     net = model("qwen3").to("meta")
