@@ -75,6 +75,8 @@ def _norm(op: Op, eps_name: str, give_up: GiveUp) -> type[nn.Module]:
                 x = hidden_states
                 if not x.is_contiguous():
                     x = x.flatten(0, -2)  # a copy only where tokens are at more than one stride
+                    if x.stride(-1) != 1:
+                        return type(self).forward(self, hidden_states)
                 out = empty_like(x)
                 op(x, weight, out, getattr(self, eps_name))
             except _NOT_TAKEN:
@@ -100,7 +102,14 @@ def _gated_mlp(op: Op, give_up: GiveUp) -> type[nn.Module]:
             if is_grad_enabled() or self.training:
                 return type(self).forward(self, hidden_states)  # type: ignore[no-any-return]
             gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
-            if type(gate) is plain and type(up) is plain and gate.dtype is up.dtype and gate.dtype in _DTYPES:
+            if (
+                type(gate) is plain
+                and type(up) is plain
+                and gate.dtype is up.dtype
+                and gate.dtype in _DTYPES
+                and gate.is_contiguous()
+                and up.is_contiguous()
+            ):
                 try:
                     activated = op(gate, empty_like(gate), up)
                 except _NOT_TAKEN:

@@ -317,6 +317,20 @@ def test_a_compiled_layer_keeps_its_own_code_where_it_must(layer, what):
     assert actual.requires_grad == (what == "gradients")
 
 
+def columns(x):
+    """The same numbers, with those of a column side by side in memory."""
+    return x.transpose(-2, -1).contiguous().transpose(-2, -1)
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 64), (1, 9, 64), (9, 64)])
+def test_a_compiled_layer_takes_columns(layer, shape):
+    x = columns(torch.randn(shape))
+    torch.compiler.reset()
+    with torch.no_grad():
+        actual = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(actual, type(layer).forward(layer, x))
+
+
 def test_a_model_that_changes_its_dtype_afterwards_computes_the_same(layer):
     layer.bfloat16()
     x = torch.randn(2, 9, 64, dtype=torch.bfloat16)
@@ -370,10 +384,21 @@ def test_an_odd_input_of_an_mlp_gives_what_the_models_own_code_gives(mlp, what, 
         torch.testing.assert_close(actual, expected, **of_sums)
 
 
+@pytest.mark.parametrize("shape", [(2, 9, 64), (1, 9, 64), (9, 64)])
+@pytest.mark.parametrize("what", ["columns", "transposed projections"])
+def test_a_compiled_mlp_takes_columns_and_has_projections_that_give_some(mlp, what, shape):
+    x = torch.randn(shape)
+    mlp, x = (mlp, columns(x)) if what == "columns" else (transposed(mlp), x)
+    torch.compiler.reset()
+    with torch.no_grad():
+        actual = torch.compile(mlp, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(actual, type(mlp).forward(mlp, x))
+
+
 def transposed(mlp):
     """Projections whose results have no rows side by side."""
     for projection in (mlp.gate_proj, mlp.up_proj):
-        projection.register_forward_hook(lambda _module, _input, out: out.transpose(1, 2).contiguous().transpose(1, 2))
+        projection.register_forward_hook(lambda _module, _input, out: columns(out))
     return mlp
 
 
