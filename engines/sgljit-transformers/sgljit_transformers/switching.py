@@ -113,7 +113,8 @@ def disable(model: nn.Module) -> None:
                 )
         for layer in layers.values():
             _restore(layer)
-        _models.discard(model)
+        for part in model.modules():  # each may have been enabled by itself
+            _models.discard(part)
 
 
 @contextlib.contextmanager
@@ -225,6 +226,8 @@ def _logging_untouched() -> Iterator[None]:
 def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
     """An op failed in a model: one warning, and every layer that runs on it gets its own ``forward`` back.
 
+    A build that the capture of a CUDA graph forbids leaves this call alone to the layer's own code.
+
     Raises:
         The error itself, with ``SGLJIT_ENGINES=strict``.
     """
@@ -256,7 +259,9 @@ def _put_back(layer: nn.Module, before: Any) -> None:
 
 
 def _is_ours(layer: nn.Module) -> bool:
-    return _OURS in vars(layer)
+    """Whether a layer runs on an op. One that was pickled does not: it has the mark, and its class's ``forward``."""
+    replaced: _Replaced | None = vars(layer).get(_OURS)
+    return replaced is not None and getattr(replaced.forward, "__func__", None) is not type(layer).forward
 
 
 def _is_own(layer: nn.Module) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -126,6 +127,28 @@ def test_enabling_a_model_of_which_a_part_is_enabled_is_an_error():
     sgljit_transformers.enable(net.model.norm)
     with pytest.raises(errors.AlreadyEnabledError, match="holds a part"):
         sgljit_transformers.enable(net)
+
+
+def test_disabling_a_model_disables_the_parts_that_were_enabled_by_themselves():
+    net = model("llama")
+    sgljit_transformers.enable(net.model.norm)
+    sgljit_transformers.disable(net)
+    assert sgljit_transformers.enable(net.model.norm) == {"": "rmsnorm"}
+
+
+def test_an_enabled_model_that_was_pickled_runs_on_its_own_code_and_can_be_enabled():
+    net, x = model("llama").model.norm, torch.randn(2, 64)
+    sgljit_transformers.enable(net)
+    other = pickle.loads(pickle.dumps(net))
+    assert other.forward.__func__ is type(net).forward
+    with pytest.raises(errors.NotEnabledError):
+        sgljit_transformers.disable(other)
+    assert sgljit_transformers.enable(other) == {"": "rmsnorm"}
+    with torch.no_grad():
+        assert torch.equal(other(x), net(x))
+    sgljit_transformers.disable(other)
+    assert other.forward.__func__ is type(net).forward
+    assert "forward" in vars(net)
 
 
 def test_disable_without_enable_is_an_error():
