@@ -7,8 +7,9 @@ own code runs for an op that cannot be built. ``SGLJIT_ENGINES=strict`` makes an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import importlib_metadata
 from packaging.specifiers import SpecifierSet
@@ -110,6 +111,38 @@ class Adapter:
             self._say(logging.WARNING, "engine_fallback", text, op=op, error=error)
             return False
         return True
+
+    def attempt_once(
+        self, op: str, call: Callable[[], object], answers: MutableMapping[Any, bool], key: Hashable
+    ) -> bool:
+        """``attempt``, once for each kind of call; whether the op works for it.
+
+        After a build that the capture of a CUDA graph forbids, the next question tries again.
+
+        Args:
+            op, call: see ``attempt``.
+            answers: where the answers are kept.
+            key: the kind of call.
+
+        Raises:
+            SgljitError, OSError: as ``attempt``.
+        """
+        if key in answers:
+            return answers[key]
+        is_answer = True
+
+        def watched() -> None:
+            nonlocal is_answer
+            try:
+                call()
+            except CaptureError:
+                is_answer = False
+                raise
+
+        works = self.attempt(op, watched)
+        if is_answer:
+            answers[key] = works
+        return works
 
     def _say(self, level: int, event: str, text: str, **data: object) -> None:
         log.log(level, event, f"{self._name()} {text}", self.logger, adapter=self.distribution, **data)

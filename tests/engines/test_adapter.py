@@ -147,6 +147,27 @@ def test_a_call_that_the_op_does_not_take_is_the_engines_alone(error, say):
     assert not say()
 
 
+@pytest.mark.parametrize("error", [errors.TensorMatchError("rank 5"), errors.InvalidBuildError("broken build")])
+def test_a_kind_of_call_is_attempted_once(error):
+    one, answers, calls = adapter(), {}, []
+    for _ in range(2):
+        assert one.attempt_once("rmsnorm", lambda: calls.append(1), answers, 64)
+        assert not one.attempt_once("rmsnorm", lambda: calls.append(2) or fail(error), answers, 128)
+    assert calls == [1, 2]
+    assert answers == {64: True, 128: False}
+
+
+def test_a_build_that_a_capture_forbids_is_attempted_again_after_it(monkeypatch):
+    one, answers, calls = adapter(), {}, []
+    forbidden = lambda: fail(errors.CaptureError("op", "why"))  # noqa: E731
+    assert not one.attempt_once("rmsnorm", forbidden, answers, 64)
+    assert one.attempt_once("rmsnorm", lambda: calls.append(1), answers, 64)
+    assert calls == [1]
+    monkeypatch.setenv("SGLJIT_ENGINES", "strict")
+    with pytest.raises(errors.CaptureError):
+        one.attempt_once("rmsnorm", forbidden, answers, 128)
+
+
 def test_strict_raises_the_failure(monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
     with pytest.raises(errors.InvalidBuildError, match="broken build"):

@@ -59,5 +59,5 @@ def _works(op: Op, x: torch.Tensor) -> bool:
     if key not in _tried:
         if torch.compiler.is_compiling():
             return False  # nothing is built inside of a graph
-        _tried[key] = ADAPTER.attempt(op.__name__, lambda: op(x.new_zeros(1, _WHOLE)))
+        return ADAPTER.attempt_once(op.__name__, lambda: op(x.new_zeros(1, _WHOLE)), _tried, key)
     return _tried[key]

@@ -92,7 +92,7 @@ def _qknorm_works(head_dim: int, dtype: torch.dtype, device: str) -> bool:
             return False  # nothing is built inside of a graph
         rows = torch.zeros(3, 1, head_dim, dtype=dtype, device=device)
         call = functools.partial(fused_inplace_qknorm, rows[:1], rows[1:2], rows[2, 0], rows[2, 0])
-        _tried[key] = ADAPTER.attempt(_QKNORM, call)
+        return ADAPTER.attempt_once(_QKNORM, call, _tried, key)
     return _tried[key]
 
 

@@ -94,9 +94,9 @@ def _works(layer: Any, op: Op, x: torch.Tensor) -> bool:
     known: dict[str, bool] = layer.__dict__.setdefault("_sgljit", {})
     name = op.__name__
     if name not in known:
-        if torch.compiler.is_compiling():
+        if name not in _used or torch.compiler.is_compiling():
             return False  # nothing is built inside of a graph
         num_rows = 1 if op in (rmsnorm, gemma_rmsnorm) else 2
         rows = [x.new_zeros(1, x.shape[-1]) for _ in range(num_rows)]
-        known[name] = name in _used and ADAPTER.attempt(name, lambda: op(*rows, rows[0].new_ones(x.shape[-1])))
+        return ADAPTER.attempt_once(name, lambda: op(*rows, rows[0].new_ones(x.shape[-1])), known, name)
     return known[name]

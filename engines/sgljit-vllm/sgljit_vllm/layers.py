@@ -203,6 +203,4 @@ def _works(op: Callable[..., object], kind: tuple[object, ...], call: Callable[[
     key = (op.__name__, *kind)
     if op.__name__ not in _used:
         return False
-    if key not in _tried:
-        _tried[key] = ADAPTER.attempt(op.__name__, call)
-    return _tried[key]
+    return ADAPTER.attempt_once(op.__name__, call, _tried, key)
