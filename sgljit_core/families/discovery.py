@@ -47,6 +47,7 @@ EXTENSIONS = "sgljit.plugins"
 T = TypeVar("T")
 
 _problems: dict[str, str] = {}
+_doubles: dict[str, tuple[Path, Path]] = {}  # by a plugin's distribution: the directory in use, and one that is not
 
 
 def _problem(about: str, text: str) -> None:
@@ -162,16 +163,21 @@ def _scan(group: str) -> list[Plugin]:
     # importlib_metadata loads what reads zip files for each entry that is not there, such as python311.zip.
     path = [entry for entry in sys.path if os.path.exists(entry or os.curdir)]  # noqa: PTH110 - it raises nothing
     found: dict[str, list[Plugin]] = {}
+    used: dict[str, Path] = {}
     for dist in importlib_metadata.distributions(path=path):
-        name = re.sub(r"[-_.]+", "-", _directory(dist).stem.partition("-")[0]).lower()
+        directory = _directory(dist)
+        name = re.sub(r"[-_.]+", "-", directory.stem.partition("-")[0]).lower()
         if name in found:  # an earlier entry has it: that one is imported
+            if found[name] and directory.resolve() != used[name].resolve():
+                _doubles.setdefault(name, (used[name], directory))
             continue
+        used[name] = directory
         try:
             found[name] = [Plugin(point.name, point.value, dist) for point in dist.entry_points.select(group=group)]
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a distribution's metadata may be anything
-            _problem(str(_directory(dist)), _unreadable(dist, error))
+            _problem(str(directory), _unreadable(dist, error))
     return [plugin for plugins in found.values() for plugin in plugins]
 
 
@@ -189,6 +195,7 @@ def rescan() -> None:
     """Forget what is installed, so that the next question reads the metadata anew."""
     importlib.invalidate_caches()  # importlib_metadata keeps what it saw of each directory
     _scan.cache_clear()
+    _doubles.clear()
     _check_doubles.cache_clear()
 
 
@@ -434,6 +441,9 @@ def problems() -> list[str]:
             _problems[f"module {module}"] = f"{module} is the entry point of {' and '.join(owners)}"
     header_providers()
     prebuilt_directories()
+    if settings().plugins is None:  # else those that it allows are known
+        for name, (used, other) in sorted(_doubles.items()):
+            _problems[f"double {name}"] = f"{name} is installed more than once: {used} is used, and {other} is not"
     return list(_problems.values())
 
 

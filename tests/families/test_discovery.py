@@ -514,7 +514,7 @@ def test_an_entry_that_names_anothers_module_does_not_break_the_owner(tmp_path):
     assert first == third == "PluginConflictError"
     assert second == fourth
     assert "<ops of 'norm' from sgljit-norm" in second
-    (line,) = (line for line in _list(tmp_path).stdout.splitlines() if line.startswith("problem: "))
+    line = next(line for line in _list(tmp_path).stdout.splitlines() if line.startswith("problem: "))
     assert line.startswith("problem: sgljit_norm.plugin is the entry point of ")
     assert f"evil 1.2.3 ({tmp_path})" in line
 
@@ -529,6 +529,16 @@ def test_two_distributions_of_one_name_are_noticed_where_it_is_allowed(tmp_path)
     assert line.endswith(f"same-name, which is installed more than once: {first} is used, and {second} is not")
     assert line.removeprefix("problem: ") in result.stderr
     assert "problem: " not in _list(places[0], SGLJIT_PLUGINS="same-name").stdout
+
+
+def test_a_distribution_that_is_installed_twice_is_listed_as_a_problem(tmp_path):
+    places = tmp_path / "first", tmp_path / "second"
+    for place, version in zip(places, ("1.0", "2.0"), strict=True):
+        plugin_on_disk.install(place, "same-name", "same", plugin="raise SystemExit(3)", version=version)
+    first, second = places[0] / "same_name-1.0.dist-info", places[1] / "same_name-2.0.dist-info"
+    expected = f"problem: same-name is installed more than once: {first} is used, and {second} is not"
+    assert expected in _list(os.pathsep.join(map(str, places))).stdout.splitlines()
+    assert "same-name is installed" not in _list(f"{places[0]}{os.pathsep}{places[0]}/.").stdout
 
 
 def test_every_installed_entry_point_loads():
