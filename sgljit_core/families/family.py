@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,11 +198,24 @@ class KernelFamily:
             from .library_ops import define
             from .schema import Declaration
 
+            if not inspect.isfunction(function):
+                raise InvalidFamilyError(
+                    f"{Origin(self.name)}: @FAMILY.op declares a function that is written with def, got {function!r}"
+                )
             name = function.__name__
             place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
             where = Origin(self.name, name, place)
             if not name.isidentifier() or name.startswith("_"):
                 raise InvalidFamilyError(f"{where}: the op's name {name!r} must be a public Python identifier")
+            others = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+            if any(is_other(function) for is_other in others):  # a call of it would run nothing of its body
+                raise InvalidFamilyError(f"{where} is async or a generator, and an op is a plain function")
+            loader: object = exports  # whatever its author wrote
+            if loader is not None and (not callable(loader) or hasattr(loader, "implements_function")):
+                raise InvalidFamilyError(
+                    f"{where}: exports must be the function that returns the module, without a call of it; "
+                    f"got {exports!r}"
+                )
             named = {"reference": reference, "samples": samples}
             for option, value in named.items():
                 _check_reference(where, option, value)

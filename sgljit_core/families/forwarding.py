@@ -154,6 +154,12 @@ def _described(result: Any) -> str:
 
 
 def _not_exported(declaration: Declaration, module: Any) -> str:
+    if not hasattr(module, "implements_function"):
+        return (
+            f"{declaration.where}: the function that it names as exports returned {module!r}, and must return the "
+            f"module that exports {declaration.name}, such as FAMILY.load_host gives"
+        )
+
     from sgljit_core.load.library import exports  # with what loads libraries, which a declaration does not need
 
     name, names = declaration.name, exports(module)

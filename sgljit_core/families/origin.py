@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KERNELS = "sgljit.kernels"  # the entry points of kernel families
+NAMES_OF_PYTORCH = frozenset({"name"})  # attributes of each namespace of torch.ops: no op can have these names
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 
 from sgljit_core.errors import InvalidFamilyError
 
-from .origin import Origin
+from .origin import NAMES_OF_PYTORCH, Origin
 
 # torch.compile hands on the arguments of an op that writes to them by name, through functions of its own that have
 # parameters of these names. In the schema such a parameter gets a trailing underscore.
@@ -122,6 +122,19 @@ class Declaration:
     def check(self) -> None:
         """Raise InvalidFamilyError for what no graph could hold as it is meant."""
         names = list(self.signature.parameters)
+        if self.name in NAMES_OF_PYTORCH:
+            raise InvalidFamilyError(
+                f"{self.where}: torch.ops.sgljit_{self.where.family}.{self.name} is something of PyTorch's own, so no "
+                f"op can have this name; choose another"
+            )
+        for name in names:
+            if name.startswith("sgl_"):  # see forwarding
+                raise InvalidFamilyError(
+                    f"{self.where}: the parameter {name!r} begins with 'sgl_', as the names of generated code do; "
+                    f"choose another"
+                )
+        if self.signature.return_annotation is inspect.Signature.empty:
+            raise InvalidFamilyError(f"{self.where}: annotate what it returns, -> None if nothing")
         for name in self.mutates:
             if name not in names:
                 raise InvalidFamilyError(f"{self.where}: mutates names {name!r}; the parameters are {', '.join(names)}")

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import tvm_ffi
 
 from sgljit_core import KernelFamily, errors, load_jit
 
@@ -148,8 +149,31 @@ def test_code_whose_source_is_nowhere_can_be_declared_too(family):
     assert x.tolist() == [1]
 
 
+@pytest.mark.parametrize("given", [None, 3, module])
+def test_a_loader_that_returns_no_module_is_named_with_what_it_returns(family, given):
+    @family.op(exports=lambda: given)
+    def lost(x: int) -> None:
+        """A declaration."""
+
+    with pytest.raises(errors.InvalidFamilyError) as caught:
+        lost(1)
+    text = str(caught.value)
+    assert text.startswith(f"op {family.name}.lost ({__file__}:")
+    assert f"names as exports returned {given!r}, and must return the module that exports lost, such as" in text
+
+
+def test_a_module_in_place_of_its_loader_is_refused_where_it_is_declared(family):
+    def declared(x: int) -> None:
+        """A declaration."""
+
+    loaded = tvm_ffi.system_lib("sgljit_nothing_")
+    assert callable(loaded)
+    with pytest.raises(errors.InvalidFamilyError, match=r"declared .*: exports must be the function that returns"):
+        family.op(exports=loaded)(declared)
+
+
 def test_a_function_that_its_module_does_not_export_is_named_with_the_remedy(family):
-    @family.op(exports=SimpleNamespace)
+    @family.op(exports=lambda: SimpleNamespace(implements_function=None))
     def missing(x: int) -> None:
         """A declaration."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sgljit_core import KernelFamily, errors, load_jit
 from sgljit_core.families import tensors
+from sgljit_core.families.origin import NAMES_OF_PYTORCH
 
 calls: list[str] = []
 FAMILY = KernelFamily("testing", "nowhere")
@@ -547,6 +550,26 @@ def unknown(x: Missing) -> None:  # noqa: F821
     """Its annotation is nowhere."""
 
 
+def partly(x, factor: float = 1.0) -> torch.Tensor:
+    """One parameter is not annotated."""
+
+
+def name(x: torch.Tensor) -> None:
+    """Has a name that PyTorch has."""
+
+
+def hidden(x: torch.Tensor, sgl_body: int = 0) -> None:
+    """A parameter is named as generated code is."""
+
+
+async def later(x: torch.Tensor) -> None:
+    """Is awaited."""
+
+
+def many(x: torch.Tensor) -> None:
+    yield x
+
+
 def both(x: torch.Tensor, out: torch.Tensor | None = None) -> None:
     """Takes an out."""
 
@@ -558,7 +581,13 @@ def returned(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("function", "options", "text"),
     [
-        (bare, {"fake": bare}, "Annotate every parameter"),
+        (bare, {"fake": bare}, "annotate what it returns, -> None if nothing"),
+        (partly, {"fake": partly}, "Annotate every parameter"),
+        (name, {"mutates": ("x",)}, r"torch\.ops\.sgljit_wrong\.name is something of PyTorch's own.*choose another"),
+        (hidden, {"mutates": ("x",)}, "the parameter 'sgl_body' begins with 'sgl_', as the names of generated code do"),
+        (later, {"mutates": ("x",)}, "is async or a generator, and an op is a plain function"),
+        (many, {"mutates": ("x",)}, "is async or a generator, and an op is a plain function"),
+        (both, {"mutates": ("out",), "exports": 3}, "exports must be the function that returns the module, .*; got 3"),
         (unknown, {"mutates": ("x",)}, "an annotation cannot be evaluated: name 'Missing' is not defined"),
         (both, {}, r'mutates=\("out",\)\), every tensor that it changes'),
         (both, {"mutates": ("outt",)}, "mutates names 'outt'; the parameters are x, out"),
@@ -576,7 +605,19 @@ def test_a_wrong_declaration_is_refused_at_once_with_the_op_its_file_and_the_rem
         KernelFamily("wrong", "nowhere").op(**options)(function)
     line = function.__code__.co_firstlineno
     assert str(caught.value).startswith(f"op wrong.{function.__name__} ({__file__}:{line})")
-    assert not hasattr(torch.ops.sgljit_wrong, function.__name__)
+    assert function is name or not hasattr(torch.ops.sgljit_wrong, function.__name__)
+
+
+def test_pytorchs_own_names_in_its_namespaces_are_those_that_no_op_can_have():
+    own = {name for name in dir(torch.ops.sgljit_nobodys) if not name.startswith("_")}
+    assert own == NAMES_OF_PYTORCH
+
+
+@pytest.mark.parametrize("given", [functools.partial(both), type("both", (), {}), 3])
+def test_what_is_no_function_is_refused_where_it_is_declared(given):
+    text = re.escape(f"family wrong: @FAMILY.op declares a function that is written with def, got {given!r}")
+    with pytest.raises(errors.InvalidFamilyError, match=text):
+        KernelFamily("wrong", "nowhere").op(mutates=("out",))(given)
 
 
 def test_an_op_that_is_declared_twice_is_refused_with_the_other_place():
