@@ -24,6 +24,7 @@ from sgljit_core._version import __version__
 from sgljit_core.compilers import arch
 from sgljit_core.errors import NewDistributionError
 from sgljit_core.families import discovery, registry
+from sgljit_core.families.origin import NAMES_OF_PYTORCH
 
 from .clangd import configuration
 
@@ -39,6 +40,22 @@ WORDS_OF_CXX = {  # and of the C library's macros
     "register", "reinterpret_cast", "requires", "short", "signed", "sizeof", "static", "static_assert",
     "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid",
     "typename", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "xor",
+}
+HEADERS = {  # of the C library, its compilers and CUDA; csrc comes before the directories of these
+    "aio", "aliases", "alloca", "ar", "argp", "argz", "byteswap", "complex", "cpio", "crypt", "ctype", "cuda",
+    "cuda_bf16", "cuda_fp16", "cuda_fp4", "cuda_fp6", "cuda_fp8", "cuda_runtime", "cuda_runtime_api", "cupti",
+    "cxxabi", "device_types", "dirent", "dlfcn", "driver_types", "elf", "endian", "envz", "err", "error", "execinfo",
+    "fcntl", "features", "fenv", "fmtmsg", "fnmatch", "fstab", "fts", "ftw", "gconv", "getopt", "glob", "grp",
+    "gshadow", "host_config", "host_defines", "iconv", "ifaddrs", "immintrin", "inttypes", "iso646", "langinfo",
+    "lastlog", "libgen", "libintl", "library_types", "limits", "link", "locale", "malloc", "math", "math_constants",
+    "math_functions", "mcheck", "memory", "mm_malloc", "mma", "mntent", "monetary", "mqueue", "netdb", "nl_types",
+    "nss", "nvrtc", "obstack", "omp", "paths", "poll", "printf", "pthread", "pty", "pwd", "quadmath", "re_comp",
+    "regex", "regexp", "resolv", "sched", "search", "semaphore", "setjmp", "sgtty", "shadow", "signal", "spawn",
+    "stab", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdio_ext", "stdlib",
+    "stdnoreturn", "string", "strings", "surface_types", "syscall", "sysexits", "syslog", "tar", "termio", "termios",
+    "texture_types", "tgmath", "thread_db", "threads", "time", "ttyent", "uchar", "ucontext", "ulimit", "unistd",
+    "unwind", "utime", "utmp", "utmpx", "values", "varargs", "vector_functions", "vector_types", "wait", "wchar",
+    "wctype", "wordexp",
 }
 NAMES_OF_TEMPLATES = {
     "attributes", "bench", "cache_once", "csrc", "div_ceil", "functools", "host_module", "irange", "kernel",
@@ -140,9 +157,14 @@ def _check(project: str, family: str, op: str) -> None:
                 f"{kind} name {name!r}: expected lower-case words with '_' between them, such as row_sum, and no "
                 f"keyword of Python"
             )
-    if op in WORDS_OF_CXX or op in NAMES_OF_TEMPLATES:
-        taken = "is a word of C++" if op in WORDS_OF_CXX else "is used in the files of the distribution itself"
-        raise NewDistributionError(f"op name {op!r} {taken}; choose another, such as {op}_rows")
+    for taken, why in (
+        (WORDS_OF_CXX, "is a word of C++"),
+        (HEADERS, f"would hide the system's header {op}.h behind csrc/{op}.h"),
+        (NAMES_OF_TEMPLATES, "is used in the files of the distribution itself"),
+        (NAMES_OF_PYTORCH, f"is something of PyTorch's own in torch.ops.sgljit_{family}"),
+    ):
+        if op in taken:
+            raise NewDistributionError(f"op name {op!r} {why}; choose another, such as {op}_rows")
     if provider := _provider(family):
         raise NewDistributionError(
             f"family name {family!r} is that of {provider}; two distributions of one family cannot be used together, "
