@@ -128,6 +128,14 @@ FAULTS: dict[str, tuple[str, str]] = {
         "results",
         writing("out.copy_(2 * x)").replace('mutates=("out",)', 'mutates=("x",)'),
     ),
+    "forgets_a_write_of_its_reference": (
+        "results",
+        writing("out.copy_(2 * x.double())", "def reference(x, out):\n    out.copy_(2 * x)\n    x.copy_(out)"),
+    ),
+    "no_samples_are_yielded": (
+        "signatures",
+        writing("out.copy_(2 * x)", "def samples(device):\n    dict(x=torch.ones(1), out=torch.ones(1))"),
+    ),
     "one_byte_behind_the_end": ("results", writing("out.copy_(2 * x)\nif out.numel(): poke(out, out.nbytes)")),
     "one_byte_before_the_beginning": ("results", writing("out.copy_(2 * x)\nif out.numel(): poke(out, -1)")),
     "writes_between_the_rows": (

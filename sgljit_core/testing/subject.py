@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,10 @@ class Subject:
             self._missing("samples")
         assert self.op.samples is not None
         torch.manual_seed(0)
-        found = list(self.op.samples(self.device))
+        made = self.op.samples(self.device)
+        if not isinstance(made, Iterable):
+            raise Fault(f"samples returns {made!r}, and must yield the arguments of calls")
+        found = list(made)
         if not found:
             raise NotApplicable(f"samples yields nothing on {self.device.type}")
         for number, sample in enumerate(found):
@@ -132,17 +135,34 @@ class Subject:
         return result
 
     def expected(self, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The reference's result, and the arguments as it leaves them; on copies, in float64 where it can."""
+        """The reference's result, and the arguments as it leaves them; on copies, in float64 where it can.
+
+        Raises:
+            Fault: it writes what ``mutates`` does not name.
+        """
         try:
             return self._expected(arguments, widen=True)
+        except Fault:
+            raise
         except Exception:  # noqa: BLE001 - a reference may insist on dtypes
             return self._expected(arguments, widen=False)
 
     def _expected(self, arguments: Mapping[str, Any], widen: bool) -> tuple[Any, dict[str, Any]]:
         led_to = any(memory_of(tensor) is not tensor for _, tensor in tensors_of(arguments))
         copies = {name: _copied(value, widen and not led_to) for name, value in leading_to_copies(arguments).items()}
+        others = self._not_mutated(copies)
+        before = [memory.clone() for _, memory in others]
         result = self.reference(**copies)
+        for (name, memory), earlier in zip(others, before, strict=True):
+            if not torch.equal(_bytes(memory), _bytes(earlier)):
+                raise Fault(f"the reference writes {name}, and mutates does not name it")
         return result, {name: _map(lambda one: memory_of(one).clone(), copies.get(name)) for name in self.op.mutates}
+
+    def _not_mutated(self, copies: Arguments) -> list[tuple[str, torch.Tensor]]:
+        """The memory that a reference leaves alone. Addresses may lead twice into one storage."""
+        found = [(name, memory_of(tensor)) for name, tensor in tensors_of(copies)]
+        written = {memory.untyped_storage().data_ptr() for name, memory in found if name in self.op.mutates}
+        return [(name, memory) for name, memory in found if memory.untyped_storage().data_ptr() not in written]
 
     def judge(
         self, arguments: Mapping[str, Any], what: str = "", *, poison: bool = False, may_refuse: bool = False
@@ -164,6 +184,8 @@ class Subject:
         told = f"{what}{': ' if what else ''}{described(guarded.arguments)}"
         try:
             wanted = self.expected(guarded.arguments)
+        except Fault as fault:
+            raise Fault(f"{told}: {fault}") from fault
         except Exception as error:
             if may_refuse:
                 return False
@@ -230,6 +252,11 @@ def _copied(value: Any, widen: bool) -> Any:
         return copy.double() if widen and tensor.is_floating_point() else copy
 
     return _map(copied, value)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Of all its elements: NaN equals itself there."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _size(sample: Arguments) -> int:

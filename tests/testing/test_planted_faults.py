@@ -83,6 +83,19 @@ def test_a_fault_is_found_by_its_check(install, name):
     assert str(caught.value).startswith(f"planted_{name}.scale, {check}: ")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("forgets_a_write_of_its_reference", "the reference writes x, and mutates does not name it"),
+        ("no_samples_are_yielded", "samples returns None, and must yield the arguments of calls"),
+    ],
+)
+def test_a_fault_of_what_judges_an_op_is_told_as_such(install, name, text):
+    check, ops = FAULTS[name]
+    with pytest.raises(Fault, match=text):
+        check_op(install(f"told_{name}", ops) + ".scale", checks=[check])
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_declaration_shows_is_refused(install, name):
     text, source = REFUSED[name]
