@@ -293,6 +293,11 @@ OF_FAMILIES: dict[str, tuple[str, str]] = {
         in_cpp(_IN_PLACE_OF) + "\ndef variants():\n    yield lambda: FAMILY.build_variant("
         "'scale.h', 'device::row_map', CppType('scaling::Double'), True, 1, 4, False, torch.float32, torch.float32)\n",
     ),
+    "declares_a_file_that_is_not_there": (
+        "dry_run",
+        writing("out.copy_(2 * x)")
+        + "\n\ndef variants():\n    yield lambda: FAMILY.build_variant('gone.cuh', 'gone')\n",
+    ),
     "variants_that_are_no_functions": (
         "declaration",
         writing("out.copy_(2 * x)") + "\n\ndef variants():\n    yield 1\n",

@@ -152,7 +152,10 @@ def main(file: str, family: str, cuda_arch: str) -> None:
                     break
             answer(**said)
             answer(asked=sorted(set(handler.kernels)))
-        answer(declared=_declared(family) if spec.variants else [])
+        try:
+            answer(declared=_declared(family) if spec.variants else [])
+        except SgljitError as error:
+            answer(error=f"variants(): {error}")
 
 
 def _call(op: Op, sample: dict[str, Any]) -> dict[str, str]:

@@ -11,6 +11,8 @@ import isolated
 import pages
 import pytest
 
+from sgljit_core.cli import new
+
 TUTORIAL = pages.snippets(isolated.ROOT / "docs" / "tutorial.md")
 STEPS = re.compile(r"^ *- run: (.+)$", re.MULTILINE)
 
@@ -39,6 +41,14 @@ def test_the_tutorial_from_top_to_bottom(reader, tmp_path):
     work.mkdir()
     pages.run(TUTORIAL, reader.python, work, variables(reader), gpu=False)
     assert {path.name for path in work.iterdir()} == {"acme-kernels", "acme-ports", "dist"}
+
+
+def test_its_file_of_tests_keeps_the_one_that_builds_what_is_built_ahead():
+    """No check of the kit compiles what ``variants()`` names and no sample asks for."""
+    place = "acme_kernels/tests/test_swish.py"
+    written = new.files("acme-kernels", "acme", "swish", new.Road.VARIANTS)[place]
+    (snippet,) = (snippet for snippet in TUTORIAL if snippet.file == f"acme-kernels/{place}")
+    assert written[written.index("def test_what_is_built_ahead") :] in snippet.text
 
 
 @pytest.mark.parametrize("road", ["variants", "load_jit"])
