@@ -99,8 +99,8 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
     if not found:
         raise WheelError(f"{wheel} registers no kernel family: it has no entry point in the group sgljit.kernels")
     for name in found:
-        package = discovery.load(name).package
-        directory = package_directory(package)
+        family = discovery.load(name)
+        package, directory = family.package, package_directory(family.package)
         if not directory.is_relative_to(inside):
             raise WheelError(
                 f"{wheel}: the package {package!r} of family {name!r} was imported from {directory}, not from the "
@@ -110,7 +110,7 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
             with override_target(cuda_arch, "--cuda-arch"):
                 parallel_compile(registry.declared_variants(name))
             _dry_run(wheel, name, cuda_arch)
-        carried = directory / CARRIED
+        carried = family.csrc.parent / CARRIED  # where builds look, see BuildSpec
         carried.mkdir(mode=0o700, exist_ok=True)
         if cache.copy(carried, family=name) == 0:
             raise WheelError(

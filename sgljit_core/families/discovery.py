@@ -462,8 +462,7 @@ def carried_artifacts() -> dict[Path, str]:
     found = {}
     for family, claims in installed().items():
         with contextlib.suppress(SgljitError, ImportError):  # a plugin that cannot be loaded says so where it is used
-            package = paths.package_directory(load(family).package)
-            place = paths.carried_artifacts(package / "csrc")
+            place = paths.carried_artifacts(load(family).csrc)
             if place is not None:
                 found[place] = str(claims[0])
     return found

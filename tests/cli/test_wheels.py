@@ -57,6 +57,36 @@ def test_in_the_projects_own_directory_it_builds_what_is_in_the_wheel(example, t
     assert not (example.project / "sgljit_silu_and_mul" / "prebuilt").exists()
 
 
+@pytest.mark.slow
+def test_artifacts_are_found_beside_sources_that_are_nested(tmp_path):
+    source = isolated.copy_sources(isolated.ROOT / "examples" / "sgljit-silu-and-mul", tmp_path)
+    package = source / "sgljit_silu_and_mul"
+    (package / "native").mkdir()
+    (package / "csrc").rename(package / "native" / "src")
+    for file, old, new in (
+        ("plugin.py", "variants=", 'sources="native/src", variants='),
+        ("ops.py", "(torch.float16, torch.bfloat16, torch.float32)", "(torch.float32,)"),  # one is enough
+    ):
+        (package / file).write_text((package / file).read_text().replace(old, new))
+    (tmp_path / "built").mkdir()
+    done = add_artifacts(isolated.build(source, tmp_path / "built").wheel, tmp_path / "out", "--cuda-arch", "9.0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "out").iterdir()
+    unpacked = tmp_path / "unpacked"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    code = (
+        "import torch\nfrom sgljit_core import ops\nfrom sgljit_core.families import discovery\n"
+        "out = torch.empty(1, 3)\nops['silu_and_mul'].silu_and_mul(torch.zeros(1, 6), out)\n"
+        "print(out.tolist(), *discovery.carried_artifacts())"
+    )
+    path = os.pathsep.join([str(unpacked), *filter(None, sys.path)])
+    bare = {"PYTHONPATH": path, "SGLJIT_JIT": "error", "SGLJIT_CACHE_DIR": str(tmp_path / "empty")}
+    said = isolated.run(sys.executable, "-c", code, cwd=tmp_path, env={**os.environ, **bare})
+    carried = unpacked / "sgljit_silu_and_mul" / "native" / "prebuilt"
+    assert said.splitlines()[-1].startswith("[[0.0, 0.0, 0.0]] ")
+    assert str(carried) in said
+
+
 def test_a_package_that_is_not_in_the_wheel_is_refused(example, tmp_path):
     plugin = example.project / "sgljit_silu_and_mul" / "plugin.py"
     plugin.write_text(plugin.read_text().replace('package="sgljit_silu_and_mul"', 'package="sgljit_norm"'))
