@@ -329,8 +329,8 @@ ALL_LAYERS: dict[str, tuple[Call, type[Exception], str]] = {
     "pages that overlap": (
         {"page_size": 4, "cache_dst_page_stride_bytes": 100},
         ValueError,
-        "pages of the destination overlap or interleave: a page takes 128 bytes, and pages are 100 bytes apart; for all "
-        "layers at once, each page of a destination must end before the next begins",
+        "pages of the destination overlap or interleave: a page takes 128 bytes, and pages are 100 bytes apart; for "
+        "all layers at once, each page of a destination must end before the next begins",
     ),
     "pages that interleave": (
         {
@@ -340,8 +340,8 @@ ALL_LAYERS: dict[str, tuple[Call, type[Exception], str]] = {
             "cache_dst_page_stride_bytes": 8,
         },
         ValueError,
-        "pages of the destination overlap or interleave: a page takes 24 bytes, and pages are 8 bytes apart; for all "
-        "layers at once, each page of a destination must end before the next begins",
+        "pages of the destination overlap or interleave: a page takes 24 bytes, and pages are 8 bytes apart; for "
+        "all layers at once, each page of a destination must end before the next begins",
     ),
     "no page size": (
         {"cache_dst_page_stride_bytes": 512},
