@@ -255,7 +255,7 @@ def _copied(value: Any, widen: bool) -> Any:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Of all its elements: NaN equals itself there."""
+    """All elements as bytes: NaN equals itself there."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
