@@ -213,9 +213,9 @@ def layernorm(
         weight: [hidden], contiguous, of the input's dtype and device.
         bias: like ``weight``; None for none.
         out: like ``input``, with a row stride of its own; ``input`` itself is overwritten when None.
-        eps: at least 0; added to the variance, so that a constant row becomes ``bias``. Of huge numbers, the rounding
-            of the mean remains: a row of c is off by up to about ``2e-13 * abs(c) / sqrt(eps)`` times the weight, which
-            is 0.6 for c = 1e10 and the default ``eps``.
+        eps: at least 0; added to the variance, so that a constant row becomes ``bias``. The rounding of the mean
+            shows in huge numbers: a row of c is off by up to about ``2e-13 * abs(c) / sqrt(eps)`` times the weight,
+            which is 0.6 for c = 1e10 and the default ``eps``.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
