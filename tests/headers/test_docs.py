@@ -21,7 +21,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "headers.md"
 def examples() -> dict[str, str]:
     """The examples in the sources, by name, without their indentation."""
     found = {}
-    for source in sorted(toolbox.CSRC.iterdir()):
+    for source in sorted(path for path in toolbox.CSRC.rglob("*") if path.is_file()):
         text = source.read_text()
         for name, body in re.findall(r"^ *// example: (\w+)\n(.*?)^ *// end$", text, re.MULTILINE | re.DOTALL):
             found[name] = textwrap.dedent(body)
