@@ -63,26 +63,6 @@ void check(const char* op, const Rows& input, const Rows& output_q, const Tensor
   }
 }
 
-/// Whether the rows, the last `row_dims` dimensions, are at one stride.
-bool at_one_stride(const TensorView& x, std::int32_t row_dims) {
-  std::int64_t count = 1, stride = 0;
-  for (auto i = x.ndim() - row_dims - 1; i >= 0; --i) {
-    if (x.size(i) == 1) continue;
-    if (count > 1 && x.stride(i) != count * stride) return x.numel() == 0;
-    if (count == 1) stride = x.stride(i);
-    count *= x.size(i);
-  }
-  return true;
-}
-
-/// Throws where `wide` has rows of its own, but not with the fewer dimensions that have no gaps in `narrow`.
-[[gnu::cold]] void check_rows_of_both(const Rows& narrow, const char* name, const TensorView& wide, int dims) {
-  if (at_one_stride(wide, dims) || !at_one_stride(wide, dense_dims(wide))) return;
-  narrow.raise(
-      {}, {"Stride mismatch: a row is the last dimensions that are contiguous in both tensors, which here are ", dims,
-           ", and such rows of ", name, ", ", wide, ", are not at one stride"});
-}
-
 /// The number of threads, one to `most`, rounded up to whole warps.
 std::int64_t in_warps(std::int64_t threads, std::int64_t most) {
   return threads < 32 ? 32 : threads < most ? div_ceil(threads, 32) * 32 : most;
@@ -145,11 +125,6 @@ void per_tensor_quant_fp8(TensorView input, TensorView output_q, TensorView outp
   const auto row_dims = dense_dims(input) < dense_dims(output_q) ? dense_dims(input) : dense_dims(output_q);
   const auto rank = input.ndim() < output_q.ndim() ? input.ndim() : output_q.ndim();
   const auto dims = row_dims > 0 || rank == 0 ? row_dims : 1;
-  const auto surplus = dense_dims(input) - dense_dims(output_q);
-  if (surplus > 0) [[unlikely]]
-    check_rows_of_both(rows("output_q", output_q, dims), "input", input, dims);
-  if (surplus < 0) [[unlikely]]
-    check_rows_of_both(rows("input", input, dims), "output_q", output_q, dims);
   const Rows operands[] = {rows("input", input, dims), rows("output_q", output_q, dims)};
   check("per_tensor_quant_fp8", operands[0], operands[1], output_s, false);
   const auto plan = match_rows(operands, 1, 1, false, true, location);
