@@ -4,6 +4,7 @@
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
+#include <pthread.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -93,16 +94,26 @@ inline runtime_error_t enqueue(const LaunchConfig& config, DebugInfo location, c
       kernel, dim3(grid.x, grid.y, grid.z), dim3(block.x, block.y, block.z), arguments, dynamic_smem, stream);
 }
 #else
+/// Raises a kernel's limit of dynamic shared memory on the current device. It is never lowered.
+inline runtime_error_t allow_dynamic_smem(const void* kernel, std::size_t bytes) {
+  // Under a lock, or the lower of two limits could be set last.
+  static ::pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  ::pthread_mutex_lock(&mutex);
+  ::cudaFuncAttributes own;
+  auto error = ::cudaFuncGetAttributes(&own, kernel);
+  if (error == ::cudaSuccess && bytes + own.sharedSizeBytes > kSmemWithoutAsking) {
+    const auto wanted = static_cast<int>(bytes);
+    error = ::cudaFuncSetAttribute(
+        kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize,
+        wanted > own.maxDynamicSharedSizeBytes ? wanted : own.maxDynamicSharedSizeBytes);
+  }
+  ::pthread_mutex_unlock(&mutex);
+  return error;
+}
+
 inline runtime_error_t enqueue(const LaunchConfig& launch, DebugInfo, const void* kernel, void** arguments) {
   if (launch.dynamic_smem != 0) {
-    ::cudaFuncAttributes own;
-    auto error = ::cudaFuncGetAttributes(&own, kernel);
-    if (error == ::cudaSuccess && launch.dynamic_smem + own.sharedSizeBytes > kSmemWithoutAsking) {
-      const auto wanted = static_cast<int>(launch.dynamic_smem);  // the limit is never lowered
-      error = ::cudaFuncSetAttribute(
-          kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize,
-          wanted > own.maxDynamicSharedSizeBytes ? wanted : own.maxDynamicSharedSizeBytes);
-    }
+    const auto error = allow_dynamic_smem(kernel, launch.dynamic_smem);
     if (error != ::cudaSuccess) return error;
   }
   ::cudaLaunchAttribute attributes[2];

@@ -58,6 +58,16 @@ template <typename Kernel>
 [[nodiscard]] auto get_blocks_per_sm(
     Kernel* kernel, std::int32_t block_dim, std::size_t dynamic_smem = 0, DebugInfo location = {}) -> std::uint32_t {
   int blocks = 0;
+#if !defined(USE_ROCM)
+  if (dynamic_smem != 0) {  // else the answer is 0 beyond what a kernel has without asking
+    const auto error = host::details::allow_dynamic_smem(reinterpret_cast<const void*>(kernel), dynamic_smem);
+    if (error == ::cudaErrorInvalidValue) {  // more than a block can have
+      static_cast<void>(::cudaGetLastError());
+      return 0;
+    }
+    RuntimeDeviceCheck(error, location);
+  }
+#endif
   RuntimeDeviceCheck(
       SGL_RUNTIME(OccupancyMaxActiveBlocksPerMultiprocessor)(
           &blocks, reinterpret_cast<const void*>(kernel), block_dim, dynamic_smem),
@@ -78,6 +88,11 @@ template <typename Kernel>
 [[nodiscard]] auto get_available_dynamic_smem_per_block(
     Kernel* kernel, int num_blocks, int block_size, DebugInfo location = {}) -> std::size_t {
   std::size_t bytes = 0;
+  // The answer never exceeds the kernel's current limit, so that is raised to its maximum first.
+  ::cudaFuncAttributes own;
+  RuntimeDeviceCheck(::cudaFuncGetAttributes(&own, reinterpret_cast<const void*>(kernel)), location);
+  const auto most = get_max_dynamic_smem(-1, location) - own.sharedSizeBytes;
+  RuntimeDeviceCheck(host::details::allow_dynamic_smem(reinterpret_cast<const void*>(kernel), most), location);
   RuntimeDeviceCheck(
       ::cudaOccupancyAvailableDynamicSMemPerBlock(
           &bytes, reinterpret_cast<const void*>(kernel), num_blocks, block_size),

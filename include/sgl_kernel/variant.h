@@ -510,9 +510,14 @@ SGL_INLINE auto get_blocks_per_sm(
   device_id = this_device(device_id);
   const DeviceGuard guard(device_id, location);
   auto& kernel = variant.on(device_id);
-  if (dynamic_smem != 0) host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
-  int blocks = 0;
   const auto& api = driver::api();
+  if (dynamic_smem != 0) {
+    int in_use = 0;
+    driver::check(api.FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function), location);
+    if (dynamic_smem + in_use > get_max_dynamic_smem(device_id, location)) return 0;
+    host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
+  }
+  int blocks = 0;
   driver::check(
       api.OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.function, block_dim, dynamic_smem), location);
   return static_cast<std::uint32_t>(blocks);

@@ -68,17 +68,22 @@ def _driver() -> ctypes.CDLL:
     return library
 
 
+@functools.cache  # retained once, for the life of the process
+def _primary_context(device_id: int) -> ctypes.c_void_p:
+    context = ctypes.c_void_p()
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device_id))
+    return context
+
+
 @contextmanager
 def _context(device_id: int) -> Iterator[None]:
     """Make a device's primary context, the one that PyTorch uses, current."""
-    driver = _driver()
-    context = ctypes.c_void_p()
-    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device_id))
-    _check(driver.cuCtxPushCurrent_v2(context))
+    driver, popped = _driver(), ctypes.c_void_p()
+    _check(driver.cuCtxPushCurrent_v2(_primary_context(device_id)))
     try:
         yield
     finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        driver.cuCtxPopCurrent_v2(ctypes.byref(popped))
 
 
 def _check(status: int) -> None:

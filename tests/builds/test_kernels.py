@@ -835,6 +835,7 @@ class TestOnAGpu:
             module.fill(y, smem, False, smem)
             assert y.eq(smem).all()
         assert module.occupancy(y, 256) > module.occupancy(y, room) == 1
+        assert module.occupancy(y, room + 1) == module.occupancy(y, 10**9) == 0
 
     def test_static_shared_memory_counts_too(self, family):
         module = load(family)

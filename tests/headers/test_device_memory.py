@@ -296,4 +296,6 @@ def test_runtime_queries(module) -> None:
     assert module.query(3, 0) >= 12_000
     assert module.query(4, 0) >= 48 * 1024
     assert module.query(5, 0) == 2
-    assert 48 * 1024 <= module.query(6, 0) <= module.query(4, 0)
+    assert 48 * 1024 < module.query(6, 0) < module.query(4, 0)
+    assert module.query(7, 0) == module.query(4, 0) // (96 << 10)
+    assert module.query(8, 0) == 0

@@ -344,6 +344,11 @@ void crash(host::TensorView x) {
 
 // ---- runtime queries ----
 
+__global__ void unlaunched_kernel(int* out) {
+  extern __shared__ int big[];
+  *out = big[0];
+}
+
 int64_t query(int64_t which, int device) {
   using namespace host::runtime;
   switch (which) {
@@ -359,6 +364,10 @@ int64_t query(int64_t which, int device) {
       return static_cast<int64_t>(get_max_dynamic_smem(device));
     case 5:
       return get_blocks_per_sm(fill_kernel, 1024);
+    case 7:
+      return get_blocks_per_sm(unlaunched_kernel, 256, 96 << 10);
+    case 8:
+      return get_blocks_per_sm(unlaunched_kernel, 256, 1 << 30);
     default:
       return static_cast<int64_t>(get_available_dynamic_smem_per_block(smem_kernel, 2, 256));
   }
