@@ -21,9 +21,10 @@ from sgljit_hicache.ops import host_module
 
 from .workload import DIRECTIONS, check, gigabytes_per_second, make_pools, make_workload
 
-Launch = tuple[int, int, int]  # blocks, threads, rows that a block sorts at a time
+Launch = tuple[int, int, int, int]  # blocks, threads, rows that a block sorts at a time, and of a group of them
 SHOWN = 8
 MOST_SORTED = 4096
+GROUP = 32
 
 
 def launches(direction: str, rows: int) -> Iterator[Launch]:
@@ -32,10 +33,12 @@ def launches(direction: str, rows: int) -> Iterator[Launch]:
     on_device = [sms, 2 * sms, 4 * sms, rows]
     for blocks in on_device if direction == "d2d" else (1, 2, 4, 8, 16, 32, 64, 128):
         for threads in (64, 128, 256, 512, 1024):
-            yield blocks, threads, 0
+            yield blocks, threads, 0, 0
             if direction != "d2d" and rows >= 16 * blocks:
                 chunks = -(-rows // (blocks * MOST_SORTED)) * blocks
-                yield blocks, threads, -(-rows // chunks)
+                chunk = -(-rows // chunks)
+                yield blocks, threads, chunk, 0
+                yield blocks, threads, -(-chunk // GROUP) * GROUP, GROUP
 
 
 def main() -> None:
@@ -61,8 +64,9 @@ def main() -> None:
 
                 rates.append((gigabytes_per_second(launched, work, seconds=0.01), launch))
             console.print(f"{direction} {rows} rows of {row_bytes} bytes, the default {default:.2f} GB/s; the best:")
-            for rate, (blocks, threads, chunk) in sorted(rates, reverse=True)[:SHOWN]:
-                console.print(f"  {rate:8.2f}  {blocks} x {threads}{f', sorted by {chunk}' if chunk else ''}")
+            for rate, (blocks, threads, chunk, group) in sorted(rates, reverse=True)[:SHOWN]:
+                how = f", sorted by {chunk}{f' in groups of {group}' if group else ''}" if chunk else ""
+                console.print(f"  {rate:8.2f}  {blocks} x {threads}{how}")
             cell = {"direction": direction, "row bytes": row_bytes, "rows": rows}
             found += [{**cell, "GB/s": rate, "launch": launch} for rate, launch in [(default, None), *rates]]
     if arguments.json is not None:

@@ -39,11 +39,36 @@ SGL_DEVICE Item item_of(uint32_t item, const Transfer& transfer, uint32_t num_po
   return transfer.by_layer ? Item{inner, outer, piece} : Item{outer, inner, piece};
 }
 
-/// \brief Sorts positions [begin, begin + count) by their key: `order` gets them in its lower halves. All threads of
-/// the block call it. A bitonic sort: 4096 rows take some microseconds. Keys of which most ascend stay as they are:
-/// rows in pages, or in order.
+/// The rows of a block in one round, in which every block takes a chunk: groups of rows that follow each other in the
+/// indices, dealt to the blocks in turn.
+struct Chunk {
+  uint32_t begin;  ///< of the round
+  uint32_t group_rows;
+  uint32_t count;
+
+  SGL_DEVICE static Chunk of(const Transfer& transfer, uint32_t begin) {
+    const uint32_t left = transfer.num_rows - begin;
+    const uint32_t most = gridDim.x * transfer.chunk_rows;
+    const uint32_t rows = left < most ? left : most;
+    const uint32_t turn_rows = gridDim.x * transfer.group_rows;
+    const uint32_t turns = rows / turn_rows;
+    const uint32_t before = turns * turn_rows + blockIdx.x * transfer.group_rows;  // the group of the last turn
+    const uint32_t last = rows <= before                        ? 0
+                          : rows - before < transfer.group_rows ? rows - before
+                                                                : transfer.group_rows;
+    return {begin, transfer.group_rows, turns * transfer.group_rows + last};
+  }
+  SGL_DEVICE uint32_t position(uint32_t i) const {
+    return begin + (i / group_rows * gridDim.x + blockIdx.x) * group_rows + i % group_rows;
+  }
+};
+
+/// \brief Sorts the positions of a chunk by their key: `order` gets them in its lower halves. All threads of the block
+/// call it. A bitonic sort: 4096 rows take some microseconds. Keys of which most ascend stay as they are: rows in
+/// pages, or in order.
 template <typename Index>
-SGL_DEVICE void sort_positions(uint64_t* order, const Index* keys, uint32_t begin, uint32_t count) {
+SGL_DEVICE void sort_positions(uint64_t* order, const Index* keys, const Chunk& chunk) {
+  const uint32_t count = chunk.count;
   uint32_t size = 2;
   while (size < count) size *= 2;
   uint32_t descents = 0;
@@ -51,9 +76,10 @@ SGL_DEVICE void sort_positions(uint64_t* order, const Index* keys, uint32_t begi
   for (uint32_t first = 0; first < size; first += blockDim.x) {
     const uint32_t i = first + threadIdx.x;
     // Half of a larger index is no wrong order: any order moves the same rows.
-    const auto key = i < count ? static_cast<uint32_t>(keys[begin + i]) : 0xffffffffu;
-    if (i < size) order[i] = static_cast<uint64_t>(key) << 32 | (i < count ? begin + i : 0xffffffffu);
-    descents += __syncthreads_count(i + 1 < count && static_cast<uint32_t>(keys[begin + i + 1]) < key);
+    const uint32_t position = i < count ? chunk.position(i) : 0xffffffffu;
+    const auto key = i < count ? static_cast<uint32_t>(keys[position]) : 0xffffffffu;
+    if (i < size) order[i] = static_cast<uint64_t>(key) << 32 | position;
+    descents += __syncthreads_count(i + 1 < count && static_cast<uint32_t>(keys[chunk.position(i + 1)]) < key);
   }
   if (descents * 32 <= count) return;  // as in pages of 16 rows
   for (uint32_t run = 2; run <= size; run *= 2) {
@@ -91,7 +117,8 @@ SGL_DEVICE void store(Word* to, const Word& word) {
 /// pass's indices while these are in flight, then stores. Rows that are not sorted are dealt to the workers of all
 /// blocks in turn. Sorted rows are dealt to the blocks in chunks, with dynamic shared memory of 8 bytes for each row of
 /// a chunk, rounded up to a power of two. All blocks then go through the memory from its beginning to its end at about
-/// one pace, so that translations of addresses are near each other as if all rows were sorted.
+/// one pace, so that translations of addresses are near each other as if all rows were sorted. Rows that come in order
+/// do so if a chunk has several groups; with one, each block has a part of the memory to itself.
 template <int kRowBytes, int kWordBytes, int kCaches, int kLanes, bool kPaged, typename Index, typename Table>
 __global__ void __launch_bounds__(1024, 1)
     copy_rows(const __grid_constant__ Transfer transfer, const __grid_constant__ Table table) {
@@ -109,7 +136,6 @@ __global__ void __launch_bounds__(1024, 1)
   const uint32_t block_workers = blockDim.x / kLanes;
   const uint32_t worker = threadIdx.x / kLanes + (is_sorted ? 0 : blockIdx.x * block_workers);
   const uint32_t num_workers = is_sorted ? block_workers : gridDim.x * block_workers;
-  const uint32_t chunk_rows = is_sorted ? transfer.chunk_rows : transfer.num_rows;
 
   if (!is_sorted) {  // the previous kernel, which may write the indices, still runs
     const auto item = item_of<kPieces, Table::kIsOne>(worker, transfer, transfer.num_rows);
@@ -120,10 +146,13 @@ __global__ void __launch_bounds__(1024, 1)
   }
   device::PDLWaitPrimary();
 
-  for (uint32_t begin = is_sorted ? blockIdx.x * chunk_rows : 0; begin < transfer.num_rows;) {
-    const uint32_t left = transfer.num_rows - begin;
-    const uint32_t count = left < chunk_rows ? left : chunk_rows;
-    if (is_sorted) sort_positions(order, static_cast<const Index*>(transfer.sort_keys), begin, count);
+  for (uint32_t begin = 0; begin < transfer.num_rows; begin += gridDim.x * transfer.chunk_rows) {
+    uint32_t count = transfer.num_rows;
+    if (is_sorted) {
+      const auto chunk = Chunk::of(transfer, begin);
+      sort_positions(order, static_cast<const Index*>(transfer.sort_keys), chunk);
+      count = chunk.count;
+    }
     const uint32_t num_items = count * transfer.num_layers * kPieces;
 
     Item items[kShape.items];
@@ -184,7 +213,6 @@ __global__ void __launch_bounds__(1024, 1)
       }
     }
     if (!is_sorted) break;
-    begin += gridDim.x * chunk_rows;
   }
 }
 

@@ -26,8 +26,9 @@ struct Launch {
   std::int64_t blocks;
   std::int64_t threads;
   std::int64_t chunk_rows = 0;  ///< see `Transfer`
+  std::int64_t group_rows = 0;  ///< see `Transfer`; 0: a chunk is one group
   bool is_early = false;        ///< its blocks begin, and wait, before the previous kernel has ended
-  SGL_FIELDS(blocks, threads, chunk_rows, is_early)
+  SGL_FIELDS(blocks, threads, chunk_rows, group_rows, is_early)
 };
 
 /// \brief A cache: its rows, and an address for each layer.

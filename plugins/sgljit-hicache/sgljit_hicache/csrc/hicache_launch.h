@@ -56,8 +56,11 @@ inline constexpr Launch kSorted{32, 512};
 inline constexpr std::int64_t kManyRows = 16384;  // of these: fewer threads of a block, which share more of them
 inline constexpr Launch kManySorted{32, 256};
 inline constexpr std::int64_t kFarSpan = std::int64_t{6} << 30;  // bytes of all caches in host memory
-inline constexpr Launch kFarSorted{8, 512};                      // many rows in more: fewer TLBs fetch a translation
-inline constexpr std::int64_t kFewBytes = 256 << 10;             // bound by latency: a row for each worker
+inline constexpr Launch kFarSorted{4, 1024};                     // many rows in more: fewer TLBs fetch a translation
+inline constexpr std::int64_t kDenseBelow = 64
+                                            << 10;    // bytes of a cache for each row: rows in order share translations
+inline constexpr std::int64_t kDenseGroup = 32;       // of these, so many to a block, then to the next
+inline constexpr std::int64_t kFewBytes = 256 << 10;  // bound by latency: a row for each worker
 inline constexpr Launch kFew{32, 128};
 inline constexpr std::int64_t kLineBytes = 128;
 inline constexpr std::int64_t kInFlight = 192 << 10;  // bytes, of rows that are not whole lines
@@ -147,6 +150,9 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   if (!is_sorted) return launch;
   const auto chunks = host::div_ceil(num_rows, launch.blocks * kMaxChunkRows) * launch.blocks;  // equal ones
   launch.chunk_rows = host::div_ceil(num_rows, chunks);
+  if (job.host_span / (num_rows * job.transfer.num_layers * job.num_caches) >= kDenseBelow) return launch;
+  launch.group_rows = kDenseGroup;
+  launch.chunk_rows = host::div_ceil(launch.chunk_rows, kDenseGroup) * kDenseGroup;
   return launch;
 }
 
@@ -171,6 +177,7 @@ void launch_on_device(const Job& job, const Work& work, const Table& table) {
   transfer.dst = job.dst->rows;
   transfer.src = job.src->rows;
   transfer.chunk_rows = static_cast<std::uint32_t>(launch.chunk_rows);
+  transfer.group_rows = static_cast<std::uint32_t>(launch.group_rows == 0 ? launch.chunk_rows : launch.group_rows);
   transfer.sort_keys = job.to_host ? transfer.dst_indices : transfer.src_indices;
   // The kernel sorts two rows at least.
   const auto sorted = std::bit_ceil(static_cast<std::size_t>(launch.chunk_rows < 2 ? 2 : launch.chunk_rows));

@@ -33,8 +33,9 @@ struct Transfer {
   uint32_t num_layers;
   uint32_t by_layer;      ///< 1: layer by layer; 0: all layers of a row, then the next row
   uint32_t chunk_rows;    ///< a block sorts so many rows at a time, up to `kMaxChunkRows`; 0: it sorts none
+  uint32_t group_rows;    ///< of a chunk, which follow each other in the indices; divides chunk_rows
   const void* sort_keys;  ///< what it sorts them by: `dst_indices` or `src_indices`
-  SGL_FIELDS(dst_indices, src_indices, dst, src, num_rows, num_layers, by_layer, chunk_rows, sort_keys)
+  SGL_FIELDS(dst_indices, src_indices, dst, src, num_rows, num_layers, by_layer, chunk_rows, group_rows, sort_keys)
 };
 
 /// 32 KiB of shared memory.

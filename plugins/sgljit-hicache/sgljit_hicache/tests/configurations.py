@@ -83,12 +83,12 @@ def check(
     indices_dst: torch.Tensor,
     indices_src: torch.Tensor,
     element_dim: int | None,
-    launch: tuple[int, int, int] | None = None,
+    launch: tuple[int, int, int, int] | None = None,
     **options: object,
 ) -> None:
     """Run an op of one layer and the reference; compare every byte of the pools of both sides.
 
-    K and V can be launched as ``launch`` says: blocks, threads, rows of a chunk.
+    K and V can be launched as ``launch`` says: blocks, threads, rows of a chunk, and of a group of one (0: all).
     """
     family = ops["hicache"]
     expected, before = dst.copy(), src.copy()
