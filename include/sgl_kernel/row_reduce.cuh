@@ -19,12 +19,6 @@ namespace device {
 /// \brief The shared memory of the reductions of one row, in floats.
 inline constexpr uint32_t kRowSmem = sgl::kMostTerms * kWarpThreads;
 
-/// \brief Whether the registers of a row decide how many rows a multiprocessor holds at once, and so how fast they are.
-/// Such rows have one address for the block, and load up to nine vectors early, instead of eight. Found on an H200:
-/// with fewer registers, rows of other sizes are slower as often as they are faster.
-template <int kInputs, uint32_t kVectors>
-inline constexpr bool kRegistersDecide = kInputs == 1 && kVectors > 1024 && kVectors < 2048;
-
 /// \brief The part of a row that a thread holds in registers: vectors number thread, kThreads + thread, ...
 /// \tparam kElements elements of a vector, an even number.
 /// \tparam kVectors vectors of a row.
@@ -96,6 +90,10 @@ struct ResidentRow {
     if (!m_has_row) return;
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) m_inputs[i].load(address(i), m_thread);
+    if constexpr (kEstimates) {
+#pragma unroll
+      for (int i = 0; i < kInputs; ++i) m_first[i].load(address(i), m_thread % kWarpThreads);
+    }
     if constexpr (kSharedFirst) m_load_shared(address);
   }
 
@@ -104,24 +102,12 @@ struct ResidentRow {
   template <typename Address>
   SGL_DEVICE auto reduce(const Address& address, float* smem) {
     if constexpr (kCombines) m_combine(address);
-    return sgl::details::statistic_of(m_f, static_cast<float>(kColumns), [&](const auto& pass) {
-      auto reduced = m_reduced(pass);
-      if constexpr (kKeepsPacked) {
-#pragma unroll
-        for (auto& input : m_inputs) input.keep_packed();
-      }
-      constexpr bool kMax = sgl::details::kIsMax<F, decltype(pass)>;
-      constexpr sgl::details::Reduce<kMax> op;
-      if constexpr (kThreads > kWarpThreads) {
-        cta::all_reduce<kThreads>(reduced.values, smem, sgl::details::kIdentity<kMax>, op);
-        smem += reduced.kCount * kWarpThreads;  // the next pass has its own, so that no barrier is between them
-      } else {
-#pragma unroll
-        for (int i = 0; i < reduced.kCount; ++i)
-          reduced.values[i] = warp::details::reduce<kThreads>(reduced.values[i], kFullMask, op);
-      }
-      return reduced;
-    });
+    const auto reduce = [&](const auto& pass) {
+      if constexpr (kEstimates && sgl::details::kIsFirst<decltype(pass)>) return m_estimated(pass);
+      else return m_reduced(pass, smem);
+    };
+    constexpr int64_t kFirst = kEstimates ? kWarpThreads * kElements : kColumns;
+    return sgl::details::statistic_of(m_f, static_cast<float>(kColumns), reduce, static_cast<float>(kFirst));
   }
 
   template <typename Address, typename Statistic>
@@ -160,7 +146,11 @@ struct ResidentRow {
   static constexpr int kLate = kOutputs - kEarly;
   static constexpr uint32_t kPairs = kElements / 2;
   // Early, the latency of the shared rows hides behind that of the inputs, if registers are left to hold them.
-  static constexpr bool kSharedFirst = kHeld * (kInputs + kShared) <= (kRegistersDecide<kInputs, kVectors> ? 9 : 8);
+  static constexpr bool kSharedFirst = kHeld * (kInputs + kShared) <= 12;
+  // Each warp estimates from the first 32 vectors of the row, of at most 4096, by itself, which saves a barrier. That
+  // costs a float some bits, which elements of two bytes do not have.
+  static constexpr bool kEstimates =
+      sgl::details::kEstimates<F> && !kCombines && sizeof(T) < 4 && kThreads > kWarpThreads&& kVectors >= kWarpThreads;
   // A thread with few elements needs few registers, packed or not. Combined values stay floats.
   static constexpr bool kKeepsPacked = kHeld > 2 && !kCombines;
 
@@ -199,9 +189,49 @@ struct ResidentRow {
     }
   }
 
+  /// The terms of the first pass of the first vectors, reduced in each thread.
+  template <typename Pass>
+  SGL_DEVICE auto m_estimated(const Pass& pass) const {
+    constexpr bool kMax = sgl::details::kIsMax<F, Pass>;
+    auto reduced = sgl::details::identity<F, kKept, Pass>();
+#pragma unroll
+    for (uint32_t j = 0; j < kPairs; ++j) {
+      float low[kInputs], high[kInputs];
+#pragma unroll
+      for (int i = 0; i < kInputs; ++i) m_first[i].widen(0, j, low[i], high[i]);
+      sgl::details::accumulate<kMax>(reduced, pass.terms(m_f, low));
+      sgl::details::accumulate<kMax>(reduced, pass.terms(m_f, high));
+    }
+    constexpr sgl::details::Reduce<kMax> op;
+#pragma unroll
+    for (float& value : reduced.values) value = warp::details::reduce<kWarpThreads>(value, kFullMask, op);
+    return reduced;
+  }
+
+  /// The terms of a pass over the row, reduced in each thread. `smem` moves on, so that the next pass has its own, and
+  /// no barrier is between them.
+  template <typename Pass>
+  SGL_DEVICE auto m_reduced(const Pass& pass, float*& smem) {
+    constexpr bool kMax = sgl::details::kIsMax<F, Pass>;
+    auto reduced = m_own(pass);
+    if constexpr (kKeepsPacked) {
+#pragma unroll
+      for (auto& input : m_inputs) input.keep_packed();
+    }
+    constexpr sgl::details::Reduce<kMax> op;
+    if constexpr (kThreads > kWarpThreads) {
+      cta::all_reduce<kThreads>(reduced.values, smem, sgl::details::kIdentity<kMax>, op);
+      smem += reduced.kCount * kWarpThreads;
+    } else {
+#pragma unroll
+      for (float& value : reduced.values) value = warp::details::reduce<kThreads>(value, kFullMask, op);
+    }
+    return reduced;
+  }
+
   /// This thread's terms of a pass, reduced.
   template <typename Pass>
-  SGL_DEVICE auto m_reduced(const Pass& pass) const {
+  SGL_DEVICE auto m_own(const Pass& pass) const {
     constexpr bool kMax = sgl::details::kIsMax<F, Pass>;
     const auto identity = sgl::details::identity<F, kKept, Pass>();
     auto reduced = identity;
@@ -228,6 +258,7 @@ struct ResidentRow {
   bool m_has_row;
   RowFragment<T, kElements, kVectors, kThreads> m_inputs[kInputs];
   RowFragment<T, kElements, kVectors, kThreads> m_shared[kShared > 0 ? kShared : 1];
+  RowFragment<T, kElements, kWarpThreads, kWarpThreads> m_first[kInputs];  // the same in each warp
   fp32x2_t m_combined[kCombines ? kHeld : 1][kPairs];
 };
 
@@ -320,8 +351,7 @@ __global__ __launch_bounds__(kBlock, kLeastBlocks) void row_reduce(
   using row_t = ResidentRow<F, kInputs, kShared, kOutputs, kColumns, kElements, kThreads, T, U>;
   // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address of the row for
   // each thread instead of one for the block.
-  constexpr bool kIsBlock =
-      kBlock == kThreads && row_t::kVectors % kThreads == 0 && kRegistersDecide<kInputs, row_t::kVectors>;
+  constexpr bool kIsBlock = kBlock == kThreads && row_t::kVectors % kThreads == 0;
   const uint32_t thread = kIsBlock ? threadIdx.x : threadIdx.x % kThreads;
   const uint32_t row_of_block = kIsBlock ? 0 : threadIdx.x / kThreads;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kBlock / kThreads) + row_of_block;

@@ -30,8 +30,9 @@
 ///   takes such a value then. It may return a struct.
 /// - `second_term(first, x, ...)` and `second_finish(first, reduced, size)` are a second pass over the row, with what
 ///   `finish` returned. The call operator gets the result of the last pass.
-/// - `static constexpr bool kFirstEstimates = true;` says that the first of two passes gives an estimate: on the CPU it
-///   may be over the first part of a row, an eighth at least, with its size.
+/// - `static constexpr bool kFirstEstimates = true;` says that the first of two passes gives an estimate: for elements
+///   of two bytes it may be over the first part of a row, with its size: on the CPU an eighth at least, on a device
+///   1/128.
 /// - `kReduction` is how the terms are combined, `kSecondReduction` how those of the second pass are.
 /// - `void write_row(row, statistic) const` is called once for each row, to keep what it was reduced to.
 

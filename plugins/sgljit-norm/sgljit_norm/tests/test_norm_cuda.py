@@ -203,6 +203,19 @@ def test_nan_and_infinity_go_as_in_pytorch(op: str, value: float, dtype: torch.d
 
 
 @pytest.mark.gpu
+@each_dtype
+@pytest.mark.parametrize("far", [1e-3, 30, 1e4])
+def test_layernorm_of_rows_that_begin_far_from_the_rest(far: float, dtype: torch.dtype):
+    """The estimate of the mean is from the first 32 vectors, of 16 bytes or of 8."""
+    for size in (512, 1280, 4096, 14336, 32768):
+        for begin in (64, 128, 256):
+            arguments = make("layernorm", 5, size, dtype, "cuda")
+            arguments["input"][:, :begin] += far
+            check("layernorm", arguments)
+            check("layernorm", arguments, offset=4)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("op", ["fused_inplace_qknorm", "gemma_fused_inplace_qknorm"])
 @each_dtype
 def test_q_and_k_of_one_buffer(op: str, dtype: torch.dtype):
