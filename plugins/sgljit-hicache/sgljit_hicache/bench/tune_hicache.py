@@ -24,7 +24,7 @@ from .workload import DIRECTIONS, check, gigabytes_per_second, make_pools, make_
 Launch = tuple[int, int, int, int]  # blocks, threads, rows that a block sorts at a time, and of a group of them
 SHOWN = 8
 MOST_SORTED = 4096
-GROUP = 32
+GROUP = 128
 
 
 def launches(direction: str, rows: int) -> Iterator[Launch]:

@@ -57,10 +57,9 @@ inline constexpr std::int64_t kManyRows = 16384;  // of these: fewer threads of 
 inline constexpr Launch kManySorted{32, 256};
 inline constexpr std::int64_t kFarSpan = std::int64_t{6} << 30;  // bytes of all caches in host memory
 inline constexpr Launch kFarSorted{4, 1024};                     // many rows in more: fewer TLBs fetch a translation
-inline constexpr std::int64_t kDenseBelow = 64
-                                            << 10;    // bytes of a cache for each row: rows in order share translations
-inline constexpr std::int64_t kDenseGroup = 32;       // of these, so many to a block, then to the next
-inline constexpr std::int64_t kFewBytes = 256 << 10;  // bound by latency: a row for each worker
+inline constexpr std::int64_t kDenseBelow = 64 << 10;            // bytes of a cache for each row: in order, these share
+inline constexpr std::int64_t kDenseGroup = 128;                 // translations, if blocks take so many in turn
+inline constexpr std::int64_t kFewBytes = 256 << 10;             // bound by latency: a row for each worker
 inline constexpr Launch kFew{32, 128};
 inline constexpr std::int64_t kLineBytes = 128;
 inline constexpr std::int64_t kInFlight = 192 << 10;  // bytes, of rows that are not whole lines

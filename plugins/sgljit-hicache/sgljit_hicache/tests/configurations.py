@@ -147,5 +147,6 @@ def _random_transfer(seed: int, device: str) -> None:
         options["check_indices"] = True
     launch = None
     if device == "cuda" and num_caches == 2 and random.random() < 0.4:
-        launch = (random.choice([1, 3, 40]), random.choice([32, 256, 1024]), random.choice([0, 1, 37, 128, 4096]))
+        chunk, group = random.choice([(0, 0), (1, 0), (37, 0), (128, 0), (128, 32), (96, 1), (4096, 0), (4096, 128)])
+        launch = (random.choice([1, 3, 40]), random.choice([32, 256, 1024]), chunk, group)
     check(dst, src, *indices, width, launch, **options)

@@ -109,7 +109,7 @@ def test_a_chunk_of_the_most_rows():
     for index in (torch.int32, torch.int64):
         indices = [make_indices(9000, 8999, index, "cuda", 1) for _ in range(2)]
         check(dst, src, *indices, None, (2, 1024, 4096, 0))
-        check(dst, src, *indices, None, (2, 1024, 4096, 32))
+        check(dst, src, *indices, None, (2, 1024, 4096, 128))
 
 
 @pytest.mark.gpu
