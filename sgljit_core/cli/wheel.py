@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,7 @@ def add_artifacts_to_wheel(
     They are built for the named architectures, without a GPU, and for this machine's CPU. To publish on an index that
     wants a manylinux tag, build on the oldest system that the tag stands for and name it with --platform.
     """
-    if not wheel.name.endswith(".whl") or not wheel.is_file():
+    if not wheel.name.endswith(".whl") or not wheel.is_file() or not zipfile.is_zipfile(wheel):
         raise WheelError(f"{wheel} is not a wheel; make one first: pip wheel --no-deps --wheel-dir dist PROJECT")
     here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     platform = platform or here

@@ -180,9 +180,12 @@ def test_a_wheel_that_is_no_plugin_is_refused(distribution, tmp_path):
 
 
 def test_a_file_that_is_no_wheel_is_refused_with_the_command_that_makes_one(tmp_path):
-    done = add_artifacts(tmp_path, tmp_path, "--cuda-arch", "9.0")
-    assert done.returncode == 1
-    assert f"{tmp_path} is not a wheel; make one first: pip wheel --no-deps" in done.stderr
+    cut = tmp_path / "family-1.0-py3-none-any.whl"
+    cut.write_text("not all of it")
+    for path in (tmp_path, cut):
+        done = add_artifacts(path, tmp_path, "--cuda-arch", "9.0")
+        assert done.returncode == 1
+        assert f"{path} is not a wheel; make one first: pip wheel --no-deps" in done.stderr
 
 
 def test_a_family_without_declared_variants_is_refused_by_name(tmp_path):
