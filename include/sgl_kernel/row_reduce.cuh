@@ -19,6 +19,13 @@ namespace device {
 /// \brief The shared memory of the reductions of one row, in floats.
 inline constexpr uint32_t kRowSmem = sgl::kMostTerms * kWarpThreads;
 
+/// \brief The registers that a thread can have where `blocks` blocks of `threads` threads share a multiprocessor: each
+/// of its four schedulers has 16384 for its warps, and deals them out by eights.
+SGL_DEVICE constexpr uint32_t registers_of(uint32_t threads, uint32_t blocks) {
+  const uint32_t warps = div_ceil(blocks * div_ceil(threads, kWarpThreads), 4u);
+  return 16384 / (warps * kWarpThreads) / 8 * 8;
+}
+
 /// \brief The part of a row that a thread holds in registers: vectors number thread, kThreads + thread, ...
 /// \tparam kElements elements of a vector, an even number.
 /// \tparam kVectors vectors of a row.
@@ -83,6 +90,29 @@ struct ResidentRow {
   static constexpr uint32_t kVectors = kColumns / kElements;
   static constexpr uint32_t kHeld = div_ceil(kVectors, kThreads);
 
+ private:
+  static constexpr bool kCombines = sgl::details::kCombines<F>;
+  static constexpr int kKept = sgl::details::kKept<F, kInputs>;
+  static constexpr int kEarly = kCombines ? 1 : 0;  // outputs that are written before the reduction
+  static constexpr int kLate = kOutputs - kEarly;
+  static constexpr uint32_t kPairs = kElements / 2;
+  // Registers of a thread: for the row; with what else it takes, as elements of two bytes take some as floats, unless
+  // they were combined to floats before; and for the shared rows.
+  static constexpr uint32_t kForRow = kHeld * kElements * kInputs * sizeof(T) / sizeof(uint32_t);
+  static constexpr uint32_t kNeeded = kForRow + (sizeof(T) < 4 && !kCombines ? 40 : 24);
+  static constexpr uint32_t kForShared = kHeld * kElements * kShared * sizeof(T) / sizeof(uint32_t);
+  static constexpr uint32_t kBlockThreads = kThreads > 4 * kWarpThreads ? kThreads : 4 * kWarpThreads;
+  // A multiprocessor does well with three rows: one waits for memory, one is reduced, one is stored.
+  static constexpr uint32_t kBlocks = kNeeded <= registers_of(kBlockThreads, 3)   ? 3
+                                      : kNeeded <= registers_of(kBlockThreads, 2) ? 2
+                                                                                  : 1;
+  // Early, the latency of the shared rows hides behind that of the inputs, if registers are left to hold them.
+  static constexpr bool kSharedFirst = kForRow + kForShared + 24 <= registers_of(kBlockThreads, kBlocks);
+
+ public:
+  /// \brief The blocks of a multiprocessor that the compiler must leave registers for, or 0 where it does so by itself.
+  static constexpr uint32_t kLeastBlocks = kSharedFirst || kHeld > 8 ? 0 : kBlocks;
+
   SGL_DEVICE ResidentRow(const F& f, uint32_t thread, bool has_row) : m_f(f), m_thread(thread), m_has_row(has_row) {}
 
   template <typename Address>
@@ -140,14 +170,6 @@ struct ResidentRow {
   }
 
  private:
-  static constexpr bool kCombines = sgl::details::kCombines<F>;
-  static constexpr int kKept = sgl::details::kKept<F, kInputs>;
-  static constexpr int kEarly = kCombines ? 1 : 0;  // outputs that are written before the reduction
-  static constexpr int kLate = kOutputs - kEarly;
-  static constexpr uint32_t kPairs = kElements / 2;
-  // Early, the latency of the shared rows hides behind that of the inputs, if registers are left to hold them.
-  // Found on an H200: float32 gains nothing beyond eight vectors, as its rows have twice as many.
-  static constexpr bool kSharedFirst = kHeld * (kInputs + kShared) <= (sizeof(T) < 4 ? 12 : 8);
   // Each warp estimates from the first 32 vectors of the row, of at most 4096, by itself, which saves a barrier. That
   // costs a float some bits, which elements of two bytes do not have.
   static constexpr bool kEstimates =
@@ -345,8 +367,8 @@ SGL_DEVICE void run_row(Row&& held, int64_t row, bool triggers_first, const Addr
 template <
     typename F, int kInputs, int kShared, int kOutputs, int64_t kColumns, uint32_t kElements, uint32_t kThreads,
     uint32_t kBlock, typename T, typename U,
-    // Beyond six vectors for a thread, the compiler takes a few registers more than 768 threads can have.
-    uint32_t kLeastBlocks = (kInputs == 1 && kColumns / kElements > 6 * kThreads ? 768 / kBlock : 0)>
+    uint32_t kLeastBlocks =
+        ResidentRow<F, kInputs, kShared, kOutputs, kColumns, kElements, kThreads, T, U>::kLeastBlocks>
 __global__ __launch_bounds__(kBlock, kLeastBlocks) void row_reduce(
     const __grid_constant__ sgl::RowReduceParams<kInputs + kShared + kOutputs> params, const __grid_constant__ F f) {
   using row_t = ResidentRow<F, kInputs, kShared, kOutputs, kColumns, kElements, kThreads, T, U>;

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from tvm_ffi import Module
 
 SIZES = (
-    *(512, 576, 768, 896, 960, 1024, 1152, 1280, 1536, 2048, 2304, 2560, 2880, 3072, 3584, 3840, 4096, 4544, 4608),
-    *(5120, 5376, 6144, 7168, 8192, 12288, 14336, 16384),
+    *(512, 576, 768, 896, 960, 1024, 1152, 1280, 1536, 1600, 2048, 2240, 2304, 2560, 2880, 3072, 3200, 3584, 3840),
+    *(4096, 4544, 4608, 4800, 5120, 5376, 5760, 6144, 6656, 7168, 7680, 8192, 9216, 10240, 11264, 12288, 13312),
+    *(14336, 15360, 16384),
 )
 TOKENS = (1, 8, 32, 128, 192, 256, 384, 512, 768, 1024, 2048, 8192)
 WORD = 16  # bytes of a load
@@ -58,13 +59,13 @@ def module() -> Module:
 
 
 def layouts(vectors: int) -> list[Layout]:
-    """The layouts that could be good for rows of so many vectors: from one vector for each thread to eight."""
+    """The layouts that could be good for rows of so many vectors: from one vector for each thread to sixteen."""
     found: set[tuple[int, int]] = set()
     if vectors <= 6 * WARP:
         found.add((min(WARP, 1 << max(0, vectors - 1).bit_length()), 8 * WARP if vectors <= WARP else 4 * WARP))
-    for held, multiple in itertools.product((1, 2, 3, 4, 5, 6, 8), (WARP, 4 * WARP)):
-        threads = math.ceil(math.ceil(vectors / held) / multiple) * multiple
-        if WARP < threads <= MOST_THREADS and threads // 2 < vectors:
+    for held in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16):
+        threads = math.ceil(math.ceil(vectors / held) / WARP) * WARP
+        if (WARP if held <= 8 else 2 * WARP) < threads <= MOST_THREADS:
             found.add((threads, threads))
     return sorted((*layout, first) for layout in found for first in (False, True))
 
