@@ -96,6 +96,7 @@ inline runtime_error_t enqueue(const LaunchConfig& config, DebugInfo location, c
 #else
 /// Raises a kernel's limit of dynamic shared memory on the current device. It is never lowered.
 inline runtime_error_t allow_dynamic_smem(const void* kernel, std::size_t bytes) {
+  if (bytes > INT32_MAX) return ::cudaErrorInvalidValue;  // no block has as much, and the limit is an int
   // Under a lock, or the lower of two limits could be set last.
   static ::pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   ::pthread_mutex_lock(&mutex);

@@ -50,6 +50,17 @@ inline int attribute(decltype(SGL_RUNTIME(DevAttrMultiProcessorCount)) which, in
       details::attribute(SGL_RUNTIME(DevAttrMaxSharedMemoryPerBlockOptin), device_id, location));
 }
 
+#else
+namespace details {
+
+/// The most dynamic shared memory that a block of `kernel` can have on the current device, beside its static one.
+inline auto most_dynamic_smem(const void* kernel, DebugInfo location) -> std::size_t {
+  ::cudaFuncAttributes own;
+  RuntimeDeviceCheck(::cudaFuncGetAttributes(&own, kernel), location);
+  return get_max_dynamic_smem(-1, location) - own.sharedSizeBytes;
+}
+
+}  // namespace details
 #endif
 
 /// \brief The number of blocks of `kernel` that one multiprocessor of the current device holds at a time; 0 if none
@@ -59,13 +70,11 @@ template <typename Kernel>
     Kernel* kernel, std::int32_t block_dim, std::size_t dynamic_smem = 0, DebugInfo location = {}) -> std::uint32_t {
   int blocks = 0;
 #if !defined(USE_ROCM)
-  if (dynamic_smem != 0) {  // else the answer is 0 beyond what a kernel has without asking
-    const auto error = host::details::allow_dynamic_smem(reinterpret_cast<const void*>(kernel), dynamic_smem);
-    if (error == ::cudaErrorInvalidValue) {  // more than a block can have
-      static_cast<void>(::cudaGetLastError());
-      return 0;
-    }
-    RuntimeDeviceCheck(error, location);
+  if (dynamic_smem != 0) {
+    if (dynamic_smem > details::most_dynamic_smem(reinterpret_cast<const void*>(kernel), location)) return 0;
+    // The answer is 0 beyond the kernel's current limit, too.
+    RuntimeDeviceCheck(
+        host::details::allow_dynamic_smem(reinterpret_cast<const void*>(kernel), dynamic_smem), location);
   }
 #endif
   RuntimeDeviceCheck(
@@ -89,9 +98,7 @@ template <typename Kernel>
     Kernel* kernel, int num_blocks, int block_size, DebugInfo location = {}) -> std::size_t {
   std::size_t bytes = 0;
   // The answer never exceeds the kernel's current limit, so that is raised to its maximum first.
-  ::cudaFuncAttributes own;
-  RuntimeDeviceCheck(::cudaFuncGetAttributes(&own, reinterpret_cast<const void*>(kernel)), location);
-  const auto most = get_max_dynamic_smem(-1, location) - own.sharedSizeBytes;
+  const auto most = details::most_dynamic_smem(reinterpret_cast<const void*>(kernel), location);
   RuntimeDeviceCheck(host::details::allow_dynamic_smem(reinterpret_cast<const void*>(kernel), most), location);
   RuntimeDeviceCheck(
       ::cudaOccupancyAvailableDynamicSMemPerBlock(

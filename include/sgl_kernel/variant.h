@@ -504,22 +504,31 @@ SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Var
 
 namespace runtime {
 
+namespace details {
+
+/// The most dynamic shared memory that a block of `kernel` can have, beside its static one.
+inline std::size_t most_dynamic_smem(const host::details::LoadedKernel& kernel, DebugInfo location) {
+  int in_use = 0;
+  driver::check(driver::api().FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function), location);
+  return get_max_dynamic_smem(kernel.device_id, location) - static_cast<std::size_t>(in_use);
+}
+
+}  // namespace details
+
 SGL_INLINE auto get_blocks_per_sm(
     const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
     DebugInfo location) -> std::uint32_t {
   device_id = this_device(device_id);
   const DeviceGuard guard(device_id, location);
   auto& kernel = variant.on(device_id);
-  const auto& api = driver::api();
   if (dynamic_smem != 0) {
-    int in_use = 0;
-    driver::check(api.FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function), location);
-    if (dynamic_smem + in_use > get_max_dynamic_smem(device_id, location)) return 0;
+    if (dynamic_smem > details::most_dynamic_smem(kernel, location)) return 0;
     host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
   }
   int blocks = 0;
   driver::check(
-      api.OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.function, block_dim, dynamic_smem), location);
+      driver::api().OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.function, block_dim, dynamic_smem),
+      location);
   return static_cast<std::uint32_t>(blocks);
 }
 
@@ -527,14 +536,12 @@ SGL_INLINE auto get_available_dynamic_smem_per_block(
     const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location) -> std::size_t {
   device_id = this_device(device_id);
   const DeviceGuard guard(device_id, location);
-  const auto& api = driver::api();
   auto& kernel = variant.on(device_id);
   // The answer never exceeds the kernel's current limit, so raise that to its maximum first.
-  int in_use = 0;
-  driver::check(api.FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function), location);
-  host::details::allow_dynamic_smem(kernel, get_max_dynamic_smem(device_id, location) - in_use, location);
+  host::details::allow_dynamic_smem(kernel, details::most_dynamic_smem(kernel, location), location);
   std::size_t bytes = 0;
-  driver::check(api.OccupancyAvailableDynamicSMemPerBlock(&bytes, kernel.function, num_blocks, block_size), location);
+  driver::check(
+      driver::api().OccupancyAvailableDynamicSMemPerBlock(&bytes, kernel.function, num_blocks, block_size), location);
   return bytes;
 }
 

@@ -95,7 +95,7 @@ void scale3(host::TensorView x, bool negate) {
       .enable_pdl(host::runtime::has_pdl(x.device().device_id))(
           scale_kernel.get(3, negate, x.dtype()), params);
 }
-void fill(host::TensorView x, int value, bool twice, int smem) {
+void fill(host::TensorView x, int value, bool twice, std::int64_t smem) {
   const auto params = match(x);
   const auto kernel = fill_kernel.get(twice ? scaling::Mode::kTwice : scaling::Mode::kOnce);
   host::LaunchKernel(host::div_ceil(params.length, 64), 64, x.device(), smem)(
@@ -103,7 +103,7 @@ void fill(host::TensorView x, int value, bool twice, int smem) {
 }
 void wrong_type(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(plain_kernel.get(), 7); }
 void unknown(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(unknown_kernel.get(1)); }
-std::int64_t occupancy(host::TensorView x, int smem) {
+std::int64_t occupancy(host::TensorView x, std::int64_t smem) {
   return host::runtime::get_blocks_per_sm(
       fill_kernel.get(scaling::Mode::kOnce), 64, smem, x.device().device_id);
 }
@@ -835,7 +835,10 @@ class TestOnAGpu:
             module.fill(y, smem, False, smem)
             assert y.eq(smem).all()
         assert module.occupancy(y, 256) > module.occupancy(y, room) == 1
-        assert module.occupancy(y, room + 1) == module.occupancy(y, 10**9) == 0
+        for smem in (room + 1, 10**9, 2**31, 2**32 + 1024, -1):  # the last is 2**64 - 1
+            assert module.occupancy(y, smem) == 0
+        with pytest.raises(RuntimeError, match="no block has 4294968320 bytes of shared memory"):
+            module.fill(y, 1, False, 2**32 + 1024)
 
     def test_static_shared_memory_counts_too(self, family):
         module = load(family)

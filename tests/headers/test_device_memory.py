@@ -252,8 +252,9 @@ def test_a_launch_that_cannot_be(module) -> None:
         module.fill(x, 1, 2048)
     with pytest.raises(RuntimeError, match=r"^CUDA error at \S*memory.cu:\d+: cudaErrorInvalid\w+ \(\d+\): "):
         module.fill_plainly(x, 2048)
-    with pytest.raises(RuntimeError, match=r"cudaErrorInvalidValue"):
-        module.dynamic_smem(x, 10**9)
+    for size in (10**9, 2**31, 2**32 + 1024):
+        with pytest.raises(RuntimeError, match=rf"(?s)cudaErrorInvalidValue.* dynamic_smem={size},"):
+            module.dynamic_smem(x, size)
     # Nothing is left behind.
     module.fill_plainly(x, 32)
     module.fill(x, 3, 32)
@@ -297,5 +298,14 @@ def test_runtime_queries(module) -> None:
     assert module.query(4, 0) >= 48 * 1024
     assert module.query(5, 0) == 2
     assert 48 * 1024 < module.query(6, 0) < module.query(4, 0)
-    assert module.query(7, 0) == module.query(4, 0) // (96 << 10)
-    assert module.query(8, 0) == 0
+
+
+def test_occupancy_of_a_kernel_that_was_never_launched(module) -> None:
+    most = module.query(4, 0) - 1024  # its static shared memory
+    assert module.blocks_per_sm(256, most) == 1
+    assert module.blocks_per_sm(256, 1024) > 1
+    for size in (most + 1, 10**9, 2**31, 2**32 + 1024, -1):  # the last is 2**64 - 1
+        assert module.blocks_per_sm(256, size) == 0
+    with pytest.raises(RuntimeError, match=r"cudaErrorInvalid\w+"):
+        module.blocks_per_sm(0, 1024)
+    module.fill_plainly(torch.zeros(10, dtype=torch.int32, device="cuda"), 32)  # nothing is left behind

@@ -105,6 +105,12 @@ def test_more_shared_memory_than_32_bits_count_is_refused(launched):
     assert "no block has 4294968320 bytes of shared memory" in printed
 
 
+def test_no_block_has_more_shared_memory_than_the_device_gives_to_one(launched):
+    sizes = "(232448, 232449, 1 << 31, (1 << 32) + 1024, -1)"  # the last is 2**64 - 1
+    printed, _ = launched(f"print(*map(module.blocks_per_sm, {sizes})); add(x, 0)")
+    assert printed == "1 0 0 0 0\n"
+
+
 @pytest.mark.parametrize("type_", [2, 13], ids=["device", "managed"])
 def test_memory_of_either_kind_is_worked_on_in_the_current_stream(launched, type_):
     _, ((*_, stream),) = launched(f"add(on_device(torch.ones(4), {type_}), 0)")
@@ -112,6 +118,6 @@ def test_memory_of_either_kind_is_worked_on_in_the_current_stream(launched, type
 
 
 def test_without_a_current_context_the_current_device_is_the_first(launched):
-    printed, ((_, blocks, _, stream),) = launched("print(module.blocks_per_sm()); module.on_the_current_device(x)")
+    printed, ((_, blocks, _, stream),) = launched("print(module.blocks_per_sm(0)); module.on_the_current_device(x)")
     assert printed == "1\n"
     assert (blocks, stream) == ("7", "(nil)")

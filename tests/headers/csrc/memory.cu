@@ -328,9 +328,9 @@ void static_and_dynamic_smem(host::TensorView out, int bytes) {
   host::LaunchKernel(1, 256, out.device(), static_cast<size_t>(bytes))(
       both_smem_kernel, static_cast<int*>(out.data_ptr()), bytes / 4);
 }
-void dynamic_smem(host::TensorView out, int bytes) {
+void dynamic_smem(host::TensorView out, int64_t bytes) {
   host::LaunchKernel(1, 256, out.device(), static_cast<size_t>(bytes))(
-      smem_kernel, static_cast<int*>(out.data_ptr()), bytes / 4);
+      smem_kernel, static_cast<int*>(out.data_ptr()), static_cast<int>(bytes / 4));
 }
 
 __global__ void crash_kernel(int* p) {
@@ -345,8 +345,14 @@ void crash(host::TensorView x) {
 // ---- runtime queries ----
 
 __global__ void unlaunched_kernel(int* out) {
+  __shared__ int small[256];
   extern __shared__ int big[];
-  *out = big[0];
+  small[threadIdx.x] = big[threadIdx.x];
+  __syncthreads();
+  *out = small[255 - threadIdx.x];
+}
+int64_t blocks_per_sm(int threads, int64_t bytes) {
+  return host::runtime::get_blocks_per_sm(unlaunched_kernel, threads, static_cast<size_t>(bytes));
 }
 
 int64_t query(int64_t which, int device) {
@@ -364,10 +370,6 @@ int64_t query(int64_t which, int device) {
       return static_cast<int64_t>(get_max_dynamic_smem(device));
     case 5:
       return get_blocks_per_sm(fill_kernel, 1024);
-    case 7:
-      return get_blocks_per_sm(unlaunched_kernel, 256, 96 << 10);
-    case 8:
-      return get_blocks_per_sm(unlaunched_kernel, 256, 1 << 30);
     default:
       return static_cast<int64_t>(get_available_dynamic_smem_per_block(smem_kernel, 2, 256));
   }
@@ -409,4 +411,5 @@ SGL_EXPORT(fill_plainly, (fill_plainly))
 SGL_EXPORT(dynamic_smem, (dynamic_smem))
 SGL_EXPORT(static_and_dynamic_smem, (static_and_dynamic_smem))
 SGL_EXPORT(crash, (crash))
+SGL_EXPORT(blocks_per_sm, (blocks_per_sm))
 SGL_EXPORT(query, (query))

@@ -20,8 +20,8 @@ void multiply(host::TensorView x) {
 void on_the_current_device(host::TensorView x) {
   host::LaunchKernel(7, 32, host::native_stream_t{})(by_mode.get(launches::Add::kOne), params_of(x));
 }
-std::int64_t blocks_per_sm() {
-  return host::runtime::get_blocks_per_sm(by_mode.get(launches::Add::kOne), 32, 0, -1);
+std::int64_t blocks_per_sm(std::int64_t smem) {
+  return host::runtime::get_blocks_per_sm(by_mode.get(launches::Add::kOne), 32, static_cast<std::size_t>(smem), -1);
 }
 
 }  // namespace
