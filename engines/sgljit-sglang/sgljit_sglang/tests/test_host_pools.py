@@ -23,7 +23,6 @@ from sglang.kernels.ops.kvcache import hicache
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo, MLABufferInfo
 from sglang.srt.mem_cache.pool_host import mha, mla
 import sgljit_sglang
-from sgljit_hicache.ops import host_module
 from sgljit_sglang import hooks
 
 kind, layout, rows, device = sys.argv[1:]
@@ -94,7 +93,6 @@ if backed_up:
     pool.backup_from_device_all_layer(None, io_backend="kernel", **where)
     if on_gpu:
         torch.cuda.synchronize()
-        print("LAUNCH", host_module().last_launch() >> 56)  # how it was launched, by tables of addresses on the GPU
 else:
     for buffer, layers in zip(host, expected):
         for layer, values in enumerate(layers):
@@ -138,4 +136,3 @@ def test_rows_come_back_as_they_went(kind, layout, rows, device):
     if layout == "layer_first" or rows == "strided":  # a backup is quiet
         expected = [(f"transfer_hicache_all_layer{suffix}", 2), *expected]
     assert f"USED {expected}" in result.stdout, result.stdout
-    assert "LAUNCH 2" not in result.stdout, "tables on the GPU took the kernel for any rows and addresses"

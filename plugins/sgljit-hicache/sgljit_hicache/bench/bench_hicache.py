@@ -72,9 +72,10 @@ Row = dict[str, Any]
 
 def last_launch() -> str:
     """The chosen launch."""
-    packed = host_module().last_launch()
-    chunk = packed >> 11 & 0x1FFF
-    return f"{packed >> 24} x {packed & 0x7FF}{', sorted' if chunk else ''}"
+    launch = torch.zeros(4, dtype=torch.int64)
+    host_module().last_launch(launch)
+    blocks, threads, chunk, group = launch.tolist()
+    return f"{blocks} x {threads}{', sorted' if chunk else ''}{f' in groups of {group}' if group else ''}"
 
 
 def torch_indexing(*call: torch.Tensor) -> None:

@@ -194,6 +194,10 @@ void transfer_all_layers(
 /// For bench/ and tests. K and V of one layer, with this launch in place of the choice.
 void launch_one_layer(
     const Side<2>& dst, const Side<2>& src, MaybeInt element_dim, MaybeInt unroll, const hicache::Launch& launch) {
+  host::RuntimeCheck(
+      launch.group_rows == 0 || launch.chunk_rows % launch.group_rows == 0,
+      "launch_one_layer: a chunk must be whole groups: expected a multiple of ", launch.group_rows, " rows, got ",
+      launch.chunk_rows);
   auto job = job_of(kOneLayer, dst, src, {.unroll = unroll});
   match_caches(job, dst.indices, src.indices, element_dim);
   job.launch = &launch;
@@ -221,9 +225,15 @@ void chosen_kernel(TensorView text, Int row_bytes, int num_caches, std::uint8_t 
   std::memcpy(text.data_ptr(), expression.c_str(), expression.size() + 1);
 }
 
-/// For bench/ and tests. This thread's last launch: blocks, rows of a chunk and threads, in 32, 13 and 11 bits.
-Int last_launch() {
-  return hicache::g_last_launch;
+void write_launch(TensorView to, const hicache::Launch& launch) {
+  const Int fields[] = {launch.blocks, launch.threads, launch.chunk_rows, launch.group_rows};
+  host::RuntimeCheck(to.numel() * to.dtype().bits == 8 * sizeof(fields), "a launch is four int64");
+  std::memcpy(to.data_ptr(), fields, sizeof(fields));
+}
+
+/// For bench/ and tests. Write this thread's last launch into `launch`: blocks, threads, rows of a chunk and of a group.
+void last_launch(TensorView launch) {
+  write_launch(launch, hicache::g_last_launch);
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ inline constexpr Launch kFew{32, 128};
 inline constexpr std::int64_t kLineBytes = 128;
 inline constexpr std::int64_t kInFlight = 192 << 10;  // bytes, of rows that are not whole lines
 
-inline thread_local std::int64_t g_last_launch = 0;
+inline thread_local Launch g_last_launch{};
 
 inline std::int64_t smaller(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
@@ -171,7 +171,7 @@ void launch_on_device(const Job& job, const Work& work, const Table& table) {
   const auto launch = job.launch != nullptr ? *job.launch
                       : is_on_link          ? launch_on_the_link(job, work)
                                             : launch_on_the_device(job, work);
-  g_last_launch = launch.blocks << 24 | launch.chunk_rows << 11 | launch.threads;
+  g_last_launch = launch;
   auto transfer = job.transfer;
   transfer.dst = job.dst->rows;
   transfer.src = job.src->rows;

@@ -20,10 +20,11 @@ ROW_BYTES = [16, 128, 576, 2048, 4112, 65536]
 DIRECTIONS = [("cuda", "host"), ("host", "cuda"), ("cuda", "cuda")]
 
 
-def last_launch() -> tuple[int, int, int]:
-    """Blocks, threads and rows of a chunk of the last launch."""
-    packed = host_module().last_launch()
-    return packed >> 24, packed & 0x7FF, packed >> 11 & 0x1FFF
+def last_launch() -> tuple[int, ...]:
+    """Blocks, threads, and rows of a chunk and of a group of the last launch."""
+    launch = torch.zeros(4, dtype=torch.int64)
+    host_module().last_launch(launch)
+    return tuple(launch.tolist())
 
 
 ARCHS = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
@@ -99,7 +100,7 @@ def test_every_launch_moves_every_row(row_bytes: int, direction: tuple[str, str]
             src = make_side("dense", 700, row_bytes, torch.uint8, direction[1], 2, 1)
             indices = [make_indices(700, 500, torch.int64, "cuda", run) for _ in range(2)]
             check(dst, src, *indices, None, launch)
-            assert last_launch() == launch[:3]
+            assert last_launch() == launch
 
 
 @pytest.mark.gpu
@@ -257,7 +258,7 @@ def test_offsets_beyond_32_bits(direction: tuple[str, str]):
 def test_the_launch_over_the_link(direction: tuple[str, str]):
     """It goes by the bytes that are neighbours, the memory that rows are scattered over, and the caller's quota."""
 
-    def launch(row_bytes: int, count: int, host_bytes: int, **options: int) -> tuple[int, int, int]:
+    def launch(row_bytes: int, count: int, host_bytes: int, **options: int) -> tuple[int, ...]:
         places = {"cuda": small, "host": pinned[:host_bytes]}
         dst, src = (places[where][: len(places[where]) // row_bytes * row_bytes] for where in direction)
         dst, src = dst.view(-1, row_bytes), src.view(-1, row_bytes)
@@ -269,30 +270,30 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     pinned = torch.zeros(512 << 20, dtype=torch.uint8, pin_memory=True)
     near, far = 256 << 20, 512 << 20
     to_host = direction[0] == "host"
-    assert launch(2048, 16, far) == (8, 32, 0)  # bound by latency: a piece of a row for each eight threads
+    assert launch(2048, 16, far) == (8, 32, 0, 0)  # bound by latency: a piece of a row for each eight threads
     for row_bytes, blocks in (
         (128, 16 if to_host else 32),
         (256, 8 if to_host else 16),
         (1152, 4),
         (2048, 2 if to_host else 4),
     ):
-        assert launch(row_bytes, (4 << 20) // row_bytes, near) == (blocks, 512, 0)
-    assert launch(576, 8192, near) == (11, 512, 0)  # not whole lines
-    assert launch(256, 4096, far) == (32, 1024, 0)
-    assert launch(512, 4096, far) == (32, 1024, 0)
-    assert launch(1152, 4096, far) == (64, 256, 0)
-    assert launch(256, 8192, far) == (32, 512, 256)  # sorted
-    assert launch(2048, 4096, far) == (16, 512, 0)
-    assert launch(4096, 4096, far) == (8, 512, 0)
-    assert launch(16384, 1024, far) == (2 if to_host else 4, 512, 0)
-    assert launch(256, 16384, far) == (32, 256, 512)
-    assert launch(1152, 20001, far) == (32, 256, 640)  # whole groups
-    assert launch(256, 16384, far, page_size=64) == (8 if to_host else 16, 512, 0)  # whole pages are neighbours
-    assert launch(128, 16384, far, page_size=16) == (16, 512, 0)
-    assert launch(2048, 4096, near, block_quota=2) == (2, 512 if to_host else 1024, 0)
-    assert launch(2048, 4096, far, block_quota=2) == (2, 1024, 0)
-    assert launch(256, 65536, far, block_quota=2) == (2, 1024, 4096)
-    assert launch(256, 3, near, block_quota=2) == (1, 32, 0)
+        assert launch(row_bytes, (4 << 20) // row_bytes, near) == (blocks, 512, 0, 0)
+    assert launch(576, 8192, near) == (11, 512, 0, 0)  # not whole lines
+    assert launch(256, 4096, far) == (32, 1024, 0, 0)
+    assert launch(512, 4096, far) == (32, 1024, 0, 0)
+    assert launch(1152, 4096, far) == (64, 256, 0, 0)
+    assert launch(256, 8192, far) == (32, 512, 256, 0)  # sorted
+    assert launch(2048, 4096, far) == (16, 512, 0, 0)
+    assert launch(4096, 4096, far) == (8, 512, 0, 0)
+    assert launch(16384, 1024, far) == (2 if to_host else 4, 512, 0, 0)
+    assert launch(256, 16384, far) == (32, 256, 512, 128)
+    assert launch(1152, 20001, far) == (32, 256, 640, 128)
+    assert launch(256, 16384, far, page_size=64) == (8 if to_host else 16, 512, 0, 0)  # whole pages are neighbours
+    assert launch(128, 16384, far, page_size=16) == (16, 512, 0, 0)
+    assert launch(2048, 4096, near, block_quota=2) == (2, 512 if to_host else 1024, 0, 0)
+    assert launch(2048, 4096, far, block_quota=2) == (2, 1024, 0, 0)
+    assert launch(256, 65536, far, block_quota=2) == (2, 1024, 4096, 128)
+    assert launch(256, 3, near, block_quota=2) == (1, 32, 0, 0)
     torch.cuda.synchronize()
 
 
@@ -319,11 +320,11 @@ def test_addresses_on_the_device_take_the_launch_of_scattered_rows(direction: tu
     tables = [torch.tensor([cache.data_ptr()], device="cuda") for cache in (dst, src)]
     strides = {"cache_src_stride_bytes": 256, "cache_dst_stride_bytes": 256}
     family.transfer_hicache_all_layer_mla(tables[0], rows[0], tables[1], rows[1], **strides)
-    assert last_launch() == (4, 1024, 2500)
+    assert last_launch() == (4, 1024, 2500, 0)
     torch.cuda.synchronize()
     assert torch.equal(dst[rows[0].to(dst.device)].cuda(), src[rows[1].to(src.device)].cuda())
     family.transfer_hicache_all_layer_mla(tables[0], rows[0][:4096], tables[1], rows[1][:4096], **strides)
-    assert last_launch() == (32, 1024, 0)
+    assert last_launch() == (32, 1024, 0, 0)
 
 
 @pytest.mark.gpu

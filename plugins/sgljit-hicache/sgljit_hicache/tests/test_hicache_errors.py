@@ -11,6 +11,7 @@ import torch
 
 from sgljit_core import ops
 from sgljit_core.errors import TensorMatchError
+from sgljit_hicache.ops import host_module
 
 family = ops["hicache"]
 Call = dict[str, Any]
@@ -518,3 +519,11 @@ def test_a_page_size_changes_nothing_for_one_layer():
     family.transfer_hicache_one_layer_mla(dst, torch.tensor([3, 0]), src, torch.tensor([1, 2]), page_size=2)
     assert torch.equal(dst[[3, 0]], src[[1, 2]])
     assert not dst[1:3].any()
+
+
+def test_a_chunk_that_is_not_whole_groups_is_refused():
+    caches = [torch.zeros(4, 16, dtype=torch.uint8) for _ in range(4)]
+    rows = torch.arange(4)
+    text = "launch_one_layer: a chunk must be whole groups: expected a multiple of 32 rows, got 100"
+    with pytest.raises(RuntimeError, match=f"{text}$"):
+        host_module().launch_one_layer(*caches[:2], rows, *caches[2:], rows, None, None, 3, 64, 100, 32, False)
