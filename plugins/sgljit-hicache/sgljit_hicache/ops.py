@@ -25,6 +25,7 @@ _EXPORTS = {
     "launch_one_layer": "launch_one_layer",
     "last_launch": "last_launch",
     "chosen_kernel": "chosen_kernel",
+    "chosen_launch": "chosen_launch",
 }
 
 # Where a kernel finds the addresses of the caches; of csrc/hicache_params.h.

@@ -211,12 +211,19 @@ bool can_use_hicache_jit_kernel(Int element_size, MaybeInt unroll, MaybeInt bloc
   return element_size > 0 && element_size % 16 == 0;
 }
 
-/// For tests. Write the expression of the kernel that moves scattered rows of one layer to the host into `text`. The
-/// GPU need not be present.
-void chosen_kernel(TensorView text, Int row_bytes, int num_caches, std::uint8_t index_bits, MaybeInt block_quota) {
-  Job job{.op = "chosen_kernel", .num_caches = num_caches, .options = {.block_quota = block_quota}, .to_host = true};
+/// For tests. A transfer of scattered rows of one layer to the host, of which nothing is there.
+Job scattered_rows(Int row_bytes, int num_caches, Int num_rows, MaybeInt block_quota) {
+  Job job{.op = "scattered_rows", .num_caches = num_caches, .options = {.block_quota = block_quota}, .to_host = true};
   job.dst->rows.row_stride = job.src->rows.row_stride = job.row_bytes = row_bytes;
-  job.transfer.num_rows = job.transfer.num_layers = 1;
+  job.transfer.num_rows = static_cast<std::uint32_t>(num_rows);
+  job.transfer.num_layers = 1;
+  return job;
+}
+
+/// For tests. Write the expression of the kernel that moves scattered rows to the host into `text`. The GPU need not be
+/// present.
+void chosen_kernel(TensorView text, Int row_bytes, int num_caches, std::uint8_t index_bits, MaybeInt block_quota) {
+  auto job = scattered_rows(row_bytes, num_caches, 1, block_quota);
   job.index_dtype = {kDLInt, index_bits, 1};
   host::Message expression;
   expression << hicache::choose_kernel<hicache::Layers<1>>(job, hicache::Work::of(job, 0));
@@ -231,7 +238,16 @@ void write_launch(TensorView to, const hicache::Launch& launch) {
   std::memcpy(to.data_ptr(), fields, sizeof(fields));
 }
 
-/// For bench/ and tests. Write this thread's last launch into `launch`: blocks, threads, rows of a chunk and of a group.
+/// For tests. Write the launch of scattered rows to caches in host memory, of `host_span` bytes in all, into `launch`:
+/// blocks, threads, rows of a chunk and of a group. The GPU need not be present.
+void chosen_launch(
+    TensorView launch, Int row_bytes, int num_caches, Int num_rows, Int host_span, MaybeInt block_quota) {
+  auto job = scattered_rows(row_bytes, num_caches, num_rows, block_quota);
+  job.host_span = host_span;
+  write_launch(launch, launch_on_the_link(job, hicache::Work::of(job, 0)));
+}
+
+/// For bench/ and tests. Write this thread's last launch into `launch`, as `chosen_launch` does.
 void last_launch(TensorView launch) {
   write_launch(launch, hicache::g_last_launch);
 }

@@ -283,6 +283,8 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     assert launch(512, 4096, far) == (32, 1024, 0, 0)
     assert launch(1152, 4096, far) == (64, 256, 0, 0)
     assert launch(256, 8192, far) == (32, 512, 256, 0)  # sorted
+    assert launch(256, 10922, far) == (32, 512, 342, 0)  # more than 48 KiB for each row
+    assert launch(256, 10923, far) == (32, 512, 384, 128)  # less: whole groups
     assert launch(2048, 4096, far) == (16, 512, 0, 0)
     assert launch(4096, 4096, far) == (8, 512, 0, 0)
     assert launch(16384, 1024, far) == (2 if to_host else 4, 512, 0, 0)
