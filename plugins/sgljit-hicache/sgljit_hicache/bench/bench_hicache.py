@@ -35,7 +35,6 @@ from typing import Any
 import torch
 
 from sgljit_core import ops
-from sgljit_core.benchmark import run_benchmark
 from sgljit_core.benchmark.results import to_markdown, write_plot, write_results
 from sgljit_hicache.ops import host_module
 
@@ -107,23 +106,23 @@ class Bench:
             return {}
         return {f"q{quota}": getattr(self._peers.hicache(row_bytes, quota), kind) for quota in (2, 32)}
 
-    def rate(self, run: Transfer, work: Workload) -> float:
-        """GB/s."""
-        return gigabytes_per_second(run, work, seconds=self.seconds)
-
-    def rates(self, runs: dict[str, Transfer], work: Workload) -> dict[str, float]:
-        """The median GB/s of each, in turns: what is measured first in new pools is a few percent slower."""
+    def in_turns(self, runs: dict[str, tuple[Transfer, Workload]]) -> dict[str, tuple[float, str]]:
+        """The median GB/s of each, and its launch if it is ours; in turns, so that a disturbance falls on all alike."""
         samples: dict[str, list[float]] = {name: [] for name in runs}
+        launches: dict[str, str] = {}
         for name in list(runs) * ROUNDS:
-            samples[name].append(self.rate(runs[name], work))
-        return {name: statistics.median(of) for name, of in samples.items()}
+            samples[name].append(gigabytes_per_second(*runs[name], seconds=self.seconds))
+            launches[name] = last_launch()
+        return {name: (statistics.median(of), launches[name]) for name, of in samples.items()}
 
     def measure(self, work: Workload, pools: list[torch.Tensor]) -> Row:
         """A row of a table: ours, the launch, the peers, plain copies."""
         check(ours, work)
-        launch = last_launch()
-        others = self.rates({"ours": ours, **self.peers(work.calls[0][0].shape[1])}, work)
-        row: Row = {"ours": others.pop("ours"), "launch": launch, "q2": math.nan, "q32": math.nan, **others}
+        runs = {"ours": ours, **self.peers(work.calls[0][0].shape[1])}
+        found = self.in_turns({name: (run, work) for name, run in runs.items()})
+        rate, launch = found.pop("ours")
+        others = {name: of_peer for name, (of_peer, _) in found.items()}
+        row: Row = {"ours": rate, "launch": launch, "q2": math.nan, "q32": math.nan, **others}
         row["ours / best peer"] = row["ours"] / max(others.values()) if others else math.nan
         row["memcpy"] = memcpy_gigabytes_per_second(pools, work.bytes_of_a_call, self.seconds)
         row["% of memcpy"] = 100 * row["ours"] / row["memcpy"]
@@ -140,20 +139,24 @@ class Bench:
         all_layer = functools.partial(family.transfer_hicache_all_layer, **strides)
         dst, src = (torch.randperm(layer_rows, device="cuda")[:count] for _ in range(2))
         num_bytes = 2 * count * row_bytes
-        each = [[*of[:2], dst, *of[2:], src] for of in zip(*layers, strict=True)]
+        each = Workload([[*of[:2], dst, *of[2:], src] for of in zip(*layers, strict=True)], num_bytes)
 
-        def rate(run: Transfer, addresses: list[torch.Tensor], *rest: int) -> float:
-            call = [*addresses[:2], dst, *addresses[2:], src, *rest]
-            microseconds = run_benchmark(run, [call], device="cuda", seconds=self.seconds)[0]
-            return LAYERS * num_bytes / microseconds / 1e3
+        def of_all(addresses: list[torch.Tensor], *rest: Any) -> Workload:
+            return Workload([[*addresses[:2], dst, *addresses[2:], src, *rest]], LAYERS * num_bytes)
 
-        row: Row = {"rows": str(count), "ours": rate(all_layer, tables), "launch": last_launch()}
-        row["a launch a layer"] = self.rate(ours, Workload(each, num_bytes))
-        row["addresses on the device"] = rate(all_layer, on_device)
-        row["its launch"] = last_launch()
+        runs: dict[str, tuple[Transfer, Workload]] = {
+            "ours": (all_layer, of_all(tables)),
+            "a launch a layer": (ours, each),
+            "addresses on the device": (all_layer, of_all(on_device)),
+        }
         for name, peer in self.peers(row_bytes, "all").items():
-            row[name] = rate(peer, on_device, row_bytes, row_bytes)
-        return row
+            runs[name] = peer, of_all(on_device, row_bytes, row_bytes)
+        found = self.in_turns(runs)
+        row: Row = {"rows": str(count)}
+        row["ours"], row["launch"] = found.pop("ours")
+        row["a launch a layer"], _ = found.pop("a launch a layer")
+        row["addresses on the device"], row["its launch"] = found.pop("addresses on the device")
+        return row | {name: rate for name, (rate, _) in found.items()}
 
 
 def table_rows(bench: Bench) -> list[Row]:
@@ -175,7 +178,7 @@ def table_rows(bench: Bench) -> list[Row]:
 
 
 def table_link(bench: Bench) -> list[Row]:
-    """Rows and pools of many sizes, at random places, in the order of addresses, and in pages."""
+    """Rows and pools of many sizes, at random places, in ascending order, and in pages."""
     rows = []
     for direction in ("h2d", "d2h"):
         whole = make_pools(direction, LARGE_POOL_BYTES)
@@ -184,7 +187,7 @@ def table_link(bench: Bench) -> list[Row]:
             for count in (16, 1024, 16384, 65536) if row_bytes <= 512 else (16, 1024, 16384):
                 orders = [("random", 1, False)]
                 if pool_bytes == LARGE_POOL_BYTES and row_bytes in (256, 1152) and count == 16384:
-                    orders += [("by address", 1, True), ("pages of 64", 64, False)]
+                    orders += [("ascending", 1, True), ("pages of 64", 64, False)]
                 if count * row_bytes > min(128 * MIB, pool_bytes // 2):
                     continue
                 for order, page, in_order in orders:
@@ -206,11 +209,12 @@ def table_sizes(bench: Bench) -> list[Row]:
         for row_bytes in (100, 128, 256, 512, 576, 1024, 4096, 16384):
             work = make_workload(pools, 2**25 // row_bytes, row_bytes)
             check(ours, work)
-            rate, launch = bench.rate(ours, work), last_launch()
-            mla = Workload([[call[0], call[2], call[3], call[5]] for call in work.calls], work.bytes_of_a_call // 2)
-            row = {"direction": direction, "row bytes": str(row_bytes), "K and V": rate, "launch": launch}
-            row["one cache"] = bench.rate(family.transfer_hicache_one_layer_mla, mla)
-            rows.append({**row, "its launch": last_launch()})
+            one = Workload([[call[0], call[2], call[3], call[5]] for call in work.calls], work.bytes_of_a_call // 2)
+            found = bench.in_turns({"both": (ours, work), "one": (family.transfer_hicache_one_layer_mla, one)})
+            row: Row = {"direction": direction, "row bytes": str(row_bytes)}
+            row["K and V"], row["launch"] = found["both"]
+            row["one cache"], row["its launch"] = found["one"]
+            rows.append(row)
     return rows
 
 

@@ -46,7 +46,7 @@ def make_workload(
 ) -> Workload:
     """``rows`` rows of K and of V per call, at random places of the pools, in pages of ``page`` rows.
 
-    ``in_order``: each call takes its rows by their address in host memory.
+    ``in_order``: each call takes its rows in the ascending order of their places in host memory.
     """
     caches = [pool[: len(pool) // row_bytes * row_bytes].view(-1, row_bytes) for pool in pools]
     pool_rows = len(caches[0])
