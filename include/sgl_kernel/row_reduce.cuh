@@ -40,7 +40,7 @@ struct RowFragment {
 
   /// \brief Whether vector number `i` of a thread is inside the row.
   SGL_DEVICE static bool in_bounds(uint32_t i, uint32_t thread) {
-    return kVectors % kThreads == 0 || i * kThreads + thread < kVectors;
+    return (i + 1) * kThreads <= kVectors || i * kThreads + thread < kVectors;
   }
   SGL_DEVICE void load(const void* row, uint32_t thread) {
 #pragma unroll
@@ -374,11 +374,11 @@ __global__ __launch_bounds__(kBlock, kLeastBlocks) void row_reduce(
   using row_t = ResidentRow<F, kInputs, kShared, kOutputs, kColumns, kElements, kThreads, T, U>;
   // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address of the row for
   // each thread instead of one for the block.
-  constexpr bool kIsBlock = kBlock == kThreads && row_t::kVectors % kThreads == 0;
+  constexpr bool kIsBlock = kBlock == kThreads;
   const uint32_t thread = kIsBlock ? threadIdx.x : threadIdx.x % kThreads;
   const uint32_t row_of_block = kIsBlock ? 0 : threadIdx.x / kThreads;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kBlock / kThreads) + row_of_block;
-  const bool has_row = kBlock == kThreads || row < params.num_rows;
+  const bool has_row = kIsBlock || row < params.num_rows;
   if (kThreads == kWarpThreads && !has_row) return;  // a whole warp; lanes of a part of one take part in the reductions
   run_row(row_t(f, thread, kThreads >= kWarpThreads || has_row), row, params.triggers_first, [&](int i) {
     const auto& operand = params.operands[i];

@@ -56,10 +56,10 @@ inline constexpr Launch kSorted{32, 512};
 inline constexpr std::int64_t kManyRows = 16384;  // of these: fewer threads of a block, which share more of them
 inline constexpr Launch kManySorted{32, 256};
 inline constexpr std::int64_t kFarSpan = std::int64_t{6} << 30;  // bytes of all caches in host memory
-inline constexpr Launch kFarSorted{4, 1024};                     // many rows in more: fewer TLBs fetch a translation
-inline constexpr std::int64_t kDenseBelow = 48 << 10;  // bytes of a cache for each row: neighbours share translations
-inline constexpr std::int64_t kDenseGroup = 128;       // rows that a block takes in turn with the others, if so dense
-inline constexpr std::int64_t kFewBytes = 256 << 10;   // bound by latency: a row for each worker
+inline constexpr Launch kFarSorted{16, 512};                     // many rows in more: fewer TLBs fetch a translation
+inline constexpr std::int64_t kDenseUpTo = 32 << 10;  // bytes of a cache for each row: neighbours share translations
+inline constexpr std::int64_t kDenseGroup = 128;      // rows that a block takes in turn with the others, if so dense
+inline constexpr std::int64_t kFewBytes = 256 << 10;  // bound by latency: a row for each worker
 inline constexpr Launch kFew{32, 128};
 inline constexpr std::int64_t kLineBytes = 128;
 inline constexpr std::int64_t kInFlight = 192 << 10;  // bytes, of rows that are not whole lines
@@ -149,7 +149,7 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   if (!is_sorted) return launch;
   const auto chunks = host::div_ceil(num_rows, launch.blocks * kMaxChunkRows) * launch.blocks;  // equal ones
   launch.chunk_rows = host::div_ceil(num_rows, chunks);
-  if (job.host_span / (num_rows * job.transfer.num_layers * job.num_caches) < kDenseBelow) {
+  if (job.host_span / (num_rows * job.transfer.num_layers * job.num_caches) <= kDenseUpTo) {
     launch.group_rows = kDenseGroup;
     launch.chunk_rows = host::div_ceil(launch.chunk_rows, kDenseGroup) * kDenseGroup;
   }

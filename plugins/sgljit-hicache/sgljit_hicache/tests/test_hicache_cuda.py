@@ -283,12 +283,11 @@ def test_the_launch_over_the_link(direction: tuple[str, str]):
     assert launch(512, 4096, far) == (32, 1024, 0, 0)
     assert launch(1152, 4096, far) == (64, 256, 0, 0)
     assert launch(256, 8192, far) == (32, 512, 256, 0)  # sorted
-    assert launch(256, 10922, far) == (32, 512, 342, 0)  # more than 48 KiB for each row
-    assert launch(256, 10923, far) == (32, 512, 384, 128)  # less: whole groups
+    assert launch(256, 16383, far) == (32, 512, 512, 0)  # more than 32 KiB for each row
     assert launch(2048, 4096, far) == (16, 512, 0, 0)
     assert launch(4096, 4096, far) == (8, 512, 0, 0)
     assert launch(16384, 1024, far) == (2 if to_host else 4, 512, 0, 0)
-    assert launch(256, 16384, far) == (32, 256, 512, 128)
+    assert launch(256, 16384, far) == (32, 256, 512, 128)  # not more: whole groups
     assert launch(1152, 20001, far) == (32, 256, 640, 128)
     assert launch(256, 16384, far, page_size=64) == (8 if to_host else 16, 512, 0, 0)  # whole pages are neighbours
     assert launch(128, 16384, far, page_size=16) == (16, 512, 0, 0)
@@ -322,7 +321,7 @@ def test_addresses_on_the_device_take_the_launch_of_scattered_rows(direction: tu
     tables = [torch.tensor([cache.data_ptr()], device="cuda") for cache in (dst, src)]
     strides = {"cache_src_stride_bytes": 256, "cache_dst_stride_bytes": 256}
     family.transfer_hicache_all_layer_mla(tables[0], rows[0], tables[1], rows[1], **strides)
-    assert last_launch() == (4, 1024, 2500, 0)
+    assert last_launch() == (16, 512, 1250, 0)
     torch.cuda.synchronize()
     assert torch.equal(dst[rows[0].to(dst.device)].cuda(), src[rows[1].to(src.device)].cuda())
     family.transfer_hicache_all_layer_mla(tables[0], rows[0][:4096], tables[1], rows[1][:4096], **strides)
