@@ -91,7 +91,7 @@ def test_what_is_built_ahead_is_what_the_host_part_chooses():
             layouts = {divmod(chosen(vectors, work, count, sms) % 2**32, 2**16) for count in rows}
             assert sorted(layouts) == row_layouts(8 * vectors, 8, 2, work)
             for threads, block in layouts:
-                assert threads * 8 >= vectors, "more vectors for a thread than registers hold"
+                assert threads * 16 >= vectors, "more vectors for a thread than registers hold"
                 assert block % threads == 0
                 assert block <= 1024
 
