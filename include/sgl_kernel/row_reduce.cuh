@@ -19,9 +19,12 @@ namespace device {
 /// \brief The shared memory of the reductions of one row, in floats.
 inline constexpr uint32_t kRowSmem = sgl::kMostTerms * kWarpThreads;
 
-/// \brief The registers that a thread can have where `blocks` blocks of `threads` threads share a multiprocessor: each
-/// of its four schedulers has 16384 for its warps, and deals them out by eights.
+/// \brief The registers that a thread can have where `blocks` blocks of `threads` threads share a multiprocessor, or 0
+/// if it does not hold as many. Each of its four schedulers has 16384 for its warps, and deals them out by eights.
 SGL_DEVICE constexpr uint32_t registers_of(uint32_t threads, uint32_t blocks) {
+  constexpr bool kIsSmall = (SGL_CUDA_ARCH > 800 && SGL_CUDA_ARCH < 900) || SGL_CUDA_ARCH >= 1100;
+  constexpr uint32_t kMostThreads = SGL_CUDA_ARCH == 750 ? 1024 : kIsSmall ? 1536 : 2048;
+  if (blocks * threads > kMostThreads) return 0;
   const uint32_t warps = div_ceil(blocks * div_ceil(threads, kWarpThreads), 4u);
   return 16384 / (warps * kWarpThreads) / 8 * 8;
 }
@@ -96,8 +99,8 @@ struct ResidentRow {
   static constexpr int kEarly = kCombines ? 1 : 0;  // outputs that are written before the reduction
   static constexpr int kLate = kOutputs - kEarly;
   static constexpr uint32_t kPairs = kElements / 2;
-  // Registers of a thread: for the row; with what else it takes, as elements of two bytes take some as floats, unless
-  // they were combined to floats before; and for the shared rows.
+  // Registers of a thread. kForRow: the row. kNeeded: the row and all else; elements of two bytes need more, as some of
+  // them are floats at a time, unless they were combined to floats before. kForShared: the shared rows.
   static constexpr uint32_t kForRow = kHeld * kElements * kInputs * sizeof(T) / sizeof(uint32_t);
   static constexpr uint32_t kNeeded = kForRow + (sizeof(T) < 4 && !kCombines ? 40 : 24);
   static constexpr uint32_t kForShared = kHeld * kElements * kShared * sizeof(T) / sizeof(uint32_t);
@@ -110,7 +113,8 @@ struct ResidentRow {
   static constexpr bool kSharedFirst = kForRow + kForShared + 24 <= registers_of(kBlockThreads, kBlocks);
 
  public:
-  /// \brief The blocks of a multiprocessor that the compiler must leave registers for, or 0 where it does so by itself.
+  /// \brief The blocks of a multiprocessor that the compiler must leave registers for, or 0 for no bound: with shared
+  /// rows that are loaded early it mostly leaves room for more blocks, and with many vectors it would spill.
   static constexpr uint32_t kLeastBlocks = kSharedFirst || kHeld > 8 ? 0 : kBlocks;
 
   SGL_DEVICE ResidentRow(const F& f, uint32_t thread, bool has_row) : m_f(f), m_thread(thread), m_has_row(has_row) {}

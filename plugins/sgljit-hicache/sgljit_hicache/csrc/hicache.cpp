@@ -194,10 +194,12 @@ void transfer_all_layers(
 /// For bench/ and tests. K and V of one layer, with this launch in place of the choice.
 void launch_one_layer(
     const Side<2>& dst, const Side<2>& src, MaybeInt element_dim, MaybeInt unroll, const hicache::Launch& launch) {
+  const auto group_rows = launch.group_rows == 0 ? 1 : launch.group_rows;
   host::RuntimeCheck(
-      launch.group_rows == 0 || launch.chunk_rows % launch.group_rows == 0,
-      "launch_one_layer: a chunk must be whole groups: expected a multiple of ", launch.group_rows, " rows, got ",
-      launch.chunk_rows);
+      launch.chunk_rows >= 0 && launch.chunk_rows <= hicache::kMaxChunkRows && group_rows > 0 &&
+          launch.chunk_rows % group_rows == 0,
+      "launch_one_layer: a chunk must be whole groups: expected 0 to ", hicache::kMaxChunkRows,
+      " rows in multiples of ", group_rows, ", got ", launch.chunk_rows);
   auto job = job_of(kOneLayer, dst, src, {.unroll = unroll});
   match_caches(job, dst.indices, src.indices, element_dim);
   job.launch = &launch;
@@ -234,7 +236,10 @@ void chosen_kernel(TensorView text, Int row_bytes, int num_caches, std::uint8_t 
 
 void write_launch(TensorView to, const hicache::Launch& launch) {
   const Int fields[] = {launch.blocks, launch.threads, launch.chunk_rows, launch.group_rows};
-  host::RuntimeCheck(to.numel() * to.dtype().bits == 8 * sizeof(fields), "a launch is four int64");
+  const auto dtype = to.dtype();
+  const bool is_int64 = dtype.code == kDLInt && dtype.bits == 64 && dtype.lanes == 1;
+  host::RuntimeCheck(
+      is_int64 && to.numel() == 4 && to.device().device_type == kDLCPU, "a launch is four int64 on the CPU");
   std::memcpy(to.data_ptr(), fields, sizeof(fields));
 }
 

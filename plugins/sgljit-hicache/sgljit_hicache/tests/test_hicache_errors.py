@@ -521,9 +521,27 @@ def test_a_page_size_changes_nothing_for_one_layer():
     assert not dst[1:3].any()
 
 
-def test_a_chunk_that_is_not_whole_groups_is_refused():
+@pytest.mark.parametrize(
+    ("chunk_rows", "group_rows", "wrong"),
+    [
+        (100, 32, "32, got 100"),
+        (100, -50, "-50, got 100"),
+        (-64, 32, "32, got -64"),
+        (8192, 0, "1, got 8192"),
+    ],
+)
+def test_a_chunk_that_is_not_whole_groups_is_refused(chunk_rows: int, group_rows: int, wrong: str):
     caches = [torch.zeros(4, 16, dtype=torch.uint8) for _ in range(4)]
     rows = torch.arange(4)
-    text = "launch_one_layer: a chunk must be whole groups: expected a multiple of 32 rows, got 100"
+    launch = (3, 64, chunk_rows, group_rows, False)
+    text = f"launch_one_layer: a chunk must be whole groups: expected 0 to 4096 rows in multiples of {wrong}"
     with pytest.raises(RuntimeError, match=f"{text}$"):
-        host_module().launch_one_layer(*caches[:2], rows, *caches[2:], rows, None, None, 3, 64, 100, 32, False)
+        host_module().launch_one_layer(*caches[:2], rows, *caches[2:], rows, None, None, *launch)
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(4), torch.zeros(3, dtype=torch.int64), torch.zeros(8, dtype=torch.int32)]
+)
+def test_a_launch_is_written_to_four_int64(wrong: torch.Tensor):
+    with pytest.raises(RuntimeError, match=r"a launch is four int64 on the CPU$"):
+        host_module().last_launch(wrong)
