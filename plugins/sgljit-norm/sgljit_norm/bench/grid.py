@@ -45,7 +45,7 @@ FEWER_TOKENS = (1, 128, 1024, 16384)  # of other dtypes than bfloat16
 FEWER_PLACES = {(1024,), (4096,), (12288,), (32, 8, 128), (6144, 1024)}
 MOST_CALLS = 256  # in a graph
 LARGE = 16 << 20  # bytes of a call: then only bandwidth counts
-SLOW = 512 << 20  # bytes of a plain copy
+SLOW = 512 << 20  # bytes; a plain copy of as many takes half as long again
 OTHERS = ("SGLang", "Quack", "torch.compile", "PyTorch")
 
 Tensors = tuple[torch.Tensor, ...]
@@ -283,7 +283,7 @@ def cells(name: str, dtype_name: str, tokens: list[int], peers: Mapping[Any, Run
 
 
 def copy(source: torch.Tensor, to: torch.Tensor) -> None:
-    """A plain copy. One of 512 MiB and more goes in pieces: at once it takes half as long again."""
+    """A plain copy, in pieces if it would be slow at once."""
     pieces = 1 + source.nbytes // SLOW
     for piece, place in zip(source.view(-1).chunk(pieces), to.view(-1).chunk(pieces), strict=True):
         place.copy_(piece)
