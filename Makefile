@@ -1,5 +1,5 @@
-# Every target sets up what it needs: .venv, pinned by constraints.txt, with the core and all first-party
-# plugins and adapters installed editable. Set up once, each is immediate until a pyproject or the constraints change.
+# Every target sets up what it needs: .venv, pinned by constraints.txt, with the core and all other
+# distributions of the repository installed editable. Set up once, each is immediate until a pyproject or the constraints change.
 #
 #   PYTHON=python3.12   the interpreter that .venv is made with, and that test-gpu runs
 #   CUDA=system|pypi    where nvcc comes from; "none" leaves it out (the default finds out)
@@ -22,9 +22,9 @@ OLDEST := .venv-oldest
 OLDEST_TESTS := tests/compilers/test_toolchain.py tests/engines tests/families/test_discovery.py \
   tests/families/test_forwarding.py tests/headers/test_export.py tests/load \
   $(wildcard plugins/*/*/tests/test_*_errors.py)
-PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-ADAPTERS := $(patsubst %/pyproject.toml,%,$(wildcard engines/*/pyproject.toml))
-CXX_FILES = $(shell find include sgljit_core plugins engines examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
+# The distributions beside the core: the tools, what adapters share, adapters and plugins.
+OTHERS := $(patsubst %/pyproject.toml,%,$(wildcard tools/*/pyproject.toml engines/*/pyproject.toml plugins/*/pyproject.toml))
+CXX_FILES = $(shell find include tools plugins engines examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -74,7 +74,7 @@ lint: $(READY) types ## check style and types; change nothing
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 types: $(READY)
-	@$(BIN)/mypy sgljit_core docs/generated $(wildcard $(addsuffix /sgljit_*,$(PLUGINS) $(ADAPTERS)) examples/*/sgljit_*)
+	@$(BIN)/mypy sgljit_core docs/generated $(wildcard $(addsuffix /sgljit_*,$(OTHERS)) examples/*/sgljit_*)
 
 format: $(READY) ## rewrite the files in the project's style
 	@$(BIN)/ruff check --fix
@@ -87,14 +87,14 @@ clean: ## remove .venv and everything built
 # The build backend goes in first, so that the editable installs build with the pinned one.
 # A .venv of another Python version is made anew.
 $(READY): pyproject.toml constraints.txt $(wildcard sgljit_core/_version.py) \
-          $(addsuffix /pyproject.toml,$(PLUGINS) $(ADAPTERS)) $(wildcard plugins/*/*/_version.py engines/*/*/_version.py)
+          $(addsuffix /pyproject.toml,$(OTHERS)) $(wildcard */*/*/_version.py)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "sgljit needs Python 3.10 or newer; '$(PYTHON)' is $(MINOR). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV) for Python $(MINOR) (nvcc: $(CUDA)); the first time takes some minutes"
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) hatchling editables hatch-fancy-pypi-readme
 	@$(PIP) --no-build-isolation --editable '.[dev$(if $(filter pypi,$(CUDA)),$(comma)cuda)]' \
-	  $(addprefix --editable ./,$(PLUGINS) $(ADAPTERS))
+	  $(addprefix --editable ./,$(OTHERS))
 	@touch $@
 
 comma := ,

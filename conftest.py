@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sgljit_core.testing.pytest_plugin import skip_without_gpu
+from sgljit_tools.testing.pytest_plugin import skip_without_gpu
 
 # Threads of OpenMP that wait would otherwise spin, on cores that the other processes of a run need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -64,5 +64,5 @@ def pytest_report_collectionfinish() -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none: the core's plugin does it for the families' own tests alone."""
+    """Skip what needs a GPU where there is none: the kit's plugin does it for the families' own tests alone."""
     skip_without_gpu(items)

@@ -175,7 +175,7 @@ def main() -> None:
         rows = rows_of(measure(arguments.rounds, Path(directory)))
     import tvm_ffi
 
-    from sgljit_core.benchmark.results import write_results
+    from sgljit_tools.benchmark.results import write_results
 
     note = (
         f"apache-tvm-ffi {tvm_ffi.__version__}. Seconds of the loading call in a fresh process, after imports; "

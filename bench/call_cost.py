@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from sgljit_core import ops
-from sgljit_core.benchmark import results
 from sgljit_norm import rmsnorm
-from sgljit_norm.ops import host_module
+from sgljit_norm.plugin import FAMILY
+from sgljit_tools.benchmark import results
 
 TURNS, CALLS = 100, 1000
 LIMIT = 1.30
@@ -60,7 +60,7 @@ def measure(mode: str, in_place: bool) -> dict[str, Any]:
             {
                 "op": repeated("f(x, weight)" if in_place else "f(x, weight, out)", f=rmsnorm, **names),
                 "looked up": repeated('ops["norm"].rmsnorm(x, weight, out)', ops=ops, **names),
-                "exported": repeated("f(x, weight, out, 1e-6)", f=host_module().rmsnorm, **names),
+                "exported": repeated("f(x, weight, out, 1e-6)", f=FAMILY.host_module().rmsnorm, **names),
                 "torch.add": repeated("f(x, x, out=target)", f=torch.add, **names),
             }
         )

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from sgljit_core import load_jit, override_cuda_arch, paths
-from sgljit_core.benchmark import results
 from sgljit_core.compilers import toolchain
+from sgljit_tools.benchmark import results
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/sgljit-add-constant/sgljit_add_constant/csrc"
 LIMIT = 0.30

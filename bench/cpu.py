@@ -21,8 +21,8 @@ import torch
 
 from sgljit_activation.bench import bench_activation
 from sgljit_core import ops
-from sgljit_core.benchmark import is_in_ci, measure, on_threads, rotate
-from sgljit_core.benchmark.results import write_results
+from sgljit_tools.benchmark import is_in_ci, measure, on_threads, rotate
+from sgljit_tools.benchmark.results import write_results
 
 Tensors = list[torch.Tensor]
 

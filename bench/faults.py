@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.workers) as pool:
         rows = list(pool.map(lambda name: row(name, Path(directory)), injection.SCENARIOS))
     sums = {key: sum(int(str(one[key])) for one in rows) for key in rows[0] if key != "scenario"}
-    from sgljit_core.benchmark.results import write_results
+    from sgljit_tools.benchmark.results import write_results
 
     note = (
         f"{len(injection.ERRNOS)} kinds of calls, {sum(map(len, injection.ERRNOS.values()))} classes of their errnos."

@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 
 from sgljit_core import paths
-from sgljit_core.benchmark import results
 from sgljit_core.compilers import toolchain
+from sgljit_tools.benchmark import results
 
 TYPICAL = ("sgl_kernel/tensor.h", "sgl_kernel/utils.cuh", "sgl_kernel/vec.cuh", "sgl_kernel/warp.cuh")
 FLOATS = ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h")

@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from sgljit_core import load_jit, ops, override_cuda_arch
-from sgljit_core.benchmark.results import write_results
+from sgljit_tools.benchmark.results import write_results
 
 FIRST_HIDDEN = 1032
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/sgljit-silu-and-mul/sgljit_silu_and_mul/csrc"
@@ -161,11 +161,11 @@ def cpu_calls() -> dict[str, float]:
 
     x, weight, out = torch.randn(1, 64), torch.ones(64), torch.empty(1, 64)
     gated = torch.randn(1, 128)
-    exported = sgljit_silu_and_mul.ops.host_module().silu_and_mul
+    exported = sgljit_silu_and_mul.plugin.FAMILY.host_module().silu_and_mul
     rmsnorm = ops["norm"].rmsnorm
     rmsnorm(x, weight, out)
     ops["silu_and_mul"].silu_and_mul(gated, out)
-    exported_norm = sgljit_norm.ops.host_module().rmsnorm
+    exported_norm = sgljit_norm.plugin.FAMILY.host_module().rmsnorm
     with tempfile.TemporaryDirectory() as csrc:
         Path(csrc, "nothing.cpp").write_text(NOTHING)
         module = load_jit(
@@ -204,9 +204,9 @@ def gpu_calls() -> dict[str, float]:
             csrc=csrc,
             extra_include_paths=[EXAMPLE],
         ).silu_and_mul
-    from sgljit_silu_and_mul.ops import host_module
+    from sgljit_silu_and_mul.plugin import FAMILY
 
-    exported = host_module().silu_and_mul
+    exported = FAMILY.host_module().silu_and_mul
     rms_norm = functools.partial(torch.nn.functional.rms_norm, x, (4096,), weight, 1e-6)
     calls = {
         "silu_and_mul, variant": lambda: exported(gated, out),

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from sgljit_core import load_jit, override_cuda_arch, paths
-from sgljit_core.benchmark import results
 from sgljit_core.compilers.arch import cuda_target
 from sgljit_core.errors import CompileError, SgljitError
+from sgljit_tools.benchmark import results
 
 VERSIONS = ("0.5.7", "0.5.10.post1", "0.5.23")
 DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w+)[ \t]*(.*)$", re.MULTILINE)

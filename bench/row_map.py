@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from sgljit_core.benchmark import Figure, get_benchmark_range, measure
-from sgljit_core.benchmark.results import make_benchmark, sweep, with_ratio, write_results
 from sgljit_silu_and_mul import reference, silu_and_mul
+from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
+from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_results
 
 # The intermediate sizes of Qwen3 0.6B, Llama 3.1 8B and 70B, Qwen3 32B, and a rank of DeepSeek V3's experts.
 HIDDEN = [3072, 14336, 28672, 25600, 2048]

@@ -19,8 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sgljit_core.benchmark import results
-from sgljit_core.config import inherited_environment
+from sgljit_tools.benchmark import results
+from sgljit_tools.environment import inherited_environment
 
 GOAL = 60.0
 STAGES = ("import tvm_ffi", "from sgljit_core import ops", 'ops["norm"]', ".rmsnorm", "first call")

@@ -19,10 +19,20 @@ from rich.table import Table
 from torch.utils.benchmark import Timer
 
 from sgljit_core import __version__, ops
-from sgljit_core.families import discovery as plugins
+from sgljit_core.plugins import discovery as plugins
 
 NUM_TOKENS, HIDDEN_SIZE = 4096, 4096  # a prefill of a model of 8 billion parameters
 EPS = 1e-6
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MEASURES = (
+    "largest relative error, sgljit",
+    "largest relative error, torch",
+    "time of a call, sgljit",
+    "time of a call, torch",
+    "time of a copy",
+    "speed-up over torch",
+    "share of the copy's rate",
+)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 console = Console()
@@ -79,10 +89,8 @@ def first_call() -> None:
 
 def comparison() -> Table:
     """Errors and times beside PyTorch's own kernel, and beside a plain copy, which reads and writes as many bytes."""
-    table = Table("dtype", title="sgljit beside torch.nn.functional.rms_norm and a copy", min_width=76)
-    for column in ("max rel. error", "torch", "time per call", "torch", "copy", "speed-up", "of the copy's rate"):
-        table.add_column(column, justify="right")
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    columns: list[tuple[str, ...]] = [MEASURES]
+    for dtype in DTYPES:
         x, weight = inputs(dtype)
         out = torch.empty_like(x)
 
@@ -99,13 +107,19 @@ def comparison() -> Table:
         expected = torch.nn.functional.rms_norm(x.double(), weight.shape, weight.double(), EPS)
         errors = [max_relative_error(run(), expected) for run in (sgljit, pytorch)]
         times = [median_microseconds(run) for run in (sgljit, pytorch, copy)]
-        table.add_row(
-            str(dtype).removeprefix("torch."),
-            *(f"{error:.2e}" for error in errors),
-            *(f"{microseconds:,.1f} us" for microseconds in times),
-            f"{times[1] / times[0]:.1f} x",
-            f"{100 * times[2] / times[0]:.0f} %",
+        columns.append(
+            (
+                *(f"{error:.2e}" for error in errors),
+                *(f"{microseconds:,.1f} us" for microseconds in times),
+                f"{times[1] / times[0]:.1f} x",
+                f"{100 * times[2] / times[0]:.0f} %",
+            )
         )
+    table = Table("", title="rmsnorm of sgljit beside torch.nn.functional.rms_norm and a copy")
+    for dtype in DTYPES:
+        table.add_column(str(dtype).removeprefix("torch."), justify="right")
+    for row in zip(*columns, strict=True):
+        table.add_row(*row)
     return table
 
 

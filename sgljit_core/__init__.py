@@ -10,47 +10,50 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._version import __version__
-from .builds.extensions import Extensions, provide
 
 if TYPE_CHECKING:
-    from . import cache, errors
+    from . import errors
     from .builds.modules import load_jit
     from .builds.parallel import parallel_compile
     from .builds.policy import freeze, why
     from .builds.record import stats
     from .compilers.arch import is_arch_support_pdl, override_cuda_arch
     from .families.family import KernelFamily, Op
-    from .families.hookspecs import hookimpl
     from .families.memo import cache_once
     from .families.registry import ops, register_all
     from .model.arguments import CppEnum, CppType, make_cpp_args
+    from .model.calls import TOKENS, Addresses, TensorSpec
+    from .plugins.hookspecs import hookimpl
 else:
     from .lazy import attributes
 
     __getattr__, __dir__ = attributes(
         __name__,
         {
-            "": ("cache", "errors"),
+            "": ("errors",),
             "builds.modules": ("load_jit",),
             "builds.parallel": ("parallel_compile",),
             "builds.policy": ("freeze", "why"),
             "builds.record": ("stats",),
             "compilers.arch": ("is_arch_support_pdl", "override_cuda_arch"),
             "families.family": ("KernelFamily", "Op"),
-            "families.hookspecs": ("hookimpl",),
+            "plugins.hookspecs": ("hookimpl",),
             "families.memo": ("cache_once",),
             "families.registry": ("ops", "register_all"),
             "model.arguments": ("CppEnum", "CppType", "make_cpp_args"),
+            "model.calls": ("TOKENS", "Addresses", "TensorSpec"),
         },
     )
 
 __all__ = [
+    "TOKENS",
+    "Addresses",
     "CppEnum",
     "CppType",
     "KernelFamily",
     "Op",
+    "TensorSpec",
     "__version__",
-    "cache",
     "cache_once",
     "errors",
     "freeze",
@@ -65,12 +68,3 @@ __all__ = [
     "stats",
     "why",
 ]
-
-
-def _plugins() -> Extensions:
-    from .families.extensions import Plugins
-
-    return Plugins()
-
-
-provide(_plugins)  # the build engine knows no plugins by itself

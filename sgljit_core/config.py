@@ -21,29 +21,12 @@ T = TypeVar("T", bound=str)
 
 
 @dataclass(frozen=True)
-class Engines:
-    """The permissions of adapters in their engines.
-
-    Attributes:
-        on: whether they do anything.
-        strict: whether they raise where they would otherwise leave the work to the engine.
-        ops: the ops that they may use; None for all.
-    """
-
-    on: bool
-    strict: bool
-    ops: frozenset[str] | None
-
-
-@dataclass(frozen=True)
 class Settings:
     """One reading of the environment.
 
     Attributes:
         cache_dir: ``SGLJIT_CACHE_DIR``: the root of the artifact cache, an absolute path; by default the user's
             cache directory.
-        cache_bytes: ``SGLJIT_CACHE_MEGABYTES``: the megabytes that builds keep the cache within, by default 4096;
-            ``0`` and ``unlimited`` for any size.
         cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST``: the target, such as ``9.0a``; by default
             the current device's.
         cuda_arch_source: the name of the variable that ``cuda_arch`` came from.
@@ -56,16 +39,13 @@ class Settings:
         prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of artifacts, separated by ``:``, searched first and never
             written.
         jit: ``SGLJIT_JIT``: whether compiling on demand is allowed: ``on`` (the default), ``warn`` or ``error``.
-        jobs: ``SGLJIT_JOBS``: the number of compilers that may run at once; by default by cores and memory.
-        engines: ``SGLJIT_ENGINES``: what adapters may do: ``on`` (the default), ``off``, or a list of ``strict`` and
-            names of ops.
+        jobs: ``SGLJIT_JOBS``: the number of compilers that a process runs at once; by default by cores and memory.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: with ``1``, accept caches that others can write.
-        runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for locks, if there is one.
-        ci: ``CI``: whether continuous integration runs this; ``0``, ``false`` and ``no`` mean that it does not.
+        cache_home: ``XDG_CACHE_HOME``, else ``~/.cache``: the directory of the user's caches; None without a home.
+        runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for what is lost at a reboot, if there is one.
     """
 
     cache_dir: Path | None
-    cache_bytes: int | None
     cuda_arch: str | None
     cuda_arch_source: str
     plugins: frozenset[str] | None
@@ -77,14 +57,12 @@ class Settings:
     prebuilt: tuple[Path, ...]
     jit: Mode
     jobs: int | None
-    engines: Engines
     trust_shared_cache: bool
+    cache_home: Path | None
     runtime_dir: Path | None
-    ci: bool
 
 
 _VARIABLES = (
-    "CI",
     "CONDA_PREFIX",
     "CUDA_HOME",
     "CUDA_PATH",
@@ -92,9 +70,7 @@ _VARIABLES = (
     "HOME",  # the meaning of "~"
     "PATH",
     "SGLJIT_CACHE_DIR",
-    "SGLJIT_CACHE_MEGABYTES",
     "SGLJIT_CUDA_ARCH",
-    "SGLJIT_ENGINES",
     "SGLJIT_JIT",
     "SGLJIT_JOBS",
     "SGLJIT_NVCC",
@@ -103,26 +79,15 @@ _VARIABLES = (
     "SGLJIT_PREBUILT_PATH",
     "SGLJIT_TRUST_SHARED_CACHE",
     "TVM_FFI_CUDA_ARCH_LIST",
+    "XDG_CACHE_HOME",
     "XDG_RUNTIME_DIR",
 )
-_CACHE_MEGABYTES = 4096
-_MOST_MEGABYTES = 1e12
 _JIT: tuple[Mode, ...] = ("on", "warn", "error")
 
 
 def settings() -> Settings:
     """Read the environment. Raises ConfigError for an invalid variable."""
-    return _interpret(tuple(os.environ.get(name) for name in _VARIABLES))
-
-
-def inherited_environment(**changes: str) -> dict[str, str]:
-    """The environment of a child process: this one's, with some variables changed."""
-    return {**os.environ, **changes}
-
-
-def leave_out(name: str) -> None:
-    """Remove a variable from the environment of this process and of those that it starts."""
-    del os.environ[name]
+    return _interpret(tuple(map(os.environ.get, _VARIABLES)))
 
 
 @functools.lru_cache(maxsize=4)
@@ -137,7 +102,6 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     jobs = _number(given, "SGLJIT_JOBS", 1)
     return Settings(
         cache_dir=None if cache_dir is None else _absolute("SGLJIT_CACHE_DIR must be an absolute path", cache_dir),
-        cache_bytes=_cache_bytes(given),
         cuda_arch=given.get(arch_source),
         cuda_arch_source=arch_source,
         plugins=None if allowed is None else frozenset(n.strip() for n in allowed.split(",") if n.strip()),
@@ -149,31 +113,20 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         prebuilt=_prebuilt(given),
         jit=_one_of(given, "SGLJIT_JIT", _JIT),
         jobs=None if jobs is None else int(jobs),
-        engines=_engines(given),
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
+        cache_home=_cache_home(given),
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,
-        ci=given.get("CI", "no").lower() not in ("0", "false", "no"),
     )
 
 
-def _cache_bytes(given: Mapping[str, str]) -> int | None:
-    if given.get("SGLJIT_CACHE_MEGABYTES", "").lower() == "unlimited":
-        return None
-    megabytes = _number(given, "SGLJIT_CACHE_MEGABYTES", 0)
-    return int(min(_CACHE_MEGABYTES if megabytes is None else megabytes, _MOST_MEGABYTES) * 1e6) or None
-
-
-def _engines(given: Mapping[str, str]) -> Engines:
-    value = given.get("SGLJIT_ENGINES", "on").lower()
-    words = [word.strip() for word in value.split(",")]
-    if value in ("on", "off"):
-        return Engines(on=value == "on", strict=False, ops=None)
-    if {"on", "off"} & {*words} or not all(word.isidentifier() for word in words):
-        raise ConfigError(
-            f"SGLJIT_ENGINES must be on, off, strict, or names of ops separated by commas, with or without strict; "
-            f"got {value!r}"
-        )
-    return Engines(on=True, strict="strict" in words, ops=frozenset(words) - {"strict"} or None)
+def _cache_home(given: Mapping[str, str]) -> Path | None:
+    named = Path(given.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():  # others are to be ignored: XDG Base Directory Specification
+        return named
+    with contextlib.suppress(RuntimeError):  # a user without HOME who is not in the user database
+        home = Path("~").expanduser()
+        return home / ".cache" if home.is_absolute() else None
+    return None
 
 
 def _prebuilt(given: Mapping[str, str]) -> tuple[Path, ...]:

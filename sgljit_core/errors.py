@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# The numbers of an OSError that comes from a want, which may be over at the next try.
+# The numbers of an OSError that is caused by a missing resource: the next try may succeed.
 WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
@@ -53,10 +53,6 @@ class ConfigError(SgljitError, ValueError):
 
 class NoTargetError(ConfigError):
     """A build needs CUDA, but there is no device, and no architecture was named."""
-
-
-class NoDeviceError(SgljitError, RuntimeError):
-    """Checks were asked for on a CUDA device that this machine does not have."""
 
 
 class InvalidBuildError(SgljitError, ValueError):
@@ -162,6 +158,19 @@ class UntrustedCacheError(SgljitError, PermissionError):
         super().__init__(f"{path} {reason}, so another user who can write there could run code as you.\n{remedy}")
 
 
+class NotACacheError(SgljitError, FileExistsError):
+    """A directory that is to be a cache holds other files, among which nothing may be removed."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self.path = path
+        self.names = tuple(names)
+        super().__init__(
+            f"{path} is no cache of sgljit: it holds {', '.join(names)}, and no CACHEDIR.TAG of sgljit.\n"
+            f"A cache removes old files. So let SGLJIT_CACHE_DIR name a directory that is empty or does not exist yet, "
+            f"or empty this one"
+        )
+
+
 class StorageError(SgljitError, OSError):
     """No directory takes the files of a build, or an operation on a cache met an error of its file system."""
 
@@ -178,10 +187,6 @@ class ResourceError(SgljitError, OSError):
 
 class ArtifactLoadError(SgljitError, OSError):
     """A library is undamaged, but this machine cannot load it."""
-
-
-class ArchiveError(SgljitError, ValueError):
-    """A file is not an archive of artifacts, or has content that such an archive must not have."""
 
 
 class DriverError(SgljitError, RuntimeError):
@@ -221,22 +226,6 @@ class UnknownFamilyError(SgljitError, KeyError):
 
 class UnknownOpError(SgljitError, AttributeError):
     """A family has no op with this name."""
-
-
-class WheelError(SgljitError, ValueError):
-    """Artifacts cannot be added to a wheel."""
-
-
-class NewDistributionError(SgljitError, ValueError):
-    """`sgljit new` got a name that is invalid or taken, or could not write the files. Nothing was written."""
-
-
-class UnsupportedEngineError(SgljitError, RuntimeError):
-    """An engine is not installed, or is of a version that its adapter was not tested with."""
-
-
-class ModelConfigError(SgljitError, ValueError):
-    """A ``config.json`` does not give the shapes of a model, or the ranks cannot share its heads."""
 
 
 __all__ = [name for name, value in globals().items() if isinstance(value, type) and issubclass(value, SgljitError)]

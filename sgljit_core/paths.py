@@ -15,19 +15,21 @@ from .errors import SourceNotFoundError
 
 
 def cache_root() -> Path:
-    """The root of the writable artifact cache: ``SGLJIT_CACHE_DIR``, else the platform's user cache directory."""
-    configured = settings().cache_dir
-    if configured is not None:
-        return configured
-    import platformdirs  # takes 10 ms, so not before a cache is needed
+    """The root of the writable artifact cache: ``SGLJIT_CACHE_DIR``, else a directory of the user's caches.
 
-    # A user without HOME and without an entry in the user database has no home. Some versions of platformdirs then
-    # raise, others leave the "~" as it is.
-    try:
-        root = platformdirs.user_cache_path("sgljit", appauthor=False)
-    except RuntimeError:
-        root = Path("~")
-    return root if root.is_absolute() and not _is_foreign(root) else scratch_directory() / "cache"
+    A user without a home, or whose ``HOME`` is another user's, has it among the temporary files.
+    """
+    config = settings()
+    if config.cache_dir is not None:
+        return config.cache_dir
+    if config.cache_home is not None and not _is_foreign(config.cache_home):
+        return config.cache_home / "sgljit"
+    return _user_directory() / "cache"
+
+
+def is_chosen(root: Path) -> bool:
+    """Whether somebody has named a root, so that it is a mistake if it cannot be used."""
+    return settings().cache_dir is not None or root != cache_root()
 
 
 def _is_foreign(path: Path) -> bool:
@@ -47,21 +49,21 @@ def build_root(build_directory: str | Path | None) -> Path:
     return cache_root() if build_directory is None else Path(build_directory).absolute()
 
 
-def scratch_directory() -> Path:
-    """The user's directory among the machine's temporary files, for private builds if the cache is not writable."""
+def runtime_directory() -> Path:
+    """The directory that the processes of a user share on a machine; it is lost at a reboot."""
+    configured = settings().runtime_dir
+    if configured is not None and configured.is_absolute() and configured.is_dir():
+        return configured / "sgljit"
+    return _user_directory() / "run"
+
+
+def _user_directory() -> Path:
+    """The user's directory among the temporary files. Another user may have made it: whoever opens it checks that."""
     try:
         place = tempfile.gettempdir()
     except FileNotFoundError:  # no directory takes a file
         place = "/tmp"  # noqa: S108 - the error of whoever writes there names it
     return Path(place) / f"sgljit-{os.getuid()}"
-
-
-def runtime_directory() -> Path:
-    """The directory for the locks that the processes of a user share on a machine; it is lost at a reboot."""
-    configured = settings().runtime_dir
-    if configured is not None and configured.is_absolute() and configured.is_dir():
-        return configured / "sgljit"
-    return scratch_directory() / "run"
 
 
 def core_include() -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch  # noqa: F401
 import tvm_ffi  # noqa: F401
 
-from sgljit_core import cache, load_jit, parallel_compile  # noqa: F401
-from sgljit_core.cli import main  # noqa: F401
+from sgljit_core import load_jit, parallel_compile  # noqa: F401
+from sgljit_tools.cli import main  # noqa: F401
 
 
 def run(code: str, environment: dict[str, str], output: str, arguments: dict[str, object]) -> None:

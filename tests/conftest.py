@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -121,6 +122,24 @@ def mount() -> Iterator[Callable[..., Path]]:
     yield mount
     for point in reversed(mounted):
         subprocess.run(["umount", "-l", str(point)], check=True)
+
+
+@pytest.fixture
+def root_user() -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+
+
+@pytest.fixture
+def scratch(root_user: None, tmp_path: Path, csrc: Path) -> Path:
+    """A place for the temporary files of other users, who can read the test's files, too."""
+    directory = made(tmp_path / "scratch")
+    directory.chmod(0o1777)
+    base = Path(tempfile.gettempdir()).resolve()
+    for path in (csrc, tmp_path, *tmp_path.parents):
+        if base in path.parents:
+            path.chmod(0o755)
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def projects() -> list[Path]:
-    """The directories of the core, the first-party plugins and adapters, and the example plugins."""
-    found = [path for place in ("plugins", "engines", "examples") for path in ROOT.glob(f"{place}/*/pyproject.toml")]
-    return [ROOT, *sorted(path.parent for path in found)]
+    """The directories of the core, the tools, the adapters with what they share, and the plugins."""
+    places = ("tools", "engines", "plugins", "examples")
+    return [ROOT, *sorted(path.parent for place in places for path in ROOT.glob(f"{place}/*/pyproject.toml"))]
 
 
 def version_of(directory: Path, pyproject: dict[str, Any]) -> str:

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from sgljit_core import errors
-from sgljit_core.families import discovery
-from sgljit_core.testing.agreement import difference
-from sgljit_core.testing.memory import memory_of
-from sgljit_core.testing.subject import described
+from sgljit_core.families import loading
+from sgljit_tools.testing.agreement import difference
+from sgljit_tools.testing.memory import memory_of
+from sgljit_tools.testing.subject import described
 
 # The exceptions that an op may raise for a wrong call. An OSError, a bare Exception or a SystemError is none.
 REFUSALS = (TypeError, ValueError, IndexError, OverflowError, TimeoutError, RuntimeError, errors.SgljitError)
@@ -139,7 +139,7 @@ def main(family: str, seed: str, begin: str, end: str) -> None:
     torch.set_num_threads(1)
     torch.set_deterministic_debug_mode("error")  # torch.empty is NaN, whatever the memory holds
     torch.manual_seed(int(seed))
-    declared = discovery.load(family).declared().values()
+    declared = loading.load(family).declared().values()
     ops = []
     for op in declared:
         samples = list(op.samples(torch.device("cpu"))) if op.samples is not None else []

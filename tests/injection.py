@@ -30,7 +30,7 @@ ERRNOS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rename": (("EIO", "ENOSPC", "ESTALE"),),
     "symlink": (("EACCES", "ENOSPC"),),
     "fsync": (("EIO", "ENOSPC"),),
-    "flock": (("ENOLCK", "EIO"),),
+    "lock": (("ENOLCK", "EIO"),),
     "read": (("EIO", "ESTALE", "ETIMEDOUT"),),
     "write": (("ENOSPC",), ("EIO",)),
     "truncate": (("EIO", "ENOSPC"),),
@@ -202,8 +202,8 @@ class Ground:
         copy = artifact.parents[1].with_name("broken") / artifact.parent.name / artifact.name
         shutil.copytree(artifact, copy)
         os.truncate(copy / "module.so", 10)
-        (cache / ".staging" / "number.0-1-1.abc").mkdir(parents=True)
-        os.utime(cache / ".staging" / "number.0-1-1.abc", (0, 0))
+        (cache / ".staging" / "number.0-1-1.0000abcd").mkdir(parents=True)
+        os.utime(cache / ".staging" / "number.0-1-1.0000abcd", (0, 0))
 
     def close(self) -> None:
         self._server.kill()

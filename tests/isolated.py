@@ -37,7 +37,7 @@ PROJECTS = {
     "sgljit-core": Path(),
     **{
         path.parent.name: path.parent.relative_to(ROOT)
-        for place in ("plugins", "engines")
+        for place in ("tools", "engines", "plugins")
         for path in sorted(ROOT.glob(f"{place}/*/pyproject.toml"))
     },
 }

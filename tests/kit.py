@@ -96,13 +96,19 @@ if [ -e "$DIRECTORY/hold-$phase" ]; then
   : > "$DIRECTORY/holding-$phase"
   while [ -e "$DIRECTORY/hold-$phase" ]; do sleep 0.02; done
 fi
+if [ -e "$DIRECTORY/hold-after-$phase" ]; then
+  "$REAL" "$@" || exit
+  : > "$DIRECTORY/holding-after-$phase"
+  while [ -e "$DIRECTORY/hold-after-$phase" ]; do sleep 0.02; done
+  exit
+fi
 exec "$REAL" "$@"
 """
 
 
 @dataclass
 class Compiler:
-    """g++ behind a script that counts its calls and can be held in each phase."""
+    """g++ behind a script that counts its calls and can be held before and after each phase ("after-link")."""
 
     directory: Path
 

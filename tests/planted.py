@@ -288,20 +288,6 @@ OF_FAMILIES: dict[str, tuple[str, str]] = {
     "a_kernel_that_its_file_does_not_have": ("dry_run", in_cpp(_IN_PLACE_OF)),
     "a_kernel_name_that_only_a_launch_asks_for": ("dry_run", in_cpp(_IN_PLACE_OF)),
     "a_kernel_with_other_parameters": ("dry_run", in_cpp(_IN_PLACE_OF)),
-    "declares_another_form_of_a_kernel": (
-        "dry_run",
-        in_cpp(_IN_PLACE_OF) + "\ndef variants():\n    yield lambda: FAMILY.build_variant("
-        "'scale.h', 'device::row_map', CppType('scaling::Double'), True, 1, 4, False, torch.float32, torch.float32)\n",
-    ),
-    "declares_a_file_that_is_not_there": (
-        "dry_run",
-        writing("out.copy_(2 * x)")
-        + "\n\ndef variants():\n    yield lambda: FAMILY.build_variant('gone.cuh', 'gone')\n",
-    ),
-    "variants_that_are_no_functions": (
-        "declaration",
-        writing("out.copy_(2 * x)") + "\n\ndef variants():\n    yield 1\n",
-    ),
 }
 _ROW_COUNTER = (
     _INCLUDES

@@ -37,8 +37,14 @@ def install(
     group: str = "sgljit.kernels",
     requires: str = "sgljit-core",
     version: str = "1.2.3",
+    attribute: str = "",
 ) -> Path:
-    """Write a package and its metadata below ``site``; ``plugin`` replaces the text of plugin.py."""
+    """Write a package and its metadata below ``site``.
+
+    Args:
+        plugin: replaces the text of plugin.py.
+        attribute: follows the module in the entry point, such as ":FAMILY".
+    """
     package = package or distribution.replace("-", "_")
     directory = site / package
     (directory / "csrc").mkdir(parents=True)
@@ -50,5 +56,5 @@ def install(
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\nRequires-Dist: {requires}\n"
     )
-    (info / "entry_points.txt").write_text(f"[{group}]\n{family} = {package}.plugin\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{family} = {package}.plugin{attribute}\n")
     return directory

@@ -8,7 +8,7 @@ from typing import Any
 import typer.main
 from typer.testing import CliRunner
 
-from sgljit_core.cli.main import app
+from sgljit_tools.cli.main import app
 
 
 def commands() -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Which errors does the core raise? Each class of ``sgljit_core.errors``, with what the README says to do."""
+"""Which errors are raised? Each class of the ``errors`` modules, with what the README says to do."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import inspect
 import re
 from pathlib import Path
 
+import sgljit_engines.errors
+import sgljit_tools.errors
 from sgljit_core import errors
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+MODULES = (errors, sgljit_engines.errors, sgljit_tools.errors)
+KINDS = {name: getattr(module, name) for module in MODULES for name in module.__all__}
 
 
 def _section(name: str) -> str:
-    kind = getattr(errors, name)
+    kind = KINDS[name]
     bases = [base for base in kind.__mro__[1:] if base not in (Exception, BaseException, object)]
     parts = [f"## {name}", inspect.cleandoc(kind.__doc__ or "").replace("``", "`")]
+    if kind.__module__ != errors.__name__:
+        parts.append(f"In `{kind.__module__}`.")
     if bases:
         parts.append(f"Caught as {', '.join(f'`{base.__name__}`' for base in bases)} as well.")
     own = kind.__dict__.get("__init__")
@@ -29,5 +35,5 @@ def _section(name: str) -> str:
 
 def markdown() -> str:
     """A section for each class, the base first."""
-    names = sorted(errors.__all__, key=lambda name: (name != "SgljitError", name))
+    names = sorted(KINDS, key=lambda name: (name != "SgljitError", name))
     return "\n\n".join(map(_section, names)) + "\n"

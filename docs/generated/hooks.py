@@ -1,10 +1,10 @@
-"""Which hooks may a plugin implement? The hooks of ``sgljit_core.families.hookspecs``."""
+"""Which hooks may a plugin implement? The hooks of ``sgljit_core.plugins.hookspecs``."""
 
 from __future__ import annotations
 
 import inspect
 
-from sgljit_core.families import hookspecs
+from sgljit_core.plugins import hookspecs
 
 from . import python
 

@@ -173,7 +173,8 @@ inline void refuse_shared_memory(const Rows* operands, int num_inputs, int num_o
         "ValueError",
         {"rows of ", written.name, " share memory with each other or with other rows of ", other.name, ", at ",
          location, ": ", written.name, " is ", written.tensor, ", ", other.name, " is ", other.tensor,
-         ". Rows that may share memory, interleaved at different strides, are refused with those that do"});
+         ". Rows with different strides must not overlap, and rows that cannot be proven disjoint count as "
+         "overlapping"});
   };
   for (int i = num_inputs; i < num_operands; ++i) {
     const auto written = operands[i].memory();

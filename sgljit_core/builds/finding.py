@@ -11,10 +11,10 @@ from sgljit_core import log
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.lookup import Damage, Search, Tier
 from sgljit_core.config import settings
-from sgljit_core.errors import ArtifactLoadError
+from sgljit_core.errors import ArtifactLoadError, UntrustedCacheError
+from sgljit_core.plugins import hooks
 
 from . import policy, record
-from .extensions import extensions
 from .request import Request
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Finder(Generic[T]):
                 log.once("prebuilt_missing", str(root), f"SGLJIT_PREBUILT_PATH names {root}, which is not a directory")
         carried = self.request.build.carried
         yield [*prebuilt, *([Tier(carried, True, "carried")] if carried else []), Tier(self.request.root)]
-        vouched = [Tier(directory, True, "plugin") for directory in extensions().prebuilt_roots()]
+        vouched = [Tier(directory, True, "plugin") for directory in hooks.prebuilt_roots()]
         if vouched:
             yield vouched
 
@@ -86,6 +86,9 @@ class Finder(Generic[T]):
             text = f"{damage.directory} is damaged and not used: {damage.reason}"
             record.survived("artifact_damaged", str(damage.directory), text, directory=str(damage.directory))
         for tier, error in search.unreadable:
+            if isinstance(error, UntrustedCacheError):
+                record.unusable(tier.root, error)
+                continue
             text = f"{tier.root} cannot be read ({error.strerror}): its artifacts are looked for elsewhere, or compiled"
             event = "cache_unwritable" if tier.root == self.request.root else "tier_unreadable"  # one warning for each
             record.survived(event, str(tier.root), text, root=str(tier.root), reason=str(error))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sgljit_core import paths
 from sgljit_core.compilers import arch
 from sgljit_core.errors import InvalidBuildError, SgljitError
 from sgljit_core.load import signatures
@@ -23,6 +24,7 @@ from sgljit_core.load.exceptions import passing
 from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.model.build import BuildSpec, Target
 
+from . import recording
 from .modules import load_module
 from .obtain import obtain, until_current
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from tvm_ffi import Module
 
     from sgljit_core.load.cubin import Cubin
+
+    from .recording import Wanted
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,28 @@ def _sources_of(family: str, file: str) -> Sources:
 
 def _answer_deferred(family: str, file: str, symbol: str, signature: str) -> int:
     """The address of a C++ function of the type that ``signature`` names. Called from C++, by any thread."""
-    module = load_deferred(_sources_of(family, file), file, symbol)
-    own = ctypes.string_at(module.signature()).decode()
-    signatures.check(f"the deferred function {symbol} of {family}/{file}", signature, own)
-    address: int = module.address()
+    sources = _sources_of(family, file)
+    spec = _deferred_spec(sources, file, symbol)
+    if (recorder := recording.note(spec, sources.root, signature)) is not None:
+        return int(recorder.nothing)
+    address: int = _load_deferred(spec, sources.root, signature).address()
     return address
+
+
+def _load_deferred(spec: BuildSpec, root: Path, signature: str) -> Module:
+    module = load_module(spec, root)
+    own = ctypes.string_at(module.signature()).decode()
+    signatures.check(f"the deferred function {_expression(spec)}", signature, own)
+    return module
 
 
 def load_deferred(sources: Sources, file: str, symbol: str) -> Module:
     """The module of a deferred C++ function, from the cache or compiled now."""
-    spec = BuildSpec(
+    return load_module(_deferred_spec(sources, file, symbol), sources.root)
+
+
+def _deferred_spec(sources: Sources, file: str, symbol: str) -> BuildSpec:
+    return BuildSpec(
         markers=_markers(symbol),
         csrc=sources.csrc,
         target=arch.cpu_target(),
@@ -99,7 +115,6 @@ def load_deferred(sources: Sources, file: str, symbol: str) -> Module:
         cpp_files=(file,),
         cpp_wrappers=(("address", f"host::address_of<{symbol}>"), ("signature", f"host::signature_of<{symbol}>")),
     )
-    return load_module(spec, sources.root)
 
 
 def _answer_variant(family: str, file: str, expression: str, signature: str, device_id: int) -> int:
@@ -113,11 +128,43 @@ def _answer_variant(family: str, file: str, expression: str, signature: str, dev
         from sgljit_core.load import gpu
 
         spec = _spec(sources, file, expression, arch.device_target(device_id))
-        cubin = _obtain(spec, sources.root)
-        signatures.check(f"the kernel {expression} of {family}/{file}", signature, cubin.signature)
+        if (recorder := recording.note(spec, sources.root, signature)) is not None:
+            return int(recorder.nothing)
+        cubin = _obtain_checked(spec, sources.root, signature)
         return gpu.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler)
 
     return _kernels.get((sources, file, expression, signature, device_id), load)
+
+
+def _obtain_checked(spec: BuildSpec, root: Path, signature: str) -> Cubin:
+    cubin = _obtain(spec, root)
+    signatures.check(f"the kernel {_expression(spec)}", signature, cubin.signature)
+    return cubin
+
+
+def _expression(spec: BuildSpec) -> str:
+    """The C++ expression of a kernel or a deferred function, with its place, for messages."""
+    if spec.kernel:
+        return f"{spec.kernel} of {spec.family}/{spec.cuda_files[0]}"
+    symbol = spec.cpp_wrappers[0][1].removeprefix("host::address_of<").removesuffix(">")
+    return f"{symbol} of {spec.family}/{spec.cpp_files[0]}"
+
+
+def build(wanted: Wanted) -> None:
+    """Build what was asked for while it was recorded, or find it in the cache. Needs no GPU.
+
+    Raises:
+        CompileError: it does not compile.
+        SignatureError: it does not take what the host part passes.
+        ToolchainNotFoundError: it must be made and a compiler is missing.
+    """
+    root = wanted.root or paths.build_root(None)
+    if wanted.spec.kernel:
+        _obtain_checked(wanted.spec, root, wanted.signature)
+    elif wanted.signature:
+        _load_deferred(wanted.spec, root, wanted.signature)
+    else:
+        load_module(wanted.spec, root)
 
 
 def build_kernel(sources: Sources, file: str, expression: str) -> Cubin:

@@ -8,13 +8,13 @@ system without locks costs only the sharing, and is said once.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import hashlib
 import logging
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -31,18 +31,19 @@ from sgljit_core.errors import (
     CaptureError,
     CompileError,
     CompileForbiddenError,
+    NotACacheError,
     SgljitError,
     SourceChangedError,
     StorageError,
     ToolchainNotFoundError,
     UntrustedCacheError,
 )
-from sgljit_core.machine import forks, trust
+from sgljit_core.machine import private
 from sgljit_core.machine.locks import FileLock, back_off
 from sgljit_core.model.build import Product
+from sgljit_core.plugins import hooks
 
 from . import policy, progress, record
-from .extensions import extensions
 from .finding import Finder
 from .request import Request
 
@@ -59,19 +60,17 @@ def make_once(finder: Finder[T]) -> T:
     if request.tools is None:  # damaged artifacts stay: the next process shall hear about them too
         raise _no_toolchain(finder)
     record.missed()
-    with forks.building(), _locked(request):
+    with _locked(request):
         found = finder.find_again()
         if found is not None:
             return found[0]
-        for damage in finder.damaged:
-            store.quarantine(damage, request.root)
         with progress.announced(request.named, request.location.source_key, request.root) as run:
             return _make(request, run)
 
 
 def _explain(request: Request[T]) -> Explanation:
     """The differences between a request and the nearest artifact, in any tier. It reads many manifests."""
-    roots = [request.root, *settings().prebuilt, *extensions().prebuilt_roots()]
+    roots = [request.root, *settings().prebuilt, *hooks.prebuilt_roots()]
     roots += [request.build.carried] if request.build.carried else []
     label, markers = request.named.label, request.build.markers
     try:
@@ -135,44 +134,64 @@ def _make(request: Request[T], run: progress.Run) -> T:
     """Make it in the root's staging area, or privately where the root takes no files."""
     root = request.root
     try:
-        return _make_below(root, request, run, publish=True)
+        return _make_below(root, request, run)
+    except (UntrustedCacheError, NotACacheError) as error:
+        if paths.is_chosen(root):
+            raise
+        reason = str(error)
+        record.unusable(root, error)
     except SgljitError:
         raise
     except OSError as error:
         reason = _reason(error)
-    text = (
-        f"the cache {root} cannot be written ({reason}): what is compiled now serves this process alone. "
-        f"SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
-    )
-    record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
-    scratch = paths.scratch_directory()
+        text = (
+            f"the cache {root} cannot be written ({reason}): what is compiled now serves this process alone. "
+            f"SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
+        )
+        record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
+    return _make_privately(request, run, reason)
+
+
+def _make_below(root: Path, request: Request[T], run: progress.Run) -> T:
+    """Make it in a staging directory of a root. Raises OSError where that takes no files."""
+
+    def staging() -> Path:
+        directory = store.staging_directory(root, request.build.module)
+        store.collect(root)
+        return directory
+
+    return _make_twice(staging, request, run, publish=True)
+
+
+def _make_privately(request: Request[T], run: progress.Run, reason: str) -> T:
+    """Make it in the directory of this process, as the root takes no files."""
+
+    def staging() -> Path:
+        try:
+            return Path(tempfile.mkdtemp(prefix=f"{request.build.module}.", dir=private.process_directory()))
+        except UntrustedCacheError as error:
+            raise PermissionError(errno.EACCES, str(error)) from error
+
     try:
-        return _make_below(trust.private_directory(scratch), request, run, publish=False)
+        return _make_twice(staging, request, run, publish=False)
     except SgljitError:
         raise
     except OSError as error:
         raise StorageError(
-            f"{request.named.label} cannot be compiled for lack of a directory: {root} cannot be written ({reason}), "
-            f"nor can {scratch} ({_reason(error)}).\nMake room, or let SGLJIT_CACHE_DIR or TMPDIR name a directory of "
-            f"yours that takes files"
+            f"{request.named.label} cannot be compiled for lack of a directory: {request.root} cannot be written "
+            f"({reason}), nor can one for temporary files ({_reason(error)}).\nMake room, or let SGLJIT_CACHE_DIR or "
+            f"TMPDIR name a directory of yours that takes files"
         ) from error
 
 
-def _make_below(root: Path, request: Request[T], run: progress.Run, *, publish: bool) -> T:
-    """Make it in a staging directory of a root; again, once, if somebody removes that meanwhile.
-
-    Raises:
-        OSError: the root takes no files.
-    """
-    with contextlib.suppress(OSError):
-        store.collect(root)
+def _make_twice(staging: Callable[[], Path], request: Request[T], run: progress.Run, *, publish: bool) -> T:
+    """Make it in a new directory; in another, once, if somebody removes that meanwhile. Raises OSError."""
     try:
-        return _make_in(store.staging_directory(root, request.build.module), request, run, publish=publish)
+        return _make_in(staging(), request, run, publish=publish)
     except SgljitError:
         raise
     except FileNotFoundError:
-        pass
-    return _make_in(store.staging_directory(root, request.build.module), request, run, publish=publish)
+        return _make_in(staging(), request, run, publish=publish)
 
 
 def _make_in(staging: Path, request: Request[T], run: progress.Run, *, publish: bool) -> T:
@@ -229,17 +248,12 @@ def _publish(staging: Path, request: Request[T], manifest: Manifest, payload: by
     """The artifact's directory; None where the root did not take it."""
     root = request.root
     try:
-        directory = store.publish(staging, root, request.location, manifest, payload)
+        return store.publish(staging, root, request.location, manifest, payload)
     except OSError as error:
         reason = _reason(error)
         text = f"the cache {root} did not take an artifact ({reason}); it serves this process alone"
         record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
         return None
-    most = settings().cache_bytes
-    if most is not None and root == paths.cache_root():
-        with contextlib.suppress(OSError):
-            store.limit(root, most)
-    return directory
 
 
 def _reason(error: OSError) -> str:
@@ -261,16 +275,14 @@ def _check_room(staging: Path) -> None:
 
 @contextmanager
 def _locked(request: Request[T]) -> Iterator[None]:
-    """Hold the lock of an artifact, if that is possible in time. Who interrupts a build of its own does not wait."""
-    if forks.is_interrupting():
-        yield
-        return
+    """Hold the lock of an artifact, if that is possible in time."""
     held: FileLock | None = None
     try:
         lock = FileLock(store.lock_path(request.root, request.location), request.named.label)
         held = lock if _wait(lock, request.named.label) else None
-    except UntrustedCacheError:
-        raise
+    except (UntrustedCacheError, NotACacheError):
+        if paths.is_chosen(request.root):
+            raise
     except OSError as error:  # no lock, no sharing of the work: that is all
         label = request.named.label
         text = f"{request.root} cannot be locked ({_reason(error)}); building {label} unlocked"

@@ -18,9 +18,9 @@ from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 from sgljit_core.load import library
 from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.model.build import BuildSpec, Product
+from sgljit_core.plugins import hooks
 
-from . import policy
-from .extensions import extensions
+from . import policy, recording
 from .obtain import obtain, until_current
 from .request import Request
 
@@ -146,6 +146,8 @@ def load_module(spec: BuildSpec, root: Path, beside: Callable[[], None] | None =
     Args:
         beside: what to do in a thread of its own while compilers run.
     """
+    if recording.note(spec, root) is not None and not spec.host_part:
+        return recording.StandIn()  # type: ignore[return-value]
 
     def attempt() -> Module:
         request = ModuleRequest(spec, root, beside)
@@ -224,7 +226,7 @@ def include_roots(spec: BuildSpec) -> list[includes.Root]:
     roots = [includes.Root(spec.family or "csrc", spec.csrc)]
     roots += [includes.Root(f"include:{i}", path) for i, path in enumerate(spec.include_paths)]
     for name in spec.dependencies:
-        roots += [includes.Root(f"{name}:{i}", path) for i, path in enumerate(extensions().header_directories(name))]
+        roots += [includes.Root(f"{name}:{i}", path) for i, path in enumerate(hooks.header_directories(name))]
     for root in roots:
         if not root.directory.is_dir():
             carries = "; the installed package does not carry it: name it as package data (setuptools: package-data)"

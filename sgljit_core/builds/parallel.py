@@ -27,11 +27,11 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
     >>> parallel_compile([lambda: module_for(1024), lambda: module_for(4096)])
 
     Each runs in a copy of the caller's context, so that ``override_cuda_arch`` around the call holds inside. The
-    limit counts running compilers, over all processes of the user on this machine; ``SGLJIT_JOBS`` sets it. Where the
-    machine has no thread left, they run one after the other.
+    limit counts the running compilers of this process; ``SGLJIT_JOBS`` sets it. Where the machine has no thread left,
+    they run one after the other.
 
     Args:
-        builders: callables without arguments that each load a module, such as those of a family's ``variants``.
+        builders: callables without arguments that each load a module.
 
     Returns:
         The result of each, in order.

@@ -93,7 +93,7 @@ def why(builder: Callable[[], Any]) -> Explanation:
     Nothing is compiled or loaded.
 
     Args:
-        builder: a callable without arguments that loads one module or kernel, such as those of a family's ``variants``.
+        builder: a callable without arguments that loads one module or kernel.
 
     Raises:
         ValueError: the builder did not ask for anything, because this process has loaded it before.

@@ -1,7 +1,7 @@
 """Saying that a compiler runs: a silent compile looks like a hang.
 
 Plugins, through hooks. The log: one record when a compiler starts, one when it ends, one more when it takes long;
-each carries its data as ``record.sgljit``. On a terminal, a line for every build that takes more than a second.
+each carries its data as ``record.sgljit``. On a terminal, one line, while a build takes more than a second.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import shutil
 import sys
 import threading
 import time
@@ -17,24 +18,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sgljit_core import log
-from sgljit_core.machine.forks import ForkLock
 from sgljit_core.model.build import BuildSpec
+from sgljit_core.plugins import hooks
 
 from . import record
-from .extensions import extensions
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-
-_SHOW_SECONDS = 1.0
 _LONG_SECONDS = 10.0
 
-
-_lock = ForkLock()  # for the display
 # For several builds that belong together: the number of the next to begin, and how many there are.
 batch: ContextVar[tuple[Iterator[int], int] | None] = ContextVar("sgljit_batch", default=None)
 
@@ -59,7 +51,7 @@ _SAID = {
 def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
     """Around a build. Whoever makes it sets the directory and the outcome."""
     run = Run(root)
-    extensions().build_started(build)
+    hooks.build_started(build)
     data = {"build": build.label, "family": build.family, "module": build.module, "target": build.target.name}
     log.log(logging.INFO, "build_started", f"compiling {build.label}", **data)
     text = f"still compiling {build.label} after {_LONG_SECONDS:.0f} s"
@@ -78,7 +70,7 @@ def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
         record.built(run.outcome, seconds)
         ended = {**data, "key": key, "directory": str(run.directory), "outcome": run.outcome, "seconds": seconds}
         log.log(logging.INFO, "build_finished", _SAID[run.outcome].format(build.label, seconds), **ended)
-        extensions().build_finished(build, seconds, error, key, run.directory, run.outcome)
+        hooks.build_finished(build, seconds, error, key, run.directory, run.outcome)
 
 
 def _position() -> str:
@@ -105,15 +97,17 @@ def _after(seconds: float, function: Callable[[], object]) -> Iterator[None]:
 @contextmanager
 def showing(text: str) -> Iterator[None]:
     """A line on the terminal while the block runs, once it has run for a second. Elsewhere nothing."""
-    if not _has_terminal():
-        yield
-        return
-    line = _Line(text)
+    ended = threading.Event()
+    thread = threading.Thread(target=_show, args=(text, ended), daemon=True)
+    if _has_terminal():
+        with contextlib.suppress(RuntimeError):  # no thread is left
+            thread.start()
     try:
-        with _after(_SHOW_SECONDS, line.show):
-            yield
+        yield
     finally:
-        line.hide()
+        ended.set()
+        if thread.ident is not None:
+            thread.join()
 
 
 def _has_terminal() -> bool:
@@ -123,42 +117,23 @@ def _has_terminal() -> bool:
         return False
 
 
-class _Line:
-    """One line of the display, which all builds of the process share: a terminal has room for one display."""
-
-    _display: Progress | None = None
-    _lines = 0
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._task: TaskID | None = None
-        self._ended = False
-
-    def show(self) -> None:
-        with _lock.here():
-            if self._ended:
-                return
-            if _Line._display is None:
-                _Line._display = _new_display()
-                _Line._display.start()
-            _Line._lines += 1
-            self._task = _Line._display.add_task(self._text, total=None)
-
-    def hide(self) -> None:
-        with _lock.here():
-            self._ended = True
-            if self._task is None or _Line._display is None:
-                return
-            _Line._display.remove_task(self._task)
-            _Line._lines -= 1
-            if _Line._lines == 0:
-                _Line._display.stop()
-                _Line._display = None
+_showing: list[threading.Thread] = []  # the oldest that lives has the line; a fork leaves those of its parent dead
 
 
-def _new_display() -> Progress:
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def _show(text: str, ended: threading.Event) -> None:
+    me, seconds = threading.current_thread(), 0
+    _showing.append(me)
+    while not ended.wait(1):
+        seconds += 1
+        if next(thread for thread in _showing if thread.is_alive()) is me:
+            _write(f"{text}, {seconds} s")
+    _showing.remove(me)
+    if seconds:
+        _write("")
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+def _write(line: str) -> None:
+    """Write a line over the last one. The cursor stays at its beginning, so that other output takes its place."""
+    width = shutil.get_terminal_size().columns - 1
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # stderr was closed or replaced
+        print(f"\r{line[:width]:{width}}\r", end="", file=sys.stderr, flush=True)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from sgljit_core import log
 from sgljit_core.machine.forks import ForkLock
+from sgljit_core.plugins import hooks
 
-from .extensions import extensions
 from .request import Request
 
 _lock = ForkLock()  # for all counts
@@ -64,6 +64,12 @@ def survived(event: str, about: str, text: str, **data: Any) -> None:
     log.once(event, about, text, **data)
 
 
+def unusable(root: Path, error: Exception) -> None:
+    """The cache that nobody chose is not safe to use, or not ours; ``error`` says why and what to do."""
+    text = f"there is no cache: what is compiled now serves this process alone. {error}"
+    survived("cache_unwritable", str(root), text, root=str(root), reason=str(error))
+
+
 def loaded(request: Request[Any], directory: Path, tier: str) -> None:
     """Something was loaded: from a tier, or as it was made ("made")."""
     build, key = request.build, request.location.source_key
@@ -73,4 +79,4 @@ def loaded(request: Request[Any], directory: Path, tier: str) -> None:
         data = {"build": build.label, "family": build.family, "module": build.module, "markers": build.markers}
         text = f"loaded {build.label} from {directory} ({tier})"
         log.log(logging.DEBUG, "loaded", text, **data, key=key, directory=str(directory), tier=tier)
-    extensions().loaded(build, key, directory, tier)
+    hooks.loaded(build, key, directory, tier)

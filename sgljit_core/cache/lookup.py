@@ -12,11 +12,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sgljit_core import paths
 from sgljit_core.errors import UntrustedCacheError
-from sgljit_core.machine import trust
+from sgljit_core.machine import roots, trust
 
 from .keys import Location, without_core
 from .manifest import FILE, Manifest, ManifestError
@@ -65,7 +67,8 @@ class Search:
         artifact: the artifact, or None.
         tier: the tier that it was found in.
         damaged: the damaged artifacts that were passed over.
-        unreadable: the tiers that cannot be read now and were passed over, each with the error.
+        unreadable: the tiers that cannot be read now and were passed over, each with the error; among them a root
+            that nobody chose and that another user could have written to.
     """
 
     artifact: Artifact | None
@@ -92,12 +95,10 @@ def find(
     """
 
     def candidates(tier: Tier, damaged: list[Damage]) -> Iterator[Artifact]:
-        if not tier.vouched:
-            trust.check_root(tier.root)
-        place = tier.root / location.path
+        root, place = None if tier.vouched else tier.root, tier.root / location.path
         for name in _names(place, toolchain_key, only=not tier.vouched):
             try:
-                artifact = read(place / name, vouched=tier.vouched)
+                artifact = read(place / name, root)
             except ManifestError as error:
                 damaged.append(Damage(place / name, str(error)))
                 continue
@@ -136,7 +137,7 @@ def find_of_another_core(
             try:
                 manifest = read_manifest(directory)
                 usable = without_core(manifest.source) == wanted and serves(manifest.toolchain)
-                if usable and (artifact := read(directory, vouched=True)) is not None:
+                if usable and (artifact := read(directory)) is not None:
                     yield artifact
             except ManifestError as error:  # noqa: PERF203 - a damaged artifact hides no other
                 damaged.append(Damage(directory, str(error)))
@@ -152,9 +153,9 @@ def _first(tiers: Sequence[Tier], candidates: Callable[[Tier, list[Damage]], Ite
         try:
             for artifact in candidates(tier, damaged):
                 return Search(artifact, tier, tuple(damaged), tuple(unreadable))
-        except UntrustedCacheError:  # noqa: PERF203 - a tier for itself
-            raise
-        except OSError as error:
+        except OSError as error:  # noqa: PERF203 - a tier for itself
+            if isinstance(error, UntrustedCacheError) and paths.is_chosen(tier.root):
+                raise
             unreadable.append((tier, error))
     return Search(None, None, tuple(damaged), tuple(unreadable))
 
@@ -199,14 +200,18 @@ def _hash(path: str) -> str:
 def fault(directory: Path, *, has_toolchain: bool) -> str:
     """The fault of an artifact of the very keys that were looked for; "" where nothing is."""
     try:
-        artifact = read(directory, vouched=True)
+        artifact = read(directory)
     except (ManifestError, OSError) as error:
         return f"{directory} is damaged: {error}"
     return f"{directory} is gone" if artifact is None else _changed(artifact.manifest, has_toolchain=has_toolchain)
 
 
-def read(directory: Path, *, vouched: bool = False) -> Artifact | None:
+def read(directory: Path, root: Path | None = None) -> Artifact | None:
     """The artifact in a directory, verified; None where there is none.
+
+    Args:
+        root: the root that it lies below, if only the user and root may have written it, to every directory on the way
+            and to its files; None where somebody vouches for it.
 
     Raises:
         ManifestError: it is damaged.
@@ -214,30 +219,22 @@ def read(directory: Path, *, vouched: bool = False) -> Artifact | None:
         OSError: it cannot be read now.
     """
     try:
-        descriptor = _open_directory(directory)
-    except FileNotFoundError:
-        return None
+        descriptor = _open(directory, root)
     except OSError as error:
-        if error.errno == errno.ESTALE:  # NFS: removed by another machine
+        if error.errno in (errno.ENOENT, errno.ESTALE):  # NFS: removed by another machine
             return None
         if error.errno == errno.ENOTDIR and not os.path.isdir(directory.parent):  # noqa: PTH112 - it raises nothing
             return None  # the root itself is a file
         if error.errno == errno.EACCES:
             error.strerror = f"you may not read it; if its owner means you to: chmod -R a+rX {directory.parents[4]}"
-        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-            raise
-        if not vouched:
-            trust.check(directory, directory.lstat())
-        raise ManifestError(f"it is not a directory ({error.strerror})") from error
+        raise
     try:
-        if not vouched:
-            trust.check(directory, os.fstat(descriptor))
-        manifest = Manifest.parse(_content(descriptor, directory, FILE, vouched))
+        manifest = Manifest.parse(_content(descriptor, directory, FILE, is_checked=root is not None))
         if not directory.name.startswith(manifest.toolchain_key) or directory.parent.name != manifest.source_key:
             raise ManifestError("its manifest belongs to another artifact")
         if "/" in manifest.payload:
             raise ManifestError(f"its manifest names a payload elsewhere: {manifest.payload!r}")
-        payload = _content(descriptor, directory, manifest.payload, vouched)
+        payload = _content(descriptor, directory, manifest.payload, is_checked=root is not None)
     finally:
         os.close(descriptor)
     if len(payload) != manifest.size:
@@ -247,14 +244,52 @@ def read(directory: Path, *, vouched: bool = False) -> Artifact | None:
     return Artifact(directory, manifest, payload)
 
 
-def _open_directory(directory: Path) -> int:
+def _open(directory: Path, root: Path | None) -> int:
+    try:
+        return _open_once(directory, root)
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # NFS: another machine removed or replaced it
+            raise
+    return _open_once(directory, root)
+
+
+def _open_once(directory: Path, root: Path | None) -> int:
+    with _open_parent(directory, root) as parent:
+        return _open_artifact(parent, directory, is_checked=root is not None)
+
+
+@contextmanager
+def _open_parent(directory: Path, root: Path | None) -> Iterator[int]:
+    """The directory that an artifact lies in, opened from its root if that is to be checked."""
+    if root is not None:
+        with roots.directory(root, *directory.parent.relative_to(root).parts) as descriptor:
+            yield descriptor
+        return
+    descriptor = os.open(directory.parent, trust.ENTER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_artifact(parent: int, directory: Path, *, is_checked: bool) -> int:
+    """An artifact's directory. Raises ManifestError where something else has its name."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(directory, flags)
+        descriptor = os.open(directory.name, flags, dir_fd=parent)
     except OSError as error:
-        if error.errno != errno.ESTALE:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
-    return os.open(directory, flags)  # NFS: another machine removed or replaced it
+        if is_checked:
+            roots.check_file(directory, os.stat(directory.name, dir_fd=parent, follow_symlinks=False))
+        raise ManifestError(f"it is not a directory ({error.strerror})") from error
+    try:
+        if is_checked:
+            roots.check_file(directory, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -266,12 +301,12 @@ def read_manifest(directory: Path) -> Manifest:
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return Manifest.parse(_content(descriptor, directory, FILE, vouched=True))
+        return Manifest.parse(_content(descriptor, directory, FILE, is_checked=False))
     finally:
         os.close(descriptor)
 
 
-def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
+def _content(directory: int, path: Path, name: str, *, is_checked: bool) -> bytes:
     """A file of an open directory: a plain file, not a link, that only its owner can write."""
     try:
         descriptor = os.open(name, _READING | os.O_NOFOLLOW, dir_fd=directory)
@@ -285,8 +320,8 @@ def _content(directory: int, path: Path, name: str, vouched: bool) -> bytes:
             raise ManifestError(f"{name} is not a plain file")
         if status.st_size > (_LARGEST_MANIFEST if name == FILE else LARGEST):
             raise ManifestError(f"{name} has {status.st_size} bytes, which is too much")
-        if not vouched:
-            trust.check(path / name, status)
+        if is_checked:
+            roots.check_file(path / name, status)
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()
     finally:

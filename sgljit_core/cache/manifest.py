@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -24,8 +24,14 @@ class ManifestError(Exception):
     """A manifest cannot be read. Caught where it is read: the artifact then counts as damaged."""
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and re.search("[\0\ud800-\udfff]", value) is None
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+    try:
+        return _NO_TEXT.search("".join(values)) is None
+    except TypeError:  # one is no string
+        return False
 
 
 def _is_number(value: Any) -> bool:
@@ -33,11 +39,11 @@ def _is_number(value: Any) -> bool:
 
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {  # whether a value of the JSON is one of the annotated type
-    "str": _is_text,
+    "str": lambda value: _are_texts((value,)),
     "int": lambda value: type(value) is int and value >= 0,
     "float": _is_number,
-    "tuple[str, ...]": lambda value: isinstance(value, list) and all(map(_is_text, value)),
-    "Mapping[str, str]": lambda value: isinstance(value, dict) and all(map(_is_text, (*value, *value.values()))),
+    "tuple[str, ...]": lambda value: isinstance(value, list) and _are_texts(value),
+    "Mapping[str, str]": lambda value: isinstance(value, dict) and _are_texts((*value, *value.values())),
 }
 
 

@@ -4,13 +4,17 @@ An artifact is a directory ``<root>/<target>/<family>/<module>/<source key>/<too
 and the payload it names. It appears by one rename and is never changed, so readers take no lock.
 
 Only the last of the tiers is written. Beside the targets a writable root holds hidden directories: builds in progress
-(each named after its owner), locks, quarantined artifacts, remembered answers (``machine.answers``).
+(each named after its owner), locks, remembered answers (``machine.answers``).
+
+Nobody else can write to a root, nor to a directory on the way to what is written below it: ``machine.roots`` sees to
+that each time. So paths below it mean the same until the next step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import shutil
@@ -18,28 +22,28 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from sgljit_core.machine import answers, processes, trust
+from sgljit_core import log
+from sgljit_core.errors import UntrustedCacheError
+from sgljit_core.machine import answers, processes, roots
 
 from .keys import Location
-from .lookup import Damage, read
+from .lookup import read
 from .manifest import FILE, Manifest, ManifestError
 
 STAGING = ".staging"
-QUARANTINE = ".quarantine"
 LOCKS = ".locks"
 _FAILED = "failed"
 _KEPT_FAILED = 16
-_KEPT_QUARANTINED = 8
 _KEPT_ANSWERS = 1024
 _KEPT_SECONDS = 7 * 24 * 3600.0
 _MARK_SECONDS = 24 * 3600.0  # a use is noted at most that often, so that hits stay cheap
-_SPARED_SECONDS = _MARK_SECONDS + 3600.0  # so no artifact goes that was used within the last hour
-_LIMIT_SECONDS = 600.0
-_LIMITED = ".limited"
 _FOREIGN_SECONDS = 24 * 3600.0  # after that long, a build on another machine is taken to be over
 _AHEAD_SECONDS = 24 * 3600.0  # a time that lies further ahead was taken from a clock that was wrong
 _SOURCE_KEY = re.compile(r"[0-9a-f]{32}")
 _ENTRY = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{8})?")  # see Manifest.entry_name
+# Clean-up removes only names of these forms, in a directory that is a cache: see ``roots``.
+# The name of a module may have dots in it.
+_STAGED = re.compile(r"[\w.+-]+\.(?P<owner>\w+-\d+-\d+)\.[0-9a-f]{8}")
 
 
 def lock_path(root: Path, location: Location) -> Path:
@@ -50,25 +54,19 @@ def lock_path(root: Path, location: Location) -> Path:
     Raises:
         OSError: the root cannot be written.
     """
-    return _own_directory(root, LOCKS) / f"{location.source_key[:3]}.lock"
+    return roots.make(root, LOCKS) / f"{location.source_key[:3]}.lock"
 
 
 def staging_directory(root: Path, module: str) -> Path:
-    """A new private directory to build in, on the file system of the cache. Its name says whose it is.
+    """A new directory to build in, on the file system of the cache. Its name says whose it is.
+
+    It is the user's alone, in a shared cache too: what is compiled there is loaded by this process.
 
     Raises:
         OSError: the root cannot be written.
     """
-    directory = _own_directory(root, STAGING) / f"{module}.{processes.current()}.{os.urandom(4).hex()}"
+    directory = roots.make(root, STAGING) / f"{module}.{processes.current()}.{os.urandom(4).hex()}"
     directory.mkdir(mode=0o700)
-    trust.share(directory)
-    return directory
-
-
-def _own_directory(root: Path, name: str) -> Path:
-    trust.make_root(root)
-    directory = root / name
-    trust.make_directory(directory)
     return directory
 
 
@@ -96,17 +94,21 @@ def publish(staging: Path, root: Path, location: Location, manifest: Manifest, p
     """
     package = staging / "publish"
     package.mkdir(mode=0o700)
-    trust.share(package)
+    roots.share(package)
     write(package / manifest.payload, [payload])
     write(package / FILE, [manifest.dump()])
     _sync(package)
-    return settle(package, root / location.path / manifest.entry_name())
+    return settle(package, root, location.path / manifest.entry_name())
 
 
-def settle(package: Path, destination: Path) -> Path:
-    """Rename a complete directory to where it belongs; a whole artifact that is there already stays."""
+def settle(package: Path, root: Path, place: Path) -> Path:
+    """Rename a complete directory to its place below a root; a whole artifact that is there already stays.
+
+    One that is damaged is removed.
+    """
+    destination = root / place
     for _ in range(3):  # prune may remove the emptied parent in between; another may publish in between
-        trust.make_directories(destination.parent)
+        roots.make(root, *place.parent.parts)
         try:
             package.rename(destination)
         except FileNotFoundError:
@@ -114,65 +116,67 @@ def settle(package: Path, destination: Path) -> Path:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            if _is_whole(destination):
+            if _is_whole(destination, root):
                 break
-            _set_aside(destination)
+            remove(destination, root)
             continue
         _sync(destination.parent)
         break
     return destination
 
 
-def _is_whole(directory: Path) -> bool:
+def _is_whole(directory: Path, root: Path) -> bool:
     try:
-        return read(directory) is not None
-    except (ManifestError, OSError):
+        return read(directory, root) is not None
+    except (ManifestError, UntrustedCacheError):
         return False
 
 
-def _set_aside(directory: Path) -> None:
-    """Move an artifact into the quarantine of its root."""
-    root = directory.parents[4]
-    place = _own_directory(root, QUARANTINE) / f"{directory.parents[1].name}.{time.time_ns()}"
-    directory.rename(place)
-    os.utime(place)  # it is as old as its place here
-
-
-def quarantine(damage: Damage, root: Path) -> None:
-    """Take a damaged artifact out of the writable root, if it is there. Only the holder of its lock does it."""
-    if root in damage.directory.parents:
-        with contextlib.suppress(OSError):
-            _set_aside(damage.directory)
-
-
-def collect(root: Path) -> None:
-    """Remove what dead processes left behind in a writable root, and what is old of the things kept beside artifacts.
+def leftovers(root: Path) -> list[Path]:
+    """The remains of dead processes in a writable root, and the things kept beside artifacts that are old.
 
     An answer that is removed is found out again, in less than a tenth of a second.
     """
     kept: list[Path] = []
-    for directory in _entries(root / STAGING):
+    abandoned: list[Path] = []
+    for directory in _entries(root, STAGING, _STAGED):
         if (directory / _FAILED).exists():
             kept.append(directory)
         elif _is_abandoned(directory):
-            discard(directory)
-    _keep_newest(kept, _KEPT_FAILED)
-    _keep_newest(_entries(root / QUARANTINE), _KEPT_QUARANTINED)
-    _keep_newest(_entries(root / answers.DIRECTORY), _KEPT_ANSWERS)
+            abandoned.append(directory)
+    return abandoned + _old(kept, _KEPT_FAILED) + _old(_entries(root, answers.DIRECTORY, answers.NAME), _KEPT_ANSWERS)
+
+
+def collect(root: Path) -> list[Path]:
+    """Remove the leftovers of a root, and say so in the log.
+
+    Raises:
+        NotACacheError: the root is a directory of somebody else's files.
+        UntrustedCacheError: another user could have written to it.
+        OSError: it cannot be read.
+    """
+    roots.check_is_cache(root)
+    removed = leftovers(root)
+    for path in removed:
+        discard(path)
+    if removed:
+        listed = ", ".join(str(path.relative_to(root)) for path in removed)
+        log.log(logging.INFO, "collected", f"removed from {root}: {listed}", root=str(root), paths=[*map(str, removed)])
+    return removed
 
 
 def _is_abandoned(directory: Path) -> bool:
-    maker = processes.parse(directory.name.split(".")[-2]) if directory.name.count(".") >= 2 else None
+    maker = processes.parse(directory.name.split(".")[-2])
     if maker is not None and processes.is_dead(maker):
         return True
     mine = maker is not None and maker.machine == processes.current().machine
     return not mine and _age(directory) > _FOREIGN_SECONDS
 
 
-def _keep_newest(paths: Sequence[Path], count: int) -> None:
-    for number, path in enumerate(sorted(paths, key=_age)):
-        if number >= count or _age(path) > _KEPT_SECONDS:
-            discard(path)
+def _old(paths: Sequence[Path], count: int) -> list[Path]:
+    """All but the newest ones, as many as ``count``, and those that are kept for too long."""
+    by_age = sorted(paths, key=_age)
+    return [path for number, path in enumerate(by_age) if number >= count or _age(path) > _KEPT_SECONDS]
 
 
 def _age(path: Path) -> float:
@@ -186,9 +190,10 @@ def _seconds_since(moment: float) -> float:
     return seconds if seconds > -_AHEAD_SECONDS else float("inf")
 
 
-def _entries(directory: Path) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return sorted(directory.iterdir())
+def _entries(root: Path, name: str, form: re.Pattern[str]) -> list[Path]:
+    """The entries of a directory of a root whose names have a form of ours."""
+    with contextlib.suppress(FileNotFoundError), roots.directory(root, name):
+        return sorted(path for path in (root / name).iterdir() if form.fullmatch(path.name))
     return []
 
 
@@ -196,7 +201,7 @@ def write(path: Path, content: Iterable[bytes]) -> None:
     """Write a new file of an artifact, down to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        trust.share(descriptor)
+        roots.share(descriptor)
         file.writelines(content)
         file.flush()
         os.fsync(descriptor)
@@ -232,32 +237,6 @@ def size(directory: Path) -> int:
     return 0
 
 
-def limit(root: Path, most: int) -> None:
-    """Remove what was used longest ago until a writable root's artifacts take no more than ``most`` bytes.
-
-    Artifacts that were used within the last day stay. A root is looked through every ten minutes at most.
-
-    Raises:
-        OSError: the root cannot be read or written now.
-    """
-    stamp = root / _LIMITED
-    if _seconds_since(last_use(stamp)) < _LIMIT_SECONDS:
-        return
-    new = not stamp.exists()
-    stamp.touch(mode=0o600)
-    if new:
-        trust.share(stamp)
-    found = sorted((last_use(path), path, size(path)) for path in artifact_directories(root))
-    excess = sum(taken for _, _, taken in found) - most
-    for used, path, taken in found:
-        if excess <= 0:
-            break
-        if _seconds_since(used) < _SPARED_SECONDS:
-            continue
-        remove(path, root)
-        excess -= taken
-
-
 def remove(path: Path, root: Path) -> None:
     """Take an artifact out of sight at once, then remove it and the directories that it leaves empty."""
     trash = staging_directory(root, "removed")
@@ -283,14 +262,13 @@ def artifact_directories(root: Path, closed: Callable[[Path], object] = lambda _
     for _ in range(3):
         places = [path for place in places for path in _children(place, closed)]
     keys = [path for path in places if _SOURCE_KEY.fullmatch(path.name)]
-    found = [path for key in keys for path in _children(key, closed) if _ENTRY.fullmatch(path.name)]
-    return [path for path in found if path.is_dir() and not path.is_symlink()]
+    return [path for key in keys for path in _children(key, closed) if _ENTRY.fullmatch(path.name)]
 
 
 def _children(directory: Path, closed: Callable[[Path], object] | None = None) -> list[Path]:
-    """The content of a directory; nothing of one that is gone, or that may be ``closed`` and is."""
+    """The directories in a directory, links left out; nothing of one that is gone, or that may be ``closed`` and is."""
     try:
-        return sorted(directory.iterdir())
+        return sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except PermissionError:

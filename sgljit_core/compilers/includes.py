@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import re
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,7 @@ _DIRECTIVE = rb'(?m)^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(
 _HAS_INCLUDE = rb'__has_include\s*\(\s*(<[^>\n]+>|"[^"\n]+")'
 _INCBIN = rb'\.incbin\b(?:[ \t]*\\?"([^"\\\n]+)\\?")?'
 _SCANNER = "scan 3"  # raise the number when the same files would give another scan
+_state = operator.attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 SETTLED_NS = 2_000_000_000  # the coarsest time stamps of a file system (FAT)
 # The headers of tvm-ffi's C ABI. Any other header of tvm-ffi binds the artifact to one version of it.
 _C_ABI_HEADERS = frozenset({"tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h"})
@@ -73,7 +75,7 @@ class Scan:
     def is_current(self) -> bool:
         """Whether no file was written since the scan."""
         try:
-            return all(_stamp(os.stat(path)) == stamp for path, stamp in self.stamps.items())
+            return all(list(_state(os.stat(path))) == stamp for path, stamp in self.stamps.items())
         except OSError:
             return False
 
@@ -127,36 +129,36 @@ def _recalled(question: Sequence[str]) -> Scan | None:
         return None
     try:
         files, stamps, uses_tvm_cpp, is_port, directories = json.loads(answer)
-        current = all(_directory_stamp(path) == stamp for path, stamp in directories.items())
-        current = current and all(_open_stamp(path) == stamp for path, stamp in stamps.items())
+        current = _are_unchanged(directories) and _are_unchanged(stamps)
     except (OSError, ValueError, AttributeError):  # a file is gone, or the answer is none of ours
         return None
     return Scan(files, stamps, uses_tvm_cpp, is_port) if current else None
 
 
-def _stamp(status: os.stat_result) -> list[int]:
-    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+def _open_stamp(path: str) -> list[int] | None:
+    """The state of a file, or of a directory, which changes with every name that comes or goes; None if there is none.
 
+    NFS asks its server when a file is opened, but not for a mere ``stat``.
 
-def _open_stamp(path: str) -> list[int]:
-    """The state of a file. NFS asks its server when a file is opened, but not for a mere ``stat``."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a FIFO by now
+    Raises:
+        OSError: it cannot be opened now.
+    """
     try:
-        return _stamp(os.fstat(descriptor))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a FIFO by now
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return list(_state(os.fstat(descriptor)))
     finally:
         os.close(descriptor)
 
 
-def _directory_stamp(path: str) -> list[int] | None:
-    """The state of a directory, which changes with every name that comes or goes; None if there is no directory.
-
-    Raises:
-        OSError: it cannot be read now.
-    """
-    try:
-        return _open_stamp(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def _are_unchanged(stamps: Mapping[str, list[int] | None]) -> bool:
+    """Whether each file and directory has the state that was recorded. Raises OSError as ``_open_stamp`` does."""
+    for path, stamp in stamps.items():  # noqa: SIM110 - all() would make a call for each
+        if _open_stamp(path) != stamp:
+            return False
+    return True
 
 
 class _Scanner:
@@ -188,7 +190,8 @@ class _Scanner:
             return
         _check_plain(path)
         with open(path, "rb") as file:
-            self.stamps[path] = _stamp(os.fstat(file.fileno()))  # before the content, so that a write in between shows
+            # Before the content, so that a write in between shows.
+            self.stamps[path] = list(_state(os.fstat(file.fileno())))
             content = file.read()
         name = path.removeprefix(f"{self.directories[root]}/")
         if name == path:
@@ -235,7 +238,7 @@ class _Scanner:
         directory, _, name = path.rpartition("/")
         if directory not in self._listed:
             try:
-                self.directory_stamps[directory] = _directory_stamp(directory)
+                self.directory_stamps[directory] = _open_stamp(directory)
                 self._listed[directory] = frozenset(os.listdir(directory))
             except OSError as error:
                 self._listed[directory] = frozenset()

@@ -2,7 +2,7 @@
 
 The compilers run directly, translation units side by side, in an environment that is set here alone: variables such
 as ``CPATH`` or ``NVCC_APPEND_FLAGS`` change a compiler's output and are in no key. Each compiler counts against the
-machine's limit and ends with this process.
+limit of this process, and ends with it; a link counts as none.
 
 The compilers and the linker report the files that they read. A file that no key covers (a header reached by a macro
 or a flag, a static library that was linked in) is returned with its hash, for the look-up to check.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sgljit_core.errors import CompileError
-from sgljit_core.machine import forks, jobs, supervisor
+from sgljit_core.machine import jobs, supervisor
 from sgljit_core.model.build import BuildSpec, Product
 from sgljit_core.paths import tvm_ffi_include, tvm_ffi_library
 
@@ -135,7 +135,6 @@ class _Runner:
 
     def __init__(self, spec: BuildSpec, toolchain: Toolchain, directory: Path) -> None:
         self.supervisor = supervisor.Supervisor()
-        self._interrupts = forks.is_interrupting()
         self._spec = spec
         self._directory = directory
         self._environment = _environment(toolchain, directory)
@@ -147,7 +146,8 @@ class _Runner:
 
         def work(command: Sequence[str], cuda: bool) -> None:
             try:
-                self(command, cuda=cuda)
+                with jobs.running(cuda=cuda, is_cancelled=self.supervisor.is_closed):
+                    self(command, cuda=cuda)
                 ended.put(None)
             except BaseException as error:  # noqa: BLE001 - handed on
                 ended.put(error)
@@ -176,18 +176,14 @@ class _Runner:
                 if thread.ident is not None:
                     thread.join()
 
-    def _is_hurried(self) -> bool:
-        return self._interrupts or self.supervisor.is_closed()
-
     def __call__(self, command: Sequence[str], *, cuda: bool) -> str:
-        with jobs.running(self._spec.label, cuda=cuda, hurried=self._is_hurried):
-            finished = self.supervisor.run(
-                command,
-                cwd=self._directory,
-                env=self._environment,
-                started=self._started.release,
-                memory=jobs.available_memory(),
-            )
+        finished = self.supervisor.run(
+            command,
+            cwd=self._directory,
+            env=self._environment,
+            started=self._started.release,
+            memory=jobs.available_memory(),
+        )
         if finished.status == 0:
             return finished.output
         log = finished.output.strip() or f"no output; exit status {finished.status}"

@@ -6,26 +6,22 @@ version are remembered, so that a warm start does not load 100 MB of compiler.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import functools
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sgljit_core.errors import ToolchainNotFoundError
-from sgljit_core.machine import processes
+from sgljit_core.machine import private
 from sgljit_core.machine.forks import ForkLock
 
 from .toolchain import remembered_search
 
-_REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]".'
+_REMEDY = 'Install NVIDIA\'s wheels of it: pip install "sgljit-core[nvrtc]".'
 _HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
 
 
@@ -120,23 +116,10 @@ def _library(path: str) -> ctypes.CDLL:
 _precompiled = ForkLock()
 
 
-@functools.lru_cache(maxsize=1)
-def precompiled_directory(process: int) -> Path:
-    """A process's own directory. The process removes it at its end; its children do not.
-
-    A process that is killed removes nothing, so the next one removes what dead ones left.
-    """
-    for left in Path(tempfile.gettempdir()).glob("sgljit-pch.*"):
-        owner = processes.parse(left.name.split(".")[1])
-        if owner is not None and processes.is_dead(owner):
-            shutil.rmtree(left, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix=f"sgljit-pch.{processes.current()}."))
-
-    def remove() -> None:
-        if os.getpid() == process:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(remove)
+def precompiled_directory() -> Path:
+    """This process's directory of precompiled headers. Raises OSError."""
+    directory = private.process_directory() / "precompiled"
+    directory.mkdir(mode=0o700, exist_ok=True)
     return directory
 
 
@@ -191,8 +174,8 @@ def _precompiling(source: str, options: Sequence[str], headers: str) -> Iterator
     file = None
     try:
         with contextlib.suppress(OSError):
-            directory = precompiled_directory(os.getpid()) / headers
-            directory.mkdir(parents=True, exist_ok=True)
+            directory = precompiled_directory() / headers
+            directory.mkdir(mode=0o700, exist_ok=True)
             name = hashlib.sha256("\0".join((source, *options)).encode()).hexdigest()
             file = directory / f"{name}.pch"
         yield file

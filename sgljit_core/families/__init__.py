@@ -1,1 +1,1 @@
-"""Kernel families: finding their plugins, binding their ops."""
+"""Kernel families: what plugins declare, and what users see."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from sgljit_core import paths
 from sgljit_core.errors import InvalidFamilyError
-
-from .origin import Origin
-from .references import REFERENCE, import_module, resolve
+from sgljit_core.plugins.hookspecs import hookimpl
+from sgljit_core.plugins.origin import Origin
+from sgljit_core.plugins.references import REFERENCE, import_module, resolve
 
 if TYPE_CHECKING:
     from torch.library import Library
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
     from sgljit_core.builds.kernels import Sources
     from sgljit_core.model.arguments import CppArg
-
-    from .library_ops import LibraryOps
-    from .schema import Declaration
+    from sgljit_core.torch_ops.library_ops import LibraryOps
+    from sgljit_core.torch_ops.schema import Declaration
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +41,9 @@ class Op:
         reference: the same op in plain PyTorch, for tests; None where there is none.
         samples: takes a torch.device and yields the arguments of calls on it, each a dictionary by the parameters'
             names, for tests and benchmarks; None where there are none.
+        calls: takes a model's ``ModelShape``, or None for the usual sizes, and yields the arguments of calls likewise,
+            with ``TensorSpec`` and ``Addresses`` as tensors: what they ask for is built ahead. None where there are
+            none.
     """
 
     name: str
@@ -66,6 +68,10 @@ class Op:
     @property
     def samples(self) -> Callable[..., Any] | None:
         return self._beside("samples")
+
+    @property
+    def calls(self) -> Callable[..., Any] | None:
+        return self._beside("calls")
 
     @property
     def family(self) -> str:
@@ -116,20 +122,15 @@ class KernelFamily:
         sources: the directory of the C++ and CUDA sources, relative to the package's.
         tests: the package of the family's tests, which ``sgljit test`` runs. By default ``tests`` of the package.
         bench: the package of its benchmarks. By default ``bench`` of the package.
+        host: the files of the host part, relative to ``sources``, which export the ops with ``SGL_EXPORT``.
         ops: the module that declares the ops; it is imported when the first of them is asked for. By default ``ops``
             of the package.
-        variants: "package.module:function" that yields zero-argument callables, each of which loads one module
-            worth building ahead.
-        model_variants: "package.module:function" that takes a model's ``ModelShape``, the names of the ops that are
-            called (None for all), and "cuda" or "cpu". It yields callables like those of ``variants``: exactly the
-            modules that such a model asks for.
     """
 
     name: str
     package: str
+    host: Sequence[str] = ()
     ops: str = ""
-    variants: str | None = None
-    model_variants: str | None = None
     sources: str = "csrc"
     tests: str = ""
     bench: str = ""
@@ -143,6 +144,7 @@ class KernelFamily:
             raise InvalidFamilyError(
                 f"family name {self.name!r} (package {self.package!r}) must be a public Python identifier"
             )
+        object.__setattr__(self, "host", (self.host,) if isinstance(self.host, str) else tuple(self.host))
         for name in ("ops", "tests", "bench"):
             object.__setattr__(self, name, getattr(self, name) or f"{self.package}.{name}")
         for name in ("package", "ops", "tests", "bench"):
@@ -153,22 +155,21 @@ class KernelFamily:
             raise InvalidFamilyError(
                 f"{Origin(self.name)}: sources must name a directory inside the package, got {self.sources!r}"
             )
-        _check_reference(Origin(self.name), "variants", self.variants)
-        _check_reference(Origin(self.name), "model_variants", self.model_variants)
 
     def op(
         self,
         *,
-        exports: Callable[[], Any] | None = None,
+        exports: Callable[[], Any] | Literal["host"] | None = "host",
         mutates: Sequence[str] = (),
         inplace: str | None = None,
         fake: Callable[..., Any] | str | None = None,
         reference: str | None = None,
         samples: str | None = None,
+        calls: str | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Declare the op that a function is. Its name, signature and annotations are the op's.
 
-        >>> @FAMILY.op(exports=host_module, mutates=("out",), inplace="input")
+        >>> @FAMILY.op(mutates=("out",), inplace="input")
         ... def rmsnorm(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> None:
         ...     \"\"\"What users read.\"\"\"
 
@@ -177,26 +178,26 @@ class KernelFamily:
 
         Args:
             exports: returns the module that exports the C++ function of the same name, which then is the body; called
-                at the op's first call. C++ gets all parameters by position, in this order. Without it the function's
-                own body runs.
+                at the op's first call. C++ gets all parameters by position, in this order. By default the family's
+                ``host_module``. None, or a family without ``host`` files: the function's own body runs.
             mutates: the tensor parameters that the op writes to.
-            inplace: the tensor that is written where the one optional parameter of ``mutates`` is None. The op is two
-                then: ``<name>_`` writes this one, ``<name>`` the other.
-            fake: for an op that returns tensors: makes the same of its arguments without computing, such as
-                ``torch.empty_like``; the function, or "package.module:function". Where ``mutates`` names one tensor
-                that may be None, the op returns that one, and writes the one that ``fake`` makes of the arguments
-                where it is None: its body then returns nothing, and ``fake`` is the function.
-            reference, samples: "package.module:function", see ``Op``. By default the functions of the op's name in
-                the package's ``reference`` and ``samples``, where there are any.
+            inplace: the input that the op overwrites where its one optional output, named in ``mutates``, is None. The
+                op is two library ops then: ``<name>`` writes the output, ``<name>_`` works in place.
+            fake: for an op that returns tensors: a function with the op's parameters that returns empty tensors of
+                the result's shape, strides and dtype, such as ``torch.empty_like``; or "package.module:function".
+                If ``mutates`` names an optional output, the op returns this output. A call without it writes to a
+                tensor that ``fake`` makes. Then the body returns nothing, and ``fake`` must be the function itself.
+            reference, samples, calls: "package.module:function", see ``Op``. By default the functions of the op's name
+                in the package's ``reference``, ``samples`` and ``calls``, where there are any.
 
         Raises:
             InvalidFamilyError: the declaration cannot work; it names the op, its file, and what to write.
         """
 
         def declare(function: Callable[P, R]) -> Callable[P, R]:
-            from .graph_caches import distinguish  # these import torch
-            from .library_ops import define
-            from .schema import Declaration
+            from sgljit_core.torch_ops.graph_caches import overload_name  # these import torch
+            from sgljit_core.torch_ops.library_ops import define
+            from sgljit_core.torch_ops.schema import Declaration
 
             if not inspect.isfunction(function):
                 raise InvalidFamilyError(
@@ -210,13 +211,13 @@ class KernelFamily:
             others = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
             if any(is_other(function) for is_other in others):  # a call of it would run nothing of its body
                 raise InvalidFamilyError(f"{where} is async or a generator, and an op is a plain function")
-            loader: object = exports  # whatever its author wrote
+            load: Any = (self.host_module if self.host else None) if exports == "host" else exports
+            loader: object = load  # whatever its author wrote
             if loader is not None and (not callable(loader) or hasattr(loader, "implements_function")):
                 raise InvalidFamilyError(
-                    f"{where}: exports must be the function that returns the module, without a call of it; "
-                    f"got {exports!r}"
+                    f"{where}: exports must be the function that returns the module, without a call of it; got {load!r}"
                 )
-            named = {"reference": reference, "samples": samples}
+            named = {"reference": reference, "samples": samples, "calls": calls}
             for option, value in named.items():
                 _check_reference(where, option, value)
             if not callable(fake):
@@ -228,8 +229,8 @@ class KernelFamily:
             # A reload keeps the module's globals, and gives them a new __spec__ first.
             execution = function.__globals__.get("__spec__")
             self._make_room(declaration, place, execution)
-            op, library, self._libraries[name] = define(self.name, declaration, exports)
-            distinguish(f"{self.name}.{name}", self.package, library.schemas, fake)
+            overload = overload_name(declaration, self.package, fake)
+            op, library, self._libraries[name] = define(self.name, declaration, load, overload)
             given = {kind: value for kind, value in named.items() if value is not None}
             self._declared[name] = Op(name, op, library, place, execution, self.package, declaration, fake, given)
             for follower in self._followers:
@@ -248,6 +249,11 @@ class KernelFamily:
             if (name, op.place) != (declaration.name, place) and not op.is_left_over(place, execution):
                 raise InvalidFamilyError(f"{declaration.where}: the family has this op already, from {op.place}")
             del self._declared[name], self._libraries[name]
+
+    @hookimpl
+    def sgljit_register_kernels(self, register: Callable[[KernelFamily], None]) -> None:
+        """The hook of a plugin whose entry point names the family itself."""
+        register(self)
 
     def follow(self, module: ModuleType) -> None:
         """Keep the ops that a module object has as attributes up to date, when they are declared anew by a reload."""
@@ -277,6 +283,20 @@ class KernelFamily:
         from sgljit_core.builds.modules import load_jit
 
         return load_jit(*args, **{"csrc": self.csrc, "family": self.name, **options})
+
+    def host_module(self) -> Module:
+        """The host part, of the files that the family declares as ``host``; loaded once.
+
+        Raises:
+            InvalidBuildError: the family declares none.
+        """
+        from .memo import cache_once
+
+        loaded = vars(self).setdefault("_host_module", cache_once(self._load_host_files))
+        return loaded()  # type: ignore[no-any-return]
+
+    def _load_host_files(self) -> Module:
+        return self.load_host(self.name, cpp_files=self.host, header_only=False)
 
     def load_host(
         self,

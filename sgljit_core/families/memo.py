@@ -8,8 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from sgljit_core.compilers import arch
 from sgljit_core.machine.forks import OncePerKey
-
-from .tracing import Constant, torch_compiler
+from sgljit_core.torch_ops.tracing import Constant, torch_compiler
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,14 +15,15 @@ from typing import Any
 
 from sgljit_core import log
 from sgljit_core.config import settings
-from sgljit_core.errors import InvalidFamilyError, NoTargetError, UnknownFamilyError, UnknownOpError
+from sgljit_core.errors import UnknownFamilyError, UnknownOpError
 from sgljit_core.lazy import collector_paused
+from sgljit_core.plugins import discovery
+from sgljit_core.plugins.discovery import Plugin
+from sgljit_core.plugins.origin import KERNELS
+from sgljit_core.plugins.references import nearest
 
-from . import discovery
-from .discovery import Plugin
+from . import loading
 from .family import KernelFamily
-from .origin import KERNELS, Origin
-from .references import nearest, resolve
 
 
 class FamilyOps(types.ModuleType):
@@ -42,8 +43,8 @@ class FamilyOps(types.ModuleType):
             declared = self._family.declared()
         if name not in declared:
             raise UnknownOpError(
-                f"family {self._family.name!r} ({self._plugin}) has no op {name!r}{nearest(name, declared)}; "
-                f"it has: {', '.join(declared)}",
+                f"family {self._family.name!r} ({self._plugin}) has no op {name!r}{nearest(name, declared) or '.'} "
+                f"Its ops: {', '.join(declared)}",
                 name=name,
                 obj=self,
             )
@@ -79,7 +80,7 @@ class _Loaded(types.ModuleType):
             raise UnknownFamilyError(_unknown(name, list(discovery.installed())))
         # Several threads may load a family at a time. One puts its object in, and all return that one.
         with collector_paused():
-            made = FamilyOps(discovery.load(name), claims[0])
+            made = FamilyOps(loading.load(name), claims[0])
         loaded: FamilyOps = vars(self).setdefault(name, made)
         setattr(self, family, loaded)
         return loaded
@@ -143,62 +144,6 @@ def register_all(*families: str) -> None:
             log.once("plugin_problem", f"register_all {family}", f"the ops of {family} are not registered: {error}")
 
 
-def declared_variants(family: str) -> list[Callable[[], Any]]:
-    """The variants that a family declares worth building ahead: functions without arguments that each build one.
-
-    Without a device these are those of sm_90, and one for CUDA raises NoTargetError when it is called.
-
-    Raises:
-        UnknownFamilyError: no installed plugin provides the family.
-        InvalidFamilyError: it declares no variants, or something else than functions.
-    """
-    name = ops[family].__name__
-    claims = discovery.installed()[name]
-    from sgljit_core.compilers.arch import override_cuda_arch
-
-    spec = discovery.load(name)
-    if spec.variants is None:
-        raise InvalidFamilyError(f"family {name!r} ({claims[0]}) declares no variants; see KernelFamily(variants=...)")
-    variants = resolve(spec.variants, Origin(name))
-    try:
-        builders = list(variants() or ())
-    except NoTargetError:
-        # It asks about the device to choose its kernels. With any answer each kernel's builder says that there is none.
-        with override_cuda_arch(9, 0):
-            builders = list(variants() or ())
-    return _checked(builders, f"family {name!r} ({claims[0]}): {spec.variants}")
-
-
-def model_variants(family: str, shape: Any, ops: frozenset[str] | None, device: str) -> list[Callable[[], Any]]:
-    """The variants that a model needs of an installed family: none if the family does not say.
-
-    Args:
-        family: its name.
-        shape: the model's ``sgljit_core.engines.shapes.ModelShape``.
-        ops: the names of the ops that are called; None for all.
-        device: "cuda", for the current target, or "cpu".
-
-    Raises:
-        InvalidFamilyError: the family yields something else than functions.
-    """
-    claims = discovery.installed()[family]
-    reference = discovery.load(family).model_variants
-    if reference is None:
-        return []
-    builders = list(resolve(reference, Origin(family))(shape, ops, device))
-    return _checked(builders, f"family {family!r} ({claims[0]}): {reference}")
-
-
-def _checked(builders: list[Any], where: str) -> list[Callable[[], Any]]:
-    for number, builder in enumerate(builders, 1):
-        if not callable(builder):
-            raise InvalidFamilyError(
-                f"{where} must yield callables without arguments; #{number} is "
-                f"a {type(builder).__name__}. Yield the function and do not call it, or functools.partial"
-            )
-    return builders
-
-
 def first_party(family: str) -> str | None:
     """The project's own distribution that has a family, installed or not; None if none of them has it."""
     own = ("activation", "hicache", "norm", "quant", "wait_value")
@@ -215,6 +160,6 @@ def _unknown(name: str, known: list[str]) -> str:
     return (
         f"no installed plugin provides the kernel family {name!r}{nearest(name, known)} "
         f"(installed: {installed}{restriction}). {provider}If it is "
-        f'yours: its pyproject needs {name} = "PACKAGE.plugin" below [project.entry-points."{KERNELS}"], and '
+        f'yours: its pyproject needs {name} = "PACKAGE.plugin:FAMILY" below [project.entry-points."{KERNELS}"], and '
         f"must be installed again after that"
     )

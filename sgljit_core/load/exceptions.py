@@ -1,8 +1,10 @@
 """Exceptions pass through C++ unchanged.
 
-tvm-ffi carries an exception across C++ as a name and a message: one that is made from more would arrive as a
-RuntimeError, without its data and its traceback, and so would Ctrl-C. So the thread keeps the exception itself, and C++
+tvm-ffi carries an exception across C++ as a name and a message. An exception that is made from more, and Ctrl-C, would
+arrive as a RuntimeError, without their data and their traceback. So the thread keeps the exception itself, and C++
 carries another in its place, whose name leads back to it.
+
+tvm-ffi's table of names is the process's own: only names that nobody else gives are registered in it, and builtins.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from sgljit_core import errors
+from sgljit_core.errors import TensorMatchError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,24 +43,17 @@ def passing(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def register(tvm_ffi: Any) -> None:
-    """Introduce to tvm-ffi the carried exception, and the classes of ours, which C++ raises by their names."""
+    """Introduce to tvm-ffi the carried exception, and the class of ours that the C++ headers raise by its name."""
     tvm_ffi.register_error(_NAME, _Passing)
-    tvm_ffi.register_error(_NAME, _calling(_restore))
+    # tvm-ffi takes nothing but classes, and calls the last one of a name.
+    tvm_ffi.register_error(_NAME, type("Restored", (), {"__new__": lambda _, text: _restore(text)}))
     # A signal's handler may run in ``wrapper`` before its ``try``.
     for interrupt in (KeyboardInterrupt, SystemExit):
         tvm_ffi.register_error(interrupt.__name__, interrupt)
-    for name in errors.__all__:
-        cls = getattr(errors, name)
-        tvm_ffi.register_error(name, cls)
-        tvm_ffi.register_error(name, _calling(functools.partial(cls.__new__, cls)))
+    tvm_ffi.register_error(TensorMatchError.__name__, TensorMatchError)
 
 
 def _restore(text: str) -> BaseException:
     """The exception that this thread keeps, if that is the one of this text."""
     error: BaseException | None = _kept.__dict__.pop("error", None)
     return error if error is not None and f"{type(error).__name__}: {error}" == text else RuntimeError(text)
-
-
-def _calling(make: Callable[[str], BaseException]) -> type:
-    """A class that makes exceptions of another: tvm-ffi takes nothing but classes."""
-    return type("Raised", (), {"__new__": lambda _, text: make(text)})

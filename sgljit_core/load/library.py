@@ -20,15 +20,15 @@ import errno
 import functools
 import itertools
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgljit_core import paths
-from sgljit_core.errors import ArtifactLoadError, UntrustedCacheError
-from sgljit_core.machine import trust
+from sgljit_core.errors import ArtifactLoadError
+from sgljit_core.machine import private
 
 from . import exceptions
 
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from tvm_ffi import Module
 
 
-_PREFIX = b"\0__tvm_ffi_"  # of an exported function's name in a library
-_EXPORTS = "sgljit exports"  # no function of a module is called so
+_EXPORT = re.compile(rb"\0__tvm_ffi_(\w+)(?=\0)")  # of an exported function, in a library's table of names
 _count = itertools.count(1)
 
 
@@ -52,14 +51,12 @@ def load_library(payload: bytes, name: str) -> Module:
     """
     try:
         with _file(payload, name) as path:
-            module = _load(path, name)
+            return _load(path, name)
     except ArtifactLoadError:
         raise
     except OSError as error:
         remedy = " Raise the limit (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         raise ArtifactLoadError(f"{name} cannot be loaded, as there is no file for it: {error}.{remedy}") from error
-    vars(module)[_EXPORTS] = [part.partition(b"\0")[0].decode() for part in payload.split(_PREFIX)[1:]]
-    return module
 
 
 @contextmanager
@@ -75,8 +72,8 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
         return
     own = f"/proc/self/fd/{'./' * next(_count)}{descriptor}"  # another number may come again
     link = None
-    with contextlib.suppress(OSError, UntrustedCacheError):
-        path = trust.private_directory(paths.runtime_directory()) / f"{name}-{os.urandom(8).hex()}"
+    with contextlib.suppress(OSError):
+        path = private.user_directory() / f"{name}-{os.urandom(8).hex()}"
         path.symlink_to(f"/proc/self/fd/{descriptor}")
         link = path
     loaded = False
@@ -109,11 +106,7 @@ def _memory_file(payload: bytes, name: str) -> int:
 @contextmanager
 def _file_on_disk(payload: bytes, name: str) -> Iterator[str]:
     """The way without /proc or memory files: a private file, gone once it is loaded."""
-    try:
-        parent = trust.private_directory(paths.scratch_directory())
-    except (OSError, UntrustedCacheError):
-        parent = Path(tempfile.gettempdir())
-    descriptor, path = tempfile.mkstemp(dir=parent, prefix=f"{name}-", suffix=".so")
+    descriptor, path = tempfile.mkstemp(dir=private.process_directory(), prefix=f"{name}-", suffix=".so")
     try:
         with open(descriptor, "wb") as file:  # noqa: PTH123
             file.write(payload)
@@ -135,8 +128,21 @@ def _load(path: str, name: str) -> Module:
 
 
 def exports(module: Module) -> list[str]:
-    """The names of the functions that a loaded library exports, for messages."""
-    return sorted(name for name in set(vars(module).get(_EXPORTS, ())) if module.implements_function(name))
+    """The names of the functions that a library exports which was loaded here, for messages.
+
+    A module does not list them, and its library has no path any more. So they are found in this process's memory,
+    which has the names of all libraries; there are none where ``/proc`` does not show it.
+    """
+    names: set[bytes] = set()
+    with contextlib.suppress(OSError), Path("/proc/self/mem").open("rb", buffering=0) as memory:
+        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+            addresses, access, offset, *_ = line.split(maxsplit=5)
+            is_loaded_here = "/memfd:sgljit:" in line or line.endswith(".so (deleted)")
+            if is_loaded_here and access.startswith("r") and int(offset, 16) == 0:
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                memory.seek(start)
+                names.update(_EXPORT.findall(memory.read(end - start)))
+    return sorted(filter(module.implements_function, map(bytes.decode, names)))
 
 
 def _reason(error: RuntimeError) -> str:

@@ -29,7 +29,7 @@ def check(what: str, declared: str, own: str) -> None:
     pairs = zip_longest(_lines(declared), _lines(own), fillvalue="nothing")
     ours, theirs = next(((a, b) for a, b in pairs if a != b), (declared, own))
     raise SignatureError(
-        f"{what} does not take what the host part passes: its own is '{theirs}', the host part's is '{ours}'. "
+        f"{what} does not take what the host part passes: the kernel has {theirs!r}, the host part passes {ours!r}. "
         "Declare the parameters once, in a header that both include; after an edit of that header, start a new process"
     )
 

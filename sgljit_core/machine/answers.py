@@ -1,8 +1,9 @@
 """What did we find out last time, on this machine?
 
 Asking a compiler for its version takes 20 ms and searching for nvcc 70, which is most of a warm start. Answers are
-kept beside the cache, each in a file of its own, under everything that the answer depends on. A lost or unreadable
-answer is found out again; nothing fails because of this module.
+kept beside the cache, each in a file of its own, under everything that the answer depends on. Each user has answers of
+their own, also in a cache that a group shares: what another member says of this machine's files is not believed. A
+lost or unreadable answer is found out again; nothing fails because of this module.
 """
 
 from __future__ import annotations
@@ -11,24 +12,29 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from sgljit_core import paths
 from sgljit_core.errors import SgljitError
 
-from . import trust
+from . import roots, trust
 
 DIRECTORY = ".answers"
+NAME = re.compile(r"[0-9a-f]{32}\.json(\.[0-9a-f]{8})?")  # of an answer; with the suffix, one that is being written
+_LARGEST = 16 << 20
 
 
 def recall(question: Sequence[str]) -> str | None:
     """The answer that was kept for a question."""
+    root, name = paths.cache_root(), _name(question)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with open(_path(question), "rb", opener=_opener) as file:
-            trust.check(Path(file.name), os.fstat(file.fileno()))
-            kept = json.loads(file.read())
+        with roots.directory(root, DIRECTORY) as directory:
+            descriptor = os.open(name, flags, dir_fd=directory)
+        with os.fdopen(descriptor, "rb") as file:
+            trust.check(root / DIRECTORY / name, os.fstat(descriptor))
+            kept = json.loads(file.read(_LARGEST))
     except (OSError, ValueError, RecursionError, SgljitError):
         return None
     if not isinstance(kept, dict) or kept.get("question") != list(question):
@@ -39,25 +45,18 @@ def recall(question: Sequence[str]) -> str | None:
 
 def remember(question: Sequence[str], answer: str) -> None:
     """Keep an answer, if there is a place for it."""
-    path = _path(question)
+    name = _name(question)
     text = json.dumps({"question": list(question), "answer": answer})
-    with contextlib.suppress(OSError, SgljitError):
-        trust.make_root(paths.cache_root())
-        trust.make_directory(path.parent)
-        descriptor, name = tempfile.mkstemp(dir=path.parent)
+    written = f"{name}.{os.urandom(4).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with contextlib.suppress(OSError, SgljitError), roots.directory(paths.cache_root(), DIRECTORY, make=True) as place:
         try:
-            with os.fdopen(descriptor, "w") as file:
-                trust.share(descriptor)
+            with os.fdopen(os.open(written, flags, 0o600, dir_fd=place), "w", encoding="utf-8") as file:
                 file.write(text)
-            Path(name).rename(path)
+            os.rename(written, name, src_dir_fd=place, dst_dir_fd=place)
         except OSError:
-            Path(name).unlink(missing_ok=True)
+            os.unlink(written, dir_fd=place)
 
 
-def _path(question: Sequence[str]) -> Path:
-    name = hashlib.sha256(json.dumps(list(question)).encode()).hexdigest()[:32]
-    return paths.cache_root() / DIRECTORY / f"{name}.json"
-
-
-def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _name(question: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps([os.getuid(), *question]).encode()).hexdigest()[:32] + ".json"

@@ -1,23 +1,14 @@
-"""Locks and descriptors that a forked child does not inherit, and builds that interrupt others.
+"""Locks that are free in a forked child, and values that are made once.
 
-A lock that another thread held at the fork is never released in the child, and a descriptor that the child keeps
-open holds a file lock, or a pipe, beyond its parent's death. Both are dealt with here, at the fork itself.
-
-The start of a process waits until a pipe of its own is closed, which a child would keep open: so a fork waits for the
-compilers that start.
-
-A signal's handler, or a plugin's hook, may ask for code while its own thread builds. It must not wait for what it
-interrupts, nor for a thread that waits for that: so it takes a lock only where that is free.
+A lock that another thread held at the fork would never be released in the child.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -52,89 +43,19 @@ class OncePerKey(Generic[K, V]):
 
     def get(self, key: K, make: Callable[[], V]) -> V:
         if key not in self.made:
-            lock = self._making.setdefault(key, ForkLock()).here()
-            held = lock.acquire(blocking=not is_building())
-            try:
+            with self._making.setdefault(key, ForkLock()).here():
                 if key not in self.made:
-                    self.made.setdefault(key, make())  # a handler in this thread may have been faster
-            finally:
-                if held:
-                    lock.release()
+                    self.made.setdefault(key, make())  # a handler of a signal in this thread may have been faster
             self._making.pop(key, None)
         return self.made[key]
 
 
-_thread = threading.local()
-
-
-@contextmanager
-def building() -> Iterator[None]:
-    """Around a build."""
-    depth = _depth()
-    _thread.depth = depth + 1
-    try:
-        yield
-    finally:
-        _thread.depth = depth
-
-
-def is_building() -> bool:
-    """Whether this thread is in the midst of a build."""
-    return _depth() > 0
-
-
-def is_interrupting() -> bool:
-    """Whether the build of this thread interrupts another of the same thread."""
-    return _depth() > 1
-
-
-def _depth() -> int:
-    depth: int = getattr(_thread, "depth", 0)
-    return depth
-
-
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
-# Held during a fork, so that no descriptor is open and not yet known, and no process half started.
-_guard = ForkLock()
-_private: set[int] = set()
 
 
-def starting() -> threading.RLock:
-    """A lock to hold while a process starts."""
-    return _guard.here()
-
-
-def open_private(opener: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-    """Open descriptors that a forked child does not have. Give each back with ``close``."""
-    with _guard.here():
-        descriptors = opener()
-        _private.update(descriptors)
-    return descriptors
-
-
-def close(descriptor: int) -> None:
-    """Close a private descriptor, unless this process is a child that never had it."""
-    with _guard.here():
-        if descriptor in _private:
-            _private.discard(descriptor)
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
-def _before() -> None:
-    _guard.here().acquire()
-
-
-def _in_parent() -> None:
-    with contextlib.suppress(RuntimeError):  # control-C ended the wait for it, and the fork went on
-        _guard.here().release()
-
-
-def _in_child() -> None:
+def _renew() -> None:
     for lock in _locks:
         lock.renew()
-    for descriptor in tuple(_private):
-        close(descriptor)
 
 
-os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+os.register_at_fork(after_in_child=_renew)

@@ -1,9 +1,9 @@
 """Advisory file locks between processes, for saving double work and never for correctness.
 
-``flock`` on a descriptor of our own, which the kernel releases when the process dies. The filelock package is not
-used: its releases differ in what they do to the file's content and when the file is removed, and where ``flock`` is
-missing it turns to a lock file that survives its owner and then blocks for ever. Here a file system that cannot lock
-raises OSError, and the caller goes ahead without.
+Record locks of POSIX (``lockf``): the kernel releases them when the process dies, NFS passes them to its server, and a
+forked child has none. A process that closes any descriptor of a file loses its lock on it. So a process opens a file
+that it holds no second time: a table says what its threads hold. A file system that cannot lock raises OSError, and the
+caller goes ahead without.
 
 Lock files stay. A file that its holder removes must be compared with the path after each attempt, and left ones must
 be collected; a fixed set of files needs neither.
@@ -12,17 +12,20 @@ be collected; a fixed set of files needs neither.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import dataclasses
+import errno
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import forks, processes, trust
+from . import processes, roots
 
 _SHORTEST, _LONGEST = 0.005, 0.5
+_LONGEST_NOTE = 4096
 
 
 def back_off(seconds: float) -> Iterator[float]:
@@ -53,8 +56,12 @@ class Holder:
         return f"process {self.pid} on {self.host} (building {self.op} since {started}, {seconds:.0f} s)"
 
 
+_held: dict[Path, tuple[Holder, int]] = {}  # by the threads of this process, with their idents
+os.register_at_fork(after_in_child=_held.clear)
+
+
 class FileLock:
-    """One attempt to hold the lock of a file. Not reentrant; one object for each use.
+    """One attempt to hold the lock of a file. One object for each use.
 
     Args:
         path: the file; its directory exists.
@@ -65,47 +72,65 @@ class FileLock:
         self._path = path
         self._op = op
         self._descriptor: int | None = None
-        self._pid = os.getpid()
 
     def try_acquire(self) -> bool:
-        """Take the lock if nobody has it.
+        """Take the lock if nobody has it. A signal's handler shares the one of the thread that it interrupts.
 
         Raises:
             OSError: the file cannot be made or the file system cannot lock it.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        (descriptor,) = forks.open_private(lambda: (os.open(self._path, flags, 0o600),))
-        trust.share(descriptor)
+        mine = Holder(processes.host_name(), os.getpid(), self._op, time.time()), threading.get_ident()
+        holding = _held.setdefault(self._path, mine)
+        if holding is not mine:
+            return holding[1] == mine[1]
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException as error:
-            forks.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                return False
+            descriptor = self._open_locked()
+        except BaseException:
+            _held.pop(self._path, None)
             raise
+        if descriptor is None:
+            _held.pop(self._path, None)
+            return False
         self._descriptor = descriptor
-        self._sign(descriptor)
+        note = json.dumps(dataclasses.asdict(mine[0])).encode()
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, note, 0)
         return True
 
-    def holder(self) -> Holder | None:
-        """Who holds the lock; None where the file does not (yet) say."""
+    def _open_locked(self) -> int | None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o600)
+        roots.share(descriptor)
         try:
-            return Holder(**json.loads(self._path.read_text()))
-        except (OSError, ValueError, TypeError):
+            os.lockf(descriptor, os.F_TLOCK, 0)
+        except BaseException as error:
+            os.close(descriptor)
+            if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):
+                return None
+            raise
+        return descriptor
+
+    def holder(self) -> Holder | None:
+        """Who holds the lock; None where the file does not (yet) say. In a shared cache it may be a FIFO."""
+        mine = _held.get(self._path)
+        if mine is not None:
+            return mine[0]
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                return Holder(**json.loads(os.read(descriptor, _LONGEST_NOTE)))
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
     def release(self) -> None:
         """Give the lock back."""
         descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None or os.getpid() != self._pid:  # a forked child does not hold what its parent holds
+        if descriptor is None:
             return
         with contextlib.suppress(OSError):
             os.truncate(descriptor, 0)  # nobody is named in a file that nobody holds
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        forks.close(descriptor)
-
-    def _sign(self, descriptor: int) -> None:
-        note = {"host": processes.host_name(), "pid": os.getpid(), "op": self._op, "since": time.time()}
-        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(note).encode(), 0)
+        os.close(descriptor)
+        _held.pop(self._path, None)

@@ -47,14 +47,6 @@ def is_dead(owner: Owner) -> bool:
         return False
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine was stopped, by a signal or a debugger."""
-    try:
-        return _state(pid)[:1] in (["T"], ["t"])
-    except OSError:
-        return False
-
-
 def host_name() -> str:
     """The machine's name, for people."""
     return os.uname().nodename
@@ -72,14 +64,9 @@ def _machine() -> str:
 
 def _started(pid: int) -> int:
     """When a process started, in clock ticks since the boot; 0 where there is none (a zombie counts as none)."""
-    fields = _state(pid)
-    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
-
-
-def _state(pid: int) -> list[str]:
-    """The kernel's fields of a process, from its state on; nothing where there is none."""
     try:
         # The second field, the program's name, may hold any bytes; what follows it is fixed.
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, PermissionError, ProcessLookupError):
-        return []
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])

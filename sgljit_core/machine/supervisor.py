@@ -28,8 +28,6 @@ from pathlib import Path
 
 from sgljit_core.errors import ResourceError
 
-from . import forks
-
 # The command does not get the pipe. The watch ends when the group is killed, by itself or by the builder.
 _LIMIT = 'ulimit -S -v "$0" 2>/dev/null; '
 _SCRIPT = _LIMIT + 'exec 3<&0 </dev/null; { read -r l <&3; kill -KILL 0; } >/dev/null 2>&1 & "$@" 3<&- & wait $!'
@@ -41,6 +39,17 @@ _NO_STATUS = (
 
 SECONDS = 1800.0  # after which a command is ended
 LEAST_MEMORY = 4 << 30
+
+
+_writing: set[int] = set()  # the writing ends of the pipes; a forked child would keep commands alive with them
+
+
+def _close_in_child() -> None:
+    while _writing:
+        os.close(_writing.pop())
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 @dataclass(frozen=True)
@@ -109,30 +118,29 @@ class Supervisor:
         memory: int | None,
         seconds: float,
     ) -> Finished:
-        # A forked child must not keep the writing end: then this process's death would go unnoticed.
-        reading, writing = forks.open_private(lambda: os.pipe2(os.O_CLOEXEC))
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        _writing.add(writing)
         # The output goes to a file in memory: a daemon that the compiler leaves behind would keep a pipe open.
         output = _output_file()
         try:
-            with forks.starting():
-                process = subprocess.Popen(
-                    ["/bin/sh", "-c", _SCRIPT, str(memory // 1024) if memory else "unlimited", *command],
-                    cwd=cwd,
-                    env=dict(env),
-                    stdin=reading,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _SCRIPT, str(memory // 1024) if memory else "unlimited", *command],
+                cwd=cwd,
+                env=dict(env),
+                stdin=reading,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             started()
             status, late = self._wait(process, seconds)
             os.lseek(output, 0, os.SEEK_SET)
             with open(output, "rb", closefd=False) as file:
                 return Finished(status, file.read().decode(errors="replace"), late, memory)
         finally:
-            forks.close(reading)
-            forks.close(writing)
-            os.close(output)
+            _writing.discard(writing)
+            for descriptor in (reading, writing, output):
+                os.close(descriptor)
 
     def is_closed(self) -> bool:
         """Whether commands are ended, and none is to be started."""

@@ -1,14 +1,27 @@
-"""Could somebody else have written this file?
+"""Could another user of this machine have written this file, or put another one in its place?
 
-The cache holds code that runs as the user. So directories and files on the way to it belong to the user or
-to root, are not symbolic links and cannot be written by group or others. ``SGLJIT_TRUST_SHARED_CACHE=1`` waives it,
-and lets the group read and write all that is made.
-The directories above the cache's root are the operator's business.
+The cache holds code that runs as the user. So every directory on the way to it, from ``/`` on, is opened by descriptor
+and checked, symbolic links included:
+
+- it belongs to the user or to root;
+- nobody else can write to it, neither by its mode nor by an access control list (whose rights the mode's group bits
+  bound). A directory that all may write to is passed through if it is sticky, as ``/tmp`` is: there only the owner of
+  an entry can rename or remove it, and the entry is checked next.
+
+Where all this holds, nobody else can change what the path means, now or later, and what follows may go by path.
+
+The group of a user that has the user's name and no other member is the user: where groups are given out so, the usual
+umask is 002. In a user namespace that has no name for root, the owner of ``/`` counts as root, except for an entry of
+a directory that all may write to.
+
+``SGLJIT_TRUST_SHARED_CACHE=1`` waives this for caches (``roots``), never for ``private`` directories.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 import stat
 from pathlib import Path
@@ -17,130 +30,212 @@ from sgljit_core import paths
 from sgljit_core.config import settings
 from sgljit_core.errors import UntrustedCacheError
 
+# O_PATH asks for no right to read, and with O_DIRECTORY an automounted directory is mounted.
+ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_ENTER_PLAIN = ENTER | os.O_NOFOLLOW
+_NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+_MOST_LINKS = 40  # as the kernel counts
+_ROOT = 0
 
-def check_root(root: Path) -> None:
-    """Refuse the root of a tier that others could have written. One that does not exist is fine.
+
+def walk(path: Path, *, make: bool = False, sticky: bool = False) -> int:
+    """Open a directory and check it, and every directory and symbolic link on the way.
+
+    Args:
+        path: absolute.
+        make: make what is missing, for the user alone, whatever the umask says.
+        sticky: whether all may write to the directory itself if it is sticky.
+
+    Returns:
+        A descriptor to open its entries with.
+
+    Raises:
+        UntrustedCacheError: another user could replace it or write to it.
+        FileNotFoundError: it is missing. The directories that exist were checked.
+        OSError: it cannot be opened or made.
+    """
+    here, names, links = Path("/"), list(reversed(path.parts[1:])), 0
+    descriptor = os.open("/", ENTER)
+    try:
+        open_to_all = _check_entry(here, descriptor, is_below_open=False, is_last=not names)
+        while names:
+            name = names.pop()
+            entry = here / name
+            try:
+                child = _enter(descriptor, name, make=make)
+            except OSError as error:
+                error.filename = str(entry)
+                if error.errno not in _NO_DIRECTORY:
+                    raise
+                target = _link(descriptor, name, entry, open_to_all)
+                links += 1
+                if target is None or links > _MOST_LINKS:
+                    raise
+                names += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+                if target.is_absolute():
+                    os.close(descriptor)
+                    here, descriptor = Path("/"), os.open("/", ENTER)
+                continue
+            os.close(descriptor)
+            here, descriptor = (entry if name != ".." else here.parent), child
+            open_to_all = _check_entry(here, child, is_below_open=open_to_all, is_last=not names)
+        if open_to_all and not sticky:
+            raise untrusted(here, *_open_to_others(here, os.fstat(descriptor)))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def enter(parent: int, directory: Path, *, make: bool = False) -> int:
+    """Open a directory in an open one, and check it: no symbolic link, the user's or root's, closed to others.
+
+    Args:
+        parent: the descriptor of the directory that it is in.
+        directory: its path, whose last name is opened.
+        make: make it, for the user alone, unless it is there.
+
+    Raises:
+        UntrustedCacheError: another user could have written to it.
+        OSError: it cannot be opened or made, or is no directory.
+    """
+    try:
+        descriptor = _enter(parent, directory.name, make=make)
+    except OSError as error:
+        error.filename = str(directory)
+        raise
+    try:
+        check(directory, os.fstat(descriptor), descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check(path: Path, status: os.stat_result, descriptor: int | None = None) -> None:
+    """Refuse a file or directory that another user owns or can write to.
+
+    Args:
+        descriptor: of the same file or directory; without one, a group never counts as the user's own.
 
     Raises:
         UntrustedCacheError: with what is wrong and the command that rights it.
     """
+    if status.st_uid not in _trusted(is_below_open=False):
+        raise untrusted(path, *_foreign(path, status))
+    if is_open(status, descriptor):
+        raise untrusted(path, *_open_to_others(path, status))
+
+
+def is_open(status: os.stat_result, descriptor: int | None = None) -> bool:
+    """Whether others than its owner can write to a file or directory."""
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    if not status.st_mode & stat.S_IWGRP:
+        return False
+    return descriptor is None or not _is_own_group(status.st_gid) or _has_access_list(descriptor)
+
+
+def _enter(parent: int, name: str, *, make: bool) -> int:
     try:
-        status = root.lstat()
+        return os.open(name, _ENTER_PLAIN, dir_fd=parent)
     except FileNotFoundError:
-        return
-    if stat.S_ISLNK(status.st_mode) and not settings().trust_shared_cache:
-        target = os.path.realpath(root)  # also of a link to itself
-        raise _untrusted(root, f"is a symbolic link (to {target})", f"Name the directory itself, {target}")
-    check(root, status)
-
-
-def make_root(root: Path) -> None:
-    """Make the root of a tier, for the user alone, unless it is there; then check it.
-
-    Raises:
-        UntrustedCacheError: others could have written it.
-        OSError: it cannot be made.
-    """
-    if not root.is_dir():
-        make_directories(root.parent, shared=False)
-        make_directory(root)
-    check_root(root)
-
-
-def make_directories(path: Path, *, shared: bool = True) -> None:
-    """Make a directory and those above it that are missing, all for the user alone, whatever the umask says.
-
-    ``Path.mkdir(parents=True, mode=...)`` gives the mode to the last one only.
-
-    Args:
-        shared: as in ``make_directory``.
-
-    Raises:
-        OSError: one cannot be made.
-    """
-    if path.is_dir():
-        return
-    make_directories(path.parent, shared=shared)
-    make_directory(path, shared=shared)
-
-
-def make_directory(path: Path, *, shared: bool = True) -> None:
-    """Make a directory for the user alone, unless it is there.
-
-    Args:
-        shared: for the group as well, where ``SGLJIT_TRUST_SHARED_CACHE=1``.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        if not path.is_dir():
+        if not make:
             raise
-        return
-    if shared:
-        share(path)
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        os.mkdir(name, 0o700, dir_fd=parent)
+    return os.open(name, _ENTER_PLAIN, dir_fd=parent)
 
 
-def share(made: Path | int) -> None:
-    """Give the group of a file or directory of ours the owner's rights, where ``SGLJIT_TRUST_SHARED_CACHE=1``.
+def _check_entry(path: Path, descriptor: int, *, is_below_open: bool, is_last: bool) -> bool:
+    """Check a directory on the way; returns whether others may write to it, as it is sticky."""
+    status = os.fstat(descriptor)
+    if status.st_uid not in _trusted(is_below_open):
+        raise untrusted(path, *_foreign(path, status, is_last=is_last))
+    if not is_open(status, descriptor):
+        return False
+    if not status.st_mode & stat.S_ISVTX:
+        raise untrusted(path, *_open_to_others(path, status, is_last=is_last))
+    return True
 
-    The umask does not matter, and a directory's set-group-ID bit stays. One that is another member's stays as it is.
-    """
-    if settings().trust_shared_cache:
-        with contextlib.suppress(OSError):
-            mode = stat.S_IMODE(os.stat(made).st_mode)  # noqa: PTH116 - or a descriptor
-            os.chmod(made, mode | (mode & 0o700) >> 3)  # noqa: PTH101
+
+def _link(parent: int, name: str, path: Path, is_below_open: bool) -> Path | None:
+    """The target of a symbolic link that nobody else could have made; None if it is no link."""
+    try:
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISLNK(status.st_mode):
+            return None
+        if status.st_uid not in _trusted(is_below_open):
+            reason = f"is a symbolic link of user {status.st_uid}, not of yours (user {os.getuid()})"
+            raise untrusted(path, reason, "Remove it, or name the directory that it should lead to")
+        return Path(os.readlink("", dir_fd=descriptor))
+    finally:
+        os.close(descriptor)
 
 
-def check(path: Path, status: os.stat_result) -> None:
-    """Refuse a file or directory by its owner and mode.
+def _trusted(is_below_open: bool) -> tuple[int, ...]:
+    """The users whose files are as good as this user's."""
+    mine = os.getuid()
+    return (mine, _ROOT) if is_below_open else (mine, _ROOT, _owner_of_all())
 
-    Raises:
-        UntrustedCacheError: with what is wrong and the command that rights it.
-    """
-    foreign = status.st_uid not in (os.getuid(), 0)
-    open_to_others = status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode)
-    if not (foreign or open_to_others) or settings().trust_shared_cache:
-        return
-    if foreign:
-        raise _untrusted(
-            path,
-            f"belongs to user {status.st_uid}, not to you (user {os.getuid()})",
-            f"Take it over (chown -R {os.getuid()} {path})",
-        )
+
+@functools.cache
+def _owner_of_all() -> int:
+    """The owner of ``/``, where root has no name of its own: it owns the compilers and the interpreter, too."""
+    owner = Path("/").stat().st_uid
+    overflow = Path("/proc/sys/kernel/overflowuid")
+    try:
+        is_nameless = owner == int(overflow.read_text())
+    except (OSError, ValueError):
+        return _ROOT
+    return owner if is_nameless else _ROOT
+
+
+@functools.cache
+def _is_own_group(group: int) -> bool:
+    """Whether a group is the user's own: it has the user's name and no other member."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return user.pw_gid == group and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+
+
+def _has_access_list(descriptor: int) -> bool:
+    """Whether an access control list gives rights to others than owner and group."""
+    path = f"/proc/self/fd/{descriptor}"  # O_PATH descriptors have no fgetxattr
+    try:
+        os.getxattr(path, "system.posix_acl_access")
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.ENOTSUP)
+    return True
+
+
+def _foreign(path: Path, status: os.stat_result, *, is_last: bool = True) -> tuple[str, str]:
+    mine = os.getuid()
+    reason = f"belongs to user {status.st_uid}, not to you (user {mine})"
+    return reason, f"Take it over (chown -R {mine} {path})" if is_last else "Let it belong to you or to root"
+
+
+def _open_to_others(path: Path, status: os.stat_result, *, is_last: bool = True) -> tuple[str, str]:
     mode = stat.S_IMODE(status.st_mode)
-    raise _untrusted(path, f"can be written by group or others (mode {mode:04o})", f"Close it (chmod -R go-w {path})")
+    close = f"chmod -R go-w {path}" if is_last else f"chmod go-w {path}, or chmod +t {path}"
+    return f"can be written by group or others (mode {mode:04o})", f"Close it ({close})"
 
 
-def _untrusted(path: Path, reason: str, remedy: str) -> UntrustedCacheError:
-    if any(path.is_relative_to(place) for named in settings().prebuilt for place in (named, named.resolve())):
+def untrusted(path: Path, reason: str, remedy: str) -> UntrustedCacheError:
+    """The error for a directory or file of a cache, with what else helps."""
+    if any(named.is_relative_to(path) or path.is_relative_to(named) for named in settings().prebuilt):
         instead = "leave it out of SGLJIT_PREBUILT_PATH"
-    elif path.is_relative_to(paths.cache_root()):
+    elif paths.cache_root().is_relative_to(path) or path.is_relative_to(paths.cache_root()):
         instead = "set SGLJIT_CACHE_DIR to another directory"
     else:
         instead = "name another directory"
     return UntrustedCacheError(path, reason, f"{remedy}, or {instead}, or accept it with SGLJIT_TRUST_SHARED_CACHE=1")
-
-
-_OTHER_PLACES = "let TMPDIR and XDG_RUNTIME_DIR name directories of your own"
-
-
-def private_directory(path: Path) -> Path:
-    """Make ``path`` and check that it is the user's alone: for directories in places where all may write.
-
-    Raises:
-        UntrustedCacheError: somebody else has made it first, or could replace it.
-        OSError: it cannot be made.
-    """
-    for directory in (*reversed(path.parents), path):
-        if not directory.exists():
-            directory.mkdir(mode=0o700, exist_ok=True)
-        status = directory.lstat()
-        open_to_all = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
-        if status.st_uid not in (os.getuid(), 0) or (open_to_all and not stat.S_ISLNK(status.st_mode)):
-            raise UntrustedCacheError(directory, "could be replaced by somebody else", f"Close it, or {_OTHER_PLACES}")
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise UntrustedCacheError(path, "is not yours alone", f"Remove it, or {_OTHER_PLACES}")
-    return path

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import sgljit_core.cache
+import sgljit_core
+import sgljit_tools.cache
 from sgljit_core import (
     CppEnum,
     CppType,
@@ -173,8 +174,8 @@ def test_a_deferred_function_of_another_type_is_refused_with_both_types(tmp_path
         load(family).scale3(torch.ones(1), False)
     assert str(caught.value) == (
         "the deferred function scale_on_cpu of mistyped/scaling_cpu.cpp does not take what the host part passes: "
-        "its own is 'parameter 2: double', the host part's is 'parameter 2: int'. Declare the parameters once, in a "
-        "header that both include; after an edit of that header, start a new process"
+        "the kernel has 'parameter 2: double', the host part passes 'parameter 2: int'. "
+        "Declare the parameters once, in a header that both include; after an edit of that header, start a new process"
     )
 
 
@@ -373,7 +374,7 @@ def test_a_target_that_nvrtc_does_not_know_is_told_once_with_those_it_knows(fami
     assert line.startswith("  - ToolchainNotFoundError: an NVRTC for sm_99a (NVRTC ")
     assert re.search(r" compiles for sm_\d+, (sm_\d+, )*sm_90, ", line)
     assert line.endswith(f"needed to compile the kernels of {family.name}. (3 times)")
-    assert 'pip install "sgljit-core[cuda]"' in "\n".join(first)
+    assert 'pip install "sgljit-core[nvrtc]"' in "\n".join(first)
 
 
 def test_wrong_template_arguments_are_nvrtcs_error_with_the_expression(family):
@@ -521,7 +522,7 @@ def test_without_nvrtc_the_error_has_the_pip_line(family, monkeypatch):
     with pytest.raises(errors.ToolchainNotFoundError) as caught:
         build(family, "scaling::scale", 91, False, torch.float32)
     assert "NVRTC" in str(caught.value)
-    assert 'pip install "sgljit-core[cuda]"' in str(caught.value)
+    assert 'pip install "sgljit-core[nvrtc]"' in str(caught.value)
 
 
 def test_a_variant_on_disk_needs_no_nvrtc(family, monkeypatch):
@@ -602,10 +603,10 @@ def test_while_a_host_part_is_compiled_the_headers_of_its_kernels_are_precompile
 def test_kernels_compile_without_room_for_precompiled_headers(family, monkeypatch):
     """Also when a cleaner of /tmp, or a child's end, has taken their directory away."""
     build(family, "scaling::scale", 201, False, torch.float16)
-    shutil.rmtree(nvrtc.precompiled_directory(os.getpid()))
+    shutil.rmtree(nvrtc.precompiled_directory())
     build(family, "scaling::scale", 202, False, torch.float16)
 
-    def no_room(process: int) -> Path:
+    def no_room() -> Path:
         raise OSError("no usable temporary directory")
 
     monkeypatch.setattr(nvrtc, "precompiled_directory", no_room)
@@ -613,7 +614,7 @@ def test_kernels_compile_without_room_for_precompiled_headers(family, monkeypatc
 
 
 def test_a_source_that_does_not_compile_leaves_the_precompiled_headers(family):
-    directory = nvrtc.precompiled_directory(os.getpid())
+    directory = nvrtc.precompiled_directory()
     build(family, "scaling::scale", 206, False, torch.float16)
     before = {file: file.stat().st_mtime_ns for file in directory.glob("*/*.pch")}
     assert before
@@ -636,7 +637,7 @@ def test_a_kernel_whose_struct_does_not_name_its_fields_is_told_to(tmp_path, mon
 @pytest.mark.parametrize("left", [0, 100, 0.5, 0.999])
 def test_a_damaged_file_of_precompiled_headers_is_made_anew(family, left):
     build(family, "scaling::scale", 211, False, torch.float16)
-    directory = nvrtc.precompiled_directory(os.getpid())
+    directory = nvrtc.precompiled_directory()
     files = list(directory.glob("*/*.pch"))
     assert files
     for file in files:
@@ -647,7 +648,7 @@ def test_a_damaged_file_of_precompiled_headers_is_made_anew(family, left):
 
 
 def test_precompiled_headers_are_those_of_the_same_beginning_and_options(family):
-    directory = nvrtc.precompiled_directory(os.getpid())
+    directory = nvrtc.precompiled_directory()
     shutil.rmtree(directory)
     for number in (221, 222):
         build(family, "scaling::scale", number, False, torch.float16)
@@ -666,14 +667,14 @@ def test_functors_of_row_operations_share_precompiled_headers(tmp_path, monkeypa
         "norm.h": f"#pragma once\n#include <sgl_kernel/row_reduce.h>\nnamespace f {{ {norm} }}\n",
     }
     family = make_family(tmp_path, "functors_that_share", **files)
-    shutil.rmtree(nvrtc.precompiled_directory(os.getpid()))
+    shutil.rmtree(nvrtc.precompiled_directory())
     with override_cuda_arch(9, 0):
         family.build_variant(
             "same.h", "device::row_map", CppType("f::Same"), 1, 1, 4, False, torch.float32, torch.float32
         )
         arguments = (CppType("f::Norm"), 1, 0, 1, 4, torch.float32, torch.float32)
         family.build_variant("norm.h", "device::row_reduce_generic", *arguments)
-    assert len(list(nvrtc.precompiled_directory(os.getpid()).iterdir())) == 1
+    assert len(list(nvrtc.precompiled_directory().iterdir())) == 1
 
 
 @pytest.mark.parametrize("file", ["number.cuh", "number.cu", "below/number.cuh"])
@@ -727,9 +728,9 @@ def test_a_build_directory_holds_all_that_a_family_makes(family, tmp_path):
     module.scale3(torch.ones(2), False)  # asks for a deferred function
     with override_cuda_arch(9, 0):
         family.build_variant("scaling.cuh", "scaling::plain", build_directory=elsewhere)
-    made = {entry.manifest.module for entry in sgljit_core.cache.entries(elsewhere)}
+    made = {entry.manifest.module for entry in sgljit_tools.cache.entries(elsewhere)}
     assert made == {"host", "scale_on_cpu", "scaling.plain"}
-    assert family.name not in {entry.manifest.family for entry in sgljit_core.cache.entries()}
+    assert family.name not in {entry.manifest.family for entry in sgljit_tools.cache.entries()}
 
 
 @pytest.mark.slow

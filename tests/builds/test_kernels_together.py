@@ -14,7 +14,7 @@ import logging, sys, threading
 import torch
 from sgljit_core import ops, override_cuda_arch
 from sgljit_norm.plugin import FAMILY
-from sgljit_norm.ops import host_module
+from sgljit_norm.plugin import FAMILY
 
 class Compiles(logging.Handler):
     def emit(self, record):
@@ -39,7 +39,7 @@ def use(i):
     except BaseException as error:
         failures.append(error)
 
-host_module()
+FAMILY.host_module()
 if ON_GPU: torch.zeros(1, device="cuda")
 print("ready", flush=True)
 sys.stdin.read()  # until all are

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import io
 import logging
+import sys
 import threading
 import time
 
@@ -11,7 +13,7 @@ import pytest
 from kit import LOAD, until
 
 from sgljit_core import errors, freeze, override_cuda_arch, parallel_compile
-from sgljit_core.builds import policy
+from sgljit_core.builds import policy, progress
 from sgljit_core.machine import jobs
 
 
@@ -70,7 +72,7 @@ def test_a_message_names_the_plugin(children, tmp_path):
     package = plugin_on_disk.install(tmp_path / "site", "sgljit-some", "some")
     (package / "csrc" / "number.cpp").write_text("int number() { return 1; }\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-    code += "from sgljit_core.families import discovery\ndiscovery.rescan()\n"
+    code += "from sgljit_core.plugins import discovery\ndiscovery.rescan()\n"
     code += LOAD.replace("csrc=csrc", "csrc=csrc, family='some'")
     child = children.start(code, csrc=str(package / "csrc"), env={"SGLJIT_JIT": "error"})
     child.process.join(60)
@@ -155,7 +157,7 @@ def test_a_plugin_observes_builds_and_no_hits(children, csrc, tmp_path):
 
 def test_an_observer_that_raises_stops_no_build_and_no_other_observer(load, monkeypatch):
     from sgljit_core import hookimpl, log
-    from sgljit_core.families import discovery
+    from sgljit_core.plugins import hooks
 
     class Broken:
         @hookimpl
@@ -176,8 +178,8 @@ def test_an_observer_that_raises_stops_no_build_and_no_other_observer(load, monk
     monkeypatch.setattr(log, "once", lambda event, about, text, **data: said.append(text))
     said: list[str] = []
     heard: list[str] = []
-    discovery.hooks()
-    manager = discovery._manager()
+    hooks.load_plugins()
+    manager = hooks.manager()
     names = [manager.register(Whole(), "whole"), manager.register(Broken(), "broken")]
     try:
         assert load("observed", flags=("-DVALUE=5",)).number() == 5
@@ -222,6 +224,22 @@ def test_a_line_on_a_terminal_after_a_second(children, compiler):
     assert child.output == "1\n"
 
 
+def test_builds_share_one_line_which_the_oldest_has_and_which_is_gone_at_the_end(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.showing("compiling the oldest of all builds"), progress.showing("compiling another"):
+        until(lambda: ", 2 s" in sys.stderr.getvalue())
+        before = sys.stderr.getvalue()
+    assert "another" not in before
+    assert all(len(line) in (0, 39) for line in before.split("\r"))  # each covers the one before, and none wraps
+    assert sys.stderr.getvalue().endswith(f"\r{39 * ' '}\r")
+    assert "\n" not in sys.stderr.getvalue()
+
+
 def test_builders_run_side_by_side_in_the_callers_context(load):
     mine = contextvars.ContextVar("mine", default=0)
     mine.set(7)
@@ -252,26 +270,22 @@ from sgljit_core import load_jit, parallel_compile
 def build(i):
     return lambda: load_jit("number", str(i), cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")], csrc=csrc,
                             extra_cflags=[f"-DVALUE={i}"])
-parallel_compile([build(i) for i in range(first, first + 3)])
+parallel_compile([build(i) for i in range(6)])
 """
 
 
-def test_processes_share_the_limit_of_compilers(children, compiler, monkeypatch):
-    """Two processes with three builds each, one compiler at a time."""
+def test_builds_share_the_limit_of_compilers(children, compiler, monkeypatch):
+    """Six builds side by side, one compiler at a time; a link counts as none."""
     monkeypatch.setenv("SGLJIT_JOBS", "1")
     log = compiler.directory / "log"
     text = compiler.path.read_text().replace('exec "', '"')  # not replaced, so that its end is seen
     text = text.replace('*" --version "*) ', '*" --version "*) exec ')
-    text = (
-        text.replace('echo "', f'echo start >> {log}; echo "')
-        + f"status=$?\nsleep 0.05\necho end >> {log}\nexit $status\n"
-    )
+    text = text.replace('echo "', f'echo "start $*" >> {log}; echo "')
+    text += f'status=$?\nsleep 0.05\necho "end $*" >> {log}\nexit $status\n'
     compiler.path.write_text(text)
-    for child in [children.start(JOBS, first=first) for first in (0, 3)]:
-        child.join()
-    events = log.read_text().split()
-    assert events == ["start", "end"] * (len(events) // 2)
-    assert events.count("start") == 12  # six compilations, six links
+    children.run(JOBS)
+    events = [line.split()[0] for line in log.read_text().splitlines() if " -c " in line]
+    assert events == ["start", "end"] * 6
 
 
 def test_a_free_slot_is_waited_for(cache, monkeypatch):
@@ -279,10 +293,10 @@ def test_a_free_slot_is_waited_for(cache, monkeypatch):
     entered = threading.Event()
 
     def second():
-        with jobs.running("number", cuda=False):
+        with jobs.running(cuda=False):
             entered.set()
 
-    with jobs.running("number", cuda=False):
+    with jobs.running(cuda=False):
         thread = threading.Thread(target=second)
         thread.start()
         assert not entered.wait(0.2)
@@ -291,16 +305,16 @@ def test_a_free_slot_is_waited_for(cache, monkeypatch):
 
 
 def test_who_is_cancelled_does_not_wait_for_a_slot(cache, monkeypatch):
-    """A build that Ctrl-C ends must not first wait until another process is done."""
+    """A build that Ctrl-C ends must not first wait until another is done."""
     monkeypatch.setenv("SGLJIT_JOBS", "1")
     cancelled = threading.Event()
     ended = threading.Event()
 
     def second():
-        with jobs.running("second", cuda=False, hurried=cancelled.is_set):
+        with jobs.running(cuda=False, is_cancelled=cancelled.is_set):
             ended.set()
 
-    with jobs.running("number", cuda=False):
+    with jobs.running(cuda=False):
         thread = threading.Thread(target=second)
         thread.start()
         assert not ended.wait(0.2)

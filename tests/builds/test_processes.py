@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import time
 
@@ -108,7 +109,7 @@ thread = threading.Thread(target=load)
 thread.start()
 while not Path(holding).exists():
     time.sleep(0.01)
-pid = os.fork()                      # the other thread holds the thread lock, the file lock and the compiler's pipe
+pid = os.fork()                      # the other thread holds the thread lock and the file lock
 if pid == 0:
     print("child", load().number(), flush=True)
     os._exit(0)
@@ -127,75 +128,29 @@ def test_a_fork_while_another_thread_builds(children, compiler):
     assert compiler.calls() == 1
 
 
-FORK_IN_A_START = """
-import os, threading, time
-from sgljit_core.compilers import toolchain
-from sgljit_core.machine.supervisor import Supervisor
-pipe, begun = os.pipe, threading.Event()
-def slow_pipe():
-    ends = pipe()                    # Popen waits for the end of one, in this thread
-    begun.set()
-    time.sleep(0.5)
-    return ends
-os.pipe = slow_pipe
-def supervised():
-    Supervisor().run(["true"], cwd=Path("/"), env=os.environ, started=lambda: None)
-def asked():
-    toolchain.find_toolchain(cuda=False, needed_for="a test")
-thread = threading.Thread(target=eval(target))
-thread.start()
-begun.wait()
-pid = os.fork()
-if pid == 0:
-    time.sleep(60)
-    os._exit(0)
-thread.join(20)
-print(thread.is_alive())
-os.kill(pid, 9)
-os.waitpid(pid, 0)
+INTERRUPTED = """
+import os, signal
+from sgljit_core import load_jit
+def load(value):
+    return load_jit("number", str(value), cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")], csrc=csrc,
+                    extra_cflags=[f"-DVALUE={value}"])
+found = []
+def handler(*_):
+    Path(hold).unlink()              # the first compiler ends; its thread still has the lock of the build
+    found.extend(load(value).number() for value in (1, 2))
+signal.signal(signal.SIGUSR1, handler)
+print(load(1).number(), found, load(1) is load(1))
 """
 
 
-@pytest.mark.parametrize("target", ["supervised", "asked"])
-def test_a_fork_while_a_thread_starts_a_process(children, target):
-    """A child that lives on, such as a data loader's worker, does not hold that thread."""
-    assert children.run(FORK_IN_A_START, target=target) == "False\n"
-
-
-INTERRUPTED_FORK = """
-import os, signal, threading, time
-from sgljit_core.machine import forks
-held, lock = threading.Event(), forks.ForkLock()
-def hold():
-    with forks.starting(), lock.here():
-        held.set()
-        time.sleep(5)
-thread = threading.Thread(target=hold)
-thread.start()
-held.wait()
-try:
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    pid = os.fork()                  # its wait is interrupted, which Python reports and goes on
-except KeyboardInterrupt:
-    pid = os.fork()
-if pid == 0:
-    with lock.here():                # free in the child
-        grandchild = os.fork()       # and so is what a fork waits for
-        if grandchild:
-            os.waitpid(grandchild, 0)
-    os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-thread.join()
-pid = os.fork()
-if pid == 0:
-    os._exit(8)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-
-
-def test_a_fork_whose_wait_is_interrupted(children):
-    output = children.run(INTERRUPTED_FORK)
-    assert output.endswith("7\n8\n"), output
+@pytest.mark.parametrize("phase", ["compile", "link"])
+def test_a_first_use_in_a_signals_handler_does_not_wait_for_the_build_that_it_interrupts(children, compiler, phase):
+    compiler.hold(phase)
+    hold = str(compiler.directory / f"hold-{phase}")
+    child = children.start(INTERRUPTED, env={"SGLJIT_JOBS": "1"}, hold=hold)
+    until(lambda: compiler.is_held(phase))
+    os.kill(child.process.pid, signal.SIGUSR1)
+    assert child.join(60) == "1 [1, 2] True\n"
 
 
 ORPHAN = """
@@ -210,7 +165,7 @@ time.sleep(30)
 """
 
 
-def test_a_forked_child_keeps_neither_lock_nor_compiler_of_its_killed_parent(children, compiler, cache):
+def test_a_forked_child_does_not_keep_the_lock_of_its_killed_parent(children, compiler):
     """A data loader's workers outlive their parent for a while."""
     compiler.hold()
     builder = children.start(ORPHAN, LOAD=LOAD, holding=str(compiler.directory / "holding-compile"))

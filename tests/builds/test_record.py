@@ -12,7 +12,7 @@ from sgljit_core import errors
 
 OBSERVER = """
 from sgljit_core import hookimpl
-from sgljit_core.families import discovery
+from sgljit_core.plugins import hooks
 import sys
 
 @hookimpl
@@ -23,8 +23,8 @@ def sgljit_build_finished(build, key, directory, outcome, error):
 def sgljit_loaded(build, key, directory, tier):
     print("loaded", build.label, len(key), Path(directory).exists(), tier)
 
-discovery.hooks()
-discovery._manager().register(sys.modules.setdefault("observer", type(sys)("observer")))
+hooks.load_plugins()
+hooks.manager().register(sys.modules.setdefault("observer", type(sys)("observer")))
 """
 
 

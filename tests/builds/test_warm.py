@@ -7,6 +7,8 @@ import shutil
 
 from kit import artifacts, python
 
+from sgljit_core.machine import trust
+
 CODE = """
 from sgljit_core import load_jit
 module = load_jit("number", cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")], csrc=csrc)
@@ -70,3 +72,14 @@ def test_a_compiler_with_another_version_builds_its_own_artifact(children, compi
     assert len({path.parent.name for path in artifacts(cache)}) == 1  # one source, two toolchains
     assert len(artifacts(cache)) == 2
     assert children.run(env={"PATH": "", "SGLJIT_CXX": "none"}) == "1\n"  # without a compiler either serves
+
+
+def test_the_way_to_a_root_is_checked_once_for_a_process(load, children, cache, monkeypatch):
+    for value in "12":
+        children.run(flags=(f"-DVALUE={value}",))
+    walked = []
+    walk = trust.walk
+    monkeypatch.setattr(trust, "walk", lambda path, **options: (walked.append(path), walk(path, **options))[1])
+    for value in (1, 2):
+        assert load(flags=(f"-DVALUE={value}",)).number() == value  # hits
+    assert walked.count(cache) == 1

@@ -10,8 +10,8 @@ import time
 import pytest
 from kit import artifacts
 
-import sgljit_core.cache
-from sgljit_core.machine import answers
+import sgljit_tools.cache
+from sgljit_core.machine import answers, processes, roots
 
 DAMAGE = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
@@ -32,7 +32,7 @@ def _flipped(content):
 
 @pytest.mark.parametrize("name", ["module.so", "manifest.json"])
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_found_set_aside_and_rebuilt(kind, name, children, compiler, warm_cache):
+def test_damage_is_found_and_replaced(kind, name, children, compiler, warm_cache):
     (artifact,) = artifacts(warm_cache)
     DAMAGE[kind](artifact / name)
     output = children.run()
@@ -40,8 +40,8 @@ def test_damage_is_found_set_aside_and_rebuilt(kind, name, children, compiler, w
     assert compiler.calls() == 1
     assert output.count("is damaged and not used") == 1
     assert str(artifact) in output
-    assert len(list((warm_cache / ".quarantine").iterdir())) == 1
-    assert sgljit_core.cache.verify() == []
+    assert artifacts(warm_cache) == [artifact]
+    assert sgljit_tools.cache.verify() == []
     assert children.run() == "1\n"
     assert compiler.calls() == 1
 
@@ -101,13 +101,15 @@ def test_a_library_that_this_machine_cannot_load_is_built_again(children, compil
     assert compiler.calls() == 2
 
 
-def test_an_old_quarantine_and_old_failures_do_not_pile_up(cache):
+def test_old_failures_do_not_pile_up(cache):
+    roots.make(cache)
     for i in range(30):
-        (cache / ".quarantine" / f"number.{i}").mkdir(parents=True)
-        (cache / ".staging" / f"number.x.{i}").mkdir(parents=True)
-        (cache / ".staging" / f"number.x.{i}" / "failed").touch()
-    sgljit_core.cache.prune()
-    assert len(list((cache / ".quarantine").iterdir())) == 8
+        staging = cache / ".staging" / f"number.{processes.current()}.{i:08x}"
+        staging.mkdir(parents=True)
+        (staging / "failed").touch()
+    removed = sgljit_tools.cache.prune()
+    assert removed.artifacts == []
+    assert len(removed.leftovers) == 14
     assert len(list((cache / ".staging").iterdir())) == 16
 
 
@@ -119,9 +121,9 @@ def test_remembered_answers_do_not_pile_up(load, cache):
     fresh = [directory / f"{i:032x}.json" for i in range(1030)]
     for path in fresh:
         path.touch()
-    sgljit_core.cache.prune(dry_run=True)
+    sgljit_tools.cache.prune(dry_run=True)
     assert set(directory.iterdir()) == {old, *fresh}
-    sgljit_core.cache.prune()
+    sgljit_tools.cache.prune()
     assert len(set(directory.iterdir()) & set(fresh)) == len(list(directory.iterdir())) == 1024
     assert answers.recall(["what?"]) is None
     answers.remember(["what?"], "new")

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from kit import artifacts, leftovers
 
-import sgljit_core.cache
+import sgljit_tools.cache
 from sgljit_core import errors
-from sgljit_core.cache import archive, keys
+from sgljit_core.cache import keys, lookup
+from sgljit_tools.errors import ArchiveError
 
 PLACE = f"cpu/_/m/{'0' * 32}/{'0' * 32}"
 
@@ -51,7 +52,7 @@ HOSTILE = {
     "many headers": (lambda: _header(tarfile.XHDTYPE, 512) * 100_000, "holds a header of more than"),
     "many members": (lambda: _member("d", type=tarfile.DIRTYPE).tobuf() * 70_000, "holds more than"),
     "twice": (lambda: _tar(*[_member(f"{PLACE}/module.so")] * 2), f"holds {PLACE}/module.so twice"),
-    "hidden": (lambda: _tar(_member(f".quarantine/{PLACE[4:]}/module.so")), "holds '.quarantine/.*is no file of an"),
+    "hidden": (lambda: _tar(_member(f".locks/{PLACE[4:]}/module.so")), "holds '.locks/.*is no file of an"),
     "a hidden file": (lambda: _tar(_member(f"{PLACE}/.module.so")), "is no file of an artifact"),
     "a long name": (lambda: _tar(_member(f"{PLACE}/{'x' * 256}")), "is no file of an artifact"),
     "a long target": (lambda: _tar(_member(f"{'x' * 256}{PLACE[3:]}/module.so")), "is no file of an artifact"),
@@ -71,18 +72,18 @@ def test_a_hostile_archive_is_refused_and_takes_little(cache, tmp_path, kind):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (BIG // 2, before[1]))
     try:
-        with pytest.raises(errors.ArchiveError, match=text):
-            sgljit_core.cache.import_archive(file)
+        with pytest.raises(ArchiveError, match=text):
+            sgljit_tools.cache.import_archive(file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert artifacts(cache) == leftovers(cache) == []
 
 
 def test_a_file_of_an_archive_has_a_limit(cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(archive.lookup, "LARGEST", 99)
+    monkeypatch.setattr(lookup, "LARGEST", 99)
     (tmp_path / "a.tar").write_bytes(_tar(_member(f"{PLACE}/module.so", 100), content=bytes(100)))
-    with pytest.raises(errors.ArchiveError, match=r"module\.so claims 100 bytes"):
-        sgljit_core.cache.import_archive(tmp_path / "a.tar")
+    with pytest.raises(ArchiveError, match=r"module\.so claims 100 bytes"):
+        sgljit_tools.cache.import_archive(tmp_path / "a.tar")
 
 
 def _change(artifact, **fields):
@@ -134,15 +135,15 @@ def test_bad_artifacts_neither_break_nor_hide_the_others(load, sgljit, cache, tm
     os.mkfifo(fifo / "manifest.json")
     (foreign / "module.so").chmod(0o777)
 
-    found = {entry.directory: entry for entry in sgljit_core.cache.entries()}
+    found = {entry.directory: entry for entry in sgljit_tools.cache.entries()}
     assert set(found) == {whole, *bad}
     for name, artifact in zip(ODD, bad, strict=False):
         assert found[artifact].problem == f"its manifest has other types than expected: {name}"
     result = sgljit("cache", "list")
     assert (result.returncode, result.stderr) == (0, "")
-    assert {entry.directory for entry in sgljit_core.cache.verify()} == set(bad)
-    assert sgljit_core.cache.export_archive(tmp_path / "a.tar") == 1
-    assert {entry.directory for entry in sgljit_core.cache.prune()} == set(bad) - {foreign}
+    assert {entry.directory for entry in sgljit_tools.cache.verify()} == set(bad)
+    assert sgljit_tools.cache.export_archive(tmp_path / "a.tar") == 1
+    assert {entry.directory for entry in sgljit_tools.cache.prune().artifacts} == set(bad) - {foreign}
     assert artifacts(cache) == sorted([whole, foreign])
 
 
@@ -152,13 +153,13 @@ def test_a_directory_that_may_not_be_listed_is_an_error_with_a_remedy(tmp_path, 
 
     monkeypatch.setattr(Path, "iterdir", closed)
     with pytest.raises(errors.StorageError, match=r"entries: .*Permission denied.*Name another, or let its owner give"):
-        sgljit_core.cache.entries(tmp_path)
+        sgljit_tools.cache.entries(tmp_path)
 
 
 def test_an_archive_that_cannot_be_opened_is_an_error_with_a_remedy(cache, tmp_path):
     for file, reason in ((tmp_path / ("x" * 300), "File name too long"), (tmp_path, "Is a directory")):
         with pytest.raises(errors.StorageError, match=f"import_archive: .*{reason}.*Name a regular file that you may"):
-            sgljit_core.cache.import_archive(file)
+            sgljit_tools.cache.import_archive(file)
     with pytest.raises(FileNotFoundError, match=r"nothing\.tar"):
-        sgljit_core.cache.import_archive(tmp_path / "nothing.tar")
+        sgljit_tools.cache.import_archive(tmp_path / "nothing.tar")
     assert leftovers(cache) == []

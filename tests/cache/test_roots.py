@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
-from kit import LOAD, artifacts, made, python
+from kit import LOAD, artifacts, python
 
-from sgljit_core import errors, paths
+from sgljit_core import errors
 
 AS_NOBODY = """
 import os
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 os.environ["TMPDIR"] = scratch
 """
-
-
-@pytest.fixture
-def root_user():
-    if os.getuid() != 0:
-        pytest.skip("only root can become another user")
-
-
-@pytest.fixture
-def scratch(root_user, tmp_path, csrc):
-    """A place for the private builds of another user, who can read the test's files."""
-    directory = made(tmp_path / "scratch")
-    directory.chmod(0o1777)
-    base = Path(tempfile.gettempdir()).resolve()
-    for path in (csrc, tmp_path, *tmp_path.parents):
-        if base in path.parents:
-            path.chmod(0o755)
-    return directory
 
 
 def test_the_root_is_made_for_the_user_alone(load, cache):
@@ -118,6 +98,7 @@ def test_a_root_of_another_user_is_refused(root_user, load, cache):
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_root_that_others_can_write_is_refused(load, cache, mode):
     cache.mkdir()
+    os.chown(cache, -1, 60000)
     cache.chmod(mode)
     with pytest.raises(errors.UntrustedCacheError) as caught:
         load()
@@ -125,13 +106,11 @@ def test_a_root_that_others_can_write_is_refused(load, cache, mode):
     assert f"chmod -R go-w {cache}" in str(caught.value)
 
 
-def test_a_root_that_is_a_link_is_refused(load, cache, tmp_path):
+def test_a_root_may_be_a_link_of_the_users_own(load, cache, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     cache.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(errors.UntrustedCacheError) as caught:
-        load()
-    assert f"{cache} is a symbolic link (to {tmp_path / 'elsewhere'})" in str(caught.value)
-    assert f"Name the directory itself, {tmp_path / 'elsewhere'}" in str(caught.value)
+    assert load().number() == 1
+    assert len(artifacts(tmp_path / "elsewhere")) == 1
 
 
 def test_a_shared_root_may_be_trusted(load, cache, tmp_path, monkeypatch):
@@ -178,8 +157,8 @@ def test_the_members_of_a_group_share_a_cache(children, scratch, cache):
         assert output.endswith(f"{value}\n")
         assert "unlocked" not in output
         assert "cannot be" not in output
-    assert len(artifacts(cache)) == len(list((cache / ".quarantine").iterdir())) == 2
-    prune = "from sgljit_core import cache\nprint(len(cache.prune(older_than=0)))"
+    assert len(artifacts(cache)) == 2
+    prune = "from sgljit_tools import cache\nprint(len(cache.prune(older_than=0).artifacts))"
     assert run(60001, "0", prune) == "2\n"
     assert artifacts(cache) == list((cache / ".staging").iterdir()) == []
 
@@ -226,7 +205,8 @@ def test_without_a_home(children, scratch, home):
 
 NO_LOCKS = """
 #include <errno.h>
-int flock(int, int) { errno = ENOLCK; return -1; }
+int lockf(int, int, long) { errno = ENOLCK; return -1; }
+int lockf64(int, int, long) { errno = ENOLCK; return -1; }
 """
 
 
@@ -253,18 +233,6 @@ def test_a_file_system_that_cannot_lock(csrc, cache, tmp_path):
     assert result.stdout == "1\n1\n", result.stderr
     assert result.stderr.count("compiled number") == 1  # the second was a hit
     assert len(artifacts(cache)) == 1
-
-
-def test_a_private_directory_that_somebody_else_made_first_is_not_used(tmp_path, monkeypatch):
-    from sgljit_core.machine import trust
-
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(errors.UntrustedCacheError, match="could be replaced by somebody else") as caught:
-        trust.private_directory(tmp_path / "open" / "mine")
-    assert "let TMPDIR and XDG_RUNTIME_DIR name directories of your own" in str(caught.value)
-    assert "SGLJIT_" not in str(caught.value)  # neither would help
-    assert paths.scratch_directory().name == f"sgljit-{os.getuid()}"
 
 
 def test_prebuilt_artifacts_that_may_not_be_read_are_passed_over_with_the_command_that_helps(

@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 from sgljit_core import ops, override_cuda_arch
 from sgljit_core.compilers import nvrtc
-from sgljit_core.families import discovery as plugins
-from sgljit_core.families import registry
+from sgljit_core.families import loading
+from sgljit_core.plugins import discovery as plugins
+from sgljit_tools.recording.recorder import record
 from sgljit_core.compilers import toolchain
 from sgljit_core.builds import kernels as variants
 
@@ -46,15 +47,12 @@ def by_nvcc(found, source, expressions, options, headers, nvrtcs=nvrtc.compile_k
     assert symbol.encode() in other
     return other, [symbol, signature]
 
-def families():  # those with device kernels, each with the calls of build_variant that it declares
+def families():  # those with device kernels, each with the kernels that its calls ask for
     for family in plugins.installed():
-        spec = plugins.load(family)
-        with override_cuda_arch(9, 0):
-            declared = registry.declared_variants(family) if spec.variants else []
-        kernels = [builder for builder in declared
-                   if getattr(getattr(builder, "func", None), "__name__", "") == "build_variant"]
+        wanted = record([family], cuda_arch="9.0", on_cpu=False).wanted
+        kernels = [one for one in wanted if one.spec.kernel]
         if kernels:
-            yield spec, kernels
+            yield loading.load(family), kernels
 """
 
 # Compiles one declared variant of every kernel, with no GPU, and prints the device files that it met.
@@ -63,13 +61,13 @@ nvrtc.compile_kernel = by_nvcc
 met, missing = set(), set()
 with override_cuda_arch(9, 0):
     for spec, kernels in families():
-        for builder in kernels:
-            kernel = (spec.name, *map(str, builder.args[:3]))  # of a row operation also the functor
+        for one in kernels:
+            kernel = (spec.name, *one.spec.kernel.split(",")[0].split("<", 2)[:2])  # a row operation: with its functor
             if kernel not in met:
                 met.add(kernel)
-                builder()
+                variants.build(one)
         files = {file.name for file in spec.csrc.glob("*.cuh") if "__global__" in file.read_text()}
-        missing |= {(spec.name, file) for file in files - {builder.args[0] for builder in kernels}}
+        missing |= {(spec.name, file) for file in files - {one.spec.cuda_files[0] for one in kernels}}
 print(len(met), "kernels; device files without one:", sorted(missing))
 """
 

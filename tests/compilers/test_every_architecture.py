@@ -6,9 +6,9 @@ import functools
 
 import pytest
 
-from sgljit_core import ops
-from sgljit_core.compilers.arch import override_target
-from sgljit_core.families import registry
+from sgljit_core import ops, parallel_compile
+from sgljit_core.builds.kernels import build
+from sgljit_tools.recording.recorder import record
 
 ARCHITECTURES = ["7.5", "8.0", "8.9", "9.0", "10.0", "12.0"]  # from Turing to consumers' Blackwell
 
@@ -17,10 +17,7 @@ ARCHITECTURES = ["7.5", "8.0", "8.9", "9.0", "10.0", "12.0"]  # from Turing to c
 @pytest.mark.parametrize("cuda_arch", ARCHITECTURES)
 @pytest.mark.parametrize("family", sorted(ops))
 def test_every_declared_kernel_compiles(family: str, cuda_arch: str) -> None:
-    with override_target(cuda_arch, "a test"):
-        partials = [builder for builder in registry.declared_variants(family) if isinstance(builder, functools.partial)]
-        kernels = [build for build in partials if build.func.__name__ == "build_variant"]
-        for build in kernels:
-            build()
-    if family != "add_constant":  # it takes the other road, load_jit
-        assert kernels
+    recorded = record([family], cuda_arch=cuda_arch, on_cpu=False)
+    kernels = [wanted for wanted in recorded.wanted if wanted.spec.kernel]
+    parallel_compile([functools.partial(build, wanted) for wanted in kernels])
+    assert kernels or family == "add_constant"  # it takes the other road, load_jit

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from sgljit_core import errors
-from sgljit_core.engines import Adapter
+from sgljit_engines import Adapter
+from sgljit_engines.errors import UnsupportedEngineError
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_an_engine_that_was_not_tested_is_left_alone(changes, text, say):
 @pytest.mark.parametrize(("changes", "text"), UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_strict_makes_an_error_of_that(changes, text, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
-    with pytest.raises(errors.UnsupportedEngineError, match=r"^sgljit-core ") as caught:
+    with pytest.raises(UnsupportedEngineError, match=r"^sgljit-core ") as caught:
         adapter(**changes).start()
     assert text in str(caught.value)
 
@@ -98,7 +99,7 @@ def test_the_installed_one_of_two_engines_counts():
 
 def test_pre_releases_and_local_versions_are_versions(monkeypatch):
     for version, fits in {"8.1.0+cpu": True, "8.2.0rc1": True, "7.9": False}.items():
-        monkeypatch.setattr("sgljit_core.engines.adapter._installed", lambda _, version=version: version)
+        monkeypatch.setattr("sgljit_engines.adapter._installed", lambda _, version=version: version)
         assert bool(adapter().start()) == fits, version
 
 

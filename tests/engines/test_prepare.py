@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
 
 import pytest
 from engines.test_shapes import DEEPSEEK, QWEN3
 
-from sgljit_core import CppType, errors, override_cuda_arch
+from engines import model_run
+from sgljit_core import errors
 from sgljit_core.compilers import nvrtc
-from sgljit_core.engines import prepare
-from sgljit_core.engines.shapes import read_config
-from sgljit_core.families import registry
+from sgljit_engines import prepare
+from sgljit_engines.errors import UnsupportedEngineError
+from sgljit_engines.shapes import read_config
+from sgljit_tools.cli import prepare as command
+from sgljit_tools.recording.process import ask
+from sgljit_tools.recording.recorder import record
 
 
 @pytest.fixture
@@ -26,101 +32,91 @@ def shape(tmp_path):
     return shape
 
 
-def asked(shape, ops=None, arch=(9, 0)):
-    """The arguments of the kernels, by family."""
-    with override_cuda_arch(*arch):
-        found = {}
-        for family in ("activation", "norm", "hicache"):
-            builders = registry.model_variants(family, shape, ops and frozenset(ops), "cuda")
-            found[family] = {builder.args for builder in builders if getattr(builder, "args", ())}
-    return found
+def asked(shape, ops=None, device="cuda"):
+    """What is built for a model, by the labels of the builds."""
+    cuda_arch = "9.0" if device == "cuda" else None
+    families = ["activation", "norm", "hicache"]
+    recorded = record(families, cuda_arch=cuda_arch, on_cpu=cuda_arch is None, ops=ops and frozenset(ops), model=shape)
+    return sorted(wanted.spec.label for wanted in recorded.wanted)
 
 
-@pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)])
+MLP = {"hidden_act": "silu", "intermediate_size": 6144}
+MODELS = {
+    "qwen3": QWEN3 | MLP,
+    "qwen3_moe": QWEN3 | MLP | {"model_type": "qwen3_moe"},
+    "llama": QWEN3 | MLP | {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32},
+    "gemma3": QWEN3
+    | {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8, "num_key_value_heads": 4}
+    | {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "intermediate_size": 10240},
+    "deepseek_v3": DEEPSEEK
+    | {"hidden_act": "silu", "intermediate_size": 18432, "rms_norm_eps": 1e-6}
+    | {"moe_intermediate_size": 2048, "n_shared_experts": 1},
+    "gpt_oss": QWEN3 | MLP | {"model_type": "gpt_oss", "hidden_size": 2880, "num_attention_heads": 64, "head_dim": 64},
+}
+RUN_OPS = {
+    *("rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm", "gemma_fused_add_rmsnorm", "fused_inplace_qknorm"),
+    *("gemma_fused_inplace_qknorm", "silu_and_mul", "gelu_tanh_and_mul"),
+}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        DEEPSEEK | {"kv_lora_rank": 512},
-        {"model_type": "gemma3_text", "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"},
-    ],
+    "model", [pytest.param(name, marks=() if name == "qwen3" else pytest.mark.slow) for name in MODELS]
 )
-def test_for_usual_sizes_it_is_a_part_of_what_the_families_declare(shape, config, arch):
-    """Two lists of what the C++ chooses, written apart."""
-    mlp = {"hidden_act": "silu", "intermediate_size": 6144}
-    shape = shape(
-        {**QWEN3, **mlp, **config, "dtype": "bfloat16", "hidden_size": 2560 if "head_dim" in config else 4096}
-    )
-    ops = {"rmsnorm", "gemma_rmsnorm", "fused_add_rmsnorm", "gemma_fused_add_rmsnorm", "fused_inplace_qknorm"}
-    ops |= {
-        "silu_and_mul",
-        "gelu_tanh_and_mul",
-        "transfer_hicache_one_layer",
-        "transfer_hicache_one_layer_mla",
-        "gemma_fused_inplace_qknorm",
-    }
-    latent = {args for args in asked(shape, arch=arch)["norm"] if set(args) & set(shape.latent_sizes)}
-    for family, wanted in asked(shape, ops, arch).items():
-        with override_cuda_arch(*arch):
-            declared = {getattr(builder, "args", None) for builder in registry.declared_variants(family)}
-        assert wanted
-        head_alone = {args for args in wanted if args[1] == "device::row_reduce" and shape.head_dim in args}
-        assert wanted - latent - head_alone <= declared
+def test_what_is_built_is_what_a_run_asks_for(shape, tmp_path, model, device):
+    """With each number of tokens from 1 to 16384; see model_run.py."""
+    described = shape(MODELS[model])
+    question, answer = tmp_path / "question", tmp_path / "answer"
+    (tmp_path / "driver").mkdir(mode=0o700)
+    question.write_bytes(pickle.dumps(described))
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if device == "cuda":
+        environment |= {"LD_PRELOAD": ask("null_driver", ("9.0", str(tmp_path / "driver"))), "CUDA_VISIBLE_DEVICES": ""}
+    line = [sys.executable, model_run.__file__, str(question), str(answer), device]
+    subprocess.run(line, env={**os.environ, **environment}, check=True)
+    ran = answer.read_text().splitlines()
+    assert len(ran) >= 3
+    assert asked(described, RUN_OPS, device) == ran
 
 
 def test_the_ops_that_an_engine_calls_decide(shape):
-    import torch
-
-    only = asked(shape(), ["rmsnorm"])
-    last = (torch.bfloat16, torch.bfloat16)
-    functor = (CppType("norms::RMSNorm<false>"), 1, 1, 1)
-    assert {(args[:7], args[10:]) for args in only["norm"]} == {
-        (("norm.h", "device::row_reduce", *functor, size), last) for size in (2048, 128)
-    }
-    assert only["hicache"] == set()
-    assert asked(shape(), ["gemma_rmsnorm"])["norm"] == set()
-    functors = {args[2] for args in asked(shape())["norm"] if args[0] == "norm.h"}
-    assert functors == {CppType("norms::RMSNorm<false>"), CppType("norms::FusedAddRMSNorm<false>")}
-    assert {args[0] for args in asked(shape())["norm"]} == {"norm.h", "qknorm.cuh"}
-
-
-def test_rows_that_no_register_kernel_takes_get_the_one_for_any_size(shape):
-    import torch
-
-    kernel = ("norm.h", "device::row_reduce_generic", CppType("norms::RMSNorm<false>"), 1, 1, 1)
-    last = (torch.bfloat16, torch.bfloat16)
-    odd = asked(shape(model_type="llama", hidden_size=2050), ["rmsnorm"])["norm"]
-    assert odd == {(*kernel, 2, *last)}
-    large = asked(shape(model_type="llama", hidden_size=65536), ["rmsnorm"])["norm"]
-    assert large == {(*kernel, 8, *last)}
+    kernels = [label for label in asked(shape(), ["rmsnorm"]) if " for sm_90a" in label]
+    assert kernels
+    for label in kernels:
+        assert re.match(r"norm\.device\.row_reduce<norms::RMSNorm<false>, 1, 1, 1, (2048|128), ", label), label
+    assert asked(shape(), ["gemma_rmsnorm"]) == []
 
 
 def test_rows_of_an_mlp_that_are_no_whole_loads_get_all_kernels_that_they_may_ask_for(shape):
-    def asked_for(size):
-        mlp = shape(intermediate_size=size, hidden_act="silu")
-        return {args[5:7] for args in asked(mlp, ["silu_and_mul"])["activation"]}
-
-    assert asked_for(6144) == {(8, False)}
-    assert asked_for(6146) == {(2, False), (8, False), (8, True)}
+    labels = asked(shape(intermediate_size=6146, hidden_act="silu"), ["silu_and_mul"])
+    found = {re.search(r"SiluAndMul, 2, 1, (\d, \w+),", label)[1] for label in labels if " for sm_" in label}
+    assert found == {"2, false", "8, false", "8, true"}
 
 
 def test_tensor_parallel_shares_what_is_normalised_across_heads(shape):
-    whole = shape(model_type="olmo2")
-    args = {args[1:4] for args in asked(whole, ["fused_inplace_qknorm_across_heads"])["norm"]}
-    assert args == {("norms::qknorm_across_heads", 2048, 1024)}
+    labels = asked(shape(model_type="olmo2"), ["fused_inplace_qknorm_across_heads"])
+    assert {label[: label.index("1024,")] for label in labels if " for sm_" in label} == {
+        "norm.norms.qknorm_across_heads<2048, "
+    }
 
 
 def test_an_engine_without_an_adapter_is_a_sentence():
     with pytest.raises(
-        errors.UnsupportedEngineError,
+        UnsupportedEngineError,
         match=r"engine 'triton-server' \(installed: .*sgljit-vllm: install that of your engine",
     ):
         prepare.engine_ops("triton-server")
 
 
+def test_without_what_adapters_share_the_command_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "sgljit_engines", None)
+    with pytest.raises(errors.SgljitError, match=r"pip install sgljit-engines$"):
+        command.prepare(tmp_path)
+
+
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sgljit_core", "prepare", *arguments]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    line = [sys.executable, "-m", "sgljit_core", "prepare", *arguments]
+    return subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
 @pytest.mark.slow
@@ -139,7 +135,7 @@ def test_the_command_builds_for_another_architecture_without_a_gpu(shape, tmp_pa
     assert listed.stderr.startswith("note: the model type 'qwen9' is not known")
     built = run(*arguments, **environment)
     assert built.returncode == 0, built.stderr
-    assert f"{len(listed.stdout.splitlines())} modules are ready for qwen9 in bfloat16 on cuda" in built.stdout
+    assert f"{len(listed.stdout.splitlines())} modules are ready for qwen9 in bfloat16 on sm_90a" in built.stdout
     assert ": a miss" not in run(*arguments, "--list", **environment).stdout
 
 

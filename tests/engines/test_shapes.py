@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from sgljit_core import errors
-from sgljit_core.engines.shapes import MODEL_TYPES, read_config
+from sgljit_engines.errors import ModelConfigError
+from sgljit_engines.shapes import MODEL_TYPES, read_config
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -127,13 +127,13 @@ def test_an_unknown_type_says_what_is_not_covered(read):
     ],
 )
 def test_a_bad_config_is_a_sentence(read, config, options, text):
-    with pytest.raises(errors.ModelConfigError) as raised:
+    with pytest.raises(ModelConfigError) as raised:
         read(config, **options)
     assert text in str(raised.value)
 
 
 def test_no_config_is_a_sentence(tmp_path):
-    with pytest.raises(errors.ModelConfigError, match=r"config\.json cannot be read \(No such file.*name a directory"):
+    with pytest.raises(ModelConfigError, match=r"config\.json cannot be read \(No such file.*name a directory"):
         read_config(tmp_path)
-    with pytest.raises(errors.ModelConfigError, match=r"nowhere cannot be read"):
+    with pytest.raises(ModelConfigError, match=r"nowhere cannot be read"):
         read_config(tmp_path / "nowhere")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PLACES = ("sgljit_core", "tools", "plugins", "engines", "examples", "bench", "tests", "conftest.py")
 # Tests may make fake tensors and GPU work that takes long, for which torch has no public name.
 ALLOWED_IN_TESTS = {"torch._subclasses.FakeTensorMode", "torch.cuda._sleep"}
 # What a module has of the objects that torch.library and torch.ops hand out.
@@ -72,7 +73,7 @@ def test_public_names_and_those_of_others_are_not():
     assert not private_names(ast.parse("import torch\ntorch.ops.x.__name__, self._torch, other._schematic"))
 
 
-@pytest.mark.parametrize("place", ["sgljit_core", "plugins", "engines", "examples", "bench", "tests", "conftest.py"])
+@pytest.mark.parametrize("place", PLACES)
 def test_the_project_uses_none(place):
     files = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py"))
     assert files

@@ -48,11 +48,12 @@ def compare():
     except AssertionError:  # the graph checks strides
         print("different")
 
-# As a server compiles: the tag of a graph is the compiling thread's own.
+# As a server compiles: torch.compile's settings are the compiling thread's own.
 compiling = Thread(target=compare)
 compiling.start()
 compiling.join()
-print(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"], "hits")
+counters = torch._dynamo.utils.counters
+print(counters["inductor"]["fxgraph_cache_hit"], "and", counters["aot_autograd"]["autograd_cache_hit"], "hits")
 """
 
 
@@ -68,17 +69,32 @@ def release(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("autograd_cache", [0, 1])
 @pytest.mark.parametrize(("wrong", "right"), [(WRONG_MUTATES, RIGHT_MUTATES), (WRONG_FAKE, RIGHT_FAKE)])
 def test_a_graph_that_was_compiled_with_a_wrong_declaration_is_not_used_after_the_upgrade(
-    release, tmp_path, wrong, right
+    release, tmp_path, wrong, right, autograd_cache
 ):
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "graphs")}
+    """Neither by the cache of Inductor alone, nor with AOTAutograd's before it."""
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "graphs"), "TORCHINDUCTOR_AUTOGRAD_CACHE": str(autograd_cache)}
     before = python(COMPILED, str(release("1.0.0", wrong)), **cache)
-    assert before.stdout.startswith("different"), before.stderr
+    assert before.stdout == "different\n0 and 0 hits\n", before.stderr
     again = python(COMPILED, str(tmp_path / "site"), **cache)
-    assert again.stdout == "different\n1 hits\n", again.stderr
+    assert again.stdout == f"different\n1 and {autograd_cache} hits\n", again.stderr
     after = python(COMPILED, str(release("1.0.1", right)), **cache)
-    assert after.stdout == "equal\n0 hits\n", after.stderr
+    assert after.stdout == "equal\n0 and 0 hits\n", after.stderr
+
+
+@pytest.mark.slow
+def test_a_graph_that_names_the_op_in_torch_ops_fails_after_an_upgrade_and_gives_no_wrong_result(release, tmp_path):
+    """AOTAutograd finds such a graph by the op's name alone, and the graph calls an overload that is gone."""
+    by_name = "ops['upgraded'].increase; increase = torch.ops.sgljit_upgraded.increase"
+    code = COMPILED.replace('ops["upgraded"].increase', by_name)
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "graphs")}
+    before = python(code, str(release("1.0.0", WRONG_FAKE)), **cache)
+    assert before.stdout == "different\n0 and 0 hits\n", before.stderr
+    after = python(code, str(release("1.0.1", RIGHT_FAKE)), **cache)
+    assert after.stdout == "1 and 1 hits\n"
+    assert "The underlying op of 'sgljit_upgraded.increase' has no overload name 'v_" in after.stderr
 
 
 EXPORT = """
@@ -118,6 +134,17 @@ def test_an_exported_program_is_loaded_in_a_fresh_process_and_after_an_upgrade(r
     unregistered = python(LOADED.format(before=""), site, program)
     assert unregistered.returncode != 0
     assert "sgljit_upgraded" in unregistered.stderr
+
+
+@pytest.mark.slow
+def test_an_exported_program_is_refused_by_a_release_with_another_schema(release, tmp_path):
+    program = str(tmp_path / "program.pt2")
+    exported = python(EXPORT, str(release("1.0.0", WRONG_MUTATES)), program)
+    assert exported.returncode == 0, exported.stderr
+    code = LOADED.format(before="sgljit_core.register_all()")
+    loaded = python(code, str(release("1.1.0", RIGHT_MUTATES)), program)
+    assert loaded.returncode != 0
+    assert "sgljit_upgraded.increase.v_" in loaded.stderr
 
 
 BROKEN = """

@@ -26,20 +26,13 @@ import torch
 import tvm_ffi
 import zipp
 
-import sgljit_core.builds.cubins
-import sgljit_core.builds.making
-import sgljit_core.cache.admin
-import sgljit_core.compilers.native
-import sgljit_core.families.extensions
-import sgljit_core.families.hookspecs
-import sgljit_core.families.library_ops
-import sgljit_core.families.memo
 import sgljit_norm.ops
+import sgljit_tools.cache.admin
 from sgljit_core import load_jit, log, ops, override_cuda_arch, paths
 from sgljit_core.builds import kernels
 from sgljit_core.compilers import nvrtc
 from sgljit_core.errors import SgljitError
-from sgljit_core.families import discovery
+from sgljit_core.plugins import discovery
 
 IMPORTED = (cuda.pathfinder, packaging.requirements, sgljit_norm.ops, tvm_ffi, zipp)
 SECONDS = 120
@@ -64,22 +57,22 @@ def variant(place: Path) -> None:
 
 
 def take_in(place: Path) -> None:
-    expect(sgljit_core.cache.import_archive(place / "golden.tar"), count(place))
+    expect(sgljit_tools.cache.import_archive(place / "golden.tar"), count(place))
 
 
 def give_out(place: Path) -> None:
-    written = sgljit_core.cache.export_archive(place / "tmp" / "out.tar")
+    written = sgljit_tools.cache.export_archive(place / "tmp" / "out.tar")
     if not log.was_said("artifact_damaged"):  # a warning names what is left out
         expect(written, count(place))
 
 
 def prune(place: Path) -> None:
-    gone = {entry.directory.parents[1].name for entry in sgljit_core.cache.prune()}
+    gone = {entry.directory.parents[1].name for entry in sgljit_tools.cache.prune().artifacts}
     expect(gone - {"broken", "number"}, set())
 
 
 def verify(place: Path) -> None:
-    problems = [entry.problem for entry in sgljit_core.cache.verify()]
+    problems = [entry.problem for entry in sgljit_tools.cache.verify()]
     expect([text for text in problems if "cannot be" not in text and "may not read" not in text], [])
 
 
@@ -89,8 +82,8 @@ def count(place: Path) -> int:
 
 def collect(place: Path) -> None:
     """Check the cache after the faults: no damaged artifact, and nothing left by a dead process."""
-    expect([entry.problem for entry in sgljit_core.cache.verify()], [])
-    sgljit_core.cache.prune()
+    expect([entry.problem for entry in sgljit_tools.cache.verify()], [])
+    sgljit_tools.cache.prune()
     for root in (place / "cache", place / "tmp" / f"sgljit-{os.getuid()}"):
         expect([path.name for path in (root / ".staging").glob("*") if not (path / "failed").exists()], [])
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import shutil
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 from headers import toolbox
-
-from sgljit_core import KernelFamily, override_cuda_arch
-from sgljit_core.errors import ToolchainNotFoundError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "headers.md"
 
@@ -33,39 +28,6 @@ def test_examples_are_the_compiled_ones() -> None:
     shown = re.findall(r"^```cpp\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
     compiled = examples()
     assert sorted(shown) == sorted(compiled.values())
-
-
-@pytest.mark.skipif(not DOCS.is_file(), reason="not a checkout")
-def test_what_it_builds_ahead_builds(tmp_path, monkeypatch) -> None:
-    """Each snippet of Python names a loop for the CPU and kernels for a GPU of the examples."""
-    toolbox.find()
-    csrc = tmp_path / "row_operations_on_disk" / "csrc"
-    csrc.mkdir(parents=True)
-    (csrc.parent / "__init__.py").touch()
-    for name in ("row_maps.h", "row_reductions.h"):
-        shutil.copy(toolbox.CSRC / name, csrc)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    built = []
-
-    def host_module() -> None:
-        built.append("host")
-
-    family = KernelFamily("row_operations", "row_operations_on_disk")
-    snippets = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(snippets) == 2
-    builders = []
-    for snippet in snippets:
-        names = {"FAMILY": family, "host_module": host_module, "functools": functools, "torch": torch}
-        exec(snippet, names)
-        found = list(names["variants"]())
-        builders += found[: len(found) // 3]  # the loop and the kernels of the first of three dtypes
-    with override_cuda_arch(9, 0):
-        try:
-            for build in builders:
-                build()
-        except ToolchainNotFoundError as error:
-            pytest.skip(str(error))
-    assert built == ["host"] * len(snippets)
 
 
 @pytest.mark.skipif(not DOCS.is_file(), reason="not a checkout")

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from headers import toolbox
 
-from sgljit_core.model import row_kernels
-
 VECTORS = """
 #include <sgl_kernel/vec.cuh>
 template <typename T, size_t N>
@@ -90,8 +88,3 @@ template __global__ void device::row_reduce<Mean, 1, 0, 1, 12288, 8, 384, 384, b
     text = ptx(source, tmp_path, "90a")
     divided = r"(div|rem|mul\.(hi|wide))\.u32\s+%\w+, %\w+, -?\d{6,};"  # a product with a rounded inverse
     assert not re.search(divided, text)
-
-
-def test_python_names_kernels_of_the_width_that_host_parts_ask_for() -> None:
-    text = (toolbox.INCLUDE / "sgl_kernel" / "impl" / "word.h").read_text()
-    assert f"kWordBytes = {row_kernels.WORD};" in text

@@ -11,23 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from sgljit_core import errors, testing
+from sgljit_core import errors
 from sgljit_core.compilers import nvrtc
+from sgljit_tools import recording
 
 CSRC = Path(__file__).parent / "csrc" / "launches"
-NULL_DRIVER = Path(testing.__file__).parent / "csrc"
+NULL_DRIVER = Path(recording.__file__).parent / "csrc"
 LAUNCHES = """
 import sys
-from sgljit_core.config import leave_out
+from sgljit_tools.environment import leave_out
 leave_out("LD_PRELOAD")  # compilers need no driver
 import torch, tvm_ffi
-from sgljit_core import KernelFamily, override_cuda_arch
+from sgljit_core import KernelFamily, TensorSpec, override_cuda_arch
 from sgljit_core.compilers import arch
-from sgljit_core.testing.dry_run import _OnDevice
+from sgljit_tools.recording.tensors import Shaped
 arch.pretend(arch.parse_cuda_target("9.0", "a test"))
-def on_device(tensor, type_):
-    return tvm_ffi.from_dlpack(_OnDevice(tensor, type_))
-x = on_device(torch.ones(4), 2)
+data, kept = torch.ones(4), []
+def on_device(type_):
+    kept.append(Shaped(TensorSpec((4,), "float32"), data.data_ptr(), (type_, 0)))
+    return tvm_ffi.from_dlpack(kept[-1])
+x = on_device(2)
 sys.path.insert(0, sys.argv[1])
 family = KernelFamily("launches", "launched")
 with override_cuda_arch(9, 0), tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x1230):
@@ -113,7 +116,7 @@ def test_no_block_has_more_shared_memory_than_the_device_gives_to_one(launched):
 
 @pytest.mark.parametrize("type_", [2, 13], ids=["device", "managed"])
 def test_memory_of_either_kind_is_worked_on_in_the_current_stream(launched, type_):
-    _, ((*_, stream),) = launched(f"add(on_device(torch.ones(4), {type_}), 0)")
+    _, ((*_, stream),) = launched(f"add(on_device({type_}), 0)")
     assert stream == "0x1230"
 
 

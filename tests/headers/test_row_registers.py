@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sgljit_core.model.row_kernels import row_layouts
+from sgljit_norm.bench import tune
 
 from .toolbox import compile_cuda
 
@@ -43,13 +43,19 @@ WORKS = {"OneInput": (1, 1, 1), "MoreInputs": (2, 1, 2), "TwoPasses": (1, 2, 1)}
 SIZES = (6656, 8192, 9728, 12288, 13824, 16384)  # whole warps' worth of vectors, and not
 
 
+def layouts(vectors: int, work: int) -> set[tuple[int, int]]:
+    """The threads of a row and of a block, of any number of rows."""
+    rows = (1, *(132 * eighths // 8 + 1 for eighths in (1, 8, 16, 24, 32, 48, 64)))
+    return {divmod(tune.module().chosen_layout(vectors, work, count, 132) % 2**32, 2**16) for count in rows}
+
+
 def kernels() -> str:
     """Each kernel that rows of these sizes can take."""
     lines = []
     for work, (functor, (inputs, shared, outputs)) in enumerate(WORKS.items()):
         params = f"const __grid_constant__ sgl::RowReduceParams<{inputs + shared + outputs}>"
         for size in SIZES:
-            for threads, block in row_layouts(size, 8, 2, work):
+            for threads, block in sorted(layouts(size // 8, work)):
                 arguments = f"{inputs}, {shared}, {outputs}, {size}, 8, {threads}, {block}, bf16_t, bf16_t"
                 lines.append(
                     f"template __global__ void device::row_reduce<rows::{functor}, {arguments}>({params}, "

@@ -11,7 +11,7 @@ LIST = """
 import sys, sgljit_core
 names = list(sgljit_core.ops)
 "norm" in sgljit_core.ops, len(sgljit_core.ops), dir(sgljit_core), repr(sgljit_core.ops)
-heavy = {"torch", "tvm_ffi", "numpy", "triton", "rich"} & set(sys.modules)
+heavy = {"torch", "tvm_ffi", "numpy", "triton", "rich", "typer"} & set(sys.modules)
 print(sorted(heavy), [name for name in sys.modules if name.endswith(".plugin")])
 """
 

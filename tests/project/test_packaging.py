@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import isolated
 import pytest
 from packaging.version import Version
 
-PLUGINS = [name for name in isolated.PROJECTS if name != "sgljit-core"]  # and adapters, whose wheels have no csrc
+OTHERS = [name for name in isolated.PROJECTS if name != "sgljit-core"]
+WITH_TESTS = [name for name in OTHERS if any((isolated.ROOT / isolated.PROJECTS[name]).glob("*/tests"))]
 
 
 def tree(root: Path, *directories: str) -> set[str]:
@@ -35,7 +37,6 @@ def test_the_core_wheel_has_the_package_and_the_headers(distribution):
         "METADATA",
         "RECORD",
         "WHEEL",
-        "entry_points.txt",
         "licenses/LICENSE",
     }
 
@@ -65,15 +66,16 @@ def test_the_core_sdist_has_what_the_wheel_is_built_from(distribution):
     assert core.sdist_files - {".gitignore"} == documents | sources
 
 
-@pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_wheel_has_its_whole_package(distribution, name):
-    plugin = distribution(name)
-    package = package_of(plugin.project)
-    sources = tree(plugin.project, package)
-    is_adapter = plugin.project.parent.name == "engines"
-    assert any(source.startswith(f"{package}/csrc/") for source in sources) != is_adapter
-    assert {file for file in plugin.wheel_files if ".dist-info/" not in file} == sources
-    assert sources <= plugin.sdist_files
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_files_of_another_distribution_are_its_whole_package(distribution, name):
+    other = distribution(name)
+    package = package_of(other.project)
+    sources = tree(other.project, package)
+    has_csrc = any(source.startswith(f"{package}/csrc/") for source in sources)
+    assert has_csrc == (other.project.parent.name == "plugins")
+    assert {file for file in other.wheel_files if ".dist-info/" not in file} == sources
+    documents = {"CHANGELOG.md", "PKG-INFO", "README.md", "pyproject.toml"}
+    assert other.sdist_files - {".gitignore"} == documents | sources
 
 
 def test_each_distribution_has_a_version_and_a_changelog_of_its_own(distribution):
@@ -85,14 +87,59 @@ def test_each_distribution_has_a_version_and_a_changelog_of_its_own(distribution
         assert newest[1] == built.metadata["Version"], name
 
 
-@pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_takes_later_releases_of_the_core(distribution, name):
+@pytest.mark.parametrize("name", OTHERS)
+def test_each_takes_later_releases_of_the_core(distribution, name):
     running = Version(distribution("sgljit-core").metadata["Version"])
     later = Version(f"{running.major}.{running.minor}.{running.micro + 1}")
     (requirement,) = (r for r in distribution(name).requirements if r.name == "sgljit-core" and not r.marker)
     assert running in requirement.specifier
     assert later in requirement.specifier
     assert Version(f"{running.major + 1}.0") not in requirement.specifier
+
+
+@pytest.fixture(scope="module")
+def serving(distribution, tmp_path_factory) -> isolated.Environment:
+    """What `pip install sgljit-core sgljit-hicache` brings, as an engine's container may have it."""
+    wheels = [distribution("sgljit-core"), distribution("sgljit-hicache")]
+    environment = isolated.Environment(tmp_path_factory.mktemp("serving") / "environment", wheels)
+    environment.install(*wheels)
+    return environment
+
+
+def test_the_core_and_a_family_run_without_tools_and_terminal_libraries(serving):
+    code = """
+        import importlib.util, sys, torch
+        from sgljit_core import load_jit, ops
+
+        pool = [torch.randn(8, 64) for _ in range(4)]
+        src, dst = torch.tensor([1, 5]), torch.tensor([2, 7])
+        ops["hicache"].transfer_hicache_one_layer(pool[0], pool[1], dst, pool[2], pool[3], src)
+        assert torch.equal(pool[0][dst], pool[2][src]) and torch.equal(pool[1][dst], pool[3][src])
+        module = load_jit("one", cpp_sources="int one() { return 1; }", cpp_wrappers=[("one", "one")])
+        assert module.one() == 1
+        for name in ("sgljit_tools", "sgljit_engines", "typer", "rich", "platformdirs"):
+            assert importlib.util.find_spec(name) is None, name
+    """
+    serving.run_code(textwrap.dedent(code))
+
+
+def test_without_the_tools_the_core_says_in_one_line_where_the_command_is(serving):
+    run = [serving.python, "-m", "sgljit_core", "list"]
+    done = subprocess.run(run, cwd=serving.home, env=serving.variables, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == 'error: the sgljit command comes with: pip install "sgljit-core[tools]"\n'
+
+
+def test_the_extras_of_the_core_bring_what_they_say(distribution):
+    def brought(extra: str) -> dict[str, set[str]]:
+        found = distribution("sgljit-core").requirements
+        return {r.name: r.extras for r in found if r.marker and r.marker.evaluate({"extra": extra})}
+
+    assert brought("tools") == {"sgljit-tools": set()}
+    assert brought("nvrtc") == {"cuda-toolkit": {"cudart", "nvrtc"}}
+    assert brought("cuda") == {"cuda-toolkit": {"cccl", "cudart", "nvcc", "nvrtc"}}
+    needed = {r.name for r in distribution("sgljit-core").requirements if not r.marker}
+    assert needed == {"apache-tvm-ffi", "cuda-pathfinder", "importlib-metadata", "packaging", "pluggy", "torch"}
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +185,9 @@ def test_installed_wheels_run_rmsnorm(installed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLUGINS)
-def test_installed_wheels_pass_the_plugins_own_tests(installed, distribution, name):
-    """What needs a GPU is skipped, by what the core ships. An engine's marker is an adapter's own."""
+@pytest.mark.parametrize("name", WITH_TESTS)
+def test_installed_wheels_pass_their_own_tests(installed, distribution, name):
+    """What needs a GPU is skipped, by what the tools ship. An engine's marker is an adapter's own."""
     package = package_of(distribution(name).project)
     chosen = ("-p", "no:cacheprovider", "-m", "not engine", "--pyargs", package)
     printed = installed.run(installed.python, "-m", "pytest", *chosen)

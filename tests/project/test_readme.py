@@ -41,7 +41,7 @@ def test_every_block_is_run():
 @pytest.mark.slow
 def test_from_top_to_bottom(distribution, tmp_path):
     """Run the README's commands and code in its order, in an environment that starts with the requirements alone."""
-    required = [distribution(name) for name in ("sgljit-core", "sgljit-norm")]
+    required = [distribution(name) for name in ("sgljit-core", "sgljit-norm", "sgljit-tools")]
     tools = ["pip", "pytest", "hatchling", "hatch-fancy-pypi-readme", "editables", "wheel", *isolated.cuda_compilers()]
     environment = isolated.Environment(tmp_path / "environment", required, extra=tools)
     for tool in ("pip", "pytest"):
@@ -90,7 +90,7 @@ def test_make_test_gpu_needs_no_installation(distribution, tmp_path):
 
 @pytest.mark.slow
 def test_an_imported_cache_needs_no_compiler(distribution, tmp_path):
-    required = [distribution("sgljit-core"), distribution("sgljit-norm")]
+    required = [distribution(name) for name in ("sgljit-core", "sgljit-norm", "sgljit-tools")]
     environment = isolated.Environment(tmp_path / "environment", required)
     environment.install(*required)
     code = "import torch; from sgljit_core import ops; ops['norm'].rmsnorm(torch.ones(2, 128), torch.ones(128))"
@@ -110,18 +110,20 @@ def test_an_imported_cache_needs_no_compiler(distribution, tmp_path):
 def test_the_table_of_variables_is_complete():
     cells = re.findall(r"^\| (`[A-Z_`, ]+) \|", README, re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"SGLJIT_[A-Z_]+", cell)}
-    sources = (path.read_text(encoding="utf-8") for path in (isolated.ROOT / "sgljit_core").glob("*.py"))
+    sources = (path.read_text(encoding="utf-8") for path in isolated.ROOT.glob("sgljit_core/*.py"))
     read = {name for text in sources for name in re.findall(r"\bSGLJIT_[A-Z]+(?:_[A-Z]+)*\b", text)}
+    engines = isolated.ROOT / "engines" / "sgljit-engines" / "sgljit_engines" / "permissions.py"
+    read |= {*re.findall(r"\bSGLJIT_[A-Z]+", engines.read_text(encoding="utf-8"))}
     kernels = (path.read_text(encoding="utf-8") for path in (isolated.ROOT / "plugins").glob("*/*/csrc/*"))
     read |= {name for text in kernels for name in re.findall(r'getenv\("(SGLJIT_[A-Z_]+)"\)', text)}
     assert documented == read
 
 
 def test_the_table_of_errors_is_complete():
-    from sgljit_core import errors
+    from generated.errors import KINDS
 
     listed = re.findall(r"^\| `(\w+Error)` \|", README, re.MULTILINE)
-    assert sorted(listed) == sorted({*errors.__all__} - {"SgljitError"})
+    assert sorted(listed) == sorted({*KINDS} - {"SgljitError"})
 
 
 def test_links_lead_somewhere():

@@ -54,11 +54,11 @@ def test_the_wheel_has_all_its_sources(example, plugin):
 
 @pytest.mark.slow
 def test_installed_it_is_found_and_runs_and_uninstalled_it_is_gone(example, distribution, plugin, tmp_path):
-    core = distribution("sgljit-core")
+    own = [distribution("sgljit-core"), distribution("sgljit-tools")]
     environment = isolated.Environment(
-        tmp_path / "environment", [core, plugin], extra=["pytest", *isolated.cuda_compilers()]
+        tmp_path / "environment", [*own, plugin], extra=["pytest", *isolated.cuda_compilers()]
     )
-    environment.install(core)
+    environment.install(*own)
     families = "import sgljit_core; print(list(sgljit_core.ops))"
     assert environment.run_code(families) == "[]\n"
 

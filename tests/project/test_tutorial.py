@@ -1,4 +1,4 @@
-"""docs/tutorial.md, done to the letter by a reader who has the core alone; both roads of `sgljit new`, to the wheel."""
+"""docs/tutorial.md, done to the letter by a reader with core and tools; both roads of `sgljit new`, to the wheel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import isolated
 import pages
 import pytest
 
-from sgljit_core.cli import new
-
 TUTORIAL = pages.snippets(isolated.ROOT / "docs" / "tutorial.md")
 STEPS = re.compile(r"^ *- run: (.+)$", re.MULTILINE)
 
@@ -21,11 +19,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def reader(distribution, tmp_path) -> isolated.Environment:
-    """An environment with the wheel of the core, and the tools that its reader's pip would fetch."""
-    core = distribution("sgljit-core")
-    tools = ["pip", "pytest", "build", "hatchling", "editables", "wheel", *isolated.cuda_compilers()]
-    environment = isolated.Environment(tmp_path / "environment", [core], extra=tools)
-    environment.install(core)
+    """An environment with the core and the tools, and what its reader's pip would fetch."""
+    own = [distribution("sgljit-core"), distribution("sgljit-tools")]
+    fetched = ["pip", "pytest", "build", "hatchling", "editables", "wheel", *isolated.cuda_compilers()]
+    environment = isolated.Environment(tmp_path / "environment", own, extra=fetched)
+    environment.install(*own)
     pages.shims(environment.bin, environment.python)
     return environment
 
@@ -41,14 +39,6 @@ def test_the_tutorial_from_top_to_bottom(reader, tmp_path):
     work.mkdir()
     pages.run(TUTORIAL, reader.python, work, variables(reader), gpu=False)
     assert {path.name for path in work.iterdir()} == {"acme-kernels", "acme-ports", "dist"}
-
-
-def test_its_file_of_tests_keeps_the_one_that_builds_what_is_built_ahead():
-    """No check of the kit compiles what ``variants()`` names and no sample asks for."""
-    place = "acme_kernels/tests/test_swish.py"
-    written = new.files("acme-kernels", "acme", "swish", new.Road.VARIANTS)[place]
-    (snippet,) = (snippet for snippet in TUTORIAL if snippet.file == f"acme-kernels/{place}")
-    assert written[written.index("def test_what_is_built_ahead") :] in snippet.text
 
 
 @pytest.mark.parametrize("road", ["variants", "load_jit"])

@@ -22,7 +22,7 @@ FILES = dict(re.findall(r"^```\w+\n(?://|#) (sgljit_scaling/\S+)\n(.*?)^```", DO
 @pytest.fixture
 def site(tmp_path) -> Path:
     """Where the family of the page is installed."""
-    plugin_on_disk.install(tmp_path, "sgljit-scaling", "scaling")
+    plugin_on_disk.install(tmp_path, "sgljit-scaling", "scaling", attribute=":FAMILY")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     return tmp_path

@@ -3,7 +3,7 @@
 SGLang finds ``register`` by its entry point.
 """
 
-from sgljit_core.engines import Adapter
+from sgljit_engines import Adapter
 
 from ._version import __version__
 
@@ -37,7 +37,7 @@ def register() -> None:
 
     Raises:
         sgljit_core.errors.ConfigError: ``SGLJIT_ENGINES`` cannot be read.
-        sgljit_core.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and SGLang is not one that was tested.
+        sgljit_engines.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and SGLang is not one that was tested.
     """
     used = ADAPTER.start("cuda")
     if used:

@@ -9,8 +9,6 @@ import torch
 from sglang.kernels.fused_op import BaseFusedOp
 from sglang.kernels.spec import CapabilityRequirement, KernelBackend
 
-from sgljit_core.log import once
-
 from . import ADAPTER
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -28,7 +26,7 @@ def give_backend(layer: Any, forward: Callable[..., Any]) -> None:
     if layer.forward_plugin is not BaseFusedOp.forward_plugin:
         other = f"{layer.forward_plugin.__module__}.{layer.forward_plugin.__qualname__}"
         text = f"leaves {layer.__name__} to {other}, the backend of another plugin"
-        once("engine_conflict", layer.__name__, f"{ADAPTER.distribution} {text}")
+        ADAPTER.warn_once("engine_conflict", text)
         return
     forward.of_sgljit = True  # type: ignore[attr-defined]
     layer.forward_plugin = forward

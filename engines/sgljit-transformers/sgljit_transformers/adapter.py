@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgljit_core.engines import Adapter
+from sgljit_engines import Adapter
 
 __all__ = ["ADAPTER"]
 

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sgljit_core import log, ops
-from sgljit_core.config import settings
+from sgljit_core import ops
 from sgljit_core.errors import CaptureError, TensorMatchError
 
 from .adapter import ADAPTER
@@ -72,7 +71,7 @@ def enable(model: nn.Module) -> dict[str, str]:
 
     Raises:
         AlreadyEnabledError: the model is enabled, or a part of it is.
-        UnsupportedModelError, ForeignForwardError, sgljit_core.errors.UnsupportedEngineError: with
+        UnsupportedModelError, ForeignForwardError, sgljit_engines.errors.UnsupportedEngineError: with
             ``SGLJIT_ENGINES=strict``, where a warning would say that nothing, or not all, is replaced.
         TypeError: it is no module.
     """
@@ -161,7 +160,7 @@ def _replace(model: nn.Module, wanted: frozenset[str]) -> dict[str, str]:
     text = ", ".join(f"{count} {layer} on {op}" for (layer, op), count in counts.items()) or "no layer is replaced"
     kept = len(found) - len(done)
     text += f"; {kept} more keep their own code" if kept else ""
-    log.log(logging.INFO, "engine_model", f"{ADAPTER.distribution}: {_name(model)}: {text}", layers=done)
+    ADAPTER.say(logging.INFO, "engine_model", f"with {_name(model)}: {text}", layers=done)
     return done
 
 
@@ -272,9 +271,9 @@ def _is_own(layer: nn.Module) -> bool:
 
 def _warn(error: type[Exception], text: str) -> None:
     """Say it, or with ``SGLJIT_ENGINES=strict`` raise it."""
-    if settings().engines.strict:
+    if ADAPTER.strict:
         raise error(f"{ADAPTER.distribution}: {text}")
-    log.log(logging.WARNING, "engine_model", f"{ADAPTER.distribution}: {text}")
+    ADAPTER.say(logging.WARNING, "engine_model", text)
 
 
 def _check_module(model: object) -> None:

@@ -3,7 +3,7 @@
 vLLM finds ``register`` by its entry point, in each of its processes.
 """
 
-from sgljit_core.engines import Adapter
+from sgljit_engines import Adapter
 
 from ._version import __version__
 
@@ -33,7 +33,7 @@ def register() -> None:
 
     Raises:
         sgljit_core.errors.ConfigError: ``SGLJIT_ENGINES`` cannot be read.
-        sgljit_core.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and vLLM is not one that was tested.
+        sgljit_engines.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and vLLM is not one that was tested.
     """
     used = ADAPTER.start(announce=False)  # vLLM sets up its logging later: see layers.py
     if used:

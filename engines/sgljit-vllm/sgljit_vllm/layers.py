@@ -14,7 +14,6 @@ from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.platforms import current_platform
 
 from sgljit_activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from sgljit_core.log import once
 from sgljit_norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, rmsnorm
 
 from . import ADAPTER
@@ -49,7 +48,7 @@ def replace(used: frozenset[str]) -> None:
             continue
         if other is not None:
             text = f"leaves {name} to {other.__module__}.{other.__qualname__}, which replaced it before"
-            once("engine_conflict", name, f"{ADAPTER.distribution} {text}")
+            ADAPTER.warn_once("engine_conflict", text)
             continue
         registered = layer.name
         CustomOp.register_oot(name=name)(ours)

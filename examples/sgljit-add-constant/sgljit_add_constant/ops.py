@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from sgljit_core import cache_once, make_cpp_args
@@ -52,10 +50,3 @@ def load_module(constant: int, device_type: str) -> Module:
     if device_type == "cuda":
         return FAMILY.load_jit("add_constant", *args, cuda_files=["add_constant.cu"], cuda_wrappers=wrappers)
     return FAMILY.load_jit("add_constant", *args, cpp_files=["add_constant.cpp"], cpp_wrappers=wrappers)
-
-
-def variants() -> Iterator[Callable[[], Any]]:
-    """The variants worth building ahead: the step up and down, on either kind of device."""
-    for constant in (1, -1):
-        for device_type in ("cpu", "cuda"):
-            yield functools.partial(load_module, constant, device_type)

@@ -1,15 +1,5 @@
-"""The family, as data. The entry point in pyproject.toml names this module, which imports no torch."""
+"""The family, as data. The entry point in pyproject.toml names it; this module imports no torch."""
 
-from __future__ import annotations
+from sgljit_core import KernelFamily
 
-from collections.abc import Callable
-
-from sgljit_core import KernelFamily, hookimpl
-
-FAMILY = KernelFamily(name="add_constant", package="sgljit_add_constant", variants="sgljit_add_constant.ops:variants")
-
-
-@hookimpl
-def sgljit_register_kernels(register: Callable[[KernelFamily], None]) -> None:
-    """Declare the family."""
-    register(FAMILY)
+FAMILY = KernelFamily(name="add_constant", package="sgljit_add_constant")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 from sgljit_core import ops
-from sgljit_core.benchmark import get_benchmark_range, measure
-from sgljit_core.benchmark.results import write_results
+from sgljit_tools.benchmark import get_benchmark_range, measure
+from sgljit_tools.benchmark.results import write_results
 
 
 def main() -> None:

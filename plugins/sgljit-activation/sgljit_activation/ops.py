@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from sgljit_core import cache_once
-
 from .plugin import FAMILY
-
-if TYPE_CHECKING:
-    from tvm_ffi import Module
-
-FUNCTORS = {"silu_and_mul": "SiluAndMul", "gelu_and_mul": "GeluAndMul", "gelu_tanh_and_mul": "GeluTanhAndMul"}
-
-
-@cache_once
-def host_module() -> Module:
-    """The host part: the checks, and the choice of a kernel."""
-    wrappers = [(name, f"activate<activation::{functor}>") for name, functor in FUNCTORS.items()]
-    return FAMILY.load_host("activation", cpp_files=["activation.cpp"], cpp_wrappers=wrappers)
 
 
 def _new_out(input: torch.Tensor, _out: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:  # noqa: A002
@@ -30,7 +14,7 @@ def _new_out(input: torch.Tensor, _out: torch.Tensor | None, up: torch.Tensor | 
     return input.new_empty([*input.shape[:-1], *(size // 2 for size in input.shape[-1:])])
 
 
-@FAMILY.op(exports=host_module, mutates=("out",), fake=_new_out)
+@FAMILY.op(mutates=("out",), fake=_new_out)
 def silu_and_mul(  # type: ignore[empty-body]  # it is C++
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     out: torch.Tensor | None = None,
@@ -57,7 +41,7 @@ def silu_and_mul(  # type: ignore[empty-body]  # it is C++
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("out",), fake=_new_out)
+@FAMILY.op(mutates=("out",), fake=_new_out)
 def gelu_and_mul(  # type: ignore[empty-body]  # it is C++
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     out: torch.Tensor | None = None,
@@ -80,7 +64,7 @@ def gelu_and_mul(  # type: ignore[empty-body]  # it is C++
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("out",), fake=_new_out)
+@FAMILY.op(mutates=("out",), fake=_new_out)
 def gelu_tanh_and_mul(  # type: ignore[empty-body]  # it is C++
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     out: torch.Tensor | None = None,

@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
-
 import torch
-
-from sgljit_core import CppType, cache_once
 
 from .plugin import FAMILY
 
-if TYPE_CHECKING:
-    from tvm_ffi import Module
 
-# The functions of csrc/hicache.cpp, by their names for Python.
-_EXPORTS = {
-    "transfer_hicache_one_layer": "transfer_one_layer<2>",
-    "transfer_hicache_one_layer_mla": "transfer_one_layer<1>",
-    "transfer_hicache_all_layer": "transfer_all_layers<2>",
-    "transfer_hicache_all_layer_mla": "transfer_all_layers<1>",
-    "can_use_hicache_jit_kernel": "can_use_hicache_jit_kernel",
-    "launch_one_layer": "launch_one_layer",
-    "last_launch": "last_launch",
-    "chosen_kernel": "chosen_kernel",
-    "chosen_launch": "chosen_launch",
-}
-
-# Where a kernel finds the addresses of the caches; of csrc/hicache_params.h.
-ONE_LAYER, MANY_LAYERS, LAYER_TABLES = (CppType(f"hicache::{t}") for t in ("Layers<1>", "Layers<96>", "LayerTables"))
-
-
-@cache_once
-def host_module() -> Module:
-    """The host part: the checks, and the choice of a kernel and its launch."""
-    return FAMILY.load_host("hicache", cpp_files=["hicache.cpp"], cpp_wrappers=[*_EXPORTS.items()])
-
-
-@FAMILY.op(exports=host_module, mutates=("k_cache_dst", "v_cache_dst"))
+@FAMILY.op(mutates=("k_cache_dst", "v_cache_dst"))
 def transfer_hicache_one_layer(
     k_cache_dst: torch.Tensor,
     v_cache_dst: torch.Tensor,
@@ -85,7 +54,7 @@ def transfer_hicache_one_layer(
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("cache_dst",))
+@FAMILY.op(mutates=("cache_dst",))
 def transfer_hicache_one_layer_mla(
     cache_dst: torch.Tensor,
     indices_dst: torch.Tensor,
@@ -101,7 +70,7 @@ def transfer_hicache_one_layer_mla(
     """``cache_dst[indices_dst] = cache_src[indices_src]``: as ``transfer_hicache_one_layer``, with one cache."""
 
 
-@FAMILY.op(exports=host_module, mutates=("k_ptr_dst", "v_ptr_dst"))
+@FAMILY.op(mutates=("k_ptr_dst", "v_ptr_dst"))
 def transfer_hicache_all_layer(
     k_ptr_dst: torch.Tensor,
     v_ptr_dst: torch.Tensor,
@@ -151,7 +120,7 @@ def transfer_hicache_all_layer(
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("ptr_dst",))
+@FAMILY.op(mutates=("ptr_dst",))
 def transfer_hicache_all_layer_mla(
     ptr_dst: torch.Tensor,
     indices_dst: torch.Tensor,
@@ -173,7 +142,7 @@ def transfer_hicache_all_layer_mla(
     """The same rows of every layer: as ``transfer_hicache_all_layer``, with one cache."""
 
 
-@FAMILY.op(exports=host_module)
+@FAMILY.op()
 def can_use_hicache_jit_kernel(
     *,
     element_size: int,
@@ -189,30 +158,3 @@ def can_use_hicache_jit_kernel(
     To ``torch.compile`` the answer is a constant. A size that it keeps symbolic breaks the graph there.
     """
     raise NotImplementedError  # never runs: the decorator calls C++
-
-
-def variants() -> Iterator[Callable[[], Any]]:
-    """The variants worth building ahead: the host part, the CPU's, and on CUDA the transfers of one layer."""
-    yield host_module
-    yield functools.partial(FAMILY.build_deferred, "hicache_cpu.cpp", "transfer_on_cpu")
-    yield functools.partial(FAMILY.build_deferred, "hicache_check.cpp", "check_on_cpu")
-    yield functools.partial(FAMILY.build_deferred, "hicache_check_layers.cpp", "check_layers_on_cpu")
-    kernel = functools.partial(FAMILY.build_variant, "hicache.cuh")
-    for caches, row_bytes in ((2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (2, 4096), (1, 576), (1, 1152)):
-        for index in (torch.int32, torch.int64):
-            for word, lanes in words_and_lanes(row_bytes, 16):
-                shape = (row_bytes, word, caches, lanes, False, index, ONE_LAYER)
-                yield functools.partial(kernel, "hicache::copy_rows", *shape)
-
-
-def words_and_lanes(row_bytes: int, widest: int) -> list[tuple[int, int]]:
-    """The bytes of a word and the threads that share a row, as csrc/hicache_launch.h chooses.
-
-    Some rows have a second choice: with a quota, to a large pool in host memory.
-
-    Args:
-        widest: the most bytes of a word that divide all addresses and strides.
-    """
-    words = row_bytes // widest
-    found = [(widest, 8 if words <= 8 or row_bytes % 128 == 0 else 16 if words <= 16 else 32)]
-    return [*found, (4, 32)] if 2048 <= row_bytes < 16384 and widest > 4 else found

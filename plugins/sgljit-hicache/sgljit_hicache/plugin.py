@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from sgljit_core import KernelFamily
 
-from sgljit_core import KernelFamily, hookimpl
-
-FAMILY = KernelFamily(
-    name="hicache",
-    package="sgljit_hicache",
-    variants="sgljit_hicache.ops:variants",
-    model_variants="sgljit_hicache.models:model_variants",
-)
-
-
-@hookimpl
-def sgljit_register_kernels(register: Callable[[KernelFamily], None]) -> None:
-    """Declare the family."""
-    register(FAMILY)
+FAMILY = KernelFamily(name="hicache", package="sgljit_hicache", host=["hicache.cpp"])

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
-
 import torch
 
-from sgljit_core import cache_once
-
-from . import kernels
 from .plugin import FAMILY
 
-if TYPE_CHECKING:
-    from tvm_ffi import Module
 
-# Compiled side by side: where there are cores for it, the first call of any op waits for the slowest alone.
-_HOST_FILES = ["rmsnorm.cpp", "fused_add_rmsnorm.cpp", "qknorm.cpp", "layernorm.cpp"]
-
-
-@cache_once
-def host_module() -> Module:
-    """The host part: the checks, and the choice of a kernel."""
-    return FAMILY.load_host("norm", cpp_files=_HOST_FILES, header_only=False)
-
-
-@FAMILY.op(exports=host_module, mutates=("out",), inplace="input")
+@FAMILY.op(mutates=("out",), inplace="input")
 def rmsnorm(
     input: torch.Tensor,  # noqa: A002 - as torch.nn.functional.rms_norm calls it
     weight: torch.Tensor,
@@ -53,7 +34,7 @@ def rmsnorm(
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("out",), inplace="input")
+@FAMILY.op(mutates=("out",), inplace="input")
 def gemma_rmsnorm(
     input: torch.Tensor,  # noqa: A002 - as rmsnorm
     weight: torch.Tensor,
@@ -75,7 +56,7 @@ def gemma_rmsnorm(
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("input", "residual"))
+@FAMILY.op(mutates=("input", "residual"))
 def fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002 - as rmsnorm
     residual: torch.Tensor,
@@ -98,7 +79,7 @@ def fused_add_rmsnorm(
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("input", "residual"))
+@FAMILY.op(mutates=("input", "residual"))
 def gemma_fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002 - as rmsnorm
     residual: torch.Tensor,
@@ -120,7 +101,7 @@ def gemma_fused_add_rmsnorm(
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("q", "k"))
+@FAMILY.op(mutates=("q", "k"))
 def fused_inplace_qknorm(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -149,7 +130,7 @@ def fused_inplace_qknorm(
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("q", "k"))
+@FAMILY.op(mutates=("q", "k"))
 def gemma_fused_inplace_qknorm(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -175,7 +156,7 @@ def gemma_fused_inplace_qknorm(
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("q", "k"))
+@FAMILY.op(mutates=("q", "k"))
 def fused_inplace_qknorm_across_heads(
     q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float = 1e-6
 ) -> None:
@@ -194,7 +175,7 @@ def fused_inplace_qknorm_across_heads(
     """
 
 
-@FAMILY.op(exports=host_module, mutates=("out",), inplace="input")
+@FAMILY.op(mutates=("out",), inplace="input")
 def layernorm(
     input: torch.Tensor,  # noqa: A002 - as torch.nn.functional.layer_norm calls it
     weight: torch.Tensor,
@@ -222,37 +203,3 @@ def layernorm(
         ValueError: rows of ``out`` share memory with each other, with other rows of ``input``, or with ``weight`` or
             ``bias``; ``eps`` is negative.
     """
-
-
-# The sizes that models have: hidden sizes, those of Gemma's, those of models with layer normalisation; heads.
-_HIDDEN_SIZES = (2048, 2880, 3072, 4096, 5120, 6144, 7168, 8192, 16384)
-_GEMMA_SIZES = (2304, 2560, 3584, 3840, 5376)
-_LAYERNORM_SIZES = (768, 1024, 4096, 8192)
-_HEAD_DIMS = (64, 128, 256)
-_GEMMA_HEAD_DIMS = (256,)
-
-
-def variants() -> Iterator[Callable[[], Any]]:
-    """The variants worth building ahead: the host part, the CPU's loops, the usual sizes and kernels for any size."""
-    yield host_module
-    yield functools.partial(FAMILY.build_deferred, *kernels.QKNORM_ON_CPU)
-    sizes = {
-        kernels.RMSNORM: _HIDDEN_SIZES,
-        kernels.GEMMA_RMSNORM: _GEMMA_SIZES,
-        kernels.FUSED_ADD: _HIDDEN_SIZES,
-        kernels.GEMMA_FUSED_ADD: _GEMMA_SIZES,
-        kernels.LAYERNORM: _LAYERNORM_SIZES,
-    }
-    for operation in (*sizes, kernels.LAYERNORM_WITHOUT_BIAS):
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            yield functools.partial(FAMILY.build_deferred, *operation.loop(dtype))
-    for dtype in (torch.float16, torch.bfloat16):
-        made = [operation.generic(dtype) for operation in sizes]
-        made += [
-            kernel for operation in sizes for size in sizes[operation] for kernel in operation.kernels(size, dtype)
-        ]
-        for plus_one, head_dims in ((False, _HEAD_DIMS), (True, _GEMMA_HEAD_DIMS)):
-            made.append(kernels.qknorm_generic(16 // dtype.itemsize, dtype, plus_one))
-            made += [kernel for size in head_dims for kernel in kernels.qknorm(size, dtype, plus_one)]
-        for kernel in made:
-            yield functools.partial(FAMILY.build_variant, *kernel)

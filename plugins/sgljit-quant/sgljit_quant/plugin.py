@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from sgljit_core import KernelFamily
 
-from sgljit_core import KernelFamily, hookimpl
-
-FAMILY = KernelFamily(name="quant", package="sgljit_quant", variants="sgljit_quant.ops:variants")
-
-
-@hookimpl
-def sgljit_register_kernels(register: Callable[[KernelFamily], None]) -> None:
-    """Declare the family."""
-    register(FAMILY)
+FAMILY = KernelFamily(name="quant", package="sgljit_quant", host=["quant.cpp"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,8 +14,6 @@ from .plugin import FAMILY
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-_EXPORTS = ("stream_wait_value", "stream_write_value", "check_timeouts", "use_exchange")
-
 
 @cache_once
 def host_module() -> Module:
@@ -25,9 +21,7 @@ def host_module() -> Module:
     import tvm_ffi
 
     tvm_ffi.register_error("TimeoutError", TimeoutError)
-    module = FAMILY.load_host(
-        "wait_value", cpp_files=["wait_value.cpp"], cpp_wrappers=[(name, name) for name in _EXPORTS]
-    )
+    module = FAMILY.host_module()
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is not None:  # the standard's name for: which stream is current?
         address = ctypes.pythonapi.PyCapsule_GetPointer
@@ -92,10 +86,3 @@ def check_timeouts() -> None:
 
     It does not wait for the device: synchronise first to know about the waits until then.
     """
-
-
-def variants() -> Iterator[Callable[[], Any]]:
-    """The variants worth building ahead: all of it."""
-    yield host_module
-    for kernel in ("wait_value::wait", "wait_value::write"):
-        yield functools.partial(FAMILY.build_variant, "wait_value.cuh", kernel)

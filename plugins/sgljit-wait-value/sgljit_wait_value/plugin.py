@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from sgljit_core import KernelFamily
 
-from sgljit_core import KernelFamily, hookimpl
-
-FAMILY = KernelFamily(name="wait_value", package="sgljit_wait_value", variants="sgljit_wait_value.ops:variants")
-
-
-@hookimpl
-def sgljit_register_kernels(register: Callable[[KernelFamily], None]) -> None:
-    """Declare the family."""
-    register(FAMILY)
+FAMILY = KernelFamily(name="wait_value", package="sgljit_wait_value", host=["wait_value.cpp"])

@@ -15,7 +15,15 @@ from pathlib import Path
 SGLANG = "0.5.23"
 PLATFORM = ("--python-version", "3.12", "--platform", "manylinux_2_34_x86_64", "--only-binary", ":all:")
 ROOT = Path(__file__).resolve().parents[4]
-PROJECTS = ["", "plugins/sgljit-activation", "plugins/sgljit-norm", "plugins/sgljit-hicache", "engines/sgljit-sglang"]
+PROJECTS = [
+    "",
+    "plugins/sgljit-activation",
+    "plugins/sgljit-norm",
+    "plugins/sgljit-hicache",
+    "engines/sgljit-engines",
+    "engines/sgljit-sglang",
+    "tools/sgljit-tools",  # whose plugin of pytest skips what needs a GPU
+]
 TORCH = "torch==2.13.0"
 IMPORTED = Path(__file__).with_name("environment.txt")
 

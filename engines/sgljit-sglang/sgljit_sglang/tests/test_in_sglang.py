@@ -280,4 +280,4 @@ def test_another_plugins_backend_is_left_to_it():
     """
     code = 'assert layernorm.RMSNorm(64)(torch.ones(2, 64), backend=PLUGIN) == "another plugin\'s"'
     printed = run(code, before=before)
-    assert "sgljit-sglang leaves RMSNorm to __main__.forward_plugin, the backend of another plugin" in printed
+    assert "sgljit-sglang 0.1.0 leaves RMSNorm to __main__.forward_plugin, the backend of another plugin" in printed

@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 import sgljit_sglang
-from sgljit_core import errors
+from sgljit_engines.errors import UnsupportedEngineError
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def no_sglang(monkeypatch):
     def version(distribution: str) -> str | None:
         return None if distribution.startswith("sglang") else "0.1.0"
 
-    monkeypatch.setattr("sgljit_core.engines.adapter._installed", version)
+    monkeypatch.setattr("sgljit_engines.adapter._installed", version)
 
 
 def test_sglang_finds_the_function_by_its_entry_point():
@@ -40,7 +40,7 @@ def test_without_sglang_it_says_what_to_install(no_sglang, caplog):
 
 def test_another_version_is_left_alone(monkeypatch, caplog):
     versions = {"sglang": "0.5.24", "sgljit-sglang": "0.1.0"}
-    monkeypatch.setattr("sgljit_core.engines.adapter._installed", versions.get)
+    monkeypatch.setattr("sgljit_engines.adapter._installed", versions.get)
     sgljit_sglang.register()
     (text,) = caplog.messages
     assert text == (
@@ -51,7 +51,7 @@ def test_another_version_is_left_alone(monkeypatch, caplog):
 
 def test_strict_makes_an_error_of_it(no_sglang, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
-    with pytest.raises(errors.UnsupportedEngineError, match="sglang is not installed"):
+    with pytest.raises(UnsupportedEngineError, match="sglang is not installed"):
         sgljit_sglang.register()
 
 

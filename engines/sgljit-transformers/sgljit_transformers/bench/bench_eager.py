@@ -22,8 +22,8 @@ import torch
 import transformers
 
 import sgljit_transformers
-from sgljit_core.benchmark.measure import measure
-from sgljit_core.benchmark.results import write_results
+from sgljit_tools.benchmark import measure
+from sgljit_tools.benchmark.results import write_results
 
 _COMMON = {"vocab_size": 32000, "max_position_embeddings": 8192, "head_dim": 128, "num_key_value_heads": 8}
 SIZES: dict[str, dict[str, int]] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sgljit_core.engines.shapes import MODEL_TYPES, read_config
+from sgljit_engines.shapes import MODEL_TYPES, read_config
 
 from .tiny import MODELS, config, match, transformers
 

@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 import sgljit_transformers
-from sgljit_core.errors import UnsupportedEngineError
+from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_transformers import adapter, errors
 
 from .tiny import model, norms, prompt

@@ -18,7 +18,9 @@ PROJECTS = [
     ROOT,
     ROOT / "plugins" / "sgljit-activation",
     ROOT / "plugins" / "sgljit-norm",
+    ROOT / "engines" / "sgljit-engines",
     ROOT / "engines" / "sgljit-vllm",
+    ROOT / "tools" / "sgljit-tools",  # whose plugin of pytest skips what needs a GPU
 ]
 
 

@@ -251,4 +251,4 @@ def test_a_layer_that_another_plugin_replaced_is_left_to_it():
         assert op_registry_oot["GemmaRMSNorm"].__module__ == "sgljit_vllm.layers"
     """
     printed = run(sys.executable, "-c", textwrap.dedent(code), VLLM_TARGET_DEVICE="cpu")
-    assert "sgljit-vllm leaves RMSNorm to __main__.Other, which replaced it before" in printed
+    assert "sgljit-vllm 0.1.0 leaves RMSNorm to __main__.Other, which replaced it before" in printed

@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 import sgljit_vllm
-from sgljit_core import errors
+from sgljit_engines.errors import UnsupportedEngineError
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def no_vllm(monkeypatch):
     def version(distribution: str) -> str | None:
         return None if distribution.startswith("vllm") else "0.1.0"
 
-    monkeypatch.setattr("sgljit_core.engines.adapter._installed", version)
+    monkeypatch.setattr("sgljit_engines.adapter._installed", version)
 
 
 def test_vllm_finds_the_function_by_its_entry_point():
@@ -38,7 +38,7 @@ def test_without_vllm_it_says_what_to_install(no_vllm, caplog):
 
 def test_another_version_is_left_alone(monkeypatch, caplog):
     versions = {"vllm": "0.34.0", "sgljit-vllm": "0.1.0"}
-    monkeypatch.setattr("sgljit_core.engines.adapter._installed", versions.get)
+    monkeypatch.setattr("sgljit_engines.adapter._installed", versions.get)
     sgljit_vllm.register()
     (text,) = caplog.messages
     assert text == (
@@ -49,7 +49,7 @@ def test_another_version_is_left_alone(monkeypatch, caplog):
 
 def test_strict_makes_an_error_of_it(no_vllm, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
-    with pytest.raises(errors.UnsupportedEngineError, match="vllm is not installed"):
+    with pytest.raises(UnsupportedEngineError, match="vllm is not installed"):
         sgljit_vllm.register()
 
 

@@ -9,9 +9,9 @@ import torch
 from sgljit_core import ops, override_cuda_arch
 from sgljit_core.errors import TensorMatchError, ToolchainNotFoundError
 
-from .. import reference
-from ..ops import add_constant as function
-from ..ops import load_module
+from sgljit_add_constant import reference
+from sgljit_add_constant.ops import add_constant as function
+from sgljit_add_constant.ops import load_module
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]  # skipped where there is no GPU
 

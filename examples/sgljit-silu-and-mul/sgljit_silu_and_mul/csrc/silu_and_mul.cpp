@@ -3,6 +3,8 @@
 
 #include "silu_and_mul.h"
 
+#include <sgl_kernel/export.h>
+
 namespace {
 
 host::RowMap<swiglu::SiluAndMul, 2> silu_and_mul_of_rows{"silu_and_mul.h"};
@@ -14,3 +16,5 @@ void silu_and_mul(host::TensorView input, host::TensorView out) {
 }
 
 }  // namespace
+
+SGL_EXPORT(silu_and_mul, (silu_and_mul))

@@ -25,8 +25,8 @@ from torch.nn.functional import gelu, silu
 
 from sgljit_activation import reference
 from sgljit_core import ops
-from sgljit_core.benchmark import Figure, get_benchmark_range, measure
-from sgljit_core.benchmark.results import make_benchmark, sweep, with_ratio, write_results
+from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
+from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_results
 
 Run = Callable[[torch.Tensor, torch.Tensor], object]
 

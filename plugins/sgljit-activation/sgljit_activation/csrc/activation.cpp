@@ -1,6 +1,7 @@
 /// \file activation.cpp
 /// \brief The host part: the functions that Python calls.
 
+#include <sgl_kernel/export.h>
 #include <sgl_kernel/optional.h>
 
 #include "activation.h"
@@ -26,3 +27,7 @@ void activate(host::TensorView input, host::Optional<host::TensorView> out, host
 }
 
 }  // namespace
+
+SGL_EXPORT(silu_and_mul, (activate<activation::SiluAndMul>))
+SGL_EXPORT(gelu_and_mul, (activate<activation::GeluAndMul>))
+SGL_EXPORT(gelu_tanh_and_mul, (activate<activation::GeluTanhAndMul>))

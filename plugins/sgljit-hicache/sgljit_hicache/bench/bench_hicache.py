@@ -35,8 +35,8 @@ from typing import Any
 import torch
 
 from sgljit_core import ops
-from sgljit_core.benchmark.results import to_markdown, write_plot, write_results
-from sgljit_hicache.ops import host_module
+from sgljit_hicache.plugin import FAMILY
+from sgljit_tools.benchmark.results import to_markdown, write_plot, write_results
 
 from .workload import (
     DIRECTIONS,
@@ -72,7 +72,7 @@ Row = dict[str, Any]
 def last_launch() -> str:
     """The chosen launch."""
     launch = torch.zeros(4, dtype=torch.int64)
-    host_module().last_launch(launch)
+    FAMILY.host_module().last_launch(launch)
     blocks, threads, chunk, group = launch.tolist()
     return f"{blocks} x {threads}{', sorted' if chunk else ''}{f' in groups of {group}' if group else ''}"
 

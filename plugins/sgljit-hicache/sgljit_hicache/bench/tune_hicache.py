@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from sgljit_core import ops
-from sgljit_hicache.ops import host_module
+from sgljit_hicache.plugin import FAMILY
 
 from .workload import DIRECTIONS, check, gigabytes_per_second, make_pools, make_workload
 
@@ -60,7 +60,7 @@ def main() -> None:
             for launch in launches(direction, rows):
 
                 def launched(*call: torch.Tensor, launch: Launch = launch) -> None:
-                    host_module().launch_one_layer(*call, None, None, *launch, False)
+                    FAMILY.host_module().launch_one_layer(*call, None, None, *launch, False)
 
                 rates.append((gigabytes_per_second(launched, work, seconds=0.01), launch))
             console.print(f"{direction} {rows} rows of {row_bytes} bytes, the default {default:.2f} GB/s; the best:")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sgljit_core.benchmark import run_benchmark
+from sgljit_tools.benchmark import run_benchmark
 
 POOL_BYTES = 128 << 20
 ROW_BYTES = 2048

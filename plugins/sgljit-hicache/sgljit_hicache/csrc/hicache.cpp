@@ -2,6 +2,7 @@
 /// \brief The host part: the functions that Python calls, from arguments to a copy on the CPU or a launch.
 
 #include <sgl_kernel/deferred.h>
+#include <sgl_kernel/export.h>
 #include <sgl_kernel/ffi.h>
 #include <sgl_kernel/launch.h>
 #include <sgl_kernel/message.h>
@@ -258,3 +259,13 @@ void last_launch(TensorView launch) {
 }
 
 }  // namespace
+
+SGL_EXPORT(transfer_hicache_one_layer, (transfer_one_layer<2>))
+SGL_EXPORT(transfer_hicache_one_layer_mla, (transfer_one_layer<1>))
+SGL_EXPORT(transfer_hicache_all_layer, (transfer_all_layers<2>))
+SGL_EXPORT(transfer_hicache_all_layer_mla, (transfer_all_layers<1>))
+SGL_EXPORT(can_use_hicache_jit_kernel, (can_use_hicache_jit_kernel))
+SGL_EXPORT(launch_one_layer, (launch_one_layer))
+SGL_EXPORT(last_launch, (last_launch))
+SGL_EXPORT(chosen_kernel, (chosen_kernel))
+SGL_EXPORT(chosen_launch, (chosen_launch))

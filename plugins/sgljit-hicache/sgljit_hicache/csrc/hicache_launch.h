@@ -160,7 +160,7 @@ inline Launch launch_on_the_link(const Job& job, const Work& work) {
   return launch;
 }
 
-/// \brief The kernel of a transfer. Touches no GPU; `variants()` of ops.py lists the results for usual rows.
+/// \brief The kernel of a transfer. Touches no GPU.
 ///
 /// \tparam Table the addresses: `Layers` or `LayerTables`.
 template <typename Table>

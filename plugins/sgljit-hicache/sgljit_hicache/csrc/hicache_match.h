@@ -75,7 +75,7 @@ inline std::int64_t match_cache(const char* op, Cache& cache, const host::Option
 [[noreturn, gnu::cold]] inline void refuse_overlap(const char* op, const Cache& a, const Cache& b) {
   refuse(
       "ValueError", op, a.name, " and ", b.name, " overlap: ", *a.view, " and ", *b.view,
-      ". Rows that may share memory, interleaved at different strides, are refused with those that do");
+      ". Rows with different strides must not overlap, and rows that cannot be proven disjoint count as overlapping");
 }
 
 /// Destinations may overlap only their own source, row for row. Returns whether they do. Indices are read while rows

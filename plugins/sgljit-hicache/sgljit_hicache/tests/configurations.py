@@ -10,7 +10,7 @@ import torch
 
 from sgljit_core import ops
 from sgljit_hicache import reference
-from sgljit_hicache.ops import host_module
+from sgljit_hicache.plugin import FAMILY
 
 DTYPES = [torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.int64]
 LAYOUTS = ["dense", "gaps", "heads", "page_first", "page_direct"]
@@ -104,7 +104,7 @@ def check(
     if launch is None:
         getattr(family, name)(*arguments, element_dim=element_dim, **options)
     else:
-        host_module().launch_one_layer(*arguments, element_dim, None, *launch, False)
+        FAMILY.host_module().launch_one_layer(*arguments, element_dim, None, *launch, False)
     if indices_dst.is_cuda:
         torch.cuda.synchronize()
     for got, wanted in zip(dst.pools + src.pools, expected.pools + before.pools, strict=True):

@@ -7,14 +7,16 @@ import itertools
 import pytest
 import torch
 
-from sgljit_core import ops, override_cuda_arch
+from sgljit_core import CppType, ops, override_cuda_arch
 from sgljit_hicache import reference, samples
-from sgljit_hicache.ops import LAYER_TABLES, MANY_LAYERS, ONE_LAYER, host_module, variants
 from sgljit_hicache.plugin import FAMILY
 
 from .configurations import LAYOUTS, assert_same_bytes, check, make_indices, make_side, noise, random_transfer
 
 family = ops["hicache"]
+
+# Where a kernel finds the addresses of the caches; of csrc/hicache_params.h.
+ONE_LAYER, MANY_LAYERS, LAYER_TABLES = (CppType(f"hicache::{t}") for t in ("Layers<1>", "Layers<96>", "LayerTables"))
 
 ROW_BYTES = [16, 128, 576, 2048, 4112, 65536]
 DIRECTIONS = [("cuda", "host"), ("host", "cuda"), ("cuda", "cuda")]
@@ -23,7 +25,7 @@ DIRECTIONS = [("cuda", "host"), ("host", "cuda"), ("cuda", "cuda")]
 def last_launch() -> tuple[int, ...]:
     """Blocks, threads, and rows of a chunk and of a group of the last launch."""
     launch = torch.zeros(4, dtype=torch.int64)
-    host_module().last_launch(launch)
+    FAMILY.host_module().last_launch(launch)
     return tuple(launch.tolist())
 
 
@@ -50,16 +52,6 @@ def test_rows_of_smaller_words_compile_without_a_gpu(word: int):
         for row_words in (25, 512):
             shape = (row_words * word, word, 2, 32, True, torch.int32, MANY_LAYERS)
             FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", *shape)
-
-
-@pytest.mark.slow
-def test_every_declared_variant_builds():
-    with override_cuda_arch(9, 0):
-        builds = list(variants())
-        per_index_type = 8 + 2  # row sizes, two of which a quota moves by other words
-        assert len(builds) == 4 + 2 * per_index_type
-        for build in builds:
-            build()
 
 
 @pytest.mark.gpu
@@ -245,9 +237,13 @@ def test_offsets_beyond_32_bits(direction: tuple[str, str]):
         for cache in large:
             cache[where] = noise(3 * width, "cuda").view(3, width)
         if direction[0] == "cuda":
-            host_module().launch_one_layer(*large, where, *pattern, small, None, None, 1, 64, chunk_rows, 0, False)
+            FAMILY.host_module().launch_one_layer(
+                *large, where, *pattern, small, None, None, 1, 64, chunk_rows, 0, False
+            )
         else:
-            host_module().launch_one_layer(*pattern, small, *large, where, None, None, 1, 64, chunk_rows, 0, False)
+            FAMILY.host_module().launch_one_layer(
+                *pattern, small, *large, where, None, None, 1, 64, chunk_rows, 0, False
+            )
         torch.cuda.synchronize()
         for cache, rows_of_cache in zip(large, pattern, strict=True):
             assert torch.equal(cache[where].cpu(), rows_of_cache[small.to(rows_of_cache.device)].cpu())

@@ -1,53 +1,29 @@
-"""What is built ahead against what the host part asks for, with no GPU: for every architecture the same kernels.
-
-Also the launches that it chooses for scattered rows.
-"""
+"""The kernels and launches that the host part chooses, with no GPU, and those that are built ahead."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sgljit_core import make_cpp_args, override_cuda_arch
-from sgljit_hicache.models import model_variants
-from sgljit_hicache.ops import host_module, variants
-
-GPUS = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)]
-ROWS = [(128, 2), (256, 2), (512, 2), (1024, 2), (2048, 2), (4096, 2), (576, 1), (1152, 1)]  # bytes, caches
+from sgljit_hicache.plugin import FAMILY
+from sgljit_tools.recording.recorder import record
 
 
 def chosen(*arguments: object, block_quota: int | None = None) -> str:
     """The kernel of a transfer, as the expression that names it; see csrc/hicache.cpp."""
     text = torch.zeros(256, dtype=torch.uint8)
-    host_module().chosen_kernel(text, *arguments, block_quota)
+    FAMILY.host_module().chosen_kernel(text, *arguments, block_quota)
     return bytes(text.tolist()).partition(b"\0")[0].decode()
 
 
 def chosen_launch(*arguments: int, block_quota: int | None = None) -> tuple[int, ...]:
     """Blocks, threads, and rows of a chunk and of a group of a transfer to the host; see csrc/hicache.cpp."""
     launch = torch.zeros(4, dtype=torch.int64)
-    host_module().chosen_launch(launch, *arguments, block_quota)
+    FAMILY.host_module().chosen_launch(launch, *arguments, block_quota)
     return tuple(launch.tolist())
-
-
-def declared(arch: tuple[int, int]) -> set[str]:
-    """The device kernels that ``variants`` yields for an architecture, as the expressions that name them."""
-    with override_cuda_arch(*arch):
-        builds = [build for build in variants() if isinstance(build, functools.partial)]
-    kernels = [build.args[1:] for build in builds if build.args[0] == "hicache.cuh"]
-    names = [f"{name}<{make_cpp_args(*arguments)}>" for name, *arguments in kernels]
-    assert len(names) == len(set(names))
-    return set(names)
-
-
-@pytest.mark.parametrize("arch", GPUS, ids=str)
-def test_every_declared_kernel_is_asked_for_and_no_other(arch: tuple[int, int]):
-    calls = itertools.product(ROWS, (32, 64), (None, 2))
-    assert declared(arch) == {chosen(*row, bits, block_quota=quota) for row, bits, quota in calls}
 
 
 @pytest.mark.parametrize(
@@ -111,11 +87,12 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("row_bytes", [256, 2048, 8192, 16384, 32768])
-@pytest.mark.parametrize("op", PLACES)
-def test_a_model_has_the_kernels_of_its_loads_and_backups_built_ahead(op: str, row_bytes: int):
-    shape = SimpleNamespace(caches=2, cache_row=row_bytes // 2, dtype="bfloat16")
-    builds = list(model_variants(shape, frozenset({op}), "cuda"))
-    names = [f"{build.args[1]}<{make_cpp_args(*build.args[2:])}>" for build in builds if build is not host_module]
-    asked = {chosen(row_bytes, 2, 64), chosen(row_bytes, 2, 64, block_quota=2)}
-    assert sorted(names) == sorted(name.replace("Layers<1>", place) for name in asked for place in PLACES[op])
+def test_a_model_has_the_kernels_of_its_loads_and_backups_built_ahead():
+    """Of two models: one whose rows have two kernels, and one whose rows have one."""
+    for row_bytes in (2048, 16384):
+        shape = SimpleNamespace(caches=2, cache_row=row_bytes // 2, dtype="bfloat16")
+        recorded = record(["hicache"], cuda_arch="9.0", on_cpu=False, ops=frozenset(PLACES), model=shape)
+        names = [wanted.spec.kernel for wanted in recorded.wanted if wanted.spec.kernel]
+        asked = {chosen(row_bytes, 2, 64), chosen(row_bytes, 2, 64, block_quota=2)}
+        places = itertools.chain(*PLACES.values())
+        assert sorted(names) == sorted(name.replace("Layers<1>", place) for place in places for name in asked)

@@ -27,9 +27,9 @@ import torch
 from torch.nn.functional import layer_norm, rms_norm
 
 from sgljit_core import ops
-from sgljit_core.benchmark import Figure, get_benchmark_range, is_in_ci, measure
-from sgljit_core.benchmark.results import make_benchmark, sweep, with_ratio, write_plot, write_results
-from sgljit_norm.ops import host_module
+from sgljit_norm.plugin import FAMILY
+from sgljit_tools.benchmark import Figure, get_benchmark_range, is_in_ci, measure
+from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_plot, write_results
 
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[..., object]
@@ -238,7 +238,7 @@ def overheads() -> list[dict[str, Any]]:
         defaults = ["1e-6", "0"] if op == "fused_inplace_qknorm" else ["1e-6"]
         calls = {
             "call": (getattr(family, op), ", ".join(tensors)),
-            "exported": (getattr(host_module(), op), ", ".join([*tensors, *defaults])),
+            "exported": (getattr(FAMILY.host_module(), op), ", ".join([*tensors, *defaults])),
         }
         number = 100 if is_in_ci() else 20_000
         nanoseconds = {

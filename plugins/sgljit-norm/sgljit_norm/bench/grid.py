@@ -33,7 +33,7 @@ import torch
 from torch.nn.functional import layer_norm, rms_norm
 
 from sgljit_core import ops
-from sgljit_core.benchmark.results import write_heat_map, write_results
+from sgljit_tools.benchmark.results import write_heat_map, write_results
 
 from . import open_models
 from .open_models import Place

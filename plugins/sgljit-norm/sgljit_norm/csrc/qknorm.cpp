@@ -98,7 +98,8 @@ struct Call {
     if (rows_overlap(q_rows) || rows_overlap(k_rows) || rows_meet(q_rows, k_rows))
       throw Error(
           "ValueError", op, ": both are written, but rows of q and k overlap: q is ", q.x, ", k is ", k.x,
-          ". Rows that may share memory, interleaved at different strides, are refused with those that do");
+          ". Rows with different strides must not overlap, and rows that cannot be proven disjoint count as "
+          "overlapping");
     std::int64_t word = sgl::kWordBytes;
     for (const auto* x : {&q_heads, &k_heads}) {
       const MemoryRows weight(x->weight, x->head_dim * bytes);

@@ -8,12 +8,10 @@ import random
 import pytest
 import torch
 
-from sgljit_core import ops, override_cuda_arch
+from sgljit_core import CppType, ops, override_cuda_arch
 from sgljit_core.errors import CompileError
-from sgljit_core.model.row_kernels import MAX_VECTORS, row_layouts
-from sgljit_norm import kernels, samples
+from sgljit_norm import samples
 from sgljit_norm.bench import tune
-from sgljit_norm.ops import variants
 from sgljit_norm.plugin import FAMILY
 
 from .helpers import (
@@ -39,78 +37,32 @@ norm = ops["norm"]
 each_op = pytest.mark.parametrize("op", OPS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
-ARCHS = [
-    pytest.param((8, 0), id="sm_80", marks=pytest.mark.slow),
-    pytest.param((9, 0), id="sm_90a"),
-    pytest.param((10, 0), id="sm_100a", marks=pytest.mark.slow),
-]
-SIZES = [64, 1024, 4096, 16384]  # one of each kind of layout: part of a warp, a warp, blocks with one vector and more
-OPERATIONS = {
-    "rmsnorm": kernels.RMSNORM,
-    "gemma_fused_add_rmsnorm": kernels.GEMMA_FUSED_ADD,
-    "layernorm": kernels.LAYERNORM,
-    "layernorm without bias": kernels.LAYERNORM_WITHOUT_BIAS,
-}
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-@each_dtype
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_kernels_compile_without_a_gpu(op: str, dtype: torch.dtype, arch: tuple[int, int]):
-    operation = OPERATIONS[op]
-    with override_cuda_arch(*arch):
-        for size in SIZES if dtype == torch.bfloat16 else SIZES[2:3]:
-            for kernel in operation.kernels(size, dtype):
-                FAMILY.build_variant(*kernel)
-        FAMILY.build_variant(*operation.kernels(4097, dtype)[0])  # no whole load: one element
-        FAMILY.build_variant(*operation.generic(dtype))
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_q_and_k_compile_without_a_gpu(arch: tuple[int, int]):
-    made = [kernels.qknorm_across_heads(*sizes, torch.bfloat16) for sizes in ((6144, 1024), (128, 8), (16384, 16384))]
-    made += [kernels.qknorm(size, dtype, True) for size, dtype in ((128, torch.float32), (65, torch.float16))]
-    with override_cuda_arch(*arch):
-        for kernel in itertools.chain.from_iterable(made):
-            FAMILY.build_variant(*kernel)
+MAX_VECTORS = 4096  # of a row that a block holds in registers
 
 
 def test_a_row_that_is_no_whole_number_of_vectors_is_refused_by_the_device_code():
-    file, name, functor, *counts, _, _, threads, block, dtype, _ = kernels.RMSNORM.kernels(1024, torch.bfloat16)[0]
-    kernel = (file, name, functor, *counts, 1001, 8, threads, block, dtype, dtype)
+    bf16 = torch.bfloat16
+    kernel = ("device::row_reduce", CppType("norms::RMSNorm<false>"), 1, 1, 1, 1001, 8, 128, 128, bf16, bf16)
     with override_cuda_arch(9, 0), pytest.raises(CompileError, match="whole number of vectors"):
-        FAMILY.build_variant(*kernel)
+        FAMILY.build_variant("norm.h", *kernel)
 
 
-def test_what_is_built_ahead_is_what_the_host_part_chooses():
-    """Written twice, in C++ and in Python."""
+def test_every_layout_holds_its_row_in_registers_and_fits_a_block():
     chosen = tune.module().chosen_layout
     for sms, work in itertools.product((20, 132), (0, 1, 2)):
         for vectors in (*range(1, 200), *range(200, MAX_VECTORS + 1, 31), MAX_VECTORS):
             rows = (1, *(sms * eighths // 8 + 1 for eighths in (1, 8, 16, 24, 32, 48, 64)))
-            layouts = {divmod(chosen(vectors, work, count, sms) % 2**32, 2**16) for count in rows}
-            assert sorted(layouts) == row_layouts(8 * vectors, 8, 2, work)
-            for threads, block in layouts:
+            for threads, block in {divmod(chosen(vectors, work, count, sms) % 2**32, 2**16) for count in rows}:
                 assert threads * 16 >= vectors, "more vectors for a thread than registers hold"
                 assert block % threads == 0
                 assert block <= 1024
 
 
-def test_the_threads_of_q_and_k_across_heads_are_built_ahead():
+def test_q_and_k_across_heads_fit_a_block():
     chosen = tune.module().threads_across_heads
     for sms, vectors in itertools.product((20, 132), (*range(1, 200), *range(200, MAX_VECTORS + 1, 31), MAX_VECTORS)):
-        ahead = {kernel[-2] for kernel in kernels.qknorm_across_heads(8 * vectors, 8, torch.bfloat16)}
-        assert {chosen(vectors, tokens, sms) for tokens in (1, 4 * sms, 4 * sms + 1, 10**10)} == ahead
-        assert max(ahead) <= 1024
-
-
-@pytest.mark.slow
-def test_every_declared_variant_builds():
-    with override_cuda_arch(9, 0):
-        builds = list(variants())
-        assert len(builds) > 70
-        for build in builds:
-            build()
+        for tokens in (1, 4 * sms, 4 * sms + 1, 10**10):
+            assert vectors <= 4 * chosen(vectors, tokens, sms) <= 4096
 
 
 @pytest.mark.gpu

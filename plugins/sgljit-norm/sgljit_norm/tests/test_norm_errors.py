@@ -45,7 +45,7 @@ def good_call(op: str) -> Call:
     return call | ({"bias": zeros(64)} if op == "layernorm" else {})
 
 
-DOUBT = r"\. Rows that may share memory, interleaved at different strides, are refused with those that do"
+DOUBT = r"\. Rows with different strides must not overlap, and rows that cannot be proven disjoint count as overlapping"
 APART = "Stride mismatch: expected the elements of a row side by side, at a stride of 1, but got 2"
 
 INPUT = {

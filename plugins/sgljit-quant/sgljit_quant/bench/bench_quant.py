@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from sgljit_core import ops
-from sgljit_core.benchmark import Figure, get_benchmark_range, measure
-from sgljit_core.benchmark.results import make_benchmark, sweep, with_ratio, write_plot, write_results
+from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
+from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_plot, write_results
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 

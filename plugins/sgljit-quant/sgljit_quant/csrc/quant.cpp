@@ -2,6 +2,7 @@
 /// \brief The host part of quantisation: the functions that Python calls, the checks, and the choice of kernels.
 
 #include <sgl_kernel/deferred.h>
+#include <sgl_kernel/export.h>
 #include <sgl_kernel/variant.h>
 
 #include "quant.h"
@@ -145,3 +146,6 @@ void per_token_quant_fp8(TensorView input, TensorView output_q, TensorView outpu
 }
 
 }  // namespace
+
+SGL_EXPORT(per_tensor_quant_fp8, (per_tensor_quant_fp8))
+SGL_EXPORT(per_token_quant_fp8, (per_token_quant_fp8))

@@ -10,7 +10,6 @@ import torch
 from sgljit_core import override_cuda_arch
 from sgljit_core.errors import CompileError
 from sgljit_quant import reference, samples
-from sgljit_quant.ops import PER_TOKEN, variants
 from sgljit_quant.plugin import FAMILY
 
 from .helpers import DTYPES, FP8, assert_same_bytes, check, check_per_tensor, check_per_token, family, random
@@ -40,30 +39,12 @@ def test_a_kernel_compiles_without_a_gpu(name: str, dtype: torch.dtype, arch: tu
             FAMILY.build_variant("quant.cuh", f"quant::{name}", *item, *KERNELS[name], dtype)
 
 
-@ARCHS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_the_kernels_of_rows_compile_without_a_gpu(dtype: torch.dtype, arch: tuple[int, int]):
-    with override_cuda_arch(*arch):
-        for columns in (128, 4096, 16384, 4097):
-            for kernel in PER_TOKEN.kernels(columns, dtype, torch.float8_e4m3fn):
-                FAMILY.build_variant(*kernel)
-
-
 def test_a_cluster_needs_sm_90():
     cluster = ("quant.cuh", "quant::quantize_small", 8, False, True, torch.float16)
     with override_cuda_arch(8, 0), pytest.raises(CompileError, match="clusters of blocks need sm_90"):
         FAMILY.build_variant(*cluster)
     with override_cuda_arch(9, 0):
         FAMILY.build_variant(*cluster)
-
-
-@pytest.mark.slow
-def test_every_declared_variant_builds():
-    with override_cuda_arch(9, 0):
-        builds = list(variants())
-        assert len(builds) > 20
-        for build in builds:
-            build()
 
 
 def cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from sgljit_core import ops
-from sgljit_core.benchmark.results import write_plot, write_results
+from sgljit_tools.benchmark.results import write_plot, write_results
 
 ROUNDS = 150  # four operations each, on two streams: both queues must hold all of them
 REPEATS = 15

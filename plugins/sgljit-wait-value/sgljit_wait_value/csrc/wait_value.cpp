@@ -4,6 +4,7 @@
 
 #include <sgl_kernel/driver.h>
 #include <sgl_kernel/dtype.h>
+#include <sgl_kernel/export.h>
 #include <sgl_kernel/ffi.h>
 #include <sgl_kernel/optional.h>
 #include <sgl_kernel/runtime.h>
@@ -300,3 +301,8 @@ void use_exchange(std::int64_t address) {
 }
 
 }  // namespace
+
+SGL_EXPORT(stream_wait_value, (stream_wait_value))
+SGL_EXPORT(stream_write_value, (stream_write_value))
+SGL_EXPORT(check_timeouts, (check_timeouts))
+SGL_EXPORT(use_exchange, (use_exchange))

@@ -1,0 +1,41 @@
+"""The calls to build ahead for, by op: the sizes of a model's MLPs, or any rows of whole loads.
+
+A gate is beside its values or before them: nobody knows which of the two an engine has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sgljit_core import TOKENS, TensorSpec
+
+if TYPE_CHECKING:
+    from sgljit_engines.shapes import ModelShape
+
+Calls = Iterator[dict[str, Any]]
+
+
+def silu_and_mul(model: ModelShape | None) -> Calls:
+    """Gates and values of each size."""
+    return _calls(model, "silu")
+
+
+def gelu_and_mul(model: ModelShape | None) -> Calls:
+    """As ``silu_and_mul``."""
+    return _calls(model, "gelu")
+
+
+def gelu_tanh_and_mul(model: ModelShape | None) -> Calls:
+    """As ``silu_and_mul``."""
+    return _calls(model, "gelu_tanh")
+
+
+def _calls(model: ModelShape | None, activation: str) -> Calls:
+    shapes = [(4096, dtype) for dtype in ("float16", "bfloat16", "float32")]
+    if model is not None:
+        shapes = [(size, model.dtype) for size in model.mlp_sizes if model.activation == activation]
+    for size, dtype in shapes:
+        rows = TensorSpec((TOKENS, size), dtype)
+        yield {"input": TensorSpec((TOKENS, 2 * size), dtype), "out": rows}
+        yield {"input": rows, "out": rows, "up": rows}

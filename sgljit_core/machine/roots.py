@@ -1,0 +1,205 @@
+"""Which directory may be a cache, and how is it opened?
+
+A root is opened by descriptor, with every directory on the way to it checked (``trust``): at its first use, and again
+when another directory is in its place or its owner or mode changes. Directories below a root are opened from that
+descriptor, one after the other, and each is checked.
+
+A directory becomes a cache if it is missing or empty. It then gets a ``CACHEDIR.TAG``, by which backup programs know a
+cache, and whose text says that it is one of sgljit's. Any other directory is refused: a cache removes what is old, and
+must not do so among somebody's files.
+
+``SGLJIT_TRUST_SHARED_CACHE=1`` trusts whoever can write to a cache, and lets the group read and write all that is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sgljit_core.config import settings
+from sgljit_core.errors import NotACacheError, UntrustedCacheError
+
+from . import trust
+
+TAG = "CACHEDIR.TAG"
+_TEXT = b"""\
+Signature: 8a477f597d28d172789f06886806bc55
+# This directory is a cache of sgljit, which removes old files from it. See docs/cache.md of sgljit-core.
+"""
+_MARK = _TEXT.partition(b", which")[0]
+_MAY_BE_THERE = {TAG, "lost+found"}  # of an empty directory: the second is a file system's own
+_NAMED = 4  # files that an error names
+
+_Identity = tuple[int, ...]
+_checked: dict[tuple[str, int], _Identity] = {}  # the roots that were checked, by path and user
+
+
+@contextmanager
+def directory(root: Path, *names: str, make: bool = False) -> Iterator[int]:
+    """A descriptor of a root, or of a directory below it, while the block runs. It serves to open entries.
+
+    Args:
+        root: absolute.
+        names: of the directories on the way down from the root.
+        make: make the root a cache, and these directories, where they are missing.
+
+    Raises:
+        UntrustedCacheError: another user could have written to one of them, or could replace the root.
+        NotACacheError: with ``make``, where the root holds files of somebody else.
+        FileNotFoundError: one is missing.
+        OSError: one cannot be opened or made.
+    """
+    descriptor = _made(root) if make else _opened(root)
+    path = root
+    try:
+        for name in names:
+            path = path / name
+            child = _enter(descriptor, path, make=make)
+            os.close(descriptor)
+            descriptor = child
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def check(root: Path) -> None:
+    """Refuse a root that another user could replace or write to. One that does not exist is fine.
+
+    Raises:
+        UntrustedCacheError: with what is wrong and the command that rights it.
+    """
+    with contextlib.suppress(FileNotFoundError), directory(root):
+        pass
+
+
+def make(root: Path, *names: str) -> Path:
+    """Make a directory of a cache, and the cache, unless they are there; its path. Raises as ``directory`` does."""
+    with directory(root, *names, make=True):
+        return root.joinpath(*names)
+
+
+def check_is_cache(root: Path) -> None:
+    """Refuse a directory in which nothing may be removed, as sgljit has not made it a cache.
+
+    Raises:
+        NotACacheError: it holds files, and no tag of ours.
+        OSError: it cannot be read.
+    """
+    with directory(root) as descriptor:
+        strangers = _strangers(descriptor)
+        if strangers:
+            raise NotACacheError(root, strangers[:_NAMED])
+
+
+def share(made: Path | int) -> None:
+    """Give the group of a file or directory of ours the owner's rights, where ``SGLJIT_TRUST_SHARED_CACHE=1``.
+
+    The umask does not matter, and a directory's set-group-ID bit stays. One that is another member's stays as it is.
+    """
+    if settings().trust_shared_cache:
+        with contextlib.suppress(OSError):
+            mode = stat.S_IMODE(os.stat(made).st_mode)  # noqa: PTH116 - or a descriptor
+            os.chmod(made, mode | (mode & 0o700) >> 3)  # noqa: PTH101
+
+
+def check_file(path: Path, status: os.stat_result) -> None:
+    """Refuse a file of a cache that another user owns or can write to. Raises UntrustedCacheError."""
+    try:
+        trust.check(path, status)
+    except UntrustedCacheError:
+        if not settings().trust_shared_cache:
+            raise
+
+
+def _opened(root: Path) -> int:
+    key = (os.fspath(root), os.getuid())
+    known = _checked.get(key)
+    if known is not None:
+        descriptor = os.open(root, trust.ENTER)
+        if _identity(descriptor) == known:
+            return descriptor
+        os.close(descriptor)
+    if settings().trust_shared_cache:
+        return os.open(root, trust.ENTER)
+    descriptor = trust.walk(root)
+    _checked[key] = _identity(descriptor)
+    return descriptor
+
+
+def _made(root: Path) -> int:
+    if settings().trust_shared_cache:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(root, trust.ENTER)
+    else:
+        descriptor = trust.walk(root, make=True)
+    try:
+        _claim(descriptor, root)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _enter(parent: int, path: Path, *, make: bool) -> int:
+    try:
+        return trust.enter(parent, path)
+    except OSError:
+        if not settings().trust_shared_cache:
+            if make:
+                return trust.enter(parent, path, make=True)
+            raise
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path.name, 0o700, dir_fd=parent)
+            share(path)
+    return os.open(path.name, trust.ENTER, dir_fd=parent)
+
+
+def _identity(descriptor: int) -> _Identity:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_mode, status.st_uid, status.st_gid
+
+
+def _claim(descriptor: int, root: Path) -> None:
+    """Make an empty directory a cache. Several processes may do so at once, each before it writes anything else."""
+    if _has_tag(descriptor):
+        return
+    strangers = _strangers(descriptor)
+    if strangers:
+        raise NotACacheError(root, strangers[:_NAMED])
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(TAG, flags, 0o644, dir_fd=descriptor)
+    try:
+        os.write(file, _TEXT)
+        share(file)
+    finally:
+        os.close(file)
+
+
+def _has_tag(directory: int) -> bool:
+    try:
+        file = os.open(TAG, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(file).st_mode) and os.read(file, len(_TEXT)).startswith(_MARK)
+    finally:
+        os.close(file)
+
+
+def _strangers(directory: int) -> list[str]:
+    """The names in a directory that keep it from becoming a cache; none in a cache. A tag of somebody else counts."""
+    listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        names = os.listdir(listing)  # noqa: PTH208 - of a descriptor
+    finally:
+        os.close(listing)
+    found = sorted(name for name in names if name not in _MAY_BE_THERE)
+    if TAG in names and os.stat(TAG, dir_fd=directory, follow_symlinks=False).st_size > 0:
+        found.append(TAG)
+    # Looked for after the names: another process may have made it a cache, and then written to it, just now.
+    return [] if _has_tag(directory) else found

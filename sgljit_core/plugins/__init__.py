@@ -1,0 +1,1 @@
+"""Plugins: which are installed, and the hooks by which builds ask them."""

@@ -1,0 +1,273 @@
+"""Which plugins are installed?
+
+Discovery reads the metadata of installed distributions and imports nothing of theirs. A plugin is imported when it is
+first asked for. A distribution whose metadata is broken is a warning, once, and a line of ``sgljit list``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import os
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import importlib_metadata
+
+from sgljit_core import log
+from sgljit_core._version import __version__
+from sgljit_core.config import settings
+from sgljit_core.errors import WANTS, IncompatiblePluginError, PluginLoadError, ResourceError
+from sgljit_core.machine import answers
+
+from .origin import KERNELS
+
+EXTENSIONS = "sgljit.plugins"
+
+_problems: dict[str, str] = {}
+_doubles: dict[str, tuple[Path, Path]] = {}  # by a plugin's distribution: the directory in use, and one that is not
+
+
+def report(about: str, text: str) -> None:
+    """Report a problem of a plugin: as a warning, once, and as a line of ``sgljit list``."""
+    _problems.setdefault(about, text)
+    log.once("plugin_problem", about, text)
+
+
+@dataclass(frozen=True, eq=False)
+class Plugin:
+    """One entry point of an installed distribution, read from its metadata.
+
+    The metadata file is parsed when it is first asked for: listing names must stay cheap.
+
+    Attributes:
+        name: the entry point's name; for a kernel plugin, the family.
+        module: what the entry point names: a module, or an object in it, "package.plugin:FAMILY".
+        distribution, version, requires: name, version and requirements of the distribution that ships it.
+        location: the directory that the distribution is installed in.
+    """
+
+    name: str
+    module: str
+    _dist: Any
+
+    @property
+    def distribution(self) -> str:
+        return self._metadata["Name"][0]
+
+    @property
+    def version(self) -> str:
+        return self._metadata["Version"][0]
+
+    @property
+    def requires(self) -> list[str]:
+        return self._metadata["Requires-Dist"]
+
+    @property
+    def location(self) -> Path:
+        return Path(str(self._dist.locate_file(""))).resolve()  # an entry of sys.path may be relative
+
+    @functools.cached_property
+    def _metadata(self) -> dict[str, list[str]]:
+        return _fields(self._dist)
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+def _fields(dist: Any) -> dict[str, list[str]]:
+    """Name, version and requirements. ``importlib.metadata`` reads them with the email package: 100 ms to import."""
+    directory = _directory(dist)
+    name, _, version = directory.stem.partition("-")
+    fields = {"Name": [name], "Version": [version or "0"], "Requires-Dist": []}
+    try:
+        text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
+    except ValueError as error:
+        report(str(directory), _unreadable(dist, error))
+        return fields
+    for line in text.partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(": ")
+        if name == "Requires-Dist":
+            fields[name].append(value.strip())
+        elif name in fields:
+            fields[name] = [value.strip()]
+    return fields
+
+
+def _directory(dist: Any) -> Path:
+    """Where its metadata is: ``NAME-VERSION.dist-info``."""
+    return Path(str(getattr(dist, "_path", dist.locate_file(""))))
+
+
+def _unreadable(dist: Any, error: Exception) -> str:
+    return f"the metadata of a distribution, {_directory(dist)}, cannot be read: {type(error).__name__}: {error}"
+
+
+def installed() -> Mapping[str, tuple[Plugin, ...]]:
+    """The kernel plugins by family, from metadata alone. More than one plugin for a family is a conflict."""
+    return _by_family(settings().plugins)
+
+
+@functools.cache
+def _by_family(allowed: frozenset[str] | None) -> Mapping[str, tuple[Plugin, ...]]:
+    families: dict[str, tuple[Plugin, ...]] = {}
+    for plugin in _allowed(KERNELS, allowed):
+        name = plugin.name.replace("-", "_")
+        families[name] = (*families.get(name, ()), plugin)
+    return MappingProxyType(dict(sorted(families.items())))
+
+
+def entry_points(group: str) -> list[Plugin]:
+    """The entry points of a group, of the distributions that ``SGLJIT_PLUGINS`` allows."""
+    return _allowed(group, settings().plugins)
+
+
+def _allowed(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
+    if allowed is None:
+        return _scan(group)
+    from packaging.utils import canonicalize_name
+
+    names = {canonicalize_name(name) for name in allowed}
+    _check_doubles(frozenset(names))
+    return [plugin for plugin in _scan(group) if canonicalize_name(plugin.distribution) in names]
+
+
+@functools.cache
+def _check_doubles(names: frozenset[str]) -> None:
+    for name in sorted(names):
+        found = dict.fromkeys(_directory(dist).resolve() for dist in importlib_metadata.distributions(name=name))
+        if len(found) > 1:
+            first, *others = map(str, found)
+            report(
+                f"double {name}",
+                f"SGLJIT_PLUGINS allows {name}, which is installed more than once: {first} is used, and "
+                f"{', '.join(others)} is not",
+            )
+
+
+@functools.cache
+def _scan(group: str) -> list[Plugin]:
+    _check_descriptors()
+    # importlib_metadata loads what reads zip files for each entry that is not there, such as python311.zip.
+    path = [entry for entry in sys.path if os.path.exists(entry or os.curdir)]  # noqa: PTH110 - it raises nothing
+    found: dict[str, list[Plugin]] = {}
+    used: dict[str, Path] = {}
+    for dist in importlib_metadata.distributions(path=path):
+        directory = _directory(dist)
+        name = re.sub(r"[-_.]+", "-", directory.stem.partition("-")[0]).lower()
+        if name in found:  # an earlier entry has it: that one is imported
+            if found[name] and directory.resolve() != used[name].resolve():
+                _doubles.setdefault(name, (used[name], directory))
+            continue
+        used[name] = directory
+        try:
+            found[name] = [Plugin(point.name, point.value, dist) for point in dist.entry_points.select(group=group)]
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a distribution's metadata may be anything
+            report(str(directory), _unreadable(dist, error))
+    return [plugin for plugins in found.values() for plugin in plugins]
+
+
+def _check_descriptors() -> None:
+    """Raise where no directory can be opened: importlib_metadata takes one that it cannot list for an empty one."""
+    try:
+        os.close(os.open(os.sep, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in WANTS:  # such as a sandbox that hides this directory
+            return
+        raise ResourceError("the installed packages cannot be looked through", error) from error
+
+
+def rescan() -> None:
+    """Forget what is installed, so that the next question reads the metadata anew."""
+    importlib.invalidate_caches()  # importlib_metadata keeps what it saw of each directory
+    _scan.cache_clear()
+    _by_family.cache_clear()
+    _doubles.clear()
+    _check_doubles.cache_clear()
+
+
+def described(plugin: Plugin) -> str:
+    """A plugin with the place of its code, for messages."""
+    return f"{plugin} ({plugin.module} in {plugin.location})"
+
+
+def import_plugin(plugin: Plugin) -> Any:
+    """Import the module that a plugin's entry point names.
+
+    Raises:
+        PluginLoadError: it cannot be imported.
+        IncompatiblePluginError: its metadata excludes the running core.
+    """
+    _check_requirements(plugin)
+    module, _, attribute = plugin.module.partition(":")
+    try:
+        imported = importlib.import_module(module)
+        return operator.attrgetter(attribute)(imported) if attribute else imported
+    except (Exception, SystemExit) as error:
+        raise load_error(plugin, error) from error
+
+
+def load_error(plugin: Plugin, error: BaseException) -> PluginLoadError:
+    """The error for a plugin whose import raised another."""
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    return PluginLoadError(str(plugin), f"importing {plugin.module} raised {type(error).__name__}: {error}\n{trace}")
+
+
+def _check_requirements(plugin: Plugin) -> None:
+    """Compare the plugin's own requirement on sgljit-core with the running core."""
+    for text in plugin.requires:
+        if not _ON_CORE.match(text):
+            continue
+        question = ["requirement", text, __version__]
+        if answers.recall(question) == "met":  # packaging takes 10 ms to import
+            continue
+        try:
+            is_met = _is_met(text)
+        except ValueError as error:
+            raise PluginLoadError(str(plugin), f"its metadata has the requirement {text!r}: {error}") from error
+        if not is_met:
+            raise IncompatiblePluginError(
+                str(plugin),
+                f"it requires {text}, and sgljit-core {__version__} is running; "
+                f"pip install --upgrade sgljit-core {plugin.distribution}",
+            )
+        answers.remember(question, "met")
+
+
+_ON_CORE = re.compile(r"sgljit[-_.]+core(?![-_.\w])", re.IGNORECASE)
+
+
+def _is_met(text: str) -> bool:
+    """Whether the running core meets a requirement on it, or the requirement does not count here."""
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(text)
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return True
+    return requirement.specifier.contains(__version__, prereleases=True)
+
+
+def problems() -> list[str]:
+    """The problems of the distributions, as far as it shows without importing a family."""
+    modules: dict[str, dict[str, None]] = {}
+    for family, claims in installed().items():
+        if len(claims) > 1:
+            _problems[f"family {family}"] = f"family {family!r} is claimed by {' and '.join(map(described, claims))}"
+        for plugin in claims:
+            modules.setdefault(plugin.module, {})[f"{plugin} ({plugin.location})"] = None
+    for module, owners in modules.items():
+        if len(owners) > 1:
+            _problems[f"module {module}"] = f"{module} is the entry point of {' and '.join(owners)}"
+    if settings().plugins is None:  # else those that it allows are known
+        for name, (used, other) in sorted(_doubles.items()):
+            _problems[f"double {name}"] = f"{name} is installed more than once: {used} is used, and {other} is not"
+    return list(_problems.values())

@@ -1,0 +1,178 @@
+"""Who asks the plugins' hooks? The build engine, here: for headers and artifacts, and to report builds and loads.
+
+``hookspecs`` says which hooks exist. ``families.loading`` asks the first of them, ``sgljit_register_kernels``.
+
+Each implementation is called by itself. A call of the hook as a whole would end at the first plugin that raises; here
+that plugin is reported as a warning, once, and left out, as a broken observer must not stop a build.
+
+Plugins are loaded before the first build, and not for a hit, which takes less time than the metadata of the
+installed distributions: loads before that are kept and reported when the plugins are loaded.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sgljit_core.errors import InvalidBuildError
+from sgljit_core.model.build import BuildSpec
+
+if TYPE_CHECKING:
+    from pluggy import PluginManager
+
+    from .discovery import Plugin
+
+T = TypeVar("T")
+
+_plugins: dict[Any, Plugin] = {}  # by what the entry point names: a module, or an object such as a family
+registering: list[Any] = []  # the families that plugins registered, for whoever loads one
+_unreported: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
+
+
+def plugin_of(family: str) -> str:
+    """The distribution and version that ship a family, for messages; "" where it is not known."""
+    from . import discovery  # imports importlib_metadata, which takes longer than a hit
+
+    claims = discovery.installed().get(family, ())
+    return str(claims[0]) if len(claims) == 1 else ""
+
+
+def header_directories(name: str) -> list[Path]:
+    """The include directories of a named header library.
+
+    Raises:
+        InvalidBuildError: no plugin provides the name.
+    """
+    providers = _header_providers()
+    if name not in providers:
+        known = ", ".join(sorted(providers)) or "none"
+        raise InvalidBuildError(
+            f"extra_dependencies: no installed plugin provides the headers {name!r} (provided: {known})"
+        )
+    return [Path(path) for path in providers[name]()]
+
+
+def prebuilt_roots() -> list[Path]:
+    """The directories of finished artifacts that plugins name. They are as trusted as the code that names them."""
+    from . import discovery
+
+    if not discovery.entry_points(discovery.EXTENSIONS):  # so that pluggy need not be imported
+        return []
+    answers = _ask("sgljit_prebuilt_dirs", lambda paths: [Path(path) for path in paths])
+    return [path for answer in answers for path in answer]
+
+
+def build_started(build: BuildSpec) -> None:
+    """A compiler is about to run."""
+    _ask("sgljit_build_started", bool, build=build)
+    _report()
+
+
+def build_finished(
+    build: BuildSpec, seconds: float, error: BaseException | None, key: str, directory: Path, outcome: str
+) -> None:
+    """A compiler run has ended: "compiled", "private", "failed" or "interrupted"."""
+    ended = {"seconds": seconds, "error": error, "key": key, "directory": directory, "outcome": outcome}
+    _ask("sgljit_build_finished", bool, build=build, **ended)
+
+
+def loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> None:
+    """Code was loaded, from a tier of the cache or as it was made."""
+    _unreported.append({"build": build, "key": key, "directory": directory, "tier": tier})
+    if load_plugins.cache_info().currsize:
+        _report()
+
+
+def problems() -> list[str]:
+    """The problems of the distributions, as far as it shows without importing a family."""
+    from . import discovery
+
+    _header_providers()
+    prebuilt_roots()
+    return discovery.problems()
+
+
+def register(module: Any, plugin: Plugin) -> None:
+    """Take a plugin's module, and report its hook wrappers, which nothing calls."""
+    from . import discovery
+
+    if not manager().is_registered(module):  # an entry point of each group may name it
+        manager().register(module)
+    _plugins[module] = plugin
+    for caller in manager().get_hookcallers(module) or ():
+        for one in caller.get_hookimpls():
+            if one.plugin is module and _is_wrapper(one):
+                about = f"{discovery.described(plugin)}: its {caller.name}"
+                discovery.report(
+                    about,
+                    f"{about} is a hook wrapper (wrapper=True or hookwrapper=True) and is not called: each plugin is "
+                    f"asked by itself, so there is nothing to wrap. Write it as a plain @hookimpl",
+                )
+
+
+@functools.cache
+def manager() -> PluginManager:
+    """Pluggy's manager of all plugins that are loaded."""
+    import pluggy
+
+    from . import hookspecs
+
+    made = pluggy.PluginManager("sgljit")
+    made.add_hookspecs(hookspecs)
+    # Historic: every plugin that is registered from now on is called back at once with this ``register``.
+    made.hook.sgljit_register_kernels.call_historic(kwargs={"register": registering.append})
+    return made
+
+
+@functools.cache
+def load_plugins() -> None:
+    """Load every plugin of the group ``sgljit.plugins``. One that fails is reported and left out."""
+    from . import discovery
+
+    for plugin in discovery.entry_points(discovery.EXTENSIONS):
+        try:
+            register(discovery.import_plugin(plugin), plugin)
+        except Exception as error:  # noqa: BLE001, PERF203 - it is a plugin's, and may be anything
+            about = discovery.described(plugin)
+            discovery.report(about, f"{about} cannot be used: {error}")
+
+
+def _ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
+    """Each plugin's answer to a hook, as ``take`` converts it, the latest plugin's first."""
+    load_plugins()
+    implementations = [one for one in getattr(manager().hook, hook).get_hookimpls() if not _is_wrapper(one)]
+    taken = (_ask_one(one, hook, take, arguments) for one in reversed(implementations))
+    return [answer for answer in taken if answer is not None]
+
+
+def _ask_one(implementation: Any, hook: str, take: Callable[[Any], T], arguments: dict[str, Any]) -> T | None:
+    try:
+        answer = implementation.function(*(arguments[name] for name in implementation.argnames))
+        return None if answer is None else take(answer)
+    except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
+        from . import discovery
+
+        plugin = _plugins.get(implementation.plugin)
+        about = f"{discovery.described(plugin) if plugin else implementation.plugin_name}: its {hook}"
+        discovery.report(about, f"{about} raised {type(error).__name__}: {error}")
+        return None
+
+
+def _is_wrapper(implementation: Any) -> bool:
+    return bool(implementation.wrapper or implementation.hookwrapper)
+
+
+def _report() -> None:
+    while _unreported:
+        _ask("sgljit_loaded", bool, **_unreported.popleft())
+
+
+def _header_providers() -> dict[str, Callable[[], list[Path]]]:
+    """By name, what the plugins provide for builds that ask for headers by name."""
+    providers: dict[str, Callable[[], list[Path]]] = {}
+    for answer in _ask("sgljit_header_dependencies", dict):
+        providers |= answer
+    return providers

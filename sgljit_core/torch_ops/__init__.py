@@ -1,0 +1,1 @@
+"""The torch.library ops that declarations become."""

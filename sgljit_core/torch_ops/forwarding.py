@@ -1,0 +1,178 @@
+"""How does an op's Python function reach the kernel at the least cost?
+
+A function that takes ``*args, **kwargs`` costs a third of a small kernel's whole call, and so does a look at the
+arguments in a loop. So the function that users call is generated, with the signature of the declaration and one
+straight line of checks. Its code has the file and the line of the declaration: tracebacks and profiles show these.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from sgljit_core.errors import InvalidFamilyError
+from sgljit_core.plugins.references import nearest
+
+from .schema import Declaration
+
+Function = Callable[..., Any]
+Parameters = Sequence[inspect.Parameter]
+
+
+def generate(
+    declaration: Declaration,
+    exports: Callable[[], Any] | None,
+    text: str,
+    overloads: Sequence[Function],
+    scope: dict[str, Any],
+) -> tuple[Function, list[Function]]:
+    """The function that users call, and for each library op one with the parameters of its schema; both run the body.
+
+    Args:
+        exports: returns the module whose function of the same name is the body; without it the declared function is.
+        text: the function's statements; ``{body}`` stands for the call of the body, ``{arguments}`` for all arguments
+            by position, ``{passed0}`` and on for those that ``sgl_route0`` and on take.
+        overloads: the library ops that the function may call, in the order of the declaration's variants.
+        scope: what else ``text`` names; becomes the functions' globals, and has ``sgl_run0`` and on, those of the
+            library ops. Such names begin with ``sgl_``: no parameter's does.
+    """
+    declared, parameters, by_position = declaration.function, declaration.parameters, exports is not None
+    names = [parameter.name for parameter in parameters]
+    calls = {
+        "body": f"sgl_body({as_arguments(parameters, names, by_position)})",
+        "arguments": ", ".join(names),
+    }
+    runs = []
+    for number, (variant, overload) in enumerate(zip(declaration.variants, overloads, strict=True)):
+        scope[f"sgl_route{number}"] = overload
+        calls[f"passed{number}"] = as_arguments(variant.parameters, variant.names)
+        passed = as_arguments(parameters, [variant.own_names.get(name, "None") for name in names], by_position)
+        takes = _takes(variant.parameters, scope)
+        runs.append(f"def sgl_run{number}({takes}):\n return sgl_body({passed})\n")
+    _run(
+        declared,
+        f"def {declared.__name__}({_takes(parameters, scope)}):\n{text.format(**calls)}\n{''.join(runs)}",
+        scope,
+    )
+    scope["sgl_body"] = declared if exports is None else _exported(declaration, exports, scope)
+    function = functools.wraps(declared)(scope[declared.__name__])
+    return function, [scope[f"sgl_run{number}"] for number in range(len(runs))]
+
+
+def _run(declared: Function, source: str, scope: dict[str, Any]) -> None:
+    """Define the functions of a text in ``scope``, as if each stood where ``declared`` does.
+
+    The names in them are globals of their own: a closure would copy its cells at each call.
+    """
+    code = declared.__code__
+    line = _line_of_def(code.co_filename, code.co_firstlineno)
+    tree = ast.parse(source)
+    nodes: list[Any] = [tree]
+    while nodes:  # ast.walk makes five calls for each node
+        node = nodes.pop()
+        if isinstance(node, list):
+            nodes += node
+        elif isinstance(node, ast.AST):
+            nodes += vars(node).values()
+            if hasattr(node, "lineno"):
+                node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
+                node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
+    compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
+    exec(compiled, scope)  # noqa: S102 - the text is built from identifiers alone
+
+
+def _line_of_def(file: str, first: int) -> int:
+    """The line of a function's ``def``: its code begins at its first decorator."""
+    for line in range(first, first + 100):
+        text = linecache.getline(file, line)
+        if re.match(r"\s*(async\s+)?def\b", text):
+            return line
+        if not text:  # beyond the file, or there is no file
+            break
+    return first
+
+
+def as_arguments(parameters: Parameters, values: Iterable[str], by_position: bool = False) -> str:
+    """The text of a call's arguments: each parameter's value, keyword-only parameters by keyword."""
+    return ", ".join(
+        f"{parameter.name}={value}" if parameter.kind is parameter.KEYWORD_ONLY and not by_position else value
+        for parameter, value in zip(parameters, values, strict=True)
+    )
+
+
+def _takes(parameters: Parameters, scope: dict[str, Any]) -> str:
+    """The text of a signature; the defaults go into ``scope``."""
+    takes: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in takes:
+            takes.append("*")
+        if parameter.default is parameter.empty:
+            takes.append(parameter.name)
+        else:
+            scope[f"sgl_default_{parameter.name}"] = parameter.default
+            takes.append(f"{parameter.name}=sgl_default_{parameter.name}")
+    return ", ".join(takes)
+
+
+def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str, Any]) -> Function:
+    """The body of an op whose body is C++, for the first call: it puts the C++ function in its own place."""
+    declared = declaration.function
+
+    def first(*args: Any) -> Any:
+        module = load()
+        try:
+            call = getattr(module, declared.__name__)
+        except AttributeError as error:
+            raise InvalidFamilyError(_not_exported(declaration, module)) from error
+        try:
+            result = call(*args)
+        except TypeError as error:
+            count = re.search(rf"{declared.__name__}\(\): expected (\d+) arguments?, got {len(args)}$", str(error))
+            if count is None:
+                raise
+            raise InvalidFamilyError(
+                f"{declaration.where} declares {len(args)} parameters, and the C++ function takes {count[1]}: declare "
+                f"the same, in the same order"
+            ) from error
+        if (result is None) != declaration.only_writes:
+            raise InvalidFamilyError(
+                f"{declaration.where} says that it returns {_returned(declaration)}, and the C++ function returned "
+                f"{_described(result)}: the two must return the same"
+            )
+        scope["sgl_body"] = call
+        return result
+
+    return first
+
+
+def _returned(declaration: Declaration) -> str:
+    annotation = declaration.signature.return_annotation
+    return getattr(annotation, "__name__", str(annotation)) if annotation is not None else "None"
+
+
+def _described(result: Any) -> str:
+    return "None" if result is None else f"a {type(result).__name__}"
+
+
+def _not_exported(declaration: Declaration, module: Any) -> str:
+    if not hasattr(module, "implements_function"):
+        return (
+            f"{declaration.where}: the function that it names as exports returned {module!r}, and must return the "
+            f"module that exports {declaration.name}, such as FAMILY.load_host gives"
+        )
+
+    from sgljit_core.load.library import exports  # with what loads libraries, which a declaration does not need
+
+    name, names = declaration.name, exports(module)
+    listed = f"; the module exports: {', '.join(names)}" if names else ""
+    return (
+        f"{declaration.where} stands for a function that its module does not export"
+        f"{nearest(name, names)}{listed}. "
+        f"With header_only=False, end the file of {name} with SGL_EXPORT({name}, ({name})); else name it in "
+        f"cpp_wrappers: ({name!r}, the C++ symbol)"
+    )

@@ -1,0 +1,231 @@
+"""How does a declared function become an op of PyTorch's?
+
+Each op is also a ``torch.library`` op, ``torch.ops.sgljit_<family>.<op>``, so that a graph can hold it. The function
+calls the library op under torch.compile, and for tensors that are not plain: fake tensors, subclasses, those of
+torch.func. A call on plain tensors goes straight to the body: the dispatcher would cost several times the call itself.
+The library op is registered with ``Library.define`` and ``impl``; ``torch.library.custom_op`` is ten times slower per
+call.
+
+The questions that decide are public: is torch.compile tracing, is the type exactly ``torch.Tensor`` or ``Parameter``,
+and, where the direct call has failed, does a tensor have memory. They do not show a mode that traces plain tensors,
+such as make_fx with real tensors: there users call ``torch.ops``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sgljit_core.machine.forks import OncePerKey
+
+from . import tensors
+from .forwarding import as_arguments, generate
+from .gradients import refuse_gradients
+from .schema import ORDER, Declaration, Variant
+from .tracing import Constant
+
+with torch.inference_mode(False):
+    # All ops share it, and none looks at it. A first use may be under a default device or on fake tensors, and what
+    # torch.empty makes there would keep the ops from running: this function makes a tensor of the CPU anywhere.
+    _ORDER_STATE = torch.frombuffer(bytearray(1), dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class LibraryOps:
+    """The ``torch.library`` ops of one declaration.
+
+    Attributes:
+        overloads: one; with ``inplace`` two, the one that writes ``out`` and the one that works in place.
+        variants: what each overload is.
+    """
+
+    overloads: Sequence[Any]
+    variants: Sequence[Variant]
+
+
+def define(
+    family: str, declaration: Declaration, exports: Callable[[], Any] | None, overload_name: str
+) -> tuple[Callable[..., Any], LibraryOps, torch.library.Library]:
+    """The function that users call, the library ops of a declaration that was checked, and what keeps them.
+
+    Without the Library they are gone. Whoever declares keeps it, so that nobody else can.
+
+    Args:
+        exports: see ``KernelFamily.op``.
+        overload_name: the name of each library op's one overload.
+    """
+    library = torch.library.Library(f"sgljit_{family}", "FRAGMENT")
+    variants = declaration.variants
+    overloads = [
+        _define(library, variant.name, overload_name, schema)
+        for variant, schema in zip(variants, declaration.schemas, strict=True)
+    ]
+    scope: dict[str, Any] = {}
+    text = _statements(declaration, scope, library, overloads)
+    function, runs = generate(declaration, exports, text, overloads, scope)
+    for variant, overload, run in zip(variants, overloads, runs, strict=True):
+        library.impl(overload, run, "CompositeExplicitAutograd")
+        if declaration.only_writes:  # register_fake would do, but reads source files for its messages
+            library.impl(overload, _nothing, "Meta")
+        else:
+            torch.library.register_fake(overload, _fake(declaration, variant, run), lib=library)
+        if declaration.takes_tensors:
+            refuse_gradients(library, overload, f"{family}.{declaration.name}", variant.names)
+    return function, LibraryOps(overloads, variants), library
+
+
+def _define(library: torch.library.Library, name: str, overload_name: str, schema: str) -> Any:
+    """The new library op."""
+    library.define(f"{name}.{overload_name}{schema}")
+    return getattr(getattr(getattr(torch.ops, library.ns), name), overload_name)
+
+
+def _statements(
+    declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, overloads: Sequence[Any]
+) -> str:
+    """The statements of the function that users call; what they name goes into ``scope``."""
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        return scope["sgl_run0"](*args, **kwargs)
+
+    if not declaration.takes_tensors:
+        scope["sgl_is_compiling"] = torch.compiler.is_compiling
+        if declaration.returns_nothing:
+            scope[ORDER.name] = _ORDER_STATE
+            traced = "sgl_route0({passed0})"
+        else:  # it asks about this machine: graphs hold the answer
+            scope["sgl_constant"] = Constant(ask)
+            traced = "sgl_constant.call({passed0})"
+        return f"  if sgl_is_compiling():\n   return {traced}\n  return {{body}}"
+    text = "" if declaration.has_lists else _direct(declaration, scope, library, overloads)
+    if declaration.returns_out:
+        made = _made(declaration, scope)
+        return f"{made}{text}  sgl_route0({{passed0}})\n  return {declaration.out}"
+    if declaration.out is not None:
+        text += f"  if {declaration.out} is None:\n   return sgl_route1({{passed1}})\n"
+    return text + "  return sgl_route0({passed0})"
+
+
+def _made(declaration: Declaration, scope: dict[str, Any]) -> str:
+    """The statement that makes ``out``. The body refuses an argument that is no tensor, as where out is given."""
+    scope["sgl_made"] = declaration.fake
+    given = [name for name in declaration.tensors if not declaration.may_be_none(name)]
+    are_tensors = " and ".join(f"sgl_isinstance({name}, sgl_Tensor)" for name in given)
+    arguments = as_arguments(declaration.parameters, list(declaration.signature.parameters))
+    out = declaration.out
+    return f"  if {out} is None and {are_tensors}:\n   {out} = sgl_made({arguments})\n"
+
+
+def _direct(
+    declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, overloads: Sequence[Any]
+) -> str:
+    """The statements that call the body with plain tensors. Other calls reach the statements after them."""
+    plain, others, grads, offsets = [], [], [], []
+    for name in declaration.tensors:
+        none, no_none = (f"{name} is None or ", f"{name} is not None and ") * declaration.may_be_none(name) or ("", "")
+        plain.append(f"({none}sgl_type({name}) is sgl_Tensor or sgl_type({name}) is sgl_Parameter)")
+        others.append(f"({none}sgl_isinstance({name}, sgl_Tensor))")
+        grads.append(f"{no_none}{name}.requires_grad")
+        offsets.append(f"{no_none}{name}.storage_offset()")
+    scope.update(
+        sgl_type=type,
+        sgl_isinstance=isinstance,
+        sgl_Tensor=torch.Tensor,
+        sgl_Parameter=torch.nn.Parameter,
+        sgl_is_tracing=torch.compiler.is_dynamo_compiling,  # these two cost less than is_compiling, which asks both
+        sgl_is_exporting=torch.compiler.is_exporting,
+        sgl_is_grad_enabled=torch.is_grad_enabled,
+        sgl_stand_in=tensors.stand_in,
+    )
+    tensors_by_name = ", ".join(f"{name!r}: {name}" for name in declaration.tensors)
+    no_gradient = f"not (sgl_is_grad_enabled() and ({' or '.join(grads)}))"
+    give = f"{{body}}; return {declaration.out}" if declaration.returns_out else "return {body}"
+    lines = [
+        f"if {' and '.join(plain)} and not (sgl_is_tracing() or sgl_is_exporting()) and {no_gradient}:",
+        " try:",
+        f"  {give}",
+        " except Exception:",
+        f"  if not sgl_stand_in({declaration.name!r}, {{{{{tensors_by_name}}}}}):",
+        "   raise",
+        # The body refuses an argument that is no tensor, as it refuses any wrong argument.
+        f"if not sgl_is_tracing() and not ({' and '.join(others)}):",
+        f" {give}",
+    ]
+    if declaration.mutates and declaration.only_writes:
+        scope["sgl_on_copies"] = _on_copies(declaration, library, overloads)
+        result = declaration.out if declaration.returns_out else None
+        lines[4:4] = ["  if sgl_on_copies({arguments}):", f"   return {result}"]
+    if tensors.HEAP_IS_LOW:
+        scope["sgl_require_memory"] = tensors.require_memory
+        lines[2:2] = [f"  if {' or '.join(offsets)}:", "   sgl_require_memory({arguments})"]
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake of a library op that returns something."""
+    fake, names = declaration.fake, {own: name for name, own in variant.own_names.items()}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if fake is None:
+            return run(*args, **kwargs)
+        return fake(*args, **{names[own]: value for own, value in kwargs.items()})
+
+    return call
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """The fake of an op that writes to its arguments and returns nothing."""
+
+
+def _on_copies(
+    declaration: Declaration, library: torch.library.Library, overloads: Sequence[Any]
+) -> Callable[..., bool]:
+    """A call on tensors of ``torch.func.functionalize``, for whose sake an op may not write.
+
+    A library op of its own writes to copies and returns them, and what it returns is copied back: a ``copy_`` is
+    something that functionalisation knows how to replace.
+    """
+    kept = weakref.ref(library)  # it lives as long as the declaration, see KernelFamily
+    made: OncePerKey[int, Any] = OncePerKey()
+
+    def make(number: int) -> Any:
+        library, variant, overload = kept(), declaration.variants[number], overloads[number]
+        if library is None:
+            raise RuntimeError(f"{declaration.where}: the op was declared anew; use what its module has now")
+        schema = declaration.schema(variant, returns=list[torch.Tensor])
+        functional = _define(library, f"functional_{variant.name}", overload.__name__.partition(".")[2], schema)
+        library.impl(functional, _run_on_copies(variant, overload), "CompositeExplicitAutograd")
+        return functional
+
+    def on_copies(*values: Any) -> bool:
+        """Whether such a tensor is among the arguments; then the call is done."""
+        if not any(map(tensors.is_functional, values)):
+            return False
+        arguments = dict(zip(declaration.signature.parameters, values, strict=True))
+        number = -1 if declaration.out and arguments[declaration.out] is None else 0
+        variant = declaration.variants[number]
+        passed = {own: arguments[name] for name, own in variant.own_names.items()}
+        results = made.get(number, lambda: make(number))(**passed)
+        for name, result in zip(variant.mutates, results, strict=True):
+            arguments[name].copy_(result)
+        return True
+
+    return on_copies
+
+
+def _run_on_copies(variant: Variant, overload: Any) -> Callable[..., list[torch.Tensor]]:
+    signature, own_names = inspect.Signature(variant.parameters), variant.own_names
+
+    def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        arguments = signature.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        copies = {own_names[name]: arguments.arguments[own_names[name]].clone() for name in variant.mutates}
+        overload(**{**arguments.arguments, **copies})
+        return list(copies.values())
+
+    return run

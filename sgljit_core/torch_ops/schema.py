@@ -1,0 +1,259 @@
+"""An op's declaration becomes the schemas of its ``torch.library`` ops.
+
+Pure: it reads a signature, checks the declaration, and says which library ops there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sgljit_core.errors import InvalidFamilyError
+from sgljit_core.plugins.origin import NAMES_OF_PYTORCH, Origin
+
+# torch.compile passes the arguments of an op that writes by name, through functions of its own with parameters of
+# these names. In the schema such a parameter gets a trailing underscore.
+_TAKEN = frozenset({"ctx", "mode"})
+
+# An op that takes no tensor and returns nothing declares that it writes to this one: a graph then neither drops nor
+# reorders such ops.
+ORDER = inspect.Parameter("sgl_order", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=torch.Tensor)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One library op of a declaration.
+
+    Attributes:
+        name: its name in ``torch.ops``.
+        parameters: those of the schema; a parameter may have another name there.
+        names: the declaration's names for them, in the same order.
+        mutates: the declaration's names of the tensors that it writes to.
+    """
+
+    name: str
+    parameters: Sequence[inspect.Parameter]
+    names: Sequence[str]
+    mutates: Sequence[str]
+
+    @functools.cached_property
+    def own_names(self) -> dict[str, str]:
+        """The schema's names for the declaration's."""
+        return dict(zip(self.names, (parameter.name for parameter in self.parameters), strict=True))
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The declaration of a function.
+
+    Attributes:
+        where: names the op and its file in errors.
+        mutates, inplace, fake: see ``KernelFamily.op``.
+    """
+
+    where: Origin
+    function: Callable[..., Any]
+    mutates: tuple[str, ...]
+    inplace: str | None
+    fake: Callable[..., Any] | None
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """With evaluated annotations. Raises InvalidFamilyError where one cannot be evaluated."""
+        try:
+            return inspect.signature(self.function, eval_str=True)
+        except NameError as error:
+            raise InvalidFamilyError(f"{self.where}: an annotation cannot be evaluated: {error}") from error
+
+    @functools.cached_property
+    def parameters(self) -> list[inspect.Parameter]:
+        return list(self.signature.parameters.values())
+
+    @functools.cached_property
+    def _types(self) -> dict[str, Any]:
+        """The type of each parameter, without the None that it may be."""
+        return {parameter.name: _without_none(parameter.annotation) for parameter in self.parameters}
+
+    @functools.cached_property
+    def tensors(self) -> list[str]:
+        """The parameters that are tensors, or None."""
+        return [name for name, kind in self._types.items() if kind is torch.Tensor]
+
+    @functools.cached_property
+    def has_lists(self) -> bool:
+        """Whether there are tensors inside of other parameters."""
+        others = [parameter for parameter in self.parameters if parameter.name not in self.tensors]
+        return any("Tensor" in str(parameter.annotation) for parameter in others)
+
+    @functools.cached_property
+    def takes_tensors(self) -> bool:
+        return bool(self.tensors) or self.has_lists
+
+    @functools.cached_property
+    def returns_nothing(self) -> bool:
+        return self.signature.return_annotation in (None, type(None))
+
+    @functools.cached_property
+    def returns_out(self) -> bool:
+        """Whether a call returns the tensor that it writes: ``out`` if it is given, else one that ``fake`` makes."""
+        return self.signature.return_annotation is torch.Tensor and len(self._optional) == 1
+
+    @functools.cached_property
+    def only_writes(self) -> bool:
+        """Whether the library ops return nothing."""
+        return self.returns_nothing or self.returns_out
+
+    @functools.cached_property
+    def _optional(self) -> list[str]:
+        """The optional outputs."""
+        return [name for name in self.mutates if name in self.tensors and self.may_be_none(name)]
+
+    def may_be_none(self, name: str) -> bool:
+        return self.signature.parameters[name].annotation is not self._types[name]
+
+    def check(self) -> None:
+        """Raise InvalidFamilyError for what no graph could hold as it is meant."""
+        names = list(self.signature.parameters)
+        if self.name in NAMES_OF_PYTORCH:
+            raise InvalidFamilyError(
+                f"{self.where}: torch.ops.sgljit_{self.where.family}.{self.name} is something of PyTorch's own, so no "
+                f"op can have this name; choose another"
+            )
+        for name in names:
+            if name.startswith("sgl_"):  # see forwarding
+                raise InvalidFamilyError(
+                    f"{self.where}: the parameter {name!r} begins with 'sgl_', as the names of generated code do; "
+                    f"choose another"
+                )
+        if self.signature.return_annotation is inspect.Signature.empty:
+            raise InvalidFamilyError(f"{self.where}: annotate what it returns, -> None if nothing")
+        for name in self.mutates:
+            if name not in names:
+                raise InvalidFamilyError(f"{self.where}: mutates names {name!r}; the parameters are {', '.join(names)}")
+        if self.returns_nothing and self.takes_tensors and not self.mutates:
+            raise InvalidFamilyError(
+                f"{self.where} returns nothing, and mutates=... names no parameter that it writes to: a compiled graph "
+                f'would leave it out. Write @FAMILY.op(..., mutates=("out",)), every tensor that it changes'
+            )
+        if not self.returns_nothing and self.takes_tensors and self.fake is None:
+            raise InvalidFamilyError(
+                f"{self.where} returns {self.signature.return_annotation}, and a graph must know what that looks like "
+                f"without computing it. Write @FAMILY.op(..., fake=...): a function with the op's parameters that "
+                f"returns an empty tensor of the right shape and dtype, such as torch.empty_like"
+            )
+        if self.returns_out and isinstance(self.fake, functools.partial):
+            raise InvalidFamilyError(
+                f"{self.where}: fake makes the tensor that is returned at each call, also while torch.compile traces: "
+                f"give the function itself, not its name"
+            )
+        if self.fake is not None and (problem := self.misfit(self.fake)):
+            raise InvalidFamilyError(f"{self.where}: fake {problem}")
+        if self.inplace is not None and (
+            len(self._optional) != 1
+            or not self.returns_nothing
+            or self.inplace not in self.tensors
+            or self.may_be_none(self.inplace)
+        ):
+            raise InvalidFamilyError(
+                f"{self.where}: inplace={self.inplace!r} must name a tensor parameter that is never None; mutates must "
+                f"name one tensor parameter that may be None, and the op must return nothing. Got "
+                f"mutates={self.mutates}, returns {self.signature.return_annotation}"
+            )
+        _ = self.schemas
+
+    def misfit(self, fake: Callable[..., Any]) -> str | None:
+        """Why a fake cannot be called with the op's arguments; None where it can, or has no signature to be read."""
+        try:
+            taken = inspect.signature(fake)
+        except (ValueError, TypeError):  # such as one of torch's own
+            return None
+        required = [parameter for parameter in self.parameters if parameter.default is parameter.empty]
+        # PyTorch leaves out what has its default.
+        for passed in (self.parameters,) if self.returns_out else (self.parameters, required):
+            by_name = {parameter.name: None for parameter in passed if parameter.kind is parameter.KEYWORD_ONLY}
+            try:
+                taken.bind(*(None for parameter in passed if parameter.name not in by_name), **by_name)
+            except TypeError as error:
+                return f"takes {taken}, and gets the op's arguments, {self.signature}: {error}"
+        return None
+
+    @functools.cached_property
+    def out(self) -> str | None:
+        """The output parameter that has a default: an input, or a new tensor. None if the op has no such parameter."""
+        return self._optional[0] if self.inplace is not None or self.returns_out else None
+
+    @functools.cached_property
+    def variants(self) -> list[Variant]:
+        """The library ops: one, or the one that writes ``out`` and the one that works in place."""
+        if self.out is None:
+            parameters = self.parameters
+            if self.returns_nothing and not self.takes_tensors:
+                parameters = [ORDER, *parameters]
+            mutates = self.mutates if self.takes_tensors else (ORDER.name,) * self.returns_nothing
+            return [_variant(self.name, parameters, mutates)]
+        index = list(self.signature.parameters).index(self.out)
+        empty = inspect.Parameter.empty
+        required = [parameter.replace(default=empty) for parameter in self.parameters[: index + 1]]
+        required[index] = required[index].replace(annotation=torch.Tensor)
+        writes_out = _variant(self.name, [*required, *self.parameters[index + 1 :]], self.mutates)
+        if self.inplace is None:
+            return [writes_out]
+        others = [parameter for parameter in self.parameters if parameter.name != self.out]
+        rest = [name for name in self.mutates if name not in (self.out, self.inplace)]
+        return [writes_out, _variant(f"{self.name}_", others, (self.inplace, *rest))]
+
+    @functools.cached_property
+    def schemas(self) -> list[str]:
+        """The schemas of the library ops, without their names. Raises InvalidFamilyError, as ``schema`` does."""
+        return [self.schema(variant) for variant in self.variants]
+
+    def schema(self, variant: Variant, returns: Any = None) -> str:
+        """The schema of a library op, without its name.
+
+        Args:
+            returns: the result's annotation, for a variant that returns copies and writes to none of its arguments.
+
+        Raises:
+            InvalidFamilyError: the annotations make none.
+        """
+
+        def prototype() -> None:
+            """It lends its signature."""
+
+        annotation = None if self.only_writes else self.signature.return_annotation
+        annotation = annotation if returns is None else returns
+        signature = inspect.Signature(variant.parameters, return_annotation=annotation)
+        prototype.__signature__ = signature  # type: ignore[attr-defined]
+        mutates = [variant.own_names[name] for name in variant.mutates] if returns is None else []
+        try:
+            return torch.library.infer_schema(prototype, mutates_args=mutates)
+        except (ValueError, TypeError) as error:
+            raise InvalidFamilyError(
+                f"{self.where}: its signature is no torch.library schema: {error}. Annotate every parameter and the "
+                f"return value, and name every tensor that the op writes to in mutates=(...)"
+            ) from error
+
+
+def _variant(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Variant:
+    names = [parameter.name for parameter in parameters]
+    renamed = [p.replace(name=f"{p.name}_") if p.name in _TAKEN else p for p in parameters]
+    return Variant(name, renamed, names, mutates)
+
+
+def _without_none(annotation: Any) -> Any:
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    members = typing.get_args(annotation)
+    others = [member for member in members if member is not type(None)]
+    return others[0] if len(others) == 1 and len(members) == 2 else annotation

@@ -1,0 +1,157 @@
+"""A page of results says where its numbers come from, and a table and a plot hold them."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from sgljit_tools.benchmark import Figure, results
+from sgljit_tools.benchmark.results import (
+    make_benchmark,
+    sweep,
+    to_markdown,
+    with_ratio,
+    write_heat_map,
+    write_plot,
+    write_results,
+)
+
+ROWS = [
+    {"shape": "1 x 4096", "ours": Figure(1.5, 1.4, 1.6, num_bytes=100, copy_microseconds=1.2), "theirs": 3.0},
+    {"shape": "2 x 4096", "ours": Figure(20.0, 19.0, 21.0), "theirs": math.nan, "note": "new"},
+]
+
+# The fields that triton.testing.Benchmark has.
+BENCHMARK = {
+    "x_names": ["tokens", "hidden"],
+    "x_vals": [(1, 64), [2, 128], 256],
+    "line_arg": "provider",
+    "line_vals": ["a", "b"],
+    "line_names": ["A", "B"],
+    "args": {"dtype": "half"},
+}
+
+
+def call(tokens: int, hidden: int, provider: str, dtype: str) -> object:
+    assert dtype == "half"
+    return (tokens * 1.0, 0.0, 9.0) if provider == "a" else math.nan if tokens == 2 else float(hidden)
+
+
+def check_sweep(spec: object) -> None:
+    rows = sweep(spec, call)
+    assert [(row["tokens"], row["hidden"]) for row in rows] == [(1, 64), (2, 128), (256, 256)]
+    assert [row["A"] for row in rows] == [Figure(float(n), 0.0, 9.0) for n in (1, 2, 256)]
+    assert [row["B"] for row in rows] == [64.0, pytest.approx(math.nan, nan_ok=True), 256.0]
+
+
+def test_a_sweep_calls_every_line_at_every_place():
+    check_sweep(SimpleNamespace(**BENCHMARK))
+
+
+def test_a_sweep_takes_tritons_own_benchmark():
+    testing = pytest.importorskip("triton.testing", exc_type=ImportError)
+    check_sweep(testing.Benchmark(**BENCHMARK, plot_name="plot"))
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+def test_a_benchmark_is_made_with_triton_and_without(has_triton: bool, monkeypatch: pytest.MonkeyPatch):
+    if has_triton:
+        pytest.importorskip("triton.testing", exc_type=ImportError)
+    else:
+        monkeypatch.setattr(results.importlib.util, "find_spec", lambda name: None)
+    benchmark = make_benchmark("plot", ["tokens", "hidden"], [(1, 64), (2, 128)], ["a", "b"])
+    assert type(benchmark).__name__ == ("Benchmark" if has_triton else "SimpleNamespace")
+    assert sweep(benchmark, lambda tokens, hidden, provider: f"{tokens} {hidden} {provider}") == [
+        {"tokens": 1, "hidden": 64, "a": "1 64 a", "b": "1 64 b"},
+        {"tokens": 2, "hidden": 128, "a": "2 128 a", "b": "2 128 b"},
+    ]
+
+
+def test_a_table_has_every_column_and_leaves_out_what_is_not_known():
+    assert to_markdown(ROWS) == (
+        "| shape | ours | theirs | note |\n"
+        "|---|---|---|---|\n"
+        "| 1 x 4096 | 1.50 (80 %) | 3.000 |  |\n"
+        "| 2 x 4096 | 20.00 |  | new |\n"
+    )
+
+
+def test_the_ratio_is_to_the_fastest_of_the_others():
+    rows = [{"ours": Figure(2.0, 2.0, 2.0), "a": 4.0, "b": math.nan}, {"ours": 3.0, "a": 4.0, "b": 2.0}, {"ours": 1.0}]
+    ratios = [row["ours / best of the others"] for row in with_ratio(rows, "ours", ["a", "b"])]
+    assert ratios[:2] == [0.5, 1.5]
+    assert math.isnan(ratios[2])
+    assert list(rows[2]) == ["ours"]
+
+
+def test_a_page_names_the_machine_the_day_and_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python3", "-m", "x.bench", "--output", "/home/me/out", "a b"])
+    path = tmp_path / "results" / "x.md"
+    page = write_results(
+        path, "X", {"": ROWS[:1], "Second": ROWS[1:]}, note="Microseconds.", plots={"X": Path("x.svg")}
+    )
+    assert path.read_text() == page
+    blocks = page.split("\n\n")
+    assert blocks[0] == "# X"
+    assert blocks[1].startswith(time.strftime("%Y-%m-%d, "))
+    assert f"torch {torch.__version__}" in blocks[1]
+    assert blocks[1].endswith("\nCommand: `python -m x.bench --output out 'a b'`")
+    assert blocks[2] == "Microseconds."
+    assert blocks[3].startswith("| shape | ours | theirs |")
+    assert blocks[4] == "## Second"
+    assert blocks[6] == "![X](x.svg)\n"
+
+
+def test_a_page_of_the_cpu_names_its_cores():
+    assert re.search(r", \d+ cores, Python 3", results.machine("cpu"))
+
+
+def test_a_page_need_not_be_written():
+    assert write_results(None, "X", {"": ROWS}).startswith("# X\n")
+
+
+def test_a_plot_is_an_svg_and_the_same_numbers_make_the_same_file(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    files = [tmp_path / name for name in ("a.svg", "b.svg")]
+    for file in files:
+        assert write_plot(file, ROWS, ["ours", "theirs"], place=lambda row: row["shape"], title="X")
+    text = files[0].read_text()
+    assert text.startswith("<?xml")
+    for word in ("1 x 4096", "ours", "theirs", "microseconds"):
+        assert word in text
+    assert text == files[1].read_text()
+    assert write_plot(files[0], ROWS, ["ours"], place=lambda row: row["shape"], quantity="percent_of_copy")
+
+
+def test_without_matplotlib_there_is_no_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(results.importlib.util, "find_spec", lambda _: None)
+    assert not write_plot(tmp_path / "a.svg", ROWS, ["ours"], place=lambda row: row["shape"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_heat_map_shows_each_ratio_in_its_cell_and_colour(tmp_path: Path):
+    ratios = {(1, 64): 0.5, (8, 64): 1.25, (1, 128): math.nan, (8, 128): 1.0}
+    rows = [{"tokens": tokens, "size": size, "ratio": ratio} for (tokens, size), ratio in ratios.items()]
+    file = tmp_path / "new" / "map.svg"
+    write_heat_map(file, rows, x="tokens", y="size", value="ratio", title="a < b")
+    drawing = ElementTree.parse(file).getroot()
+    tag = "{http://www.w3.org/2000/svg}"
+    texts = {text.text: (float(text.get("x")), float(text.get("y"))) for text in drawing.iter(f"{tag}text")}
+    assert {"a < b", "1", "8", "64", "128", "0.50", "1.25", "1.00"} <= texts.keys()
+    assert texts["0.50"][0] == texts["1"][0] < texts["1.25"][0] == texts["1.00"][0] == texts["8"][0]
+    assert texts["0.50"][1] == texts["1.25"][1] == texts["64"][1] < texts["1.00"][1] == texts["128"][1]
+    hues = [rect.get("fill").partition(",")[0] for rect in drawing.iter(f"{tag}rect")]
+    assert hues == ["hsl(130", "hsl(5", "hsl(5"]
+
+
+@pytest.mark.gpu
+def test_a_page_of_the_gpu_names_it():
+    assert torch.cuda.get_device_name() in results.machine()

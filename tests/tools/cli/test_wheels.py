@@ -1,0 +1,206 @@
+"""``sgljit wheel``: a plugin's wheel that carries what its users would have to compile."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import isolated
+import pytest
+
+USE = """
+import torch
+from sgljit_core import CppType, ops, override_cuda_arch
+from sgljit_norm.plugin import FAMILY
+x = torch.full((2, 128), 3.0)
+ops["norm"].rmsnorm(x, torch.ones(128))
+print(round(x.sum().item()))
+with override_cuda_arch(9, 0):
+    FAMILY.build_variant(
+        "norm.h", "device::row_reduce", CppType("norms::RMSNorm<false>"), 1, 1, 1, {hidden_size}, 8, 128, 128,
+        torch.bfloat16, torch.bfloat16)
+"""
+
+
+def add_artifacts(
+    wheel: Path, into: Path, *arguments: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sgljit_core", "wheel", str(wheel), "--into", str(into), *arguments]
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=variables)
+
+
+@pytest.fixture
+def example(tmp_path) -> isolated.Built:
+    """The example of the README, built from a copy of its sources."""
+    (tmp_path / "built").mkdir()
+    source = isolated.copy_sources(isolated.ROOT / "examples" / "sgljit-silu-and-mul", tmp_path)
+    return isolated.build(source, tmp_path / "built")
+
+
+@pytest.mark.slow
+def test_in_the_projects_own_directory_it_builds_what_is_in_the_wheel(example, tmp_path):
+    done = add_artifacts(example.wheel, Path("out"), "--cuda-arch", "9.0", cwd=example.project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (example.project / "out").iterdir()
+    names = zipfile.ZipFile(wheel).namelist()
+    carried = {name.rpartition("/")[0] for name in names if name.startswith("sgljit_silu_and_mul/prebuilt/")}
+    assert carried
+    machine = platform.machine()
+    assert f"wrote out/{wheel.name}, which carries {len(carried)} artifacts for cpu-{machine} and sm_90a" in done.stdout
+    assert not [name for name in names if "__pycache__" in name]
+    assert not (example.project / "sgljit_silu_and_mul" / "prebuilt").exists()
+
+
+@pytest.mark.slow
+def test_artifacts_are_found_beside_sources_that_are_nested(tmp_path):
+    source = isolated.copy_sources(isolated.ROOT / "examples" / "sgljit-silu-and-mul", tmp_path)
+    package = source / "sgljit_silu_and_mul"
+    (package / "native").mkdir()
+    (package / "csrc").rename(package / "native" / "src")
+    for file, old, new in (
+        ("plugin.py", "host=", 'sources="native/src", host='),
+        ("reference.py", "(torch.float16, torch.bfloat16, torch.float32)", "(torch.float32,)"),  # one is enough
+    ):
+        (package / file).write_text((package / file).read_text().replace(old, new))
+    (tmp_path / "built").mkdir()
+    done = add_artifacts(isolated.build(source, tmp_path / "built").wheel, tmp_path / "out", "--cuda-arch", "9.0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "out").iterdir()
+    unpacked = tmp_path / "unpacked"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    code = (
+        "import torch\nfrom sgljit_core import ops\nfrom sgljit_core.families import loading\n"
+        "out = torch.empty(1, 3)\nops['silu_and_mul'].silu_and_mul(torch.zeros(1, 6), out)\n"
+        "print(out.tolist(), *loading.carried_artifacts())"
+    )
+    path = os.pathsep.join([str(unpacked), *filter(None, sys.path)])
+    bare = {"PYTHONPATH": path, "SGLJIT_JIT": "error", "SGLJIT_CACHE_DIR": str(tmp_path / "empty")}
+    said = isolated.run(sys.executable, "-c", code, cwd=tmp_path, env={**os.environ, **bare})
+    carried = unpacked / "sgljit_silu_and_mul" / "native" / "prebuilt"
+    assert said.splitlines()[-1].startswith("[[0.0, 0.0, 0.0]] ")
+    assert str(carried) in said
+
+
+def test_a_package_that_is_not_in_the_wheel_is_refused(example, tmp_path):
+    plugin = example.project / "sgljit_silu_and_mul" / "plugin.py"
+    plugin.write_text(plugin.read_text().replace('package="sgljit_silu_and_mul"', 'package="sgljit_norm"'))
+    (tmp_path / "again").mkdir()
+    wheel = isolated.build(example.project, tmp_path / "again").wheel
+    done = add_artifacts(wheel, tmp_path / "out", "--cuda-arch", "9.0")
+    assert done.returncode == 1
+    assert "the package 'sgljit_norm' of family 'silu_and_mul' was imported from " in done.stderr
+    assert "not from the wheel; its name in KernelFamily(package=...)" in done.stderr
+
+
+@pytest.mark.slow
+def test_it_serves_a_machine_without_compilers_from_an_empty_cache(distribution, tmp_path):
+    core, norm = distribution("sgljit-core"), distribution("sgljit-norm")
+    done = add_artifacts(norm.wheel, tmp_path, "--cuda-arch", "9.0", "--cuda-arch", "10.0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-py3-none-linux_" in wheel.name
+    carried = {name.split("/")[2] for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name}
+    assert {"sm_90a", "sm_100a"} < carried
+    assert any(name.startswith("cpu-") for name in carried)
+
+    environment = isolated.Environment(tmp_path / "environment", [core, norm])
+    environment.install(core, dataclasses.replace(norm, wheel=wheel))
+    bare = {**environment.variables, "PATH": "/nowhere", "SGLJIT_JIT": "error"}
+    use = [environment.python, "-c"]
+    assert isolated.run(*use, USE.format(hidden_size=4096), cwd=tmp_path, env=bare).endswith("256\n")
+    other = subprocess.run(
+        [*use, USE.format(hidden_size=4104)], cwd=tmp_path, env=bare, stderr=subprocess.PIPE, text=True
+    )
+    assert "CompileForbiddenError" in other.stderr
+    assert not list((environment.home / ".cache").rglob("*.cubin"))
+
+
+@pytest.mark.slow
+def test_what_it_carries_is_passed_over_where_the_plugins_own_sources_differ(distribution, tmp_path, monkeypatch):
+    core, norm = distribution("sgljit-core"), distribution("sgljit-norm")
+    monkeypatch.setenv("SGLJIT_JIT", "error")  # it forbids what is compiled on demand
+    done = add_artifacts(norm.wheel, tmp_path, "--cuda-arch", "9.0", "--platform", "manylinux_2_36_x86_64")
+    monkeypatch.delenv("SGLJIT_JIT")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*-py3-none-manylinux_2_36_x86_64.whl")
+    environment = isolated.Environment(tmp_path / "environment", [core, norm])
+    environment.install(core, dataclasses.replace(norm, wheel=wheel))
+
+    def use():
+        return subprocess.run(
+            [environment.python, "-c", USE.format(hidden_size=4096)],
+            cwd=tmp_path,
+            env={**environment.variables, "SGLJIT_JIT": "error"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    core_header = environment.site / "sgljit_core" / "include" / "sgl_kernel" / "tensor.h"
+    core_header.write_text(core_header.read_text() + "\n// another release of the core, of the same ABI\n")
+    used = use()
+    assert used.returncode == 0, used.stderr
+    header = environment.site / "sgljit_norm" / "csrc" / "norm_args.h"
+    header.write_text(header.read_text() + "\n// another version\n")
+    refused = use()
+    assert "CompileForbiddenError" in refused.stderr
+    assert "norm_args.h changed" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("platform", "text"),
+    [
+        ("win_amd64", "a build on this machine serves linux_x86_64, manylinux_2_N_x86_64 or musllinux_1_N_x86_64"),
+        ("manylinux_2_28_riscv64", "a build on this machine serves linux_x86_64"),
+        pytest.param(
+            "manylinux_2_2_x86_64",
+            "a library compiled here needs glibc 2.",
+            marks=pytest.mark.slow,  # builds it
+        ),
+    ],
+)
+def test_a_platform_that_the_wheel_does_not_serve_is_refused(distribution, tmp_path, platform, text):
+    wheel = distribution("sgljit-wait-value").wheel
+    done = add_artifacts(wheel, tmp_path, "--cuda-arch", "9.0", "--platform", platform)
+    assert done.returncode == 1
+    assert f"platform tag '{platform}': {text}" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wheel_that_is_no_plugin_is_refused(distribution, tmp_path):
+    done = add_artifacts(distribution("sgljit-core").wheel, tmp_path, "--cuda-arch", "9.0")
+    assert done.returncode == 1
+    assert "registers no kernel family: it has no entry point in the group sgljit.kernels" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_no_wheel_is_refused_with_the_command_that_makes_one(tmp_path):
+    cut = tmp_path / "family-1.0-py3-none-any.whl"
+    cut.write_text("not all of it")
+    for path in (tmp_path, cut):
+        done = add_artifacts(path, tmp_path, "--cuda-arch", "9.0")
+        assert done.returncode == 1
+        assert f"{path} is not a wheel; make one first: pip wheel --no-deps" in done.stderr
+
+
+def test_a_family_without_calls_and_samples_is_refused_by_name(tmp_path):
+    (tmp_path / "built").mkdir()
+    source = isolated.copy_sources(isolated.ROOT / "examples" / "sgljit-add-constant", tmp_path)
+    ops = source / "sgljit_add_constant" / "ops.py"
+    ops.write_text(ops.read_text().replace(', samples="sgljit_add_constant.reference:samples_of_add_constant"', ""))
+    example = isolated.build(source, tmp_path / "built")
+    done = add_artifacts(example.wheel, tmp_path / "out", "--cuda-arch", "9.0")
+    assert done.returncode == 1
+    assert "nothing is known to build for family 'add_constant': no call of its ops asks for anything" in done.stderr
+
+
+def test_an_architecture_that_is_none_is_refused(distribution, tmp_path):
+    done = add_artifacts(distribution("sgljit-norm").wheel, tmp_path, "--cuda-arch", "hopper")
+    assert done.returncode == 1
+    assert "--cuda-arch='hopper' is not one" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,135 @@
+"""Recording: nothing is compiled but host parts, wrong calls are errors, and what was noted builds with its checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import plugin_on_disk
+import pytest
+
+from sgljit_core import TOKENS, TensorSpec, errors
+from sgljit_core.builds.kernels import build
+from sgljit_core.plugins import discovery
+from sgljit_tools.errors import RecordingError
+from sgljit_tools.recording.recorder import record
+from sgljit_tools.recording.tensors import Place
+
+OPS = """
+import torch
+from .plugin import FAMILY
+@FAMILY.op(mutates=("out",), calls="sgljit_recorded.ops:calls")
+def twice(x: torch.Tensor, out: torch.Tensor) -> None:
+    "In C++."
+def calls(model):
+    from sgljit_core import TOKENS, TensorSpec
+    yield {"x": TensorSpec((TOKENS, %s), "float16"), "out": TensorSpec((TOKENS, 64), "float16")}
+"""
+FUNCTOR = """
+#pragma once
+#include <sgl_kernel/row_map.h>
+namespace recorded {
+struct Twice { SGL_HD float operator()(float x) const { return 2 * x; } };
+}
+"""
+HOST = """
+#include "twice.h"
+#include <sgl_kernel/export.h>
+namespace {
+host::RowMap<recorded::Twice, 1> rows{"twice.h"};
+void twice(host::TensorView x, host::TensorView out) { rows({host::rows("x", x)}, {host::rows("out", out)}); }
+}
+SGL_EXPORT(twice, (twice))
+"""
+PLUGIN = """
+from sgljit_core import KernelFamily
+FAMILY = KernelFamily(name="recorded", package="sgljit_recorded", host="twice.cpp")
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    def install(columns: int = 64) -> str:
+        package = plugin_on_disk.install(tmp_path, "sgljit-recorded", "recorded", plugin=PLUGIN, attribute=":FAMILY")
+        (package / "ops.py").write_text(OPS % columns)
+        (package / "csrc" / "twice.h").write_text(FUNCTOR)
+        (package / "csrc" / "twice.cpp").write_text(HOST)
+        monkeypatch.syspath_prepend(tmp_path)
+        discovery.rescan()
+        return "recorded"
+
+    yield install
+    for module in [module for module in sys.modules if module.startswith("sgljit_recorded")]:
+        del sys.modules[module]
+    monkeypatch.undo()
+    discovery.rescan()
+
+
+def test_the_kernels_of_the_device_and_the_loops_of_the_cpu_are_noted(install):
+    recorded = record([install()], cuda_arch="9.0", on_cpu=True, tokens=(1, 300))
+    assert [wanted.spec.label.partition(" of ")[0] for wanted in recorded.wanted] == [
+        "recorded.recorded for cpu-x86_64",
+        "recorded.device.row_map<recorded::Twice, 1, 1, 8, false, fp16_t, fp16_t> for sm_90a",
+        "recorded.host.cpu.row_map<recorded::Twice, 1, 1, fp16_t, fp16_t> for cpu-x86_64",
+    ]
+
+
+def test_a_declared_call_that_the_op_refuses_is_an_error_with_the_call(install):
+    with pytest.raises(RecordingError, match=r"(?s)recorded\.twice: the call that it declares raises .*\(-1, 32\)"):
+        record([install(columns=32)], cuda_arch=None, on_cpu=True, tokens=(1,))
+
+
+def test_what_was_noted_is_compared_with_what_the_host_part_passes(install):
+    loop = record([install()], cuda_arch=None, on_cpu=True, tokens=(1,)).wanted[-1]
+    build(loop)
+    with pytest.raises(errors.SignatureError, match=r"host::cpu::row_map<.*> of recorded/twice\.h does not take"):
+        build(dataclasses.replace(loop, signature="N3sgl9signatureIFviEEE"))
+
+
+def test_tensors_have_their_shapes_and_strides_and_no_common_memory():
+    import tvm_ffi
+
+    place = Place()
+    spec = TensorSpec((TOKENS, 3, 8), "bfloat16")
+    view = TensorSpec((TOKENS, 8), "float32", strides=(100, 1), offset=4)
+    first, second = place.tensor(spec, "cpu"), place.tensor(view, "cpu")
+    a, b = tvm_ffi.from_dlpack(first), tvm_ffi.from_dlpack(second)
+    for tokens in (1, 7, 16384):
+        first.set_tokens(tokens)
+        second.set_tokens(tokens)
+        assert (tuple(a.shape), tuple(a.strides)) == ((tokens, 3, 8), (24, 8, 1))
+        assert (tuple(b.shape), tuple(b.strides)) == ((tokens, 8), (100, 1))
+    assert b.data_ptr() - a.data_ptr() >= 16384 * 24 * 2
+    assert b.data_ptr() % 512 == 16
+    place.clear()
+    assert tvm_ffi.from_dlpack(place.tensor(spec, "cpu")).data_ptr() == a.data_ptr()
+
+
+def test_a_tensor_that_cannot_be_described_is_refused():
+    with pytest.raises(ValueError, match="pass strides where TOKENS is not the first dimension"):
+        TensorSpec((8, TOKENS), "float32")
+    with pytest.raises(RecordingError, match="unknown dtype 'float33'; known are bool"):
+        Place().tensor(TensorSpec((8,), "float33"), "cpu")
+
+
+def test_nothing_is_imported_from_the_working_directory(install, tmp_path, monkeypatch):
+    family = install()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "pickle.py").write_text("raise SystemExit('the code of somebody else')\n")
+    monkeypatch.chdir(tmp_path / "shared")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert record([family], cuda_arch="9.0", on_cpu=False, tokens=(1,)).wanted
+
+
+def test_a_missing_compiler_is_the_error_that_says_so(install, monkeypatch):
+    family = install()
+    monkeypatch.setenv("SGLJIT_CXX", "/no/such/compiler")
+    with pytest.raises(errors.SgljitError, match="/no/such/compiler"):
+        record([family], cuda_arch="9.0", on_cpu=False, tokens=(1,), keep=False)
+
+
+def test_a_tensor_without_dimensions_has_no_strides():
+    import tvm_ffi
+
+    tensor = tvm_ffi.from_dlpack(Place().tensor(TensorSpec((), "float32"), "cpu"))
+    assert (tuple(tensor.shape), tuple(tensor.strides)) == ((), ())

@@ -1,0 +1,164 @@
+"""The three doors of the kit: ``sgljit test``, pytest, and ``check_op``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import plugin_on_disk
+import pytest
+import torch
+from planted import FAULTS, RIGHT, writing
+
+from sgljit_core import errors
+from sgljit_tools.errors import NoDeviceError
+from sgljit_tools.testing import Fault, check_op
+
+OWN_TESTS = """
+import pytest
+
+def test_of_its_own():
+    pass
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    pass
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a module with a plugin of one op installed, whose body is the text given."""
+
+    def run(ops: str, *command: str) -> subprocess.CompletedProcess[str]:
+        package = plugin_on_disk.install(tmp_path, "planted-door", "door")
+        (package / "ops.py").write_text(ops)
+        (package / "tests").mkdir()
+        (package / "tests" / "__init__.py").touch()
+        (package / "tests" / "test_own.py").write_text(OWN_TESTS)
+        variables = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
+            "PYTEST_ADDOPTS": "-p no:hypothesispytest",  # which imports hypothesis at the end, with or without use
+        }
+        return subprocess.run(
+            [sys.executable, "-m", *command], env=variables, cwd=tmp_path, capture_output=True, text=True
+        )
+
+    return run
+
+
+def results(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    lines = map(json.loads, done.stdout.splitlines())
+    return {line["test"].rpartition("/")[2]: line for line in lines}
+
+
+def test_the_command_runs_the_tests_of_a_family_and_the_checks(run):
+    done = run(
+        RIGHT["writes"], "sgljit_core", "test", "door", "--device", "cpu", "--json", "-k", "own or gpu or results"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = results(done)
+    assert found["test_own.py::test_of_its_own"]["outcome"] == "passed"
+    assert found["door.scale::results::cpu"]["outcome"] == "passed"
+    if not torch.cuda.is_available():
+        assert found["test_own.py::test_on_a_gpu"]["outcome"] == "skipped"
+        assert "CUDA" in found["test_own.py::test_on_a_gpu"]["text"]
+
+
+def test_a_fault_ends_the_command_with_a_failure_and_the_fault(run):
+    done = run(FAULTS["wrong_result"][1], "sgljit_core", "test", "door", "--device", "cpu", "-k", "results")
+    assert done.returncode == 1
+    assert "door.scale, results: x float32 [1, 16] strides [16, 1], out float32" in done.stdout
+    assert "and the reference gives" in done.stdout
+
+
+def test_an_op_that_crashes_is_reported(run):
+    ops = writing("ctypes.string_at(0)")
+    done = run(ops, "sgljit_core", "test", "door", "--device", "cpu", "--json", "-k", "results")
+    assert done.returncode != 0
+    assert results(done)[""]["outcome"] == "crashed"
+
+
+def test_pytest_runs_the_checks_that_are_asked_for_beside_other_tests(run):
+    options = ("-q", "-p", "no:cacheprovider", "-rs", "--sgljit-family", "door", "-k", "signatures or gpu")
+    done = run(RIGHT["writes"], "pytest", *options, "--pyargs", "planted_door")
+    assert done.returncode == 0, done.stdout
+    assert "PytestUnknownMarkWarning" not in done.stdout
+    assert "1 passed, 1 skipped" in done.stdout or torch.cuda.is_available()
+
+
+def test_the_markers_of_other_projects_are_theirs(run, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "test_other.py").write_text(OWN_TESTS)
+    done = run(RIGHT["writes"], "pytest", "-q", "-p", "no:cacheprovider", "elsewhere")
+    assert "2 passed" in done.stdout
+
+
+FOREIGN = """
+def test_of_another_project(pytestconfig):
+    assert pytestconfig.getini("filterwarnings") == []
+    assert not [line for line in pytestconfig.getini("markers") if line.startswith(("gpu", "slow"))]
+"""
+
+
+def test_another_project_sees_nothing_but_the_options(run, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "test_other.py").write_text(FOREIGN)
+    assert "1 passed" in run(RIGHT["writes"], "pytest", "-q", "-p", "no:cacheprovider", "elsewhere").stdout
+
+
+def test_markers_and_options_are_those_of_other_plugins_where_no_family_is_checked(tmp_path):
+    def printed(*options: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", *options]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    without = printed("-p", "no:sgljit", "--markers")
+    assert any("parametrize" in line for line in without)
+    assert printed("--markers") == without
+    assert any(line.startswith("@pytest.mark.gpu: ") for line in printed("--sgljit-family", "norm", "--markers"))
+    added = {line for line in printed("--help") if re.match(r"  -", line)}
+    added -= set(printed("-p", "no:sgljit", "--help"))
+    assert len(added) == 3
+    assert all(line.startswith("  --sgljit-") for line in added)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "name the families to test, or give --all"),
+        (("norm", "--all"), "name the families to test, or give --all"),
+        (("nrom",), "no installed plugin provides the kernel family 'nrom'"),
+    ],
+)
+def test_wrong_use_of_the_command_is_refused(run, arguments, text):
+    done = run(RIGHT["writes"], "sgljit_core", "test", *arguments)
+    assert done.returncode != 0
+    assert text in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sgljit_core", "test", "door", "--device", "cuda"),
+        ("sgljit_core", "test", "door", "--device", "cuda", "--json"),
+        ("pytest", "-q", "-p", "no:cacheprovider", "--sgljit-family", "door", "--sgljit-device", "cuda", "."),
+    ],
+)
+def test_a_device_that_is_named_and_is_not_there_is_an_error(run, command):
+    done = run(RIGHT["writes"], *command)
+    assert done.returncode not in (0, 5)
+    assert "there is no device cuda to test on" in done.stderr
+    assert "run it where there is a GPU, or name cpu instead" in done.stderr
+    with pytest.raises(NoDeviceError, match="there is no device cuda to test on"):
+        check_op("norm.rmsnorm", "cuda")
+
+
+def test_an_op_that_is_not_there_is_named():
+    with pytest.raises(errors.UnknownOpError, match="has no op 'rmsnrom'; did you mean 'rmsnorm'"):
+        check_op("norm.rmsnrom")
+    assert issubclass(Fault, AssertionError)

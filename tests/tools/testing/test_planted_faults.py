@@ -1,0 +1,131 @@
+"""Every planted fault is found by the check that docs/testing.md names, and an op that is right passes all."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import plugin_on_disk
+import pytest
+import torch
+from planted import FAULTS, OF_FAMILIES, ON_CUDA, REFUSED, RIGHT, SOURCES
+
+from sgljit_core import errors, ops
+from sgljit_core.plugins import discovery
+from sgljit_tools.testing import Fault, NotApplicable, check_op
+from sgljit_tools.testing.suite import checks_of_family
+
+# Faults of a family that are found quickly, at least one for each check.
+QUICK = {
+    "swallowed_compile_error",
+    "statics_shared_by_two_plugins",
+    "a_kernel_name_that_only_a_launch_asks_for",
+    "a_kernel_with_other_parameters",
+}
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "testing.md").read_text()
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install the plugin of a fault as a family of its name."""
+
+    def install(name: str, ops: str) -> str:
+        package = plugin_on_disk.install(tmp_path, f"planted-{name.replace('_', '-')}", f"planted_{name}")
+        (package / "ops.py").write_text(ops)
+        for file, text in SOURCES.get(name, {}).items():
+            (package / "csrc" / file).write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        discovery.rescan()
+        return f"planted_{name}"
+
+    yield install
+    for module in [module for module in sys.modules if module.startswith("planted_")]:
+        del sys.modules[module]
+    monkeypatch.undo()
+    discovery.rescan()
+
+
+def outcomes(family: str, device: str = "cpu") -> dict[str, str]:
+    """What is wrong, by check."""
+    found = {}
+    for check in checks_of_family(family, [torch.device(device)]):
+        try:
+            check.run()
+        except NotApplicable:  # noqa: PERF203 - few, and slow
+            continue
+        except Fault as fault:
+            found[check.name] = str(fault)
+    return found
+
+
+def quick(names: Iterable[str], chosen: set[str]) -> list[Any]:
+    """The chosen ones run with the quick tests, the others, which take seconds each, with the slow ones."""
+    return [pytest.param(name, marks=() if name in chosen else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", quick(RIGHT, {"cpp", "returns"}))
+def test_a_right_op_passes_all_checks(install, name):
+    assert outcomes(install(name, RIGHT[name])) == {}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_by_its_check(install, name):
+    check, ops = FAULTS[name]
+    with pytest.raises(Fault) as caught:
+        check_op(f"{install(name, ops)}.scale", checks=[check])
+    assert str(caught.value).startswith(f"planted_{name}.scale, {check}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("forgets_a_write_of_its_reference", "the reference writes x, and mutates does not name it"),
+        ("no_samples_are_yielded", "samples returns None, and must yield the arguments of calls"),
+    ],
+)
+def test_a_fault_of_what_judges_an_op_is_told_as_such(install, name, text):
+    check, ops = FAULTS[name]
+    with pytest.raises(Fault, match=text):
+        check_op(install(f"told_{name}", ops) + ".scale", checks=[check])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_declaration_shows_is_refused(install, name):
+    text, source = REFUSED[name]
+    family = install(name, source)
+    with pytest.raises(errors.InvalidFamilyError, match=text) as caught:
+        ops[family].scale(torch.ones(1, 2), torch.ones(1, 2))
+    assert f"planted-{name.replace('_', '-')} 1.2.3, " in str(caught.value)
+    assert "ops.py:" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", quick(OF_FAMILIES, QUICK))
+def test_a_fault_of_a_family_is_found_by_its_check(install, name):
+    expected, ops = OF_FAMILIES[name]
+    family = install(name, ops)
+    (check,) = (check for check in checks_of_family(family, []) if check.name == expected)
+    with pytest.raises(Fault) as caught:
+        check.run()
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_a_fault_on_a_gpu_is_found_by_its_check(install, name):
+    check, ops = ON_CUDA[name]
+    with pytest.raises(Fault, match=f", {check}: "):
+        check_op(f"{install(f'cuda_{name}', ops)}.scale", "cuda", checks=[check])
+
+
+@pytest.mark.gpu
+def test_a_right_op_passes_all_checks_on_a_gpu(install):
+    assert outcomes(install("cuda_writes", RIGHT["writes"]), "cuda") == {}
+
+
+def test_the_page_names_the_check_of_every_fault():
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]*\| ([^|]*) \|$", PAGE, re.MULTILINE))
+    for name, (check, _) in {**FAULTS, **OF_FAMILIES, **ON_CUDA}.items():
+        assert f"`{name}`" in rows[check], name

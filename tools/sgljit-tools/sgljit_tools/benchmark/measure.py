@@ -1,0 +1,364 @@
+"""How long does a call take, and how close is that to the limit of the machine?
+
+``run_benchmark`` serves scripts on ``triton.testing.perf_report``; ``measure`` gives the same time as a rate and as a
+share of the rate of a plain copy of as many bytes on the same device in the same process. Both give each call the next
+of several sets of arguments, together larger than the last cache, so that data comes from memory as it does in a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sgljit_tools.environment import is_in_ci
+
+if TYPE_CHECKING:
+    import torch
+
+
+T = TypeVar("T")
+Arguments = Sequence[Any]
+
+QUANTILES = (0.5, 0.2, 0.8)
+_CACHES = 2  # the sets of arguments hold so many times the last cache, so that each set is evicted before its next turn
+_MAX_SETS = 8192  # also the calls in one turn, so the nodes in a graph
+_PIECE = 256 * 2**20  # bytes that are copied at once
+_WARM_UP = 3  # turns
+_MIN_SAMPLES = 10
+_GRAPH_SECONDS, _CLOCK_SECONDS = 2e-3, 1e-3  # a sample: long against the start of a graph, and a clock's reading
+_CPU_CACHE = 32 * 2**20  # if the system does not report it
+
+
+def get_benchmark_range(full_range: Sequence[T], ci_range: Sequence[T]) -> list[T]:
+    """The range to measure: the full one, or in continuous integration the short one."""
+    return list(ci_range if is_in_ci() else full_range)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measurement.
+
+    Attributes:
+        microseconds: per call, the median of all samples.
+        low, high: the 20 % and the 80 % quantile of the samples.
+        calls: the number of calls in one sample.
+        samples: the number of samples.
+        num_bytes: read plus written by one call; 0 if not given.
+        flops: operations of one call; 0 if not given.
+        copy_microseconds: the time of a plain copy that reads and writes ``num_bytes`` in all; NaN if that is 0.
+    """
+
+    microseconds: float
+    low: float
+    high: float
+    calls: int = 1
+    samples: int = 1
+    num_bytes: int = 0
+    flops: int = 0
+    copy_microseconds: float = math.nan
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        """In units of 10^9 bytes, read plus written."""
+        return self.num_bytes / self.microseconds / 1e3
+
+    @property
+    def teraflops_per_second(self) -> float:
+        """In units of 10^12 operations."""
+        return self.flops / self.microseconds / 1e6
+
+    @property
+    def percent_of_copy(self) -> float:
+        """The rate, relative to that of the plain copy; NaN if there was none."""
+        return 100 * self.copy_microseconds / self.microseconds
+
+
+def run_benchmark(
+    fn: Callable[..., object],
+    inputs: Sequence[Arguments] | Callable[[], Arguments] = ((),),
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+    device: torch.device | str | None = None,
+    graph: bool = True,
+    seconds: float = 0.2,
+) -> tuple[float, ...]:
+    """Microseconds of one call of ``fn``: median, 20 % and 80 % quantile, in ``perf_report``'s order.
+
+    On CUDA a CUDA graph of calls is replayed between two events, which leaves the host out; on the CPU calls are timed
+    by the clock. The result of a call stays alive for a turn of all arguments, so that a function which allocates its
+    result writes to other memory each time, like one that gets its outputs as arguments.
+
+    Args:
+        fn: called as ``fn(*arguments)``. One turn is not timed: afterwards ``fn`` must be compiled and warm.
+        inputs: sets of arguments that take turns; or a function that makes one, called until the sets are larger than
+            the last cache (see ``rotate``). Without it, ``fn()`` finds its data where the previous call left them:
+            usually in a cache.
+        quantiles: of the samples, in the order of the result.
+        device: default: that of the first CUDA tensor in ``inputs``, else of any tensor; without tensors, the current
+            CUDA device if there is one.
+        graph: False for calls that no graph can hold: they are timed by the clock until the device has finished, host
+            included.
+        seconds: the least time to take samples for; there are at least 10.
+
+    Raises:
+        ValueError: there is no set of arguments, or ``inputs`` returned the same memory twice.
+    """
+    sets = _sets(inputs)
+    samples, _ = _sample(fn, sets, _device_of(sets, device), graph, seconds)
+    return _quantiles(samples, quantiles)
+
+
+def measure(
+    fn: Callable[..., object],
+    inputs: Sequence[Arguments] | Callable[[], Arguments] = ((),),
+    *,
+    num_bytes: int = 0,
+    flops: int = 0,
+    device: torch.device | str | None = None,
+    graph: bool = True,
+    seconds: float = 0.2,
+) -> Figure:
+    """``run_benchmark`` with rates: bytes moved and operations computed per second.
+
+    Args:
+        fn, inputs, device, graph, seconds: as in ``run_benchmark``.
+        num_bytes: the bytes that one call must read plus those that it must write, each once. If given, a plain copy
+            is measured too, once in a process for each number of bytes.
+        flops: operations of one call.
+
+    Raises:
+        ValueError: as in ``run_benchmark``.
+    """
+    sets = _sets(inputs)
+    where = _device_of(sets, device)
+    figure = _figure(*_sample(fn, sets, where, graph, seconds))
+    copy = copy_figure(num_bytes, where).microseconds if num_bytes else math.nan
+    return replace(figure, num_bytes=num_bytes, flops=flops, copy_microseconds=copy)
+
+
+def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
+    """A plain copy, ``Tensor.copy_``, that reads and writes ``num_bytes`` in all, from memory to memory.
+
+    It copies pieces of 256 MiB: a single copy of 512 MiB reaches two thirds of their rate (an H200, CUDA 13.0).
+    Measured once in a process for each number of bytes, device, and number of torch's threads.
+    """
+    import torch
+
+    device = torch.empty(0, device=device).device  # with its index
+    return _copy_figure(num_bytes, device, torch.get_num_threads())
+
+
+@functools.cache
+def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Figure:
+    import torch
+
+    half = max(1, num_bytes // 2)
+
+    def make() -> Arguments:
+        return [torch.randint(0, 256, (half,), dtype=torch.uint8, device=device) for _ in ("to", "from")]
+
+    def copy(to: torch.Tensor, from_: torch.Tensor) -> None:
+        for piece, source in zip(to.split(_PIECE), from_.split(_PIECE), strict=True):
+            piece.copy_(source)
+
+    figure = _figure(*_sample(copy, rotate(make), device, True, 0.2))
+    return replace(figure, num_bytes=2 * half, copy_microseconds=figure.microseconds)
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Measure on ``count`` threads: CPU kernels of this project, and PyTorch's, so also the plain copy.
+
+    The calling thread, and threads that it starts, run on the first ``count`` of its processors; torch takes as many
+    threads. Both are as before afterwards, but torch keeps the threads that it has, where they are: measure on one
+    thread and on all in a process, or each count in its own.
+
+    Raises:
+        ValueError: the calling thread may not use so many processors. ``OMP_NUM_THREADS`` limits kernels further.
+    """
+    import torch
+
+    allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    if not 1 <= count <= len(allowed):
+        raise ValueError(f"on_threads: got {count}; expected 1 to {len(allowed)}, the processors of this thread")
+    try:
+        os.sched_setaffinity(0, sorted(allowed)[:count])
+        torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        os.sched_setaffinity(0, allowed)
+
+
+def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
+    """Sets of arguments that together hold twice the bytes of the last cache of their device, at least one.
+
+    There are at most 8192 sets, so a call on less than about 16 KiB may still find its data in a cache.
+
+    Args:
+        make: makes one set. Memory that several sets share, such as a weight, counts once.
+
+    Raises:
+        ValueError: the second set has no memory of its own.
+    """
+    sets = [make()]
+    storages = _storages(sets[0])
+    wanted = _CACHES * cache_bytes(_device_of(sets, None)) if storages else 0
+    while sum(storages.values()) < wanted and len(sets) < _MAX_SETS:
+        sets.append(make())
+        before = len(storages)
+        storages |= _storages(sets[-1])
+        if len(storages) == before:
+            raise ValueError(
+                "rotate: the second set of arguments has no memory of its own, so calls would find their data in a "
+                "cache; expected new tensors from each call of make (or pass a list of sets)"
+            )
+    return sets
+
+
+def cache_bytes(device: torch.device | str) -> int:
+    """The size of a device's last cache: a GPU's L2; the largest that Linux reports for the first core of a CPU."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = [_CPU_CACHE // 1024]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = file.read_text().strip()  # such as 32768K
+        if text.endswith("K") and text[:-1].isdecimal():
+            sizes.append(int(text[:-1]))
+    return max(sizes) * 1024
+
+
+def _sets(inputs: Sequence[Arguments] | Callable[[], Arguments]) -> Sequence[Arguments]:
+    sets = rotate(inputs) if callable(inputs) else inputs
+    if not sets:
+        raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
+    return sets
+
+
+def _tensors(arguments: Arguments) -> list[torch.Tensor]:
+    import torch
+
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+
+
+def _storages(arguments: Arguments) -> dict[tuple[torch.device, int], int]:
+    """The size of each tensor's memory by its address."""
+    storages = [tensor.untyped_storage() for tensor in _tensors(arguments)]
+    return {(storage.device, storage.data_ptr()): storage.nbytes() for storage in storages}
+
+
+def _device_of(sets: Sequence[Arguments], device: torch.device | str | None) -> torch.device:
+    import torch
+
+    if device is not None:
+        return torch.device(device)
+    devices = [tensor.device for tensor in _tensors(sets[0])]
+    devices = devices or [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
+    return next((found for found in devices if found.type == "cuda"), devices[0])
+
+
+def _sample(
+    fn: Callable[..., object], sets: Sequence[Arguments], device: torch.device, graph: bool, seconds: float
+) -> tuple[list[float], int]:
+    """The microseconds of a call in each sample, and the number of calls in a sample."""
+    import torch
+
+    only = sets[0]
+
+    def run(turns: int) -> None:
+        if len(sets) == 1:  # the cheapest loop: some calls on the CPU take no longer than making a list
+            for _ in range(turns):
+                kept = fn(*only)
+        else:
+            for _ in range(turns):
+                kept = [fn(*arguments) for arguments in sets]
+        del kept
+
+    if device.type != "cuda":
+        return _sample_by_clock(run, len(sets), lambda: None, seconds)
+    with torch.cuda.device(device):
+        if graph:
+            return _sample_graph(run, len(sets), seconds)
+        return _sample_by_clock(run, len(sets), torch.cuda.synchronize, seconds)
+
+
+def _sample_by_clock(
+    run: Callable[[int], None], calls: int, finish: Callable[[], None], seconds: float
+) -> tuple[list[float], int]:
+    def timed(turns: int) -> float:
+        start = time.perf_counter()
+        run(turns)
+        finish()
+        return time.perf_counter() - start
+
+    timed(1)
+    turns = math.ceil(_CLOCK_SECONDS / timed(1))
+    return _repeated(lambda: timed(turns), turns * calls, seconds)
+
+
+def _repeated(timed: Callable[[], float], calls: int, seconds: float) -> tuple[list[float], int]:
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
+        times.append(timed())
+    return [sample / calls * 1e6 for sample in times], calls
+
+
+def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tuple[list[float], int]:
+    import torch
+
+    stream = torch.cuda.Stream()
+
+    def captured(turns: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            run(turns)
+        return graph
+
+    def timed(graph: torch.cuda.CUDAGraph) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record(stream)
+        graph.replay()
+        end.record(stream)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    stream.wait_stream(torch.cuda.current_stream())  # which made the arguments
+    with torch.cuda.stream(stream):
+        run(1)
+    graph = captured(1)
+    with torch.cuda.stream(stream):
+        once = min(timed(graph) for _ in range(_WARM_UP))
+        turns = math.ceil(_GRAPH_SECONDS / once)
+    if turns > 1:
+        graph = captured(turns)
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP):
+            timed(graph)
+        return _repeated(lambda: timed(graph), turns * calls, seconds)
+
+
+def _figure(samples: Sequence[float], calls: int) -> Figure:
+    median, low, high = _quantiles(samples, QUANTILES)
+    return Figure(median, low, high, calls, len(samples))
+
+
+def _quantiles(samples: Sequence[float], quantiles: Sequence[float]) -> tuple[float, ...]:
+    """Quantiles, interpolated linearly between two samples."""
+    ordered = sorted(samples)
+
+    def at(place: float) -> float:
+        below = ordered[math.floor(place)]
+        return below + place % 1 * (ordered[math.ceil(place)] - below)
+
+    return tuple(at(quantile * (len(ordered) - 1)) for quantile in quantiles)

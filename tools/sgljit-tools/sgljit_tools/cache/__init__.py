@@ -1,0 +1,5 @@
+"""The operations on a cache, for operators: list, verify, prune, copy, export, import."""
+
+from .admin import Entry, copy, entries, export_archive, import_archive, prune, root, verify
+
+__all__ = ["Entry", "copy", "entries", "export_archive", "import_archive", "prune", "root", "verify"]

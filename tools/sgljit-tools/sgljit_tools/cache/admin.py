@@ -1,0 +1,269 @@
+"""The operations on a cache, for operators and for the command line: list, verify, prune, export, import.
+
+Everything works on one root, by default the user's own cache. A directory of prebuilt artifacts has the same layout.
+One that does not exist is a FileNotFoundError.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from sgljit_core import log, paths
+from sgljit_core.cache import lookup, store
+from sgljit_core.cache.explain import Explanation
+from sgljit_core.cache.manifest import Manifest, ManifestError
+from sgljit_core.errors import SgljitError, StorageError, UntrustedCacheError
+from sgljit_core.machine import roots
+
+from . import archive
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One artifact.
+
+    Attributes:
+        directory: where it is.
+        manifest: what is known of it; None where the manifest cannot be read.
+        size: the bytes it takes.
+        built: when, in seconds since 1970.
+        used: when it was last used, to within a day.
+        problem: what is wrong with it; "" where nothing is known to be.
+    """
+
+    directory: Path
+    manifest: Manifest | None
+    size: int
+    built: float
+    used: float
+    problem: str = ""
+
+
+class Pruned(NamedTuple):
+    """The artifacts and files that were removed from a cache, or would be.
+
+    Attributes:
+        artifacts: the artifacts.
+        leftovers: what killed builds left, and what was kept beside artifacts for long enough: files and directories.
+    """
+
+    artifacts: list[Entry]
+    leftovers: list[Path]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _failing_plainly(operation: Callable[P, R]) -> Callable[P, R]:
+    """An operation whose errors of the file system are StorageErrors."""
+
+    @functools.wraps(operation)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return operation(*args, **kwargs)
+        except OSError as error:
+            named = bool(args) and str(error.filename) == str(args[0])
+            if error.errno is None or (named and error.errno == errno.ENOENT):  # it says already what is wrong
+                raise
+            remedy = "Try again; if it happens again, look at that directory's file system and its permissions"
+            if named:
+                remedy = "Name a regular file that you may read, or a place where you may write one"
+                if error.errno in (errno.EACCES, errno.EPERM):
+                    remedy = "Name another, or let its owner give you access to it"
+            raise StorageError(f"{operation.__name__}: {error}. {remedy}") from error
+
+    return wrapper
+
+
+root = paths.cache_root
+
+
+@_failing_plainly
+def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
+    """The artifacts below a root, by their manifests; payloads are not read (``verify`` does).
+
+    Args:
+        vouched: the root is as trusted as the plugin that carries it, so it does not matter who can write it.
+
+    Raises:
+        UntrustedCacheError: somebody else could have written the root.
+    """
+    place = _checked(directory, vouched=vouched)
+    return [_entry(path) for path in store.artifact_directories(place)]
+
+
+@_failing_plainly
+def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
+    """The artifacts below a root that are damaged, found by reading everything. Changes nothing.
+
+    Args:
+        vouched: as in ``entries``.
+
+    Raises:
+        UntrustedCacheError: somebody else could have written the root.
+    """
+    damaged = []
+    place = _checked(directory, vouched=vouched)
+    for path in store.artifact_directories(place):
+        problem = _problem(path, None if vouched else place)
+        if problem:
+            damaged.append(_entry(path, problem))
+    return damaged
+
+
+def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
+    """The problem of an artifact; ``unreadable`` says whether it is one that it cannot be read now."""
+    try:
+        lookup.read(path, root)
+    except ManifestError as error:
+        return str(error)
+    except SgljitError as error:  # somebody else could have written it
+        return str(error) if unreadable else ""
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})" if unreadable else ""
+    return ""
+
+
+@_failing_plainly
+def prune(
+    directory: Path | None = None,
+    *,
+    older_than: float | None = None,
+    larger_than: int | None = None,
+    keep: Iterable[Explanation] | None = None,
+    dry_run: bool = False,
+) -> Pruned:
+    """Remove artifacts, damaged ones in any case, and what dead processes left behind.
+
+    Safe while others use the cache: what is loaded is in memory, and what is missing is built again.
+
+    Args:
+        older_than: seconds; removes what was built longer ago.
+        larger_than: bytes; removes what was used longest ago until the rest takes no more.
+        keep: answers of ``why``; of each family and target that is among them, removes every other source key, such
+            as those of sources that were edited since.
+        dry_run: changes nothing.
+
+    Raises:
+        NotACacheError: the root is a directory of somebody else's files.
+        UntrustedCacheError: somebody else could have written the root.
+    """
+    place = _checked(directory)
+    if not place.exists():  # the user's own, before its first artifact
+        return Pruned([], [])
+    roots.check_is_cache(place)
+    leftovers = store.leftovers(place) if dry_run else store.collect(place)
+    broken = {path for path in store.artifact_directories(place) if _problem(path, place, unreadable=False)}
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for answer in keep or ():
+        wanted.setdefault(_owner(answer.location.path), set()).add(answer.source_key)
+    gone: list[Entry] = []
+    rest: list[Entry] = []
+    for entry in sorted(entries(place), key=lambda e: e.used):
+        source_key = entry.directory.parent.name
+        stale = source_key not in wanted.get(_owner(entry.directory.parent), {source_key})
+        old = older_than is not None and time.time() - entry.built > older_than
+        (gone if stale or old or entry.directory in broken else rest).append(entry)
+    size = sum(entry.size for entry in rest)
+    while larger_than is not None and rest and size > larger_than:
+        size -= rest[0].size
+        gone.append(rest.pop(0))
+    for entry in gone:
+        if not dry_run:
+            store.remove(entry.directory, place)
+    return Pruned(gone, leftovers)
+
+
+@_failing_plainly
+def export_archive(
+    file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
+) -> int:
+    """Write the artifacts of a root into one file, those of one family or target if named. Returns their number.
+
+    Damaged artifacts, and directories that may not be listed, are left out, each with a warning.
+
+    Raises:
+        ArchiveError: the file's suffix is not .tar, .tar.gz, .tgz or .tar.xz.
+    """
+    place = _checked(directory)
+    return archive.pack(Path(file), _whole(place, family, target), place)
+
+
+@_failing_plainly
+def copy(into: Path, directory: Path | None = None, *, family: str | None = None) -> int:
+    """Copy artifacts of one root into another, and count them. One that is there and whole already stays.
+
+    Raises:
+        NotACacheError: ``into`` is a directory of somebody else's files.
+        UntrustedCacheError: somebody else could have written a root.
+    """
+    place = _checked(directory)
+    count = 0
+    for artifact in _whole(place, family, None):
+        staging = store.staging_directory(into, "copy")
+        try:
+            store.publish(staging, into, artifact.manifest.location, artifact.manifest, artifact.payload)
+        finally:
+            store.discard(staging)
+        count += 1
+    return count
+
+
+@_failing_plainly
+def import_archive(file: str | Path, directory: Path | None = None) -> int:
+    """Put the artifacts of an archive into a root, and count them.
+
+    Raises:
+        ArchiveError: the file is no archive of artifacts, or is damaged.
+    """
+    return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
+
+
+def _owner(place: Path) -> tuple[str, str]:
+    """Target and family of the directory of a source key."""
+    return place.parents[2].name, place.parents[1].name
+
+
+def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
+    own = paths.cache_root().absolute()
+    place = (directory or own).absolute()
+    if place != own and not place.is_dir():  # the user's own appears with the first artifact
+        raise FileNotFoundError(f"{place} is not a directory, so there are no artifacts in it")
+    if not vouched:
+        roots.check(place)
+    return place
+
+
+def _whole(place: Path, family: str | None, target: str | None) -> Iterator[lookup.Artifact]:
+    for path in store.artifact_directories(place, _left_out):
+        if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
+            continue
+        try:
+            artifact = lookup.read(path, place)
+        except (ManifestError, UntrustedCacheError) as error:
+            text = f"{path} is damaged and left out: {error}"
+            log.once("artifact_damaged", str(path), text, directory=str(path))
+            continue
+        if artifact is not None:
+            yield artifact
+
+
+def _left_out(directory: Path) -> None:
+    text = f"{directory} may not be listed, and the artifacts below it are left out"
+    log.once("artifact_damaged", str(directory), text, directory=str(directory))
+
+
+def _entry(path: Path, problem: str = "") -> Entry:
+    manifest, used = None, store.last_use(path)
+    try:
+        manifest = lookup.read_manifest(path)
+    except (OSError, ManifestError) as error:
+        problem = problem or str(error)
+    return Entry(path, manifest, store.size(path), manifest.created if manifest else used, used, problem)

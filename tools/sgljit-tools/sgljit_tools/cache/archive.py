@@ -1,0 +1,194 @@
+"""How does a set of artifacts travel in one file?
+
+A tar archive (compressed by its suffix: .tar, .tar.gz, .tar.xz) of artifact directories as they lie below a root.
+Nothing of it is trusted: only plain files with the names of an artifact are read, and no more of them than fits the
+limits below. Each artifact is verified like one that is about to be loaded, and enters a root by the same rename.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+from sgljit_core.cache import lookup, store
+from sgljit_core.cache.manifest import FILE, Manifest, ManifestError
+from sgljit_core.errors import SgljitError
+from sgljit_core.machine import roots
+from sgljit_tools.errors import ArchiveError
+
+_NAME = r"(?!\.)[\w.+-]{1,255}"  # what begins with a dot is hidden below a root; no file system takes longer names
+_MEMBER = re.compile(
+    rf"{_NAME}/\w{{1,255}}/{_NAME}/[0-9a-f]{{32}}/[0-9a-f]{{32}}(?:\.[0-9a-f]{{8}})?/{_NAME}", re.ASCII
+)
+_MODES: dict[str, Literal["w", "w:gz", "w:xz"]] = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz"}
+_READ = 1 << 16  # the bytes of content at a time, and those that all headers of one member may take
+_MEMBERS = 1 << 16
+_IN_ALL = 64 << 30
+_RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundredth
+
+
+def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
+    """Write artifacts of a root into an archive; returns their number. The same artifacts make the same tar.
+
+    Raises:
+        ArchiveError: the suffix is none of those known.
+    """
+    count = 0
+    mode = _mode(file)
+    partial = file.with_name(f".{file.name}.{os.urandom(8).hex()}")  # nobody can guess it and make a link of it first
+    try:
+        with partial.open("xb") as opened, tarfile.open(fileobj=opened, mode=mode) as archive:
+            for artifact in sorted(artifacts, key=lambda a: a.directory):
+                place = artifact.directory.relative_to(root)
+                for name, content in ((FILE, artifact.manifest.dump()), (artifact.manifest.payload, artifact.payload)):
+                    member = tarfile.TarInfo(f"{place}/{name}")
+                    member.size = len(content)
+                    member.mode = 0o600
+                    archive.addfile(member, io.BytesIO(content))
+                count += 1
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def unpack(file: Path, root: Path) -> int:
+    """Put the artifacts of an archive into a root; returns their number. One that is there and whole already stays.
+
+    Raises:
+        ArchiveError: the file is no archive of artifacts; nothing of a refused artifact enters the root.
+        NotACacheError: the root is a directory of somebody else's files.
+        UntrustedCacheError: the root could have been written by somebody else.
+    """
+    staging = store.staging_directory(root, "import")
+    try:
+        with file.open("rb") as packed, _Reader(packed, file) as reader:
+            places = _extract(reader, file, staging)
+        for place in places:
+            _verify(file, staging / place)
+        for place in places:  # if one cannot be made, nothing enters
+            roots.make(root, *place.parent.parts)
+        for place in places:
+            store.settle(staging / place, root, place)
+    except SgljitError:
+        raise
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, OSError) as error:
+        if not isinstance(error, OSError) or error.errno is None:
+            raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: {error}") from error
+        raise
+    finally:
+        store.discard(staging)
+    return len(places)
+
+
+def _mode(file: Path) -> Literal["w", "w:gz", "w:xz"]:
+    for suffix, mode in _MODES.items():
+        if file.name.endswith(suffix):
+            return mode
+    raise ArchiveError(f"{file}: the name of an archive ends in one of {', '.join(_MODES)}")
+
+
+class _Reader(io.RawIOBase):
+    """The content of an archive. It raises before it reads more than is allowed.
+
+    Attributes:
+        allowed: the bytes that may be read until somebody allows more.
+    """
+
+    def __init__(self, packed: BinaryIO, file: Path) -> None:
+        magic = packed.read(6)
+        packed.seek(0)
+        self._content = packed
+        if magic.startswith(b"\x1f\x8b"):
+            self._content = cast(BinaryIO, gzip.GzipFile(fileobj=packed))
+        elif magic.startswith(b"\xfd7zXZ"):
+            self._content = cast(BinaryIO, lzma.LZMAFile(packed))  # noqa: SIM115 - the caller closes what it reads
+        self._file = file
+        self._left = min(_IN_ALL, _RATIO * os.fstat(packed.fileno()).st_size + _SLACK)
+        self.allowed = _READ
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= self.allowed:
+            raise ArchiveError(f"{self._file} holds a header of more than {_READ} bytes")
+        self._left -= size
+        if self._left < 0:
+            raise ArchiveError(f"{self._file} holds far more than it can: more than {_RATIO} times its own size")
+        self.allowed -= size
+        return self._content.read(size)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        return self._content.seek(position, whence)
+
+    def tell(self) -> int:
+        return self._content.tell()
+
+
+def _extract(reader: _Reader, file: Path, staging: Path) -> list[Path]:
+    places: dict[Path, None] = {}
+    seen: set[str] = set()
+    with tarfile.open(fileobj=reader, mode="r:") as archive:
+        for count, member in enumerate(iter(archive.next, None)):
+            archive.members.clear()  # type: ignore[attr-defined]  # the headers of all would fill the memory
+            if count >= _MEMBERS or archive.pax_headers:
+                raise ArchiveError(f"{file} holds more than {_MEMBERS} files, or headers for all of them")
+            reader.allowed = _READ
+            if member.isdir():
+                continue
+            if member.type not in tarfile.REGULAR_TYPES or member.issparse() or not _MEMBER.fullmatch(member.name):
+                raise ArchiveError(f"{file} holds {member.name!r}, which is no file of an artifact")
+            if not 0 <= member.size <= lookup.LARGEST:
+                raise ArchiveError(f"{file}: {member.name} claims {member.size} bytes")
+            if member.name in seen:
+                raise ArchiveError(f"{file} holds {member.name} twice")
+            seen.add(member.name)
+            _write(archive, member, staging, reader)
+            places[Path(member.name).parent] = None
+        end = archive.offset
+    # tarfile takes the end of a file for the end of an archive, too.
+    reader.seek(end)
+    reader.allowed = tarfile.BLOCKSIZE
+    if reader.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: it has no end")
+    return list(places)
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, staging: Path, reader: _Reader) -> None:
+    directory = staging
+    for name in member.name.split("/")[:-1]:
+        directory /= name
+        directory.mkdir(mode=0o700, exist_ok=True)
+        roots.share(directory)
+    content = archive.extractfile(member)
+    assert content is not None
+
+    def chunks() -> Iterator[bytes]:
+        reader.allowed = 2 * _READ  # a buffer may read ahead
+        while chunk := content.read(_READ):
+            yield chunk
+            reader.allowed = 2 * _READ
+
+    with content:
+        store.write(staging / member.name, chunks())
+    reader.allowed = _READ
+
+
+def _verify(file: Path, directory: Path) -> None:
+    try:
+        artifact = lookup.read(directory)
+    except ManifestError as error:
+        raise ArchiveError(f"{file}: {'/'.join(directory.parts[-5:])} is damaged: {error}") from error
+    if artifact is None:
+        raise ArchiveError(f"{file}: {directory.name} is not there")
+    manifest: Manifest = artifact.manifest
+    claimed = (manifest.target, manifest.family or "_", manifest.module, manifest.source_key, manifest.entry_name())
+    extra = {path.name for path in directory.iterdir()} - {FILE, manifest.payload}
+    if claimed != directory.parts[-5:] or extra:
+        raise ArchiveError(f"{file}: {'/'.join(directory.parts[-5:])} is not what its manifest says")

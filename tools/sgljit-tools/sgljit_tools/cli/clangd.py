@@ -1,0 +1,83 @@
+"""``sgljit clangd``: the ``.clangd`` file for an editor, because a JIT has no static compile_commands.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sgljit_core import paths
+from sgljit_core.compilers import arch
+from sgljit_core.compilers.toolchain import find_nvcc
+from sgljit_core.errors import ConfigError, NoTargetError, SgljitError, ToolchainNotFoundError
+from sgljit_core.model.build import Target
+from sgljit_core.plugins import discovery
+
+
+def write_clangd(
+    cuda_target: Annotated[
+        str | None,
+        typer.Option("--cuda-arch", "--cuda-target", help="The architecture, such as 9.0; by default the device's."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing .clangd.")] = False,
+) -> None:
+    """Write .clangd for the current directory, so that clangd understands the kernels."""
+    try:
+        target = arch.parse_cuda_target(cuda_target, "--cuda-arch") if cuda_target else arch.cuda_target()
+    except NoTargetError as error:
+        raise ConfigError("no CUDA device to write the configuration for; name one: --cuda-arch 9.0") from error
+    text = configuration(target)
+    file = Path(".clangd")
+    if file.exists() and not overwrite:
+        typer.echo(f"{file.absolute()} exists and is kept; --overwrite replaces it with this text:", err=True)
+        typer.echo(text, nl=False)
+        raise typer.Exit(1)
+    file.write_text(text)
+    typer.echo(f"wrote {file.absolute()} for {target.name}")
+
+
+def configuration(target: Target) -> str:
+    """The text of a ``.clangd`` for kernels of ``target``, with every include path of a build.
+
+    Include paths: the core headers, tvm-ffi with dlpack, the CUDA toolkit if there is one, and the csrc directory
+    of each installed plugin. ``.cpp`` files are C++, everything else is CUDA, as in a build.
+    """
+    assert target.cuda_arch is not None
+    major, minor = target.cuda_arch
+    include = [f"-I{paths.core_include()}", f"-isystem{paths.tvm_ffi_include()}", *(f"-I{d}" for d in _sources())]
+    define = f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}"
+    gpu = ["-xcuda", f"--cuda-gpu-arch={target.name}", define, "-Wno-unknown-cuda-version", "-nocudalib"]
+    last = f"-idirafter{Path(__file__).resolve().parent / 'clangd_include'}"
+    fragments = (
+        ("CompileFlags:\n  Compiler: clang++\n", ["-std=c++20", "-Wall", "-Wextra", *include]),
+        (_only(r".*\.(cu|cuh|h)"), [*gpu, *_toolkit_flags(), last]),
+        (_only(r".*\.(cpp|cc|cxx)"), ["-xc++"]),
+    )
+    # A JSON string is a YAML scalar too.
+    return "---\n".join(
+        f"{head}  Add:\n" + "".join(f"    - {json.dumps(flag)}\n" for flag in flags) for head, flags in fragments
+    )
+
+
+def _only(pattern: str) -> str:
+    return f"If:\n  PathMatch: {json.dumps(pattern)}\nCompileFlags:\n"
+
+
+def _toolkit_flags() -> list[str]:
+    try:
+        toolkit = find_nvcc("the editor's CUDA headers").path.parent.parent
+    except ToolchainNotFoundError:
+        return ["-nocudainc"]
+    return [f"--cuda-path={toolkit}", f"-isystem{toolkit / 'include'}"]
+
+
+def _sources() -> list[Path]:
+    """The csrc of every installed plugin, in the package of its entry point. Imports none of them."""
+    found = []
+    for plugin in (plugin for claims in discovery.installed().values() for plugin in claims):
+        with contextlib.suppress(SgljitError):  # ops[...] reports a broken installation
+            found.append(paths.package_directory(plugin.module.split(".")[0]) / "csrc")
+    return [directory for directory in found if directory.is_dir()]

@@ -1,0 +1,198 @@
+"""``sgljit new``: a distribution of kernels to begin with, complete and right.
+
+The files below ``new_files/`` are its templates: ``both`` for either road, ``variants`` and ``load_jit`` for one. Names
+are checked before anything is written. The distribution is made beside its place and moved there whole, so that a
+failure leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from sgljit_core import __version__
+from sgljit_core.compilers import arch
+from sgljit_core.families import registry
+from sgljit_core.plugins import discovery
+from sgljit_core.plugins.origin import NAMES_OF_PYTORCH
+from sgljit_tools.errors import NewDistributionError
+
+from .clangd import configuration
+
+TEMPLATES = Path(__file__).resolve().parent / "new_files"
+
+# fmt: off
+WORDS_OF_CXX = {  # and of the C library's macros
+    "alignas", "alignof", "asm", "assert", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
+    "char32_t", "char8_t", "co_await", "co_return", "co_yield", "compl", "concept", "const", "const_cast",
+    "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double", "dynamic_cast", "enum",
+    "errno", "explicit", "export", "extern", "false", "float", "friend", "goto", "inline", "int", "linux", "long",
+    "main", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected", "public",
+    "register", "reinterpret_cast", "requires", "short", "signed", "sizeof", "static", "static_assert",
+    "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid",
+    "typename", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "xor",
+}
+HEADERS = {  # of the C library, its compilers and CUDA; csrc comes before the directories of these
+    "aio", "aliases", "alloca", "ar", "argp", "argz", "byteswap", "complex", "cpio", "crypt", "ctype", "cuda",
+    "cuda_bf16", "cuda_fp16", "cuda_fp4", "cuda_fp6", "cuda_fp8", "cuda_runtime", "cuda_runtime_api", "cupti",
+    "cxxabi", "device_types", "dirent", "dlfcn", "driver_types", "elf", "endian", "envz", "err", "error", "execinfo",
+    "fcntl", "features", "fenv", "fmtmsg", "fnmatch", "fstab", "fts", "ftw", "gconv", "getopt", "glob", "grp",
+    "gshadow", "host_config", "host_defines", "iconv", "ifaddrs", "immintrin", "inttypes", "iso646", "langinfo",
+    "lastlog", "libgen", "libintl", "library_types", "limits", "link", "locale", "malloc", "math", "math_constants",
+    "math_functions", "mcheck", "memory", "mm_malloc", "mma", "mntent", "monetary", "mqueue", "netdb", "nl_types",
+    "nss", "nvrtc", "obstack", "omp", "paths", "poll", "printf", "pthread", "pty", "pwd", "quadmath", "re_comp",
+    "regex", "regexp", "resolv", "sched", "search", "semaphore", "setjmp", "sgtty", "shadow", "signal", "spawn",
+    "stab", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdio_ext", "stdlib",
+    "stdnoreturn", "string", "strings", "surface_types", "syscall", "sysexits", "syslog", "tar", "termio", "termios",
+    "texture_types", "tgmath", "thread_db", "threads", "time", "ttyent", "uchar", "ucontext", "ulimit", "unistd",
+    "unwind", "utime", "utmp", "utmpx", "values", "varargs", "vector_functions", "vector_types", "wait", "wchar",
+    "wctype", "wordexp",
+}
+NAMES_OF_TEMPLATES = {
+    "attributes", "bench", "cache_once", "csrc", "div_ceil", "functools", "host_module", "irange", "kernel",
+    "load_module", "make_cpp_args", "ops", "plugin", "reference", "row_map", "tests", "torch", "variants",
+}
+# fmt: on
+
+
+class Road(str, Enum):
+    """How the kernels are compiled; docs/architecture.md says when to take which."""
+
+    VARIANTS = "variants"
+    LOAD_JIT = "load_jit"
+
+
+def new_distribution(
+    project: Annotated[str, typer.Argument(help="The name to pip install by, such as acme-kernels.")],
+    family: Annotated[str, typer.Option(help='The family: users write ops["FAMILY"].')],
+    op: Annotated[str, typer.Option(help="The first op: users write ops[...].OP.")],
+    road: Annotated[Road, typer.Option(help="NVRTC at each kernel's first launch, or one module by nvcc.")] = (
+        Road.VARIANTS
+    ),
+) -> None:
+    """Write a distribution with one op into a new directory: a start that passes `sgljit test` as it is.
+
+    docs/tutorial.md goes on from there.
+    """
+    _check(project, family, op)
+    into = Path(project)
+    try:
+        _write(into, files(project, family, op, road))
+    except OSError as error:
+        raise NewDistributionError(f"{into.absolute()} cannot be written, and is not there: {error}") from error
+    typer.echo(
+        f"wrote {into}/, with the family {family} and its op {op}. Next:\n"
+        f'  pip install --editable "./{into}[test]"\n'
+        f"  sgljit test {family}"
+    )
+
+
+def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
+    """The files of a distribution by their place in it. Writes nothing, and checks no name."""
+    package = _package(project)
+    major, minor = map(int, __version__.split(".")[:2])
+    names = {
+        "project": project,
+        "package": package,
+        "family": family,
+        "op": op,
+        "functor": "".join(map(str.capitalize, op.split("_"))),
+        "namespace": f"{family}_kernels",  # no name of the C library ends so
+        "oldest": f"{major}.{minor}",
+        "next": f"{major}.{minor + 1}",
+    }
+    suffixes = (".h", ".cpp") if road is Road.VARIANTS else (".cu", ".cpp")
+    places = {
+        "pyproject.toml": "both/pyproject.toml",
+        "README.md": "both/README.md",
+        ".github/workflows/ci.yml": "both/ci.yml",
+        f"{package}/__init__.py": "both/__init__.py",
+        f"{package}/plugin.py": f"{road.value}/plugin.py",
+        f"{package}/ops.py": f"{road.value}/ops.py",
+        f"{package}/reference.py": f"{road.value}/reference.py",
+        f"{package}/bench.py": f"{road.value}/bench.py",
+        **{f"{package}/csrc/{op}{suffix}": f"{road.value}/op{suffix}" for suffix in suffixes},
+        f"{package}/tests/test_{op}.py": f"{road.value}/test_op.py",
+    }
+    return {
+        place: Template((TEMPLATES / f"{template}.in").read_text(encoding="utf-8")).substitute(names)
+        for place, template in places.items()
+    }
+
+
+def _package(project: str) -> str:
+    """The package of a project, by its name."""
+    return re.sub(r"[-_.]+", "_", project).lower()
+
+
+def _check(project: str, family: str, op: str) -> None:
+    """Refuse names that are invalid, and names that are taken."""
+    package = _package(project)
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", project):
+        raise NewDistributionError(
+            f"project name {project!r}: expected letters, digits, '-', '_' and '.', the first and last a letter or "
+            f"digit, such as acme-kernels"
+        )
+    if not package.isidentifier() or keyword.iskeyword(package) or package in sys.stdlib_module_names:
+        raise NewDistributionError(
+            f"project name {project!r}: its package would be {package!r}, which cannot be imported or is Python's own; "
+            f"choose another, such as acme-kernels"
+        )
+    for kind, name in (("family", family), ("op", op)):
+        if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+            raise NewDistributionError(
+                f"{kind} name {name!r}: expected lower-case words with '_' between them, such as row_sum, and no "
+                f"keyword of Python"
+            )
+    for taken, why in (
+        (WORDS_OF_CXX, "is a word of C++"),
+        (HEADERS, f"would hide the system's header {op}.h behind csrc/{op}.h"),
+        (NAMES_OF_TEMPLATES, "is used in the files of the distribution itself"),
+        (NAMES_OF_PYTORCH, f"is something of PyTorch's own in torch.ops.sgljit_{family}"),
+    ):
+        if op in taken:
+            raise NewDistributionError(f"op name {op!r} {why}; choose another, such as {op}_rows")
+    if provider := _provider(family):
+        raise NewDistributionError(
+            f"family name {family!r} is that of {provider}; two distributions of one family cannot be used together, "
+            f"so choose another"
+        )
+    if (found := importlib.util.find_spec(package)) is not None:
+        place = found.origin or ", ".join(found.submodule_search_locations or ())
+        raise NewDistributionError(
+            f"project name {project!r}: its package {package!r} is there already, in {place}; choose another"
+        )
+    if Path(project).exists():
+        raise NewDistributionError(
+            f"{Path(project).absolute()} exists, and is kept; choose another name or another working directory"
+        )
+
+
+def _provider(family: str) -> str | None:
+    """The distribution that has a family: an installed one, or the project's own."""
+    if claims := discovery.installed().get(family):
+        return str(claims[0])
+    return registry.first_party(family)
+
+
+def _write(into: Path, texts: Mapping[str, str]) -> None:
+    """Make a directory with these files, and a ``.clangd`` with the paths of this machine; whole or not at all."""
+    # A question for the device would take the import of torch: seconds, in a command that takes none.
+    target = arch.parse_cuda_target("9.0", "the editor's")
+    with tempfile.TemporaryDirectory(prefix=".sgljit-new-", dir=Path.cwd()) as beside:
+        whole = Path(beside, into.name)
+        for place, text in {**texts, ".clangd": configuration(target)}.items():
+            file = whole / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        whole.rename(into)

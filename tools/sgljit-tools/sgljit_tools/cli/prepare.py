@@ -1,0 +1,66 @@
+"""``sgljit prepare``."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sgljit_core import freeze, parallel_compile, why
+from sgljit_core.builds.kernels import build
+from sgljit_core.compilers import arch
+from sgljit_core.errors import NoTargetError, SgljitError
+from sgljit_core.plugins import discovery
+from sgljit_tools.recording.recorder import record
+
+from .cache.options import Arch, fail_if_not_kept, target_of
+
+
+def prepare(
+    model: Annotated[Path, typer.Option(help="A model's config.json, or the directory that holds it.")],
+    tensor_parallel: Annotated[int, typer.Option(help="The number of ranks that share the attention heads.")] = 1,
+    cuda_arch: Arch = None,
+    engine: Annotated[str | None, typer.Option(help="The engine; by default all that have an adapter here.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Such as bfloat16; by default the config's.")] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="List what would be built, and build nothing.")] = False,
+) -> None:
+    """Build all that a model asks for before an engine serves it, and nothing else: for 1 to 16384 tokens at a time.
+
+    It builds for this machine's device or, with --cuda-arch, for another, which need not be here; without either, for
+    the CPU. It compiles even with SGLJIT_JIT=error, which forbids compiling on demand.
+    """
+    if importlib.util.find_spec("sgljit_engines") is None:
+        raise SgljitError("this command needs what adapters share: pip install sgljit-engines")
+    from sgljit_engines import prepare as engines
+    from sgljit_engines.shapes import read_config
+
+    freeze("on")
+    shape = read_config(model, tensor_parallel, dtype)
+    ops = engines.engine_ops(engine)
+    for note in shape.notes:
+        typer.echo(f"note: {note}", err=True)
+    with target_of(cuda_arch):
+        try:
+            device = arch.cuda_target().name
+        except NoTargetError:
+            device = "cpu"
+        # A list must leave the cache as it is.
+        recorded = record(
+            discovery.installed(),
+            cuda_arch=None if device == "cpu" else device,
+            on_cpu=device == "cpu",
+            ops=ops,
+            model=shape,
+            keep=not only_list,
+        )
+        builders = [functools.partial(build, wanted) for wanted in recorded.wanted]
+        if only_list:
+            for builder in builders:
+                typer.echo(str(why(builder)))
+            return
+        parallel_compile(builders)
+    typer.echo(f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}")
+    fail_if_not_kept()

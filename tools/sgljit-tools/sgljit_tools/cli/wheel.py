@@ -1,0 +1,168 @@
+"""``sgljit wheel``: add compiled artifacts to a plugin's wheel.
+
+The command unpacks a pure wheel, builds what the calls of its families ask for beside their sources (``prebuilt/``),
+and packs it again for this platform. These artifacts are found by their keys like any others: they are used if the
+sources and the core's headers are unchanged, and ignored otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sgljit_core import parallel_compile
+from sgljit_core.cache import store
+from sgljit_core.compilers.arch import override_target
+from sgljit_core.errors import SgljitError
+from sgljit_core.families import loading
+from sgljit_core.machine.roots import TAG
+from sgljit_core.paths import CARRIED, package_directory
+from sgljit_core.plugins import discovery
+from sgljit_tools.cache import admin as cache
+from sgljit_tools.environment import inherited_environment
+from sgljit_tools.errors import WheelError
+
+from .cache.options import builds_ahead
+
+
+def add_artifacts_to_wheel(
+    wheel: Annotated[Path, typer.Argument(help="A plugin's wheel, as `pip wheel --no-deps` makes it.")],
+    cuda_arch: Annotated[list[str], typer.Option(help="An architecture to build for, such as 9.0; may be repeated.")],
+    into: Annotated[Path, typer.Option(help="The directory to write to.")] = Path("dist"),
+    platform: Annotated[str | None, typer.Option(help="The platform tag; by default this machine's.")] = None,
+) -> None:
+    """Write a wheel that carries what the calls of its families ask for, so that its users need no compiler.
+
+    They are built for the named architectures, without a GPU, and for this machine's CPU. To publish on an index that
+    wants a manylinux tag, build on the oldest system that the tag stands for and name it with --platform.
+    """
+    if not wheel.name.endswith(".whl") or not wheel.is_file() or not zipfile.is_zipfile(wheel):
+        raise WheelError(f"{wheel} is not a wheel; make one first: pip wheel --no-deps --wheel-dir dist PROJECT")
+    here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    platform = platform or here
+    machine = here.partition("_")[2]
+    if not re.fullmatch(rf"(linux|manylinux_2_\d+|musllinux_1_\d+)_{machine}", platform):
+        raise WheelError(
+            f"platform tag {platform!r}: a build on this machine serves linux_{machine}, manylinux_2_N_{machine} or "
+            f"musllinux_1_N_{machine}"
+        )
+    with tempfile.TemporaryDirectory(prefix="sgljit-wheel-") as scratch:
+        unpacked, packed = Path(scratch, "unpacked"), Path(scratch, "packed")
+        _wheel("unpack", str(wheel.absolute()), "--dest", str(unpacked), cwd=Path(scratch))
+        (content,) = unpacked.iterdir()
+        packed.mkdir()
+        # A separate process, in which the wheel's content hides an installed version of the plugin. Its working
+        # directory is the content, because Python imports from there first, and the caller's may hold the sources.
+        code = f"import sys; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
+        environment = inherited_environment(
+            PYTHONPATH=os.pathsep.join((str(content), *map(os.path.abspath, sys.path))),
+            SGLJIT_CACHE_DIR=str(Path(scratch, "cache")),
+            SGLJIT_PREBUILT_PATH="",  # an artifact that is found elsewhere would not be in the wheel
+            PYTHONDONTWRITEBYTECODE="1",  # the wheel is packed from there
+            SGLJIT_JIT="on",  # the variable is about compiling on demand, not about this command
+        )
+        command = [sys.executable, "-c", code, wheel.name, str(content), *cuda_arch]
+        said = _run(command, cwd=content, environment=environment)
+        artifacts = [
+            place.relative_to(carried)
+            for carried in content.rglob(CARRIED)
+            for place in store.artifact_directories(carried)
+        ]
+        if not artifacts:
+            raise WheelError(f"{wheel.name}: nothing was added to it")
+        _check_c_library(content, platform)
+        _wheel("pack", str(content), "--dest-dir", str(packed), cwd=Path(scratch))
+        (pure,) = packed.iterdir()
+        _wheel("tags", "--remove", "--platform-tag", platform, str(pure), cwd=Path(scratch))
+        (tagged,) = packed.iterdir()
+        into.mkdir(parents=True, exist_ok=True)
+        made = shutil.copy(tagged, into)
+    targets = " and ".join(sorted({place.parts[0] for place in artifacts}))
+    typer.echo(said, nl=False)
+    typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
+
+
+def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
+    """Build what the calls of the families below ``content`` ask for, and put it beside their sources.
+
+    Raises:
+        WheelError: there is no such family, its package was imported from elsewhere, or nothing was built.
+        SignatureError: a kernel does not take what the host part passes.
+    """
+    inside = Path(content).resolve()
+    found = [name for name, claims in discovery.installed().items() if claims[0].location.is_relative_to(inside)]
+    if not found:
+        raise WheelError(f"{wheel} registers no kernel family: it has no entry point in the group sgljit.kernels")
+    for name in found:
+        family = loading.load(name)
+        package, directory = family.package, package_directory(family.package)
+        if not directory.is_relative_to(inside):
+            raise WheelError(
+                f"{wheel}: the package {package!r} of family {name!r} was imported from {directory}, not from the "
+                f"wheel; its name in KernelFamily(package=...) must be that of a package in the wheel"
+            )
+        for cuda_arch in cuda_archs:
+            with override_target(cuda_arch, "--cuda-arch"):
+                builders, _ = builds_ahead([name])
+                if not builders:
+                    raise WheelError(
+                        f"{wheel}: nothing is known to build for family {name!r}: no call of its ops asks for anything"
+                    )
+                parallel_compile(builders)
+        carried = family.csrc.parent / CARRIED  # where builds look, see BuildSpec
+        carried.mkdir(mode=0o700, exist_ok=True)
+        if cache.copy(carried, family=name) == 0:
+            raise WheelError(
+                f"{wheel}: nothing was built for family {name!r}, because a plugin's sgljit_prebuilt_dirs provides it"
+            )
+        (carried / TAG).unlink()  # what is installed is no cache, and backup programs must not leave it out
+
+
+def _check_c_library(content: Path, platform: str) -> None:
+    """Check a manylinux tag, which promises that the C library of its version is new enough."""
+    promised = re.match(r"manylinux_2_(\d+)_", platform)
+    if promised is None:
+        return
+    for library in content.rglob(f"{CARRIED}/**/*.so"):
+        needed = max((int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())), default=0)
+        if needed > int(promised[1]):
+            raise WheelError(
+                f"platform tag {platform!r}: a library compiled here needs glibc 2.{needed}; build on an older system, "
+                f"such as the manylinux container, or name manylinux_2_{needed}"
+            )
+
+
+def main(*arguments: str) -> str | None:
+    """``prebuild`` in a process of its own; returns the text of an error, for ``sys.exit``."""
+    try:
+        prebuild(*arguments)
+    except SgljitError as error:
+        return str(error)
+    return None
+
+
+def _wheel(*arguments: str, cwd: Path) -> None:
+    """Run the command line of the ``wheel`` package, its only interface."""
+    if importlib.util.find_spec("wheel") is None:
+        raise WheelError('this command needs the "wheel" package: pip install "sgljit-tools[wheel]"')
+    _run([sys.executable, "-m", "wheel", *arguments], cwd=cwd)
+
+
+def _run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise WheelError(done.stdout.strip())
+    return done.stdout

@@ -1,0 +1,42 @@
+"""Where is the CUDA driver without a device? Compiled where the caller says, since it must outlast this process.
+
+A process takes it in place of the machine's driver if it is preloaded (``LD_PRELOAD``): a look for ``libcuda.so.1``
+ends at the library of that name that was loaded first, and PyTorch may load the machine's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sgljit_core import load_jit, why
+from sgljit_core.compilers import arch
+from sgljit_core.errors import SgljitError
+from sgljit_tools.errors import RecordingError
+
+from .process import question_of, reply
+
+
+def main(file: str) -> None:
+    """Compile the driver of a device of an architecture below a directory; the answer is its path, or an error."""
+    cuda_arch, place = question_of(file)
+    major, minor = arch.parse_cuda_target(cuda_arch, "--cuda-arch").cuda_arch or (0, 0)
+
+    def build() -> None:
+        load_jit(
+            "null_driver",
+            csrc=Path(__file__).parent / "csrc",
+            cpp_files=["null_driver.cpp"],
+            extra_cflags=[f"-DSGL_NULL_MAJOR={major}", f"-DSGL_NULL_MINOR={minor}"],
+            extra_ldflags=["-Wl,-soname,libcuda.so.1"],
+            header_only=False,
+            build_directory=place,
+        )
+
+    try:
+        build()
+        artifact = why(build).artifact
+        if artifact is None:
+            raise RecordingError(f"{place} does not take the driver of a recording")
+        reply(file, str(artifact / "module.so"))
+    except SgljitError as error:
+        reply(file, error)
