@@ -18,12 +18,14 @@ from sgljit_tools.recording.tensors import Place
 OPS = """
 import torch
 from .plugin import FAMILY
-@FAMILY.op(mutates=("out",), calls="sgljit_recorded.ops:calls")
+@FAMILY.op(mutates=("out",), %s)
 def twice(x: torch.Tensor, out: torch.Tensor) -> None:
     "In C++."
 def calls(model):
     from sgljit_core import TOKENS, TensorSpec
     yield {"x": TensorSpec((TOKENS, %s), "float16"), "out": TensorSpec((TOKENS, 64), "float16")}
+def samples(device):
+    yield {name: torch.ones(2, 64, dtype=torch.float16, device=device) for name in ("x", "out")}
 """
 FUNCTOR = """
 #pragma once
@@ -49,11 +51,11 @@ FAMILY = KernelFamily(name="recorded", package="sgljit_recorded", host="twice.cp
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    def install(columns: int = 64) -> str:
+    def install(columns: int = 64, calls: str = 'calls="sgljit_recorded.ops:calls"', host: str = HOST) -> str:
         package = plugin_on_disk.install(tmp_path, "sgljit-recorded", "recorded", plugin=PLUGIN, attribute=":FAMILY")
-        (package / "ops.py").write_text(OPS % columns)
+        (package / "ops.py").write_text(OPS % (calls, columns))
         (package / "csrc" / "twice.h").write_text(FUNCTOR)
-        (package / "csrc" / "twice.cpp").write_text(HOST)
+        (package / "csrc" / "twice.cpp").write_text(host)
         monkeypatch.syspath_prepend(tmp_path)
         discovery.rescan()
         return "recorded"
@@ -77,6 +79,30 @@ def test_the_kernels_of_the_device_and_the_loops_of_the_cpu_are_noted(install):
 def test_a_declared_call_that_the_op_refuses_is_an_error_with_the_call(install):
     with pytest.raises(RecordingError, match=r"(?s)recorded\.twice: the call that it declares raises .*\(-1, 32\)"):
         record([install(columns=32)], cuda_arch=None, on_cpu=True, tokens=(1,))
+
+
+CUDA_ALONE = HOST.replace(
+    "{ rows(",
+    """{
+  host::TensorMatcher({-1, -1}).with_dtype<__half>().with_device<kDLCUDA>().verify(x, "x");
+  rows(""",
+).replace("out)}); }", "out)});\n}")
+
+
+@pytest.mark.parametrize("calls", ['calls="sgljit_recorded.ops:calls"', 'samples="sgljit_recorded.ops:samples"'])
+def test_an_op_for_cuda_alone_is_recorded_there(install, calls):
+    package = install(calls=calls, host=CUDA_ALONE)
+    recorded = record([package], cuda_arch="9.0", on_cpu=True, tokens=(1,))
+    assert [wanted.spec.label.partition(" of ")[0] for wanted in recorded.wanted] == [
+        "recorded.recorded for cpu-x86_64",
+        "recorded.device.row_map<recorded::Twice, 1, 1, 8, false, fp16_t, fp16_t> for sm_90a",
+    ]
+    assert recorded.stopped == ()
+
+
+def test_an_op_without_calls_is_named(install):
+    recorded = record([install(calls="")], cuda_arch="9.0", on_cpu=True)
+    assert recorded.stopped == ("twice has neither samples nor calls",)
 
 
 def test_what_was_noted_is_compared_with_what_the_host_part_passes(install):

@@ -18,7 +18,7 @@ from typing import Any
 from sgljit_core import Addresses, Op, TensorSpec
 from sgljit_core.builds.recording import Recorder, Wanted, recording
 from sgljit_core.compilers import arch
-from sgljit_core.errors import SgljitError
+from sgljit_core.errors import SgljitError, TensorMatchError
 from sgljit_core.families import loading
 from sgljit_core.machine import private
 from sgljit_core.paths import cache_root
@@ -46,7 +46,7 @@ class Recording:
 
     Attributes:
         wanted: what ``sgljit_core.builds.kernels.build`` builds, without doubles.
-        stopped: calls with samples that ended in an error, in words.
+        stopped: the ops of which not all is known, and why, in words: a call with samples raised, or there is no call.
     """
 
     wanted: tuple[Wanted, ...]
@@ -135,7 +135,7 @@ def _record(question: _Question) -> Recording:
                 for op in loading.load(family).declared().values():
                     if question.ops is None or op.name in question.ops:
                         stopped += _call(op, device, question, place)
-    return Recording(tuple(_relative(recorder)), tuple(stopped))
+    return Recording(tuple(_relative(recorder)), tuple(dict.fromkeys(stopped)))
 
 
 def _relative(recorder: Recorder) -> Iterator[Wanted]:
@@ -154,6 +154,8 @@ def _call(op: Op, device: str, question: _Question, place: Place) -> list[str]:
         try:
             _call_with_each(op, arguments, device, question.tokens, place)
         except Exception as error:
+            if _is_for_another_device(error, device):
+                continue
             if isinstance(error, SgljitError) and not isinstance(error, ValueError):  # it says all that there is to say
                 raise
             raise RecordingError(
@@ -181,7 +183,9 @@ def _call_with_each(op: Op, arguments: Mapping[str, Any], device: str, tokens: S
 def _call_with_samples(op: Op, device: str) -> list[str]:
     import torch
 
-    samples = op.samples(torch.device("cpu")) if op.samples is not None else ()
+    if op.samples is None:
+        return [f"{op.name} has neither samples nor calls"]
+    samples = op.samples(torch.device("cpu"))
     stopped = [said for sample in samples if (said := _call_with(op, sample, device)) is not None]
     return stopped[:1]  # the first is enough
 
@@ -194,10 +198,18 @@ def _call_with(op: Op, sample: Mapping[str, Any], device: str) -> str | None:
             arguments = {name: _on_cuda(value) for name, value in arguments.items()}
         op.function(**arguments)
     except Exception as error:
+        if _is_for_another_device(error, device):
+            return None
         if isinstance(error, SgljitError) and not isinstance(error, ValueError):
             raise
         return f"{op.name}: {type(error).__name__}: {error}"
     return None
+
+
+def _is_for_another_device(error: Exception, device: str) -> bool:
+    """Did the host part refuse a tensor because the op has no kernels for this kind of device?"""
+    refused = rf"Device mismatch: expected one of \[[^]]*\] but got {device}"
+    return isinstance(error, TensorMatchError) and re.search(refused, str(error)) is not None
 
 
 class _OnCuda:

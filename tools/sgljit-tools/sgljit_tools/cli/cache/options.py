@@ -47,7 +47,7 @@ def builds_ahead(
 
     Args:
         keep: whether host parts that must be compiled for this question go into the user's cache.
-        is_complete: whether it is an error if an op cannot be called with its samples; else it is reported.
+        is_complete: whether it is an error if an op cannot be called; else it is reported.
 
     Returns:
         The functions, and whether the kernels for CUDA are among them: they need a device, or a target that is named.
@@ -58,10 +58,10 @@ def builds_ahead(
         cuda_arch = None
     recording = record(families, cuda_arch=cuda_arch, on_cpu=True, keep=keep)
     for text in recording.stopped:
-        typer.echo(f"left out: what a call of an op with its samples asks for, as it raises: {text}", err=True)
+        typer.echo(f"left out: what an op asks for that could not be called: {text}", err=True)
     if recording.stopped and is_complete:
         raise RecordingError(
-            "what the families ask for is not known: the ops above cannot be called with their samples"
+            "what the families ask for is not known: the ops above could not be called; declare calls in PACKAGE.calls"
         )
     return [functools.partial(build, one) for one in recording.wanted], cuda_arch is not None
 
