@@ -51,6 +51,7 @@ struct LaunchConfig {
 inline constexpr int kMaxDynamicSharedSizeBytes = 8;
 inline constexpr int kSharedSizeBytes = 1;
 inline constexpr int kMultiprocessorCount = 16;
+inline constexpr int kMaxThreadsPerMultiprocessor = 39;
 inline constexpr int kComputeCapabilityMajor = 75;
 inline constexpr int kComputeCapabilityMinor = 76;
 inline constexpr int kMaxSharedMemoryPerBlockOptin = 97;

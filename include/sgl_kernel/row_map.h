@@ -124,7 +124,7 @@ struct RowMap {
     for_each_part(all.rows, plan, [&](const sgl::RowMapParams<kOperands>& params) {
       constexpr std::int64_t kItemsPerBlock = sgl::kRowMapThreads * sgl::kRowMapUnroll<kInputs>;
       LaunchKernel(div_ceil(std::int64_t{params.num_items}, kItemsPerBlock), sgl::kRowMapThreads, device, 0, location)
-          .enable_pdl(runtime::has_pdl(device.device_id))(kernel, params, f);
+          .enable_pdl(runtime::get_chip(device.device_id, location).has_pdl())(kernel, params, f);
     });
   }
 

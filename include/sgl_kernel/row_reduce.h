@@ -64,7 +64,7 @@ namespace host {
 ///   reduction of the row's terms and of its size; and the call operator, of what `finish` returned, a float for each
 ///   input and one for each shared row, to a float or to `sgl::Values<kOutputs>`.
 /// \tparam kInputs, kShared one to four together, at least one input.
-/// \tparam Layout how many threads share a row on CUDA: `Layout{}(vectors, work, num_rows, num_sms)`.
+/// \tparam Layout how many threads share a row on CUDA: `Layout{}(vectors, work, num_rows, chip)`.
 template <typename F, int kInputs, int kShared = 0, int kOutputs = 1, typename Layout = sgl::ChooseRowLayout>
 struct RowReduce {
   static_assert(kInputs >= 1 && kInputs + kShared <= 4, "RowReduce: one to four inputs, with the shared ones");
@@ -156,9 +156,9 @@ struct RowReduce {
   void m_launch(
       Params& params, const RowPlan& plan, DLDataType input_dtype, DLDataType output_dtype, DLDevice device, const F& f,
       DebugInfo location) {
+    const auto chip = runtime::get_chip(device.device_id, location);
     const auto layout = sgl::layout_rows<Layout>(
-        plan.columns, plan.elements, static_cast<std::int64_t>(dtype_bytes(input_dtype)), kWork, plan.count,
-        runtime::get_sm_count(device.device_id));
+        plan.columns, plan.elements, static_cast<std::int64_t>(dtype_bytes(input_dtype)), kWork, plan.count, chip);
     params.triggers_first = layout.triggers_first;
     const auto kernel =
         layout.is_resident()
@@ -167,7 +167,7 @@ struct RowReduce {
                   layout.block_threads, input_dtype, output_dtype)
             : m_generic.get(type<F>, kInputs, kShared, kOutputs, plan.elements, input_dtype, output_dtype);
     LaunchKernel(layout.num_blocks(plan.count), layout.block_threads, device, 0, location)
-        .enable_pdl(runtime::has_pdl(device.device_id))(kernel, params, f);
+        .enable_pdl(chip.has_pdl())(kernel, params, f);
   }
 
   Kernel<Params, F> m_resident, m_generic;

@@ -21,6 +21,22 @@ namespace host::runtime {
 /// \brief An attribute of a device by its number in the driver, such as `driver::kMultiprocessorCount`.
 [[nodiscard]] SGL_INLINE int get_attribute(int which, int device_id = -1, DebugInfo location = {});
 
+/// \brief What a launch asks about a device each time.
+struct Chip {
+  std::uint16_t num_sms;         ///< multiprocessors: 132 on an H200
+  std::uint16_t threads_per_sm;  ///< the most that a multiprocessor holds: 2048 on an H200
+  std::uint16_t cc_major;        ///< compute capability: 9.0 on an H200
+  std::uint16_t cc_minor;
+
+  /// \brief Whether a kernel can be launched before its predecessor has ended (`LaunchKernel::enable_pdl`).
+  [[nodiscard]] constexpr bool has_pdl() const {
+    return cc_major >= 9;
+  }
+};
+
+/// \brief The chip of a device. The driver is asked once in a process.
+[[nodiscard]] SGL_INLINE Chip get_chip(int device_id = -1, DebugInfo location = {});
+
 /// \brief The number of multiprocessors: 132 on an H200.
 [[nodiscard]] inline auto get_sm_count(int device_id = -1, DebugInfo location = {}) -> std::uint32_t {
   return static_cast<std::uint32_t>(get_attribute(driver::kMultiprocessorCount, device_id, location));
@@ -92,6 +108,23 @@ SGL_INLINE int get_attribute(int which, int device_id, DebugInfo location) {
   int value = 0;
   driver::check(driver::api().DeviceGetAttribute(&value, which, this_device(device_id)), location);
   return value;
+}
+
+SGL_INLINE Chip get_chip(int device_id, DebugInfo location) {
+  static_assert(sizeof(Chip) == sizeof(std::uint64_t));
+  constexpr int kRemembered = 64;
+  static std::uint64_t chips[kRemembered] = {};
+  device_id = this_device(device_id);
+  const bool is_remembered = device_id >= 0 && device_id < kRemembered;
+  const std::uint64_t known = is_remembered ? __atomic_load_n(&chips[device_id], __ATOMIC_RELAXED) : 0;
+  if (known != 0) [[likely]]
+    return __builtin_bit_cast(Chip, known);
+  const auto ask = [&](int which) { return static_cast<std::uint16_t>(get_attribute(which, device_id, location)); };
+  const Chip chip = {
+      ask(driver::kMultiprocessorCount), ask(driver::kMaxThreadsPerMultiprocessor),
+      ask(driver::kComputeCapabilityMajor), ask(driver::kComputeCapabilityMinor)};
+  if (is_remembered) __atomic_store_n(&chips[device_id], __builtin_bit_cast(std::uint64_t, chip), __ATOMIC_RELAXED);
+  return chip;
 }
 
 namespace details {

@@ -1,15 +1,17 @@
-"""Which layout of rows over threads is fastest on this GPU, and how far from it is the table of impl/row_layout.h?
+"""Which layout of rows over threads is fastest on this GPU, and how far from it is the choice of impl/row_layout.h?
 
     python -m sgljit_norm.bench.tune [--ops rmsnorm,layernorm] [--sizes 4096,5120] [--tokens 1,128] [--json FILE]
+    python -m sgljit_norm.bench.tune --header include/sgl_kernel/impl/tuned/h200.h
 
 Every layout that could be good runs in turn with the others, in CUDA graphs, on memory that rotates past the last
-cache. A line says what is best, and how the table compares. With all numbers of tokens it prints a table for the op:
-the lines of its `kRowLayouts`.
+cache. A line says what is best, and how the choice for this chip compares, and the rule for chips that nobody tuned.
+With `--header` it writes the chip's table, from all ops and numbers of tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import itertools
 import json
@@ -35,6 +37,7 @@ SIZES = (
     *(4096, 4544, 4608, 4800, 5120, 5376, 5760, 6144, 6656, 7168, 7680, 8192, 9216, 10240, 11264, 12288, 13312),
     *(14336, 15360, 16384),
 )
+LONGEST = 12288  # float32 elements: rows of a table beyond the vectors of 16384 elements of 16 bits
 TOKENS = (1, 8, 32, 128, 192, 256, 384, 512, 768, 1024, 2048, 8192)
 WORD = 16  # bytes of a load
 WARP, MOST_THREADS = 32, 1024
@@ -43,6 +46,7 @@ MOST_CALLS, LEAST_CALLS = 512, 4  # in a graph
 REPLAYS = 5
 
 Layout = tuple[int, int, bool]  # threads that share a row, threads of a block, whether the next kernel may start first
+Chip = tuple[int, int, int, int]  # multiprocessors, threads of each, major and minor compute capability
 
 # For each op the functor with its number of inputs, shared rows and outputs.
 FUNCTORS: dict[str, tuple[str, int, int, int]] = {
@@ -50,12 +54,30 @@ FUNCTORS: dict[str, tuple[str, int, int, int]] = {
     "fused_add_rmsnorm": ("norms::FusedAddRMSNorm<false>", 2, 1, 2),
     "layernorm": ("norms::LayerNorm", 1, 2, 1),
 }
+WORKS = dict(zip(FUNCTORS, ("kOneInput", "kMoreInputs", "kTwoPasses"), strict=True))  # the kinds of sgl::RowWork
 
 
 @cache_once
 def module() -> Module:
     """The ops with a given layout."""
     return FAMILY.load_host("norm_tune", cpp_files=["tune.cpp"], header_only=False)
+
+
+def chip() -> Chip:
+    """This GPU, as ``host::runtime::Chip``."""
+    properties = torch.cuda.get_device_properties(0)
+    return (
+        properties.multi_processor_count,
+        properties.max_threads_per_multi_processor,
+        properties.major,
+        properties.minor,
+    )
+
+
+def chosen_layout(vectors: int, work: int, num_rows: int, on: Chip) -> Layout:
+    """The choice of impl/row_layout.h, for a ``sgl::RowWork`` by its number."""
+    number = module().chosen_layout(vectors, work, num_rows, *on)
+    return number >> 16 & 0xFFFF, number & 0xFFFF, bool(number >> 32)
 
 
 def layouts(vectors: int) -> list[Layout]:
@@ -136,7 +158,7 @@ def tune(
     # NVRTC compiles one kernel at a time in a process.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(functools.partial(build, op, dtype), sorted(kernels), chunksize=8))
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    tuned, unknown = chip(), (*chip()[:2], 0, 0)
     work = list(FUNCTORS).index(op)  # as sgl::RowWork
     most = max(2 * size * count for size in sizes for count in tokens) * LEAST_CALLS
     memory = torch.empty(max(ROTATED // dtype.itemsize, most), dtype=dtype, device="cuda").normal_()
@@ -144,9 +166,8 @@ def tune(
         calls = calls_of(op, count, size, dtype, memory)
         graphs: dict[Any, torch.cuda.CUDAGraph] = {name: graph_of(run, calls) for name, run in others(size).items()}
         vectors = size * dtype.itemsize // WORD
-        number = module().chosen_layout(vectors, work, count, sms)
-        chosen = (number >> 16 & 0xFFFF, number & 0xFFFF, bool(number >> 32))
-        for layout in {*tried(vectors, count), chosen}:
+        chosen, by_rule = (chosen_layout(vectors, work, count, on) for on in (tuned, unknown))
+        for layout in {*tried(vectors, count), chosen, by_rule}:
             module().set_layout(*layout)
             graphs[layout] = graph_of(getattr(module(), op), calls)
         times = microseconds(graphs, len(calls))
@@ -159,9 +180,11 @@ def tune(
             "tokens": count,
             "chosen": chosen,
             "best": best,
+            "rule": by_rule,
             "chosen us": own[chosen],
             "best us": own[best],
             "chosen / best": own[chosen] / own[best],
+            "rule / best": own[by_rule] / own[best],
             "layouts": own,
             "others": {name: time for name, time in times.items() if name not in own},
         }
@@ -171,12 +194,14 @@ COLUMNS = ((1, 8), (32, 128), (192, 256), (384,), (512,), (768,), (1024,), (2048
 CLOSE = 0.02  # layouts whose times differ by less are alike
 
 
-def line(rows: list[dict[str, Any]]) -> list[int]:
+def line(rows: list[dict[str, Any]]) -> list[tuple[int, bool]]:
     """The line of the table for rows of one size: for each column the layout that is the least behind anywhere.
 
-    An entry of the table stays unless it is further behind.
+    Returns:
+        The threads that share a row, and whether the next kernel may start first. A layout of the table stays unless it
+        is further behind.
     """
-    found: list[int] = []
+    found: list[tuple[int, bool]] = []
     for tokens in COLUMNS:
         of_column = [row for row in rows if row["tokens"] in tokens]
         cells = [row["layouts"] for row in of_column]
@@ -184,23 +209,60 @@ def line(rows: list[dict[str, Any]]) -> list[int]:
             layout: max(times[layout] / min(times.values()) for times in cells)
             for layout in set.intersection(*map(set, cells))
         }
-        entries = {(-threads if first else threads): time for (threads, _, first), time in behind.items()}
+        entries = {(threads, first): time for (threads, _, first), time in behind.items()}
         good = [entry for entry, time in entries.items() if time <= min(entries.values()) + CLOSE]
         threads, _, first = of_column[0]["chosen"]
-        present = -threads if first else threads
-        # One that an earlier column has saves a kernel.
-        found.append(min(good, key=lambda entry: (entry != present, abs(entry) not in map(abs, found), entries[entry])))
+        known = {entry[0] for entry in found}  # one that an earlier column has saves a kernel
+        found.append(min(good, key=lambda entry: (entry != (threads, first), entry[0] not in known, entries[entry])))
     return found
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The lines of ``sgl::kRowLayouts``, of one op."""
+def lines(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, bool]]]:
+    """The table of one op, by the most vectors of a row."""
     sizes = sorted({row["vectors"] for row in rows})
-    lines = {32: [-32] * len(COLUMNS)}  # less than a warp has vectors for: one for each thread
-    lines |= {vectors: line([row for row in rows if row["vectors"] == vectors]) for vectors in sizes}
-    lines[4096] = [1024] * len(COLUMNS)  # the longest row
-    lined = {vectors: ", ".join(f"{entry:5}" for entry in entries) for vectors, entries in lines.items()}
-    return "".join(f"      {{{vectors:4}, {{{text}}}}},\n" for vectors, text in lined.items())
+    return {
+        WARP: [(WARP, True)] * len(COLUMNS),  # less than a warp has vectors for: one for each thread
+        **{vectors: line([row for row in rows if row["vectors"] == vectors]) for vectors in sizes},
+        4 * MOST_THREADS: [(MOST_THREADS, False)] * len(COLUMNS),  # the longest row
+    }
+
+
+HEADER = """\
+// Written by `python -m sgljit_norm.bench.tune --header`, on an {chip} with PyTorch {torch}, {date}.
+#pragma once
+
+#include <sgl_kernel/impl/tuned/tuned_rows.h>
+
+/// \\file impl/tuned/{file}
+/// \\brief The fastest layouts of rows on an {chip}, by `sgl::RowWork`: medians of CUDA graphs of calls, of vectors
+/// of 16 bytes. Included by impl/row_layout.h.
+
+namespace sgl {{
+
+inline constexpr TunedRows kRowsOn{name}[3][{count}] = {{
+    // clang-format off
+{tables}    // clang-format on
+}};
+
+}}  // namespace sgl
+"""
+
+
+def header(tables: dict[str, dict[int, list[tuple[int, bool]]]], *, file: str, chip: str, torch: str, date: str) -> str:
+    """The text of a file of include/sgl_kernel/impl/tuned, from the tables of all ops."""
+    (count,) = {len(table) for table in tables.values()}
+    text = ""
+    for op, table in tables.items():
+        text += f"    {{  // {WORKS[op]}\n"
+        for vectors, entries in table.items():
+            threads = ", ".join(f"{threads:4}" for threads, _ in entries)
+            first = ", ".join(str(int(first)) for _, first in entries)
+            text += (
+                f"      {{.vectors = {vectors:4}, .threads_per_row = {{{threads}}}, .triggers_first = {{{first}}}}},\n"
+            )
+        text += "    },\n"
+    name = Path(file).stem.upper()
+    return HEADER.format(file=file, chip=chip, torch=torch, date=date, name=name, count=count, tables=text)
 
 
 def main() -> None:
@@ -211,20 +273,34 @@ def main() -> None:
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--json", type=Path, help="write all times here")
+    parser.add_argument("--header", type=Path, help="write the table of this chip here")
     arguments = parser.parse_args()
     sizes, tokens = ([int(number) for number in text.split(",")] for text in (arguments.sizes, arguments.tokens))
-    rows = []
-    for op in arguments.ops.split(","):
+    ops = arguments.ops.split(",")
+    if arguments.header and not ({*FUNCTORS} <= {*ops} and {*itertools.chain(*COLUMNS)} <= {*tokens}):
+        parser.error("--header needs all ops and numbers of tokens")
+    rows, tables = [], {}
+    for op in ops:
         of_op = []
         for row in tune(op, sizes, tokens, getattr(torch, arguments.dtype)):
             of_op.append(row)
             sys.stdout.write(
                 f"{op} {row['tokens']} x {row['size']}: chosen {row['chosen']} {row['chosen us']:.2f} us, "
-                f"best {row['best']} {row['best us']:.2f} us, {row['chosen / best']:.3f}\n"
+                f"best {row['best']} {row['best us']:.2f} us, {row['chosen / best']:.3f}, "
+                f"rule {row['rule']} {row['rule / best']:.3f}\n"
             )
-        if {count for column in COLUMNS for count in column} <= set(tokens):
-            sys.stdout.write(table(of_op))
         rows += of_op
+        if arguments.header:
+            tables[op] = lines([*of_op, *tune(op, [LONGEST], tokens, torch.float32)])
+    if arguments.header:
+        text = header(
+            {op: tables[op] for op in FUNCTORS},
+            file=arguments.header.name,
+            chip=torch.cuda.get_device_name(),
+            torch=torch.__version__,
+            date=f"{datetime.date.today()}",
+        )
+        arguments.header.write_text(text)
     if arguments.json is not None:
         plain = [{**row, "layouts": {str(layout): time for layout, time in row["layouts"].items()}} for row in rows]
         arguments.json.write_text(json.dumps(plain))

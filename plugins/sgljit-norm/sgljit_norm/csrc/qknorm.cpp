@@ -130,21 +130,20 @@ void launch(Call& call, norms::QKNormParams& params, std::int64_t elements, bool
   const auto device = call.device.unwrap();
   const auto dtype = call.dtype.unwrap();
   const auto num_heads = num_tokens * (q.num_heads + k.num_heads);
-  const auto sm_count = runtime::get_sm_count(device.device_id);
+  const auto chip = runtime::get_chip(device.device_id, location);
   const auto layout_for = [&](std::int64_t columns, std::int64_t num_rows) {
-    return sgl::layout_rows(columns, elements, call.element_bytes(), sgl::RowWork::kOneInput, num_rows, sm_count);
+    return sgl::layout_rows(columns, elements, call.element_bytes(), sgl::RowWork::kOneInput, num_rows, chip);
   };
   const auto run = [&](std::int64_t blocks, std::int64_t threads, const auto& kernel) {
     const norms::RMSNorm<kPlusOne> f = {call.eps};
-    LaunchKernel(blocks, threads, device, 0, location)
-        .enable_pdl(runtime::has_pdl(device.device_id))(kernel, params, f);
+    LaunchKernel(blocks, threads, device, 0, location).enable_pdl(chip.has_pdl())(kernel, params, f);
   };
   if (is_across) {
     const auto longer = q.head_dim > k.head_dim ? q.head_dim : k.head_dim;
     const bool has_both = q.head_dim > 0 && k.head_dim > 0;
     if constexpr (!kPlusOne) {
       if (layout_for(longer, 2 * num_tokens).is_resident() && has_both && num_tokens <= sgl::kMaxBlocks / 2) {
-        const auto threads = norms::threads_across_heads(longer / elements, num_tokens, sm_count);
+        const auto threads = norms::threads_across_heads(longer / elements, num_tokens, chip.num_sms);
         return run(
             2 * num_tokens, threads, qknorm_across_heads_kernel.get(q.head_dim, k.head_dim, elements, threads, dtype));
       }

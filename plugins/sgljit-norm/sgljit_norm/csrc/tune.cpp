@@ -15,7 +15,7 @@ using host::TensorView;
 struct GivenLayout {
   static inline thread_local sgl::RowLayout layout = {};
 
-  sgl::RowLayout operator()(unsigned, sgl::RowWork, long long, unsigned) const {
+  sgl::RowLayout operator()(unsigned, sgl::RowWork, long long, const host::runtime::Chip&) const {
     return layout;
   }
 };
@@ -28,9 +28,17 @@ void set_layout(unsigned threads_per_row, unsigned block_threads, bool triggers_
   GivenLayout::layout = {threads_per_row, block_threads, triggers_first};
 }
 
-/// The table's layout, as triggers_first * 2^32 + threads_per_row * 2^16 + block_threads.
-std::int64_t chosen_layout(unsigned vectors, sgl::RowWork work, std::int64_t num_rows, unsigned num_sms) {
-  const auto layout = sgl::ChooseRowLayout{}(vectors, work, num_rows, num_sms);
+host::runtime::Chip chip_of(unsigned num_sms, unsigned threads_per_sm, unsigned cc_major, unsigned cc_minor) {
+  const auto narrow = [](unsigned number) { return static_cast<std::uint16_t>(number); };
+  return {narrow(num_sms), narrow(threads_per_sm), narrow(cc_major), narrow(cc_minor)};
+}
+
+/// The layout on a chip, as triggers_first * 2^32 + threads_per_row * 2^16 + block_threads.
+std::int64_t chosen_layout(
+    unsigned vectors, sgl::RowWork work, std::int64_t num_rows, unsigned num_sms, unsigned threads_per_sm,
+    unsigned cc_major, unsigned cc_minor) {
+  const auto chip = chip_of(num_sms, threads_per_sm, cc_major, cc_minor);
+  const auto layout = sgl::ChooseRowLayout{}(vectors, work, num_rows, chip);
   return std::int64_t{layout.triggers_first} << 32 | std::int64_t{layout.threads_per_row} << 16 | layout.block_threads;
 }
 

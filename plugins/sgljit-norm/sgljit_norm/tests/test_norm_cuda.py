@@ -47,15 +47,33 @@ def test_a_row_that_is_no_whole_number_of_vectors_is_refused_by_the_device_code(
         FAMILY.build_variant("norm.h", *kernel)
 
 
-def test_every_layout_holds_its_row_in_registers_and_fits_a_block():
-    chosen = tune.module().chosen_layout
-    for sms, work in itertools.product((20, 132), (0, 1, 2)):
+H200 = (132, 2048, 9, 0)
+H100_PCIE = (114, 2048, 9, 0)
+T4, L4, A100, B200, THOR = (40, 1024, 7, 5), (58, 1536, 8, 9), (108, 2048, 8, 0), (148, 2048, 10, 0), (20, 1536, 11, 0)
+
+
+@pytest.mark.parametrize("chip", [H200, H100_PCIE, T4, L4, A100, B200, THOR], ids=str)
+def test_every_layout_holds_its_row_in_registers_and_fits_a_block(chip):
+    sms = chip[0]
+    for work in (0, 1, 2):
         for vectors in (*range(1, 200), *range(200, MAX_VECTORS + 1, 31), MAX_VECTORS):
-            rows = (1, *(sms * eighths // 8 + 1 for eighths in (1, 8, 16, 24, 32, 48, 64)))
-            for threads, block in {divmod(chosen(vectors, work, count, sms) % 2**32, 2**16) for count in rows}:
+            rows = (1, *(sms * eighths // 8 + 1 for eighths in (1, 8, 16, 24, 32, 48, 64)), 2**40)
+            for threads, block, _ in {tune.chosen_layout(vectors, work, count, chip) for count in rows}:
                 assert threads * 16 >= vectors, "more vectors for a thread than registers hold"
                 assert block % threads == 0
                 assert block <= 1024
+
+
+def test_a_chip_that_nobody_tuned_keeps_all_rows_in_flight():
+    """The rule: no more vectors for a thread than that takes, and no more than registers hold."""
+
+    def held(vectors: int, rows: int, chip: tune.Chip = B200) -> int:
+        threads, _, _ = tune.chosen_layout(vectors, 0, rows, chip)
+        return -(-vectors // threads)
+
+    assert [held(512, rows) for rows in (1, 148, 4 * 148, 8 * 148, 12 * 148, 100 * 148)] == [2, 2, 2, 2, 3, 4]
+    assert [held(512, rows * 40, T4) for rows in (1, 4, 6, 8)] == [2, 2, 3, 4]
+    assert [held(vectors, 1) for vectors in (20, 128, 129, 1024, 2049, 4096)] == [1, 1, 2, 2, 3, 4]
 
 
 def test_q_and_k_across_heads_fit_a_block():

@@ -207,7 +207,7 @@ def _call_with(op: Op, sample: Mapping[str, Any], device: str) -> str | None:
 
 
 def _is_for_another_device(error: Exception, device: str) -> bool:
-    """Did the host part refuse a tensor because the op has no kernels for this kind of device?"""
+    """Whether the host part refuses a tensor because the op has no kernels for this kind of device."""
     refused = rf"Device mismatch: expected one of \[[^]]*\] but got {device}"
     return isinstance(error, TensorMatchError) and re.search(refused, str(error)) is not None
 

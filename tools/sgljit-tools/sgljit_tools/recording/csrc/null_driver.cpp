@@ -65,6 +65,11 @@ SGL_DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
     case 16:  // multiprocessors
       *value = 132;
       break;
+    case 39:  // threads of a multiprocessor
+      *value = SGL_NULL_MAJOR == 7                                                   ? 1024
+               : SGL_NULL_MAJOR == 12 || (SGL_NULL_MAJOR == 8 && SGL_NULL_MINOR > 0) ? 1536
+                                                                                     : 2048;
+      break;
     case 75:
       *value = SGL_NULL_MAJOR;
       break;
