@@ -13,15 +13,11 @@ such as make_fx with real tensors: there users call ``torch.ops``.
 
 from __future__ import annotations
 
-import inspect
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from sgljit_core.machine.forks import OncePerKey
 
 from . import tensors
 from .forwarding import as_arguments, generate
@@ -66,7 +62,7 @@ def define(
         for variant, schema in zip(variants, declaration.schemas, strict=True)
     ]
     scope: dict[str, Any] = {}
-    text = _statements(declaration, scope, library, overloads)
+    text = _statements(declaration, scope)
     function, runs = generate(declaration, exports, text, overloads, scope)
     for variant, overload, run in zip(variants, overloads, runs, strict=True):
         library.impl(overload, run, "CompositeExplicitAutograd")
@@ -85,9 +81,7 @@ def _define(library: torch.library.Library, name: str, overload_name: str, schem
     return getattr(getattr(getattr(torch.ops, library.ns), name), overload_name)
 
 
-def _statements(
-    declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, overloads: Sequence[Any]
-) -> str:
+def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
     """The statements of the function that users call; what they name goes into ``scope``."""
 
     def ask(*args: Any, **kwargs: Any) -> Any:
@@ -102,7 +96,7 @@ def _statements(
             scope["sgl_constant"] = Constant(ask)
             traced = "sgl_constant.call({passed0})"
         return f"  if sgl_is_compiling():\n   return {traced}\n  return {{body}}"
-    text = "" if declaration.has_lists else _direct(declaration, scope, library, overloads)
+    text = "" if declaration.has_lists else _direct(declaration, scope)
     if declaration.returns_out:
         made = _made(declaration, scope)
         return f"{made}{text}  sgl_route0({{passed0}})\n  return {declaration.out}"
@@ -121,9 +115,7 @@ def _made(declaration: Declaration, scope: dict[str, Any]) -> str:
     return f"  if {out} is None and {are_tensors}:\n   {out} = sgl_made({arguments})\n"
 
 
-def _direct(
-    declaration: Declaration, scope: dict[str, Any], library: torch.library.Library, overloads: Sequence[Any]
-) -> str:
+def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
     """The statements that call the body with plain tensors. Other calls reach the statements after them."""
     plain, others, grads, offsets = [], [], [], []
     for name in declaration.tensors:
@@ -156,10 +148,6 @@ def _direct(
         f"if not sgl_is_tracing() and not ({' and '.join(others)}):",
         f" {give}",
     ]
-    if declaration.mutates and declaration.only_writes:
-        scope["sgl_on_copies"] = _on_copies(declaration, library, overloads)
-        result = declaration.out if declaration.returns_out else None
-        lines[4:4] = ["  if sgl_on_copies({arguments}):", f"   return {result}"]
     if tensors.HEAP_IS_LOW:
         scope["sgl_require_memory"] = tensors.require_memory
         lines[2:2] = [f"  if {' or '.join(offsets)}:", "   sgl_require_memory({arguments})"]
@@ -180,52 +168,3 @@ def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """The fake of an op that writes to its arguments and returns nothing."""
-
-
-def _on_copies(
-    declaration: Declaration, library: torch.library.Library, overloads: Sequence[Any]
-) -> Callable[..., bool]:
-    """A call on tensors of ``torch.func.functionalize``, for whose sake an op may not write.
-
-    A library op of its own writes to copies and returns them, and what it returns is copied back: a ``copy_`` is
-    something that functionalisation knows how to replace.
-    """
-    kept = weakref.ref(library)  # it lives as long as the declaration, see KernelFamily
-    made: OncePerKey[int, Any] = OncePerKey()
-
-    def make(number: int) -> Any:
-        library, variant, overload = kept(), declaration.variants[number], overloads[number]
-        if library is None:
-            raise RuntimeError(f"{declaration.where}: the op was declared anew; use what its module has now")
-        schema = declaration.schema(variant, returns=list[torch.Tensor])
-        functional = _define(library, f"functional_{variant.name}", overload.__name__.partition(".")[2], schema)
-        library.impl(functional, _run_on_copies(variant, overload), "CompositeExplicitAutograd")
-        return functional
-
-    def on_copies(*values: Any) -> bool:
-        """Whether such a tensor is among the arguments; then the call is done."""
-        if not any(map(tensors.is_functional, values)):
-            return False
-        arguments = dict(zip(declaration.signature.parameters, values, strict=True))
-        number = -1 if declaration.out and arguments[declaration.out] is None else 0
-        variant = declaration.variants[number]
-        passed = {own: arguments[name] for name, own in variant.own_names.items()}
-        results = made.get(number, lambda: make(number))(**passed)
-        for name, result in zip(variant.mutates, results, strict=True):
-            arguments[name].copy_(result)
-        return True
-
-    return on_copies
-
-
-def _run_on_copies(variant: Variant, overload: Any) -> Callable[..., list[torch.Tensor]]:
-    signature, own_names = inspect.Signature(variant.parameters), variant.own_names
-
-    def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        arguments = signature.bind(*args, **kwargs)
-        arguments.apply_defaults()
-        copies = {own_names[name]: arguments.arguments[own_names[name]].clone() for name in variant.mutates}
-        overload(**{**arguments.arguments, **copies})
-        return list(copies.values())
-
-    return run

@@ -215,27 +215,18 @@ class Declaration:
 
     @functools.cached_property
     def schemas(self) -> list[str]:
-        """The schemas of the library ops, without their names. Raises InvalidFamilyError, as ``schema`` does."""
-        return [self.schema(variant) for variant in self.variants]
+        """The schemas of the library ops, without their names. Raises InvalidFamilyError: the annotations make none."""
+        return [self._text_of(variant) for variant in self.variants]
 
-    def schema(self, variant: Variant, returns: Any = None) -> str:
-        """The schema of a library op, without its name.
-
-        Args:
-            returns: the result's annotation, for a variant that returns copies and writes to none of its arguments.
-
-        Raises:
-            InvalidFamilyError: the annotations make none.
-        """
+    def _text_of(self, variant: Variant) -> str:
 
         def prototype() -> None:
             """It lends its signature."""
 
         annotation = None if self.only_writes else self.signature.return_annotation
-        annotation = annotation if returns is None else returns
         signature = inspect.Signature(variant.parameters, return_annotation=annotation)
         prototype.__signature__ = signature  # type: ignore[attr-defined]
-        mutates = [variant.own_names[name] for name in variant.mutates] if returns is None else []
+        mutates = [variant.own_names[name] for name in variant.mutates]
         try:
             return torch.library.infer_schema(prototype, mutates_args=mutates)
         except (ValueError, TypeError) as error:

@@ -52,24 +52,6 @@ def require_memory(*values: Any) -> None:
         raise TypeError("a tensor has elements and no memory")
 
 
-def is_functional(value: object) -> bool:
-    """Whether it is a tensor of ``torch.func.functionalize``: it has a storage, and the storage no address."""
-    if not isinstance(value, torch.Tensor) or value.is_meta:
-        return False
-    try:
-        storage = value.untyped_storage()
-    except NotImplementedError:  # another transform's
-        return False
-    except _REFUSALS:  # the storage's size is symbolic
-        return True
-    try:
-        storage.data_ptr()
-        value.data_ptr()
-    except _REFUSALS:
-        return True
-    return False
-
-
 def stand_in(function: str, arguments: Mapping[str, torch.Tensor | None]) -> bool:
     """Whether some of the tensors of a call that failed have no memory, so that the dispatcher must decide.
 

@@ -139,12 +139,8 @@ def exported(strict):
     return lambda calls, given: torch.export.export(calls, tuple(given), strict=strict).module()(*given)
 
 
-def made(mode, functionalized=False):
-    def run(calls, given):
-        function = torch.func.functionalize(calls) if functionalized else calls
-        return make_fx(function, tracing_mode=mode)(*given)(*given)
-
-    return run
+def made(mode):
+    return lambda calls, given: make_fx(calls, tracing_mode=mode)(*given)(*given)
 
 
 WAYS = {
@@ -154,8 +150,6 @@ WAYS = {
     "exported, strict": exported(True),
     "make_fx, fake": made("fake"),
     "make_fx, symbolic": made("symbolic"),
-    "functionalized": lambda calls, given: torch.func.functionalize(calls)(*given),
-    "functionalized graph": made("symbolic", functionalized=True),
 }
 
 
