@@ -92,22 +92,28 @@ def _after(seconds: float, function: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        if timer.ident is not None:
+            timer.join(1)  # it may just have begun
 
 
 @contextmanager
 def showing(text: str) -> Iterator[None]:
     """A line on the terminal while the block runs, once it has run for a second. Elsewhere nothing."""
-    ended = threading.Event()
-    thread = threading.Thread(target=_show, args=(text, ended), daemon=True)
-    if _has_terminal():
-        with contextlib.suppress(RuntimeError):  # no thread is left
-            thread.start()
-    try:
+    if not _has_terminal():
         yield
+        return
+    shown: list[str] = []
+
+    def show() -> None:
+        shown.append(text)
+        _write(text)
+
+    try:
+        with _after(1.0, show):
+            yield
     finally:
-        ended.set()
-        if thread.ident is not None:
-            thread.join()
+        if shown:
+            _write("")
 
 
 def _has_terminal() -> bool:
@@ -115,21 +121,6 @@ def _has_terminal() -> bool:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):  # a daemon has none, others put in what can only write, or close it
         return False
-
-
-_showing: list[threading.Thread] = []  # the oldest that lives has the line; a fork leaves those of its parent dead
-
-
-def _show(text: str, ended: threading.Event) -> None:
-    me, seconds = threading.current_thread(), 0
-    _showing.append(me)
-    while not ended.wait(1):
-        seconds += 1
-        if next(thread for thread in _showing if thread.is_alive()) is me:
-            _write(f"{text}, {seconds} s")
-    _showing.remove(me)
-    if seconds:
-        _write("")
 
 
 def _write(line: str) -> None:
