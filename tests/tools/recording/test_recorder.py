@@ -102,7 +102,7 @@ def test_an_op_for_cuda_alone_is_recorded_there(install, calls):
 
 def test_an_op_without_calls_is_named(install):
     recorded = record([install(calls="")], cuda_arch="9.0", on_cpu=True)
-    assert recorded.stopped == ("twice has neither samples nor calls",)
+    assert recorded.stopped == (("recorded", "twice has neither samples nor calls"),)
 
 
 def test_what_was_noted_is_compared_with_what_the_host_part_passes(install):

@@ -46,11 +46,11 @@ class Recording:
 
     Attributes:
         wanted: what ``sgljit_core.builds.kernels.build`` builds, without doubles.
-        stopped: the ops of which not all is known, and why, in words: a call with samples raised, or there is no call.
+        stopped: by family, why not all is known of an op, in words: a call with samples raised, or there is no call.
     """
 
     wanted: tuple[Wanted, ...]
-    stopped: tuple[str, ...]
+    stopped: tuple[tuple[str, str], ...]
 
 
 def record(
@@ -125,7 +125,7 @@ def _record(question: _Question) -> Recording:
     # It takes no argument and changes nothing, whatever it is called with.
     nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     assert nothing is not None
-    stopped: list[str] = []
+    stopped: list[tuple[str, str]] = []
     with overridden, recording(nothing) as recorder:
         for device in devices:
             if driver is not None:  # on the CPU all memory is the host's
@@ -134,7 +134,7 @@ def _record(question: _Question) -> Recording:
             for family in question.families:
                 for op in loading.load(family).declared().values():
                     if question.ops is None or op.name in question.ops:
-                        stopped += _call(op, device, question, place)
+                        stopped += [(family, text) for text in _call(op, device, question, place)]
     return Recording(tuple(_relative(recorder)), tuple(dict.fromkeys(stopped)))
 
 

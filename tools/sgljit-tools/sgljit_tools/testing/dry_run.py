@@ -35,7 +35,9 @@ def dry_run(family: str, cuda_arch: str = "9.0") -> str:
     except SgljitError as error:
         raise Fault(str(error)) from error
     kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel]
-    stopped = f"; not called to the end: {'; '.join(recording.stopped)}" if recording.stopped else ""
+    stopped = (
+        f"; not called to the end: {'; '.join(text for _, text in recording.stopped)}" if recording.stopped else ""
+    )
     if not kernels:
         raise NotApplicable(f"no host part asks for a kernel{stopped}")
     try:

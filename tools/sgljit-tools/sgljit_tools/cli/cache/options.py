@@ -17,7 +17,6 @@ from sgljit_core import log
 from sgljit_core.builds.kernels import build
 from sgljit_core.compilers import arch
 from sgljit_core.errors import NoTargetError
-from sgljit_tools.errors import RecordingError
 from sgljit_tools.recording.recorder import record
 
 Directory = Annotated[Path | None, typer.Option("--directory", help="A root other than the user's own cache.")]
@@ -45,9 +44,11 @@ def builds_ahead(
 ) -> tuple[list[Builder], bool]:
     """Functions that each build one module or kernel that the calls of families ask for.
 
+    An op that cannot be called is reported.
+
     Args:
         keep: whether host parts that must be compiled for this question go into the user's cache.
-        is_complete: whether it is an error if an op cannot be called; else it is reported.
+        is_complete: whether to leave out families with an op that cannot be called.
 
     Returns:
         The functions, and whether the kernels for CUDA are among them: they need a device, or a target that is named.
@@ -57,13 +58,12 @@ def builds_ahead(
     except NoTargetError:
         cuda_arch = None
     recording = record(families, cuda_arch=cuda_arch, on_cpu=True, keep=keep)
-    for text in recording.stopped:
-        typer.echo(f"left out: what an op asks for that could not be called: {text}", err=True)
-    if recording.stopped and is_complete:
-        raise RecordingError(
-            "what the families ask for is not known: the ops above could not be called; declare calls in PACKAGE.calls"
-        )
-    return [functools.partial(build, one) for one in recording.wanted], cuda_arch is not None
+    for family, text in recording.stopped:
+        what = f"all of {family}, as not all is known" if is_complete else f"what an op of {family} asks for"
+        typer.echo(f"left out: {what}: {text}", err=True)
+    unknown = {family for family, _ in recording.stopped} if is_complete else ()
+    wanted = [one for one in recording.wanted if one.spec.family not in unknown]
+    return [functools.partial(build, one) for one in wanted], cuda_arch is not None
 
 
 def fail_if_not_kept() -> None:
