@@ -17,10 +17,15 @@ struct Rows {
   const char* name;  ///< of the argument, in errors
   TensorView tensor;
   void* data;
-  std::int64_t count;    ///< the number of rows
-  std::int64_t columns;  ///< elements of a row
-  std::int64_t stride;   ///< from row to row, in elements
-  bool is_shared;        ///< one row that goes with every row of the others, see `shared_row`
+  std::int64_t count;             ///< the number of rows
+  std::int64_t columns;           ///< elements of a row
+  std::int64_t stride;            ///< from row to row, in elements
+  bool is_shared;                 ///< one row that goes with every row of the others, see `shared_row`
+  std::int64_t inner = 1;         ///< rows of each of the `count`; 0: one, which goes with all inner rows of the others
+  std::int64_t inner_stride = 0;  ///< from inner row to inner row, in elements
+  const TensorView* index = nullptr;  ///< its elements count the rows, and say which ones they are
+  bool skips_negative = false;        ///< a row whose index is negative is not written
+  std::int64_t element_stride = 1;    ///< between the elements of a row, which can be more than 1 for `values`
 
   std::int64_t element_bytes() const {
     return static_cast<std::int64_t>(dtype_bytes(tensor.dtype()));
@@ -62,6 +67,32 @@ struct Rows {
 /// \throws TensorMatchError as `rows`, and if a dimension before the last differs.
 [[nodiscard]] SGL_INLINE Rows
 rows_like(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {});
+
+/// \brief The heads of a tensor [tokens, heads, size], or with `size` of [tokens, heads * size]: a row for each head,
+/// those of each token at one stride.
+/// \throws TensorMatchError if it has other dimensions, gaps inside a row, or a last dimension that `size` does not
+///   divide.
+[[nodiscard]] SGL_INLINE Rows
+heads(const char* name, const TensorView& tensor, std::int64_t size = 0, DebugInfo location = {});
+
+/// \brief Rows that go with all inner rows of the others, one by one: the angles of a token, for each of its heads.
+[[nodiscard]] inline Rows repeated(const Rows& rows) {
+  auto result = rows;
+  result.inner = 0;
+  return result;
+}
+
+/// \brief A tensor [rows, n] with any strides: n values of each row, such as the scales of its groups.
+/// \throws TensorMatchError if it has another number of dimensions.
+[[nodiscard]] SGL_INLINE Rows values(const char* name, const TensorView& tensor, DebugInfo location = {});
+
+/// \brief The rows that an index names, one for each of its elements: `index` is int32 or int64, of one dimension.
+///
+/// On the CPU an element out of range is refused; on a device nobody looks. `skips_negative`: an output's rows with a
+/// negative index are not written.
+/// \throws TensorMatchError if the index has another form.
+[[nodiscard]] SGL_INLINE Rows
+indexed(const Rows& rows, const TensorView& index, bool skips_negative = false, DebugInfo location = {});
 
 /// \brief How many of the last dimensions of a tensor have no gaps: they could be a row.
 [[nodiscard]] SGL_INLINE int dense_dims(const TensorView& tensor);
@@ -164,6 +195,47 @@ SGL_INLINE Rows shared_row(const char* name, const TensorView& tensor, DebugInfo
   return result;
 }
 
+SGL_INLINE Rows heads(const char* name, const TensorView& tensor, std::int64_t size, DebugInfo location) {
+  Rows result = {name, tensor, tensor.data_ptr(), 0, 0, 0, false};
+  const bool is_flat = size > 0;
+  if (tensor.ndim() != (is_flat ? 2 : 3))
+    result.raise(location, {"Dimension mismatch: expected ", is_flat ? 2 : 3, " but got ", tensor.ndim()});
+  const auto last = tensor.ndim() - 1;
+  if (tensor.size(last) > 1 && tensor.stride(last) != 1)
+    result.raise(
+        location,
+        {"Stride mismatch: expected the elements of a row side by side, but got a stride of ", tensor.stride(last)});
+  if (is_flat && tensor.size(1) % size != 0)
+    result.raise(
+        location, {"Size mismatch for dimension 1: expected a multiple of ", size, " but got ", tensor.size(1)});
+  result.count = tensor.size(0);
+  result.columns = is_flat ? size : tensor.size(2);
+  result.inner = is_flat ? tensor.size(1) / size : tensor.size(1);
+  // The stride of a dimension of one element has no meaning, and must not count as a bad alignment.
+  result.inner_stride = is_flat || result.inner <= 1 ? result.columns : tensor.stride(1);
+  result.stride = result.count <= 1 ? result.inner * result.inner_stride : tensor.stride(0);
+  return result;
+}
+
+SGL_INLINE Rows values(const char* name, const TensorView& tensor, DebugInfo location) {
+  Rows result = {name, tensor, tensor.data_ptr(), 0, 0, 0, false};
+  if (tensor.ndim() != 2) result.raise(location, {"Dimension mismatch: expected 2 but got ", tensor.ndim()});
+  result.count = tensor.size(0);
+  result.columns = tensor.size(1);
+  result.stride = tensor.stride(0);
+  result.element_stride = tensor.stride(1);
+  return result;
+}
+
+SGL_INLINE Rows indexed(const Rows& rows, const TensorView& index, bool skips_negative, DebugInfo location) {
+  if (index.ndim() != 1 || (index.numel() > 1 && index.stride(0) != 1))
+    rows.raise(location, {"Dimension mismatch for its index: expected one dimension without gaps, but got ", index});
+  auto result = rows;
+  result.index = &index;
+  result.skips_negative = skips_negative;
+  return result;
+}
+
 namespace details {
 
 /// Refuses memory with which the result would depend on the order of the rows.
@@ -202,6 +274,8 @@ SGL_INLINE RowPlan match_rows(
     const Rows& rows = operands[i];
     const auto dtype = rows.tensor.dtype();
     const Rows& typed = operands[i < num_inputs || is_one_type ? 0 : num_inputs];
+    if (rows.inner != 1 || rows.index != nullptr || rows.element_stride != 1)
+      rows.raise(location, {"this operation takes rows at one stride; heads and indexed rows are for a row program"});
     const bool is_byte = i >= num_inputs && is_type<__nv_fp8_e4m3>(dtype);
     if (!is_type<float>(dtype) && !is_type<__half>(dtype) && !is_type<__nv_bfloat16>(dtype) && !is_byte)
       rows.raise(

@@ -1,0 +1,366 @@
+#pragma once
+
+#include <sgl_kernel/cpu/elements.h>
+#include <sgl_kernel/cpu/isa.h>
+#include <sgl_kernel/cpu/parallel.h>
+#include <sgl_kernel/cpu/row_reduce.h>
+#include <sgl_kernel/impl/row_expression.h>
+#include <sgl_kernel/impl/row_program_params.h>
+#include <sgl_kernel/utils.h>
+
+#include <cstdint>
+
+/// \file cpu/row_program.h
+/// \brief `host::RowProgram` on the CPU: a functor that says what becomes of each row.
+
+namespace host::cpu {
+
+namespace details {
+
+template <unsigned kCode>
+struct ElementOf;
+template <>
+struct ElementOf<sgl::kFp32> {
+  using type = fp32_t;
+};
+template <>
+struct ElementOf<sgl::kFp16> {
+  using type = fp16_t;
+};
+template <>
+struct ElementOf<sgl::kBf16> {
+  using type = bf16_t;
+};
+template <>
+struct ElementOf<sgl::kFp8E4M3> {
+  using type = fp8_e4m3_t;
+};
+
+/// A part of a row.
+template <int kFloats>
+struct RowPart {
+  std::int64_t first;
+  std::int64_t length;
+};
+
+/// An operand's elements in memory.
+template <typename T>
+struct RowInMemory {
+  const T* elements;
+
+  template <int kFloats>
+  [[gnu::always_inline]] InputChunk<T, kFloats> open(const RowPart<kFloats>& part) const {
+    InputChunk<T, kFloats> chunk;
+    chunk.load(elements + part.first, part.length);
+    return chunk;
+  }
+};
+
+/// An element for each pair of a row.
+template <typename T>
+struct PairsInMemory {
+  const T* elements;
+};
+
+}  // namespace details
+
+/// \brief A row, as a row program sees it on the CPU: in one thread, in the version for vectors of `kFloats` floats.
+/// \tparam kTypes, kPlaces of the operands, see row_program_params.h.
+template <int kOperands, std::uint64_t kTypes, std::uint64_t kPlaces, int kFloats>
+struct ProgramRow {
+ private:
+  template <int kOperand>
+  using element_t = typename details::ElementOf<sgl::four_bits(kTypes, kOperand)>::type;
+  static constexpr bool s_has(int operand, unsigned bits) {
+    return (sgl::four_bits(kPlaces, operand) & bits) != 0;
+  }
+  static constexpr bool s_any(unsigned code) {
+    for (int i = 0; i < kOperands; ++i) {
+      if (sgl::four_bits(kTypes, i) == code && !s_has(i, sgl::kOneValue)) return true;
+    }
+    return false;
+  }
+  // Two of bf16 are the halves of a word, see `kTogether`; so all must be of 16 bits or less.
+  static constexpr bool kInPairs = kFloats > 1 && s_any(sgl::kBf16) && !s_any(sgl::kFp32) && !s_any(sgl::kFp16);
+  static constexpr bool kInChunks = kInPairs || (kFloats > 4 && s_any(sgl::kFp16));
+  static constexpr std::int64_t kChunkSize = s_any(sgl::kFp8E4M3) ? 64 : 32;
+
+ public:
+  [[gnu::always_inline]] ProgramRow(
+      const sgl::RowSegment<kOperands>& segment, std::int64_t columns, std::int64_t paired, std::int64_t row,
+      float* memory)
+      : m_segment(segment),
+        m_columns(columns),
+        m_paired(paired),
+        m_outer(row / segment.inner),
+        m_inner(row % segment.inner),
+        m_memory(memory) {}
+
+  /// \brief The number of elements.
+  [[gnu::always_inline]] float size() const {
+    return static_cast<float>(m_columns);
+  }
+
+  /// \brief The elements of an operand.
+  template <int kOperand>
+  [[gnu::always_inline]] auto operator[](sgl::Operand<kOperand>) const {
+    using T = element_t<kOperand>;
+    return details::RowInMemory<T>{static_cast<const T*>(m_find<kOperand>())};
+  }
+
+  /// \brief The elements of a value, computed here and not again where they are used.
+  template <typename Of>
+  [[gnu::always_inline]] auto keep(const Of& of) const {
+    return details::RowInMemory<float>{m_kept(of)};
+  }
+
+  /// \brief An element for each pair of the row: part `index` of `count` of an operand, for `pairs`.
+  template <typename Order, int kOperand>
+  [[gnu::always_inline]] auto of_pairs(Order, sgl::Operand<kOperand>, int index = 0, int = 1) const {
+    using T = element_t<kOperand>;
+    return details::PairsInMemory<T>{static_cast<const T*>(m_find<kOperand>()) + index * (m_paired / 2)};
+  }
+
+  /// \brief The value whose pairs of elements are `f` of those of another, a `sgl::Values<2>`. `f` gets both elements,
+  /// and one of each of `others`, which are of `of_pairs`. Elements beyond the pairs stay as they are.
+  template <typename Order, typename F, typename Of, typename... Others>
+  [[gnu::always_inline]] auto pairs(Order, const F& f, const Of& of, const Others&... others) const {
+    constexpr bool kInterleaved = __is_same(Order, sgl::Interleaved);
+    float* kept = m_kept(of);
+    const std::int64_t half = m_paired / 2;
+    float* first = kept;
+    float* second = kInterleaved ? kept + 1 : kept + half;
+    constexpr std::int64_t kStep = kInterleaved ? 2 : 1;
+    SGL_INDEPENDENT_LOOP
+    for (std::int64_t i = 0; i < half; ++i) {
+      const auto pair = f(first[kStep * i], second[kStep * i], to_float(others.elements[i])...);
+      first[kStep * i] = pair.values[0];
+      second[kStep * i] = pair.values[1];
+    }
+    return details::RowInMemory<float>{kept};
+  }
+
+  /// \brief The value that an operand has for this row.
+  template <int kOperand>
+  [[gnu::always_inline]] float value(sgl::Operand<kOperand>) const {
+    return *static_cast<const float*>(m_find<kOperand>());
+  }
+
+  /// \brief The sum of `term` of the elements of values, a float or `sgl::Values`.
+  template <typename F, typename... Of>
+  [[gnu::always_inline]] auto sum(const F& term, const Of&... of) const {
+    return m_reduce<sgl::Reduction::kSum>(sgl::details::terms(term, of...));
+  }
+  /// \brief The largest of `term` of the elements of values; NaN is ignored.
+  template <typename F, typename... Of>
+  [[gnu::always_inline]] auto max(const F& term, const Of&... of) const {
+    return m_reduce<sgl::Reduction::kMax>(sgl::details::terms(term, of...));
+  }
+
+  /// \brief The sum, or the largest, of `term` of the elements of each group: a value, which is the same for all
+  /// elements of a group, and which is stored once for each.
+  template <int kSize, typename F, typename... Of>
+  [[gnu::always_inline]] auto sum(sgl::Groups<kSize>, const F& term, const Of&... of) const {
+    return m_reduce_groups<kSize, sgl::Reduction::kSum>(sgl::details::terms(term, of...));
+  }
+  template <int kSize, typename F, typename... Of>
+  [[gnu::always_inline]] auto max(sgl::Groups<kSize>, const F& term, const Of&... of) const {
+    return m_reduce_groups<kSize, sgl::Reduction::kMax>(sgl::details::terms(term, of...));
+  }
+
+  /// \brief Stores the result of the program.
+  template <int... kIndex, typename... T>
+  [[gnu::always_inline]] void finish(const sgl::Stores<sgl::Bound<kIndex, T>...>& stores) const {
+    m_keep(stores.outputs, sgl::details::IndexListUpTo<sizeof...(T)>{}, sgl::store<>());
+  }
+
+ private:
+  template <int kOperand>
+  [[gnu::always_inline]] void* m_find() const {
+    const auto& place = m_segment.places[kOperand];
+    if constexpr (s_has(kOperand, sgl::kForAll)) return place.data;
+    std::int64_t outer = m_outer;
+    if constexpr (s_has(kOperand, sgl::kIndexed)) outer = static_cast<const std::int32_t*>(place.index)[outer];
+    if constexpr (s_has(kOperand, sgl::kLongIndexed)) outer = static_cast<const std::int64_t*>(place.index)[outer];
+    if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && outer < 0) return nullptr;
+    return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
+  }
+
+  /// A value's elements in memory of this row.
+  template <typename Of>
+  [[gnu::always_inline]] float* m_kept(const Of& of) const {
+    float* kept = m_memory;
+    m_memory += m_columns;
+    const auto run = [&]<int kSize>(const details::RowPart<kSize>& part) __attribute__((always_inline)) {
+      constexpr int kTogether = kSize > 1 && kInPairs ? 2 : 1;
+      const auto opened = of.open(part);
+      SGL_INDEPENDENT_LOOP
+      for (std::int64_t j = 0; j < part.length / kTogether; ++j) {
+        float floats[kTogether];
+        opened.get(j, floats);
+        for (int n = 0; n < kTogether; ++n) kept[part.first + j * kTogether + n] = floats[n];
+      }
+    };
+    m_each_part(0, m_columns, run);
+    return kept;
+  }
+
+  /// Calls `body(part)` for parts that together are elements [begin, end).
+  template <typename Body>
+  [[gnu::always_inline]] void m_each_part(std::int64_t begin, std::int64_t end, const Body& body) const {
+    if constexpr (kInChunks) {
+      for (; begin + kChunkSize <= end; begin += kChunkSize) body(details::RowPart<kFloats>{begin, kChunkSize});
+    }
+    if (begin < end) body(details::RowPart<1>{begin, end - begin});
+  }
+
+  template <int kSize, sgl::Reduction kReduction, typename Terms>
+  [[gnu::always_inline]] auto m_reduce_groups(const Terms& terms) const {
+    float* kept = m_memory;
+    m_memory += m_columns;
+    for (std::int64_t first = 0; first < m_columns; first += kSize) {
+      const float value = m_reduce<kReduction>(terms, first, first + kSize);
+      for (std::int64_t i = first; i < first + kSize; ++i) kept[i] = value;
+    }
+    return sgl::details::Grouped<kSize, details::RowInMemory<float>>{{kept}};
+  }
+
+  template <sgl::Reduction kReduction, typename Terms>
+  [[gnu::always_inline]] auto m_reduce(const Terms& terms) const {
+    return m_reduce<kReduction>(terms, 0, m_columns);
+  }
+  template <sgl::Reduction kReduction, typename Terms>
+  [[gnu::always_inline]] auto m_reduce(const Terms& terms, std::int64_t begin, std::int64_t end) const {
+    constexpr bool kMax = kReduction == sgl::Reduction::kMax;
+    auto reduced = Terms::template identity<kMax>();
+    const auto visit = [&]<int kSize>(Vectors<kSize>, std::int64_t first, std::int64_t length, const auto& add)
+                           __attribute__((always_inline)) {
+                             constexpr int kTogether = kSize > 1 && kInPairs ? 2 : 1;
+                             const auto opened = terms.open(details::RowPart<kSize>{begin + first, length});
+                             SGL_ROLLED_LOOP
+                             for (std::int64_t j = 0; j < length / kTogether; ++j) {
+                               decltype(reduced) found[kTogether];
+                               opened.get(j, found);
+                               for (int n = 0; n < kTogether; ++n) add(n * (length / kTogether) + j, found[n]);
+                             }
+                           };
+    reduce_over<kReduction>(Vectors<kFloats>{}, end - begin, reduced, visit);
+    return Terms::result(reduced);
+  }
+
+  /// Leaves out what is stored to a row whose index is negative.
+  template <typename Outputs, std::size_t kFirst, std::size_t... kRest, typename... Kept>
+  [[gnu::always_inline]] void m_keep(
+      const Outputs& outputs, sgl::details::IndexList<kFirst, kRest...>, const sgl::Stores<Kept...>& kept) const {
+    m_keep_one(sgl::details::get<kFirst>(outputs), outputs, sgl::details::IndexList<kRest...>{}, kept);
+  }
+  template <typename Outputs, typename... Kept>
+  [[gnu::always_inline]] void m_keep(
+      const Outputs&, sgl::details::IndexList<>, const sgl::Stores<Kept...>& kept) const {
+    m_finish(kept.outputs, sgl::details::IndexListUpTo<sizeof...(Kept)>{});
+  }
+  template <int kOperand, typename T, typename Outputs, std::size_t... kRest, typename... Kept>
+  [[gnu::always_inline]] void m_keep_one(
+      const sgl::Bound<kOperand, T>& output, const Outputs& outputs, sgl::details::IndexList<kRest...> rest,
+      const sgl::Stores<Kept...>& kept) const {
+    if constexpr (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed)) {
+      if (m_find<kOperand>() == nullptr) return m_keep(outputs, rest, kept);
+    }
+    m_keep(outputs, rest, sgl::details::appended(kept, output));
+  }
+
+  /// A row that is stored as it is, and nothing else: the same bits.
+  template <int kOperand>
+  [[gnu::always_inline]] void m_finish(
+      const sgl::details::Pack<sgl::Bound<kOperand, details::RowInMemory<element_t<kOperand>>>>& outputs,
+      sgl::details::IndexList<0>) const {
+    const auto bytes = static_cast<std::size_t>(m_columns) * sizeof(element_t<kOperand>);
+    __builtin_memmove(m_find<kOperand>(), sgl::details::get<0>(outputs).value.elements, bytes);
+  }
+  template <typename Outputs, std::size_t... I>
+  [[gnu::always_inline]] void m_finish(const Outputs& outputs, sgl::details::IndexList<I...>) const {
+    (m_store_value(sgl::details::get<I>(outputs)), ...);
+    const auto run = [&]<int kSize>(const details::RowPart<kSize>& part) __attribute__((always_inline)) {
+      constexpr int kTogether = kSize > 1 && kInPairs ? 2 : 1;
+      const auto opened = sgl::details::pack(m_opened(sgl::details::get<I>(outputs), part)...);
+      auto chunks = sgl::details::pack(m_begun(sgl::details::get<I>(outputs), part)...);
+      SGL_INDEPENDENT_LOOP
+      for (std::int64_t j = 0; j < part.length / kTogether; ++j) {
+        float floats[sizeof...(I)][kTogether];
+        (sgl::details::get<I>(opened).get(j, floats[I]), ...);
+        (sgl::details::get<I>(chunks).set(j, floats[I]), ...);
+      }
+      (sgl::details::get<I>(chunks).store(part.length), ...);
+    };
+    m_each_part(0, m_columns, run);
+  }
+
+  struct Nothing {
+    template <int N>
+    [[gnu::always_inline]] void get(std::int64_t, float (&)[N]) const {}
+    template <int N>
+    [[gnu::always_inline]] void set(std::int64_t, const float (&)[N]) const {}
+    [[gnu::always_inline]] void store(std::int64_t) const {}
+  };
+
+  template <int kOperand, typename T, int kSize>
+  [[gnu::always_inline]] auto m_opened(
+      const sgl::Bound<kOperand, T>& output, const details::RowPart<kSize>& part) const {
+    if constexpr (__is_same(T, float) || sgl::details::kGroupSize<T> != 0) return Nothing{};
+    else return output.value.open(part);
+  }
+
+  template <int kOperand, typename T, int kSize>
+  [[gnu::always_inline]] auto m_begun(const sgl::Bound<kOperand, T>&, const details::RowPart<kSize>& part) const {
+    if constexpr (__is_same(T, float) || sgl::details::kGroupSize<T> != 0) {
+      return Nothing{};
+    } else {
+      using U = element_t<kOperand>;
+      OutputChunk<U, kSize> chunk;
+      chunk.begin(static_cast<U*>(m_find<kOperand>()) + part.first);
+      return chunk;
+    }
+  }
+
+  template <int kOperand, typename T>
+  [[gnu::always_inline]] void m_store_value(const sgl::Bound<kOperand, T>& output) const {
+    if constexpr (__is_same(T, float)) {
+      *static_cast<float*>(m_find<kOperand>()) = output.value;
+    } else if constexpr (sgl::details::kGroupSize<T> != 0) {
+      using U = element_t<kOperand>;
+      auto* place = static_cast<char*>(m_find<kOperand>());
+      for (std::int64_t i = 0; i < m_columns; i += sgl::details::kGroupSize<T>) {
+        float value[1];
+        output.value.open(details::RowPart<1>{i, 1}).get(0, value);
+        *reinterpret_cast<U*>(place) = from_float<U>(value[0]);
+        place += m_segment.places[kOperand].group_stride;
+      }
+    }
+  }
+
+  const sgl::RowSegment<kOperands>& m_segment;
+  std::int64_t m_columns, m_paired;
+  std::int64_t m_outer, m_inner;
+  mutable float* m_memory;  // for what is kept
+};
+
+/// \brief Rows by a program; all is written when it returns. An output may be an input.
+template <typename F, int kOperands, int kSegments, std::uint64_t kTypes, std::uint64_t kPlaces>
+void row_program(const sgl::RowProgramParams<kOperands, kSegments>& params, const F& f) {
+  for (const auto& segment : params.segments) {
+    for_rows(
+        segment.num_rows, params.columns,
+        [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
+          const auto bytes = static_cast<std::size_t>(params.kept * params.columns) * sizeof(float);
+          auto* memory = static_cast<float*>(bytes > 0 ? ::operator new(bytes) : nullptr);
+          for (auto row = begin; row < end; ++row) {
+            const ProgramRow<kOperands, kTypes, kPlaces, kFloats> view(
+                segment, params.columns, params.paired, row, memory);
+            view.finish(f(view));
+          }
+          if (memory != nullptr) ::operator delete(memory);
+        });
+  }
+}
+
+}  // namespace host::cpu

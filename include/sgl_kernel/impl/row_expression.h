@@ -1,0 +1,250 @@
+#pragma once
+
+#include <sgl_kernel/functor.h>
+
+/// \file impl/row_expression.h
+/// \brief What a row program is written in: operands, values of rows, and what is stored. Read by every compiler.
+///
+/// A value is an expression, which is evaluated where it is needed: in a reduction, and at the end for each output. Its
+/// `open(part)` prepares a part of the row for one thread; the result's `get(j, floats)` sets `floats` to elements N *
+/// j to N * j + N - 1 of the part. A part is some vectors of a thread on a device, and a chunk of a row on the CPU.
+
+namespace sgl {
+
+namespace details {
+
+using size_t = decltype(sizeof(0));
+
+template <size_t... kIndex>
+struct IndexList {};
+template <size_t kCount, size_t... kIndex>
+struct IndexListMaker : IndexListMaker<kCount - 1, kCount - 1, kIndex...> {};
+template <size_t... kIndex>
+struct IndexListMaker<0, kIndex...> {
+  using type = IndexList<kIndex...>;
+};
+template <size_t kCount>
+using IndexListUpTo = typename IndexListMaker<kCount>::type;  // NVRTC has no builtin for it
+
+/// Values of several types, by their index.
+template <size_t kIndex, typename T>
+struct Leaf {
+  T value;
+};
+template <typename Indices, typename... T>
+struct PackOf;
+template <size_t... kIndex, typename... T>
+struct PackOf<IndexList<kIndex...>, T...> : Leaf<kIndex, T>... {};
+template <typename... T>
+using Pack = PackOf<IndexListUpTo<sizeof...(T)>, T...>;
+
+template <size_t kIndex, typename T>
+SGL_HD const T& get(const Leaf<kIndex, T>& leaf) {
+  return leaf.value;
+}
+template <size_t kIndex, typename T>
+SGL_HD T& get(Leaf<kIndex, T>& leaf) {
+  return leaf.value;
+}
+
+}  // namespace details
+
+/// \brief How the elements of a row make pairs: i with i + half, or 2i with 2i + 1.
+struct Neox {};
+struct Interleaved {};
+inline constexpr Neox neox{};
+inline constexpr Interleaved interleaved{};
+
+/// \brief Groups of `kSize` neighbours of a row, a power of two.
+template <int kSize>
+struct Groups {
+  static_assert(kSize > 0 && (kSize & (kSize - 1)) == 0, "sgl::groups_of: the size of a group is a power of two");
+};
+template <int kSize>
+inline constexpr Groups<kSize> groups_of{};
+
+/// \brief Something bound to operand number `kIndex`: the value that is stored there, or the rows that are passed.
+template <int kIndex, typename T>
+struct Bound {
+  T value;
+};
+
+/// \brief An operand of a row program by its number, see `SGL_OPERANDS`. `row[x]` are its elements in the row, `x =
+/// ...` what is stored there, or on the host the rows that are passed.
+template <int kIndex>
+struct Operand {
+  template <typename T>
+  SGL_HD constexpr Bound<kIndex, T> operator=(const T& value) const {
+    return {value};
+  }
+};
+
+/// \brief What a program stores: for each output an expression, or for an operand with one value for each row a float.
+template <typename... Output>
+struct Stores {
+  details::Pack<Output...> outputs;
+};
+
+/// \brief The result of a row program: `return sgl::store(out = y, residual = sum);`. All expressions are of the
+/// operands as they were before; an output may be an input.
+template <int... kIndex, typename... T>
+SGL_HD constexpr Stores<Bound<kIndex, T>...> store(const Bound<kIndex, T>&... outputs) {
+  return {{{outputs}...}};
+}
+
+namespace details {
+
+template <typename... T>
+SGL_HD Pack<T...> pack(const T&... values) {
+  return {{values}...};
+}
+
+template <typename... Kept, typename Output, size_t... I>
+SGL_HD Stores<Kept..., Output> appended(const Stores<Kept...>& stores, const Output& output, IndexList<I...>) {
+  return {{{get<I>(stores.outputs)}..., {output}}};
+}
+template <typename... Kept, typename Output>
+SGL_HD Stores<Kept..., Output> appended(const Stores<Kept...>& stores, const Output& output) {
+  return appended(stores, output, IndexListUpTo<sizeof...(Kept)>{});
+}
+
+/// An opened `Mapped`. `Convert` makes of what `f` returns what `get` gives.
+template <typename Convert, typename F, typename... Open>
+struct OpenMapped {
+  const F& f;
+  Pack<Open...> of;
+
+  template <typename Result, int N>
+  SGL_HD void get(long long j, Result (&results)[N]) const {
+    m_get(j, results, IndexListUpTo<sizeof...(Open)>{});
+  }
+
+ private:
+  template <typename Result, int N, size_t... I>
+  SGL_HD void m_get(long long j, Result (&results)[N], IndexList<I...>) const {
+    float values[sizeof...(Open)][N];
+    (details::get<I>(of).get(j, values[I]), ...);
+    for (int n = 0; n < N; ++n) results[n] = Convert::of(f(values[I][n]...));
+  }
+};
+
+/// f of each element of some expressions.
+template <typename Convert, typename F, typename... Of>
+struct MappedTo {
+  F f;
+  Pack<Of...> of;
+
+  template <typename Part>
+  SGL_HD auto open(const Part& part) const {
+    return m_open(part, IndexListUpTo<sizeof...(Of)>{});
+  }
+
+ private:
+  template <typename Part, size_t... I>
+  SGL_HD auto m_open(const Part& part, IndexList<I...>) const {
+    return OpenMapped<Convert, F, decltype(details::get<I>(of).open(part))...>{
+        f, {{details::get<I>(of).open(part)}...}};
+  }
+};
+
+struct AsFloat {
+  SGL_HD static float of(float value) {
+    return value;
+  }
+};
+template <typename F, typename... Of>
+using Mapped = MappedTo<AsFloat, F, Of...>;
+
+template <typename>
+inline constexpr float kAnyFloat = 0;
+
+struct AsTerms {
+  SGL_HD static Values<1> of(float value) {
+    return {{value}};
+  }
+  template <int N>
+  SGL_HD static Values<N> of(const Values<N>& values) {
+    return values;
+  }
+};
+
+/// A value that is the same for all elements of a group.
+template <int kSize, typename Of>
+struct Grouped : Of {};
+
+template <typename T>
+inline constexpr int kGroupSize = 0;
+template <int kSize, typename Of>
+inline constexpr int kGroupSize<Grouped<kSize, Of>> = kSize;
+
+/// The terms of a reduction.
+template <typename F, typename... Of>
+struct Terms : MappedTo<AsTerms, F, Of...> {
+  using term_t = decltype(declare<const F&>()(kAnyFloat<Of>...));
+  using reduced_t = decltype(AsTerms::of(declare<term_t>()));
+
+  template <bool kMax>
+  SGL_HD static reduced_t identity() {
+    reduced_t reduced;
+    for (float& value : reduced.values) value = kIdentity<kMax>;
+    return reduced;
+  }
+  /// What the author's function returns one term as.
+  SGL_HD static term_t result(const reduced_t& reduced) {
+    if constexpr (requires { term_t{reduced}; }) return reduced;
+    else return reduced.values[0];
+  }
+};
+
+}  // namespace details
+
+/// \brief Stages one after the other: each takes a row and a value, and returns a value; the last returns what is
+/// stored. A stage that loads takes the row alone, and is the first.
+///
+/// \code
+///   using KeysToCache = sgl::Chain<Load, RMSNorm, Rope, Store>;
+/// \endcode
+template <typename... Stages>
+struct Chain;
+template <typename Last>
+struct Chain<Last> {
+  Last last;
+
+  template <typename Row, typename... Value>
+  SGL_HD auto operator()(const Row& row, const Value&... value) const {
+    return last(row, value...);
+  }
+};
+template <typename First, typename... Others>
+struct Chain<First, Others...> {
+  First first;
+  Chain<Others...> others;
+
+  template <typename Row, typename... Value>
+  SGL_HD auto operator()(const Row& row, const Value&... value) const {
+    return others(row, first(row, value...));
+  }
+};
+
+/// \brief The value whose elements are `f` of the elements of others: `sgl::map([](float x, float w) { ... }, x, w)`.
+/// Of values of groups it is a value of groups.
+template <typename F, typename First, typename... Of>
+SGL_HD auto map(const F& f, const First& first, const Of&... of) {
+  constexpr int kSize = details::kGroupSize<First>;
+  using Result = details::Mapped<F, First, Of...>;
+  if constexpr (kSize != 0 && ((details::kGroupSize<Of> == kSize) && ...))
+    return details::Grouped<kSize, Result>{{f, {{first}, {of}...}}};
+  else return Result{f, {{first}, {of}...}};
+}
+
+namespace details {
+
+template <typename F, typename... Of>
+SGL_HD Terms<F, Of...> terms(const F& f, const Of&... of) {
+  static_assert(sizeof...(Of) > 0, "a reduction needs a value after the function");
+  return {{f, {{of}...}}};
+}
+
+}  // namespace details
+
+}  // namespace sgl

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <sgl_kernel/signature.h>
+
+/// \file impl/row_program_params.h
+/// \brief The interface of `host::RowProgram`, its kernels and its loops for the CPU. Read by every compiler.
+
+namespace sgl {
+
+/// \brief Where an operand's rows lie. Row (outer, inner) begins at data + outer * stride + inner * inner_stride, in
+/// bytes; with an index its element number `outer` is in place of outer. The values of its groups are at distances of
+/// `group_stride`.
+struct RowPlace {
+  void* data;
+  const void* index;
+  long long stride;
+  long long inner_stride;
+  long long group_stride;
+  SGL_FIELDS(data, index, stride, inner_stride, group_stride)
+};
+
+/// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
+/// int64; one row for all rows, which nobody writes; a float for each row.
+inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
+/// \brief Among these bits: no segment has inner rows.
+inline constexpr unsigned long long kIsFlat = 1ull << 63;
+/// \brief The most operands of a program.
+inline constexpr int kMostOperands = 15;
+
+/// \brief The element types of operands, four bits for each operand of a program.
+inline constexpr unsigned kFp32 = 0, kFp16 = 1, kBf16 = 2, kFp8E4M3 = 3, kFp8E5M2 = 4, kNoElement = 15;
+
+constexpr unsigned four_bits(unsigned long long bits, int operand) {
+  return static_cast<unsigned>(bits >> 4 * operand & 15);
+}
+
+/// \brief A set of rows, each of which the program takes by itself. Row r is (r / inner, r % inner).
+template <int kOperands>
+struct RowSegment {
+  RowPlace places[kOperands];
+  long long num_rows;
+  long long inner;
+  unsigned long long inverse;  ///< 2^64 / inner, rounded up; 0 for an inner of 1
+  long long first_block;
+  SGL_FIELDS(places, num_rows, inner, inverse, first_block)
+};
+
+/// \brief The parameters of a program.
+template <int kOperands, int kSegments>
+struct RowProgramParams {
+  RowSegment<kOperands> segments[kSegments];
+  long long columns;
+  long long paired;  ///< the first elements of a row, which make pairs; 0 for none
+  long long kept;    ///< values that the CPU keeps of a row
+  SGL_FIELDS(segments, columns, paired, kept)
+};
+
+}  // namespace sgl

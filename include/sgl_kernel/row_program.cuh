@@ -1,0 +1,530 @@
+#pragma once
+
+#include <sgl_kernel/impl/row_expression.h>
+#include <sgl_kernel/impl/row_program_params.h>
+#include <sgl_kernel/cta.cuh>
+#include <sgl_kernel/ptx.cuh>
+#include <sgl_kernel/type.cuh>
+#include <sgl_kernel/vec.cuh>
+
+/// \file row_program.cuh
+/// \brief The kernel of `host::RowProgram`: a functor that says what becomes of each row. Compiles under NVRTC.
+
+namespace device {
+
+namespace details {
+
+template <unsigned kCode>
+struct ElementOf;
+template <>
+struct ElementOf<sgl::kFp32> {
+  using type = fp32_t;
+};
+template <>
+struct ElementOf<sgl::kFp16> {
+  using type = fp16_t;
+};
+template <>
+struct ElementOf<sgl::kBf16> {
+  using type = bf16_t;
+};
+template <>
+struct ElementOf<sgl::kFp8E4M3> {
+  using type = fp8_e4m3_t;
+};
+template <>
+struct ElementOf<sgl::kFp8E5M2> {
+  using type = fp8_e5m2_t;
+};
+
+/// A vector of a row in registers: `kElements` elements, in words of at most 16 bytes.
+template <typename T, uint32_t kElements>
+struct RowVector {
+  static constexpr uint32_t kTogether = kElements % 2 == 0 ? 2 : 1;  // elements that are converted at once
+  static constexpr uint32_t kMost = sgl::kWordBytes / sizeof(T);
+  static constexpr uint32_t kWordElements = kElements < kMost ? kElements : kMost;
+  static constexpr uint32_t kWords = kElements / kWordElements;
+  static constexpr uint32_t kUnits = kWordElements / kTogether;  // of a word
+  using Unit = conditional_t<kTogether == 2, packed_t<T>, T>;
+
+  AlignedVector<Unit, kUnits> words[kWords];
+
+  SGL_DEVICE void load(const void* row, int64_t index) {
+#pragma unroll
+    for (uint32_t i = 0; i < kWords; ++i) words[i].load(row, index * kWords + i);
+  }
+  SGL_DEVICE void store(void* row, int64_t index) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kWords; ++i) words[i].store(row, index * kWords + i);
+  }
+  SGL_DEVICE void get(long long j, float (&floats)[kTogether]) const {
+    const Unit& unit = words[j / kUnits][j % kUnits];
+    if constexpr (kTogether == 2) {
+      const auto wide = cast<fp32x2_t>(unit);
+      floats[0] = wide.x;
+      floats[1] = wide.y;
+    } else {
+      floats[0] = cast<fp32_t>(unit);
+    }
+  }
+  SGL_DEVICE void set(long long j, const float (&floats)[kTogether]) {
+    Unit& unit = words[j / kUnits][j % kUnits];
+    if constexpr (kTogether == 2) unit = cast<Unit>(fp32x2_t{floats[0], floats[1]});
+    else unit = cast<Unit>(floats[0]);
+  }
+};
+
+/// A part of a row: a vector of one thread.
+struct RowPart {
+  uint32_t held;  ///< which of the thread's vectors
+  int64_t index;  ///< its number in the row
+};
+
+/// An operand's elements, in registers from the beginning on.
+template <typename T, uint32_t kElements, uint32_t kHeld>
+struct HeldRow {
+  RowVector<T, kElements> vectors[kHeld];
+
+  SGL_DEVICE const RowVector<T, kElements>& open(const RowPart& part) const {
+    return vectors[part.held];
+  }
+};
+
+/// An operand's elements, loaded where they are needed.
+template <typename T, uint32_t kElements>
+struct StreamedRow {
+  const void* row;
+
+  SGL_DEVICE RowVector<T, kElements> open(const RowPart& part) const {
+    RowVector<T, kElements> vector;
+    vector.load(row, part.index);
+    return vector;
+  }
+};
+
+/// One element of a vector.
+template <typename T, uint32_t kElements>
+SGL_DEVICE float element(const RowVector<T, kElements>& vector, uint32_t i) {
+  constexpr uint32_t kTogether = RowVector<T, kElements>::kTogether;
+  float floats[kTogether];
+  vector.get(i / kTogether, floats);
+  return floats[i % kTogether];
+}
+
+/// Values that are computed, in registers.
+template <uint32_t kElements, uint32_t kHeld>
+struct KeptRow {
+  struct Vector {
+    float floats[kElements];
+
+    template <int kTogether>
+    SGL_DEVICE void get(long long j, float (&to)[kTogether]) const {
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) to[n] = floats[j * kTogether + n];
+    }
+  };
+  Vector vectors[kHeld];
+
+  SGL_DEVICE const Vector& open(const RowPart& part) const {
+    return vectors[part.held];
+  }
+};
+
+/// A value for each vector of a row, in registers.
+template <uint32_t kHeld>
+struct HeldValues {
+  struct Vector {
+    float value;
+
+    template <int kTogether>
+    SGL_DEVICE void get(long long, float (&to)[kTogether]) const {
+#pragma unroll
+      for (float& one : to) one = value;
+    }
+  };
+  Vector vectors[kHeld];
+
+  SGL_DEVICE const Vector& open(const RowPart& part) const {
+    return vectors[part.held];
+  }
+};
+
+/// An element for each pair of a row, in registers.
+template <typename Order, typename T, uint32_t kElements, uint32_t kHeld>
+struct HeldPairs {
+  RowVector<T, kElements> vectors[kHeld];
+};
+
+}  // namespace details
+
+/// \brief A row, as a row program sees it on a device. The threads that share it call together.
+/// \tparam kColumns elements of a row, held in registers; 0: any number, read again in each pass, and a block has a
+/// row.
+/// \tparam kPaired the first elements of a row, which make pairs; 0: none do. The vectors of half of them are as many
+/// as
+///   kThreads, or a multiple of that, where i makes a pair with i + kPaired / 2.
+/// \tparam kElements elements of a vector, which divide the columns.
+/// \tparam kThreads threads that share a row: a power of two within a warp, else a block of whole warps. From a warp on
+///   each that is here has a row.
+/// \tparam kTypes, kPlaces of the operands, see row_program_params.h.
+template <
+    int kOperands, int64_t kColumns, int64_t kPaired, uint32_t kElements, uint32_t kThreads, uint64_t kTypes,
+    uint64_t kPlaces>
+struct ProgramRow {
+ private:
+  static constexpr bool kIsHeld = kColumns > 0;
+  static constexpr uint32_t kVectors = kColumns / kElements;
+  static constexpr uint32_t kHeld = kIsHeld ? div_ceil(kVectors, kThreads) : 1;
+  static constexpr uint32_t kTogether = kElements % 2 == 0 ? 2 : 1;
+  static constexpr uint32_t kUnits = kElements / kTogether;
+  static constexpr uint32_t kHalfHeld =
+      kPaired / 2 / kElements / kThreads;  // where i makes a pair with i + kPaired / 2
+  // Rows for all are held as well if that takes few registers: their latency then hides behind that of the others.
+  static constexpr uint32_t kMostForAll = 16;
+  static_assert(kColumns % kElements == 0, "row_program: a row must be a whole number of vectors");
+
+  template <int kOperand>
+  using element_t = typename details::ElementOf<sgl::four_bits(kTypes, kOperand)>::type;
+  static constexpr bool has(int operand, unsigned bits) {
+    return (sgl::four_bits(kPlaces, operand) & bits) != 0;
+  }
+
+ public:
+  SGL_DEVICE ProgramRow(
+      const sgl::RowSegment<kOperands>& segment, int64_t columns, int64_t row, uint32_t thread, float* smem)
+      : m_segment(segment), m_columns(columns), m_outer(row), m_thread(thread), m_smem(smem) {
+    if constexpr ((kPlaces & sgl::kIsFlat) == 0) {
+      m_outer = segment.inverse == 0 ? row : static_cast<int64_t>(__umul64hi(row, segment.inverse));
+      m_inner = row - m_outer * segment.inner;
+    }
+    m_has_row = kThreads >= kWarpThreads || row < segment.num_rows;
+  }
+
+  /// \brief The number of elements.
+  SGL_DEVICE float size() const {
+    return static_cast<float>(kIsHeld ? kColumns : m_columns);
+  }
+
+  /// \brief The elements of an operand.
+  template <int kOperand>
+  SGL_DEVICE auto operator[](sgl::Operand<kOperand>) const {
+    using T = element_t<kOperand>;
+    static_assert(!has(kOperand, sgl::kOneValue), "row[x] is for rows: row.value(x) is the value of an operand");
+    const void* row = m_find<kOperand>();
+    if constexpr (
+        kIsHeld && (!has(kOperand, sgl::kForAll) || kHeld * kElements * sizeof(T) <= kMostForAll * sizeof(uint32_t))) {
+      details::HeldRow<T, kElements, kHeld> held;
+      if (m_always_has(kOperand) || row != nullptr)
+        m_each([&](const auto& part) { held.vectors[part.held].load(row, part.index); });
+      return held;
+    } else {
+      static_assert(kIsHeld ? has(kOperand, sgl::kForAll) : !m_is_indexed(kOperand), "rows by an index are held");
+      return details::StreamedRow<T, kElements>{row};
+    }
+  }
+
+  /// \brief The elements of a value, computed here and not again where they are used.
+  template <typename Of>
+  SGL_DEVICE auto keep(const Of& of) const {
+    static_assert(kIsHeld, "row.keep is for rows that are held in registers");
+    details::KeptRow<kElements, kHeld> kept;
+    m_each([&](const auto& part) {
+      const auto& opened = of.open(part);
+#pragma unroll
+      for (uint32_t j = 0; j < kUnits; ++j) {
+        float floats[kTogether];
+        opened.get(j, floats);
+#pragma unroll
+        for (uint32_t n = 0; n < kTogether; ++n) kept.vectors[part.held].floats[j * kTogether + n] = floats[n];
+      }
+    });
+    return kept;
+  }
+
+  /// \brief An element for each pair of the row: part `index` of `count` of an operand, for `pairs`.
+  template <typename Order, int kOperand>
+  SGL_DEVICE auto of_pairs(Order, sgl::Operand<kOperand>, int index = 0, int count = 1) const {
+    using T = element_t<kOperand>;
+    constexpr bool kInVector = device::details::is_same<Order, sgl::Interleaved>;
+    constexpr uint32_t kOwn = kInVector ? kElements / 2 : kElements;
+    details::HeldPairs<Order, T, kOwn, kInVector ? kHeld : kHalfHeld> pairs;
+    const int64_t length = kPaired / 2;
+    (void)count;
+    const auto* begin = static_cast<const T*>(static_cast<const void*>(m_find<kOperand>())) + index * length;
+    m_each([&](const auto& part) {
+      if (kInVector ? part.index * kElements < kPaired : part.held < kHalfHeld) {
+        if (m_always_has(kOperand) || m_has_row)
+          pairs.vectors[part.held].load(static_cast<const void*>(begin), part.index);
+      }
+    });
+    return pairs;
+  }
+
+  /// \brief The value whose pairs of elements are `f` of those of another, a `sgl::Values<2>`. `f` gets both elements,
+  /// and one of each of `others`, which are of `of_pairs`. Elements beyond the pairs stay as they are.
+  template <typename Order, typename F, typename Of, typename... Others>
+  SGL_DEVICE auto pairs(Order, const F& f, const Of& of, const Others&... others) const {
+    auto kept = keep(of);
+    if constexpr (device::details::is_same<Order, sgl::Interleaved>) {
+      m_each([&](const auto& part) {
+        if (part.index * kElements >= kPaired) return;
+        auto& floats = kept.vectors[part.held].floats;
+#pragma unroll
+        for (uint32_t j = 0; j < kElements / 2; ++j) {
+          const auto pair = f(floats[2 * j], floats[2 * j + 1], details::element(others.vectors[part.held], j)...);
+          floats[2 * j] = pair.values[0];
+          floats[2 * j + 1] = pair.values[1];
+        }
+      });
+    } else {
+#pragma unroll
+      for (uint32_t k = 0; k < kHalfHeld; ++k) {
+        auto& first = kept.vectors[k].floats;
+        auto& second = kept.vectors[k + kHalfHeld].floats;
+#pragma unroll
+        for (uint32_t j = 0; j < kElements; ++j) {
+          const auto pair = f(first[j], second[j], details::element(others.vectors[k], j)...);
+          first[j] = pair.values[0];
+          second[j] = pair.values[1];
+        }
+      }
+    }
+    return kept;
+  }
+
+  /// \brief The value that an operand has for this row.
+  template <int kOperand>
+  SGL_DEVICE float value(sgl::Operand<kOperand>) const {
+    static_assert(has(kOperand, sgl::kOneValue), "row.value(x) is for operands with one value for each row");
+    const void* place = m_find<kOperand>();
+    return place != nullptr ? *static_cast<const float*>(place) : 0;
+  }
+
+  /// \brief The sum of `term` of the elements of values, a float or `sgl::Values`, in each thread.
+  template <typename F, typename... Of>
+  SGL_DEVICE auto sum(const F& term, const Of&... of) const {
+    return m_reduce<false>(sgl::details::terms(term, of...));
+  }
+  /// \brief The largest of `term` of the elements of values; NaN is ignored.
+  template <typename F, typename... Of>
+  SGL_DEVICE auto max(const F& term, const Of&... of) const {
+    return m_reduce<true>(sgl::details::terms(term, of...));
+  }
+
+  /// \brief The sum, or the largest, of `term` of the elements of each group: a value, which is the same for all
+  /// elements of a group, and which is stored once for each.
+  template <int kSize, typename F, typename... Of>
+  SGL_DEVICE auto sum(sgl::Groups<kSize>, const F& term, const Of&... of) const {
+    return m_reduce_groups<kSize, false>(sgl::details::terms(term, of...));
+  }
+  template <int kSize, typename F, typename... Of>
+  SGL_DEVICE auto max(sgl::Groups<kSize>, const F& term, const Of&... of) const {
+    return m_reduce_groups<kSize, true>(sgl::details::terms(term, of...));
+  }
+
+  /// \brief Stores the result of the program.
+  template <typename... Output>
+  SGL_DEVICE void finish(const sgl::Stores<Output...>& stores) const {
+    if (!m_has_row) return;
+    m_finish(stores.outputs, sgl::details::IndexListUpTo<sizeof...(Output)>{});
+  }
+
+ private:
+  static constexpr bool m_is_indexed(int operand) {
+    return has(operand, sgl::kIndexed | sgl::kLongIndexed);
+  }
+
+  /// Whether each thread that is here has a row of an operand.
+  static constexpr bool m_always_has(int operand) {
+    return has(operand, sgl::kForAll) || (kThreads >= kWarpThreads && !m_is_indexed(operand));
+  }
+
+  /// Where the row of an operand begins; null if there is none.
+  template <int kOperand>
+  SGL_DEVICE void* m_find() const {
+    const auto& place = m_segment.places[kOperand];
+    if constexpr (has(kOperand, sgl::kForAll)) return place.data;
+    if (kThreads < kWarpThreads && !m_has_row) return nullptr;
+    int64_t outer = m_outer;
+    if constexpr (has(kOperand, sgl::kIndexed)) outer = static_cast<const int32_t*>(place.index)[outer];
+    if constexpr (has(kOperand, sgl::kLongIndexed)) outer = static_cast<const int64_t*>(place.index)[outer];
+    if (m_is_indexed(kOperand) && outer < 0) return nullptr;
+    if constexpr ((kPlaces & sgl::kIsFlat) != 0) return pointer::offset(place.data, outer * place.stride);
+    else return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
+  }
+
+  /// Calls `body(part)` for each vector of this thread.
+  template <typename Body>
+  SGL_DEVICE void m_each(const Body& body) const {
+    if constexpr (kIsHeld) {
+#pragma unroll
+      for (uint32_t k = 0; k < kHeld; ++k) {
+        if ((k + 1) * kThreads <= kVectors || k * kThreads + m_thread < kVectors)
+          body(details::RowPart{k, k * kThreads + m_thread});
+      }
+    } else {
+      for (int64_t index = m_thread; index < m_columns / kElements; index += kThreads) body(details::RowPart{0, index});
+    }
+  }
+
+  template <bool kMax, typename Terms>
+  SGL_DEVICE auto m_reduce(const Terms& terms) const {
+    PDLTriggerSecondary();
+    const auto identity = terms.template identity<kMax>();
+    auto reduced = identity;
+    if (m_has_row) {
+      m_each([&](const auto& part) {
+        const auto opened = terms.open(part);
+        decltype(reduced) of_unit[kTogether];  // short chains: one after the other, additions take four cycles each
+#pragma unroll
+        for (auto& one : of_unit) one = identity;
+#pragma unroll
+        for (uint32_t j = 0; j < kUnits; ++j) {
+          decltype(reduced) found[kTogether];
+          opened.get(j, found);
+#pragma unroll
+          for (uint32_t n = 0; n < kTogether; ++n) sgl::details::accumulate<kMax>(of_unit[n], found[n]);
+        }
+#pragma unroll
+        for (const auto& one : of_unit) sgl::details::accumulate<kMax>(reduced, one);
+      });
+    }
+    constexpr sgl::details::Reduce<kMax> op;
+    if constexpr (kThreads > kWarpThreads) {
+      cta::all_reduce<kThreads>(reduced.values, m_smem, sgl::details::kIdentity<kMax>, op);
+      m_smem += reduced.kCount * kWarpThreads;  // the next one has its own, and no barrier is between them
+    } else {
+#pragma unroll
+      for (float& value : reduced.values) value = warp::details::reduce<kThreads>(value, kFullMask, op);
+    }
+    return Terms::result(reduced);
+  }
+
+  template <int kSize, bool kMax, typename Terms>
+  SGL_DEVICE auto m_reduce_groups(const Terms& terms) const {
+    constexpr uint32_t kLanes = kSize / kElements;
+    static_assert(
+        kIsHeld && kSize % kElements == 0 && kLanes <= kWarpThreads && kThreads % kLanes == 0,
+        "row_program: the threads of a row must be whole groups");
+    constexpr sgl::details::Reduce<kMax> op;
+    sgl::details::Grouped<kSize, details::HeldValues<kHeld>> grouped;
+#pragma unroll
+    for (auto& vector : grouped.vectors) vector.value = sgl::details::kIdentity<kMax>;
+    if (m_has_row) {
+      m_each([&](const auto& part) {
+        const auto opened = terms.open(part);
+        float& value = grouped.vectors[part.held].value;
+#pragma unroll
+        for (uint32_t j = 0; j < kUnits; ++j) {
+          sgl::Values<1> found[kTogether];
+          opened.get(j, found);
+#pragma unroll
+          for (const auto& one : found) value = op(value, one.values[0]);
+        }
+      });
+    }
+#pragma unroll
+    for (auto& vector : grouped.vectors) vector.value = warp::details::reduce<kLanes>(vector.value, kFullMask, op);
+    return grouped;
+  }
+
+  template <typename Outputs, size_t... I>
+  SGL_DEVICE void m_finish(const Outputs& outputs, sgl::details::IndexList<I...>) const {
+    (m_store_value(sgl::details::get<I>(outputs)), ...);
+    m_each([&](const auto& part) {
+      // All are computed before the first is stored, as an output may be an input.
+      const auto vectors = sgl::details::pack(m_computed(sgl::details::get<I>(outputs), part)...);
+      (m_store(sgl::details::get<I>(outputs), sgl::details::get<I>(vectors), part), ...);
+    });
+  }
+
+  template <int kOperand, typename T>
+  SGL_DEVICE void m_store_value(const sgl::Bound<kOperand, T>& output) const {
+    if constexpr (device::details::is_same<T, float>) {
+      static_assert(has(kOperand, sgl::kOneValue), "a float is stored to an operand with one value for each row");
+      void* place = m_find<kOperand>();
+      if (m_thread == 0 && place != nullptr) *static_cast<float*>(place) = output.value;
+    }
+  }
+
+  struct Nothing {};
+
+  template <int kOperand, typename T>
+  SGL_DEVICE auto m_computed(const sgl::Bound<kOperand, T>& output, const details::RowPart& part) const {
+    if constexpr (device::details::is_same<T, float> || sgl::details::kGroupSize<T> != 0) {
+      return Nothing{};
+    } else {
+      details::RowVector<element_t<kOperand>, kElements> vector;
+      const auto opened = output.value.open(part);
+      if constexpr (device::details::is_same<decltype(opened), const decltype(vector)>) {
+        return opened;  // the same bits
+      } else {
+#pragma unroll
+        for (uint32_t j = 0; j < kUnits; ++j) {
+          float floats[kTogether];
+          opened.get(j, floats);
+          vector.set(j, floats);
+        }
+        return vector;
+      }
+    }
+  }
+
+  template <int kOperand, typename T, typename Vector>
+  SGL_DEVICE void m_store(
+      const sgl::Bound<kOperand, T>& output, const Vector& vector, const details::RowPart& part) const {
+    if constexpr (sgl::details::kGroupSize<T> != 0) {
+      constexpr uint32_t kLanes = sgl::details::kGroupSize<T> / kElements;
+      void* row = m_find<kOperand>();
+      if (part.index % kLanes != 0 || row == nullptr) return;
+      void* place = pointer::offset(row, part.index / kLanes * m_segment.places[kOperand].group_stride);
+      float floats[kTogether];
+      output.value.open(part).get(0, floats);
+      *static_cast<element_t<kOperand>*>(place) = cast<element_t<kOperand>>(floats[0]);
+    } else if constexpr (!device::details::is_same<T, float>) {
+      void* row = m_find<kOperand>();
+      if (m_always_has(kOperand) || row != nullptr) vector.store(row, part.index);
+    }
+  }
+
+  const sgl::RowSegment<kOperands>& m_segment;
+  int64_t m_columns;
+  int64_t m_outer;
+  int64_t m_inner = 0;
+  uint32_t m_thread;
+  bool m_has_row;
+  mutable float* m_smem;
+};
+
+/// \brief The reductions of a program: the shared memory of a block, in floats.
+inline constexpr uint32_t kProgramSmem = 4 * kWarpThreads;
+
+/// \brief Rows by a program. Grid: of each segment, a block for each `kBlock / kThreads` rows.
+///
+/// Addresses and strides must be multiples of kElements elements of their type, up to 16 bytes. An output may be an
+/// input. With `kColumns` of 0, kThreads is kBlock.
+template <
+    typename F, int kOperands, int kSegments, int64_t kColumns, int64_t kPaired, uint32_t kElements, uint32_t kThreads,
+    uint32_t kBlock, uint64_t kTypes, uint64_t kPlaces>
+__global__ __launch_bounds__(kBlock) void row_program(
+    const __grid_constant__ sgl::RowProgramParams<kOperands, kSegments> params, const __grid_constant__ F f) {
+  alignas(16) __shared__ float smem[kProgramSmem];
+  int number = 0;
+#pragma unroll
+  for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;
+  const auto& segment = params.segments[number];
+  // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address for each
+  // thread.
+  constexpr bool kIsBlock = kBlock == kThreads;
+  const int64_t block = kSegments == 1 ? blockIdx.x : blockIdx.x - segment.first_block;
+  const int64_t row = kIsBlock ? block : block * (kBlock / kThreads) + threadIdx.x / kThreads;
+  if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of a part of a warp take part in reductions
+  const ProgramRow<kOperands, kColumns, kPaired, kElements, kThreads, kTypes, kPlaces> view(
+      segment, params.columns, row, kIsBlock ? threadIdx.x : threadIdx.x % kThreads, smem);
+  PDLWaitPrimary();
+  const auto stores = f(view);
+  view.finish(stores);
+  PDLTriggerSecondary();
+}
+
+}  // namespace device

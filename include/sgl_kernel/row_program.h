@@ -1,0 +1,548 @@
+#pragma once
+
+/// \file row_program.h
+/// \brief Row programs: an op that is a functor of a row.
+///
+/// \code
+///   // norm.h: the functor, read by every compiler
+///   struct RMSNorm {
+///     SGL_OPERANDS(x, weight, out)
+///     float eps;
+///     SGL_FIELDS(eps)
+///
+///     template <typename Row>
+///     SGL_HD auto operator()(const Row& row) const {
+///       const auto values = row[x];
+///       const float mean = row.sum([](float v) { return v * v; }, values) / row.size();
+///       const float factor = sgl::rsqrt(mean + eps);
+///       return sgl::store(out = sgl::map([=](float v, float w) { return v * factor * w; }, values, row[weight]));
+///     }
+///   };
+///
+///   // norm.cpp, the host part
+///   host::RowProgram<norms::RMSNorm> rms_norm_rows{"norm.h"};
+///
+///   void rms_norm(host::TensorView x, host::TensorView weight, host::TensorView out, double eps) {
+///     using F = norms::RMSNorm;
+///     rms_norm_rows({float(eps)}, F::x = host::rows("x", x), F::weight = host::shared_row("weight", weight),
+///                   F::out = host::rows("out", out));
+///   }
+/// \endcode
+
+#include <sgl_kernel/functor.h>
+#include <sgl_kernel/impl/row_expression.h>
+#include <sgl_kernel/impl/row_program_params.h>
+
+/// \brief Inside a functor: the names of its operands, up to 15.
+#define SGL_OPERANDS(...)                                \
+  enum : int { SGL_EACH_NUMBER(__VA_ARGS__) kOperands }; \
+  SGL_EACH_OPERAND(__VA_ARGS__)
+
+#define SGL_NUMBER(NAME) sgl_number_of_##NAME,
+#define SGL_OPERAND(NAME) static constexpr ::sgl::Operand<sgl_number_of_##NAME> NAME{};
+#define SGL_EACH_NUMBER(...) SGL_SCAN(SGL_SCAN(SGL_SCAN(SGL_NUMBERS_1(__VA_ARGS__))))
+#define SGL_NUMBERS_1(NAME, ...) SGL_NUMBER(NAME) __VA_OPT__(SGL_NUMBERS_AGAIN SGL_PARENTHESES(__VA_ARGS__))
+#define SGL_NUMBERS_AGAIN() SGL_NUMBERS_1
+#define SGL_EACH_OPERAND(...) SGL_SCAN(SGL_SCAN(SGL_SCAN(SGL_OPERANDS_1(__VA_ARGS__))))
+#define SGL_OPERANDS_1(NAME, ...) SGL_OPERAND(NAME) __VA_OPT__(SGL_OPERANDS_AGAIN SGL_PARENTHESES(__VA_ARGS__))
+#define SGL_OPERANDS_AGAIN() SGL_OPERANDS_1
+
+#if defined(__CUDACC__)
+
+#include <sgl_kernel/row_program.cuh>
+
+#else
+
+#include <sgl_kernel/deferred.h>
+#include <sgl_kernel/dtype.h>
+#include <sgl_kernel/impl/row_layout.h>
+#include <sgl_kernel/impl/row_op.h>
+#include <sgl_kernel/impl/separate.h>
+#include <sgl_kernel/rows.h>
+#include <sgl_kernel/variant.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace host {
+
+namespace details {
+
+/// What a program asks of its operands, by one bit for each.
+struct Roles {
+  unsigned reads = 0;
+  unsigned reads_value = 0;
+  unsigned writes = 0;
+  unsigned writes_value = 0;
+  unsigned writes_groups = 0;
+  unsigned pairs = 0;  ///< has one element for each pair, or several
+  int reductions = 0;
+  int kept = 0;
+  int parts_of_pairs = 1;
+  int group_size = 0;
+  bool is_neox = false;
+};
+
+/// An operand's elements, of no row; or the values of its groups.
+struct NoRow {};
+template <int kSize>
+using NoGroups = sgl::details::Grouped<kSize, NoRow>;
+
+/// A row that is none: it notes what a program asks for.
+struct RoleRow {
+ public:
+  mutable Roles roles;
+
+  float size() const {
+    return 1;
+  }
+  template <int kOperand>
+  NoRow operator[](sgl::Operand<kOperand>) const {
+    roles.reads |= 1u << kOperand;
+    return {};
+  }
+  template <int kOperand>
+  float value(sgl::Operand<kOperand>) const {
+    roles.reads_value |= 1u << kOperand;
+    return 1;
+  }
+  template <typename Of>
+  NoRow keep(const Of&) const {
+    ++roles.kept;
+    return {};
+  }
+  template <typename Order, int kOperand>
+  NoRow of_pairs(Order, sgl::Operand<kOperand>, int = 0, int count = 1) const {
+    roles.pairs |= 1u << kOperand;
+    roles.parts_of_pairs = count;
+    return {};
+  }
+  template <typename Order, typename F, typename Of, typename... Others>
+  NoRow pairs(Order, const F&, const Of& of, const Others&...) const {
+    roles.is_neox = __is_same(Order, sgl::Neox);
+    return keep(of);
+  }
+  template <typename F, typename... Of>
+  auto sum(const F&, const Of&...) const {
+    return m_reduced<sgl::details::Terms<F, Of...>>();
+  }
+  template <typename F, typename... Of>
+  auto max(const F&, const Of&...) const {
+    return m_reduced<sgl::details::Terms<F, Of...>>();
+  }
+  template <int kSize, typename F, typename... Of>
+  NoGroups<kSize> sum(sgl::Groups<kSize>, const F&, const Of&...) const {
+    return m_grouped<kSize>();
+  }
+  template <int kSize, typename F, typename... Of>
+  NoGroups<kSize> max(sgl::Groups<kSize>, const F&, const Of&...) const {
+    return m_grouped<kSize>();
+  }
+  template <int... kIndex, typename... T>
+  void finish(const sgl::Stores<sgl::Bound<kIndex, T>...>&) const {
+    ((__is_same(T, float)                ? roles.writes_value |= 1u << kIndex
+      : sgl::details::kGroupSize<T> != 0 ? roles.writes_groups |= 1u << kIndex
+                                         : roles.writes |= 1u << kIndex),
+     ...);
+  }
+
+ private:
+  template <int kSize>
+  NoGroups<kSize> m_grouped() const {
+    ++roles.reductions;
+    ++roles.kept;
+    roles.group_size = kSize;
+    return {};
+  }
+  template <typename Terms>
+  auto m_reduced() const {
+    ++roles.reductions;
+    return Terms::result(Terms::template identity<false>());
+  }
+};
+
+/// The rows of a call, and what they have in common.
+struct ProgramPlan {
+  std::int64_t columns = -1;
+  std::int64_t paired = 0;    ///< the first elements of a row, which make pairs
+  std::int64_t elements = 0;  ///< of a vector
+  std::int64_t element_bytes = 0;
+  std::uint64_t types = 0;
+  std::uint64_t places = 0;
+  DLDevice device{};
+};
+
+/// Checks the operands of one segment, and adds what they say to the plan.
+/// \throws TensorMatchError naming the operand and the rule; ValueError if rows that are written share memory.
+SGL_INLINE void match_segment(
+    const Rows* operands, int num_operands, const Roles& roles, bool is_first, ProgramPlan& plan, long long& num_rows,
+    long long& inner, DebugInfo location);
+
+/// Refuses memory with which the result would depend on the order of the rows: of one segment, or of two.
+SGL_INLINE void refuse_meeting_rows(
+    const Rows* operands, const Rows* others, int num_operands, const Roles& roles, DebugInfo location);
+
+inline sgl::RowPlace place_of(const Rows& rows) {
+  const auto bytes = rows.element_bytes();
+  const void* index = rows.index != nullptr ? rows.index->data_ptr() : nullptr;
+  return {rows.data, index, rows.stride * bytes, rows.inner_stride * bytes, rows.element_stride * bytes};
+}
+
+/// The table of layouts that fits a program best.
+inline sgl::RowWork work_of(const Roles& roles) {
+  if (roles.reductions > 1) return sgl::RowWork::kTwoPasses;
+  return __builtin_popcount(roles.writes) > 1 ? sgl::RowWork::kMoreInputs : sgl::RowWork::kOneInput;
+}
+
+/// How many threads share a row. Those of pairs of i and i + half have both elements of each.
+inline sgl::RowLayout layout_of(
+    const ProgramPlan& plan, const Roles& roles, std::int64_t num_rows, const runtime::Chip& chip) {
+  if (!roles.is_neox)
+    return sgl::layout_rows(plan.columns, plan.elements, plan.element_bytes, work_of(roles), num_rows, chip);
+  constexpr unsigned kWarp = 32, kBlock = 128;
+  const auto vectors = static_cast<unsigned>(plan.paired / 2 / plan.elements);
+  unsigned threads = 1;
+  while (threads < kWarp && vectors % (2 * threads) == 0) threads *= 2;
+  return {threads, kBlock, false};
+}
+
+/// The address of a program's loop for the CPU.
+[[gnu::cold]] SGL_INLINE std::int64_t load_program(
+    const char* family, const char* file, Spelling functor, int operands, int segments, std::uint64_t types,
+    std::uint64_t places, const char* signature);
+
+/// A program's loops for the CPU: a function for the types and places of its operands, compiled when it is first
+/// called. A table that is full asks the core each time.
+template <typename F, int kOperands, int kSegments>
+struct ProgramOnCpu {
+ public:
+  using Params = sgl::RowProgramParams<kOperands, kSegments>;
+
+  explicit constexpr ProgramOnCpu(const char* file) noexcept : m_file(file) {}
+
+  void operator()(const ProgramPlan& plan, const Params& params, const F& f) {
+    for (auto& known : m_known) {
+      const auto function = __atomic_load_n(&known.function, __ATOMIC_ACQUIRE);
+      if (function == nullptr) break;
+      if (known.types == plan.types && known.places == plan.places) return function(params, f);
+    }
+    m_load(plan)(params, f);
+  }
+
+ private:
+  using function_t = void (*)(const Params&, const F&);
+  struct Known {
+    std::uint64_t types, places;
+    function_t function;
+  };
+
+  [[gnu::cold, gnu::noinline]] function_t m_load(const ProgramPlan& plan) {
+    const auto function = reinterpret_cast<function_t>(load_program(
+        SGL_FAMILY, m_file, type_spelling<F>(), kOperands, kSegments, plan.types, plan.places,
+        signature_name<function_t>()));
+    ::pthread_mutex_lock(&m_mutex);
+    for (auto& known : m_known) {
+      if (known.function != nullptr) continue;
+      known.types = plan.types;
+      known.places = plan.places;
+      __atomic_store_n(&known.function, function, __ATOMIC_RELEASE);
+      break;
+    }
+    ::pthread_mutex_unlock(&m_mutex);
+    return function;
+  }
+
+  const char* m_file;
+  Known m_known[16] = {};
+  ::pthread_mutex_t m_mutex = PTHREAD_MUTEX_INITIALIZER;
+};
+
+}  // namespace details
+
+/// \brief The rows of one call, or of one of its segments.
+template <int kOperands>
+struct ProgramRows {
+  Rows rows[kOperands];
+};
+
+/// \brief An op that computes rows from rows, as its functor says. A global variable.
+///
+/// \tparam F the functor, in a named namespace, with `SGL_OPERANDS`; its call operator takes any row, and returns
+///   `sgl::store(...)`. It may have fields; each call passes its own, and they are copied to the device.
+/// \tparam kSegments the sets of rows of a call, such as those of q and those of k.
+template <typename F, int kSegments = 1>
+struct RowProgram {
+ public:
+  static constexpr int kOperands = F::kOperands;
+  static_assert(kOperands <= sgl::kMostOperands, "RowProgram: a program has at most 15 operands");
+
+  /// \param file the file of the functor, relative to the family's csrc; a literal.
+  explicit constexpr RowProgram(const char* file) noexcept : m_kernel(file, "device::row_program"), m_on_cpu(file) {}
+
+  /// \brief Computes the outputs of all rows. On CUDA it launches on the current stream of their device, and returns at
+  /// once.
+  /// \param bound each operand of the functor once: `F::x = host::rows("x", x)`.
+  template <int... kIndex>
+  void operator()(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
+    static_assert(kSegments == 1, "RowProgram: pass the rows of each segment, {program.rows(...), program.rows(...)}");
+    m_run(f, {rows(bound...)}, {});
+  }
+  /// \brief The same for several sets of rows.
+  void operator()(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location = {}) {
+    m_run(f, segments, location);
+  }
+
+  /// \brief The rows of one segment: each operand of the functor once.
+  template <int... kIndex>
+  static ProgramRows<kOperands> rows(const sgl::Bound<kIndex, Rows>&... bound) {
+    static_assert(
+        sizeof...(kIndex) == kOperands && ((1ull << kIndex) | ... | 0) == (1ull << kOperands) - 1,
+        "RowProgram: pass each operand that SGL_OPERANDS names once, F::x = rows");
+    const Rows* by_index[kOperands];
+    ((by_index[kIndex] = &bound.value), ...);
+    return [&]<std::size_t... I>(sgl::details::IndexList<I...>) -> ProgramRows<kOperands> {
+      return {{*by_index[I]...}};
+    }(sgl::details::IndexListUpTo<kOperands>{});
+  }
+
+ private:
+  using Params = sgl::RowProgramParams<kOperands, kSegments>;
+
+  void m_run(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location) {
+    static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
+    const details::RoleRow role_row;
+    role_row.finish(f(role_row));
+    details::ProgramPlan plan;
+    Params params;
+    std::int64_t num_rows = 0;
+    for (int i = 0; i < kSegments; ++i) {
+      auto& segment = params.segments[i];
+      details::match_segment(
+          segments[i].rows, kOperands, role_row.roles, i == 0, plan, segment.num_rows, segment.inner, location);
+      segment.inverse = segment.inner <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.inner) + 1;
+      num_rows += segment.num_rows;
+      for (int n = 0; n < kOperands; ++n) segment.places[n] = details::place_of(segments[i].rows[n]);
+    }
+    for (int i = 1; i < kSegments; ++i) {
+      for (int j = 0; j < i; ++j)
+        details::refuse_meeting_rows(segments[j].rows, segments[i].rows, kOperands, role_row.roles, location);
+    }
+    params.columns = plan.columns;
+    params.paired = plan.paired;
+    params.kept = role_row.roles.kept;
+    bool is_flat = true;
+    for (const auto& segment : params.segments) is_flat = is_flat && segment.inner == 1;
+    if (is_flat) plan.places |= sgl::kIsFlat;
+    if (num_rows == 0 || plan.columns <= 0) return;
+    if (plan.device.device_type == kDLCPU) return m_on_cpu(plan, params, f);
+    const auto chip = runtime::get_chip(plan.device.device_id, location);
+    const auto layout = details::layout_of(plan, role_row.roles, num_rows, chip);
+    std::int64_t blocks = 0;
+    for (auto& segment : params.segments) {
+      segment.first_block = blocks;
+      blocks += layout.num_blocks(segment.num_rows);
+    }
+    const bool is_held = layout.is_resident();
+    const auto kernel = m_kernel.get(
+        type<F>, kOperands, kSegments, is_held ? plan.columns : 0, plan.paired, plan.elements,
+        is_held ? layout.threads_per_row : layout.block_threads, layout.block_threads, plan.types, plan.places);
+    LaunchKernel(blocks, layout.block_threads, plan.device, 0, location).enable_pdl(chip.has_pdl())(kernel, params, f);
+  }
+
+  Kernel<Params, F> m_kernel;
+  details::ProgramOnCpu<F, kOperands, kSegments> m_on_cpu;
+};
+
+}  // namespace host
+
+#if SGL_BODIES
+
+namespace host::details {
+
+/// The code of an element type in a program.
+inline unsigned element_code(DLDataType dtype) {
+  return is_type<float>(dtype)           ? sgl::kFp32
+         : is_type<__half>(dtype)        ? sgl::kFp16
+         : is_type<__nv_bfloat16>(dtype) ? sgl::kBf16
+         : is_type<__nv_fp8_e4m3>(dtype) ? sgl::kFp8E4M3
+         : is_type<__nv_fp8_e5m2>(dtype) ? sgl::kFp8E5M2
+                                         : sgl::kNoElement;
+}
+
+/// An operand with elements for pairs says how many elements make pairs.
+inline void match_pairs(const Rows& rows, const Roles& roles, ProgramPlan& plan, DebugInfo location) {
+  const auto paired = rows.columns / roles.parts_of_pairs * 2;
+  if (rows.columns % roles.parts_of_pairs != 0 || paired > plan.columns || paired == 0)
+    rows.raise(
+        location,
+        {"Size mismatch for a row: expected ", roles.parts_of_pairs, " parts, each of an element for a pair, ",
+         "of at most ", plan.columns / 2, " pairs, but got ", rows.columns, " elements"});
+  if (plan.paired != 0 && plan.paired != paired)
+    rows.raise(
+        location, {"Size mismatch for a row: expected elements for ", plan.paired / 2, " pairs but got ", paired / 2});
+  plan.paired = paired;
+}
+
+/// Refuses an index on the CPU that names rows which are not there.
+inline void check_index(const Rows& rows, DebugInfo location) {
+  const bool is_long = is_type<std::int64_t>(rows.index->dtype());
+  const void* data = rows.index->data_ptr();
+  for (std::int64_t i = 0; i < rows.index->numel(); ++i) {
+    const std::int64_t row =
+        is_long ? static_cast<const std::int64_t*>(data)[i] : static_cast<const std::int32_t*>(data)[i];
+    if (row < rows.count && (row >= 0 || rows.skips_negative)) continue;
+    rows.raise(
+        location,
+        {"Index out of range: element ", i, " of its index is ", row, ", and there are ", rows.count, " rows"});
+  }
+}
+
+SGL_INLINE void match_segment(
+    const Rows* operands, int num_operands, const Roles& roles, bool is_first, ProgramPlan& plan, long long& num_rows,
+    long long& inner, DebugInfo location) {
+  const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
+  for (int i = 0; i < num_operands && like == nullptr; ++i) {
+    const bool is_narrow = ((roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups) >> i & 1) != 0;
+    if (!operands[i].is_shared && operands[i].inner != 0 && !is_narrow) like = operands + i;
+  }
+  if (like == nullptr) like = operands;
+  const auto outer_of = [](const Rows& rows) { return rows.index != nullptr ? rows.index->numel() : rows.count; };
+  const auto outer = outer_of(*like);
+  inner = like->inner;
+  num_rows = outer * inner;
+  if (is_first) {
+    plan.columns = like->columns;
+    plan.device = like->tensor.device();
+    plan.elements = sgl::kWordBytes;
+  }
+  for (int i = 0; i < num_operands; ++i) {
+    const Rows& rows = operands[i];
+    const unsigned bit = 1u << i;
+    const bool is_value = ((roles.reads_value | roles.writes_value) & bit) != 0;
+    const bool is_written = ((roles.writes | roles.writes_value | roles.writes_groups) & bit) != 0;
+    const auto dtype = rows.tensor.dtype();
+    const auto code = element_code(dtype);
+    if (code == sgl::kNoElement || (is_value && code != sgl::kFp32))
+      rows.raise(
+          location, {"DType mismatch: expected ", is_value ? "float32" : "one of [float32, float16, bfloat16, float8]",
+                     " but got ", dtype});
+    const auto device = rows.tensor.device();
+    if (device.device_type != kDLCPU && device.device_type != kDLCUDA)
+      rows.raise(location, {"Device mismatch: expected one of [cpu, cuda] but got ", device});
+    if (!::host::operator==(device, plan.device))
+      rows.raise(location, {"Device mismatch: expected ", plan.device, " but got ", device});
+    const bool is_of_pairs = (roles.pairs & bit) != 0;
+    if (is_of_pairs) match_pairs(rows, roles, plan, location);
+    const bool is_of_groups = (roles.writes_groups & bit) != 0;
+    if (roles.group_size != 0 && plan.columns % roles.group_size != 0)
+      like->raise(
+          location,
+          {"Size mismatch for a row: expected whole groups of ", roles.group_size, " but got ", plan.columns});
+    if (rows.element_stride != 1 && !is_of_groups)
+      rows.raise(location, {"Stride mismatch: expected the elements of a row side by side"});
+    const auto columns = is_value       ? 1
+                         : is_of_pairs  ? rows.columns
+                         : is_of_groups ? plan.columns / roles.group_size
+                                        : plan.columns;
+    if (rows.columns != columns)
+      rows.raise(location, {"Size mismatch for a row: expected ", columns, " but got ", rows.columns});
+    const bool is_for_all = rows.is_shared && !is_written;
+    if (!is_for_all && outer_of(rows) != outer)
+      rows.raise(location, {"Size mismatch for the number of rows: expected ", outer, " but got ", outer_of(rows)});
+    if (!is_for_all && rows.inner != inner && (rows.inner != 0 || is_written))
+      rows.raise(location, {"Size mismatch for the rows of each: expected ", inner, " but got ", rows.inner});
+    std::uint64_t place = (is_for_all ? sgl::kForAll : 0) | (is_value ? sgl::kOneValue : 0);
+    if (rows.index != nullptr) {
+      const auto index_type = rows.index->dtype();
+      if (!is_type<std::int32_t>(index_type) && !is_type<std::int64_t>(index_type))
+        rows.raise(location, {"DType mismatch for its index: expected one of [int32, int64] but got ", index_type});
+      if (!::host::operator==(rows.index->device(), plan.device))
+        rows.raise(
+            location, {"Device mismatch for its index: expected ", plan.device, " but got ", rows.index->device()});
+      place |= is_type<std::int32_t>(index_type) ? sgl::kIndexed : sgl::kLongIndexed;
+      if (plan.device.device_type == kDLCPU) check_index(rows, location);
+    }
+    const auto types = static_cast<std::uint64_t>(code) << 4 * i;
+    const auto places = place << 4 * i;
+    if (is_first) plan.types |= types, plan.places |= places;
+    else if (((plan.types ^ types) | (plan.places ^ places)) >> 4 * i & 15)
+      rows.raise(location, {"DType mismatch: all segments must have the same dtypes, got ", dtype});
+    if (is_value || is_of_groups) continue;
+    const auto bytes = rows.element_bytes();
+    if (!is_for_all && !is_of_pairs && bytes > plan.element_bytes) plan.element_bytes = bytes;
+    const auto word = widest_word(
+        rows.data, outer > 1 || rows.index != nullptr ? rows.stride * bytes : 0,
+        rows.inner > 1 ? rows.inner_stride * bytes : 0, rows.columns * bytes);
+    if (word < bytes)
+      raise(
+          "ValueError", {rows.name, ": its address is not a multiple of its element size, ", bytes, " bytes, at ",
+                         location, ": ", rows.tensor});
+    if (word < sgl::kWordBytes && word / bytes < plan.elements) plan.elements = word / bytes;
+  }
+  if (plan.element_bytes > 0 && sgl::kWordBytes / plan.element_bytes < plan.elements)
+    plan.elements = sgl::kWordBytes / plan.element_bytes;
+  while (plan.columns % plan.elements != 0) plan.elements /= 2;
+  if (roles.group_size != 0 && plan.elements > roles.group_size) plan.elements = roles.group_size;
+  if (plan.paired > 0) {  // whole vectors of pairs, and of the elements that each pair has
+    while (plan.elements > 1 && plan.paired % (2 * plan.elements) != 0) plan.elements /= 2;
+  }
+  if (num_rows > 0) refuse_meeting_rows(operands, operands, num_operands, roles, location);
+}
+
+inline MemoryRows memory_of(const Rows& rows) {
+  const auto bytes = rows.element_bytes();
+  const RowDimension outer = {rows.count, rows.stride * bytes};
+  if (rows.element_stride != 1) return {rows.data, bytes, outer, {rows.columns, rows.element_stride * bytes}};
+  return {rows.data, rows.columns * bytes, outer, {rows.inner > 0 ? rows.inner : 1, rows.inner_stride * bytes}};
+}
+
+SGL_INLINE void refuse_meeting_rows(
+    const Rows* operands, const Rows* others, int num_operands, const Roles& roles, DebugInfo location) {
+  const unsigned writes = roles.writes | roles.writes_value | roles.writes_groups;
+  const bool is_one = operands == others;
+  const auto refuse = [&](const Rows& written, const Rows& other) {
+    raise(
+        "ValueError",
+        {"rows of ", written.name, " share memory with each other or with other rows of ", other.name, ", at ",
+         location, ": ", written.name, " is ", written.tensor, ", ", other.name, " is ", other.tensor,
+         ". Rows with different strides must not overlap, and rows that cannot be proven disjoint count as "
+         "overlapping"});
+  };
+  for (int i = 0; i < num_operands; ++i) {
+    for (int j = 0; j < num_operands; ++j) {
+      const Rows& one = operands[i];
+      const Rows& other = others[j];
+      const bool writes_one = (writes >> i & 1) != 0, writes_other = (writes >> j & 1) != 0;
+      if (!writes_one && (is_one || !writes_other)) continue;
+      if (is_one && i == j) {
+        if (rows_overlap(memory_of(one))) refuse(one, one);
+        continue;
+      }
+      if (is_one && writes_other && j > i) continue;  // the pair comes again
+      const bool is_in_place = is_one && !writes_other && !other.is_shared && other.index == nullptr &&
+                               one.index == nullptr && memory_of(other) == memory_of(one);
+      if (!is_in_place && rows_meet(memory_of(other), memory_of(one))) refuse(one, other);
+    }
+  }
+}
+
+SGL_INLINE std::int64_t load_program(
+    const char* family, const char* file, Spelling functor, int operands, int segments, std::uint64_t types,
+    std::uint64_t places, const char* signature) {
+  Message symbol;
+  symbol << "host::cpu::row_program<";
+  symbol.append(functor.text, functor.size);
+  symbol << ", " << operands << ", " << segments << ", " << types << "u, " << places << "u>";
+  return ask_core("sgljit.deferred", {family, file, symbol.c_str(), signature});
+}
+
+}  // namespace host::details
+
+#endif  // SGL_BODIES
+
+// A host part asks for the loop by its name, and compiles without it.
+#if !defined(SGL_SEPARATE)
+#include <sgl_kernel/cpu/row_program.h>
+#endif
+
+#endif

@@ -1,0 +1,128 @@
+/// \file row_programs.cpp
+/// \brief Row programs on all of their operands, for test_row_program.py.
+
+#include "row_programs.h"
+
+namespace {
+
+using namespace host;
+using namespace programs;
+
+// example: row_program_host
+host::RowProgram<programs::Softmax> softmax_program{"row_programs.h"};
+
+void softmax(host::TensorView x, host::TensorView out) {
+  using F = programs::Softmax;
+  softmax_program({}, F::x = host::rows("x", x), F::out = host::rows("out", out));
+}
+// end
+
+RowProgram<RMSNorm> rmsnorm_program{"row_programs.h"};
+RowProgram<RMSNorm, 2> qknorm_program{"row_programs.h"};
+RowProgram<FusedAddRMSNorm> fused_add_program{"row_programs.h"};
+RowProgram<LayerNorm> layernorm_program{"row_programs.h"};
+RowProgram<PerToken> per_token_program{"row_programs.h"};
+template <int kSize>
+RowProgram<PerGroup<kSize>> per_group_program{"row_programs.h"};
+RowProgram<Copy, 2> copy_program{"row_programs.h"};
+RowProgram<Copy> gather_program{"row_programs.h"};
+RowProgram<Scaled> scaled_program{"row_programs.h"};
+template <typename Order>
+RowProgram<Rope<Order>, 2> rope_program{"row_programs.h"};
+
+void rmsnorm(TensorView x, TensorView weight, TensorView out, float eps) {
+  using F = RMSNorm;
+  rmsnorm_program({eps}, F::x = rows("x", x), F::weight = shared_row("weight", weight), F::out = rows("out", out));
+}
+
+void qknorm(TensorView q, TensorView k, TensorView q_weight, TensorView k_weight, float eps) {
+  using F = RMSNorm;
+  const auto of = [](const Rows& x, const Rows& weight) {
+    return qknorm_program.rows(F::x = x, F::weight = weight, F::out = x);
+  };
+  qknorm_program(
+      {eps},
+      {of(heads("q", q), shared_row("q_weight", q_weight)), of(heads("k", k), shared_row("k_weight", k_weight))});
+}
+
+void fused_add_rmsnorm(TensorView x, TensorView residual, TensorView weight, float eps) {
+  using F = FusedAddRMSNorm;
+  fused_add_program(
+      {eps}, F::x = rows("x", x), F::residual = rows("residual", residual), F::weight = shared_row("weight", weight));
+}
+
+void layernorm(TensorView x, TensorView weight, TensorView bias, TensorView out, float eps) {
+  using F = LayerNorm;
+  layernorm_program(
+      {eps}, F::x = rows("x", x), F::weight = shared_row("weight", weight), F::bias = shared_row("bias", bias),
+      F::out = rows("out", out));
+}
+
+void per_token(TensorView x, TensorView out, TensorView scale) {
+  using F = PerToken;
+  per_token_program({}, F::x = rows("x", x), F::out = rows("out", out), F::scale = rows("scale", scale));
+}
+
+template <int kSize>
+void per_group(TensorView x, TensorView out, TensorView scales) {
+  using F = PerGroup<kSize>;
+  per_group_program<kSize>({}, F::x = rows("x", x), F::out = rows("out", out), F::scales = values("scales", scales));
+}
+
+void store(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView slots) {
+  using F = Copy;
+  const auto of = [&](const Rows& x, const Rows& cache) {
+    return copy_program.rows(F::x = x, F::out = indexed(cache, slots, true));
+  };
+  copy_program({}, {of(heads("k", k), heads("k_cache", k_cache)), of(heads("v", v), heads("v_cache", v_cache))});
+}
+
+void gather(TensorView table, TensorView index, TensorView out) {
+  using F = Copy;
+  gather_program({}, F::x = indexed(rows("table", table), index), F::out = rows("out", out));
+}
+
+void scaled(TensorView x, TensorView scale, TensorView out) {
+  using F = Scaled;
+  scaled_program({}, F::x = rows("x", x), F::scale = rows("scale", scale), F::out = rows("out", out));
+}
+
+template <typename Order>
+void rope(TensorView q, TensorView k, TensorView cos_sin, TensorView positions) {
+  using F = Rope<Order>;
+  const auto angles = repeated(indexed(rows("cos_sin", cos_sin), positions));
+  const auto of = [&](const Rows& x) { return rope_program<Order>.rows(F::x = x, F::cos_sin = angles, F::out = x); };
+  rope_program<Order>({}, {of(heads("q", q)), of(heads("k", k))});
+}
+
+// example: row_program_prologue_host
+host::RowProgram<programs::Prologue> prologue_program{"row_programs.h"};
+
+void prologue(
+    host::TensorView k, host::TensorView weight, host::TensorView cos_sin, host::TensorView positions,
+    host::TensorView cache, host::TensorView slots, float eps) {
+  using F = programs::Prologue;
+  prologue_program(
+      {eps}, F::x = host::heads("k", k), F::weight = host::shared_row("weight", weight),
+      F::cos_sin = host::repeated(host::indexed(host::rows("cos_sin", cos_sin), positions)),
+      F::cache = host::indexed(host::heads("cache", cache), slots, true));
+}
+// end
+
+}  // namespace
+
+#include <sgl_kernel/export.h>
+SGL_EXPORT(softmax, (softmax))
+SGL_EXPORT(rmsnorm, (rmsnorm))
+SGL_EXPORT(qknorm, (qknorm))
+SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm))
+SGL_EXPORT(layernorm, (layernorm))
+SGL_EXPORT(per_token, (per_token))
+SGL_EXPORT(per_group_128, (per_group<128>))
+SGL_EXPORT(per_group_16, (per_group<16>))
+SGL_EXPORT(store, (store))
+SGL_EXPORT(gather, (gather))
+SGL_EXPORT(scaled, (scaled))
+SGL_EXPORT(rope_neox, (rope<sgl::Neox>))
+SGL_EXPORT(rope_interleaved, (rope<sgl::Interleaved>))
+SGL_EXPORT(prologue, (prologue))

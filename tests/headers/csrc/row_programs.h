@@ -1,0 +1,163 @@
+// example: row_program_functor
+#pragma once
+
+#include <sgl_kernel/row_program.h>
+
+namespace programs {
+
+struct Softmax {
+  SGL_OPERANDS(x, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const float largest = row.max([](float v) { return v; }, values);
+    const float sum = row.sum([=](float v) { return sgl::exp(v - largest); }, values);
+    return sgl::store(out = sgl::map([=](float v) { return sgl::exp(v - largest) / sum; }, values));
+  }
+};
+
+}  // namespace programs
+// end
+
+namespace programs {
+
+struct Square {
+  SGL_HD float operator()(float x) const {
+    return x * x;
+  }
+};
+
+struct RMSNorm {
+  SGL_OPERANDS(x, weight, out)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const float factor = sgl::rsqrt(row.sum(Square{}, values) / row.size() + eps);
+    return sgl::store(out = sgl::map([=](float v, float w) { return v * factor * w; }, values, row[weight]));
+  }
+};
+
+struct FusedAddRMSNorm {
+  SGL_OPERANDS(x, residual, weight)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto sum = sgl::map([](float a, float b) { return a + b; }, row[x], row[residual]);
+    const float factor = sgl::rsqrt(row.sum(Square{}, sum) / row.size() + eps);
+    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, sum, row[weight]);
+    return sgl::store(residual = sum, x = normed);
+  }
+};
+
+struct LayerNorm {
+  SGL_OPERANDS(x, weight, bias, out)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const float mean = row.sum([](float v) { return v; }, values) / row.size();
+    const auto sums = row.sum([=](float v) { return sgl::Values<2>{{(v - mean) * (v - mean), v - mean}}; }, values);
+    const float missing = sums.values[1] / row.size();
+    const float factor = sgl::rsqrt(sgl::max(sums.values[0] / row.size() - missing * missing, 0) + eps);
+    return sgl::store(
+        out = sgl::map(
+            [=](float v, float w, float b) { return (v - mean - missing) * factor * w + b; }, values, row[weight],
+            row[bias]));
+  }
+};
+
+// A scale for each row, and one for each group of a row.
+struct PerToken {
+  SGL_OPERANDS(x, out, scale)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const float found = sgl::max(row.max([](float v) { return sgl::abs(v); }, values) / 448.0f, 0x1p-126f);
+    return sgl::store(out = sgl::map([=](float v) { return v / found; }, values), scale = found);
+  }
+};
+
+template <int kSize>
+struct PerGroup {
+  SGL_OPERANDS(x, out, scales)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto largest = row.max(sgl::groups_of<kSize>, [](float v) { return sgl::abs(v); }, values);
+    const auto found = sgl::map([](float v) { return sgl::max(v / 448.0f, 0x1p-126f); }, largest);
+    return sgl::store(out = sgl::map([](float v, float scale) { return v / scale; }, values, found), scales = found);
+  }
+};
+
+struct Copy {
+  SGL_OPERANDS(x, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = row[x]);
+  }
+};
+
+struct Scaled {
+  SGL_OPERANDS(x, scale, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const float factor = row.value(scale);
+    return sgl::store(out = sgl::map([=](float v) { return v * factor; }, row[x]));
+  }
+};
+
+struct Rotation {
+  SGL_HD sgl::Values<2> operator()(float a, float b, float cos, float sin) const {
+    return {{a * cos - b * sin, b * cos + a * sin}};
+  }
+};
+
+template <typename Order>
+struct Rope {
+  SGL_OPERANDS(x, cos_sin, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    constexpr Order order;
+    const auto values = row[x];
+    const auto cos = row.of_pairs(order, cos_sin, 0, 2), sin = row.of_pairs(order, cos_sin, 1, 2);
+    return sgl::store(out = row.pairs(order, Rotation{}, values, cos, sin));
+  }
+};
+
+}  // namespace programs
+
+// example: row_program_prologue
+namespace programs {
+
+/// RMSNorm of each head, rotation by the token's angles, and a store to a cache; in place as well.
+struct Prologue {
+  SGL_OPERANDS(x, weight, cos_sin, cache)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x], weights = row[weight];
+    const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
+    const float factor = sgl::rsqrt(row.sum([](float v) { return v * v; }, values) / row.size() + eps);
+    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
+    const auto rotated = row.pairs(sgl::neox, Rotation{}, normed, cos, sin);
+    return sgl::store(x = rotated, cache = rotated);
+  }
+};
+
+}  // namespace programs
+// end

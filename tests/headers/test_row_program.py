@@ -1,0 +1,334 @@
+"""Row programs (row_program.h): operands, pairs, groups, segments, on both devices; PyTorch in float64 is the judge."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+
+import pytest
+import torch
+from headers import toolbox
+
+from sgljit_core import CppType, KernelFamily, override_cuda_arch, parallel_compile
+from sgljit_core.errors import CompileError, TensorMatchError
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+CLOSE = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+EPS = 1e-6
+NAN = float("nan")
+each_device = pytest.mark.parametrize("device", DEVICES)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory):
+    toolbox.find()
+    site = tmp_path_factory.mktemp("site")
+    csrc = site / "row_programs_on_disk" / "csrc"
+    csrc.mkdir(parents=True)
+    (csrc.parent / "__init__.py").touch()
+    for name in ("row_programs.h", "row_programs.cpp"):
+        shutil.copy(toolbox.CSRC / name, csrc)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        yield KernelFamily("row_programs", "row_programs_on_disk")
+
+
+@pytest.fixture(scope="module")
+def programs(family):
+    return family.load_host(
+        "row_programs", cpp_files=["row_programs.cpp"], header_only=False, extra_cflags=toolbox.WARNINGS
+    )
+
+
+def random(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.randn(*shape, device=device).to(dtype)
+
+
+def poisoned(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.full_like(like, NAN, dtype=dtype or like.dtype)
+
+
+def expect(got: torch.Tensor, expected: torch.Tensor, tolerance: float | None = None) -> None:
+    tolerance = CLOSE[got.dtype] if tolerance is None else tolerance
+    torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x.double(), x.shape[-1:], weight.double(), EPS)
+
+
+def rotated(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, order: str) -> torch.Tensor:
+    size = cos_sin.shape[-1]
+    cos, sin = cos_sin[positions.long()].double()[:, None].chunk(2, -1)
+    x, rest = x.double().split([size, x.shape[-1] - size], -1)
+    a, b = x.chunk(2, -1) if order == "neox" else (x[..., ::2], x[..., 1::2])
+    a, b = a * cos - b * sin, b * cos + a * sin
+    both = torch.cat([a, b], -1) if order == "neox" else torch.stack([a, b], -1).flatten(-2)
+    return torch.cat([both, rest], -1)
+
+
+SHAPES = [(0, 64), (1, 1), (1, 64), (3, 7), (5, 100), (2, 1000), (3, 4096), (1, 5120), (2, 16384), (1, 40_001)]
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("weight_dtype", [None, torch.float32], ids=str)
+def test_a_reduction_and_a_row_for_all_of_another_dtype(programs, device, dtype, weight_dtype):
+    for rows, columns in SHAPES:
+        x = random(rows, columns, dtype=dtype, device=device)
+        weight = random(columns, dtype=weight_dtype or dtype, device=device)
+        out = poisoned(x)
+        programs.rmsnorm(x, weight, out, EPS)
+        expect(out, rms_norm(x, weight))
+
+
+@each_device
+@each_dtype
+def test_outputs_in_place_are_of_what_was_there_before(programs, device, dtype):
+    for rows, columns in SHAPES:
+        x, residual = (random(rows, columns, dtype=dtype, device=device) for _ in range(2))
+        weight = random(columns, dtype=dtype, device=device)
+        total = x.double() + residual.double()
+        programs.fused_add_rmsnorm(x, residual, weight, EPS)
+        expect(residual, total)
+        expect(x, rms_norm(total, weight), 2 * CLOSE[dtype])
+
+
+@each_device
+@each_dtype
+def test_several_reductions(programs, device, dtype):
+    for rows, columns in SHAPES:
+        x = random(rows, columns, dtype=dtype, device=device) + 3
+        weight, bias = (random(columns, dtype=dtype, device=device) for _ in range(2))
+        out = poisoned(x)
+        programs.layernorm(x, weight, bias, out, EPS)
+        wanted = torch.nn.functional.layer_norm(x.double(), (columns,), weight.double(), bias.double(), EPS)
+        expect(out, wanted, 4 * CLOSE[dtype])
+        programs.softmax(x, out)
+        expect(out, x.double().softmax(-1))
+
+
+@each_device
+@each_dtype
+def test_a_value_for_each_row_and_outputs_of_another_dtype(programs, device, dtype):
+    for rows, columns in SHAPES[1:]:
+        x = random(rows, columns, dtype=dtype, device=device)
+        out = torch.zeros(rows, columns, dtype=torch.float8_e4m3fn, device=device)
+        scale = torch.full((rows, 1), NAN, device=device)
+        programs.per_token(x, out, scale)
+        expect(scale, x.double().abs().amax(-1, keepdim=True) / 448)
+        expect(out.double() * scale, x, 2**-4 * x.abs().max().item())
+        back = poisoned(x)
+        programs.scaled(x, scale, back)
+        expect(back, x.double() * scale)
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("size", [16, 128])
+def test_a_value_for_each_group_in_any_layout(programs, device, dtype, size):
+    for rows, columns in ((0, 128), (1, 128), (3, 256), (5, 7168), (33, 1408)):
+        x = random(rows, columns, dtype=dtype, device=device)
+        groups = x.double().view(rows, columns // size, size)
+        largest = groups.abs().amax(-1)
+        buffer = torch.full((columns // size, rows + 3), NAN, device=device)
+        for scales in (torch.full((rows, columns // size), NAN, device=device), buffer.t()[:rows]):
+            out = torch.zeros(rows, columns, dtype=torch.float8_e4m3fn, device=device)
+            getattr(programs, f"per_group_{size}")(x, out, scales)
+            expect(scales, largest / 448)
+            expect(out.double().view(groups.shape) * scales[..., None], groups, 2**-4 * 4)
+        assert buffer[:, rows:].isnan().all()
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+def test_rows_by_an_index(programs, device, dtype, index):
+    for tokens, heads, size in itertools.product((0, 1, 9), (1, 2), (1, 64, 128, 576)):
+        k, v = (random(tokens, 3 * heads, size, dtype=dtype, device=device)[:, heads : 2 * heads] for _ in range(2))
+        caches = [torch.full((20, heads, size), 7.0, dtype=dtype, device=device) for _ in range(2)]
+        slots = torch.tensor([3, -1, 19, 0, 8, -1, 5, 6, 7], dtype=index, device=device)[:tokens]
+        programs.store(k, v, *caches, slots)
+        for x, cache in zip((k, v), caches, strict=True):
+            wanted = torch.full_like(cache, 7.0)
+            wanted[slots[slots >= 0].long()] = x[slots >= 0]
+            assert torch.equal(cache, wanted)
+        table = random(20, size, dtype=dtype, device=device)
+        positions = torch.randint(0, 20, (tokens,), dtype=index, device=device)
+        out = torch.empty(tokens, size, dtype=dtype, device=device)
+        programs.gather(table, positions, out)
+        assert torch.equal(out, table[positions.long()])
+
+
+@each_device
+@each_dtype
+def test_a_copy_keeps_every_bit(programs, device, dtype):
+    words = torch.int32 if dtype == torch.float32 else torch.int16
+    bits = torch.iinfo(words)
+    x = torch.randint(bits.min, bits.max, (5, 96), dtype=words, device=device).view(dtype)  # NaN of all kinds
+    out = torch.zeros_like(x)
+    programs.gather(x, torch.arange(5, device=device), out)
+    assert torch.equal(out.view(words), x.view(words))
+
+
+HEADS = [(128, 128), (128, 64), (64, 64), (256, 256), (80, 80), (96, 32), (576, 64), (6, 2), (7, 4), (2, 2)]
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("order", ["neox", "interleaved"])
+def test_pairs_of_heads_in_slices_of_a_projection(programs, device, dtype, order):
+    for size, paired in HEADS:
+        for tokens, position_type in ((0, torch.int64), (1, torch.int32), (9, torch.int64)):
+            qkv = random(tokens, 6 * size, dtype=dtype, device=device)
+            q, k = qkv[:, : 4 * size].view(tokens, 4, size), qkv[:, 4 * size : 5 * size].view(tokens, 1, size)
+            before = qkv.clone()
+            cos_sin = torch.randn(50, paired, device=device)
+            positions = torch.randint(0, 50, (tokens,), dtype=position_type, device=device)
+            wanted = [rotated(x, cos_sin, positions, order) for x in (q, k)]
+            getattr(programs, f"rope_{order}")(q, k, cos_sin, positions)
+            for got, want in zip((q, k), wanted, strict=True):
+                expect(got, want, 4 * CLOSE[dtype])
+            assert torch.equal(qkv[:, 5 * size :], before[:, 5 * size :])
+
+
+@each_device
+@each_dtype
+def test_segments_have_their_own_numbers_of_rows(programs, device, dtype):
+    for tokens, q_heads, k_heads, size in ((0, 4, 2, 64), (1, 32, 8, 128), (7, 3, 1, 256), (5, 1, 5, 80)):
+        q, k = (random(tokens, heads, size, dtype=dtype, device=device) for heads in (q_heads, k_heads))
+        q_weight, k_weight = (random(size, dtype=dtype, device=device) for _ in range(2))
+        wanted = [rms_norm(q, q_weight), rms_norm(k, k_weight)]
+        programs.qknorm(q, k, q_weight, k_weight, EPS)
+        expect(q, wanted[0])
+        expect(k, wanted[1])
+
+
+@each_device
+@each_dtype
+def test_a_prologue_of_several_stages(programs, device, dtype):
+    for size, paired in HEADS[:6]:
+        tokens, heads = 9, 2
+        k = random(tokens, heads, size, dtype=dtype, device=device)
+        weight = random(size, dtype=dtype, device=device)
+        cos_sin = torch.randn(50, paired, device=device)
+        positions = torch.randint(0, 50, (tokens,), device=device)
+        cache = torch.full((20, heads, size), 7.0, dtype=dtype, device=device)
+        slots = torch.tensor([3, -1, 19, 0, 8, -1, 5, 6, 7], device=device)
+        wanted = rotated(rms_norm(k, weight), cos_sin, positions, "neox")
+        programs.prologue(k, weight, cos_sin, positions, cache, slots, EPS)
+        expect(k, wanted, 4 * CLOSE[dtype])
+        stored = torch.full_like(cache, 7.0)
+        stored[slots[slots >= 0]] = k[slots >= 0]
+        assert torch.equal(cache, stored)
+
+
+@each_device
+def test_wrong_operands_are_named_with_the_rule(programs, device):
+    x, weight = torch.ones(3, 64, device=device), torch.ones(64, device=device)
+    out = torch.empty_like(x)
+    wrong = {
+        r"for weight.*Size mismatch for a row: expected 64 but got 63": (x, weight[1:], out),
+        r"for out.*Size mismatch for the number of rows: expected 3 but got 2": (x, weight, out[1:]),
+        r"for weight.*DType mismatch: expected one of \[float32, float16, bfloat16, float8\] but got int64": (
+            x,
+            weight.long(),
+            out,
+        ),
+        r"for x.*expected the elements of a row side by side": (x.t().contiguous().t(), weight, out),
+    }
+    for text, arguments in wrong.items():
+        with pytest.raises(TensorMatchError, match=f"(?s){text}"):
+            programs.rmsnorm(*arguments, EPS)
+    with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of x"):
+        programs.rmsnorm(x[:2], weight, x[1:], EPS)
+    with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of weight"):
+        programs.rmsnorm(x, x[0], x, EPS)
+    table = torch.ones(4, 64, device=device)
+    for index, text in (
+        (torch.zeros(3, device=device), "DType mismatch for its index: expected one of .int32, int64. but got float32"),
+        (torch.zeros(3, 1, dtype=torch.int64, device=device), "Dimension mismatch for its index"),
+        (
+            torch.zeros(2, dtype=torch.int64, device=device),
+            "Size mismatch for the number of rows: expected 2 but got 3",
+        ),
+    ):
+        with pytest.raises(TensorMatchError, match=text):
+            programs.gather(table, index, out)
+    with pytest.raises(TensorMatchError, match=r"for cos_sin.*(?s:.)*at most 32 pairs, but got 66 elements"):
+        programs.rope_neox(x[:, None], x[:, None].clone(), torch.ones(4, 66, device=device), torch.zeros(3).long())
+    with pytest.raises(TensorMatchError, match="expected whole groups of 128 but got 64"):
+        programs.per_group_128(x, x.to(torch.float8_e4m3fn), x[:, :1])
+
+
+def test_an_index_out_of_range_is_refused_on_the_cpu(programs):
+    table, out = torch.ones(4, 8), torch.empty(2, 8)
+    for wrong in (4, -1):
+        said = f"Index out of range: element 1 of its index is {wrong}, and there are 4 rows"
+        with pytest.raises(TensorMatchError, match=said):
+            programs.gather(table, torch.tensor([0, wrong]), out)
+    cache = torch.zeros(4, 1, 8)
+    with pytest.raises(TensorMatchError, match="element 0 of its index is 9, and there are 4 rows"):
+        programs.store(out[:, None], out[:, None].clone(), cache, cache.clone(), torch.tensor([9, -1]))
+    assert not cache.any()
+
+
+def test_segments_that_share_memory_are_refused(programs):
+    x, weight = torch.ones(3, 4, 64), torch.ones(64)
+    with pytest.raises(ValueError, match="rows of q share memory with each other or with other rows of k"):
+        programs.qknorm(x[:, :3], x[:, 2:], weight, weight, EPS)
+
+
+WRONG = {
+    "RowProgram: pass each operand that SGL_OPERANDS names once": "program({}, F::x = rows);",
+    "RowProgram: pass each operand that SGL_OPERANDS names once, F::x": "program({}, F::x = rows, F::x = rows);",
+    "pass the rows of each segment": """static host::RowProgram<programs::Copy, 2> of_two{"copy.h"};
+      of_two({}, F::x = rows, F::out = rows);""",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_cannot_work_is_an_error_of_the_compiler(tmp_path, text):
+    source = f"""#include "row_programs.h"
+    void call(host::RowProgram<programs::Copy>& program, const host::Rows& rows) {{
+      using F = programs::Copy;
+      {WRONG[text]}
+    }}"""
+    built = toolbox.compile_host(source, tmp_path, "g++", f"-I{toolbox.CSRC}")
+    assert built.returncode != 0
+    assert text in built.stderr
+
+
+KERNELS = [  # functor, operands, segments, columns, paired, elements, threads, block, types, places
+    ("Softmax", 2, 1, 4096, 0, 8, 512, 512, 0x22, 1 << 63),
+    ("Softmax", 2, 1, 0, 0, 1, 1024, 1024, 0x22, 1 << 63),
+    ("RMSNorm", 3, 1, 4096, 0, 8, 128, 128, 0x202, 1 << 63 | 0x40),
+    ("FusedAddRMSNorm", 3, 1, 8192, 0, 8, 256, 256, 0x222, 1 << 63 | 0x400),
+    ("LayerNorm", 4, 1, 1024, 0, 8, 128, 128, 0x2222, 1 << 63 | 0x440),
+    ("PerGroup<128>", 3, 1, 7168, 0, 8, 128, 128, 0x032, 1 << 63),
+    ("Copy", 2, 2, 128, 0, 8, 16, 128, 0x22, 0x20),
+    ("Rope<sgl::Neox>", 3, 2, 128, 128, 8, 8, 128, 0x202, 0x020),
+    ("Rope<sgl::Interleaved>", 3, 2, 128, 64, 8, 16, 128, 0x202, 0x020),
+    ("Prologue", 4, 1, 128, 128, 8, 8, 128, 0x2022, 0x2240),
+]
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [(9, 0), *(pytest.param(arch, marks=pytest.mark.slow) for arch in ((7, 5), (8, 0), (8, 9), (10, 0), (12, 0)))],
+    ids=str,
+)
+def test_every_form_compiles_for_every_architecture(family, arch):
+    def build(functor, *numbers):
+        arguments = ("row_programs.h", "device::row_program", CppType(f"programs::{functor}"), *numbers)
+        try:
+            family.build_variant(*arguments)
+        except CompileError as error:
+            if arch >= (8, 9) or "PerGroup" not in functor:
+                raise
+            pytest.skip(f"float8: {error.first_error}")
+
+    with override_cuda_arch(*arch):
+        parallel_compile([lambda kernel=kernel: build(*kernel) for kernel in KERNELS])
