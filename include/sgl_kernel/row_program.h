@@ -111,6 +111,15 @@ struct RoleRow {
     ++roles.kept;
     return {};
   }
+  template <int kOperand, typename Of>
+  NoRow round(sgl::Operand<kOperand>, const Of&) const {
+    return {};
+  }
+  template <typename M, typename Of>
+  auto reduce(const M&, const Of&) const {
+    ++roles.reductions;
+    return M::identity();
+  }
   template <typename Order, int kOperand>
   NoRow of_pairs(Order, sgl::Operand<kOperand>, int = 0, int count = 1) const {
     roles.pairs |= 1u << kOperand;
@@ -140,7 +149,7 @@ struct RoleRow {
   }
   template <int... kIndex, typename... T>
   void finish(const sgl::Stores<sgl::Bound<kIndex, T>...>&) const {
-    ((__is_same(T, float)                ? roles.writes_value |= 1u << kIndex
+    ((sgl::details::kIsNumber<T>         ? roles.writes_value |= 1u << kIndex
       : sgl::details::kGroupSize<T> != 0 ? roles.writes_groups |= 1u << kIndex
                                          : roles.writes |= 1u << kIndex),
      ...);
@@ -366,6 +375,8 @@ inline unsigned element_code(DLDataType dtype) {
          : is_type<__nv_bfloat16>(dtype) ? sgl::kBf16
          : is_type<__nv_fp8_e4m3>(dtype) ? sgl::kFp8E4M3
          : is_type<__nv_fp8_e5m2>(dtype) ? sgl::kFp8E5M2
+         : is_type<std::int32_t>(dtype)  ? sgl::kInt32
+         : is_type<std::int64_t>(dtype)  ? sgl::kInt64
                                          : sgl::kNoElement;
 }
 
@@ -422,9 +433,11 @@ SGL_INLINE void match_segment(
     const bool is_written = ((roles.writes | roles.writes_value | roles.writes_groups) & bit) != 0;
     const auto dtype = rows.tensor.dtype();
     const auto code = element_code(dtype);
-    if (code == sgl::kNoElement || (is_value && code != sgl::kFp32))
+    const bool is_integer = code == sgl::kInt32 || code == sgl::kInt64;
+    if (code == sgl::kNoElement || (is_value ? code != sgl::kFp32 && !is_integer : is_integer))
       rows.raise(
-          location, {"DType mismatch: expected ", is_value ? "float32" : "one of [float32, float16, bfloat16, float8]",
+          location, {"DType mismatch: expected ",
+                     is_value ? "one of [float32, int32, int64]" : "one of [float32, float16, bfloat16, float8]",
                      " but got ", dtype});
     const auto device = rows.tensor.device();
     if (device.device_type != kDLCPU && device.device_type != kDLCUDA)

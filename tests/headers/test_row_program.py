@@ -127,6 +127,36 @@ def test_a_value_for_each_row_and_outputs_of_another_dtype(programs, device, dty
 
 @each_device
 @each_dtype
+def test_a_monoid_and_a_value_of_integers_for_each_row(programs, device, dtype):
+    for rows, columns in SHAPES:
+        x = random(rows, columns, dtype=dtype, device=device)
+        if columns > 2:
+            x[:, columns // 2 :] = x[:, : columns - columns // 2].clone()  # equal ones: the first counts
+        for index in (torch.int32, torch.int64):
+            largest, found = torch.full((rows, 1), NAN, device=device), x.new_full((rows, 1), -1, dtype=index)
+            programs.argmax(x, largest, found)
+            wanted = x.float().max(-1, keepdim=True).values
+            assert torch.equal(largest, wanted)
+            first = (x.float() == wanted).int().argmax(-1, keepdim=True)
+            assert torch.equal(found.long(), first)
+
+
+@each_device
+@each_dtype
+def test_a_chain_that_rounds_in_between_is_two_calls(programs, device, dtype):
+    """The same bits: what the second stage gets is what the first call would have stored."""
+    for rows, columns in SHAPES:
+        x = 3 * random(rows, columns, dtype=dtype, device=device)
+        between, out, wanted = poisoned(x), poisoned(x), poisoned(x)
+        one = torch.ones(columns, device=device)
+        programs.rmsnorm(x, one, between, EPS)
+        programs.rmsnorm(between, one, wanted, 0.5)
+        programs.chained(x, out, EPS, 0.5)
+        assert torch.equal(out, wanted)
+
+
+@each_device
+@each_dtype
 @pytest.mark.parametrize("size", [16, 128])
 def test_a_value_for_each_group_in_any_layout(programs, device, dtype, size):
     for rows, columns in ((0, 128), (1, 128), (3, 256), (5, 7168), (33, 1408)):
@@ -311,6 +341,9 @@ KERNELS = [  # functor, operands, segments, columns, paired, elements, threads, 
     ("Copy", 2, 2, 128, 0, 8, 16, 128, 0x22, 0x20),
     ("Rope<sgl::Neox>", 3, 2, 128, 128, 8, 8, 128, 0x202, 0x020),
     ("Rope<sgl::Interleaved>", 3, 2, 128, 64, 8, 16, 128, 0x202, 0x020),
+    ("ArgMax", 3, 1, 4096, 0, 8, 512, 512, 0x602, 1 << 63 | 0x880),
+    ("ArgMax", 3, 1, 128, 0, 8, 16, 128, 0x502, 1 << 63 | 0x880),
+    ("Chained", 2, 1, 4096, 0, 8, 512, 512, 0x22, 1 << 63),
     ("Prologue", 4, 1, 128, 128, 8, 8, 128, 0x2022, 0x2240),
 ]
 

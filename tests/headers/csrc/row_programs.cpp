@@ -87,6 +87,19 @@ void scaled(TensorView x, TensorView scale, TensorView out) {
   scaled_program({}, F::x = rows("x", x), F::scale = rows("scale", scale), F::out = rows("out", out));
 }
 
+RowProgram<ArgMax> argmax_program{"row_programs.h"};
+RowProgram<Chained> chained_program{"row_programs.h"};
+
+void argmax(TensorView x, TensorView largest, TensorView index) {
+  using F = ArgMax;
+  argmax_program({}, F::x = rows("x", x), F::largest = rows("largest", largest), F::index = rows("index", index));
+}
+
+void chained(TensorView x, TensorView out, float first, float second) {
+  using F = Chained;
+  chained_program({{first}, {second}}, F::x = rows("x", x), F::out = rows("out", out));
+}
+
 template <typename Order>
 void rope(TensorView q, TensorView k, TensorView cos_sin, TensorView positions) {
   using F = Rope<Order>;
@@ -123,6 +136,8 @@ SGL_EXPORT(per_group_16, (per_group<16>))
 SGL_EXPORT(store, (store))
 SGL_EXPORT(gather, (gather))
 SGL_EXPORT(scaled, (scaled))
+SGL_EXPORT(argmax, (argmax))
+SGL_EXPORT(chained, (chained))
 SGL_EXPORT(rope_neox, (rope<sgl::Neox>))
 SGL_EXPORT(rope_interleaved, (rope<sgl::Interleaved>))
 SGL_EXPORT(prologue, (prologue))

@@ -161,3 +161,58 @@ struct Prologue {
 
 }  // namespace programs
 // end
+
+namespace programs {
+
+struct LargestAt {
+  struct State {
+    float value;
+    int column;
+  };
+  SGL_HD static State identity() {
+    return {-sgl::kInfinity, 0x7fffffff};
+  }
+  SGL_HD static State of(float value, long long column) {
+    return {value, static_cast<int>(column)};
+  }
+  /// Of equal ones the first.
+  SGL_HD static State merge(const State& a, const State& b) {
+    return b.value > a.value || (b.value == a.value && b.column < a.column) ? b : a;
+  }
+};
+
+struct ArgMax {
+  SGL_OPERANDS(x, largest, index)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto found = row.reduce(LargestAt{}, row[x]);
+    return sgl::store(largest = found.value, index = found.column);
+  }
+};
+
+// The stages of a chain: each takes a row, and a value but for the first.
+struct Norm {
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row, typename Value>
+  SGL_HD auto operator()(const Row& row, const Value& value) const {
+    const float factor = sgl::rsqrt(row.sum(Square{}, value) / row.size() + eps);
+    return sgl::map([=](float v) { return v * factor; }, value);
+  }
+};
+
+struct Chained {
+  SGL_OPERANDS(x, out)
+  Norm first;
+  Norm second;
+  SGL_FIELDS(first, second)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = second(row, row.round(x, first(row, row[x]))));
+  }
+};
+
+}  // namespace programs
