@@ -573,6 +573,16 @@ struct ProgramRow {
   mutable uint32_t m_turn = 0;
 };
 
+namespace details {
+
+/// The program of a block's segment.
+template <typename F, typename Row, size_t... kNumber>
+SGL_DEVICE void run_segments(const F& f, const Row& row, int number, sgl::details::IndexList<kNumber...>) {
+  ((number == static_cast<int>(kNumber) ? row.finish(f(row, sgl::Segment<static_cast<int>(kNumber)>{})) : void()), ...);
+}
+
+}  // namespace details
+
 /// \brief Rows by a program. Grid: of each segment, a block for each `kBlock / kThreads` rows.
 ///
 /// Addresses and strides must be multiples of kElements elements of their type, up to 16 bytes. An output may be an
@@ -596,8 +606,11 @@ __global__ __launch_bounds__(kBlock) void row_program(
   const ProgramRow<kOperands, kColumns, kPaired, kElements, kThreads, kTypes, kPlaces> view(
       segment, params.columns, row, kIsBlock ? threadIdx.x : threadIdx.x % kThreads, smem);
   PDLWaitPrimary();
-  const auto stores = f(view);
-  view.finish(stores);
+  if constexpr (requires { f(view); }) {
+    view.finish(f(view));
+  } else {
+    details::run_segments(f, view, number, sgl::details::IndexListUpTo<kSegments>{});
+  }
   PDLTriggerSecondary();
 }
 

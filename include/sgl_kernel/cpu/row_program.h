@@ -376,36 +376,55 @@ struct ProgramRow {
   mutable float* m_memory;  // for what is kept
 };
 
-/// \brief Rows by a program; all is written when it returns. An output may be an input.
+namespace details {
+
+/// The rows of segment number `kNumber`.
 ///
 /// Short rows are reduced several at a time, before anything is stored: from the first term of a row to what is made of
 /// its sum the processor waits most of the time.
+template <int kNumber, std::uint64_t kTypes, std::uint64_t kPlaces, typename F, int kOperands, int kSegments>
+void run_segment(
+    const sgl::RowSegment<kOperands>& segment, const sgl::RowProgramParams<kOperands, kSegments>& params, const F& f) {
+  constexpr std::int64_t kShort = 2048, kTogether = 4;
+  const auto program = [&](const auto& row)
+                           __attribute__((always_inline)) { return sgl::details::run_segment<kNumber>(f, row); };
+  for_rows(
+      segment.num_rows, params.columns,
+      [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
+        const auto bytes = static_cast<std::size_t>(params.kept * params.columns) * sizeof(float);
+        auto* memory = static_cast<float*>(bytes > 0 ? ::operator new(bytes) : nullptr);
+        const auto view = [&](std::int64_t row) __attribute__((always_inline)) {
+          return ProgramRow<kOperands, kTypes, kPlaces, kFloats>(segment, params.columns, params.paired, row, memory);
+        };
+        auto row = begin;
+        if (bytes == 0 && params.columns <= kShort) {
+          for (; row + kTogether <= end; row += kTogether) {
+            const decltype(view(row)) rows[] = {view(row), view(row + 1), view(row + 2), view(row + 3)};
+            const decltype(program(rows[0])) stores[] = {
+                program(rows[0]), program(rows[1]), program(rows[2]), program(rows[3])};
+            for (int i = 0; i < kTogether; ++i) rows[i].finish(stores[i]);
+          }
+        }
+        for (; row < end; ++row) {
+          const auto one = view(row);
+          one.finish(program(one));
+        }
+        if (memory != nullptr) ::operator delete(memory);
+      });
+}
+
+}  // namespace details
+
+/// \brief Rows by a program; all is written when it returns. An output may be an input.
 template <typename F, int kOperands, int kSegments, std::uint64_t kTypes, std::uint64_t kPlaces>
 void row_program(const sgl::RowProgramParams<kOperands, kSegments>& params, const F& f) {
-  constexpr std::int64_t kShort = 2048;
-  for (const auto& segment : params.segments) {
-    for_rows(
-        segment.num_rows, params.columns,
-        [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
-          const auto bytes = static_cast<std::size_t>(params.kept * params.columns) * sizeof(float);
-          auto* memory = static_cast<float*>(bytes > 0 ? ::operator new(bytes) : nullptr);
-          const auto view = [&](std::int64_t row) __attribute__((always_inline)) {
-            return ProgramRow<kOperands, kTypes, kPlaces, kFloats>(segment, params.columns, params.paired, row, memory);
-          };
-          auto row = begin;
-          if (bytes == 0 && params.columns <= kShort) {
-            for (; row + 4 <= end; row += 4) {
-              const decltype(view(row)) rows[] = {view(row), view(row + 1), view(row + 2), view(row + 3)};
-              const decltype(f(rows[0])) stores[] = {f(rows[0]), f(rows[1]), f(rows[2]), f(rows[3])};
-              for (int i = 0; i < 4; ++i) rows[i].finish(stores[i]);
-            }
-          }
-          for (; row < end; ++row) {
-            const auto one = view(row);
-            one.finish(f(one));
-          }
-          if (memory != nullptr) ::operator delete(memory);
-        });
+  using Row = ProgramRow<kOperands, kTypes, kPlaces, 1>;
+  if constexpr (requires(const Row& row) { f(row); }) {
+    for (const auto& segment : params.segments) details::run_segment<0, kTypes, kPlaces>(segment, params, f);
+  } else {
+    [&]<std::size_t... I>(sgl::details::IndexList<I...>) {
+      (details::run_segment<static_cast<int>(I), kTypes, kPlaces>(params.segments[I], params, f), ...);
+    }(sgl::details::IndexListUpTo<kSegments>{});
   }
 }
 

@@ -51,6 +51,10 @@ SGL_HD T& get(Leaf<kIndex, T>& leaf) {
 
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 
+/// \brief A set of rows by its number. A functor whose call operator takes one after the row has a program for each.
+template <int kNumber>
+struct Segment {};
+
 /// \brief How the elements of a row make pairs: i with i + half, or 2i with 2i + 1.
 struct Neox {};
 struct Interleaved {};
@@ -229,6 +233,21 @@ template <typename F, typename... Of>
 SGL_HD Terms<F, Of...> terms(const F& f, const Of&... of) {
   static_assert(sizeof...(Of) > 0, "a reduction needs a value after the function");
   return {{f, {{of}...}}};
+}
+
+}  // namespace details
+
+namespace details {
+
+/// Whether a functor has a program for each segment.
+template <typename F, typename Row>
+inline constexpr bool kHasSegments = requires(const F& f, const Row& row) { f(row, Segment<0>{}); };
+
+/// What the program of a segment stores.
+template <int kNumber, typename F, typename Row>
+SGL_HD auto run_segment(const F& f, const Row& row) {
+  if constexpr (requires { f(row, Segment<kNumber>{}); }) return f(row, Segment<kNumber>{});
+  else return f(row);
 }
 
 }  // namespace details

@@ -108,6 +108,31 @@ void rope(TensorView q, TensorView k, TensorView cos_sin, TensorView positions) 
   rope_program<Order>({}, {of(heads("q", q)), of(heads("k", k))});
 }
 
+RowProgram<Attention, 3> attention_program{"row_programs.h"};
+
+void attention(
+    TensorView q, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView cos_sin,
+    TensorView positions, TensorView k_cache, TensorView v_cache, TensorView slots, float eps) {
+  using F = Attention;
+  const auto& program = attention_program;
+  const auto angles = repeated(indexed(rows("cos_sin", cos_sin), positions));
+  const auto cache = [&](const char* name, const TensorView& tensor) {
+    return indexed(heads(name, tensor), slots, true);
+  };
+  attention_program(
+      {eps}, {program.rows(F::x = heads("q", q), F::weight = shared_row("q_weight", q_weight), F::cos_sin = angles),
+              program.rows(
+                  F::x = heads("k", k), F::weight = shared_row("k_weight", k_weight), F::cos_sin = angles,
+                  F::cache = cache("k_cache", k_cache)),
+              program.rows(F::x = heads("v", v), F::cache = cache("v_cache", v_cache))});
+}
+
+void attention_without_cache(TensorView q) {
+  using F = Attention;
+  const auto x = attention_program.rows(F::x = heads("q", q));
+  attention_program({0}, {x, x, x});
+}
+
 // example: row_program_prologue_host
 host::RowProgram<programs::Prologue> prologue_program{"row_programs.h"};
 
@@ -141,3 +166,5 @@ SGL_EXPORT(chained, (chained))
 SGL_EXPORT(rope_neox, (rope<sgl::Neox>))
 SGL_EXPORT(rope_interleaved, (rope<sgl::Interleaved>))
 SGL_EXPORT(prologue, (prologue))
+SGL_EXPORT(attention, (attention))
+SGL_EXPORT(attention_without_cache, (attention_without_cache))

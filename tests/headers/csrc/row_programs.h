@@ -216,3 +216,37 @@ struct Chained {
 };
 
 }  // namespace programs
+
+namespace programs {
+
+/// A program for each segment: q is normalised and rotated in place, k goes to its cache as well, v goes there as it
+/// is.
+struct Attention {
+  SGL_OPERANDS(x, weight, cos_sin, cache)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto rotated(const Row& row) const {
+    const auto values = row[x], weights = row[weight];
+    const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
+    const float factor = sgl::rsqrt(row.sum(Square{}, values) / row.size() + eps);
+    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
+    return row.pairs(sgl::neox, Rotation{}, normed, cos, sin);
+  }
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<0>) const {
+    return sgl::store(x = rotated(row));
+  }
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<1>) const {
+    const auto values = rotated(row);
+    return sgl::store(x = values, cache = values);
+  }
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<2>) const {
+    return sgl::store(cache = row[x]);
+  }
+};
+
+}  // namespace programs
