@@ -166,11 +166,8 @@ def collect(root: Path) -> list[Path]:
 
 
 def _is_abandoned(directory: Path) -> bool:
-    maker = processes.parse(directory.name.split(".")[-2])
-    if maker is not None and processes.is_dead(maker):
-        return True
-    mine = maker is not None and maker.machine == processes.current().machine
-    return not mine and _age(directory) > _FOREIGN_SECONDS
+    is_dead = processes.is_dead(directory.name.split(".")[-2])
+    return _age(directory) > _FOREIGN_SECONDS if is_dead is None else is_dead
 
 
 def _old(paths: Sequence[Path], count: int) -> list[Path]:
