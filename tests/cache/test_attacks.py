@@ -259,10 +259,10 @@ def test_only_names_of_its_own_form_are_removed_from_a_cache_and_all_are_named(l
         path.touch()
         os.utime(path, (1e9, 1e9))
     dry = sgljit("cache", "prune", "--dry-run").stdout
-    assert dry.endswith("would remove 0 artifacts, 0 B, and 2 leftovers of builds\n")
+    assert dry.endswith("would remove 0 artifacts, 0 bytes, and 2 leftovers of builds\n")
     assert all(path.exists() for path in mine)
     said = sgljit("cache", "prune").stdout
-    assert said.endswith("removed 0 artifacts, 0 B, and 2 leftovers of builds\n")
+    assert said.endswith("removed 0 artifacts, 0 bytes, and 2 leftovers of builds\n")
     assert all(f"leftover  {path}\n" in said for path in mine)
     assert not any(path.exists() for path in mine)
     assert all(path.exists() for path in foreign)

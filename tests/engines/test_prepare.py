@@ -71,7 +71,10 @@ def test_what_is_built_is_what_a_run_asks_for(shape, tmp_path, model, device):
     question.write_bytes(pickle.dumps(described))
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if device == "cuda":
-        environment |= {"LD_PRELOAD": ask("null_driver", ("9.0", str(tmp_path / "driver"))), "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {
+            "LD_PRELOAD": ask("sgljit_tools.recording.null_driver", ("9.0", str(tmp_path / "driver"))),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
     line = [sys.executable, model_run.__file__, str(question), str(answer), device]
     subprocess.run(line, env={**os.environ, **environment}, check=True)
     ran = answer.read_text().splitlines()

@@ -355,10 +355,7 @@ def _figure(samples: Sequence[float], calls: int) -> Figure:
 
 def _quantiles(samples: Sequence[float], quantiles: Sequence[float]) -> tuple[float, ...]:
     """Quantiles, interpolated linearly between two samples."""
-    ordered = sorted(samples)
+    import torch
 
-    def at(place: float) -> float:
-        below = ordered[math.floor(place)]
-        return below + place % 1 * (ordered[math.ceil(place)] - below)
-
-    return tuple(at(quantile * (len(ordered) - 1)) for quantile in quantiles)
+    found = torch.quantile(*(torch.tensor(numbers, dtype=torch.float64) for numbers in (samples, quantiles)))
+    return tuple(found.tolist())

@@ -16,7 +16,7 @@ from sgljit_core.errors import NoTargetError, SgljitError
 from sgljit_core.plugins import discovery
 from sgljit_tools.recording.recorder import record
 
-from .cache.options import Arch, fail_if_not_kept, target_of
+from .ahead import Arch, fail_if_not_kept, target_of
 
 
 def prepare(

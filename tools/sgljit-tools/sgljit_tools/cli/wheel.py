@@ -33,7 +33,7 @@ from sgljit_tools.cache import contents
 from sgljit_tools.environment import inherited_environment
 from sgljit_tools.errors import WheelError
 
-from .cache.options import builds_ahead
+from .ahead import builds_ahead
 
 
 def add_artifacts_to_wheel(
@@ -114,7 +114,7 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
             )
         for cuda_arch in cuda_archs:
             with override_target(cuda_arch, "--cuda-arch"):
-                builders, _ = builds_ahead([name])
+                builders = builds_ahead([name])
                 if not builders:
                     raise WheelError(
                         f"{wheel}: nothing is known to build for family {name!r}: no call of its ops asks for anything"

@@ -1,4 +1,4 @@
-"""A process of its own, in which the machine's driver is replaced and nothing is launched."""
+"""A question that takes a process of its own, whose environment differs and which may crash."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sgljit_tools.errors import RecordingError
 
 
 def ask(module: str, question: Any, **environment: str) -> Any:
-    """Run a module of this room with a question; its answer.
+    """Run a module with a question; its answer.
 
     Args:
-        module: its name; see ``question_of`` and ``reply``.
+        module: its name. Its ``main`` gets a file for ``question_of`` and ``reply``.
         question: anything that pickle takes, as is the answer.
         environment: variables to change; "{scratch}" in them is a directory that is removed behind the process.
 
@@ -33,7 +33,7 @@ def ask(module: str, question: Any, **environment: str) -> Any:
         # It imports what this process would, and nothing from the working directory, which may be anybody's.
         changed["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
         done = subprocess.run(
-            [sys.executable, "-c", f"from {__package__}.{module} import main; main({str(file)!r})"],
+            [sys.executable, "-c", f"from {module} import main; main({str(file)!r})"],
             cwd=scratch,
             env=inherited_environment(**changed),
             stdout=subprocess.PIPE,
@@ -42,7 +42,7 @@ def ask(module: str, question: Any, **environment: str) -> Any:
             check=False,
         )
         if done.returncode != 0:
-            raise RecordingError(f"recording failed with status {done.returncode}:\n{done.stdout[-4000:].strip()}")
+            raise RecordingError(f"{module} ended with status {done.returncode}:\n{done.stdout[-4000:].strip()}")
         return pickle.loads(file.with_name("answer").read_bytes())  # noqa: S301 - of this user's own process
 
 

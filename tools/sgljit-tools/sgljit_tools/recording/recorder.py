@@ -91,11 +91,11 @@ def record(
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="driver-", dir=private.process_directory()))
             if re.search(r"[\s:{}]", place):
                 raise RecordingError(f"LD_PRELOAD takes no path with a space, a colon or a brace: {place}")
-            driver = ask("null_driver", (cuda_arch, place), SGLJIT_JIT="on")
+            driver = ask(f"{__package__}.null_driver", (cuda_arch, place), SGLJIT_JIT="on")
             if isinstance(driver, SgljitError):
                 raise driver
             environment |= {"CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": driver}
-        answer = ask("recorder", question, **environment)
+        answer = ask(__name__, question, **environment)
     if isinstance(answer, SgljitError):
         raise answer
     assert isinstance(answer, Recording)

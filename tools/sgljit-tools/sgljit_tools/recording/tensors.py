@@ -6,8 +6,9 @@ then costs microseconds, where a new tensor for each would cost several times th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import itertools
+import math
 import mmap
 from typing import Any
 
@@ -20,23 +21,6 @@ _NO_RESERVE = 0x4000  # MAP_NORESERVE, which the module mmap does not name
 _ALIGNMENT = 512
 
 _CPU, _CUDA, _CUDA_HOST = 1, 2, 3  # DLDeviceType
-_DTYPES = {  # DLDataTypeCode, bits
-    "bool": (6, 8),
-    "uint8": (1, 8),
-    "int8": (0, 8),
-    "int16": (0, 16),
-    "int32": (0, 32),
-    "int64": (0, 64),
-    "uint16": (1, 16),
-    "uint32": (1, 32),
-    "uint64": (1, 64),
-    "float16": (2, 16),
-    "float32": (2, 32),
-    "float64": (2, 64),
-    "bfloat16": (4, 16),
-    "float8_e4m3fn": (10, 8),
-    "float8_e5m2": (12, 8),
-}
 
 
 class _DLTensor(ctypes.Structure):
@@ -71,14 +55,12 @@ class Shaped:
 
     def __init__(self, spec: TensorSpec, address: int, device: tuple[int, int]) -> None:
         rank = len(spec.shape)
-        self._shape = (ctypes.c_int64 * rank)(*(MOST_TOKENS if size == TOKENS else size for size in spec.shape))
-        strides = spec.strides or itertools.accumulate((1, *reversed(self._shape[1:])), int.__mul__)
-        self._strides = (ctypes.c_int64 * rank)(*(spec.strides or reversed(list(strides)[:rank])))
+        self._shape, self._strides = ((ctypes.c_int64 * rank)(*numbers) for numbers in _most(spec))
         self._dims = [i for i, size in enumerate(spec.shape) if size == TOKENS]
         self.varies = bool(self._dims)
         self._device = device
-        code, bits = _dtype(spec)
-        tensor = _DLTensor(address, *device, rank, code, bits, 1, self._shape, self._strides, 0)
+        dtype = _dtype(spec)
+        tensor = _DLTensor(address, *device, rank, dtype.type_code, dtype.bits, 1, self._shape, self._strides, 0)
         self._managed = _DLManagedTensor(tensor, None, None)
 
     def set_tokens(self, tokens: int) -> None:
@@ -93,23 +75,27 @@ class Shaped:
         return self._device
 
 
-def _dtype(spec: TensorSpec) -> tuple[int, int]:
-    """The code of DLPack, and the bits."""
-    if spec.dtype not in _DTYPES:
-        raise RecordingError(f"TensorSpec: unknown dtype {spec.dtype!r}; known are {', '.join(_DTYPES)}")
-    return _DTYPES[spec.dtype]
+def _dtype(spec: TensorSpec) -> Any:
+    """The dtype as tvm-ffi has it, with the code and the bits of DLPack."""
+    import tvm_ffi
+
+    with contextlib.suppress(ValueError):
+        dtype = tvm_ffi.dtype(spec.dtype)
+        if dtype.bits in (8, 16, 32, 64):  # it takes every number behind such a name as float
+            return dtype
+    raise RecordingError(f"TensorSpec: unknown dtype {spec.dtype!r}; expected such as 'float16'")
+
+
+def _most(spec: TensorSpec) -> tuple[list[int], list[int]]:
+    """The shape with the most tokens, and its strides."""
+    shape = [MOST_TOKENS if size == TOKENS else size for size in spec.shape]
+    return shape, list(spec.strides or (math.prod(shape[i + 1 :]) for i in range(len(shape))))
 
 
 def bytes_of(spec: TensorSpec) -> int:
     """The bytes from the begin of its memory to its end, with the most tokens."""
-    sizes = [MOST_TOKENS if size == TOKENS else size for size in spec.shape]
-    item = _dtype(spec)[1] // 8
-    if spec.strides is None:
-        count = 1
-        for size in sizes:
-            count *= size
-        return (spec.offset + count) * item
-    return (spec.offset + 1 + sum((size - 1) * stride for size, stride in zip(sizes, spec.strides, strict=True))) * item
+    last = sum((size - 1) * stride for size, stride in zip(*_most(spec), strict=True))
+    return (spec.offset + 1 + last) * int(_dtype(spec).itemsize)
 
 
 class Place:
@@ -141,7 +127,7 @@ class Place:
         self._next[spec.pinned] = start + -(-bytes_of(spec) // _ALIGNMENT) * _ALIGNMENT
         if self._next[spec.pinned] > self._begin + (_PLACE if not spec.pinned else 2 * _PLACE):
             raise RecordingError(f"the tensors of a call have more than {_PLACE >> 30} GiB together")
-        return start + spec.offset * _dtype(spec)[1] // 8
+        return start + spec.offset * int(_dtype(spec).itemsize)
 
     def tensor(self, spec: TensorSpec | Addresses, device: str) -> Shaped:
         """A tensor on the call's device, "cuda" or "cpu"."""

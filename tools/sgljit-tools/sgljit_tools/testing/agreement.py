@@ -44,6 +44,16 @@ def difference(got: Any, wanted: Any) -> str | None:
     )
 
 
+def same_bits(first: Any, second: Any) -> bool:
+    """Whether two results are the same, NaN included."""
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same_bits, first, second))
+    if not isinstance(first, torch.Tensor):
+        return bool(first == second)
+    raw = (one.contiguous().flatten().view(torch.uint8) for one in (first, second))
+    return first.shape == second.shape and (first.numel() == 0 or torch.equal(*raw))
+
+
 def _tolerances(dtype: torch.dtype, wanted: torch.Tensor) -> tuple[float, float]:
     finite = wanted[wanted.isfinite()].abs()
     mean = float(finite.mean()) if finite.numel() else 0.0

@@ -12,8 +12,9 @@ import torch
 
 from sgljit_core.errors import SgljitError
 
+from .agreement import same_bits
 from .layouts import layouts, sizes
-from .memory import NANS, OTHER, Guarded, memory_of, tensors_of
+from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal
 
 
@@ -104,7 +105,7 @@ def returns(subject: Subject) -> None:
             raise Fault(f"it says that it returns {wanted.__name__}, and returns a {type(result).__name__}")
     for overload, _, arguments in _library_calls(subject):
         real = overload(**arguments)
-        fake = overload(**{name: _to_meta(value) for name, value in arguments.items()})
+        fake = overload(**{name: map_tensors(lambda one: one.to("meta"), value) for name, value in arguments.items()})
         if _look(real) != _look(fake):
             raise Fault(f"the fake gives {_look(fake)}, and a call {_look(real)}: {described(arguments)}")
 
@@ -153,7 +154,7 @@ def compiled(subject: Subject) -> None:
             (result, wanted),
             *((traced[name], eager[name]) for name in subject.op.mutates if name in tensors),
         ):
-            if not _same_bits(got, right):
+            if not same_bits(got, right):
                 raise Fault(f"torch.compile gives other bits than an eager call: {described(sample)}")
 
 
@@ -165,7 +166,7 @@ def stream(subject: Subject) -> None:
         guarded = Guarded(sample)
         wanted = subject.expected(guarded.arguments)
         subject.call(guarded.arguments)  # what is compiled is compiled now
-        guarded.hide()
+        guarded.poison(sample)  # until reset
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             for _ in range(40):
@@ -239,33 +240,14 @@ def _roll(guarded: Guarded) -> None:
 def _bits(subject: Subject, sample: Arguments, pattern: int) -> list[Any]:
     guarded = Guarded(sample, pattern)
     result = subject.call(guarded.arguments)
-    found = [
-        result,
-        *(guarded.arguments.get(name) for name in subject.op.mutates),
-        *(one for _, one in guarded.led_to()),
-    ]
-    copies = [_copied(value) for value in found]
+    written = (guarded.arguments.get(name) for name in subject.op.mutates)
+    copies = [map_tensors(torch.clone, one) for one in (result, *written, *(memory for _, memory in guarded.led_to))]
     guarded.reset()
     return copies
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_copied(one) for one in value]
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _same_bits(first: Any, second: Any) -> bool:
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(_same_bits, first, second))
-    if not isinstance(first, torch.Tensor):
-        return bool(first == second)
-    raw = (one.contiguous().flatten().view(torch.uint8) for one in (first, second))
-    return first.shape == second.shape and (first.numel() == 0 or torch.equal(*raw))
-
-
 def _require_equal(first: list[Any], second: list[Any], sample: Arguments, when: str) -> None:
-    if not _same_bits(first, second):
+    if not same_bits(first, second):
         raise Fault(f"the results have other bits {when}: {described(sample)}")
 
 
@@ -276,12 +258,6 @@ def _look(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{value.dtype} {list(value.shape)} with strides {list(value.stride())}"
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(map(_to_meta, value))
-    return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
 def _library_calls(subject: Subject) -> Iterator[tuple[Any, Any, Arguments]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from .memory import memory_of, tensors_of
+from .memory import map_tensors, memory_of, tensors_of
 
 Arguments = dict[str, Any]
 
@@ -17,22 +18,12 @@ _POWERS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 SIZES = (0, 1, 2, 3, *(power + step for power in _POWERS for step in (-1, 0, 1)))
 
 
-def _rows_apart(tensor: torch.Tensor) -> torch.Tensor:
+def _rows_apart(tensor: torch.Tensor, gap: int) -> torch.Tensor:
     width = tensor.shape[-1]
-    return tensor.new_empty((*tensor.shape[:-1], width + 3))[..., :width].copy_(tensor)
+    return tensor.new_empty((*tensor.shape[:-1], width + gap))[..., :width].copy_(tensor)
 
 
-def _aligned_rows_apart(tensor: torch.Tensor) -> torch.Tensor:
-    width = tensor.shape[-1]
-    return tensor.new_empty((*tensor.shape[:-1], 2 * width))[..., :width].copy_(tensor)
-
-
-def _behind_one_element(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
-
-
-def _behind_eight_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    skipped = max(1, 8 // tensor.itemsize)
+def _at_offset(tensor: torch.Tensor, skipped: int) -> torch.Tensor:
     return tensor.new_empty(tensor.numel() + skipped)[skipped:].view(tensor.shape).copy_(tensor)
 
 
@@ -55,10 +46,10 @@ def _overlapping_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 # How, what keeps the values, and for which numbers of dimensions.
 _LAYOUTS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], bool, range]] = [
-    ("rows apart, at no aligned stride", _rows_apart, True, range(2, 9)),
-    ("rows apart, at twice their size", _aligned_rows_apart, True, range(2, 9)),
-    ("an offset of one element", _behind_one_element, True, range(1, 9)),
-    ("an offset of 8 bytes", _behind_eight_bytes, True, range(1, 9)),
+    ("rows apart, at no aligned stride", lambda tensor: _rows_apart(tensor, 3), True, range(2, 9)),
+    ("rows apart, at twice their size", lambda tensor: _rows_apart(tensor, tensor.shape[-1]), True, range(2, 9)),
+    ("an offset of one element", lambda tensor: _at_offset(tensor, 1), True, range(1, 9)),
+    ("an offset of 8 bytes", lambda tensor: _at_offset(tensor, max(1, 8 // tensor.itemsize)), True, range(1, 9)),
     ("every second element", _every_second_element, True, range(1, 9)),
     ("columns first", _columns_first, True, range(2, 9)),
     ("a stride of 0", _one_row_for_all, False, range(1, 9)),
@@ -102,7 +93,8 @@ def sizes(samples: list[Arguments]) -> Iterator[tuple[str, Arguments]]:
             for old in sorted({size for shape in shapes for size in shape if size > 1}):
                 news = _news(shapes, old, new)
                 if all(math.prod(news.get(size, size) for size in shape) <= LARGEST for shape in shapes):
-                    yield f"{old} made {new}", {name: _resized(value, news) for name, value in sample.items()}
+                    resized = partial(_resized, news)
+                    yield f"{old} made {new}", {name: map_tensors(resized, one) for name, one in sample.items()}
 
 
 def _news(shapes: Collection[torch.Size], old: int, new: int) -> dict[int, int]:
@@ -112,11 +104,7 @@ def _news(shapes: Collection[torch.Size], old: int, new: int) -> dict[int, int]:
     return {size: size // old * new for size in sizes - beside if size > 0 and size % old == 0}
 
 
-def _resized(value: Any, news: Mapping[int, int]) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(_resized(one, news) for one in value)
-    if not isinstance(value, torch.Tensor):
-        return value
+def _resized(news: Mapping[int, int], value: torch.Tensor) -> torch.Tensor:
     is_byte = value.itemsize == 1  # of which torch selects no floating ones
     chosen = value.view(torch.uint8) if is_byte else value
     for dimension, size in enumerate(value.shape):

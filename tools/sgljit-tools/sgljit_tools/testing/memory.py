@@ -7,7 +7,7 @@ they had.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,13 @@ def tensors_of(arguments: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor
                 yield name, one
 
 
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """A value with a function applied to its tensors, those in lists too."""
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(function, one) for one in value)
+    return function(value) if isinstance(value, torch.Tensor) else value
+
+
 def memory_of(value: Any) -> Any:
     """The memory that a tensor of addresses leads to, by the ``memory`` that its sample gives it; else the value."""
     while isinstance(value, torch.Tensor) and hasattr(value, "memory"):
@@ -37,8 +44,6 @@ def leading_to_copies(arguments: Mapping[str, Any]) -> dict[str, Any]:
     storages: dict[tuple[torch.device, int], torch.UntypedStorage] = {}  # tensors that share one still do
 
     def led_elsewhere(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(led_elsewhere, value))
         memory = memory_of(value)
         if memory is value:
             return value
@@ -53,7 +58,7 @@ def leading_to_copies(arguments: Mapping[str, Any]) -> dict[str, Any]:
         addresses.memory = copy
         return addresses
 
-    return {name: led_elsewhere(value) for name, value in arguments.items()}
+    return {name: map_tensors(led_elsewhere, value) for name, value in arguments.items()}
 
 
 class Guarded:
@@ -61,6 +66,7 @@ class Guarded:
 
     Attributes:
         arguments: the arguments; what addresses lead to stays where it is.
+        led_to: the memory that addresses lead to, each with its parameter's name.
     """
 
     def __init__(self, arguments: Mapping[str, Any], pattern: int = NANS) -> None:
@@ -71,26 +77,15 @@ class Guarded:
             groups.setdefault(place, []).append((name, tensor))
         self._blocks = [_Block(group, pattern) for group in groups.values()]
         moved = {id(old): new for block in self._blocks for old, new in block.moved}
-
-        def new(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return type(value)(map(new, value))
-            return moved.get(id(value), value)
-
-        self.arguments = {name: new(value) for name, value in arguments.items()}
+        self.arguments = {n: map_tensors(lambda old: moved[id(old)], value) for n, value in arguments.items()}
         # The memory that addresses lead to is not moved, so it is put back.
-        self._led_to = [(name, memory_of(t)) for name, t in tensors_of(arguments) if memory_of(t) is not t]
-        self._contents = [memory.clone() for _, memory in self._led_to]
+        self.led_to = [(name, memory_of(t)) for name, t in tensors_of(arguments) if memory_of(t) is not t]
+        self._contents = [memory.clone() for _, memory in self.led_to]
 
     def poison(self, names: Collection[str]) -> None:
         """Make the floating tensors of these names NaN."""
         for block in self._blocks:
-            block.fill([(n, t) for n, t in block.tensors if n in names and t.is_floating_point()], NANS)
-
-    def hide(self) -> None:
-        """Make all floating tensors NaN, until ``reset``."""
-        for block in self._blocks:
-            block.fill([(name, tensor) for name, tensor in block.tensors if tensor.is_floating_point()], NANS)
+            block.poison(names)
 
     def start(self) -> None:
         """Note what the memory holds: ``reset`` puts that back, and ``damage`` compares with it."""
@@ -101,12 +96,8 @@ class Guarded:
         """Put everything back."""
         for block in self._blocks:
             block.bytes.copy_(block.before)
-        for (_, memory), content in zip(self._led_to, self._contents, strict=True):
+        for (_, memory), content in zip(self.led_to, self._contents, strict=True):
             memory.copy_(content)
-
-    def led_to(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The memory that addresses lead to."""
-        return iter(self._led_to)
 
     def damage(self, mutates: Collection[str]) -> str | None:
         """Which byte a call has written that ``mutates`` does not name, in words; None where there is none."""
@@ -141,16 +132,16 @@ class _Block:
         if first.numel():
             source = torch.empty(0, dtype=torch.uint8, device=first.device)
             source.set_(first.untyped_storage(), begin - storage, (self._size,), (1,))
-            mine = self._elements(name for name, _ in group)
+            mine = self._elements({name for name, _ in group})
             inside = slice(shift, shift + self._size)
             self.bytes[inside] = torch.where(mine[inside], source, self.bytes[inside])
         self.before = self.bytes.clone()
 
-    def _elements(self, names: Collection[str] | Iterator[str]) -> torch.Tensor:
+    def _elements(self, names: Collection[str]) -> torch.Tensor:
         """Which bytes belong to the elements of these tensors."""
-        wanted, mask = set(names), torch.zeros_like(self.bytes, pin_memory=False)
+        mask = torch.zeros_like(self.bytes, pin_memory=False)
         for (name, tensor), begin in zip(self.tensors, self._begins, strict=True):
-            if name not in wanted or tensor.numel() == 0:
+            if name not in names or tensor.numel() == 0:
                 continue
             dimensions = [pair for pair in zip(tensor.shape, tensor.stride(), strict=True) if pair[1] != 0]
             shape = (*(size for size, _ in dimensions), tensor.itemsize)
@@ -158,8 +149,9 @@ class _Block:
             torch.as_strided(mask, shape, strides, begin).fill_(1)
         return mask.bool()
 
-    def fill(self, tensors: list[tuple[str, torch.Tensor]], pattern: int) -> None:
-        self.bytes.masked_fill_(self._elements(name for name, _ in tensors), pattern)
+    def poison(self, names: Collection[str]) -> None:
+        floating = {name for name, tensor in self.tensors if name in names and tensor.is_floating_point()}
+        self.bytes.masked_fill_(self._elements(floating), NANS)
 
     def damage(self, mutates: Collection[str]) -> str | None:
         wrong = (self.bytes != self.before) & ~self._elements(mutates)

@@ -15,8 +15,8 @@ import torch
 from sgljit_core import Op
 from sgljit_core.errors import InvalidBuildError, InvalidFamilyError
 
-from .agreement import difference
-from .memory import Guarded, leading_to_copies, memory_of, tensors_of
+from .agreement import difference, same_bits
+from .memory import Guarded, leading_to_copies, map_tensors, memory_of, tensors_of
 
 Arguments = dict[str, Any]
 
@@ -75,19 +75,14 @@ class Subject:
 
     @functools.cached_property
     def reference(self) -> Callable[..., Any]:
-        if self.op.reference is None:
-            self._missing("reference")
-        assert self.op.reference is not None
-        return self.op.reference
+        return self._declared("reference")  # type: ignore[no-any-return]
 
     @functools.cached_property
     def samples(self) -> list[Arguments]:
         """The op's samples on the device. Raises Fault where there are none, NotApplicable where none could be."""
-        if self.op.samples is None:
-            self._missing("samples")
-        assert self.op.samples is not None
+        make = self._declared("samples")
         torch.manual_seed(0)
-        made = self.op.samples(self.device)
+        made = make(self.device)
         if not isinstance(made, Iterable):
             raise Fault(f"samples returns {made!r}, and must yield the arguments of calls")
         found = list(made)
@@ -103,7 +98,10 @@ class Subject:
         except TypeError as error:
             raise Fault(f"sample {number} is no call of {self}{self.signature}: {error}") from error
 
-    def _missing(self, kind: str) -> None:
+    def _declared(self, kind: str) -> Any:
+        """The op's function of a kind, "reference" or "samples"."""
+        if (found := getattr(self.op, kind)) is not None:
+            return found
         if self.takes_tensors:
             raise Fault(
                 f"the op has no {kind}: write a function {self.op.name} in the package's module {kind!r}, or name one "
@@ -154,9 +152,11 @@ class Subject:
         before = [memory.clone() for _, memory in others]
         result = self.reference(**copies)
         for (name, memory), earlier in zip(others, before, strict=True):
-            if not torch.equal(_bytes(memory), _bytes(earlier)):
+            if not same_bits(memory, earlier):
                 raise Fault(f"the reference writes {name}, and mutates does not name it")
-        return result, {name: _map(lambda one: memory_of(one).clone(), copies.get(name)) for name in self.op.mutates}
+        return result, {
+            name: map_tensors(lambda one: memory_of(one).clone(), copies.get(name)) for name in self.op.mutates
+        }
 
     def _not_mutated(self, copies: Arguments) -> list[tuple[str, torch.Tensor]]:
         """The memory that a reference leaves alone. Addresses may lead twice into one storage."""
@@ -204,7 +204,7 @@ class Subject:
     def compare(self, guarded: Guarded, result: Any, wanted: tuple[Any, dict[str, Any]], told: str) -> None:
         """Raise Fault where a call's results are not the reference's, or it wrote elsewhere."""
         for name, value in wanted[1].items():
-            for got, right in _pairs(_map(memory_of, guarded.arguments.get(name)), value):
+            for got, right in _pairs(map_tensors(memory_of, guarded.arguments.get(name)), value):
                 if text := difference(got, right):
                     raise Fault(f"{told}: {name} {text}")
         for got, right in _pairs(result, wanted[0]):
@@ -231,13 +231,6 @@ def _describe(value: Any) -> str:
     return f"[{', '.join(map(_describe, value))}]" if isinstance(value, list | tuple) else repr(value)
 
 
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """A function of a tensor, or of the tensors of a list."""
-    if isinstance(value, list | tuple):
-        return [_map(function, one) for one in value]
-    return function(value) if isinstance(value, torch.Tensor) else value
-
-
 def _pairs(got: Any, wanted: Any) -> list[tuple[Any, Any]]:
     if isinstance(got, list | tuple) and isinstance(wanted, list | tuple) and len(got) == len(wanted):
         return [pair for one, other in zip(got, wanted, strict=True) for pair in _pairs(one, other)]
@@ -251,12 +244,7 @@ def _copied(value: Any, widen: bool) -> Any:
         copy: torch.Tensor = tensor.clone(memory_format=torch.contiguous_format)
         return copy.double() if widen and tensor.is_floating_point() else copy
 
-    return _map(copied, value)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements as bytes: NaN equals itself there."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    return map_tensors(copied, value)
 
 
 def _size(sample: Arguments) -> int:

@@ -5,21 +5,22 @@ A process of its own calls each op in a fork: once as it is, and once with an em
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import os
+import multiprocessing
 import re
 import struct
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from sgljit_core import Op, stats
 from sgljit_core.families import loading
+from sgljit_tools.errors import RecordingError
+from sgljit_tools.recording.process import ask, question_of, reply
 
-from .processes import answering, ask
 from .subject import Fault, conditions
 
 
@@ -31,19 +32,30 @@ def code_of(family: str) -> tuple[list[str], list[str], int]:
         The faults where nothing may be compiled; the libraries with statics that they share with others; and how many
         artifacts the ops load.
     """
-    usual = {answer["op"]: answer for answer in ask("without_compilers", family)}
-    forbidden = ask(
-        "without_compilers", family, SGLJIT_CACHE_DIR="{scratch}/cache", SGLJIT_PREBUILT_PATH="", SGLJIT_JIT="error"
-    )
+    empty = {"SGLJIT_CACHE_DIR": "{scratch}/cache", "SGLJIT_PREBUILT_PATH": "", "SGLJIT_JIT": "error"}
+    try:
+        usual: list[_Answer] = ask(__name__, family)
+        forbidden: list[_Answer] = ask(__name__, family, **empty)
+    except RecordingError as error:
+        raise Fault(str(error)) from error
     faults = []
-    for answer in forbidden:
-        before = usual[answer["op"]]
-        if before["failed"] and not before["error"]:
-            faults.append(f"{answer['op']}: its code does not compile, and it gives a result all the same")
-        elif before["loaded"] and not answer["loaded"] and not answer["error"]:
-            faults.append(f"{answer['op']}: where its code may not be compiled, it gives a result all the same")
-    shared = [text for answer in usual.values() for text in answer["shared"]]
-    return faults, sorted(set(shared)), sum(answer["loaded"] for answer in usual.values())
+    for before, answer in zip(usual, forbidden, strict=True):
+        if before.failed and not before.error:
+            faults.append(f"{answer.op}: its code does not compile, and it gives a result all the same")
+        elif before.loaded and not answer.loaded and not answer.error:
+            faults.append(f"{answer.op}: where its code may not be compiled, it gives a result all the same")
+    shared = {text for answer in usual for text in answer.shared}
+    return faults, sorted(shared), sum(answer.loaded for answer in usual)
+
+
+class _Answer(NamedTuple):
+    """What the call of an op did: the artifacts it loaded, the failed builds, the error it raised."""
+
+    op: str
+    loaded: int
+    shared: list[str]
+    failed: int
+    error: str
 
 
 class _Loaded(logging.Handler):
@@ -88,29 +100,32 @@ _DYNSYM, _GNU_UNIQUE = 11, 10
 _OF_STD = re.compile(r"_Z(GV|T[VTIS])?Z?N?K?S[tabsiod]")  # Itanium C++ ABI, 5.1.10: std:: and what is short for it
 
 
-def main(file: str, family: str) -> None:
-    """Call every op in a fork of this process, and write what it did to a file."""
-    answer = answering(file)
-    declared = loading.load(family).declared()
-    handler, logger = _Loaded(), logging.getLogger("sgljit")
-    logger.addHandler(handler)
+def main(file: str) -> None:
+    """Call every op of a family in a fork of this process; the answer is what each did."""
+    declared = loading.load(question_of(file)).declared()
+    logger = logging.getLogger("sgljit")
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    for op in declared.values():
-        child = os.fork()
-        if child == 0:
-            error = _call(op)
-            answer(
-                op=op.name,
-                loaded=handler.count,
-                shared=handler.shared,
-                failed=stats().builds.get("failed", 0),
-                error=error,
-            )
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status != 0:
-            raise Fault(f"{family}.{op.name}: the process of its call ended with status {status}")
+    reply(file, [_in_a_fork(op) for op in declared.values()])
+
+
+def _in_a_fork(op: Op) -> _Answer:
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    child = fork.Process(target=lambda: there.send(_answer(op)))
+    child.start()
+    there.close()
+    with contextlib.suppress(EOFError):  # it crashed, or its call ended it
+        return here.recv()  # type: ignore[no-any-return]
+    child.join()
+    raise Fault(f"{op.family}.{op.name}: the process of its call ended with status {child.exitcode}")
+
+
+def _answer(op: Op) -> _Answer:
+    handler = _Loaded()
+    logging.getLogger("sgljit").addHandler(handler)
+    error = _call(op)
+    return _Answer(op.name, handler.count, handler.shared, stats().builds.get("failed", 0), error)
 
 
 def _call(op: Op) -> str:
@@ -123,7 +138,3 @@ def _call(op: Op) -> str:
         except Exception as error:  # noqa: BLE001 - it is the answer
             return f"{type(error).__name__}: {error}"
     return "" if samples else "it has no samples"
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

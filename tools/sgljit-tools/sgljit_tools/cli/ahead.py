@@ -1,14 +1,10 @@
-"""What do several cache commands share? Their options, sizes as text, and what families want built ahead.
-
-Without a device and an architecture the kernels for CUDA are left out.
-"""
+"""What do families want built ahead, and for which device? Several commands build it, or look at it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,13 +12,11 @@ import typer
 from sgljit_core import log
 from sgljit_core.builds.kernels import build
 from sgljit_core.compilers import arch
-from sgljit_core.errors import NoTargetError
+from sgljit_core.errors import NoTargetError, SgljitError
 from sgljit_tools.recording.recorder import record
 
-Directory = Annotated[Path | None, typer.Option("--directory", help="A root other than the user's own cache.")]
 Arch = Annotated[str | None, typer.Option(help="The architecture, such as 9.0; by default the current device's.")]
 Builder = Callable[[], Any]
-Family = Annotated[str, typer.Argument(help="The family's name, as in `sgljit list`.")]
 
 
 def target_of(cuda_arch: str | None) -> contextlib.AbstractContextManager[object]:
@@ -30,52 +24,31 @@ def target_of(cuda_arch: str | None) -> contextlib.AbstractContextManager[object
     return contextlib.nullcontext() if cuda_arch is None else arch.override_target(cuda_arch, "--cuda-arch")
 
 
-def size_text(size: float) -> str:
-    """A number of bytes for people."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
-def builds_ahead(
-    families: Iterable[str], *, keep: bool = True, is_complete: bool = False
-) -> tuple[list[Builder], bool]:
+def builds_ahead(families: Iterable[str], *, keep: bool = True, is_complete: bool = False) -> list[Builder]:
     """Functions that each build one module or kernel that the calls of families ask for.
 
-    An op that cannot be called is reported.
+    What is left out is reported: an op that cannot be called, and without a device or a named target all for CUDA.
 
     Args:
         keep: whether host parts that must be compiled for this question go into the user's cache.
         is_complete: whether to leave out families with an op that cannot be called.
-
-    Returns:
-        The functions, and whether the kernels for CUDA are among them: they need a device, or a target that is named.
     """
     try:
         cuda_arch = arch.cuda_target().name
     except NoTargetError:
         cuda_arch = None
+        why = "there is no device here; name their architecture with --cuda-arch 9.0"
+        typer.echo(f"left out: the kernels for CUDA, because {why}", err=True)
     recording = record(families, cuda_arch=cuda_arch, on_cpu=True, keep=keep)
     for family, text in recording.stopped:
         what = f"all of {family}, as not all is known" if is_complete else f"what an op of {family} asks for"
         typer.echo(f"left out: {what}: {text}", err=True)
     unknown = {family for family, _ in recording.stopped} if is_complete else ()
     wanted = [one for one in recording.wanted if one.spec.family not in unknown]
-    return [functools.partial(build, one) for one in wanted], cuda_arch is not None
+    return [functools.partial(build, one) for one in wanted]
 
 
 def fail_if_not_kept() -> None:
     """Fail if a build of this process could not be kept in the cache."""
     if log.was_said("cache_unwritable"):
-        typer.echo("error: some builds could not be kept in the cache; see the warnings", err=True)
-        raise typer.Exit(1)
-
-
-def report_left_out() -> None:
-    """Report that there is no device to build kernels for."""
-    typer.echo(
-        "left out: the kernels for CUDA, because there is no device here; name their architecture with --cuda-arch 9.0",
-        err=True,
-    )
+        raise SgljitError("some builds could not be kept in the cache; see the warnings")

@@ -1,0 +1,167 @@
+"""``sgljit cache``: look at the build cache, fill it ahead, ship it, clean it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from sgljit_core import freeze, log, ops, parallel_compile
+from sgljit_core import why as explain
+from sgljit_core.errors import SgljitError
+from sgljit_core.families import loading
+from sgljit_core.plugins import discovery
+from sgljit_tools.cache import admin
+
+from .ahead import Arch, builds_ahead, fail_if_not_kept, target_of
+
+Directory = Annotated[Path | None, typer.Option("--directory", help="A root other than the user's own cache.")]
+
+app = typer.Typer(no_args_is_help=True, help="Look at the build cache, fill it ahead, ship it, clean it.")
+
+
+@app.command("path")
+def show_path() -> None:
+    """Show where the cache is."""
+    typer.echo(admin.root())
+
+
+@app.command("list")
+def list_entries(directory: Directory = None) -> None:
+    """List the artifacts: those of a directory, or of the user's own cache and of the installed plugins."""
+    for place, plugin in _roots(directory):
+        if plugin:
+            typer.echo(f"{plugin} carries, in {place}:")
+        found = admin.entries(place, vouched=bool(plugin))
+        for entry in found:
+            manifest = entry.manifest
+            what = f"{manifest.build}, {manifest.seconds:.1f} s" if manifest else f"damaged: {entry.problem}"
+            typer.echo(f"{decimal(entry.size):>9}  {entry.directory.parent.name[:8]}  {what}")
+        typer.echo(f"{len(found)} artifacts, {_size(found)}")
+
+
+@app.command("verify")
+def verify(directory: Directory = None) -> None:
+    """Read every artifact that `sgljit cache list` lists. Exit status 1 if one does not match its manifest."""
+    damaged, total = 0, 0
+    for place, plugin in _roots(directory):
+        total += len(admin.entries(place, vouched=bool(plugin)))
+        for entry in admin.verify(place, vouched=bool(plugin)):
+            damaged += 1
+            typer.echo(f"{entry.directory}: {entry.problem}")
+    typer.echo(f"{damaged} damaged of {total}")
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _roots(directory: Path | None) -> list[tuple[Path | None, str]]:
+    """The named directory, or else the user's own cache and what plugins carry; each with its plugin, or ""."""
+    return [(directory, ""), *([] if directory else sorted(loading.carried_artifacts().items()))]
+
+
+def _size(entries: Sequence[admin.Entry]) -> str:
+    return decimal(sum(entry.size for entry in entries))
+
+
+@app.command("why")
+def why(
+    family: Annotated[str, typer.Argument(help="The family's name, as in `sgljit list`.")], cuda_arch: Arch = None
+) -> None:
+    """Report for all that the calls of a family ask for whether it is in the cache, and if not, why.
+
+    Exit status 1 if one is not. Without a device and without --cuda-arch it reports what is for the CPU.
+    """
+    with target_of(cuda_arch):
+        builders = builds_ahead([ops[family].__name__], keep=False)
+        answers = [explain(builder) for builder in builders]
+    for answer in answers:
+        typer.echo(str(answer))
+    hits = [answer for answer in answers if answer.artifact is not None]
+    typer.echo(f"{len(hits)} of {len(answers)} are in the cache")
+    if len(hits) < len(answers):
+        raise typer.Exit(1)
+
+
+@app.command("build")
+def build(
+    families: Annotated[list[str] | None, typer.Argument(help="The families; by default all.")] = None,
+    cuda_arch: Arch = None,
+) -> None:
+    """Build ahead what the calls of families ask for, for this machine's device or, with --cuda-arch, for another.
+
+    These are the calls that a family declares, or else the samples of its ops. Without a device and without --cuda-arch
+    it builds for the CPU. It compiles even with SGLJIT_JIT=error, which forbids compiling on demand.
+    """
+    freeze("on")
+    with target_of(cuda_arch):
+        builders = builds_ahead(families or list(discovery.installed()))
+        parallel_compile(builders)
+    held = len(admin.entries())
+    typer.echo(f"{len(builders)} modules are ready; {admin.root()} holds {held} artifacts")
+    fail_if_not_kept()
+
+
+@app.command("prune")
+def prune(
+    directory: Directory = None,
+    days: Annotated[float | None, typer.Option(min=0, help="Remove artifacts that are older than this.")] = None,
+    megabytes: Annotated[
+        float | None, typer.Option(min=0, help="Remove what was used longest ago until the rest fits.")
+    ] = None,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Remove what the calls of its family asked for once, but no longer do.")
+    ] = False,
+    cuda_arch: Arch = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+) -> None:
+    """Remove artifacts, damaged ones in any case, and the remains of killed builds."""
+    keep = None
+    if stale:
+        with target_of(cuda_arch):
+            builders = builds_ahead(discovery.installed(), keep=False, is_complete=True)
+            keep = [explain(builder) for builder in builders]
+    gone, leftovers = admin.prune(
+        directory,
+        older_than=None if days is None else days * 86400,
+        larger_than=None if megabytes is None or megabytes == float("inf") else int(megabytes * 1e6),
+        keep=keep,
+        dry_run=dry_run,
+    )
+    for entry in gone if dry_run else ():
+        typer.echo(f"{decimal(entry.size):>9}  {entry.directory}")
+    for path in leftovers:
+        typer.echo(f"{'leftover':>9}  {path}")
+    said = "would remove" if dry_run else "removed"
+    typer.echo(f"{said} {len(gone)} artifacts, {_size(gone)}, and {len(leftovers)} leftovers of builds")
+
+
+@app.command("export")
+def export_archive(
+    file: Annotated[Path, typer.Argument(help="The file to write: a .tar, .tar.gz or .tar.xz.")],
+    directory: Directory = None,
+    family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
+    target: Annotated[str | None, typer.Option(help="Only this target, such as sm_90a.")] = None,
+) -> None:
+    """Write artifacts into one file."""
+    family = family and family.replace("-", "_")
+    count = admin.export_archive(file, directory, family=family, target=target)
+    typer.echo(f"wrote {count} artifacts to {file}")
+    if log.was_said("artifact_damaged"):
+        raise SgljitError("some artifacts could not be written; see the warnings")
+    if count == 0:
+        manifests = [entry.manifest for entry in admin.entries(directory) if entry.manifest]
+        families = ", ".join(sorted({manifest.family for manifest in manifests})) or "none"
+        targets = ", ".join(sorted({manifest.target for manifest in manifests})) or "none"
+        raise SgljitError(f"nothing to write; the cache has the families {families} and targets {targets}")
+
+
+@app.command("import")
+def import_archive(
+    file: Annotated[Path, typer.Argument(help="An archive that `sgljit cache export` wrote.")],
+    directory: Directory = None,
+) -> None:
+    """Put the artifacts of an archive into the cache, or into a directory of prebuilt ones."""
+    typer.echo(f"{admin.import_archive(file, directory)} artifacts are in {directory or admin.root()}")
