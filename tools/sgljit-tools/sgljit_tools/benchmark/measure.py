@@ -357,5 +357,5 @@ def _quantiles(samples: Sequence[float], quantiles: Sequence[float]) -> tuple[fl
     """Quantiles, interpolated linearly between two samples."""
     import torch
 
-    found = torch.quantile(*(torch.tensor(numbers, dtype=torch.float64) for numbers in (samples, quantiles)))
-    return tuple(found.tolist())
+    values, places = (torch.tensor(numbers, dtype=torch.float64) for numbers in (samples, quantiles))
+    return tuple(torch.quantile(values, places).tolist())

@@ -109,13 +109,9 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
     Raises:
         UntrustedCacheError: somebody else could have written the root.
     """
-    damaged = []
     place = _checked(directory, vouched=vouched)
-    for path in contents.artifact_directories(place):
-        problem = _problem(path, None if vouched else place)
-        if problem:
-            damaged.append(_entry(path, problem))
-    return damaged
+    found = [(path, _problem(path, None if vouched else place)) for path in contents.artifact_directories(place)]
+    return [_entry(path, problem) for path, problem in found if problem]
 
 
 def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
@@ -248,15 +244,14 @@ def _whole(place: Path, family: str | None, target: str | None) -> Iterator[look
         try:
             artifact = lookup.read(path, place)
         except (ManifestError, UntrustedCacheError) as error:
-            text = f"{path} is damaged and left out: {error}"
-            log.once("artifact_damaged", str(path), text, directory=str(path))
+            _left_out(path, f"{path} is damaged and left out: {error}")
             continue
         if artifact is not None:
             yield artifact
 
 
-def _left_out(directory: Path) -> None:
-    text = f"{directory} may not be listed, and the artifacts below it are left out"
+def _left_out(directory: Path, text: str = "") -> None:
+    text = text or f"{directory} may not be listed, and the artifacts below it are left out"
     log.once("artifact_damaged", str(directory), text, directory=str(directory))
 
 

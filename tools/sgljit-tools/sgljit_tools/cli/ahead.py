@@ -27,7 +27,7 @@ def target_of(cuda_arch: str | None) -> contextlib.AbstractContextManager[object
 def builds_ahead(families: Iterable[str], *, keep: bool = True, is_complete: bool = False) -> list[Builder]:
     """Functions that each build one module or kernel that the calls of families ask for.
 
-    What is left out is reported: an op that cannot be called, and without a device or a named target all for CUDA.
+    Reports an op that cannot be called, and, without a device or a named target, that nothing is for CUDA.
 
     Args:
         keep: whether host parts that must be compiled for this question go into the user's cache.

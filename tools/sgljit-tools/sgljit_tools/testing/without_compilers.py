@@ -49,7 +49,7 @@ def code_of(family: str) -> tuple[list[str], list[str], int]:
 
 
 class _Answer(NamedTuple):
-    """What the call of an op did: the artifacts it loaded, the failed builds, the error it raised."""
+    """The outcome of an op's call: artifacts that it loaded, builds that failed, and the error that it raised."""
 
     op: str
     loaded: int
