@@ -206,12 +206,16 @@ def _obtain(spec: BuildSpec, root: Path) -> Cubin:
     return until_current(lambda: obtain(KernelRequest(spec, root)))
 
 
+_MOST_PRECOMPILED = 4  # files of a family, at 0.1 s each; those of the rest are made with their first kernels
+
+
 def prepare(sources: Sources, target: Target) -> None:
-    """Have NVRTC ready for a family's first kernel, in the time in which a host part is compiled.
+    """Have NVRTC ready for a family's first kernels, in the time in which a host part is compiled.
 
     An error here is dropped: it comes again, with all that there is to say, when a kernel is asked for.
     """
-    from .cubins import precompile
+    from .cubins import KernelRequest, device_files
 
     with contextlib.suppress(SgljitError, OSError):
-        precompile(lambda file: _spec(sources, file, sources.family, target), sources.csrc)
+        for file in device_files(sources.csrc)[:_MOST_PRECOMPILED]:
+            KernelRequest(_spec(sources, file, sources.family, target), sources.root).precompile()
