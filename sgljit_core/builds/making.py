@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sgljit_core import log, paths
 from sgljit_core._version import __version__
@@ -43,9 +43,11 @@ from sgljit_core.machine.locks import FileLock, back_off
 from sgljit_core.model.build import Product
 from sgljit_core.plugins import hooks
 
-from . import policy, progress, record
-from .finding import Finder
+from . import policy, record
 from .request import Request
+
+if TYPE_CHECKING:
+    from .obtain import Finder
 
 T = TypeVar("T")
 
@@ -64,7 +66,7 @@ def make_once(finder: Finder[T]) -> T:
         found = finder.find_again()
         if found is not None:
             return found[0]
-        with progress.announced(request.named, request.location.source_key, request.root) as run:
+        with record.announced(request.named, request.location.source_key, request.root) as run:
             return _make(request, run)
 
 
@@ -130,7 +132,7 @@ def _no_toolchain(finder: Finder[T]) -> ToolchainNotFoundError:
     raise AssertionError("the toolchain came back")  # pragma: no cover
 
 
-def _make(request: Request[T], run: progress.Run) -> T:
+def _make(request: Request[T], run: record.Run) -> T:
     """Make it in the root's staging area, or privately where the root takes no files."""
     root = request.root
     try:
@@ -152,7 +154,7 @@ def _make(request: Request[T], run: progress.Run) -> T:
     return _make_privately(request, run, reason)
 
 
-def _make_below(root: Path, request: Request[T], run: progress.Run) -> T:
+def _make_below(root: Path, request: Request[T], run: record.Run) -> T:
     """Make it in a staging directory of a root. Raises OSError where that takes no files."""
 
     def staging() -> Path:
@@ -163,7 +165,7 @@ def _make_below(root: Path, request: Request[T], run: progress.Run) -> T:
     return _make_twice(staging, request, run, publish=True)
 
 
-def _make_privately(request: Request[T], run: progress.Run, reason: str) -> T:
+def _make_privately(request: Request[T], run: record.Run, reason: str) -> T:
     """Make it in the directory of this process, as the root takes no files."""
 
     def staging() -> Path:
@@ -184,7 +186,7 @@ def _make_privately(request: Request[T], run: progress.Run, reason: str) -> T:
         ) from error
 
 
-def _make_twice(staging: Callable[[], Path], request: Request[T], run: progress.Run, *, publish: bool) -> T:
+def _make_twice(staging: Callable[[], Path], request: Request[T], run: record.Run, *, publish: bool) -> T:
     """Make it in a new directory; in another, once, if somebody removes that meanwhile. Raises OSError."""
     try:
         return _make_in(staging(), request, run, publish=publish)
@@ -194,7 +196,7 @@ def _make_twice(staging: Callable[[], Path], request: Request[T], run: progress.
         return _make_in(staging(), request, run, publish=publish)
 
 
-def _make_in(staging: Path, request: Request[T], run: progress.Run, *, publish: bool) -> T:
+def _make_in(staging: Path, request: Request[T], run: record.Run, *, publish: bool) -> T:
     run.directory = staging
     start = time.perf_counter()
     try:
@@ -299,15 +301,14 @@ def _wait(lock: FileLock, label: str) -> bool:
     if lock.try_acquire():
         return True
     reported = False
-    with progress.showing(f"waiting for another process to compile {label}"):
-        for seconds in back_off(LOCK_SECONDS):
-            if lock.try_acquire():
-                return True
-            if not reported and seconds >= _REPORT_SECONDS:
-                reported = True
-                holder = lock.holder()
-                text = f"waiting for {holder or 'another process'}, which holds the lock of {label}"
-                log.log(logging.WARNING, "waiting", text, build=label, holder=str(holder))
+    for seconds in back_off(LOCK_SECONDS):
+        if lock.try_acquire():
+            return True
+        if not reported and seconds >= _REPORT_SECONDS:
+            reported = True
+            holder = lock.holder()
+            text = f"waiting for {holder or 'another process'}, which holds the lock of {label}"
+            log.log(logging.WARNING, "waiting", text, build=label, holder=str(holder))
     holder = lock.holder()
     text = (
         f"{holder or 'another process'} has held the lock of {label} for more than {LOCK_SECONDS:g} s; "

@@ -33,7 +33,7 @@ QUICK = {"lock held", "staging made", "about to publish", "about to rename", "re
 STEPS = {
     "sources read": ("sgljit_core.builds.modules", "includes.scan", False),
     "compilers found": ("sgljit_core.builds.modules", "toolchain.find_toolchain", False),
-    "looked for": ("sgljit_core.builds.finding", "lookup.find", False),
+    "looked for": ("sgljit_core.builds.obtain", "lookup.find", False),
     "lock's directory made": ("sgljit_core.cache.store", "lock_path", False),
     "lock held": ("sgljit_core.builds.making", "store.collect", True),
     "staging made": ("sgljit_core.builds.modules", "ModuleRequest.make", True),
