@@ -8,6 +8,7 @@ system without locks costs only the sharing, and is said once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -133,10 +134,10 @@ def _no_toolchain(finder: Finder[T]) -> ToolchainNotFoundError:
 
 
 def _make(request: Request[T], run: record.Run) -> T:
-    """Make it in the root's staging area, or privately where the root takes no files."""
+    """Make it in the root's staging area, or in the directory of this process where the root takes no files."""
     root = request.root
     try:
-        return _make_below(root, request, run)
+        return _make_twice(_staging_of_root, request, run, publish=True)
     except (UntrustedCacheError, NotACacheError) as error:
         if paths.is_chosen(root):
             raise
@@ -151,49 +152,36 @@ def _make(request: Request[T], run: record.Run) -> T:
             f"SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
         )
         record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
-    return _make_privately(request, run, reason)
-
-
-def _make_below(root: Path, request: Request[T], run: record.Run) -> T:
-    """Make it in a staging directory of a root. Raises OSError where that takes no files."""
-
-    def staging() -> Path:
-        directory = store.staging_directory(root, request.build.module)
-        store.collect(root)
-        return directory
-
-    return _make_twice(staging, request, run, publish=True)
-
-
-def _make_privately(request: Request[T], run: record.Run, reason: str) -> T:
-    """Make it in the directory of this process, as the root takes no files."""
-
-    def staging() -> Path:
-        try:
-            return Path(tempfile.mkdtemp(prefix=f"{request.build.module}.", dir=private.process_directory()))
-        except UntrustedCacheError as error:
-            raise PermissionError(errno.EACCES, str(error)) from error
-
     try:
-        return _make_twice(staging, request, run, publish=False)
+        return _make_twice(_staging_of_process, request, run, publish=False)
     except SgljitError:
         raise
     except OSError as error:
         raise StorageError(
-            f"{request.named.label} cannot be compiled for lack of a directory: {request.root} cannot be written "
+            f"{request.named.label} cannot be compiled for lack of a directory: {root} cannot be written "
             f"({reason}), nor can one for temporary files ({_reason(error)}).\nMake room, or let SGLJIT_CACHE_DIR or "
             f"TMPDIR name a directory of yours that takes files"
         ) from error
 
 
-def _make_twice(staging: Callable[[], Path], request: Request[T], run: record.Run, *, publish: bool) -> T:
-    """Make it in a new directory; in another, once, if somebody removes that meanwhile. Raises OSError."""
+def _staging_of_root(request: Request[T]) -> Path:
+    directory = store.staging_directory(request.root, request.build.module)
+    store.collect(request.root)
+    return directory
+
+
+def _staging_of_process(request: Request[T]) -> Path:
     try:
-        return _make_in(staging(), request, run, publish=publish)
-    except SgljitError:
-        raise
-    except FileNotFoundError:
-        return _make_in(staging(), request, run, publish=publish)
+        return Path(tempfile.mkdtemp(prefix=f"{request.build.module}.", dir=private.process_directory()))
+    except UntrustedCacheError as error:
+        raise PermissionError(errno.EACCES, str(error)) from error
+
+
+def _make_twice(staging: Callable[[Request[T]], Path], request: Request[T], run: record.Run, *, publish: bool) -> T:
+    """Make it in a new directory; in another, once, if somebody removes that meanwhile. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        return _make_in(staging(request), request, run, publish=publish)
+    return _make_in(staging(request), request, run, publish=publish)
 
 
 def _make_in(staging: Path, request: Request[T], run: record.Run, *, publish: bool) -> T:
