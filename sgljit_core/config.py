@@ -27,8 +27,8 @@ class Settings:
     Attributes:
         cache_dir: ``SGLJIT_CACHE_DIR``: the root of the artifact cache, an absolute path; by default the user's
             cache directory.
-        cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST``: the target, such as ``9.0a``; by default
-            the current device's.
+        cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST`` if it has one entry: the target, such as
+            ``9.0a``; by default the current device's.
         cuda_arch_source: the name of the variable that ``cuda_arch`` came from.
         plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels, separated by commas; by default all.
         nvcc: ``SGLJIT_NVCC``: the path of nvcc; by default it is searched.
@@ -97,11 +97,14 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     given = {name: value.strip() for name, value in raw.items() if value.strip()}
     cache_dir = given.get("SGLJIT_CACHE_DIR")
     arch_source = "SGLJIT_CUDA_ARCH" if "SGLJIT_CUDA_ARCH" in given else "TVM_FFI_CUDA_ARCH_LIST"
+    arch = given.get(arch_source)
+    if arch_source == "TVM_FFI_CUDA_ARCH_LIST" and set(" ,;") & set(arch or ""):
+        arch = None  # tvm-ffi compiles for each entry; here each device compiles what it runs
     cxx_source = "SGLJIT_CXX" if "SGLJIT_CXX" in given else "CXX"
     allowed = raw.get("SGLJIT_PLUGINS")
     return Settings(
         cache_dir=None if cache_dir is None else _absolute("SGLJIT_CACHE_DIR must be an absolute path", cache_dir),
-        cuda_arch=given.get(arch_source),
+        cuda_arch=arch,
         cuda_arch_source=arch_source,
         plugins=None if allowed is None else frozenset(n.strip() for n in allowed.split(",") if n.strip()),
         nvcc=given.get("SGLJIT_NVCC"),

@@ -8,6 +8,7 @@ system without locks costs only the sharing, and is said once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sgljit_core import log, paths
 from sgljit_core._version import __version__
@@ -43,9 +44,11 @@ from sgljit_core.machine.locks import FileLock, back_off
 from sgljit_core.model.build import Product
 from sgljit_core.plugins import hooks
 
-from . import policy, progress, record
-from .finding import Finder
+from . import policy, record
 from .request import Request
+
+if TYPE_CHECKING:
+    from .obtain import Finder
 
 T = TypeVar("T")
 
@@ -64,7 +67,7 @@ def make_once(finder: Finder[T]) -> T:
         found = finder.find_again()
         if found is not None:
             return found[0]
-        with progress.announced(request.named, request.location.source_key, request.root) as run:
+        with record.announced(request.named, request.location.source_key, request.root) as run:
             return _make(request, run)
 
 
@@ -130,11 +133,11 @@ def _no_toolchain(finder: Finder[T]) -> ToolchainNotFoundError:
     raise AssertionError("the toolchain came back")  # pragma: no cover
 
 
-def _make(request: Request[T], run: progress.Run) -> T:
-    """Make it in the root's staging area, or privately where the root takes no files."""
+def _make(request: Request[T], run: record.Run) -> T:
+    """Make it in the root's staging area, or in the directory of this process where the root takes no files."""
     root = request.root
     try:
-        return _make_below(root, request, run)
+        return _make_twice(_staging_of_root, request, run, publish=True)
     except (UntrustedCacheError, NotACacheError) as error:
         if paths.is_chosen(root):
             raise
@@ -149,52 +152,39 @@ def _make(request: Request[T], run: progress.Run) -> T:
             f"SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
         )
         record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
-    return _make_privately(request, run, reason)
-
-
-def _make_below(root: Path, request: Request[T], run: progress.Run) -> T:
-    """Make it in a staging directory of a root. Raises OSError where that takes no files."""
-
-    def staging() -> Path:
-        directory = store.staging_directory(root, request.build.module)
-        store.collect(root)
-        return directory
-
-    return _make_twice(staging, request, run, publish=True)
-
-
-def _make_privately(request: Request[T], run: progress.Run, reason: str) -> T:
-    """Make it in the directory of this process, as the root takes no files."""
-
-    def staging() -> Path:
-        try:
-            return Path(tempfile.mkdtemp(prefix=f"{request.build.module}.", dir=private.process_directory()))
-        except UntrustedCacheError as error:
-            raise PermissionError(errno.EACCES, str(error)) from error
-
     try:
-        return _make_twice(staging, request, run, publish=False)
+        return _make_twice(_staging_of_process, request, run, publish=False)
     except SgljitError:
         raise
     except OSError as error:
         raise StorageError(
-            f"{request.named.label} cannot be compiled for lack of a directory: {request.root} cannot be written "
+            f"{request.named.label} cannot be compiled for lack of a directory: {root} cannot be written "
             f"({reason}), nor can one for temporary files ({_reason(error)}).\nMake room, or let SGLJIT_CACHE_DIR or "
             f"TMPDIR name a directory of yours that takes files"
         ) from error
 
 
-def _make_twice(staging: Callable[[], Path], request: Request[T], run: progress.Run, *, publish: bool) -> T:
-    """Make it in a new directory; in another, once, if somebody removes that meanwhile. Raises OSError."""
+def _staging_of_root(request: Request[T]) -> Path:
+    directory = store.staging_directory(request.root, request.build.module)
+    store.collect(request.root)
+    return directory
+
+
+def _staging_of_process(request: Request[T]) -> Path:
     try:
-        return _make_in(staging(), request, run, publish=publish)
-    except SgljitError:
-        raise
-    except FileNotFoundError:
-        return _make_in(staging(), request, run, publish=publish)
+        return Path(tempfile.mkdtemp(prefix=f"{request.build.module}.", dir=private.process_directory()))
+    except UntrustedCacheError as error:
+        raise PermissionError(errno.EACCES, str(error)) from error
 
 
-def _make_in(staging: Path, request: Request[T], run: progress.Run, *, publish: bool) -> T:
+def _make_twice(staging: Callable[[Request[T]], Path], request: Request[T], run: record.Run, *, publish: bool) -> T:
+    """Make it in a new directory; in another, once, if somebody removes that meanwhile. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        return _make_in(staging(request), request, run, publish=publish)
+    return _make_in(staging(request), request, run, publish=publish)
+
+
+def _make_in(staging: Path, request: Request[T], run: record.Run, *, publish: bool) -> T:
     run.directory = staging
     start = time.perf_counter()
     try:
@@ -299,15 +289,14 @@ def _wait(lock: FileLock, label: str) -> bool:
     if lock.try_acquire():
         return True
     reported = False
-    with progress.showing(f"waiting for another process to compile {label}"):
-        for seconds in back_off(LOCK_SECONDS):
-            if lock.try_acquire():
-                return True
-            if not reported and seconds >= _REPORT_SECONDS:
-                reported = True
-                holder = lock.holder()
-                text = f"waiting for {holder}, which holds the lock of {label}"
-                log.log(logging.WARNING, "waiting", text, build=label, holder=holder)
+    for seconds in back_off(LOCK_SECONDS):
+        if lock.try_acquire():
+            return True
+        if not reported and seconds >= _REPORT_SECONDS:
+            reported = True
+            holder = lock.holder()
+            text = f"waiting for {holder}, which holds the lock of {label}"
+            log.log(logging.WARNING, "waiting", text, build=label, holder=holder)
     holder = lock.holder()
     text = f"{holder} has held the lock of {label} for more than {LOCK_SECONDS:g} s; compiling it here as well"
     log.log(logging.WARNING, "lock_timeout", text, build=label, holder=holder)

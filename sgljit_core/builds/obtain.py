@@ -1,14 +1,28 @@
-"""How a request for code is answered: find it in a tier of the cache, or else have it made."""
+"""How a request for code is answered: find it in a tier of the cache, where a warm start ends, or else have it made."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TypeVar
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
 
-from sgljit_core.errors import WANTS, ResourceError, SgljitError, SourceChangedError
+from sgljit_core import log
+from sgljit_core.cache import lookup, store
+from sgljit_core.cache.lookup import Damage, Search, Tier
+from sgljit_core.config import settings
+from sgljit_core.errors import (
+    WANTS,
+    ArtifactLoadError,
+    ResourceError,
+    SgljitError,
+    SourceChangedError,
+    UntrustedCacheError,
+)
+from sgljit_core.plugins import hooks
 
-from .finding import Finder
+from . import policy, record
 from .request import Request
 
 T = TypeVar("T")
@@ -52,3 +66,76 @@ def obtain(request: Request[T]) -> T:
     from .making import make_once  # a warm start needs nothing that decides, locks, compiles or publishes
 
     return make_once(finder)
+
+
+class Finder(Generic[T]):
+    """The search for what one request asks for.
+
+    Attributes:
+        damaged: the damaged artifacts that were met on the way.
+    """
+
+    def __init__(self, request: Request[T]) -> None:
+        self.request = request
+        self.damaged: tuple[Damage, ...] = ()
+
+    def find(self) -> tuple[T] | None:
+        """Look in all tiers."""
+        request = self.request
+        for tiers in self.tiers():
+            found = self._load(lookup.find(tiers, request.location, request.toolchain_key, request.serves))
+            if found is not None:
+                return found
+        every = [tier for tiers in self.tiers() for tier in tiers]
+        return self._load(lookup.find_of_another_core(every, request.location, request.source, request.serves))
+
+    def find_again(self) -> tuple[T] | None:
+        """Look in the writable root alone: somebody may have published it since the first look."""
+        request = self.request
+        return self._load(lookup.find([Tier(request.root)], request.location, request.toolchain_key, request.serves))
+
+    def tiers(self) -> Iterator[list[Tier]]:
+        """The tiers in the order of the search; plugins, which take a while to ask, are asked last."""
+        prebuilt = []
+        for directory in settings().prebuilt:
+            root = Path(os.path.realpath(directory))  # it raises nothing, also for a link to itself
+            if os.path.isdir(root):  # noqa: PTH112 - nor does this, below a closed directory
+                prebuilt.append(Tier(root, name="prebuilt"))
+            else:
+                log.once("prebuilt_missing", str(root), f"SGLJIT_PREBUILT_PATH names {root}, which is not a directory")
+        carried = self.request.build.carried
+        yield [*prebuilt, *([Tier(carried, True, "carried")] if carried else []), Tier(self.request.root)]
+        vouched = [Tier(directory, True, "plugin") for directory in hooks.prebuilt_roots()]
+        if vouched:
+            yield vouched
+
+    def _load(self, search: Search) -> tuple[T] | None:
+        """Load what was found. An artifact that is damaged or that this machine cannot load counts as none."""
+        request = self.request
+        self.damaged += tuple(damage for damage in search.damaged if damage not in self.damaged)
+        for damage in search.damaged:
+            text = f"{damage.directory} is damaged and not used: {damage.reason}"
+            record.survived("artifact_damaged", str(damage.directory), text, directory=str(damage.directory))
+        for tier, error in search.unreadable:
+            if isinstance(error, UntrustedCacheError):
+                record.unusable(tier.root, error)
+                continue
+            text = f"{tier.root} cannot be read ({error.strerror}): its artifacts are looked for elsewhere, or compiled"
+            event = "cache_unwritable" if tier.root == self.request.root else "tier_unreadable"  # one warning for each
+            record.survived(event, str(tier.root), text, root=str(tier.root), reason=str(error))
+        artifact = search.artifact
+        if artifact is None or search.tier is None:
+            return None
+        if policy.is_explaining():
+            from sgljit_core.cache.explain import Explanation  # a warm start asks no questions
+
+            raise policy.Explained(Explanation(request.named.label, request.location, artifact.directory))
+        try:
+            code = request.load(artifact.payload)
+        except ArtifactLoadError as error:
+            record.survived("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
+            return None
+        if search.tier.root == request.root:
+            store.mark_used(artifact.directory)
+        record.loaded(request, artifact.directory, search.tier.name)
+        return (code,)

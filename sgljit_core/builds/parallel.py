@@ -6,7 +6,6 @@ import collections
 import contextlib
 import contextvars
 import functools
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +14,6 @@ from typing import TypeVar
 
 from sgljit_core.errors import ParallelCompileError
 from sgljit_core.machine import supervisor
-
-from .progress import batch
 
 T = TypeVar("T")
 
@@ -42,11 +39,7 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
             the last two.
     """
     jobs = list(builders)
-    token = batch.set((itertools.count(1), len(jobs)))
-    try:
-        futures = _run([functools.partial(contextvars.copy_context().run, job) for job in jobs])
-    finally:
-        batch.reset(token)
+    futures = _run([functools.partial(contextvars.copy_context().run, job) for job in jobs])
     errors = [error for future in futures if not future.cancelled() and (error := future.exception()) is not None]
     failures = [error for error in errors if isinstance(error, Exception) and not isinstance(error, MemoryError)]
     if len(failures) < len(errors):

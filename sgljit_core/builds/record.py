@@ -1,15 +1,27 @@
-"""Loads and builds of this process, and the failures of the cache that it survived: logged and counted."""
+"""Loads and builds of this process, and the failures of the cache that it survived: logged, counted, told to plugins.
+
+A silent compile looks like a hang. So there is a record when a compiler starts, one when it ends, and one more when it
+takes long; on a terminal a line after a second.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sgljit_core import log
 from sgljit_core.machine.forks import ForkLock
+from sgljit_core.model.build import BuildSpec
 from sgljit_core.plugins import hooks
 
 from .request import Request
@@ -50,13 +62,6 @@ def missed() -> None:
         _sums["misses"] += 1
 
 
-def built(outcome: str, seconds: float) -> None:
-    """A build has ended."""
-    with _lock.here():
-        _builds[outcome] += 1
-        _sums["seconds"] += seconds
-
-
 def survived(event: str, about: str, text: str, **data: Any) -> None:
     """The cache failed, and the build goes on: a warning, once for each event and what it is about."""
     with _lock.here():
@@ -80,3 +85,70 @@ def loaded(request: Request[Any], directory: Path, tier: str) -> None:
         text = f"loaded {build.label} from {directory} ({tier})"
         log.log(logging.DEBUG, "loaded", text, **data, key=key, directory=str(directory), tier=tier)
     hooks.loaded(build, key, directory, tier)
+
+
+_LONG_SECONDS = 10.0
+_SAID = {
+    "compiled": "compiled {} in {:.2f} s",
+    "private": "compiled {} in {:.2f} s, for this process alone",
+    "failed": "failed to compile {} after {:.2f} s",
+    "interrupted": "interrupted while compiling {} after {:.2f} s",
+}
+
+
+@dataclass
+class Run:
+    """A build under way: the directory that it is in, and how it ended."""
+
+    directory: Path
+    outcome: str = "compiled"
+
+
+@contextmanager
+def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
+    """Around a build. Whoever makes it sets the directory and the outcome."""
+    run = Run(root)
+    hooks.build_started(build)
+    data = {"build": build.label, "family": build.family, "module": build.module, "target": build.target.name}
+    log.log(logging.INFO, "build_started", f"compiling {build.label}", **data)
+    text = f"still compiling {build.label} after {_LONG_SECONDS:.0f} s"
+    still = functools.partial(log.log, logging.WARNING, "build_slow", text, **data)
+    start = time.perf_counter()
+    error: BaseException | None = None
+    try:
+        with _after(1.0, functools.partial(_say, f"compiling {build.label}")), _after(_LONG_SECONDS, still):
+            yield run
+    except BaseException as raised:
+        error = raised
+        run.outcome = "failed" if isinstance(raised, Exception) else "interrupted"
+        raise
+    finally:
+        seconds = time.perf_counter() - start
+        with _lock.here():
+            _builds[run.outcome] += 1
+            _sums["seconds"] += seconds
+        ended = {**data, "key": key, "directory": str(run.directory), "outcome": run.outcome, "seconds": seconds}
+        log.log(logging.INFO, "build_finished", _SAID[run.outcome].format(build.label, seconds), **ended)
+        hooks.build_finished(build, seconds, error, key, run.directory, run.outcome)
+
+
+@contextmanager
+def _after(seconds: float, function: Callable[[], object]) -> Iterator[None]:
+    """Call a function in a thread, should the block run for so long. Not at all where no thread is left."""
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join(1)  # it may just have begun
+
+
+def _say(text: str) -> None:
+    """Print a line, if there is a terminal: a daemon has none, others put in what can only write, or close it."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        if sys.stderr.isatty():
+            print(text, file=sys.stderr, flush=True)

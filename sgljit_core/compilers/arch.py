@@ -1,7 +1,7 @@
 """Which target do we compile for?
 
-In this order: ``override_cuda_arch``, ``SGLJIT_CUDA_ARCH``, ``TVM_FFI_CUDA_ARCH_LIST`` (of several entries the one
-for the current device), the current device.
+In this order: ``override_cuda_arch``, ``SGLJIT_CUDA_ARCH``, ``TVM_FFI_CUDA_ARCH_LIST`` if it has one entry, the current
+device.
 Every build asks again, and no answer is kept for the process: two devices may differ.
 """
 
@@ -39,8 +39,6 @@ def cuda_target() -> Target:
         return override
     config = settings()
     if config.cuda_arch is not None:
-        if config.cuda_arch_source == "TVM_FFI_CUDA_ARCH_LIST":
-            return _target_of_list(config.cuda_arch)
         return parse_cuda_target(config.cuda_arch, config.cuda_arch_source)
     import torch
 
@@ -140,31 +138,6 @@ def parse_cuda_target(text: str, source: str) -> Target:
         problem = "names several architectures, but a module is compiled for one" if several else "is not one"
         raise ConfigError(f'{source}={text!r} {problem}; expected an architecture such as "8.0", "9.0a" or "10.0f"')
     return _target(int(match[1] or match[3]), int(match[2] or match[4]), match[5] or None)
-
-
-def _target_of_list(text: str) -> Target:
-    """The entry of ``TVM_FFI_CUDA_ARCH_LIST`` for the current device; without a device, the first.
-
-    tvm-ffi compiles for each entry. A module here is for one target, as each device compiles what it runs.
-    """
-    variable = "TVM_FFI_CUDA_ARCH_LIST"
-    entries = re.split(r"[ ,;]+", text)
-    if len(entries) == 1:
-        return parse_cuda_target(text, variable)
-    targets = [parse_cuda_target(entry, f"an entry of {variable}") for entry in filter(None, entries)]
-    import torch
-
-    if not torch.cuda.is_available():
-        return targets[0]
-    capability = torch.cuda.get_device_capability()
-    for target in targets:
-        if target.cuda_arch == capability:
-            return target
-    major, minor = capability
-    raise ConfigError(
-        f"{variable}={text!r} has no entry for this device, {major}.{minor}; add it, or name the target to compile "
-        f"for: SGLJIT_CUDA_ARCH={major}.{minor}"
-    )
 
 
 def _target(major: int, minor: int, suffix: str | None = None) -> Target:

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from sgljit_core.machine.forks import ForkLock
 
 from .toolchain import remembered_search
 
-_REMEDY = 'Install NVIDIA\'s wheels of it: pip install "sgljit-core[nvrtc]".'
+REMEDY = 'Install NVIDIA\'s wheels of it: pip install "sgljit-core[nvrtc]".'
 _HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
 
 
@@ -64,25 +64,9 @@ def find_nvrtc(needed_for: str) -> Nvrtc:
                 "CUDA_HOME and CUDA_PATH",
                 "the system's library directories and /usr/local/cuda",
             ],
-            remedy=_REMEDY,
+            remedy=REMEDY,
         )
     return found
-
-
-def unknown_target(nvrtc: Nvrtc, target: str, needed_for: str) -> ToolchainNotFoundError:
-    """The error for a target that this NVRTC does not support; it lists the supported ones."""
-    library = _library(nvrtc.library)
-    count = ctypes.c_int()
-    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
-    known = (ctypes.c_int * count.value)()
-    library.nvrtcGetSupportedArchs(known)
-    listed = ", ".join(f"sm_{number}" for number in known)
-    return ToolchainNotFoundError(
-        f"an NVRTC for {target} (NVRTC {nvrtc.version.partition(' ')[0]} compiles for {listed})",
-        needed_for=needed_for,
-        searched=[nvrtc.library],
-        remedy=f"Name one of these architectures, or install a later compiler. {_REMEDY}",
-    )
 
 
 def _search() -> str | None:
@@ -114,6 +98,7 @@ def _library(path: str) -> ctypes.CDLL:
 # Precompiled headers halve the time of a compile. NVRTC keeps them in the process, for one compile at a time; a second
 # thread finishes sooner without them than by waiting.
 _precompiled = ForkLock()
+_sizes: dict[Path, int] = {}  # of files of precompiled headers: one that is cut off makes NVRTC 13.0 crash
 
 
 def precompiled_directory() -> Path:
@@ -128,9 +113,11 @@ def compile_kernel(
 ) -> tuple[bytes, list[str]]:
     """Compile ``source`` and instantiate the kernels and variables that ``expressions`` name. Thread-safe.
 
+    The headers of ``source`` are precompiled for the next call with the same source, options and headers.
+
     Args:
         headers: a key of the content of everything that ``source`` includes. NVRTC does not check whether a header
-            has changed since it was precompiled, so each content has its own precompiled headers.
+            has changed since it was precompiled.
 
     Returns:
         The cubin, and the symbol of each expression in it.
@@ -138,77 +125,33 @@ def compile_kernel(
     Raises:
         RejectedSourceError: with NVRTC's log.
     """
-    with _precompiling(source, options, headers) as file:
+    library = _library(nvrtc.library)
+    file = None
+    lock = _precompiled.here()
+    if lock.acquire(blocking=False):
         try:
-            return _compile_with(file, nvrtc, source, expressions, options)
-        except RejectedSourceError:
-            if file is None:
-                raise
-        # Is the source at fault, or the file of precompiled headers? That one then goes; others still use it otherwise.
-        made = _compile(_library(nvrtc.library), source, expressions, options)
+            # It is named: NVRTC 13.0 crashes where it looks for one itself (``-pch``) and cannot list the directory.
+            name = hashlib.sha256("\0".join((source, headers, *options)).encode()).hexdigest()
+            file = precompiled_directory() / f"{name}.pch"
+            use = "use" if _size(file) == _sizes.get(file, 0) > 0 else "create"
+            made = _compile(library, source, expressions, (*options, f"-{use}-pch={file}"))
+            _sizes[file] = _size(file)
+            return made
+        except (RejectedSourceError, OSError):  # is the source at fault, or the file?
+            pass
+        finally:
+            lock.release()
+    made = _compile(library, source, expressions, options)
+    if file is not None:
         with contextlib.suppress(OSError):
             file.unlink()
-        return made
-
-
-def precompile_headers(nvrtc: Nvrtc, source: str, options: Sequence[str], headers: str) -> None:
-    """Load NVRTC and precompile headers ahead of the first ``compile_kernel`` that needs them.
-
-    Raises:
-        RejectedSourceError: with NVRTC's log.
-    """
-    with _precompiling(source, options, headers) as file:
-        _compile_with(file, nvrtc, source, [], options)
-
-
-@contextlib.contextmanager
-def _precompiling(source: str, options: Sequence[str], headers: str) -> Iterator[Path | None]:
-    """The file of precompiled headers to use or to make; None if another thread does, or the disk is full.
-
-    Each source has its own: NVRTC uses one only for a source that begins as the one that it was made for.
-    """
-    lock = _precompiled.here()
-    if not lock.acquire(blocking=False):
-        yield None
-        return
-    file = None
-    try:
-        with contextlib.suppress(OSError):
-            directory = precompiled_directory() / headers
-            directory.mkdir(mode=0o700, exist_ok=True)
-            name = hashlib.sha256("\0".join((source, *options)).encode()).hexdigest()
-            file = directory / f"{name}.pch"
-        yield file
-    finally:
-        lock.release()
-
-
-_sizes: dict[Path, int] = {}  # of files of precompiled headers: one that is cut off makes NVRTC 13.0 crash
-
-
-def _is_whole(file: Path) -> bool:
-    try:
-        return file.stat().st_size == _sizes.get(file)
-    except OSError:
-        return False
-
-
-def _compile_with(
-    file: Path | None, nvrtc: Nvrtc, source: str, expressions: Sequence[str], options: Sequence[str]
-) -> tuple[bytes, list[str]]:
-    """Use a file of precompiled headers, or make it.
-
-    It is named, as NVRTC 13.0 crashes where it looks for one itself (``-pch``) and cannot list the directory.
-    """
-    library = _library(nvrtc.library)
-    if file is None:
-        return _compile(library, source, expressions, options)
-    if _is_whole(file):
-        return _compile(library, source, expressions, (*options, f"-use-pch={file}"))
-    made = _compile(library, source, expressions, (*options, f"-create-pch={file}"))
-    with contextlib.suppress(OSError):
-        _sizes[file] = file.stat().st_size
     return made
+
+
+def _size(file: Path) -> int:
+    with contextlib.suppress(OSError):
+        return file.stat().st_size
+    return 0
 
 
 def _compile(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-import io
 import logging
-import sys
 import threading
 import time
 
@@ -13,7 +11,7 @@ import pytest
 from kit import LOAD, until
 
 from sgljit_core import errors, freeze, override_cuda_arch, parallel_compile
-from sgljit_core.builds import policy, progress
+from sgljit_core.builds import policy
 from sgljit_core.machine import jobs
 
 
@@ -222,21 +220,6 @@ def test_a_line_on_a_terminal_after_a_second(children, compiler):
     os.close(terminal)
     assert "compiling number for cpu" in text
     assert child.output == "1\n"
-
-
-def test_the_line_fits_the_terminal_and_is_gone_at_the_end(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    text = "compiling something with a name that is too long"
-    with progress.showing(text):
-        until(sys.stderr.getvalue)
-    with progress.showing("compiling something that takes no second"):
-        pass
-    assert sys.stderr.getvalue() == f"\r{text[:39]}\r\r{39 * ' '}\r"
 
 
 def test_builders_run_side_by_side_in_the_callers_context(load):

@@ -24,11 +24,13 @@ from sgljit_core.families import loading
 from sgljit_core.plugins import discovery as plugins
 from sgljit_tools.recording.recorder import record
 from sgljit_core.compilers import toolchain
-from sgljit_core.builds import kernels as variants
+from sgljit_core.jit import kernels as variants
 
 compiled = set()
 
 def by_nvcc(found, source, expressions, options, headers, nvrtcs=nvrtc.compile_kernel):
+    if not expressions:  # headers alone
+        return nvrtcs(found, source, expressions, options, headers)
     compiled.add(source)
     image, (symbol, signature) = nvrtcs(found, source, expressions, options, headers)
     tools = toolchain.find_toolchain(cuda=True, needed_for="a test")

@@ -86,7 +86,7 @@ counted(later_call)
 # By step: modules, calls, moves, calls of the operating system.
 BUDGETS = {
     "importing": (3, 1, 0, 0),
-    "load": (0, 310, 77, 375),
+    "load": (0, 308, 75, 375),
     "look_up": (14, 570, 127, 63),
     "first_call": (27, 663, 163, 824),
     "later_call": (0, 1, 0, 0),

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from sgljit_core import log
-from sgljit_core.builds.kernels import build
 from sgljit_core.compilers import arch
 from sgljit_core.errors import NoTargetError, SgljitError
+from sgljit_core.jit.kernels import build
 from sgljit_tools.recording.recorder import record
 
 Arch = Annotated[str | None, typer.Option(help="The architecture, such as 9.0; by default the current device's.")]

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgljit_core import paths
+from sgljit_core.builds import policy, recording
+from sgljit_core.builds.obtain import obtain, until_current
+from sgljit_core.builds.request import Request
 from sgljit_core.cache import keys
 from sgljit_core.cache.keys import Location
 from sgljit_core.compilers import arch, includes, toolchain
@@ -19,10 +22,6 @@ from sgljit_core.load import library
 from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.model.build import BuildSpec, Product
 from sgljit_core.plugins import hooks
-
-from . import policy, recording
-from .obtain import obtain, until_current
-from .request import Request
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
@@ -192,17 +191,8 @@ class ModuleRequest(Request["Module"]):
         from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler
 
         assert self._toolchain is not None
-        keyed = self._scan.stamps
-        return compile_library(
-            self.named,
-            self._toolchain,
-            self._generated,
-            self._roots,
-            keyed,
-            directory,
-            self._use_the_time,
-            self._unit_flags,
-        )
+        sources = (self._generated, self._roots, self._unit_flags, self._scan.stamps)
+        return compile_library(self.named, self._toolchain, *sources, directory, self._use_the_time)
 
     def _use_the_time(self) -> None:
         """Start what can be done while compilers run."""

@@ -1,0 +1,1 @@
+"""Modules, and the kernels and deferred functions of host parts: the code that can be asked for."""
