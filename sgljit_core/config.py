@@ -99,7 +99,6 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     arch_source = "SGLJIT_CUDA_ARCH" if "SGLJIT_CUDA_ARCH" in given else "TVM_FFI_CUDA_ARCH_LIST"
     cxx_source = "SGLJIT_CXX" if "SGLJIT_CXX" in given else "CXX"
     allowed = raw.get("SGLJIT_PLUGINS")
-    jobs = _number(given, "SGLJIT_JOBS", 1)
     return Settings(
         cache_dir=None if cache_dir is None else _absolute("SGLJIT_CACHE_DIR must be an absolute path", cache_dir),
         cuda_arch=given.get(arch_source),
@@ -112,7 +111,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         search=tuple(raw.get(name, "") for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
         prebuilt=_prebuilt(given),
         jit=_one_of(given, "SGLJIT_JIT", _JIT),
-        jobs=None if jobs is None else int(jobs),
+        jobs=_jobs(given),
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
         cache_home=_cache_home(given),
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,
@@ -152,13 +151,8 @@ def _one_of(given: Mapping[str, str], name: str, values: tuple[T, ...]) -> T:
     raise ConfigError(f"{name} must be one of {', '.join(values)}; got {value!r}")
 
 
-def _number(given: Mapping[str, str], name: str, least: float) -> float | None:
-    if name not in given:
-        return None
-    try:
-        value = float(given[name])
-    except ValueError:
-        value = -1.0
-    if not least <= value < float("inf"):
-        raise ConfigError(f"{name} must be a number of at least {least:g}, got {given[name]!r}")
-    return value
+def _jobs(given: Mapping[str, str]) -> int | None:
+    text = given.get("SGLJIT_JOBS")
+    if text is not None and (not text.isdecimal() or int(text) < 1):
+        raise ConfigError(f"SGLJIT_JOBS must be a whole number of at least 1, got {text!r}")
+    return None if text is None else int(text)

@@ -36,6 +36,14 @@ template <>
 struct ElementOf<sgl::kFp8E5M2> {
   using type = fp8_e5m2_t;
 };
+template <>
+struct ElementOf<sgl::kInt32> {
+  using type = int32_t;
+};
+template <>
+struct ElementOf<sgl::kInt64> {
+  using type = int64_t;
+};
 
 /// A vector of a row in registers: `kElements` elements, in words of at most 16 bytes.
 template <typename T, uint32_t kElements>
@@ -102,6 +110,20 @@ struct StreamedRow {
   }
 };
 
+/// The value of the lane whose number differs by `distance`.
+template <typename T>
+SGL_DEVICE T shuffled(const T& value, uint32_t distance) {
+  static_assert(sizeof(T) % sizeof(uint32_t) == 0, "row.reduce: a state is of whole words of 32 bits");
+  constexpr uint32_t kWords = sizeof(T) / sizeof(uint32_t);
+  uint32_t words[kWords];
+  memcpy(words, &value, sizeof(value));
+#pragma unroll
+  for (uint32_t& word : words) word = __shfl_xor_sync(kFullMask, word, static_cast<int>(distance));
+  T result;
+  memcpy(&result, words, sizeof(result));
+  return result;
+}
+
 /// One element of a vector.
 template <typename T, uint32_t kElements>
 SGL_DEVICE float element(const RowVector<T, kElements>& vector, uint32_t i) {
@@ -156,6 +178,9 @@ struct HeldPairs {
 };
 
 }  // namespace details
+
+/// \brief The most floats that a row is reduced to at once.
+inline constexpr uint32_t kMostTerms = 4;
 
 /// \brief A row, as a row program sees it on a device. The threads that share it call together.
 /// \tparam kColumns elements of a row, held in registers; 0: any number, read again in each pass, and a block has a
@@ -294,10 +319,53 @@ struct ProgramRow {
 
   /// \brief The value that an operand has for this row.
   template <int kOperand>
-  SGL_DEVICE float value(sgl::Operand<kOperand>) const {
+  SGL_DEVICE auto value(sgl::Operand<kOperand>) const {
     static_assert(has(kOperand, sgl::kOneValue), "row.value(x) is for operands with one value for each row");
+    using T = element_t<kOperand>;
     const void* place = m_find<kOperand>();
-    return place != nullptr ? *static_cast<const float*>(place) : 0;
+    return place != nullptr ? *static_cast<const T*>(place) : T{};
+  }
+
+  /// \brief A value rounded to the dtype of an operand: what another kernel would read that this one had stored.
+  template <int kOperand, typename Of>
+  SGL_DEVICE auto round(sgl::Operand<kOperand>, const Of& of) const {
+    using T = element_t<kOperand>;
+    return sgl::map([](float value) { return cast<fp32_t>(cast<T>(value)); }, of);
+  }
+
+  /// \brief The elements of a value by a monoid: `M::of(element, column)` and `M::merge(a, b)` are of its `State`, of
+  /// at most 16 bytes; `M::identity()` changes nothing. `merge` is associative and commutative. In each thread.
+  template <typename M, typename Of>
+  SGL_DEVICE auto reduce(const M&, const Of& of) const {
+    PDLTriggerSecondary();
+    auto state = M::identity();
+    if (m_has_row) {
+      m_each([&](const auto& part) {
+        const auto& opened = of.open(part);
+#pragma unroll
+        for (uint32_t j = 0; j < kUnits; ++j) {
+          float floats[kTogether];
+          opened.get(j, floats);
+#pragma unroll
+          for (uint32_t n = 0; n < kTogether; ++n)
+            state = M::merge(state, M::of(floats[n], part.index * kElements + j * kTogether + n));
+        }
+      });
+    }
+    constexpr uint32_t kLanes = kThreads < kWarpThreads ? kThreads : kWarpThreads;
+#pragma unroll
+    for (uint32_t distance = kLanes / 2; distance > 0; distance /= 2)
+      state = M::merge(state, details::shuffled(state, distance));
+    if constexpr (kThreads > kWarpThreads) {
+      using State = decltype(state);
+      static_assert(sizeof(State) <= kMostTerms * sizeof(float), "row.reduce: a state has at most 16 bytes");
+      auto* states = reinterpret_cast<State*>(m_next_smem());
+      if (threadIdx.x % kWarpThreads == 0) states[threadIdx.x / kWarpThreads] = state;
+      __syncthreads();
+      state = states[0];
+      for (uint32_t warp = 1; warp < kThreads / kWarpThreads; ++warp) state = M::merge(state, states[warp]);
+    }
+    return state;
   }
 
   /// \brief The sum of `term` of the elements of values, a float or `sgl::Values`, in each thread.
@@ -330,6 +398,13 @@ struct ProgramRow {
   }
 
  private:
+  /// Reductions take two parts of the shared memory by turns. So no barrier is between two: when one is used again, all
+  /// threads have passed the barrier of the other, and read this one before.
+  SGL_DEVICE float* m_next_smem() const {
+    m_turn ^= 1;
+    return m_smem + m_turn * kMostTerms * kWarpThreads;
+  }
+
   static constexpr bool m_is_indexed(int operand) {
     return has(operand, sgl::kIndexed | sgl::kLongIndexed);
   }
@@ -390,9 +465,9 @@ struct ProgramRow {
       });
     }
     constexpr sgl::details::Reduce<kMax> op;
+    static_assert(reduced.kCount <= kMostTerms, "row_program: at most four values are reduced at once");
     if constexpr (kThreads > kWarpThreads) {
-      cta::all_reduce<kThreads>(reduced.values, m_smem, sgl::details::kIdentity<kMax>, op);
-      m_smem += reduced.kCount * kWarpThreads;  // the next one has its own, and no barrier is between them
+      cta::all_reduce<kThreads>(reduced.values, m_next_smem(), sgl::details::kIdentity<kMax>, op);
     } else {
 #pragma unroll
       for (float& value : reduced.values) value = warp::details::reduce<kThreads>(value, kFullMask, op);
@@ -440,10 +515,11 @@ struct ProgramRow {
 
   template <int kOperand, typename T>
   SGL_DEVICE void m_store_value(const sgl::Bound<kOperand, T>& output) const {
-    if constexpr (device::details::is_same<T, float>) {
-      static_assert(has(kOperand, sgl::kOneValue), "a float is stored to an operand with one value for each row");
+    if constexpr (sgl::details::kIsNumber<T>) {
+      static_assert(has(kOperand, sgl::kOneValue), "a number is stored to an operand with one value for each row");
       void* place = m_find<kOperand>();
-      if (m_thread == 0 && place != nullptr) *static_cast<float*>(place) = output.value;
+      if (m_thread == 0 && place != nullptr)
+        *static_cast<element_t<kOperand>*>(place) = static_cast<element_t<kOperand>>(output.value);
     }
   }
 
@@ -451,7 +527,7 @@ struct ProgramRow {
 
   template <int kOperand, typename T>
   SGL_DEVICE auto m_computed(const sgl::Bound<kOperand, T>& output, const details::RowPart& part) const {
-    if constexpr (device::details::is_same<T, float> || sgl::details::kGroupSize<T> != 0) {
+    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0) {
       return Nothing{};
     } else {
       details::RowVector<element_t<kOperand>, kElements> vector;
@@ -481,7 +557,7 @@ struct ProgramRow {
       float floats[kTogether];
       output.value.open(part).get(0, floats);
       *static_cast<element_t<kOperand>*>(place) = cast<element_t<kOperand>>(floats[0]);
-    } else if constexpr (!device::details::is_same<T, float>) {
+    } else if constexpr (!sgl::details::kIsNumber<T>) {
       void* row = m_find<kOperand>();
       if (m_always_has(kOperand) || row != nullptr) vector.store(row, part.index);
     }
@@ -493,11 +569,19 @@ struct ProgramRow {
   int64_t m_inner = 0;
   uint32_t m_thread;
   bool m_has_row;
-  mutable float* m_smem;
+  float* m_smem;
+  mutable uint32_t m_turn = 0;
 };
 
-/// \brief The reductions of a program: the shared memory of a block, in floats.
-inline constexpr uint32_t kProgramSmem = 4 * kWarpThreads;
+namespace details {
+
+/// The program of a block's segment.
+template <typename F, typename Row, size_t... kNumber>
+SGL_DEVICE void run_segments(const F& f, const Row& row, int number, sgl::details::IndexList<kNumber...>) {
+  ((number == static_cast<int>(kNumber) ? row.finish(f(row, sgl::Segment<static_cast<int>(kNumber)>{})) : void()), ...);
+}
+
+}  // namespace details
 
 /// \brief Rows by a program. Grid: of each segment, a block for each `kBlock / kThreads` rows.
 ///
@@ -508,7 +592,7 @@ template <
     uint32_t kBlock, uint64_t kTypes, uint64_t kPlaces>
 __global__ __launch_bounds__(kBlock) void row_program(
     const __grid_constant__ sgl::RowProgramParams<kOperands, kSegments> params, const __grid_constant__ F f) {
-  alignas(16) __shared__ float smem[kProgramSmem];
+  alignas(16) __shared__ float smem[2 * kMostTerms * kWarpThreads];
   int number = 0;
 #pragma unroll
   for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;
@@ -522,8 +606,11 @@ __global__ __launch_bounds__(kBlock) void row_program(
   const ProgramRow<kOperands, kColumns, kPaired, kElements, kThreads, kTypes, kPlaces> view(
       segment, params.columns, row, kIsBlock ? threadIdx.x : threadIdx.x % kThreads, smem);
   PDLWaitPrimary();
-  const auto stores = f(view);
-  view.finish(stores);
+  if constexpr (requires { f(view); }) {
+    view.finish(f(view));
+  } else {
+    details::run_segments(f, view, number, sgl::details::IndexListUpTo<kSegments>{});
+  }
   PDLTriggerSecondary();
 }
 

@@ -81,6 +81,13 @@ struct Roles {
   int parts_of_pairs = 1;
   int group_size = 0;
   bool is_neox = false;
+
+  unsigned all_writes() const {
+    return writes | writes_value | writes_groups;
+  }
+  unsigned asks() const {
+    return reads | reads_value | pairs | all_writes();
+  }
 };
 
 /// An operand's elements, of no row; or the values of its groups.
@@ -92,6 +99,14 @@ using NoGroups = sgl::details::Grouped<kSize, NoRow>;
 struct RoleRow {
  public:
   mutable Roles roles;
+
+  /// What the program of a segment asks for.
+  template <int kNumber, typename F>
+  static Roles roles_of(const F& f) {
+    const RoleRow row;
+    row.finish(sgl::details::run_segment<kNumber>(f, row));
+    return row.roles;
+  }
 
   float size() const {
     return 1;
@@ -110,6 +125,15 @@ struct RoleRow {
   NoRow keep(const Of&) const {
     ++roles.kept;
     return {};
+  }
+  template <int kOperand, typename Of>
+  NoRow round(sgl::Operand<kOperand>, const Of&) const {
+    return {};
+  }
+  template <typename M, typename Of>
+  auto reduce(const M&, const Of&) const {
+    ++roles.reductions;
+    return M::identity();
   }
   template <typename Order, int kOperand>
   NoRow of_pairs(Order, sgl::Operand<kOperand>, int = 0, int count = 1) const {
@@ -140,7 +164,7 @@ struct RoleRow {
   }
   template <int... kIndex, typename... T>
   void finish(const sgl::Stores<sgl::Bound<kIndex, T>...>&) const {
-    ((__is_same(T, float)                ? roles.writes_value |= 1u << kIndex
+    ((sgl::details::kIsNumber<T>         ? roles.writes_value |= 1u << kIndex
       : sgl::details::kGroupSize<T> != 0 ? roles.writes_groups |= 1u << kIndex
                                          : roles.writes |= 1u << kIndex),
      ...);
@@ -169,18 +193,22 @@ struct ProgramPlan {
   std::int64_t element_bytes = 0;
   std::uint64_t types = 0;
   std::uint64_t places = 0;
+  unsigned seen = 0;  ///< the operands of `types` and `places`
+  int reductions = 0, outputs = 0, kept = 0;
+  bool is_neox = false;
   DLDevice device{};
 };
 
 /// Checks the operands of one segment, and adds what they say to the plan.
 /// \throws TensorMatchError naming the operand and the rule; ValueError if rows that are written share memory.
 SGL_INLINE void match_segment(
-    const Rows* operands, int num_operands, const Roles& roles, bool is_first, ProgramPlan& plan, long long& num_rows,
-    long long& inner, DebugInfo location);
+    const Rows* operands, int num_operands, unsigned bound, int number, const Roles& roles, ProgramPlan& plan,
+    long long& num_rows, long long& inner, DebugInfo location);
 
 /// Refuses memory with which the result would depend on the order of the rows: of one segment, or of two.
 SGL_INLINE void refuse_meeting_rows(
-    const Rows* operands, const Rows* others, int num_operands, const Roles& roles, DebugInfo location);
+    const Rows* operands, const Roles& roles, const Rows* others, const Roles& other_roles, int num_operands,
+    DebugInfo location);
 
 inline sgl::RowPlace place_of(const Rows& rows) {
   const auto bytes = rows.element_bytes();
@@ -189,16 +217,15 @@ inline sgl::RowPlace place_of(const Rows& rows) {
 }
 
 /// The table of layouts that fits a program best.
-inline sgl::RowWork work_of(const Roles& roles) {
-  if (roles.reductions > 1) return sgl::RowWork::kTwoPasses;
-  return __builtin_popcount(roles.writes) > 1 ? sgl::RowWork::kMoreInputs : sgl::RowWork::kOneInput;
+inline sgl::RowWork work_of(const ProgramPlan& plan) {
+  if (plan.reductions > 1) return sgl::RowWork::kTwoPasses;
+  return plan.outputs > 1 ? sgl::RowWork::kMoreInputs : sgl::RowWork::kOneInput;
 }
 
 /// How many threads share a row. Those of pairs of i and i + half have both elements of each.
-inline sgl::RowLayout layout_of(
-    const ProgramPlan& plan, const Roles& roles, std::int64_t num_rows, const runtime::Chip& chip) {
-  if (!roles.is_neox)
-    return sgl::layout_rows(plan.columns, plan.elements, plan.element_bytes, work_of(roles), num_rows, chip);
+inline sgl::RowLayout layout_of(const ProgramPlan& plan, std::int64_t num_rows, const runtime::Chip& chip) {
+  if (!plan.is_neox)
+    return sgl::layout_rows(plan.columns, plan.elements, plan.element_bytes, work_of(plan), num_rows, chip);
   constexpr unsigned kWarp = 32, kBlock = 128;
   const auto vectors = static_cast<unsigned>(plan.paired / 2 / plan.elements);
   unsigned threads = 1;
@@ -263,6 +290,7 @@ struct ProgramOnCpu {
 template <int kOperands>
 struct ProgramRows {
   Rows rows[kOperands];
+  unsigned bound;  ///< a bit for each operand that was passed; the others' rows are any
 };
 
 /// \brief An op that computes rows from rows, as its functor says. A global variable.
@@ -295,13 +323,17 @@ struct RowProgram {
   /// \brief The rows of one segment: each operand of the functor once.
   template <int... kIndex>
   static ProgramRows<kOperands> rows(const sgl::Bound<kIndex, Rows>&... bound) {
+    constexpr unsigned kBound = ((1u << kIndex) | ... | 0u);
     static_assert(
-        sizeof...(kIndex) == kOperands && ((1ull << kIndex) | ... | 0) == (1ull << kOperands) - 1,
+        __builtin_popcount(kBound) == sizeof...(kIndex) &&
+            (sgl::details::kHasSegments<F, details::RoleRow> || kBound == (1u << kOperands) - 1),
         "RowProgram: pass each operand that SGL_OPERANDS names once, F::x = rows");
-    const Rows* by_index[kOperands];
+    const Rows* by_index[kOperands] = {};
     ((by_index[kIndex] = &bound.value), ...);
+    const Rows* any = nullptr;
+    for (const auto* rows : by_index) any = rows != nullptr ? rows : any;
     return [&]<std::size_t... I>(sgl::details::IndexList<I...>) -> ProgramRows<kOperands> {
-      return {{*by_index[I]...}};
+      return {{*(by_index[I] != nullptr ? by_index[I] : any)...}, kBound};
     }(sgl::details::IndexListUpTo<kOperands>{});
   }
 
@@ -310,33 +342,33 @@ struct RowProgram {
 
   void m_run(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location) {
     static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
-    const details::RoleRow role_row;
-    role_row.finish(f(role_row));
+    details::Roles roles[kSegments];
+    s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
     details::ProgramPlan plan;
     Params params;
     std::int64_t num_rows = 0;
     for (int i = 0; i < kSegments; ++i) {
       auto& segment = params.segments[i];
       details::match_segment(
-          segments[i].rows, kOperands, role_row.roles, i == 0, plan, segment.num_rows, segment.inner, location);
+          segments[i].rows, kOperands, segments[i].bound, i, roles[i], plan, segment.num_rows, segment.inner, location);
       segment.inverse = segment.inner <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.inner) + 1;
       num_rows += segment.num_rows;
       for (int n = 0; n < kOperands; ++n) segment.places[n] = details::place_of(segments[i].rows[n]);
     }
     for (int i = 1; i < kSegments; ++i) {
       for (int j = 0; j < i; ++j)
-        details::refuse_meeting_rows(segments[j].rows, segments[i].rows, kOperands, role_row.roles, location);
+        details::refuse_meeting_rows(segments[j].rows, roles[j], segments[i].rows, roles[i], kOperands, location);
     }
     params.columns = plan.columns;
     params.paired = plan.paired;
-    params.kept = role_row.roles.kept;
+    params.kept = plan.kept;
     bool is_flat = true;
     for (const auto& segment : params.segments) is_flat = is_flat && segment.inner == 1;
     if (is_flat) plan.places |= sgl::kIsFlat;
     if (num_rows == 0 || plan.columns <= 0) return;
     if (plan.device.device_type == kDLCPU) return m_on_cpu(plan, params, f);
     const auto chip = runtime::get_chip(plan.device.device_id, location);
-    const auto layout = details::layout_of(plan, role_row.roles, num_rows, chip);
+    const auto layout = details::layout_of(plan, num_rows, chip);
     std::int64_t blocks = 0;
     for (auto& segment : params.segments) {
       segment.first_block = blocks;
@@ -347,6 +379,11 @@ struct RowProgram {
         type<F>, kOperands, kSegments, is_held ? plan.columns : 0, plan.paired, plan.elements,
         is_held ? layout.threads_per_row : layout.block_threads, layout.block_threads, plan.types, plan.places);
     LaunchKernel(blocks, layout.block_threads, plan.device, 0, location).enable_pdl(chip.has_pdl())(kernel, params, f);
+  }
+
+  template <std::size_t... I>
+  static void s_ask(const F& f, details::Roles (&roles)[kSegments], sgl::details::IndexList<I...>) {
+    ((roles[I] = details::RoleRow::roles_of<static_cast<int>(I)>(f)), ...);
   }
 
   Kernel<Params, F> m_kernel;
@@ -366,6 +403,8 @@ inline unsigned element_code(DLDataType dtype) {
          : is_type<__nv_bfloat16>(dtype) ? sgl::kBf16
          : is_type<__nv_fp8_e4m3>(dtype) ? sgl::kFp8E4M3
          : is_type<__nv_fp8_e5m2>(dtype) ? sgl::kFp8E5M2
+         : is_type<std::int32_t>(dtype)  ? sgl::kInt32
+         : is_type<std::int64_t>(dtype)  ? sgl::kInt64
                                          : sgl::kNoElement;
 }
 
@@ -398,14 +437,24 @@ inline void check_index(const Rows& rows, DebugInfo location) {
 }
 
 SGL_INLINE void match_segment(
-    const Rows* operands, int num_operands, const Roles& roles, bool is_first, ProgramPlan& plan, long long& num_rows,
-    long long& inner, DebugInfo location) {
+    const Rows* operands, int num_operands, unsigned bound, int number, const Roles& roles, ProgramPlan& plan,
+    long long& num_rows, long long& inner, DebugInfo location) {
+  const bool is_first = number == 0;
   const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
-  for (int i = 0; i < num_operands && like == nullptr; ++i) {
-    const bool is_narrow = ((roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups) >> i & 1) != 0;
-    if (!operands[i].is_shared && operands[i].inner != 0 && !is_narrow) like = operands + i;
+  for (int i = 0; i < num_operands; ++i) {
+    const unsigned bit = 1u << i;
+    if ((roles.asks() & ~bound & bit) != 0)
+      throw Error("TypeError", "row program: segment ", number, " uses operand ", i, ", which was not passed");
+    const unsigned narrow = roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups;
+    const bool is_whole = (roles.asks() & ~narrow & bit) != 0 && !operands[i].is_shared && operands[i].inner != 0;
+    if (is_whole && like == nullptr) like = operands + i;
   }
   if (like == nullptr) like = operands;
+  plan.reductions = plan.reductions > roles.reductions ? plan.reductions : roles.reductions;
+  plan.kept = plan.kept > roles.kept ? plan.kept : roles.kept;
+  const int outputs = __builtin_popcount(roles.writes);
+  plan.outputs = plan.outputs > outputs ? plan.outputs : outputs;
+  plan.is_neox = plan.is_neox || roles.is_neox;
   const auto outer_of = [](const Rows& rows) { return rows.index != nullptr ? rows.index->numel() : rows.count; };
   const auto outer = outer_of(*like);
   inner = like->inner;
@@ -418,13 +467,16 @@ SGL_INLINE void match_segment(
   for (int i = 0; i < num_operands; ++i) {
     const Rows& rows = operands[i];
     const unsigned bit = 1u << i;
+    if ((roles.asks() & bit) == 0) continue;
     const bool is_value = ((roles.reads_value | roles.writes_value) & bit) != 0;
-    const bool is_written = ((roles.writes | roles.writes_value | roles.writes_groups) & bit) != 0;
+    const bool is_written = (roles.all_writes() & bit) != 0;
     const auto dtype = rows.tensor.dtype();
     const auto code = element_code(dtype);
-    if (code == sgl::kNoElement || (is_value && code != sgl::kFp32))
+    const bool is_integer = code == sgl::kInt32 || code == sgl::kInt64;
+    if (code == sgl::kNoElement || (is_value ? code != sgl::kFp32 && !is_integer : is_integer))
       rows.raise(
-          location, {"DType mismatch: expected ", is_value ? "float32" : "one of [float32, float16, bfloat16, float8]",
+          location, {"DType mismatch: expected ",
+                     is_value ? "one of [float32, int32, int64]" : "one of [float32, float16, bfloat16, float8]",
                      " but got ", dtype});
     const auto device = rows.tensor.device();
     if (device.device_type != kDLCPU && device.device_type != kDLCUDA)
@@ -464,9 +516,16 @@ SGL_INLINE void match_segment(
     }
     const auto types = static_cast<std::uint64_t>(code) << 4 * i;
     const auto places = place << 4 * i;
-    if (is_first) plan.types |= types, plan.places |= places;
-    else if (((plan.types ^ types) | (plan.places ^ places)) >> 4 * i & 15)
-      rows.raise(location, {"DType mismatch: all segments must have the same dtypes, got ", dtype});
+    if ((plan.seen & bit) == 0) {
+      plan.seen |= bit;
+      plan.types |= types;
+      plan.places |= places;
+    } else if ((((plan.types ^ types) | (plan.places ^ places)) >> 4 * i & 15) != 0) {
+      rows.raise(
+          location,
+          {"DType mismatch: an operand has the same dtype, and an index of the same dtype, in all segments; got ",
+           dtype});
+    }
     if (is_value || is_of_groups) continue;
     const auto bytes = rows.element_bytes();
     if (!is_for_all && !is_of_pairs && bytes > plan.element_bytes) plan.element_bytes = bytes;
@@ -486,7 +545,7 @@ SGL_INLINE void match_segment(
   if (plan.paired > 0) {  // whole vectors of pairs, and of the elements that each pair has
     while (plan.elements > 1 && plan.paired % (2 * plan.elements) != 0) plan.elements /= 2;
   }
-  if (num_rows > 0) refuse_meeting_rows(operands, operands, num_operands, roles, location);
+  if (num_rows > 0) refuse_meeting_rows(operands, roles, operands, roles, num_operands, location);
 }
 
 inline MemoryRows memory_of(const Rows& rows) {
@@ -497,8 +556,8 @@ inline MemoryRows memory_of(const Rows& rows) {
 }
 
 SGL_INLINE void refuse_meeting_rows(
-    const Rows* operands, const Rows* others, int num_operands, const Roles& roles, DebugInfo location) {
-  const unsigned writes = roles.writes | roles.writes_value | roles.writes_groups;
+    const Rows* operands, const Roles& roles, const Rows* others, const Roles& other_roles, int num_operands,
+    DebugInfo location) {
   const bool is_one = operands == others;
   const auto refuse = [&](const Rows& written, const Rows& other) {
     raise(
@@ -512,7 +571,9 @@ SGL_INLINE void refuse_meeting_rows(
     for (int j = 0; j < num_operands; ++j) {
       const Rows& one = operands[i];
       const Rows& other = others[j];
-      const bool writes_one = (writes >> i & 1) != 0, writes_other = (writes >> j & 1) != 0;
+      if ((roles.asks() >> i & 1) == 0 || (other_roles.asks() >> j & 1) == 0) continue;
+      const bool writes_one = (roles.all_writes() >> i & 1) != 0;
+      const bool writes_other = (other_roles.all_writes() >> j & 1) != 0;
       if (!writes_one && (is_one || !writes_other)) continue;
       if (is_one && i == j) {
         if (rows_overlap(memory_of(one))) refuse(one, one);

@@ -306,12 +306,9 @@ def _wait(lock: FileLock, label: str) -> bool:
             if not reported and seconds >= _REPORT_SECONDS:
                 reported = True
                 holder = lock.holder()
-                text = f"waiting for {holder or 'another process'}, which holds the lock of {label}"
-                log.log(logging.WARNING, "waiting", text, build=label, holder=str(holder))
+                text = f"waiting for {holder}, which holds the lock of {label}"
+                log.log(logging.WARNING, "waiting", text, build=label, holder=holder)
     holder = lock.holder()
-    text = (
-        f"{holder or 'another process'} has held the lock of {label} for more than {LOCK_SECONDS:g} s; "
-        f"compiling it here as well"
-    )
-    log.log(logging.WARNING, "lock_timeout", text, build=label, holder=str(holder))
+    text = f"{holder} has held the lock of {label} for more than {LOCK_SECONDS:g} s; compiling it here as well"
+    log.log(logging.WARNING, "lock_timeout", text, build=label, holder=holder)
     return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -140,12 +139,9 @@ def _difference(name: str, wanted: str | None, found: str | None) -> list[str]:
 
 
 def _flags(step: str, wanted: list[str], found: list[str]) -> list[str]:
-    texts = []
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, found, wanted, autojunk=False).get_opcodes():
-        if tag != "equal":
-            texts += [f"flag {flag} removed ({step})" for flag in found[a:b]]
-            texts += [f"flag {flag} added ({step})" for flag in wanted[c:d]]
-    return texts
+    texts = [f"flag {flag} removed ({step})" for flag in found if flag not in wanted]
+    texts += [f"flag {flag} added ({step})" for flag in wanted if flag not in found]
+    return texts or [f"flags in another order, or another number ({step})"]
 
 
 def _short(name: str, version: str | None) -> str:

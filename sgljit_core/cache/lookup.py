@@ -12,13 +12,12 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sgljit_core import paths
 from sgljit_core.errors import UntrustedCacheError
-from sgljit_core.machine import roots, trust
+from sgljit_core.machine import roots
 
 from .keys import Location, without_core
 from .manifest import FILE, Manifest, ManifestError
@@ -245,51 +244,29 @@ def read(directory: Path, root: Path | None = None) -> Artifact | None:
 
 
 def _open(directory: Path, root: Path | None) -> int:
+    """An artifact's directory, opened from its root if that is to be checked."""
+    if root is None:
+        return _open_artifact(directory, directory, None)
+    with roots.directory(root, *directory.parent.relative_to(root).parts) as parent:
+        descriptor = _open_artifact(directory, directory.name, parent)
     try:
-        return _open_once(directory, root)
-    except OSError as error:
-        if error.errno != errno.ESTALE:  # NFS: another machine removed or replaced it
-            raise
-    return _open_once(directory, root)
-
-
-def _open_once(directory: Path, root: Path | None) -> int:
-    with _open_parent(directory, root) as parent:
-        return _open_artifact(parent, directory, is_checked=root is not None)
-
-
-@contextmanager
-def _open_parent(directory: Path, root: Path | None) -> Iterator[int]:
-    """The directory that an artifact lies in, opened from its root if that is to be checked."""
-    if root is not None:
-        with roots.directory(root, *directory.parent.relative_to(root).parts) as descriptor:
-            yield descriptor
-        return
-    descriptor = os.open(directory.parent, trust.ENTER)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _open_artifact(parent: int, directory: Path, *, is_checked: bool) -> int:
-    """An artifact's directory. Raises ManifestError where something else has its name."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(directory.name, flags, dir_fd=parent)
-    except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-            raise
-        if is_checked:
-            roots.check_file(directory, os.stat(directory.name, dir_fd=parent, follow_symlinks=False))
-        raise ManifestError(f"it is not a directory ({error.strerror})") from error
-    try:
-        if is_checked:
-            roots.check_file(directory, os.fstat(descriptor))
+        roots.check_file(directory, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _open_artifact(directory: Path, path: Path | str, parent: int | None) -> int:
+    """Open an artifact's directory by its path in an open one. Raises ManifestError where something else is there."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP) or not os.path.isdir(directory.parent):  # noqa: PTH112
+            raise
+        if parent is not None:
+            roots.check_file(directory, os.stat(path, dir_fd=parent, follow_symlinks=False))
+        raise ManifestError(f"it is not a directory ({error.strerror})") from error
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sgljit_core import log
@@ -39,8 +39,6 @@ _KEPT_SECONDS = 7 * 24 * 3600.0
 _MARK_SECONDS = 24 * 3600.0  # a use is noted at most that often, so that hits stay cheap
 _FOREIGN_SECONDS = 24 * 3600.0  # after that long, a build on another machine is taken to be over
 _AHEAD_SECONDS = 24 * 3600.0  # a time that lies further ahead was taken from a clock that was wrong
-_SOURCE_KEY = re.compile(r"[0-9a-f]{32}")
-_ENTRY = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{8})?")  # see Manifest.entry_name
 # Clean-up removes only names of these forms, in a directory that is a cache: see ``roots``.
 # The name of a module may have dots in it.
 _STAGED = re.compile(r"[\w.+-]+\.(?P<owner>\w+-\d+-\d+)\.[0-9a-f]{8}")
@@ -166,11 +164,8 @@ def collect(root: Path) -> list[Path]:
 
 
 def _is_abandoned(directory: Path) -> bool:
-    maker = processes.parse(directory.name.split(".")[-2])
-    if maker is not None and processes.is_dead(maker):
-        return True
-    mine = maker is not None and maker.machine == processes.current().machine
-    return not mine and _age(directory) > _FOREIGN_SECONDS
+    is_dead = processes.is_dead(directory.name.split(".")[-2])
+    return _age(directory) > _FOREIGN_SECONDS if is_dead is None else is_dead
 
 
 def _old(paths: Sequence[Path], count: int) -> list[Path]:
@@ -223,20 +218,6 @@ def mark_used(directory: Path) -> None:
             os.utime(directory)
 
 
-def last_use(directory: Path) -> float:
-    """When an artifact was last used, to within a day, in seconds since 1970; 0 where there is none."""
-    with contextlib.suppress(OSError):
-        return directory.stat().st_mtime
-    return 0.0
-
-
-def size(directory: Path) -> int:
-    """The bytes that an artifact takes."""
-    with contextlib.suppress(OSError):
-        return sum(file.lstat().st_size for file in directory.iterdir())
-    return 0
-
-
 def remove(path: Path, root: Path) -> None:
     """Take an artifact out of sight at once, then remove it and the directories that it leaves empty."""
     trash = staging_directory(root, "removed")
@@ -248,31 +229,3 @@ def remove(path: Path, root: Path) -> None:
             break
         with contextlib.suppress(OSError):
             parent.rmdir()
-
-
-def artifact_directories(root: Path, closed: Callable[[Path], object] = lambda _: None) -> list[Path]:
-    """Every artifact's directory below a root, whole or not; none below a closed directory. Raises OSError.
-
-    Nothing else below it is listed: callers remove what is, and a user may have named a directory of his own.
-
-    Args:
-        closed: is called with each directory that this user may not list.
-    """
-    places = [path for path in _children(root) if not path.name.startswith(".")]
-    for _ in range(3):
-        places = [path for place in places for path in _children(place, closed)]
-    keys = [path for path in places if _SOURCE_KEY.fullmatch(path.name)]
-    return [path for key in keys for path in _children(key, closed) if _ENTRY.fullmatch(path.name)]
-
-
-def _children(directory: Path, closed: Callable[[Path], object] | None = None) -> list[Path]:
-    """The directories in a directory, links left out; nothing of one that is gone, or that may be ``closed`` and is."""
-    try:
-        return sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except PermissionError:
-        if closed is None:
-            raise
-        closed(directory)
-        return []

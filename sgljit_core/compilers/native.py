@@ -181,6 +181,7 @@ class _Runner:
             command,
             cwd=self._directory,
             env=self._environment,
+            seconds=supervisor.SECONDS,
             started=self._started.release,
             memory=jobs.available_memory(),
         )

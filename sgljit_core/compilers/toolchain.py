@@ -21,7 +21,6 @@ from pathlib import Path
 
 from sgljit_core.config import settings
 from sgljit_core.errors import ToolchainNotFoundError
-from sgljit_core.machine import processes
 from sgljit_core.machine.answers import recall, remember
 from sgljit_core.machine.supervisor import Finished, Supervisor
 
@@ -234,7 +233,7 @@ def processor() -> str:
     try:
         return _processor()
     except OSError:  # not kept, as it may pass
-        return f"that of {processes.host_name()}"
+        return f"that of {os.uname().nodename}"
 
 
 @functools.cache

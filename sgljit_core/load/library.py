@@ -20,7 +20,6 @@ import errno
 import functools
 import itertools
 import os
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from tvm_ffi import Module
 
 
-_EXPORT = re.compile(rb"\0__tvm_ffi_(\w+)(?=\0)")  # of an exported function, in a library's table of names
 _count = itertools.count(1)
 
 
@@ -62,45 +60,45 @@ def load_library(payload: bytes, name: str) -> Module:
 @contextmanager
 def _file(payload: bytes, name: str) -> Iterator[str]:
     """A path to load a library by, while the block runs."""
-    try:
-        descriptor = _memory_file(payload, name)
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        with _file_on_disk(payload, name) as on_disk:
-            yield on_disk
+    descriptor = _memory_file(payload, name)
+    if descriptor is None:
+        with _file_on_disk(payload, name) as path:
+            yield path
         return
-    own = f"/proc/self/fd/{'./' * next(_count)}{descriptor}"  # another number may come again
-    link = None
+    link, keep = None, False
     with contextlib.suppress(OSError):
-        path = private.user_directory() / f"{name}-{os.urandom(8).hex()}"
-        path.symlink_to(f"/proc/self/fd/{descriptor}")
+        path = str(private.user_directory() / f"{name}-{os.urandom(8).hex()}")
+        os.symlink(f"/proc/self/fd/{descriptor}", path)  # noqa: PTH211
         link = path
-    loaded = False
     try:
-        if not os.path.exists(own):  # noqa: PTH110 - no /proc
-            with _file_on_disk(payload, name) as instead:
-                yield instead
-        else:
-            yield own if link is None else str(link)
-            loaded = True
+        # Without a link the descriptor stays open, and its number, which may come again, gets another spelling.
+        yield link or f"/proc/self/fd/{'./' * next(_count)}{descriptor}"
+        keep = link is None
     finally:
         if link is not None:
             with contextlib.suppress(OSError):
-                link.unlink()
-        if link is not None or not loaded:
+                os.unlink(link)  # noqa: PTH108
+        if not keep:
             os.close(descriptor)
 
 
-def _memory_file(payload: bytes, name: str) -> int:
-    descriptor = os.memfd_create(f"sgljit:{name}"[:200], os.MFD_CLOEXEC)
+def _memory_file(payload: bytes, name: str) -> int | None:
+    """The descriptor of a file in memory; None where there are no such files, or ``/proc`` gives them no path."""
     try:
-        with open(descriptor, "wb", closefd=False) as file:
+        descriptor = os.memfd_create(f"sgljit:{name}"[:200], os.MFD_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
+    keep = False
+    try:
+        with contextlib.suppress(OSError), open(descriptor, "wb", closefd=False) as file:
             file.write(payload)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+            keep = os.path.exists(f"/proc/self/fd/{descriptor}")  # noqa: PTH110
+    finally:
+        if not keep:
+            os.close(descriptor)
+    return descriptor if keep else None
 
 
 @contextmanager
@@ -125,24 +123,6 @@ def _load(path: str, name: str) -> Module:
         raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {_reason(error)}") from error
     ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
     return module
-
-
-def exports(module: Module) -> list[str]:
-    """The names of the functions that a library exports which was loaded here, for messages.
-
-    A module does not list them, and its library has no path any more. So they are found in this process's memory,
-    which has the names of all libraries; there are none where ``/proc`` does not show it.
-    """
-    names: set[bytes] = set()
-    with contextlib.suppress(OSError), Path("/proc/self/mem").open("rb", buffering=0) as memory:
-        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-            addresses, access, offset, *_ = line.split(maxsplit=5)
-            is_loaded_here = "/memfd:sgljit:" in line or line.endswith(".so (deleted)")
-            if is_loaded_here and access.startswith("r") and int(offset, 16) == 0:
-                start, end = (int(address, 16) for address in addresses.split("-"))
-                memory.seek(start)
-                names.update(_EXPORT.findall(memory.read(end - start)))
-    return sorted(filter(module.implements_function, map(bytes.decode, names)))
 
 
 def _reason(error: RuntimeError) -> str:

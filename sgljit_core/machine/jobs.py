@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,31 +35,28 @@ class _Slots:
 
     def renew(self) -> None:
         self.changed = threading.Condition()
-        self.taken = 0
+        self.taken: list[int] = []  # the threads that run a compiler
 
 
 _slots = _Slots()
-_here = threading.local()
 
 
 @contextmanager
 def running(*, cuda: bool, is_cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Wait until another compiler may run, and count as one inside the block. Who is cancelled does not wait."""
     memory = NVCC_MEMORY if cuda else CXX_MEMORY
-    changed = _slots.changed
+    changed, taken, here = _slots.changed, _slots.taken, threading.get_ident()
     with changed:
         # Nobody wakes the threads when memory comes free or a build is cancelled: so they look, now and then.
         # A signal's handler would wait for ever for what its own thread has taken.
-        while _slots.taken >= capacity(memory) and not is_cancelled() and not vars(_here).get("taken"):
+        while len(taken) >= capacity(memory) and not is_cancelled() and here not in taken:
             changed.wait(0.5)
-        _slots.taken += 1
-    outer, _here.taken = vars(_here).get("taken", False), True
+        taken.append(here)
     try:
         yield
     finally:
-        _here.taken = outer
         with changed:
-            _slots.taken -= 1
+            taken.remove(here)
             changed.notify_all()
 
 
@@ -84,14 +82,14 @@ def available_cores(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
 
 def available_memory(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int | None:
     """The bytes that more processes may use here: the kernel's estimate, and what its cgroups' limits leave."""
-    free = _field(proc / "meminfo", "MemAvailable:")
+    free = _number(proc / "meminfo", "MemAvailable:")
     free = None if free is None else free * 1024
     for directory in _own_cgroups(cgroups, proc):
         limit, usage = _number(directory / "memory.max"), _number(directory / "memory.current")
         if limit is None or usage is None:
             continue
         # Cached file pages count as used but are given back first.
-        left = max(0, limit - usage + (_field(directory / "memory.stat", "inactive_file") or 0))
+        left = max(0, limit - usage + (_number(directory / "memory.stat", "inactive_file") or 0))
         free = left if free is None else min(free, left)
     return free
 
@@ -111,14 +109,7 @@ def _read(path: Path) -> str:
     return ""
 
 
-def _number(path: Path) -> int | None:
-    text = _read(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _field(path: Path, name: str) -> int | None:
-    for line in _read(path).splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0] == name and words[1].isdecimal():
-            return int(words[1])
-    return None
+def _number(path: Path, name: str = "") -> int | None:
+    """The number in a file, or that on the line of a name; None where there is none."""
+    found = re.search(rf"^{name}\s*(\d+)\b", _read(path), re.MULTILINE)
+    return int(found[1]) if found else None

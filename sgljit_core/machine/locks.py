@@ -12,19 +12,17 @@ be collected; a fixed set of files needs neither.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
-import json
 import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from . import processes, roots
+from . import roots
 
 _SHORTEST, _LONGEST = 0.005, 0.5
+_PROCESS = "process "  # a note begins with it
 _LONGEST_NOTE = 4096
 
 
@@ -41,22 +39,7 @@ def back_off(seconds: float) -> Iterator[float]:
         yield time.monotonic() - start
 
 
-@dataclass(frozen=True)
-class Holder:
-    """Who holds a lock, as they wrote into the file."""
-
-    host: str
-    pid: int
-    op: str
-    since: float
-
-    def __str__(self) -> str:
-        started = time.strftime("%H:%M:%S", time.localtime(self.since))
-        seconds = max(0.0, time.time() - self.since)
-        return f"process {self.pid} on {self.host} (building {self.op} since {started}, {seconds:.0f} s)"
-
-
-_held: dict[Path, tuple[Holder, int]] = {}  # by the threads of this process, with their idents
+_held: dict[Path, tuple[str, int]] = {}  # by the threads of this process: their notes and idents
 os.register_at_fork(after_in_child=_held.clear)
 
 
@@ -79,23 +62,22 @@ class FileLock:
         Raises:
             OSError: the file cannot be made or the file system cannot lock it.
         """
-        mine = Holder(processes.host_name(), os.getpid(), self._op, time.time()), threading.get_ident()
+        since = time.strftime("%H:%M:%S")
+        note = f"{_PROCESS}{os.getpid()} on {os.uname().nodename} (building {self._op} since {since})"
+        mine = note, threading.get_ident()
         holding = _held.setdefault(self._path, mine)
         if holding is not mine:
             return holding[1] == mine[1]
         try:
-            descriptor = self._open_locked()
-        except BaseException:
-            _held.pop(self._path, None)
-            raise
-        if descriptor is None:
-            _held.pop(self._path, None)
+            self._descriptor = self._open_locked()
+        finally:
+            if self._descriptor is None:
+                _held.pop(self._path, None)
+        if self._descriptor is None:
             return False
-        self._descriptor = descriptor
-        note = json.dumps(dataclasses.asdict(mine[0])).encode()
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, note, 0)
+            os.truncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, note.encode(), 0)
         return True
 
     def _open_locked(self) -> int | None:
@@ -111,19 +93,19 @@ class FileLock:
             raise
         return descriptor
 
-    def holder(self) -> Holder | None:
-        """Who holds the lock; None where the file does not (yet) say. In a shared cache it may be a FIFO."""
+    def holder(self) -> str:
+        """Who holds the lock, for people. In a shared cache the file may hold anything, or be a FIFO."""
         mine = _held.get(self._path)
         if mine is not None:
             return mine[0]
-        try:
+        note = ""
+        with contextlib.suppress(OSError):
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                return Holder(**json.loads(os.read(descriptor, _LONGEST_NOTE)))
+                note = os.read(descriptor, _LONGEST_NOTE).decode(errors="replace")
             finally:
                 os.close(descriptor)
-        except (OSError, ValueError, TypeError, RecursionError):
-            return None
+        return note if note.startswith(_PROCESS) and note.isprintable() else "another process"
 
     def release(self) -> None:
         """Give the lock back."""

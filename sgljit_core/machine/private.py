@@ -102,8 +102,7 @@ def _remove_abandoned(place: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             name = _OWN.fullmatch(entry.name)
-            maker = processes.parse(name[1]) if name else None
-            if maker is None or not processes.is_dead(maker):
+            if name is None or not processes.is_dead(name[1]):
                 continue
             if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
                 shutil.rmtree(entry.path, ignore_errors=True)

@@ -9,47 +9,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from dataclasses import dataclass
+import re
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Owner:
-    """One process. ``str()`` is a token without dots or slashes, fit for a file name; ``parse`` reads it."""
-
-    machine: str
-    pid: int
-    started: int
-
-    def __str__(self) -> str:
-        return f"{self.machine}-{self.pid}-{self.started}"
+_NAME = re.compile(r"(\w+)-(\d+)-(\d+)")
 
 
-def current() -> Owner:
-    """This process. Raises OSError."""
-    pid = os.getpid()
-    return Owner(_machine(), pid, _started(pid))
+def current() -> str:
+    """The name of this process, without dots or slashes, fit for a file name. Raises OSError."""
+    return f"{_machine()}-{os.getpid()}-{_started(os.getpid())}"
 
 
-def parse(token: str) -> Owner | None:
-    """The owner that a token names; None where it is no token."""
-    parts = token.split("-")
-    if len(parts) != 3 or not parts[1].isdecimal() or not parts[2].isdecimal():
-        return None
-    return Owner(parts[0], int(parts[1]), int(parts[2]))
-
-
-def is_dead(owner: Owner) -> bool:
-    """Whether the process has certainly ended. Nothing is known of another machine's processes: False."""
+def is_dead(name: str) -> bool | None:
+    """Whether a process has ended; None where that is unknown: it is of another machine, or no process has the name."""
+    parts = _NAME.fullmatch(name)
     try:
-        return owner.machine == _machine() and _started(owner.pid) != owner.started
+        if parts is None or parts[1] != _machine():
+            return None
+        return _started(int(parts[2])) != int(parts[3])
     except OSError:
-        return False
-
-
-def host_name() -> str:
-    """The machine's name, for people."""
-    return os.uname().nodename
+        return None
 
 
 @functools.cache
@@ -58,7 +37,7 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/pid").readlink()
     except (FileNotFoundError, PermissionError):  # no /proc; another failure may pass
-        boot, namespace = host_name(), Path()
+        boot, namespace = os.uname().nodename, Path()
     return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:12]
 
 

@@ -146,17 +146,20 @@ def _made(root: Path) -> int:
 
 def _enter(parent: int, path: Path, *, make: bool) -> int:
     try:
-        return trust.enter(parent, path)
-    except OSError:
-        if not settings().trust_shared_cache:
-            if make:
-                return trust.enter(parent, path, make=True)
+        return _enter_made(parent, path)
+    except FileNotFoundError:
+        if not make:
             raise
-    if make:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path.name, 0o700, dir_fd=parent)
-            share(path)
-    return os.open(path.name, trust.ENTER, dir_fd=parent)
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        os.mkdir(path.name, 0o700, dir_fd=parent)
+        share(path)
+    return _enter_made(parent, path)
+
+
+def _enter_made(parent: int, path: Path) -> int:
+    if settings().trust_shared_cache:
+        return os.open(path.name, trust.ENTER, dir_fd=parent)
+    return trust.enter(parent, path)
 
 
 def _identity(descriptor: int) -> _Identity:

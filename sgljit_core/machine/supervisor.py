@@ -5,9 +5,8 @@ killed sends no signal at all. Each command therefore runs in a process group of
 reading end of a pipe; the builder holds the only writing end. The kernel closes it when the builder dies, however it
 dies, and the shell then kills the group.
 
-A command ends after half an hour, which no compiler needs, or sooner where the caller says. Each of its processes may
-take as much memory as the machine had left when it started, and at least 4 GiB: one that runs away then fails, rather
-than whoever the kernel picks.
+The shell also ends a command that takes too long. Each of its processes may take as much memory as the machine had
+left when it started, and at least 4 GiB: one that runs away then fails, rather than whoever the kernel picks.
 
 ``PR_SET_PDEATHSIG`` was rejected: grandchildren do not inherit it, and it fires when the thread that started the
 compiler ends. A helper in Python was rejected: it takes 15 ms to start, the shell one.
@@ -21,6 +20,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,16 +28,19 @@ from pathlib import Path
 
 from sgljit_core.errors import ResourceError
 
-# The command does not get the pipe. The watch ends when the group is killed, by itself or by the builder.
-_LIMIT = 'ulimit -S -v "$0" 2>/dev/null; '
-_SCRIPT = _LIMIT + 'exec 3<&0 </dev/null; { read -r l <&3; kill -KILL 0; } >/dev/null 2>&1 & "$@" 3<&- & wait $!'
+# The command gets neither the pipe nor the clock. Both watches end when the group is killed, by them or by the builder.
+_LIMITS = 'ulimit -S -v "$0" 2>/dev/null; seconds=$1; shift; exec 3<&0 </dev/null; '
+_BUILDER = "{ read -r l <&3; kill -KILL 0; } >/dev/null 2>&1 & "
+_CLOCK = '{ sleep "$seconds" && kill -KILL 0; } >/dev/null 2>&1 3<&- & '
+_SCRIPT = _LIMITS + _BUILDER + _CLOCK + '"$@" 3<&- & wait $!'
 
 _NO_STATUS = (
     "This process ignores SIGCHLD, as its parent may have told it to: call signal.signal(signal.SIGCHLD, "
     "signal.SIG_DFL) before the first kernel is compiled"
 )
 
-SECONDS = 1800.0  # after which a command is ended
+SECONDS = 1800.0  # that a compiler may take
+_KILLED = 128 + signal.SIGKILL
 LEAST_MEMORY = 4 << 30
 
 
@@ -84,47 +87,45 @@ class Supervisor:
         *,
         cwd: Path,
         env: Mapping[str, str],
+        seconds: float,
         started: Callable[[], object] = lambda: None,
         memory: int | None = None,
-        seconds: float | None = None,
     ) -> Finished:
         """Run a command to its end.
 
         Args:
+            seconds: after which it is ended.
             started: called once it runs.
             memory: the bytes that the machine has left for it.
-            seconds: after which it is ended; by default ``SECONDS``.
 
         Raises:
             FileNotFoundError: somebody removed ``cwd``.
             ResourceError: it cannot be started, or its exit status is lost.
         """
         memory = None if memory is None else max(memory, LEAST_MEMORY)
+        limits = [str(memory // 1024) if memory else "unlimited", f"{seconds:g}"]
         try:
-            return self._run(command, cwd, env, started, memory, SECONDS if seconds is None else seconds)
+            start = time.monotonic()
+            status, output = self._run(["/bin/sh", "-c", _SCRIPT, *limits, *command], cwd, env, started)
         except ChildProcessError as error:
             raise ResourceError(f"{command[0]} ran, but its exit status is lost", error, _NO_STATUS) from error
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not cwd.is_dir():
                 raise
             raise ResourceError(f"{command[0]} cannot be run", error) from error
+        late = status == _KILLED and time.monotonic() - start >= seconds
+        return Finished(status, output.decode(errors="replace"), late, memory)
 
     def _run(
-        self,
-        command: Sequence[str],
-        cwd: Path,
-        env: Mapping[str, str],
-        started: Callable[[], object],
-        memory: int | None,
-        seconds: float,
-    ) -> Finished:
+        self, command: Sequence[str], cwd: Path, env: Mapping[str, str], started: Callable[[], object]
+    ) -> tuple[int, bytes]:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         _writing.add(writing)
         # The output goes to a file in memory: a daemon that the compiler leaves behind would keep a pipe open.
         output = _output_file()
         try:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", _SCRIPT, str(memory // 1024) if memory else "unlimited", *command],
+                command,
                 cwd=cwd,
                 env=dict(env),
                 stdin=reading,
@@ -133,10 +134,10 @@ class Supervisor:
                 start_new_session=True,
             )
             started()
-            status, late = self._wait(process, seconds)
+            status = self._wait(process)
             os.lseek(output, 0, os.SEEK_SET)
             with open(output, "rb", closefd=False) as file:
-                return Finished(status, file.read().decode(errors="replace"), late, memory)
+                return status, file.read()
         finally:
             _writing.discard(writing)
             for descriptor in (reading, writing, output):
@@ -154,35 +155,21 @@ class Supervisor:
             for group in self._running:
                 _kill(group)
 
-    def _wait(self, process: subprocess.Popen[bytes], seconds: float) -> tuple[int, bool]:
-        """Wait for a command's end: its status, and whether it was ended because it took too long."""
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
         group = process.pid
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            with self._lock:
-                if group in self._running:
-                    _kill(group)
-
-        limit = threading.Timer(seconds, end)
-        limit.daemon = True
         with self._lock:
             self._running.add(group)
             if self._closed:
                 _kill(group)
         try:
-            with contextlib.suppress(RuntimeError):  # no thread is left: then there is no limit
-                limit.start()
             # Not reaped yet: while the leader is a zombie, no other process group can get its number.
             os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT)
         finally:
-            limit.cancel()
             with self._lock:
                 _kill(group)
                 self._running.discard(group)
             status = process.wait()
-        return status if status >= 0 else 128 - status, late.is_set()
+        return status if status >= 0 else 128 - status
 
 
 def _output_file() -> int:

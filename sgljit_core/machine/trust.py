@@ -57,7 +57,7 @@ def walk(path: Path, *, make: bool = False, sticky: bool = False) -> int:
     here, names, links = Path("/"), list(reversed(path.parts[1:])), 0
     descriptor = os.open("/", ENTER)
     try:
-        open_to_all = _check_entry(here, descriptor, is_below_open=False, is_last=not names)
+        open_to_all = check(here, os.fstat(descriptor), descriptor, sticky=True, is_last=not names)
         while names:
             name = names.pop()
             entry = here / name
@@ -78,32 +78,28 @@ def walk(path: Path, *, make: bool = False, sticky: bool = False) -> int:
                 continue
             os.close(descriptor)
             here, descriptor = (entry if name != ".." else here.parent), child
-            open_to_all = _check_entry(here, child, is_below_open=open_to_all, is_last=not names)
+            status = os.fstat(child)
+            open_to_all = check(here, status, child, is_below_open=open_to_all, sticky=True, is_last=not names)
         if open_to_all and not sticky:
-            raise untrusted(here, *_open_to_others(here, os.fstat(descriptor)))
+            check(here, os.fstat(descriptor), descriptor)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def enter(parent: int, directory: Path, *, make: bool = False) -> int:
+def enter(parent: int, directory: Path) -> int:
     """Open a directory in an open one, and check it: no symbolic link, the user's or root's, closed to others.
 
     Args:
         parent: the descriptor of the directory that it is in.
         directory: its path, whose last name is opened.
-        make: make it, for the user alone, unless it is there.
 
     Raises:
         UntrustedCacheError: another user could have written to it.
-        OSError: it cannot be opened or made, or is no directory.
+        OSError: it cannot be opened, or is no directory.
     """
-    try:
-        descriptor = _enter(parent, directory.name, make=make)
-    except OSError as error:
-        error.filename = str(directory)
-        raise
+    descriptor = os.open(directory.name, _ENTER_PLAIN, dir_fd=parent)
     try:
         check(directory, os.fstat(descriptor), descriptor)
     except BaseException:
@@ -112,19 +108,38 @@ def enter(parent: int, directory: Path, *, make: bool = False) -> int:
     return descriptor
 
 
-def check(path: Path, status: os.stat_result, descriptor: int | None = None) -> None:
+def check(
+    path: Path,
+    status: os.stat_result,
+    descriptor: int | None = None,
+    *,
+    is_below_open: bool = False,
+    sticky: bool = False,
+    is_last: bool = True,
+) -> bool:
     """Refuse a file or directory that another user owns or can write to.
 
     Args:
         descriptor: of the same file or directory; without one, a group never counts as the user's own.
+        is_below_open: whether all may write to the directory that it is in.
+        sticky: whether all may write to it if it is sticky.
+        is_last: whether it is what was asked for, and not a directory on the way.
+
+    Returns:
+        Whether others can write to it, as it is sticky.
 
     Raises:
         UntrustedCacheError: with what is wrong and the command that rights it.
     """
-    if status.st_uid not in _trusted(is_below_open=False):
-        raise untrusted(path, *_foreign(path, status))
-    if is_open(status, descriptor):
-        raise untrusted(path, *_open_to_others(path, status))
+    mine, mode = os.getuid(), stat.S_IMODE(status.st_mode)
+    if status.st_uid not in _trusted(is_below_open):
+        remedy = f"Take it over (chown -R {mine} {path})" if is_last else "Let it belong to you or to root"
+        raise _untrusted(path, f"belongs to user {status.st_uid}, not to you (user {mine})", remedy)
+    open_to_others = is_open(status, descriptor)
+    if open_to_others and not (sticky and mode & stat.S_ISVTX):
+        close = f"chmod -R go-w {path}" if is_last else f"chmod go-w {path}, or chmod +t {path}"
+        raise _untrusted(path, f"can be written by group or others (mode {mode:04o})", f"Close it ({close})")
+    return open_to_others
 
 
 def is_open(status: os.stat_result, descriptor: int | None = None) -> bool:
@@ -147,18 +162,6 @@ def _enter(parent: int, name: str, *, make: bool) -> int:
     return os.open(name, _ENTER_PLAIN, dir_fd=parent)
 
 
-def _check_entry(path: Path, descriptor: int, *, is_below_open: bool, is_last: bool) -> bool:
-    """Check a directory on the way; returns whether others may write to it, as it is sticky."""
-    status = os.fstat(descriptor)
-    if status.st_uid not in _trusted(is_below_open):
-        raise untrusted(path, *_foreign(path, status, is_last=is_last))
-    if not is_open(status, descriptor):
-        return False
-    if not status.st_mode & stat.S_ISVTX:
-        raise untrusted(path, *_open_to_others(path, status, is_last=is_last))
-    return True
-
-
 def _link(parent: int, name: str, path: Path, is_below_open: bool) -> Path | None:
     """The target of a symbolic link that nobody else could have made; None if it is no link."""
     try:
@@ -171,7 +174,7 @@ def _link(parent: int, name: str, path: Path, is_below_open: bool) -> Path | Non
             return None
         if status.st_uid not in _trusted(is_below_open):
             reason = f"is a symbolic link of user {status.st_uid}, not of yours (user {os.getuid()})"
-            raise untrusted(path, reason, "Remove it, or name the directory that it should lead to")
+            raise _untrusted(path, reason, "Remove it, or name the directory that it should lead to")
         return Path(os.readlink("", dir_fd=descriptor))
     finally:
         os.close(descriptor)
@@ -218,19 +221,7 @@ def _has_access_list(descriptor: int) -> bool:
     return True
 
 
-def _foreign(path: Path, status: os.stat_result, *, is_last: bool = True) -> tuple[str, str]:
-    mine = os.getuid()
-    reason = f"belongs to user {status.st_uid}, not to you (user {mine})"
-    return reason, f"Take it over (chown -R {mine} {path})" if is_last else "Let it belong to you or to root"
-
-
-def _open_to_others(path: Path, status: os.stat_result, *, is_last: bool = True) -> tuple[str, str]:
-    mode = stat.S_IMODE(status.st_mode)
-    close = f"chmod -R go-w {path}" if is_last else f"chmod go-w {path}, or chmod +t {path}"
-    return f"can be written by group or others (mode {mode:04o})", f"Close it ({close})"
-
-
-def untrusted(path: Path, reason: str, remedy: str) -> UntrustedCacheError:
+def _untrusted(path: Path, reason: str, remedy: str) -> UntrustedCacheError:
     """The error for a directory or file of a cache, with what else helps."""
     if any(named.is_relative_to(path) or path.is_relative_to(named) for named in settings().prebuilt):
         instead = "leave it out of SGLJIT_PREBUILT_PATH"

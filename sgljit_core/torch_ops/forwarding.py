@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sgljit_core.errors import InvalidFamilyError
-from sgljit_core.plugins.references import nearest
 
 from .schema import Declaration
 
@@ -166,13 +165,9 @@ def _not_exported(declaration: Declaration, module: Any) -> str:
             f"module that exports {declaration.name}, such as FAMILY.load_host gives"
         )
 
-    from sgljit_core.load.library import exports  # with what loads libraries, which a declaration does not need
-
-    name, names = declaration.name, exports(module)
-    listed = f"; the module exports: {', '.join(names)}" if names else ""
+    name = declaration.name
     return (
-        f"{declaration.where} stands for a function that its module does not export"
-        f"{nearest(name, names)}{listed}. "
+        f"{declaration.where} stands for a function that its module does not export. "
         f"With header_only=False, end the file of {name} with SGL_EXPORT({name}, ({name})); else name it in "
         f"cpp_wrappers: ({name!r}, the C++ symbol)"
     )

@@ -15,7 +15,7 @@ import pytest
 import torch
 import tvm_ffi
 
-from sgljit_core import KernelFamily, errors, load_jit
+from sgljit_core import KernelFamily, errors
 
 loads: list[str] = []
 calls: list[tuple] = []
@@ -183,23 +183,6 @@ def test_a_function_that_its_module_does_not_export_is_named_with_the_remedy(fam
     assert ") stands for a function that its module does not export. With header_only=False" in text
     assert "end the file of missing with SGL_EXPORT(missing, (missing));" in text
     assert text.endswith("else name it in cpp_wrappers: ('missing', the C++ symbol)")
-
-
-def test_a_misspelt_export_is_named_with_what_the_module_exports(tmp_path, family):
-    code = (
-        "#include <cstdint>\nstd::int64_t rotate_half(std::int64_t x) { return x; }\n#include <sgl_kernel/export.h>\n"
-    )
-    (tmp_path / "rotate.cpp").write_text(
-        f"{code}SGL_EXPORT(rotate_hlaf, (rotate_half))\nSGL_EXPORT(a, (rotate_half))\n"
-    )
-
-    @family.op(exports=lambda: load_jit("rotate", cpp_files=["rotate.cpp"], header_only=False, csrc=tmp_path))
-    def rotate_half(x: int) -> int:
-        """A declaration."""
-
-    with pytest.raises(errors.InvalidFamilyError) as caught:
-        rotate_half(1)
-    assert "does not export; did you mean 'rotate_hlaf'?; the module exports: a, rotate_hlaf. " in str(caught.value)
 
 
 def test_a_declaration_with_another_number_of_parameters_is_refused_with_both(family):

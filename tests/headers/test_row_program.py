@@ -13,7 +13,7 @@ from sgljit_core import CppType, KernelFamily, override_cuda_arch, parallel_comp
 from sgljit_core.errors import CompileError, TensorMatchError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 CLOSE = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 EPS = 1e-6
 NAN = float("nan")
@@ -127,6 +127,36 @@ def test_a_value_for_each_row_and_outputs_of_another_dtype(programs, device, dty
 
 @each_device
 @each_dtype
+def test_a_monoid_and_a_value_of_integers_for_each_row(programs, device, dtype):
+    for rows, columns in SHAPES:
+        x = random(rows, columns, dtype=dtype, device=device)
+        if columns > 2:
+            x[:, columns // 2 :] = x[:, : columns - columns // 2].clone()  # equal ones: the first counts
+        for index in (torch.int32, torch.int64):
+            largest, found = torch.full((rows, 1), NAN, device=device), x.new_full((rows, 1), -1, dtype=index)
+            programs.argmax(x, largest, found)
+            wanted = x.float().max(-1, keepdim=True).values
+            assert torch.equal(largest, wanted)
+            first = (x.float() == wanted).int().argmax(-1, keepdim=True)
+            assert torch.equal(found.long(), first)
+
+
+@each_device
+@each_dtype
+def test_a_chain_that_rounds_in_between_is_two_calls(programs, device, dtype):
+    """The same bits: what the second stage gets is what the first call would have stored."""
+    for rows, columns in SHAPES:
+        x = 3 * random(rows, columns, dtype=dtype, device=device)
+        between, out, wanted = poisoned(x), poisoned(x), poisoned(x)
+        one = torch.ones(columns, device=device)
+        programs.rmsnorm(x, one, between, EPS)
+        programs.rmsnorm(between, one, wanted, 0.5)
+        programs.chained(x, out, EPS, 0.5)
+        assert torch.equal(out, wanted)
+
+
+@each_device
+@each_dtype
 @pytest.mark.parametrize("size", [16, 128])
 def test_a_value_for_each_group_in_any_layout(programs, device, dtype, size):
     for rows, columns in ((0, 128), (1, 128), (3, 256), (5, 7168), (33, 1408)):
@@ -226,6 +256,35 @@ def test_a_prologue_of_several_stages(programs, device, dtype):
 
 
 @each_device
+@each_dtype
+def test_each_segment_has_its_own_program(programs, device, dtype):
+    for tokens, q_heads, kv_heads, size, paired in ((0, 4, 2, 64, 64), (1, 32, 8, 128, 128), (9, 4, 2, 128, 64)):
+        qkv = random(tokens, (q_heads + 2 * kv_heads) * size, dtype=dtype, device=device)
+        parts = qkv.split([q_heads * size, kv_heads * size, kv_heads * size], -1)
+        q, k, v = (
+            part.view(tokens, -1, size) if tokens else part.view(0, part.shape[1] // size, size) for part in parts
+        )
+        before = v.clone()
+        weights = [random(size, dtype=dtype, device=device) for _ in range(2)]
+        cos_sin, positions = torch.randn(50, paired, device=device), torch.arange(tokens, device=device) * 3
+        caches = [torch.full((20, kv_heads, size), 7.0, dtype=dtype, device=device) for _ in range(2)]
+        slots = torch.tensor([3, -1, 19, 0, 8, -1, 5, 6, 7], device=device)[:tokens]
+        wanted = [
+            rotated(rms_norm(x, weight), cos_sin, positions, "neox") for x, weight in zip((q, k), weights, strict=True)
+        ]
+        programs.attention(q, k, v, *weights, cos_sin, positions, *caches, slots, EPS)
+        expect(q, wanted[0], 4 * CLOSE[dtype])
+        expect(k, wanted[1], 4 * CLOSE[dtype])
+        assert torch.equal(v, before)
+        for x, cache in zip((k, v), caches, strict=True):
+            stored = torch.full_like(cache, 7.0)
+            stored[slots[slots >= 0]] = x[slots >= 0]
+            assert torch.equal(cache, stored)
+    with pytest.raises(TypeError, match="row program: segment 0 uses operand 1, which was not passed"):
+        programs.attention_without_cache(torch.ones(1, 1, 64, dtype=dtype, device=device))
+
+
+@each_device
 def test_wrong_operands_are_named_with_the_rule(programs, device):
     x, weight = torch.ones(3, 64, device=device), torch.ones(64, device=device)
     out = torch.empty_like(x)
@@ -311,6 +370,10 @@ KERNELS = [  # functor, operands, segments, columns, paired, elements, threads, 
     ("Copy", 2, 2, 128, 0, 8, 16, 128, 0x22, 0x20),
     ("Rope<sgl::Neox>", 3, 2, 128, 128, 8, 8, 128, 0x202, 0x020),
     ("Rope<sgl::Interleaved>", 3, 2, 128, 64, 8, 16, 128, 0x202, 0x020),
+    ("ArgMax", 3, 1, 4096, 0, 8, 512, 512, 0x602, 1 << 63 | 0x880),
+    ("ArgMax", 3, 1, 128, 0, 8, 16, 128, 0x502, 1 << 63 | 0x880),
+    ("Chained", 2, 1, 4096, 0, 8, 512, 512, 0x22, 1 << 63),
+    ("Attention", 4, 3, 128, 128, 8, 8, 128, 0x2022, 0x2240),
     ("Prologue", 4, 1, 128, 128, 8, 8, 128, 0x2022, 0x2240),
 ]
 

@@ -21,8 +21,8 @@ def place(tmp_path, monkeypatch):
 
 def test_those_of_killed_processes_go_and_those_of_others_stay(place):
     mine = processes.current()
-    dead = processes.Owner(mine.machine, mine.pid, mine.started + 1)
-    elsewhere = processes.Owner("0123456789ab", 1, 1)
+    dead = f"{mine.rpartition('-')[0]}-1"
+    elsewhere = "0123456789ab-1-1"
     left, *kept = [place / f"sgljit.{owner}.abc" for owner in (dead, mine, elsewhere, "no owner")]
     for directory in (left, *kept):
         directory.mkdir()

@@ -35,6 +35,14 @@ template <>
 struct ElementOf<sgl::kFp8E4M3> {
   using type = fp8_e4m3_t;
 };
+template <>
+struct ElementOf<sgl::kInt32> {
+  using type = std::int32_t;
+};
+template <>
+struct ElementOf<sgl::kInt64> {
+  using type = std::int64_t;
+};
 
 /// A part of a row.
 template <int kFloats>
@@ -142,8 +150,32 @@ struct ProgramRow {
 
   /// \brief The value that an operand has for this row.
   template <int kOperand>
-  [[gnu::always_inline]] float value(sgl::Operand<kOperand>) const {
-    return *static_cast<const float*>(m_find<kOperand>());
+  [[gnu::always_inline]] auto value(sgl::Operand<kOperand>) const {
+    return *static_cast<const element_t<kOperand>*>(m_find<kOperand>());
+  }
+
+  /// \brief A value rounded to the dtype of an operand: what another kernel would read that this one had stored.
+  template <int kOperand, typename Of>
+  [[gnu::always_inline]] auto round(sgl::Operand<kOperand>, const Of& of) const {
+    using T = element_t<kOperand>;
+    return sgl::map([](float value) { return to_float(from_float<T>(value)); }, of);
+  }
+
+  /// \brief The elements of a value by a monoid: `M::of(element, column)` and `M::merge(a, b)` are of its `State`, of
+  /// at most 16 bytes; `M::identity()` changes nothing. `merge` is associative and commutative.
+  template <typename M, typename Of>
+  [[gnu::always_inline]] auto reduce(const M&, const Of& of) const {
+    auto state = M::identity();
+    m_each_part(0, m_columns, [&]<int kSize>(const details::RowPart<kSize>& part) __attribute__((always_inline)) {
+      constexpr int kTogether = kSize > 1 && kInPairs ? 2 : 1;
+      const auto opened = of.open(part);
+      for (std::int64_t j = 0; j < part.length / kTogether; ++j) {
+        float floats[kTogether];
+        opened.get(j, floats);
+        for (int n = 0; n < kTogether; ++n) state = M::merge(state, M::of(floats[n], part.first + j * kTogether + n));
+      }
+    });
+    return state;
   }
 
   /// \brief The sum of `term` of the elements of values, a float or `sgl::Values`.
@@ -306,13 +338,13 @@ struct ProgramRow {
   template <int kOperand, typename T, int kSize>
   [[gnu::always_inline]] auto m_opened(
       const sgl::Bound<kOperand, T>& output, const details::RowPart<kSize>& part) const {
-    if constexpr (__is_same(T, float) || sgl::details::kGroupSize<T> != 0) return Nothing{};
+    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0) return Nothing{};
     else return output.value.open(part);
   }
 
   template <int kOperand, typename T, int kSize>
   [[gnu::always_inline]] auto m_begun(const sgl::Bound<kOperand, T>&, const details::RowPart<kSize>& part) const {
-    if constexpr (__is_same(T, float) || sgl::details::kGroupSize<T> != 0) {
+    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0) {
       return Nothing{};
     } else {
       using U = element_t<kOperand>;
@@ -324,8 +356,8 @@ struct ProgramRow {
 
   template <int kOperand, typename T>
   [[gnu::always_inline]] void m_store_value(const sgl::Bound<kOperand, T>& output) const {
-    if constexpr (__is_same(T, float)) {
-      *static_cast<float*>(m_find<kOperand>()) = output.value;
+    if constexpr (sgl::details::kIsNumber<T>) {
+      *static_cast<element_t<kOperand>*>(m_find<kOperand>()) = static_cast<element_t<kOperand>>(output.value);
     } else if constexpr (sgl::details::kGroupSize<T> != 0) {
       using U = element_t<kOperand>;
       auto* place = static_cast<char*>(m_find<kOperand>());
@@ -344,22 +376,55 @@ struct ProgramRow {
   mutable float* m_memory;  // for what is kept
 };
 
+namespace details {
+
+/// The rows of segment number `kNumber`.
+///
+/// Short rows are reduced several at a time, before anything is stored: from the first term of a row to what is made of
+/// its sum the processor waits most of the time.
+template <int kNumber, std::uint64_t kTypes, std::uint64_t kPlaces, typename F, int kOperands, int kSegments>
+void run_segment(
+    const sgl::RowSegment<kOperands>& segment, const sgl::RowProgramParams<kOperands, kSegments>& params, const F& f) {
+  constexpr std::int64_t kShort = 2048, kTogether = 4;
+  const auto program = [&](const auto& row)
+                           __attribute__((always_inline)) { return sgl::details::run_segment<kNumber>(f, row); };
+  for_rows(
+      segment.num_rows, params.columns,
+      [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
+        const auto bytes = static_cast<std::size_t>(params.kept * params.columns) * sizeof(float);
+        auto* memory = static_cast<float*>(bytes > 0 ? ::operator new(bytes) : nullptr);
+        const auto view = [&](std::int64_t row) __attribute__((always_inline)) {
+          return ProgramRow<kOperands, kTypes, kPlaces, kFloats>(segment, params.columns, params.paired, row, memory);
+        };
+        auto row = begin;
+        if (bytes == 0 && params.columns <= kShort) {
+          for (; row + kTogether <= end; row += kTogether) {
+            const decltype(view(row)) rows[] = {view(row), view(row + 1), view(row + 2), view(row + 3)};
+            const decltype(program(rows[0])) stores[] = {
+                program(rows[0]), program(rows[1]), program(rows[2]), program(rows[3])};
+            for (int i = 0; i < kTogether; ++i) rows[i].finish(stores[i]);
+          }
+        }
+        for (; row < end; ++row) {
+          const auto one = view(row);
+          one.finish(program(one));
+        }
+        if (memory != nullptr) ::operator delete(memory);
+      });
+}
+
+}  // namespace details
+
 /// \brief Rows by a program; all is written when it returns. An output may be an input.
 template <typename F, int kOperands, int kSegments, std::uint64_t kTypes, std::uint64_t kPlaces>
 void row_program(const sgl::RowProgramParams<kOperands, kSegments>& params, const F& f) {
-  for (const auto& segment : params.segments) {
-    for_rows(
-        segment.num_rows, params.columns,
-        [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
-          const auto bytes = static_cast<std::size_t>(params.kept * params.columns) * sizeof(float);
-          auto* memory = static_cast<float*>(bytes > 0 ? ::operator new(bytes) : nullptr);
-          for (auto row = begin; row < end; ++row) {
-            const ProgramRow<kOperands, kTypes, kPlaces, kFloats> view(
-                segment, params.columns, params.paired, row, memory);
-            view.finish(f(view));
-          }
-          if (memory != nullptr) ::operator delete(memory);
-        });
+  using Row = ProgramRow<kOperands, kTypes, kPlaces, 1>;
+  if constexpr (requires(const Row& row) { f(row); }) {
+    for (const auto& segment : params.segments) details::run_segment<0, kTypes, kPlaces>(segment, params, f);
+  } else {
+    [&]<std::size_t... I>(sgl::details::IndexList<I...>) {
+      (details::run_segment<static_cast<int>(I), kTypes, kPlaces>(params.segments[I], params, f), ...);
+    }(sgl::details::IndexListUpTo<kSegments>{});
   }
 }
 

@@ -49,6 +49,12 @@ SGL_HD T& get(Leaf<kIndex, T>& leaf) {
 
 }  // namespace details
 
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
+
+/// \brief A set of rows by its number. A functor whose call operator takes one after the row has a program for each.
+template <int kNumber>
+struct Segment {};
+
 /// \brief How the elements of a row make pairs: i with i + half, or 2i with 2i + 1.
 struct Neox {};
 struct Interleaved {};
@@ -79,7 +85,7 @@ struct Operand {
   }
 };
 
-/// \brief What a program stores: for each output an expression, or for an operand with one value for each row a float.
+/// \brief What a program stores: for each output an expression, or for an operand with one value for each row a number.
 template <typename... Output>
 struct Stores {
   details::Pack<Output...> outputs;
@@ -177,6 +183,18 @@ inline constexpr int kGroupSize = 0;
 template <int kSize, typename Of>
 inline constexpr int kGroupSize<Grouped<kSize, Of>> = kSize;
 
+/// Whether a result is a value for each row.
+template <typename T>
+inline constexpr bool kIsNumber = false;
+template <>
+inline constexpr bool kIsNumber<float> = true;
+template <>
+inline constexpr bool kIsNumber<int> = true;
+template <>
+inline constexpr bool kIsNumber<long> = true;
+template <>
+inline constexpr bool kIsNumber<long long> = true;
+
 /// The terms of a reduction.
 template <typename F, typename... Of>
 struct Terms : MappedTo<AsTerms, F, Of...> {
@@ -198,34 +216,6 @@ struct Terms : MappedTo<AsTerms, F, Of...> {
 
 }  // namespace details
 
-/// \brief Stages one after the other: each takes a row and a value, and returns a value; the last returns what is
-/// stored. A stage that loads takes the row alone, and is the first.
-///
-/// \code
-///   using KeysToCache = sgl::Chain<Load, RMSNorm, Rope, Store>;
-/// \endcode
-template <typename... Stages>
-struct Chain;
-template <typename Last>
-struct Chain<Last> {
-  Last last;
-
-  template <typename Row, typename... Value>
-  SGL_HD auto operator()(const Row& row, const Value&... value) const {
-    return last(row, value...);
-  }
-};
-template <typename First, typename... Others>
-struct Chain<First, Others...> {
-  First first;
-  Chain<Others...> others;
-
-  template <typename Row, typename... Value>
-  SGL_HD auto operator()(const Row& row, const Value&... value) const {
-    return others(row, first(row, value...));
-  }
-};
-
 /// \brief The value whose elements are `f` of the elements of others: `sgl::map([](float x, float w) { ... }, x, w)`.
 /// Of values of groups it is a value of groups.
 template <typename F, typename First, typename... Of>
@@ -243,6 +233,21 @@ template <typename F, typename... Of>
 SGL_HD Terms<F, Of...> terms(const F& f, const Of&... of) {
   static_assert(sizeof...(Of) > 0, "a reduction needs a value after the function");
   return {{f, {{of}...}}};
+}
+
+}  // namespace details
+
+namespace details {
+
+/// Whether a functor has a program for each segment.
+template <typename F, typename Row>
+inline constexpr bool kHasSegments = requires(const F& f, const Row& row) { f(row, Segment<0>{}); };
+
+/// What the program of a segment stores.
+template <int kNumber, typename F, typename Row>
+SGL_HD auto run_segment(const F& f, const Row& row) {
+  if constexpr (requires { f(row, Segment<kNumber>{}); }) return f(row, Segment<kNumber>{});
+  else return f(row);
 }
 
 }  // namespace details

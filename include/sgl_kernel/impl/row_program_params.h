@@ -20,7 +20,7 @@ struct RowPlace {
 };
 
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
-/// int64; one row for all rows, which nobody writes; a float for each row.
+/// int64; one row for all rows, which nobody writes; one value for each row.
 inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
 /// \brief Among these bits: no segment has inner rows.
 inline constexpr unsigned long long kIsFlat = 1ull << 63;
@@ -29,6 +29,8 @@ inline constexpr int kMostOperands = 15;
 
 /// \brief The element types of operands, four bits for each operand of a program.
 inline constexpr unsigned kFp32 = 0, kFp16 = 1, kBf16 = 2, kFp8E4M3 = 3, kFp8E5M2 = 4, kNoElement = 15;
+/// \brief Those that a value for each row may have besides float32.
+inline constexpr unsigned kInt32 = 5, kInt64 = 6;
 
 constexpr unsigned four_bits(unsigned long long bits, int operand) {
   return static_cast<unsigned>(bits >> 4 * operand & 15);

@@ -87,12 +87,50 @@ void scaled(TensorView x, TensorView scale, TensorView out) {
   scaled_program({}, F::x = rows("x", x), F::scale = rows("scale", scale), F::out = rows("out", out));
 }
 
+RowProgram<ArgMax> argmax_program{"row_programs.h"};
+RowProgram<Chained> chained_program{"row_programs.h"};
+
+void argmax(TensorView x, TensorView largest, TensorView index) {
+  using F = ArgMax;
+  argmax_program({}, F::x = rows("x", x), F::largest = rows("largest", largest), F::index = rows("index", index));
+}
+
+void chained(TensorView x, TensorView out, float first, float second) {
+  using F = Chained;
+  chained_program({{first}, {second}}, F::x = rows("x", x), F::out = rows("out", out));
+}
+
 template <typename Order>
 void rope(TensorView q, TensorView k, TensorView cos_sin, TensorView positions) {
   using F = Rope<Order>;
   const auto angles = repeated(indexed(rows("cos_sin", cos_sin), positions));
   const auto of = [&](const Rows& x) { return rope_program<Order>.rows(F::x = x, F::cos_sin = angles, F::out = x); };
   rope_program<Order>({}, {of(heads("q", q)), of(heads("k", k))});
+}
+
+RowProgram<Attention, 3> attention_program{"row_programs.h"};
+
+void attention(
+    TensorView q, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView cos_sin,
+    TensorView positions, TensorView k_cache, TensorView v_cache, TensorView slots, float eps) {
+  using F = Attention;
+  const auto& program = attention_program;
+  const auto angles = repeated(indexed(rows("cos_sin", cos_sin), positions));
+  const auto cache = [&](const char* name, const TensorView& tensor) {
+    return indexed(heads(name, tensor), slots, true);
+  };
+  attention_program(
+      {eps}, {program.rows(F::x = heads("q", q), F::weight = shared_row("q_weight", q_weight), F::cos_sin = angles),
+              program.rows(
+                  F::x = heads("k", k), F::weight = shared_row("k_weight", k_weight), F::cos_sin = angles,
+                  F::cache = cache("k_cache", k_cache)),
+              program.rows(F::x = heads("v", v), F::cache = cache("v_cache", v_cache))});
+}
+
+void attention_without_cache(TensorView q) {
+  using F = Attention;
+  const auto x = attention_program.rows(F::x = heads("q", q));
+  attention_program({0}, {x, x, x});
 }
 
 // example: row_program_prologue_host
@@ -123,6 +161,10 @@ SGL_EXPORT(per_group_16, (per_group<16>))
 SGL_EXPORT(store, (store))
 SGL_EXPORT(gather, (gather))
 SGL_EXPORT(scaled, (scaled))
+SGL_EXPORT(argmax, (argmax))
+SGL_EXPORT(chained, (chained))
 SGL_EXPORT(rope_neox, (rope<sgl::Neox>))
 SGL_EXPORT(rope_interleaved, (rope<sgl::Interleaved>))
 SGL_EXPORT(prologue, (prologue))
+SGL_EXPORT(attention, (attention))
+SGL_EXPORT(attention_without_cache, (attention_without_cache))

@@ -161,3 +161,92 @@ struct Prologue {
 
 }  // namespace programs
 // end
+
+namespace programs {
+
+struct LargestAt {
+  struct State {
+    float value;
+    int column;
+  };
+  SGL_HD static State identity() {
+    return {-sgl::kInfinity, 0x7fffffff};
+  }
+  SGL_HD static State of(float value, long long column) {
+    return {value, static_cast<int>(column)};
+  }
+  /// Of equal ones the first.
+  SGL_HD static State merge(const State& a, const State& b) {
+    return b.value > a.value || (b.value == a.value && b.column < a.column) ? b : a;
+  }
+};
+
+struct ArgMax {
+  SGL_OPERANDS(x, largest, index)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto found = row.reduce(LargestAt{}, row[x]);
+    return sgl::store(largest = found.value, index = found.column);
+  }
+};
+
+// The stages of a chain: each takes a row, and a value but for the first.
+struct Norm {
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row, typename Value>
+  SGL_HD auto operator()(const Row& row, const Value& value) const {
+    const float factor = sgl::rsqrt(row.sum(Square{}, value) / row.size() + eps);
+    return sgl::map([=](float v) { return v * factor; }, value);
+  }
+};
+
+struct Chained {
+  SGL_OPERANDS(x, out)
+  Norm first;
+  Norm second;
+  SGL_FIELDS(first, second)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = second(row, row.round(x, first(row, row[x]))));
+  }
+};
+
+}  // namespace programs
+
+namespace programs {
+
+/// A program for each segment: q is normalised and rotated in place, k goes to its cache as well, v goes there as it
+/// is.
+struct Attention {
+  SGL_OPERANDS(x, weight, cos_sin, cache)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto rotated(const Row& row) const {
+    const auto values = row[x], weights = row[weight];
+    const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
+    const float factor = sgl::rsqrt(row.sum(Square{}, values) / row.size() + eps);
+    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
+    return row.pairs(sgl::neox, Rotation{}, normed, cos, sin);
+  }
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<0>) const {
+    return sgl::store(x = rotated(row));
+  }
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<1>) const {
+    const auto values = rotated(row);
+    return sgl::store(x = values, cache = values);
+  }
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<2>) const {
+    return sgl::store(cache = row[x]);
+  }
+};
+
+}  // namespace programs

@@ -21,7 +21,7 @@ from sgljit_core.cache.manifest import Manifest, ManifestError
 from sgljit_core.errors import SgljitError, StorageError, UntrustedCacheError
 from sgljit_core.machine import roots
 
-from . import archive
+from . import archive, contents
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Ent
         UntrustedCacheError: somebody else could have written the root.
     """
     place = _checked(directory, vouched=vouched)
-    return [_entry(path) for path in store.artifact_directories(place)]
+    return [_entry(path) for path in contents.artifact_directories(place)]
 
 
 @_failing_plainly
@@ -110,7 +110,7 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
         UntrustedCacheError: somebody else could have written the root.
     """
     place = _checked(directory, vouched=vouched)
-    found = [(path, _problem(path, None if vouched else place)) for path in store.artifact_directories(place)]
+    found = [(path, _problem(path, None if vouched else place)) for path in contents.artifact_directories(place)]
     return [_entry(path, problem) for path, problem in found if problem]
 
 
@@ -156,7 +156,7 @@ def prune(
         return Pruned([], [])
     roots.check_is_cache(place)
     leftovers = store.leftovers(place) if dry_run else store.collect(place)
-    broken = {path for path in store.artifact_directories(place) if _problem(path, place, unreadable=False)}
+    broken = {path for path in contents.artifact_directories(place) if _problem(path, place, unreadable=False)}
     wanted: dict[tuple[str, str], set[str]] = {}
     for answer in keep or ():
         wanted.setdefault(_owner(answer.location.path), set()).add(answer.source_key)
@@ -238,7 +238,7 @@ def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
 
 
 def _whole(place: Path, family: str | None, target: str | None) -> Iterator[lookup.Artifact]:
-    for path in store.artifact_directories(place, _left_out):
+    for path in contents.artifact_directories(place, _left_out):
         if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
             continue
         try:
@@ -256,9 +256,9 @@ def _left_out(directory: Path, text: str = "") -> None:
 
 
 def _entry(path: Path, problem: str = "") -> Entry:
-    manifest, used = None, store.last_use(path)
+    manifest, used = None, contents.last_use(path)
     try:
         manifest = lookup.read_manifest(path)
     except (OSError, ManifestError) as error:
         problem = problem or str(error)
-    return Entry(path, manifest, store.size(path), manifest.created if manifest else used, used, problem)
+    return Entry(path, manifest, contents.size(path), manifest.created if manifest else used, used, problem)

@@ -22,7 +22,6 @@ from typing import Annotated
 import typer
 
 from sgljit_core import parallel_compile
-from sgljit_core.cache import store
 from sgljit_core.compilers.arch import override_target
 from sgljit_core.errors import SgljitError
 from sgljit_core.families import loading
@@ -30,6 +29,7 @@ from sgljit_core.machine.roots import TAG
 from sgljit_core.paths import CARRIED, package_directory
 from sgljit_core.plugins import discovery
 from sgljit_tools.cache import admin as cache
+from sgljit_tools.cache import contents
 from sgljit_tools.environment import inherited_environment
 from sgljit_tools.errors import WheelError
 
@@ -77,7 +77,7 @@ def add_artifacts_to_wheel(
         artifacts = [
             place.relative_to(carried)
             for carried in content.rglob(CARRIED)
-            for place in store.artifact_directories(carried)
+            for place in contents.artifact_directories(carried)
         ]
         if not artifacts:
             raise WheelError(f"{wheel.name}: nothing was added to it")
