@@ -157,9 +157,12 @@ def _enter(parent: int, path: Path, *, make: bool) -> int:
 
 
 def _enter_made(parent: int, path: Path) -> int:
-    if settings().trust_shared_cache:
-        return os.open(path.name, trust.ENTER, dir_fd=parent)
-    return trust.enter(parent, path)
+    try:
+        return trust.enter(parent, path)
+    except OSError:
+        if not settings().trust_shared_cache:
+            raise
+    return os.open(path.name, trust.ENTER, dir_fd=parent)
 
 
 def _identity(descriptor: int) -> _Identity:

@@ -131,12 +131,13 @@ def check(
     Raises:
         UntrustedCacheError: with what is wrong and the command that rights it.
     """
-    mine, mode = os.getuid(), stat.S_IMODE(status.st_mode)
     if status.st_uid not in _trusted(is_below_open):
+        mine = os.getuid()
         remedy = f"Take it over (chown -R {mine} {path})" if is_last else "Let it belong to you or to root"
         raise _untrusted(path, f"belongs to user {status.st_uid}, not to you (user {mine})", remedy)
     open_to_others = is_open(status, descriptor)
-    if open_to_others and not (sticky and mode & stat.S_ISVTX):
+    if open_to_others and not (sticky and status.st_mode & stat.S_ISVTX):
+        mode = stat.S_IMODE(status.st_mode)
         close = f"chmod -R go-w {path}" if is_last else f"chmod go-w {path}, or chmod +t {path}"
         raise _untrusted(path, f"can be written by group or others (mode {mode:04o})", f"Close it ({close})")
     return open_to_others

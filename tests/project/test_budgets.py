@@ -86,9 +86,9 @@ counted(later_call)
 # By step: modules, calls, moves, calls of the operating system.
 BUDGETS = {
     "importing": (3, 1, 0, 0),
-    "load": (0, 308, 75, 375),
-    "look_up": (14, 570, 127, 63),
-    "first_call": (27, 663, 163, 824),
+    "load": (0, 290, 77, 360),
+    "look_up": (12, 530, 115, 57),
+    "first_call": (27, 655, 163, 818),
     "later_call": (0, 1, 0, 0),
 }
 KINDS = ("modules", "calls", "moves", "system")
