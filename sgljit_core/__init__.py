@@ -13,7 +13,6 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from . import errors
-    from .builds.modules import load_jit
     from .builds.parallel import parallel_compile
     from .builds.policy import freeze, why
     from .builds.record import stats
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from .families.family import KernelFamily, Op
     from .families.memo import cache_once
     from .families.registry import ops, register_all
+    from .jit.modules import load_jit
     from .model.arguments import CppEnum, CppType, make_cpp_args
     from .model.calls import TOKENS, Addresses, TensorSpec
     from .plugins.hookspecs import hookimpl
@@ -31,7 +31,7 @@ else:
         __name__,
         {
             "": ("errors",),
-            "builds.modules": ("load_jit",),
+            "jit.modules": ("load_jit",),
             "builds.parallel": ("parallel_compile",),
             "builds.policy": ("freeze", "why"),
             "builds.record": ("stats",),

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Request(ABC, Generic[T]):
-    """A request for a module (``modules``) or for a device kernel (``kernels``).
+    """A request for a module or for a device kernel, see ``jit``.
 
     Attributes:
         payload: the name of the payload's file in an artifact.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.library import Library
     from tvm_ffi import Module
 
-    from sgljit_core.builds.kernels import Sources
+    from sgljit_core.jit.kernels import Sources
     from sgljit_core.model.arguments import CppArg
     from sgljit_core.torch_ops.library_ops import LibraryOps
     from sgljit_core.torch_ops.schema import Declaration
@@ -280,7 +280,7 @@ class KernelFamily:
 
     def load_jit(self, *args: str, **options: Any) -> Module:
         """``sgljit_core.load_jit`` on the family's own sources; the same keywords."""
-        from sgljit_core.builds.modules import load_jit
+        from sgljit_core.jit.modules import load_jit
 
         return load_jit(*args, **{"csrc": self.csrc, "family": self.name, **options})
 
@@ -322,8 +322,8 @@ class KernelFamily:
             build_directory: the root of the cache for the host part and for all that it asks for: device kernels and
                 deferred functions.
         """
-        from sgljit_core.builds import kernels
         from sgljit_core.compilers import arch
+        from sgljit_core.jit import kernels
         from sgljit_core.model.build import BuildSpec
 
         # Thin code gains nothing from -O3, and compiles half as long.
@@ -353,7 +353,7 @@ class KernelFamily:
             symbol: the function's name in it.
             build_directory: as in ``load_jit``; the one of ``load_host`` where that has another.
         """
-        from sgljit_core.builds import kernels
+        from sgljit_core.jit import kernels
 
         return kernels.load_deferred(self._sources(build_directory), file, symbol)
 
@@ -373,14 +373,14 @@ class KernelFamily:
             CompileError: it does not compile.
             ToolchainNotFoundError: it must be made and there is no NVRTC.
         """
-        from sgljit_core.builds import kernels
+        from sgljit_core.jit import kernels
         from sgljit_core.model.arguments import make_cpp_args
 
         expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
         kernels.build_kernel(self._sources(build_directory), file, expression)
 
     def _sources(self, build_directory: str | Path | None) -> Sources:
-        from sgljit_core.builds.kernels import Sources
+        from sgljit_core.jit.kernels import Sources
 
         return Sources(self.name, self.csrc, paths.build_root(build_directory))
 

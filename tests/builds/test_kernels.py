@@ -26,10 +26,10 @@ from sgljit_core import (
     parallel_compile,
     paths,
 )
-from sgljit_core.builds import kernels
-from sgljit_core.builds.cubins import KernelRequest
 from sgljit_core.cache.manifest import Manifest
 from sgljit_core.compilers import arch, nvrtc
+from sgljit_core.jit import kernels
+from sgljit_core.jit.cubins import KernelRequest
 from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
 from sgljit_core.model.build import BuildSpec, Target

@@ -24,7 +24,7 @@ from sgljit_core.families import loading
 from sgljit_core.plugins import discovery as plugins
 from sgljit_tools.recording.recorder import record
 from sgljit_core.compilers import toolchain
-from sgljit_core.builds import kernels as variants
+from sgljit_core.jit import kernels as variants
 
 compiled = set()
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from sgljit_core import ops, parallel_compile
-from sgljit_core.builds.kernels import build
+from sgljit_core.jit.kernels import build
 from sgljit_tools.recording.recorder import record
 
 ARCHITECTURES = ["7.5", "8.0", "8.9", "9.0", "10.0", "12.0"]  # from Turing to consumers' Blackwell

@@ -29,9 +29,9 @@ import zipp
 import sgljit_norm.ops
 import sgljit_tools.cache.admin
 from sgljit_core import load_jit, log, ops, override_cuda_arch, paths
-from sgljit_core.builds import kernels
 from sgljit_core.compilers import nvrtc
 from sgljit_core.errors import SgljitError
+from sgljit_core.jit import kernels
 from sgljit_core.plugins import discovery
 
 IMPORTED = (cuda.pathfinder, packaging.requirements, sgljit_norm.ops, tvm_ffi, zipp)

@@ -31,13 +31,13 @@ setattr(place, name, stop)
 # Those of the quick run; the others differ from one of these in nothing that is on the disk.
 QUICK = {"lock held", "staging made", "about to publish", "about to rename", "renamed", "published"}
 STEPS = {
-    "sources read": ("sgljit_core.builds.modules", "includes.scan", False),
-    "compilers found": ("sgljit_core.builds.modules", "toolchain.find_toolchain", False),
+    "sources read": ("sgljit_core.jit.modules", "includes.scan", False),
+    "compilers found": ("sgljit_core.jit.modules", "toolchain.find_toolchain", False),
     "looked for": ("sgljit_core.builds.obtain", "lookup.find", False),
     "lock's directory made": ("sgljit_core.cache.store", "lock_path", False),
     "lock held": ("sgljit_core.builds.making", "store.collect", True),
-    "staging made": ("sgljit_core.builds.modules", "ModuleRequest.make", True),
-    "compiled": ("sgljit_core.builds.modules", "ModuleRequest.make", False),
+    "staging made": ("sgljit_core.jit.modules", "ModuleRequest.make", True),
+    "compiled": ("sgljit_core.jit.modules", "ModuleRequest.make", False),
     "about to load": ("sgljit_core.load.library", "_load", True),
     "loaded": ("sgljit_core.load.library", "_load", False),
     "about to publish": ("sgljit_core.cache.store", "publish", True),

@@ -9,7 +9,7 @@ import plugin_on_disk
 import pytest
 
 from sgljit_core import TOKENS, TensorSpec, errors
-from sgljit_core.builds.kernels import build
+from sgljit_core.jit.kernels import build
 from sgljit_core.plugins import discovery
 from sgljit_tools.errors import RecordingError
 from sgljit_tools.recording.recorder import record

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from sgljit_core import freeze, parallel_compile, why
-from sgljit_core.builds.kernels import build
 from sgljit_core.compilers import arch
 from sgljit_core.errors import NoTargetError, SgljitError
+from sgljit_core.jit.kernels import build
 from sgljit_core.plugins import discovery
 from sgljit_tools.recording.recorder import record
 

@@ -45,7 +45,7 @@ class Recording:
     """The result of a recording.
 
     Attributes:
-        wanted: what ``sgljit_core.builds.kernels.build`` builds, without doubles.
+        wanted: what ``sgljit_core.jit.kernels.build`` builds, without doubles.
         stopped: the ops of which not all is known, and why, in words: a call with samples raised, or there is no call.
     """
 

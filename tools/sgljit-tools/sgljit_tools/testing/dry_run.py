@@ -6,8 +6,8 @@ The samples of its ops are recorded as calls on a CUDA device, and the kernels t
 from __future__ import annotations
 
 from sgljit_core import parallel_compile
-from sgljit_core.builds.kernels import build
 from sgljit_core.errors import ParallelCompileError, SgljitError, ToolchainNotFoundError
+from sgljit_core.jit.kernels import build
 from sgljit_tools.recording.recorder import record
 
 from .subject import Fault, NotApplicable

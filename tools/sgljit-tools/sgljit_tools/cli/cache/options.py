@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from sgljit_core import log
-from sgljit_core.builds.kernels import build
 from sgljit_core.compilers import arch
 from sgljit_core.errors import NoTargetError
+from sgljit_core.jit.kernels import build
 from sgljit_tools.errors import RecordingError
 from sgljit_tools.recording.recorder import record
 

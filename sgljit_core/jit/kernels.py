@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgljit_core import paths
+from sgljit_core.builds import recording
+from sgljit_core.builds.obtain import obtain, until_current
 from sgljit_core.compilers import arch
 from sgljit_core.errors import InvalidBuildError, SgljitError
 from sgljit_core.load import signatures
@@ -24,16 +26,13 @@ from sgljit_core.load.exceptions import passing
 from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.model.build import BuildSpec, Target
 
-from . import recording
 from .modules import load_module
-from .obtain import obtain, until_current
 
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
+    from sgljit_core.builds.recording import Wanted
     from sgljit_core.load.cubin import Cubin
-
-    from .recording import Wanted
 
 
 @dataclass(frozen=True)

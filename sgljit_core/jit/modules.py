@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgljit_core import paths
+from sgljit_core.builds import policy, recording
+from sgljit_core.builds.obtain import obtain, until_current
+from sgljit_core.builds.request import Request
 from sgljit_core.cache import keys
 from sgljit_core.cache.keys import Location
 from sgljit_core.compilers import arch, includes, toolchain
@@ -19,10 +22,6 @@ from sgljit_core.load import library
 from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.model.build import BuildSpec, Product
 from sgljit_core.plugins import hooks
-
-from . import policy, recording
-from .obtain import obtain, until_current
-from .request import Request
 
 if TYPE_CHECKING:
     from tvm_ffi import Module

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sgljit_core.builds.request import Request
 from sgljit_core.cache import keys
 from sgljit_core.compilers import includes, nvrtc
 from sgljit_core.errors import CompileError, ToolchainNotFoundError
@@ -16,7 +17,6 @@ from sgljit_core.load.cubin import Cubin
 from sgljit_core.model.build import BuildSpec, Product
 
 from .modules import include_roots
-from .request import Request
 
 _ROW_OPERATION = re.compile(rb"<sgl_kernel/row_(map|reduce)\.h>")
 _BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\s*)?(?://[^\n]*\s*)?"

@@ -1,0 +1,1 @@
+"""What can be asked for: modules, and the kernels and deferred functions of host parts."""
