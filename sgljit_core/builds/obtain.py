@@ -127,7 +127,9 @@ class Finder(Generic[T]):
         if artifact is None or search.tier is None:
             return None
         if policy.is_explaining():
-            raise policy.hit(request.named.label, request.location, artifact.directory)
+            from sgljit_core.cache.explain import Explanation  # a warm start asks no questions
+
+            raise policy.Explained(Explanation(request.named.label, request.location, artifact.directory))
         try:
             code = request.load(artifact.payload)
         except ArtifactLoadError as error:

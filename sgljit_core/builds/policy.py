@@ -6,10 +6,8 @@ it is never allowed. ``why`` asks whether something would be compiled, and compi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgljit_core.compilers import arch
@@ -18,7 +16,6 @@ from sgljit_core.errors import SgljitError
 
 if TYPE_CHECKING:
     from sgljit_core.cache.explain import Explanation
-    from sgljit_core.cache.keys import Location
 
 
 _frozen: list[Mode] = []  # what freeze() asked for last; the environment's word where it never did
@@ -62,29 +59,12 @@ class Explained(SgljitError):  # noqa: N818 - an answer, not an error
         super().__init__(str(explanation))
 
 
-def hit(build: str, location: Location, artifact: Path) -> Explained:
-    """The answer that an artifact serves."""
-    from sgljit_core.cache.explain import Explanation  # a warm start asks no questions
-
-    return Explained(Explanation(build, location, artifact))
-
-
 _explaining: ContextVar[bool] = ContextVar("sgljit_explaining", default=False)
 
 
 def is_explaining() -> bool:
     """Whether requests are questions."""
     return _explaining.get()
-
-
-@contextmanager
-def _explain() -> Iterator[None]:
-    """Inside the block every request for code raises ``Explained``."""
-    token = _explaining.set(True)
-    try:
-        yield
-    finally:
-        _explaining.reset(token)
 
 
 def why(builder: Callable[[], Any]) -> Explanation:
@@ -98,9 +78,11 @@ def why(builder: Callable[[], Any]) -> Explanation:
     Raises:
         ValueError: the builder did not ask for anything, because this process has loaded it before.
     """
+    token = _explaining.set(True)  # every request for code raises ``Explained``
     try:
-        with _explain():
-            builder()
+        builder()
     except Explained as answer:
         return answer.explanation
+    finally:
+        _explaining.reset(token)
     raise ValueError("the builder did not ask for a module; ask in a process where it has not been loaded before")

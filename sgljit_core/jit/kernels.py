@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,12 +68,8 @@ def load_host(sources: Sources, spec: BuildSpec) -> Module:
 def _register() -> None:
     import tvm_ffi
 
-    answers: dict[str, Callable[..., int]] = {
-        "variant": _answer_variant,
-        "deferred": _answer_deferred,
-    }
-    for question, answer in answers.items():
-        tvm_ffi.register_global_func(f"sgljit.{question}", passing(answer), override=True)
+    tvm_ffi.register_global_func("sgljit.variant", passing(_answer_variant), override=True)
+    tvm_ffi.register_global_func("sgljit.deferred", passing(_answer_deferred), override=True)
 
 
 def _sources_of(family: str, file: str) -> Sources:
@@ -129,16 +124,10 @@ def _answer_variant(family: str, file: str, expression: str, signature: str, dev
         spec = _spec(sources, file, expression, arch.device_target(device_id))
         if (recorder := recording.note(spec, sources.root, signature)) is not None:
             return int(recorder.nothing)
-        cubin = _obtain_checked(spec, sources.root, signature)
+        cubin = _obtain(spec, sources.root, signature)
         return gpu.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler)
 
     return _kernels.get((sources, file, expression, signature, device_id), load)
-
-
-def _obtain_checked(spec: BuildSpec, root: Path, signature: str) -> Cubin:
-    cubin = _obtain(spec, root)
-    signatures.check(f"the kernel {_expression(spec)}", signature, cubin.signature)
-    return cubin
 
 
 def _expression(spec: BuildSpec) -> str:
@@ -159,7 +148,7 @@ def build(wanted: Wanted) -> None:
     """
     root = wanted.root or paths.build_root(None)
     if wanted.spec.kernel:
-        _obtain_checked(wanted.spec, root, wanted.signature)
+        _obtain(wanted.spec, root, wanted.signature)
     elif wanted.signature:
         _load_deferred(wanted.spec, root, wanted.signature)
     else:
@@ -199,10 +188,14 @@ def _markers(expression: str) -> tuple[str, ...]:
     return (name.replace("::", "."), *filter(None, arguments.split(", ")))
 
 
-def _obtain(spec: BuildSpec, root: Path) -> Cubin:
+def _obtain(spec: BuildSpec, root: Path, signature: str = "") -> Cubin:
+    """A kernel's cubin. Raises SignatureError where it has another type than the ``signature`` that a caller has."""
     from .cubins import KernelRequest  # with NVRTC, which a family without a GPU does not need
 
-    return until_current(lambda: obtain(KernelRequest(spec, root)))
+    cubin = until_current(lambda: obtain(KernelRequest(spec, root)))
+    if signature:
+        signatures.check(f"the kernel {_expression(spec)}", signature, cubin.signature)
+    return cubin
 
 
 _MOST_PRECOMPILED = 4  # files of a family, at 0.1 s each; those of the rest are made with their first kernels
