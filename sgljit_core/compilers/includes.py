@@ -93,13 +93,8 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "", port
         SourceNotFoundError: a source does not exist; the text lists the content of its directory. Or a file is none,
             but a device, a FIFO or a socket, which a compiler would read for ever.
     """
-    question = [
-        _SCANNER,
-        *files,
-        *(f"{root.label} {root.own} {root.directory}" for root in roots),
-        extra_text,
-        port_text,
-    ]
+    places = (f"{root.label} {root.own} {root.directory}" for root in roots)
+    question = [_SCANNER, *files, *places, extra_text, port_text]
     remembered = _recalled(question)
     if remembered is not None:
         return remembered

@@ -55,10 +55,10 @@ def compile_library(
     toolchain: Toolchain,
     generated: Mapping[str, str],
     roots: Sequence[Root],
+    unit_flags: Sequence[str],
     keyed: Collection[str],
     directory: Path,
     meanwhile: Callable[[], None],
-    unit_flags: Sequence[str] = (),
 ) -> Product:
     """Compile and link in ``directory``.
 

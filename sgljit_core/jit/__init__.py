@@ -1,1 +1,1 @@
-"""What can be asked for: modules, and the kernels and deferred functions of host parts."""
+"""Modules, and the kernels and deferred functions of host parts: the code that can be asked for."""

@@ -191,17 +191,8 @@ class ModuleRequest(Request["Module"]):
         from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler
 
         assert self._toolchain is not None
-        keyed = self._scan.stamps
-        return compile_library(
-            self.named,
-            self._toolchain,
-            self._generated,
-            self._roots,
-            keyed,
-            directory,
-            self._use_the_time,
-            self._unit_flags,
-        )
+        sources = (self._generated, self._roots, self._unit_flags, self._scan.stamps)
+        return compile_library(self.named, self._toolchain, *sources, directory, self._use_the_time)
 
     def _use_the_time(self) -> None:
         """Start what can be done while compilers run."""
