@@ -210,7 +210,7 @@ struct ProgramRow {
 
   template <int kOperand>
   using element_t = typename details::ElementOf<sgl::four_bits(kTypes, kOperand)>::type;
-  static constexpr bool has(int operand, unsigned bits) {
+  SGL_UNCALLED static constexpr bool has(int operand, unsigned bits) {
     return (sgl::four_bits(kPlaces, operand) & bits) != 0;
   }
 
@@ -405,12 +405,12 @@ struct ProgramRow {
     return m_smem + m_turn * kMostTerms * kWarpThreads;
   }
 
-  static constexpr bool m_is_indexed(int operand) {
+  SGL_UNCALLED static constexpr bool m_is_indexed(int operand) {
     return has(operand, sgl::kIndexed | sgl::kLongIndexed);
   }
 
   /// Whether each thread that is here has a row of an operand.
-  static constexpr bool m_always_has(int operand) {
+  SGL_UNCALLED static constexpr bool m_always_has(int operand) {
     return has(operand, sgl::kForAll) || (kThreads >= kWarpThreads && !m_is_indexed(operand));
   }
 

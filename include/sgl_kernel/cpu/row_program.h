@@ -21,7 +21,7 @@ template <unsigned kCode>
 struct ElementOf;
 template <>
 struct ElementOf<sgl::kFp32> {
-  using type = fp32_t;
+  using type = float;
 };
 template <>
 struct ElementOf<sgl::kFp16> {

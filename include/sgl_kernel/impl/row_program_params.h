@@ -32,7 +32,7 @@ inline constexpr unsigned kFp32 = 0, kFp16 = 1, kBf16 = 2, kFp8E4M3 = 3, kFp8E5M
 /// \brief Those that a value for each row may have besides float32.
 inline constexpr unsigned kInt32 = 5, kInt64 = 6;
 
-constexpr unsigned four_bits(unsigned long long bits, int operand) {
+SGL_UNCALLED constexpr unsigned four_bits(unsigned long long bits, int operand) {
   return static_cast<unsigned>(bits >> 4 * operand & 15);
 }
 

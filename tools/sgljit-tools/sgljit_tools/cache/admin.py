@@ -183,7 +183,8 @@ def export_archive(
 ) -> int:
     """Write the artifacts of a root into one file, those of one family or target if named. Returns their number.
 
-    Damaged artifacts, and directories that may not be listed, are left out, each with a warning.
+    Artifacts that are damaged or removed meanwhile, and directories that may not be listed, are left out, each with a
+    warning.
 
     Raises:
         ArchiveError: the file's suffix is not .tar, .tar.gz, .tgz or .tar.xz.
@@ -246,8 +247,10 @@ def _whole(place: Path, family: str | None, target: str | None) -> Iterator[look
         except (ManifestError, UntrustedCacheError) as error:
             _left_out(path, f"{path} is damaged and left out: {error}")
             continue
-        if artifact is not None:
-            yield artifact
+        if artifact is None:
+            _left_out(path, f"{path} is left out: it was removed while the cache was read")
+            continue
+        yield artifact
 
 
 def _left_out(directory: Path, text: str = "") -> None:
