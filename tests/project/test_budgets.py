@@ -87,7 +87,7 @@ counted(later_call)
 BUDGETS = {
     "importing": (3, 1, 0, 0),
     "load": (0, 310, 77, 375),
-    "look_up": (14, 570, 127, 63),
+    "look_up": (14, 398, 58, 63),
     "first_call": (27, 658, 163, 818),
     "later_call": (0, 1, 0, 0),
 }
