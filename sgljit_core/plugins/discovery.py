@@ -49,7 +49,7 @@ class Plugin:
     Attributes:
         name: the entry point's name; for a kernel plugin, the family.
         module: what the entry point names: a module, or an object in it, "package.plugin:FAMILY".
-        distribution, version: name and version of the distribution that ships it.
+        distribution, version, requires: name, version and requirements of the distribution that ships it.
         location: the directory that the distribution is installed in.
     """
 
@@ -64,6 +64,10 @@ class Plugin:
     @property
     def version(self) -> str:
         return self._metadata["Version"][0]
+
+    @property
+    def requires(self) -> list[str]:
+        return self._metadata["Requires-Dist"]
 
     @property
     def location(self) -> Path:
@@ -205,7 +209,7 @@ def load_error(plugin: Plugin, error: BaseException) -> PluginLoadError:
 
 def _check_requirements(plugin: Plugin) -> None:
     """Compare the plugin's own requirement on sgljit-core with the running core."""
-    for text in plugin._metadata["Requires-Dist"]:
+    for text in plugin.requires:
         if not _ON_CORE.match(text):
             continue
         question = ["requirement", text, __version__]
