@@ -15,7 +15,7 @@ from sgljit_core.compilers import includes, nvrtc
 from sgljit_core.errors import CompileError
 from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
-from sgljit_core.model.build import BuildSpec, Product, Target
+from sgljit_core.specs.build import BuildSpec, Product, Target
 
 from .modules import include_roots
 from .request import Request

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sgljit_core import log
-from sgljit_core.model.build import BuildSpec
 from sgljit_core.plugins import hooks
+from sgljit_core.specs.build import BuildSpec
 
 from . import record
 

@@ -17,8 +17,8 @@ from sgljit_core.cache import keys
 from sgljit_core.cache.keys import Location
 from sgljit_core.compilers.includes import Scan
 from sgljit_core.errors import ToolchainNotFoundError
-from sgljit_core.model.build import BuildSpec, Product
 from sgljit_core.plugins.origin import plugin_of
+from sgljit_core.specs.build import BuildSpec, Product
 
 T = TypeVar("T")
 

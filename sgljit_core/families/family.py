@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tvm_ffi import Module
 
     from sgljit_core.builds.kernels import Sources
-    from sgljit_core.model.arguments import CppArg
+    from sgljit_core.specs.arguments import CppArg
     from sgljit_core.torch_ops.library_ops import LibraryOps
     from sgljit_core.torch_ops.schema import Declaration
 
@@ -320,7 +320,7 @@ class KernelFamily:
         """
         from sgljit_core.builds import kernels
         from sgljit_core.compilers import arch
-        from sgljit_core.model.build import BuildSpec
+        from sgljit_core.specs.build import BuildSpec
 
         # Thin code gains nothing from -O3, and compiles half as long.
         # A matcher without its verify checks nothing: that is an error.
@@ -370,7 +370,7 @@ class KernelFamily:
             ToolchainNotFoundError: it must be made and there is no NVRTC.
         """
         from sgljit_core.builds import kernels
-        from sgljit_core.model.arguments import make_cpp_args
+        from sgljit_core.specs.arguments import make_cpp_args
 
         expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
         kernels.build_kernel(self._sources(build_directory), file, expression)

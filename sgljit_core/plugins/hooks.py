@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sgljit_core.errors import InvalidBuildError
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.specs.build import BuildSpec
 
 if TYPE_CHECKING:
     from pluggy import PluginManager

@@ -15,7 +15,7 @@ from typing import Any
 
 import pluggy
 
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.specs.build import BuildSpec
 
 hookspec = pluggy.HookspecMarker("sgljit")
 hookimpl = pluggy.HookimplMarker("sgljit")

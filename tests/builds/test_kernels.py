@@ -33,7 +33,7 @@ from sgljit_core.cache.manifest import Manifest
 from sgljit_core.compilers import arch, nvrtc
 from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
-from sgljit_core.model.build import BuildSpec, Target
+from sgljit_core.specs.build import BuildSpec, Target
 
 DEVICE = """\
 #pragma once
