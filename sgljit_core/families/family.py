@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch.library import Library
     from tvm_ffi import Module
 
-    from sgljit_core.builds.kernels import Sources
     from sgljit_core.specs.arguments import CppArg
     from sgljit_core.torch_ops.library_ops import LibraryOps
     from sgljit_core.torch_ops.schema import Declaration
@@ -322,8 +321,7 @@ class KernelFamily:
         from sgljit_core.compilers import arch
         from sgljit_core.specs.build import BuildSpec
 
-        # Thin code gains nothing from -O3, and compiles half as long.
-        # A matcher without its verify checks nothing: that is an error.
+        # Thin code gains nothing from -O3, and compiles half as long. A matcher without its verify checks nothing.
         flags = ("-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags)
         spec = BuildSpec(
             markers=args,
@@ -339,7 +337,7 @@ class KernelFamily:
             header_only=header_only,
             host_part=True,
         )
-        return kernels.load_host(self._sources(build_directory), spec)
+        return kernels.load_host(kernels.Sources(self.name, self.csrc, paths.build_root(build_directory)), spec)
 
     def build_deferred(self, file: str, symbol: str, *, build_directory: str | Path | None = None) -> Module:
         """Compile a deferred C++ function (``sgl_kernel/deferred.h``) ahead of its first call.
@@ -351,7 +349,8 @@ class KernelFamily:
         """
         from sgljit_core.builds import kernels
 
-        return kernels.load_deferred(self._sources(build_directory), file, symbol)
+        sources = kernels.Sources(self.name, self.csrc, paths.build_root(build_directory))
+        return kernels.load_deferred(sources, file, symbol)
 
     def build_variant(self, file: str, kernel: str, *args: CppArg, build_directory: str | Path | None = None) -> None:
         """Make a device kernel for the current target ahead of its first launch. Needs no GPU.
@@ -373,9 +372,5 @@ class KernelFamily:
         from sgljit_core.specs.arguments import make_cpp_args
 
         expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
-        kernels.build_kernel(self._sources(build_directory), file, expression)
-
-    def _sources(self, build_directory: str | Path | None) -> Sources:
-        from sgljit_core.builds.kernels import Sources
-
-        return Sources(self.name, self.csrc, paths.build_root(build_directory))
+        sources = kernels.Sources(self.name, self.csrc, paths.build_root(build_directory))
+        kernels.build_kernel(sources, file, expression)

@@ -9,6 +9,7 @@ be in a function that torch.compile traces (see ``tracing``).
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -57,11 +58,7 @@ class FamilyOps(types.ModuleType):
         return f"<ops of {self._family.name!r} from {self._plugin}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _get, (self._family.name,)
-
-
-def _get(family: str) -> FamilyOps:
-    return ops[family]
+        return operator.getitem, (ops, self._family.name)
 
 
 class _Loaded(types.ModuleType):

@@ -209,17 +209,18 @@ def load_error(plugin: Plugin, error: BaseException) -> PluginLoadError:
 
 def _check_requirements(plugin: Plugin) -> None:
     """Compare the plugin's own requirement on sgljit-core with the running core."""
-    for text in plugin.requires:
-        if not _ON_CORE.match(text):
-            continue
+    for text in filter(_ON_CORE.match, plugin.requires):
         question = ["requirement", text, __version__]
-        if answers.recall(question) == "met":  # packaging takes 10 ms to import
+        if answers.recall(question) == "met":
             continue
+        from packaging.requirements import Requirement  # takes 10 ms to import
+
         try:
-            is_met = _is_met(text)
+            requirement = Requirement(text)
+            counts = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         except ValueError as error:
             raise PluginLoadError(str(plugin), f"its metadata has the requirement {text!r}: {error}") from error
-        if not is_met:
+        if counts and not requirement.specifier.contains(__version__, prereleases=True):
             raise IncompatiblePluginError(
                 str(plugin),
                 f"it requires {text}, and sgljit-core {__version__} is running; "
@@ -229,16 +230,6 @@ def _check_requirements(plugin: Plugin) -> None:
 
 
 _ON_CORE = re.compile(r"sgljit[-_.]+core(?![-_.\w])", re.IGNORECASE)
-
-
-def _is_met(text: str) -> bool:
-    """Whether the running core meets a requirement on it, or the requirement does not count here."""
-    from packaging.requirements import Requirement
-
-    requirement = Requirement(text)
-    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-        return True
-    return requirement.specifier.contains(__version__, prereleases=True)
 
 
 def problems() -> list[str]:

@@ -2,8 +2,9 @@
 
 ``hookspecs`` says which hooks exist. ``families.loading`` asks the first of them, ``sgljit_register_kernels``.
 
-Each implementation is called by itself. A call of the hook as a whole would end at the first plugin that raises; here
-that plugin is reported as a warning, once, and left out, as a broken observer must not stop a build.
+Each implementation is called by itself, so that a broken observer does not stop a build: it is reported as a warning,
+once, and left out. Rejected: pluggy's call of the whole hook, which ends at the first plugin that raises. A wrapper
+cannot resume it, and ``historic`` hooks have none.
 
 Plugins are loaded before the first build, and not for a hit, which takes less time than the metadata of the
 installed distributions: loads before that are kept and reported when the plugins are loaded.
