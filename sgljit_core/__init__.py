@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .families.memo import cache_once
     from .families.registry import ops, register_all
     from .jit.modules import load_jit
-    from .model.arguments import CppEnum, CppType, make_cpp_args
-    from .model.calls import TOKENS, Addresses, TensorSpec
     from .plugins.hookspecs import hookimpl
+    from .specs.arguments import CppEnum, CppType, make_cpp_args
+    from .specs.calls import TOKENS, Addresses, TensorSpec
 else:
     from .lazy import attributes
 
@@ -40,8 +40,8 @@ else:
             "plugins.hookspecs": ("hookimpl",),
             "families.memo": ("cache_once",),
             "families.registry": ("ops", "register_all"),
-            "model.arguments": ("CppEnum", "CppType", "make_cpp_args"),
-            "model.calls": ("TOKENS", "Addresses", "TensorSpec"),
+            "specs.arguments": ("CppEnum", "CppType", "make_cpp_args"),
+            "specs.calls": ("TOKENS", "Addresses", "TensorSpec"),
         },
     )
 

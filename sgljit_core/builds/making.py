@@ -41,8 +41,8 @@ from sgljit_core.errors import (
 )
 from sgljit_core.machine import private
 from sgljit_core.machine.locks import FileLock, back_off
-from sgljit_core.model.build import Product
 from sgljit_core.plugins import hooks
+from sgljit_core.specs.build import Product
 
 from . import policy, record
 from .request import Request

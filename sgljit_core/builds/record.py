@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from sgljit_core import log
 from sgljit_core.machine.forks import ForkLock
-from sgljit_core.model.build import BuildSpec
 from sgljit_core.plugins import hooks
+from sgljit_core.specs.build import BuildSpec
 
 from .request import Request
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.specs.build import BuildSpec
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from sgljit_core.cache import keys
 from sgljit_core.cache.keys import Location
 from sgljit_core.compilers.includes import Scan
 from sgljit_core.errors import ToolchainNotFoundError
-from sgljit_core.model.build import BuildSpec, Product
-from sgljit_core.plugins import hooks
+from sgljit_core.plugins.origin import plugin_of
+from sgljit_core.specs.build import BuildSpec, Product
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Request(ABC, Generic[T]):
     def named(self) -> BuildSpec:
         """The build with the name and version of its plugin: for messages, as reading them takes longer than a hit."""
         family = self.build.family
-        return dataclasses.replace(self.build, plugin=hooks.plugin_of(family)) if family else self.build
+        return dataclasses.replace(self.build, plugin=plugin_of(family)) if family else self.build
 
     @functools.cached_property
     def tools(self) -> Mapping[str, str] | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sgljit_core.compilers.includes import Scan
 from sgljit_core.compilers.toolchain import Toolchain
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.specs.build import BuildSpec
 
 _NATIVE = re.compile(r"=native\b")  # also within a list, as in -Xcompiler=-march=native,-ffast-math
 

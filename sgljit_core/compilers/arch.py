@@ -17,7 +17,7 @@ from typing import Any
 
 from sgljit_core.config import settings
 from sgljit_core.errors import ConfigError, NoTargetError
-from sgljit_core.model.build import Target
+from sgljit_core.specs.build import Target
 
 _override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
 

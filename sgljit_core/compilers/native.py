@@ -23,8 +23,8 @@ from pathlib import Path
 
 from sgljit_core.errors import CompileError
 from sgljit_core.machine import jobs, supervisor
-from sgljit_core.model.build import BuildSpec, Product
 from sgljit_core.paths import tvm_ffi_include, tvm_ffi_library
+from sgljit_core.specs.build import BuildSpec, Product
 
 from .includes import Root
 from .recipe import cxx_flags, nvcc_flags

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.specs.build import BuildSpec
 
 from .includes import Root, Scan
 

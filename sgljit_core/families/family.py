@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from torch.library import Library
     from tvm_ffi import Module
 
-    from sgljit_core.jit.kernels import Sources
-    from sgljit_core.model.arguments import CppArg
+    from sgljit_core.specs.arguments import CppArg
     from sgljit_core.torch_ops.library_ops import LibraryOps
     from sgljit_core.torch_ops.schema import Declaration
 
@@ -53,7 +52,6 @@ class Op:
     _execution: object  # of the module that declares it: a reload has another
     _package: str
     _declaration: Declaration
-    _fake: Callable[..., Any] | str | None
     _named: Mapping[str, str]
 
     @property
@@ -81,14 +79,13 @@ class Op:
     @property
     def misfit(self) -> str | None:
         """Why its fake cannot be called with its arguments; None where it can."""
-        fake = resolve(self._fake, self._declaration.where) if isinstance(self._fake, str) else self._fake
-        return None if fake is None else self._declaration.misfit(fake)
+        return self._declaration.misfit()
 
     def with_out(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call, by name, with the ``out`` that the call would make and return."""
         declaration, out = self._declaration, self._declaration.out
         given = dict(arguments)
-        if declaration.returns_out and declaration.fake is not None and out is not None and given.get(out) is None:
+        if declaration.returns_out and callable(declaration.fake) and out is not None and given.get(out) is None:
             call = declaration.signature.bind(**given)
             call.apply_defaults()
             given[out] = declaration.fake(*call.args, **call.kwargs)
@@ -218,21 +215,19 @@ class KernelFamily:
                     f"{where}: exports must be the function that returns the module, without a call of it; got {load!r}"
                 )
             named = {"reference": reference, "samples": samples, "calls": calls}
-            for option, value in named.items():
-                _check_reference(where, option, value)
-            if not callable(fake):
-                _check_reference(where, "fake", fake)
-            make_fake = functools.partial(_call, fake, where) if isinstance(fake, str) else fake
+            written: dict[str, object] = {**named, "fake": None if callable(fake) else fake}
+            for option, value in written.items():
+                if value is not None and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
+                    raise InvalidFamilyError(f'{where}: {option} must read "package.module:function", got {value!r}')
             names = (mutates,) if isinstance(mutates, str) else tuple(mutates)
-            declaration = Declaration(where, function, names, inplace, make_fake)
-            declaration.check()
+            declaration = Declaration(where, function, names, inplace, fake)
             # A reload keeps the module's globals, and gives them a new __spec__ first.
             execution = function.__globals__.get("__spec__")
             self._make_room(declaration, place, execution)
-            overload = overload_name(declaration, self.package, fake)
+            overload = overload_name(declaration, self.package)
             op, library, self._libraries[name] = define(self.name, declaration, load, overload)
             given = {kind: value for kind, value in named.items() if value is not None}
-            self._declared[name] = Op(name, op, library, place, execution, self.package, declaration, fake, given)
+            self._declared[name] = Op(name, op, library, place, execution, self.package, declaration, given)
             for follower in self._followers:
                 if name in vars(follower):
                     setattr(follower, name, op)
@@ -290,13 +285,13 @@ class KernelFamily:
         Raises:
             InvalidBuildError: the family declares none.
         """
+        return self._load_host_files()
+
+    @functools.cached_property
+    def _load_host_files(self) -> Callable[[], Module]:
         from .memo import cache_once
 
-        loaded = vars(self).setdefault("_host_module", cache_once(self._load_host_files))
-        return loaded()  # type: ignore[no-any-return]
-
-    def _load_host_files(self) -> Module:
-        return self.load_host(self.name, cpp_files=self.host, header_only=False)
+        return cache_once(lambda: self.load_host(self.name, cpp_files=self.host, header_only=False))
 
     def load_host(
         self,
@@ -324,10 +319,9 @@ class KernelFamily:
         """
         from sgljit_core.compilers import arch
         from sgljit_core.jit import kernels
-        from sgljit_core.model.build import BuildSpec
+        from sgljit_core.specs.build import BuildSpec
 
-        # Thin code gains nothing from -O3, and compiles half as long.
-        # A matcher without its verify checks nothing: that is an error.
+        # Thin code gains nothing from -O3, and compiles half as long. A matcher without its verify checks nothing.
         flags = ("-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags)
         spec = BuildSpec(
             markers=args,
@@ -343,7 +337,7 @@ class KernelFamily:
             header_only=header_only,
             host_part=True,
         )
-        return kernels.load_host(self._sources(build_directory), spec)
+        return kernels.load_host(kernels.Sources(self.name, self.csrc, paths.build_root(build_directory)), spec)
 
     def build_deferred(self, file: str, symbol: str, *, build_directory: str | Path | None = None) -> Module:
         """Compile a deferred C++ function (``sgl_kernel/deferred.h``) ahead of its first call.
@@ -355,7 +349,8 @@ class KernelFamily:
         """
         from sgljit_core.jit import kernels
 
-        return kernels.load_deferred(self._sources(build_directory), file, symbol)
+        sources = kernels.Sources(self.name, self.csrc, paths.build_root(build_directory))
+        return kernels.load_deferred(sources, file, symbol)
 
     def build_variant(self, file: str, kernel: str, *args: CppArg, build_directory: str | Path | None = None) -> None:
         """Make a device kernel for the current target ahead of its first launch. Needs no GPU.
@@ -374,21 +369,8 @@ class KernelFamily:
             ToolchainNotFoundError: it must be made and there is no NVRTC.
         """
         from sgljit_core.jit import kernels
-        from sgljit_core.model.arguments import make_cpp_args
+        from sgljit_core.specs.arguments import make_cpp_args
 
         expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
-        kernels.build_kernel(self._sources(build_directory), file, expression)
-
-    def _sources(self, build_directory: str | Path | None) -> Sources:
-        from sgljit_core.jit.kernels import Sources
-
-        return Sources(self.name, self.csrc, paths.build_root(build_directory))
-
-
-def _check_reference(where: Origin, option: str, value: object) -> None:
-    if value is not None and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
-        raise InvalidFamilyError(f'{where}: {option} must read "package.module:function", got {value!r}')
-
-
-def _call(reference: str, where: Origin, *args: Any, **kwargs: Any) -> Any:
-    return resolve(reference, where)(*args, **kwargs)
+        sources = kernels.Sources(self.name, self.csrc, paths.build_root(build_directory))
+        kernels.build_kernel(sources, file, expression)

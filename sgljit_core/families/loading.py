@@ -13,8 +13,7 @@ from sgljit_core import paths
 from sgljit_core.errors import WANTS, PluginConflictError, PluginLoadError, SgljitError
 from sgljit_core.machine.forks import ForkLock
 from sgljit_core.plugins import hooks
-from sgljit_core.plugins.discovery import Plugin, described, import_plugin, installed, load_error
-from sgljit_core.plugins.origin import KERNELS
+from sgljit_core.plugins.discovery import KERNELS, Plugin, described, import_plugin, installed, load_error
 
 from .family import KernelFamily
 

@@ -9,6 +9,7 @@ be in a function that torch.compile traces (see ``tracing``).
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,8 +19,7 @@ from sgljit_core.config import settings
 from sgljit_core.errors import UnknownFamilyError, UnknownOpError
 from sgljit_core.lazy import collector_paused
 from sgljit_core.plugins import discovery
-from sgljit_core.plugins.discovery import Plugin
-from sgljit_core.plugins.origin import KERNELS
+from sgljit_core.plugins.discovery import KERNELS, Plugin
 from sgljit_core.plugins.references import nearest
 
 from . import loading
@@ -58,11 +58,7 @@ class FamilyOps(types.ModuleType):
         return f"<ops of {self._family.name!r} from {self._plugin}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _get, (self._family.name,)
-
-
-def _get(family: str) -> FamilyOps:
-    return ops[family]
+        return operator.getitem, (ops, self._family.name)
 
 
 class _Loaded(types.ModuleType):
@@ -72,15 +68,15 @@ class _Loaded(types.ModuleType):
         if family.startswith("_"):  # no family, and what copy and pickle ask an object for
             raise AttributeError(family)
         name = family.replace("-", "_")
-        claims = discovery.installed().get(name)
-        if claims is None:
+        found = discovery.installed()
+        if name not in found:
             discovery.rescan()  # it may have been installed since
-            claims = discovery.installed().get(name)
-        if claims is None:
-            raise UnknownFamilyError(_unknown(name, list(discovery.installed())))
+            found = discovery.installed()
+        if name not in found:
+            raise UnknownFamilyError(_unknown(name, list(found)))
         # Several threads may load a family at a time. One puts its object in, and all return that one.
         with collector_paused():
-            made = FamilyOps(loading.load(name), claims[0])
+            made = FamilyOps(loading.load(name), found[name][0])
         loaded: FamilyOps = vars(self).setdefault(name, made)
         setattr(self, family, loaded)
         return loaded

@@ -14,7 +14,7 @@ from sgljit_core.compilers import includes, nvrtc
 from sgljit_core.errors import CompileError, ToolchainNotFoundError
 from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
-from sgljit_core.model.build import BuildSpec, Product
+from sgljit_core.specs.build import BuildSpec, Product
 
 from .modules import include_roots
 

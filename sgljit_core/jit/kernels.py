@@ -23,7 +23,7 @@ from sgljit_core.errors import InvalidBuildError, SgljitError
 from sgljit_core.load import signatures
 from sgljit_core.load.exceptions import passing
 from sgljit_core.machine.forks import OncePerKey
-from sgljit_core.model.build import BuildSpec, Target
+from sgljit_core.specs.build import BuildSpec, Target
 
 from .modules import load_module
 

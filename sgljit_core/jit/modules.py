@@ -20,8 +20,8 @@ from sgljit_core.compilers.recipe import PORT_TEXT, flags, generated_sources, un
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 from sgljit_core.load import library
 from sgljit_core.machine.forks import OncePerKey
-from sgljit_core.model.build import BuildSpec, Product
 from sgljit_core.plugins import hooks
+from sgljit_core.specs.build import BuildSpec, Product
 
 if TYPE_CHECKING:
     from tvm_ffi import Module

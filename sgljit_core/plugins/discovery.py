@@ -27,9 +27,8 @@ from sgljit_core.config import settings
 from sgljit_core.errors import WANTS, IncompatiblePluginError, PluginLoadError, ResourceError
 from sgljit_core.machine import answers
 
-from .origin import KERNELS
-
-EXTENSIONS = "sgljit.plugins"
+KERNELS = "sgljit.kernels"  # entry points of kernel families
+EXTENSIONS = "sgljit.plugins"  # entry points of plugins without kernels
 
 _problems: dict[str, str] = {}
 _doubles: dict[str, tuple[Path, Path]] = {}  # by a plugin's distribution: the directory in use, and one that is not
@@ -76,29 +75,25 @@ class Plugin:
 
     @functools.cached_property
     def _metadata(self) -> dict[str, list[str]]:
-        return _fields(self._dist)
+        """The fields needed here. ``importlib.metadata`` reads them with the email package: 100 ms to import."""
+        directory = _directory(self._dist)
+        name, _, version = directory.stem.partition("-")
+        fields = {"Name": [name], "Version": [version or "0"], "Requires-Dist": []}
+        try:
+            text = self._dist.read_text("METADATA") or self._dist.read_text("PKG-INFO") or ""
+        except ValueError as error:
+            report(str(directory), _unreadable(self._dist, error))
+            return fields
+        for line in text.partition("\n\n")[0].splitlines():
+            name, _, value = line.partition(": ")
+            if name == "Requires-Dist":
+                fields[name].append(value.strip())
+            elif name in fields:
+                fields[name] = [value.strip()]
+        return fields
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
-
-
-def _fields(dist: Any) -> dict[str, list[str]]:
-    """Name, version and requirements. ``importlib.metadata`` reads them with the email package: 100 ms to import."""
-    directory = _directory(dist)
-    name, _, version = directory.stem.partition("-")
-    fields = {"Name": [name], "Version": [version or "0"], "Requires-Dist": []}
-    try:
-        text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
-    except ValueError as error:
-        report(str(directory), _unreadable(dist, error))
-        return fields
-    for line in text.partition("\n\n")[0].splitlines():
-        name, _, value = line.partition(": ")
-        if name == "Requires-Dist":
-            fields[name].append(value.strip())
-        elif name in fields:
-            fields[name] = [value.strip()]
-    return fields
 
 
 def _directory(dist: Any) -> Path:
@@ -135,21 +130,12 @@ def _allowed(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
     from packaging.utils import canonicalize_name
 
     names = {canonicalize_name(name) for name in allowed}
-    _check_doubles(frozenset(names))
-    return [plugin for plugin in _scan(group) if canonicalize_name(plugin.distribution) in names]
-
-
-@functools.cache
-def _check_doubles(names: frozenset[str]) -> None:
-    for name in sorted(names):
-        found = dict.fromkeys(_directory(dist).resolve() for dist in importlib_metadata.distributions(name=name))
-        if len(found) > 1:
-            first, *others = map(str, found)
-            report(
-                f"double {name}",
-                f"SGLJIT_PLUGINS allows {name}, which is installed more than once: {first} is used, and "
-                f"{', '.join(others)} is not",
-            )
+    plugins = [plugin for plugin in _scan(group) if canonicalize_name(plugin.distribution) in names]
+    for name in sorted(names & _doubles.keys()):
+        used, other = _doubles[name]
+        text = f"SGLJIT_PLUGINS allows {name}, which is installed more than once: {used} is used, and {other} is not"
+        report(f"double {name}", text)
+    return plugins
 
 
 @functools.cache
@@ -192,7 +178,6 @@ def rescan() -> None:
     _scan.cache_clear()
     _by_family.cache_clear()
     _doubles.clear()
-    _check_doubles.cache_clear()
 
 
 def described(plugin: Plugin) -> str:
@@ -224,17 +209,18 @@ def load_error(plugin: Plugin, error: BaseException) -> PluginLoadError:
 
 def _check_requirements(plugin: Plugin) -> None:
     """Compare the plugin's own requirement on sgljit-core with the running core."""
-    for text in plugin.requires:
-        if not _ON_CORE.match(text):
-            continue
+    for text in filter(_ON_CORE.match, plugin.requires):
         question = ["requirement", text, __version__]
-        if answers.recall(question) == "met":  # packaging takes 10 ms to import
+        if answers.recall(question) == "met":
             continue
+        from packaging.requirements import Requirement  # takes 10 ms to import
+
         try:
-            is_met = _is_met(text)
+            requirement = Requirement(text)
+            counts = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         except ValueError as error:
             raise PluginLoadError(str(plugin), f"its metadata has the requirement {text!r}: {error}") from error
-        if not is_met:
+        if counts and not requirement.specifier.contains(__version__, prereleases=True):
             raise IncompatiblePluginError(
                 str(plugin),
                 f"it requires {text}, and sgljit-core {__version__} is running; "
@@ -244,16 +230,6 @@ def _check_requirements(plugin: Plugin) -> None:
 
 
 _ON_CORE = re.compile(r"sgljit[-_.]+core(?![-_.\w])", re.IGNORECASE)
-
-
-def _is_met(text: str) -> bool:
-    """Whether the running core meets a requirement on it, or the requirement does not count here."""
-    from packaging.requirements import Requirement
-
-    requirement = Requirement(text)
-    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-        return True
-    return requirement.specifier.contains(__version__, prereleases=True)
 
 
 def problems() -> list[str]:

@@ -2,8 +2,9 @@
 
 ``hookspecs`` says which hooks exist. ``families.loading`` asks the first of them, ``sgljit_register_kernels``.
 
-Each implementation is called by itself. A call of the hook as a whole would end at the first plugin that raises; here
-that plugin is reported as a warning, once, and left out, as a broken observer must not stop a build.
+Each implementation is called by itself, so that a broken observer does not stop a build: it is reported as a warning,
+once, and left out. Rejected: pluggy's call of the whole hook, which ends at the first plugin that raises. A wrapper
+cannot resume it, and ``historic`` hooks have none.
 
 Plugins are loaded before the first build, and not for a hit, which takes less time than the metadata of the
 installed distributions: loads before that are kept and reported when the plugins are loaded.
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sgljit_core.errors import InvalidBuildError
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.specs.build import BuildSpec
 
 if TYPE_CHECKING:
     from pluggy import PluginManager
@@ -30,14 +31,6 @@ T = TypeVar("T")
 _plugins: dict[Any, Plugin] = {}  # by what the entry point names: a module, or an object such as a family
 registering: list[Any] = []  # the families that plugins registered, for whoever loads one
 _unreported: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
-
-
-def plugin_of(family: str) -> str:
-    """The distribution and version that ship a family, for messages; "" where it is not known."""
-    from . import discovery  # imports importlib_metadata, which takes longer than a hit
-
-    claims = discovery.installed().get(family, ())
-    return str(claims[0]) if len(claims) == 1 else ""
 
 
 def header_directories(name: str) -> list[Path]:
@@ -57,7 +50,7 @@ def header_directories(name: str) -> list[Path]:
 
 def prebuilt_roots() -> list[Path]:
     """The directories of finished artifacts that plugins name. They are as trusted as the code that names them."""
-    from . import discovery
+    from . import discovery  # imports importlib_metadata, which takes longer than a hit
 
     if not discovery.entry_points(discovery.EXTENSIONS):  # so that pluggy need not be imported
         return []
@@ -103,14 +96,10 @@ def register(module: Any, plugin: Plugin) -> None:
         manager().register(module)
     _plugins[module] = plugin
     for caller in manager().get_hookcallers(module) or ():
-        for one in caller.get_hookimpls():
-            if one.plugin is module and _is_wrapper(one):
-                about = f"{discovery.described(plugin)}: its {caller.name}"
-                discovery.report(
-                    about,
-                    f"{about} is a hook wrapper (wrapper=True or hookwrapper=True) and is not called: each plugin is "
-                    f"asked by itself, so there is nothing to wrap. Write it as a plain @hookimpl",
-                )
+        if any(one.plugin is module and _is_wrapper(one) for one in caller.get_hookimpls()):
+            about = f"{discovery.described(plugin)}: its {caller.name}"
+            text = f"{about} is a hook wrapper and is not called: there is nothing to wrap, as each plugin is asked by "
+            discovery.report(about, f"{text}itself. Write it as a plain @hookimpl")
 
 
 @functools.cache
@@ -143,22 +132,21 @@ def load_plugins() -> None:
 def _ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
     """Each plugin's answer to a hook, as ``take`` converts it, the latest plugin's first."""
     load_plugins()
-    implementations = [one for one in getattr(manager().hook, hook).get_hookimpls() if not _is_wrapper(one)]
-    taken = (_ask_one(one, hook, take, arguments) for one in reversed(implementations))
-    return [answer for answer in taken if answer is not None]
+    answers = []
+    for one in reversed(getattr(manager().hook, hook).get_hookimpls()):
+        if _is_wrapper(one):
+            continue
+        try:
+            answer = one.function(*(arguments[name] for name in one.argnames))
+            if answer is not None:
+                answers.append(take(answer))
+        except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
+            from . import discovery
 
-
-def _ask_one(implementation: Any, hook: str, take: Callable[[Any], T], arguments: dict[str, Any]) -> T | None:
-    try:
-        answer = implementation.function(*(arguments[name] for name in implementation.argnames))
-        return None if answer is None else take(answer)
-    except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
-        from . import discovery
-
-        plugin = _plugins.get(implementation.plugin)
-        about = f"{discovery.described(plugin) if plugin else implementation.plugin_name}: its {hook}"
-        discovery.report(about, f"{about} raised {type(error).__name__}: {error}")
-        return None
+            plugin = _plugins.get(one.plugin)
+            about = f"{discovery.described(plugin) if plugin else one.plugin_name}: its {hook}"
+            discovery.report(about, f"{about} raised {type(error).__name__}: {error}")
+    return answers
 
 
 def _is_wrapper(implementation: Any) -> bool:
@@ -172,7 +160,4 @@ def _report() -> None:
 
 def _header_providers() -> dict[str, Callable[[], list[Path]]]:
     """By name, what the plugins provide for builds that ask for headers by name."""
-    providers: dict[str, Callable[[], list[Path]]] = {}
-    for answer in _ask("sgljit_header_dependencies", dict):
-        providers |= answer
-    return providers
+    return {name: find for answer in _ask("sgljit_header_dependencies", dict) for name, find in answer.items()}

@@ -3,8 +3,7 @@
 Kernel plugins (entry-point group ``sgljit.kernels``) implement the first hook. The others serve plugins of the
 group ``sgljit.plugins``, which provide no kernels; those are loaded before the first build.
 
-Each plugin is asked by itself, so that one that raises does not silence the others. A hook wrapper (``wrapper=True`` or
-``hookwrapper=True``) would have nothing to wrap: it is not called, and ``sgljit list`` says so.
+A hook wrapper (``wrapper=True`` or ``hookwrapper=True``) is not called, and ``sgljit list`` says so: see ``hooks``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import pluggy
 
-from sgljit_core.model.build import BuildSpec
+from sgljit_core.specs.build import BuildSpec
 
 hookspec = pluggy.HookspecMarker("sgljit")
 hookimpl = pluggy.HookimplMarker("sgljit")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KERNELS = "sgljit.kernels"  # the entry points of kernel families
 NAMES_OF_PYTORCH = frozenset({"name"})  # attributes of each namespace of torch.ops: no op can have these names
 
 
@@ -24,16 +23,13 @@ class Origin:
 
     def __str__(self) -> str:
         named = f"op {self.family}.{self.op}" if self.op else f"family {self.family}"
-        known = ", ".join(filter(None, (_distribution(self.family), self.place)))
+        known = ", ".join(filter(None, (plugin_of(self.family), self.place)))
         return f"{named} ({known})" if known else named
 
 
-def _distribution(family: str) -> str:
-    """The name and version of the distribution whose entry point names a family; empty where there is none."""
-    import importlib_metadata
+def plugin_of(family: str) -> str:
+    """The distribution and version that ship a family, for messages; "" where it is not known."""
+    from . import discovery  # imports importlib_metadata, which takes longer than a hit
 
-    for distribution in importlib_metadata.distributions():
-        points = distribution.entry_points.select(group=KERNELS)
-        if any(point.name.replace("-", "_") == family for point in points):
-            return f"{distribution.metadata['Name']} {distribution.version}"
-    return ""
+    claims = discovery.installed().get(family, ())
+    return str(claims[0]) if len(claims) == 1 else ""

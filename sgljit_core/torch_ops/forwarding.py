@@ -139,23 +139,16 @@ def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str
                 f"the same, in the same order"
             ) from error
         if (result is None) != declaration.only_writes:
+            annotation = declaration.signature.return_annotation
             raise InvalidFamilyError(
-                f"{declaration.where} says that it returns {_returned(declaration)}, and the C++ function returned "
-                f"{_described(result)}: the two must return the same"
+                f"{declaration.where} says that it returns {getattr(annotation, '__name__', str(annotation))}, and the "
+                f"C++ function returned {'None' if result is None else f'a {type(result).__name__}'}: the two must "
+                f"return the same"
             )
         scope["sgl_body"] = call
         return result
 
     return first
-
-
-def _returned(declaration: Declaration) -> str:
-    annotation = declaration.signature.return_annotation
-    return getattr(annotation, "__name__", str(annotation)) if annotation is not None else "None"
-
-
-def _described(result: Any) -> str:
-    return "None" if result is None else f"a {type(result).__name__}"
 
 
 def _not_exported(declaration: Declaration, module: Any) -> str:

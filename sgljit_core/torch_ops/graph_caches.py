@@ -21,20 +21,19 @@ from typing import Any
 from .schema import Declaration
 
 
-def overload_name(declaration: Declaration, package: str, fake: Callable[..., Any] | str | None) -> str:
+def overload_name(declaration: Declaration, package: str) -> str:
     """The name of an op's overloads: it depends on everything that a graph with the op relies on.
 
     An op that only writes has no fake in graphs: its name is the same in all releases with the same schema.
 
     Args:
         package: the plugin's. An op that returns something has another name in each ``__version__`` of it, as its
-            fake may call functions of other files.
-        fake: see ``KernelFamily.op``; the text of its file counts.
+            fake may call functions of other files. The text of the fake's own file counts, too.
     """
     parts = [variant.name + schema for variant, schema in zip(declaration.variants, declaration.schemas, strict=True)]
     if not declaration.only_writes:
         parts.append(getattr(sys.modules.get(package.partition(".")[0]), "__version__", ""))
-        parts.append("" if fake is None else _text_of(fake))
+        parts.append("" if declaration.fake is None else _text_of(declaration.fake))
     return "v_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 

@@ -108,7 +108,7 @@ def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
 def _made(declaration: Declaration, scope: dict[str, Any]) -> str:
     """The statement that makes ``out``. The body refuses an argument that is no tensor, as where out is given."""
     scope["sgl_made"] = declaration.fake
-    given = [name for name in declaration.tensors if not declaration.may_be_none(name)]
+    given = (name for name, may_be_none in declaration.tensors.items() if not may_be_none)
     are_tensors = " and ".join(f"sgl_isinstance({name}, sgl_Tensor)" for name in given)
     arguments = as_arguments(declaration.parameters, list(declaration.signature.parameters))
     out = declaration.out
@@ -118,8 +118,8 @@ def _made(declaration: Declaration, scope: dict[str, Any]) -> str:
 def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
     """The statements that call the body with plain tensors. Other calls reach the statements after them."""
     plain, others, grads, offsets = [], [], [], []
-    for name in declaration.tensors:
-        none, no_none = (f"{name} is None or ", f"{name} is not None and ") * declaration.may_be_none(name) or ("", "")
+    for name, may_be_none in declaration.tensors.items():
+        none, no_none = (f"{name} is None or ", f"{name} is not None and ") * may_be_none or ("", "")
         plain.append(f"({none}sgl_type({name}) is sgl_Tensor or sgl_type({name}) is sgl_Parameter)")
         others.append(f"({none}sgl_isinstance({name}, sgl_Tensor))")
         grads.append(f"{no_none}{name}.requires_grad")
@@ -156,9 +156,10 @@ def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
 
 def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
     """The fake of a library op that returns something."""
-    fake, names = declaration.fake, {own: name for name, own in variant.own_names.items()}
+    names = {own: name for name, own in variant.own_names.items()}
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        fake = declaration.find_fake()
         if fake is None:
             return run(*args, **kwargs)
         return fake(*args, **{names[own]: value for own, value in kwargs.items()})

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +15,13 @@ import torch
 
 from sgljit_core.errors import InvalidFamilyError
 from sgljit_core.plugins.origin import NAMES_OF_PYTORCH, Origin
+from sgljit_core.plugins.references import resolve
 
 # torch.compile passes the arguments of an op that writes by name, through functions of its own with parameters of
 # these names. In the schema such a parameter gets a trailing underscore.
 _TAKEN = frozenset({"ctx", "mode"})
+
+_OR_NONE = torch.Tensor | None  # equal to typing.Optional[torch.Tensor]
 
 # An op that takes no tensor and returns nothing declares that it writes to this one: a graph then neither drops nor
 # reorders such ops.
@@ -51,20 +52,23 @@ class Variant:
 
 @dataclass(frozen=True)
 class Declaration:
-    """The declaration of a function.
+    """The declaration of a function. It checks itself: a graph can hold it as it is meant.
 
     Attributes:
         where: names the op and its file in errors.
         mutates, inplace, fake: see ``KernelFamily.op``.
+
+    Raises:
+        InvalidFamilyError: it cannot work.
     """
 
     where: Origin
     function: Callable[..., Any]
     mutates: tuple[str, ...]
     inplace: str | None
-    fake: Callable[..., Any] | None
+    fake: Callable[..., Any] | str | None
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         return self.function.__name__
 
@@ -81,14 +85,10 @@ class Declaration:
         return list(self.signature.parameters.values())
 
     @functools.cached_property
-    def _types(self) -> dict[str, Any]:
-        """The type of each parameter, without the None that it may be."""
-        return {parameter.name: _without_none(parameter.annotation) for parameter in self.parameters}
-
-    @functools.cached_property
-    def tensors(self) -> list[str]:
-        """The parameters that are tensors, or None."""
-        return [name for name, kind in self._types.items() if kind is torch.Tensor]
+    def tensors(self) -> dict[str, bool]:
+        """The parameters that are tensors, each with whether it may be None."""
+        kinds = {parameter.name: parameter.annotation for parameter in self.parameters}
+        return {name: kind != torch.Tensor for name, kind in kinds.items() if kind in (torch.Tensor, _OR_NONE)}
 
     @functools.cached_property
     def has_lists(self) -> bool:
@@ -117,13 +117,9 @@ class Declaration:
     @functools.cached_property
     def _optional(self) -> list[str]:
         """The optional outputs."""
-        return [name for name in self.mutates if name in self.tensors and self.may_be_none(name)]
+        return [name for name in self.mutates if self.tensors.get(name)]
 
-    def may_be_none(self, name: str) -> bool:
-        return self.signature.parameters[name].annotation is not self._types[name]
-
-    def check(self) -> None:
-        """Raise InvalidFamilyError for what no graph could hold as it is meant."""
+    def __post_init__(self) -> None:
         names = list(self.signature.parameters)
         if self.name in NAMES_OF_PYTORCH:
             raise InvalidFamilyError(
@@ -152,18 +148,15 @@ class Declaration:
                 f"without computing it. Write @FAMILY.op(..., fake=...): a function with the op's parameters that "
                 f"returns an empty tensor of the right shape and dtype, such as torch.empty_like"
             )
-        if self.returns_out and isinstance(self.fake, functools.partial):
+        if self.returns_out and isinstance(self.fake, str):
             raise InvalidFamilyError(
                 f"{self.where}: fake makes the tensor that is returned at each call, also while torch.compile traces: "
                 f"give the function itself, not its name"
             )
-        if self.fake is not None and (problem := self.misfit(self.fake)):
+        if not isinstance(self.fake, str) and (problem := self.misfit()):
             raise InvalidFamilyError(f"{self.where}: fake {problem}")
         if self.inplace is not None and (
-            len(self._optional) != 1
-            or not self.returns_nothing
-            or self.inplace not in self.tensors
-            or self.may_be_none(self.inplace)
+            len(self._optional) != 1 or not self.returns_nothing or self.tensors.get(self.inplace) is not False
         ):
             raise InvalidFamilyError(
                 f"{self.where}: inplace={self.inplace!r} must name a tensor parameter that is never None; mutates must "
@@ -172,11 +165,18 @@ class Declaration:
             )
         _ = self.schemas
 
-    def misfit(self, fake: Callable[..., Any]) -> str | None:
-        """Why a fake cannot be called with the op's arguments; None where it can, or has no signature to be read."""
+    def find_fake(self) -> Callable[..., Any] | None:
+        """The fake. Raises InvalidFamilyError: it is given by its name, and there is none."""
+        return resolve(self.fake, self.where) if isinstance(self.fake, str) else self.fake
+
+    def misfit(self) -> str | None:
+        """Why its fake cannot be called with the op's arguments; None where it can, or has no signature to be read."""
+        fake = self.find_fake()
         try:
-            taken = inspect.signature(fake)
+            taken = None if fake is None else inspect.signature(fake)
         except (ValueError, TypeError):  # such as one of torch's own
+            return None
+        if taken is None:
             return None
         required = [parameter for parameter in self.parameters if parameter.default is parameter.empty]
         # PyTorch leaves out what has its default.
@@ -240,11 +240,3 @@ def _variant(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequen
     names = [parameter.name for parameter in parameters]
     renamed = [p.replace(name=f"{p.name}_") if p.name in _TAKEN else p for p in parameters]
     return Variant(name, renamed, names, mutates)
-
-
-def _without_none(annotation: Any) -> Any:
-    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
-        return annotation
-    members = typing.get_args(annotation)
-    others = [member for member in members if member is not type(None)]
-    return others[0] if len(others) == 1 and len(members) == 2 else annotation

@@ -34,13 +34,9 @@ class _Compiler(types.ModuleType):
             raise AttributeError(name)
         torch = sys.modules.get("torch")
         if torch is None or not hasattr(torch, "compiler"):
-            return _no  # and ask again at the next call
+            return lambda: False  # and ask again at the next call
         self.is_compiling = torch.compiler.is_compiling
         return self.is_compiling
-
-
-def _no() -> bool:
-    return False
 
 
 # ``torch_compiler.is_compiling()`` does not import torch: where torch is not imported, nothing is compiled.

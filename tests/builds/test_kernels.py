@@ -32,7 +32,7 @@ from sgljit_core.jit import kernels
 from sgljit_core.jit.cubins import KernelRequest
 from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
-from sgljit_core.model.build import BuildSpec, Target
+from sgljit_core.specs.build import BuildSpec, Target
 
 DEVICE = """\
 #pragma once

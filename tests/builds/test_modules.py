@@ -14,7 +14,7 @@ import torch
 
 from sgljit_core import errors, load_jit, override_cuda_arch
 from sgljit_core.compilers.recipe import flags
-from sgljit_core.model.build import BuildSpec, Target
+from sgljit_core.specs.build import BuildSpec, Target
 
 SCALE = """
 #include <sgl_kernel/tensor.h>

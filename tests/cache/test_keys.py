@@ -14,7 +14,7 @@ import sgljit_core
 from sgljit_core import errors
 from sgljit_core.cache import explain, keys
 from sgljit_core.compilers.includes import Scan
-from sgljit_core.model.build import BuildSpec, Target
+from sgljit_core.specs.build import BuildSpec, Target
 
 
 def test_the_format_is_stable():

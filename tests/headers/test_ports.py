@@ -12,7 +12,7 @@ from headers import toolbox
 
 from sgljit_core import errors, is_arch_support_pdl, load_jit, make_cpp_args, override_cuda_arch
 from sgljit_core.compilers import includes, recipe
-from sgljit_core.model.build import BuildSpec, Target
+from sgljit_core.specs.build import BuildSpec, Target
 
 SUM = """
 #include <sgl_kernel/tensor.h>

@@ -11,8 +11,8 @@ import pytest
 
 from sgljit_core.compilers.recipe import generated_sources
 from sgljit_core.compilers.toolchain import find_toolchain
-from sgljit_core.model.build import BuildSpec, Target
 from sgljit_core.paths import core_include, tvm_ffi_include
+from sgljit_core.specs.build import BuildSpec, Target
 
 UNITS = sorted((core_include() / "sgl_kernel" / "src").glob("*.cpp"))
 

@@ -87,7 +87,7 @@ counted(later_call)
 BUDGETS = {
     "importing": (3, 1, 0, 0),
     "load": (0, 290, 77, 360),
-    "look_up": (12, 530, 115, 57),
+    "look_up": (12, 398, 58, 57),
     "first_call": (27, 658, 163, 832),
     "later_call": (0, 1, 0, 0),
 }

@@ -19,7 +19,7 @@ from headers import toolbox
 import sgljit_core
 from sgljit_core import config
 from sgljit_core.compilers import recipe
-from sgljit_core.model.build import BuildSpec, Target
+from sgljit_core.specs.build import BuildSpec, Target
 
 DOCS = isolated.ROOT / "docs"
 READMES = [path for place in ("tools", "plugins", "engines") for path in isolated.ROOT.glob(f"{place}/*/README.md")]

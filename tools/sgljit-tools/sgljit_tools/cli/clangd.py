@@ -13,8 +13,8 @@ from sgljit_core import paths
 from sgljit_core.compilers import arch
 from sgljit_core.compilers.toolchain import find_nvcc
 from sgljit_core.errors import ConfigError, NoTargetError, SgljitError, ToolchainNotFoundError
-from sgljit_core.model.build import Target
 from sgljit_core.plugins import discovery
+from sgljit_core.specs.build import Target
 
 
 def write_clangd(

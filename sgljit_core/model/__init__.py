@@ -1,1 +1,0 @@
-"""Targets, builds and template arguments: data that checks itself."""

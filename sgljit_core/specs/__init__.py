@@ -1,0 +1,1 @@
+"""Targets, builds, template arguments and calls, as data that checks itself."""
