@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import children
+
+from sgljit_core.cache import keys
 
 LOAD = """
 from sgljit_core import load_jit
@@ -134,6 +137,14 @@ class Compiler:
 def artifacts(root: Path) -> list[Path]:
     """The directories of the artifacts below a root."""
     return sorted(path.parent for path in root.glob("[!.]*/*/*/*/*/manifest.json"))
+
+
+def change_manifest(artifact: Path, **fields: Any) -> None:
+    """Write other values into a manifest, with the sha256 that they have."""
+    document = json.loads((artifact / "manifest.json").read_text())
+    document["manifest"].update(fields)
+    document["sha256"] = keys.digest(keys.canonical(document["manifest"]))
+    (artifact / "manifest.json").write_text(json.dumps(document))
 
 
 def leftovers(root: Path) -> list[Path]:

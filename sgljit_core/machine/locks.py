@@ -81,7 +81,7 @@ class FileLock:
         return True
 
     def _open_locked(self) -> int | None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o600)
         roots.share(descriptor)
         try:

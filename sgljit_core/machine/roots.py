@@ -172,12 +172,12 @@ def _identity(descriptor: int) -> _Identity:
 
 def _claim(descriptor: int, root: Path) -> None:
     """Make an empty directory a cache. Several processes may do so at once, each before it writes anything else."""
-    if _has_tag(descriptor):
+    if _is_tagged(descriptor):
         return
     strangers = _strangers(descriptor)
     if strangers:
         raise NotACacheError(root, strangers[:_NAMED])
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(TAG, flags, 0o644, dir_fd=descriptor)
     try:
         os.write(file, _TEXT)
@@ -186,13 +186,21 @@ def _claim(descriptor: int, root: Path) -> None:
         os.close(file)
 
 
-def _has_tag(directory: int) -> bool:
+def _is_tagged(directory: int) -> bool | None:
+    """Whether the tag is ours, and not one that another user wrote; None where there is none, or an empty one."""
     try:
         file = os.open(TAG, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except FileNotFoundError:
+        return None
     except OSError:
         return False
     try:
-        return stat.S_ISREG(os.fstat(file).st_mode) and os.read(file, len(_TEXT)).startswith(_MARK)
+        status = os.fstat(file)
+        check_file(Path(TAG), status)
+        is_empty = stat.S_ISREG(status.st_mode) and status.st_size == 0
+        return None if is_empty else os.read(file, len(_TEXT)).startswith(_MARK)
+    except OSError:
+        return False
     finally:
         os.close(file)
 
@@ -205,7 +213,6 @@ def _strangers(directory: int) -> list[str]:
     finally:
         os.close(listing)
     found = sorted(name for name in names if name not in _MAY_BE_THERE)
-    if TAG in names and os.stat(TAG, dir_fd=directory, follow_symlinks=False).st_size > 0:
-        found.append(TAG)
     # Looked for after the names: another process may have made it a cache, and then written to it, just now.
-    return [] if _has_tag(directory) else found
+    is_tagged = _is_tagged(directory)
+    return [] if is_tagged else [*found, TAG] if is_tagged is False else found
