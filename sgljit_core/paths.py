@@ -89,9 +89,9 @@ CARRIED = "prebuilt"
 
 
 def carried_artifacts(csrc: Path) -> Path | None:
-    """The artifacts that a plugin's wheel carries: ``prebuilt/`` beside ``csrc/``, if it exists."""
+    """The artifacts that a plugin's wheel carries: ``prebuilt/`` beside ``csrc/``, if it exists, and of its owner."""
     directory = csrc.parent / CARRIED
-    return directory if directory.is_dir() else None
+    return directory if directory.is_dir() and directory.lstat().st_uid == csrc.stat().st_uid else None
 
 
 def tvm_ffi_include() -> Path:
