@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from sgljit_core import log
@@ -97,9 +96,8 @@ class Finder(Generic[T]):
     def tiers(self) -> Iterator[list[Tier]]:
         """The tiers in the order of the search; plugins, which take a while to ask, are asked last."""
         prebuilt = []
-        for directory in settings().prebuilt:
-            root = Path(os.path.realpath(directory))  # it raises nothing, also for a link to itself
-            if os.path.isdir(root):  # noqa: PTH112 - nor does this, below a closed directory
+        for root in settings().prebuilt:
+            if os.path.isdir(root):  # noqa: PTH112 - it raises nothing, also below a closed directory
                 prebuilt.append(Tier(root, name="prebuilt"))
             else:
                 log.once("prebuilt_missing", str(root), f"SGLJIT_PREBUILT_PATH names {root}, which is not a directory")
