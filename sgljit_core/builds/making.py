@@ -24,7 +24,7 @@ from sgljit_core import log, paths
 from sgljit_core._version import __version__
 from sgljit_core.cache import keys, store
 from sgljit_core.cache.explain import Explanation, explain_miss
-from sgljit_core.cache.lookup import read_manifest
+from sgljit_core.cache.lookup import Tier, read_manifest
 from sgljit_core.cache.manifest import Manifest, ManifestError
 from sgljit_core.config import settings
 from sgljit_core.errors import (
@@ -73,11 +73,11 @@ def make_once(finder: Finder[T]) -> T:
 
 def _explain(request: Request[T]) -> Explanation:
     """The differences between a request and the nearest artifact, in any tier. It reads many manifests."""
-    roots = [request.root, *settings().prebuilt, *hooks.prebuilt_roots()]
-    roots += [request.build.carried] if request.build.carried else []
+    vouched = [*hooks.prebuilt_roots(), *([request.build.carried] if request.build.carried else [])]
+    tiers = [*map(Tier, (request.root, *settings().prebuilt)), *(Tier(root, True) for root in vouched)]
     label, markers = request.named.label, request.build.markers
     try:
-        explained = explain_miss(label, markers, request.location, request.source, request.tools, roots)
+        explained = explain_miss(label, markers, request.location, request.source, request.tools, tiers)
         return dataclasses.replace(explained, remedy=_remedy(request, explained.nearest))
     except (OSError, ManifestError):  # an answer only says why; nothing fails for want of it
         return Explanation(label, request.location, None)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from sgljit_core.machine import roots
+
 from . import lookup
 from .keys import Location
 from .manifest import ManifestError
@@ -60,7 +62,7 @@ def explain_miss(
     location: Location,
     source: Mapping[str, str],
     tools: Mapping[str, str] | None,
-    roots: Sequence[Path],
+    tiers: Sequence[lookup.Tier],
 ) -> Explanation:
     """The differences between a build and the nearest artifact of its module. Reads up to 64 manifests.
 
@@ -68,39 +70,46 @@ def explain_miss(
         build: what messages call it.
         markers: of two artifacts that differ as much, the one with these markers is nearer.
         source, tools: the ingredients of its keys; no tools where there is no toolchain.
-        roots: the roots to look in.
+        tiers: where to look; not where somebody else could have written the answer.
     """
+    tiers = [tier for tier in tiers if tier.vouched or _is_safe(tier.root)]
     best: tuple[int, int, Path, list[str]] | None = None
-    for directory in _neighbours(location, roots):
+    for directory, tier in _neighbours(location, tiers):
         try:
-            manifest = lookup.read_manifest(directory)
-        except (OSError, ManifestError):
+            manifest = lookup.read_manifest(directory, None if tier.vouched else tier.root)
+            texts = differences(source, tools or {}, manifest.source, manifest.toolchain)
+        except (OSError, ManifestError, ValueError, TypeError, RecursionError):  # its flags may be any text
             continue
-        texts = differences(source, tools or {}, manifest.source, manifest.toolchain)
         rank = (len(texts), int(manifest.markers != tuple(markers)))
         if best is None or rank < best[:2]:
             best = (*rank, directory, texts)
     if best is None:
-        return Explanation(build, location, None, other_targets=_other_targets(location, roots))
+        return Explanation(build, location, None, other_targets=_other_targets(location, tiers))
     _, _, nearest, texts = best
     texts = texts or [lookup.fault(nearest, has_toolchain=tools is not None) or "nothing, but it does not load here"]
     return Explanation(build, location, None, nearest, tuple(texts))
 
 
-def _neighbours(location: Location, roots: Sequence[Path]) -> list[Path]:
-    """The newest artifacts of the same module and target."""
-    found = [path for root in roots for path in (root / location.path.parent).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
+def _is_safe(root: Path) -> bool:
     with contextlib.suppress(OSError):
-        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        roots.check(root)
+        return True
+    return False
+
+
+def _neighbours(location: Location, tiers: Sequence[lookup.Tier]) -> list[tuple[Path, lookup.Tier]]:
+    """The newest artifacts of the same module and target."""
+    place = location.path.parent
+    found = [(path, tier) for tier in tiers for path in (tier.root / place).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
+    with contextlib.suppress(OSError):
+        found.sort(key=lambda one: one[0].stat().st_mtime, reverse=True)
     return found[:_MOST]
 
 
-def _other_targets(location: Location, roots: Sequence[Path]) -> tuple[str, ...]:
+def _other_targets(location: Location, tiers: Sequence[lookup.Tier]) -> tuple[str, ...]:
     """The targets that there are artifacts of the same module for."""
     module = location.path.relative_to(location.target).parent
-    return tuple(
-        sorted({path.name for root in roots for path in root.glob("[!.]*") if any(path.glob(f"{module}/*/*"))})
-    )
+    return tuple(sorted({path.name for t in tiers for path in t.root.glob("[!.]*") if any(path.glob(f"{module}/*/*"))}))
 
 
 def differences(

@@ -269,16 +269,17 @@ def _open_artifact(directory: Path, path: Path | str, parent: int | None) -> int
         raise ManifestError(f"it is not a directory ({error.strerror})") from error
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest in a directory, its payload unread.
+def read_manifest(directory: Path, root: Path | None = None) -> Manifest:
+    """The manifest in a directory, its payload unread. ``root`` is as for ``read``.
 
     Raises:
         ManifestError: it is damaged.
+        UntrustedCacheError: somebody else could have written it.
         OSError: it cannot be read.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = _open(directory, root)
     try:
-        return Manifest.parse(_content(descriptor, directory, FILE, is_checked=False))
+        return Manifest.parse(_content(descriptor, directory, FILE, is_checked=root is not None))
     finally:
         os.close(descriptor)
 

@@ -221,9 +221,11 @@ def mark_used(directory: Path) -> None:
 def remove(path: Path, root: Path) -> None:
     """Take an artifact out of sight at once, then remove it and the directories that it leaves empty."""
     trash = staging_directory(root, "removed")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(trash / path.name)
-    discard(trash)
+    try:  # nobody else can write to its parent, so that it is removed and nothing that they put there
+        with contextlib.suppress(FileNotFoundError), roots.directory(root, *path.parent.relative_to(root).parts):
+            path.rename(trash / path.name)
+    finally:
+        discard(trash)
     for parent in path.parents:
         if parent == root:
             break

@@ -96,7 +96,8 @@ def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Ent
         UntrustedCacheError: somebody else could have written the root.
     """
     place = _checked(directory, vouched=vouched)
-    return [_entry(path) for path in contents.artifact_directories(place)]
+    root = None if vouched else place
+    return [_entry(path, root) for path in contents.artifact_directories(place)]
 
 
 @_failing_plainly
@@ -110,8 +111,9 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
         UntrustedCacheError: somebody else could have written the root.
     """
     place = _checked(directory, vouched=vouched)
-    found = [(path, _problem(path, None if vouched else place)) for path in contents.artifact_directories(place)]
-    return [_entry(path, problem) for path, problem in found if problem]
+    root = None if vouched else place
+    found = [(path, _problem(path, root)) for path in contents.artifact_directories(place)]
+    return [_entry(path, root, problem) for path, problem in found if problem]
 
 
 def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
@@ -258,10 +260,10 @@ def _left_out(directory: Path, text: str = "") -> None:
     log.once("artifact_damaged", str(directory), text, directory=str(directory))
 
 
-def _entry(path: Path, problem: str = "") -> Entry:
+def _entry(path: Path, root: Path | None, problem: str = "") -> Entry:
     manifest, used = None, contents.last_use(path)
     try:
-        manifest = lookup.read_manifest(path)
+        manifest = lookup.read_manifest(path, root)
     except (OSError, ManifestError) as error:
         problem = problem or str(error)
     return Entry(path, manifest, contents.size(path), manifest.created if manifest else used, used, problem)
