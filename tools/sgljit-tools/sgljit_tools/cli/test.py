@@ -18,6 +18,7 @@ import typer
 
 from sgljit_core import ops
 from sgljit_core.families import loading
+from sgljit_core.machine import private
 from sgljit_tools.environment import inherited_environment
 
 
@@ -66,13 +67,15 @@ def _sanitizer() -> list[str]:
 def _run(command: list[str], **options: int) -> int:
     # Threads of OpenMP that wait would otherwise spin, on cores that compilers need.
     environment = inherited_environment(PYTHONPATH=":".join(filter(None, sys.path)), OMP_WAIT_POLICY="PASSIVE")
-    with tempfile.TemporaryDirectory(prefix="sgljit-test-") as empty:  # no directory's configuration of pytest counts
+    with tempfile.TemporaryDirectory(
+        prefix="test-", dir=private.process_directory()
+    ) as empty:  # no directory's configuration of pytest counts
         rooted = [*command, "--rootdir", empty, "--import-mode=importlib"]
         return subprocess.run(rooted, env=environment, cwd=empty, check=False, **options).returncode  # type: ignore[call-overload, no-any-return]
 
 
 def _run_as_json(command: list[str]) -> int:
-    with tempfile.TemporaryDirectory(prefix="sgljit-test-") as directory:
+    with tempfile.TemporaryDirectory(prefix="test-", dir=private.process_directory()) as directory:
         file = Path(directory, "results")
         file.touch()
         status = _run([*command, "--sgljit-json", str(file)], stdout=subprocess.DEVNULL)

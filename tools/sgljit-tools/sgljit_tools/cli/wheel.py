@@ -25,6 +25,7 @@ from sgljit_core import parallel_compile
 from sgljit_core.compilers.arch import override_target
 from sgljit_core.errors import SgljitError
 from sgljit_core.families import loading
+from sgljit_core.machine import private
 from sgljit_core.machine.roots import TAG
 from sgljit_core.paths import CARRIED, package_directory
 from sgljit_core.plugins import discovery
@@ -57,7 +58,7 @@ def add_artifacts_to_wheel(
             f"platform tag {platform!r}: a build on this machine serves linux_{machine}, manylinux_2_N_{machine} or "
             f"musllinux_1_N_{machine}"
         )
-    with tempfile.TemporaryDirectory(prefix="sgljit-wheel-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="wheel-", dir=private.process_directory()) as scratch:
         unpacked, packed = Path(scratch, "unpacked"), Path(scratch, "packed")
         _wheel("unpack", str(wheel.absolute()), "--dest", str(unpacked), cwd=Path(scratch))
         (content,) = unpacked.iterdir()
