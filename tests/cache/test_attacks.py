@@ -5,18 +5,20 @@ The victim is user 4001, the attacker user 4002: what the attacker does is done 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import struct
 import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
-from kit import LOAD, artifacts, made, until
+from kit import LOAD, artifacts, change_manifest, made, until
 
 import sgljit_tools.cache
 from sgljit_core import errors
-from sgljit_core.machine import locks, processes, roots
+from sgljit_core.machine import locks, private, processes, roots
 
 VICTIM, ATTACKER, GROUP = 4001, 4002, 60000
 AS_VICTIM = f"import os\nos.umask(0o022)\nos.setgroups([{GROUP}]); os.setgid({VICTIM}); os.setuid({VICTIM})\n"
@@ -325,6 +327,36 @@ def test_locks_that_a_member_of_a_group_holds_for_ever_delay_a_build_and_no_more
     assert "another process has held the lock of number for cpu-" in output
 
 
+LEASED = """
+import fcntl, os, signal, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+for number in range(4096):
+    descriptor = os.open(f"{directory}/{number:03x}.lock", os.O_RDWR | os.O_CREAT, 0o660)
+    os.fchmod(descriptor, 0o660)
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_leases_on_locks_do_not_delay_a_build(children, scratch, cache):
+    """Each makes whoever opens the file wait for 45 s, unless he asks not to."""
+    roots.make(cache)
+    (cache / ".locks").mkdir()
+    for directory in (cache, cache / ".locks"):
+        os.chown(directory, 0, GROUP)
+        directory.chmod(0o2770)
+    code = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))\n"
+    holder = children.start(code + AS_VICTIM.replace("4001", "4002") + LEASED, directory=str(cache / ".locks"))
+    until(lambda: holder.output == "held\n" or holder.process.exitcode is not None)
+    if holder.process.exitcode is not None:
+        pytest.skip(f"no leases here: {holder.output}")
+    environment = {"SGLJIT_TRUST_SHARED_CACHE": "1", "TMPDIR": str(scratch), "XDG_RUNTIME_DIR": ""}
+    child = children.start(AS_VICTIM + LOAD, env=environment)
+    child.process.join(30)
+    assert child.output == "1\n"
+
+
 def test_a_holder_of_a_lock_is_not_asked_for_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "deep").write_text("[" * 100_000)
@@ -447,8 +479,6 @@ def test_where_no_directory_for_temporary_files_is_safe_the_error_says_so(childr
 
 def test_temporary_directories_of_other_users_are_left_alone(scratch, monkeypatch):
     """Under names that those of a killed process of ours would have."""
-    from sgljit_core.machine import private
-
     dead = f"{processes.current().rpartition('-')[0]}-1"
     theirs = [scratch / f"{name}.{dead}.abc" for name in ("sgljit", "sgljit-pch")]
     for directory in theirs:
@@ -462,8 +492,6 @@ def test_temporary_directories_of_other_users_are_left_alone(scratch, monkeypatc
 
 
 def test_a_directory_of_this_process_that_a_cleaner_removed_and_another_user_made_is_not_used(scratch, monkeypatch):
-    from sgljit_core.machine import private
-
     monkeypatch.setattr(private, "_places", lambda: [scratch])
     private._of_process.cache_clear()
     first = private.process_directory()
@@ -483,6 +511,149 @@ def test_an_archive_is_not_written_through_a_link_at_a_name_that_can_be_guessed(
     assert sgljit_tools.cache.export_archive(place / "a.tar") == 1
     assert letter.read_text() == "dear reader"
     assert not (place / "a.tar").is_symlink()
+
+
+def test_a_tag_that_another_user_planted_makes_no_cache(children, scratch, full):
+    """While the directory was open. It is closed by now, but what it says was never the victim's word."""
+    shutil.copytree(full, scratch / "www")
+    for path in (scratch / "www", *(scratch / "www").rglob("*")):
+        os.chown(path, VICTIM, VICTIM)
+    (scratch / "www" / "CACHEDIR.TAG").write_bytes(roots._TEXT)
+    os.chown(scratch / "www" / "CACHEDIR.TAG", ATTACKER, ATTACKER)
+    before = sorted((scratch / "www").rglob("*"))
+    child = children.start(AS_VICTIM + LOAD, env={"SGLJIT_CACHE_DIR": str(scratch / "www"), "TMPDIR": str(scratch)})
+    child.process.join(60)
+    assert "NotACacheError" in child.output
+    prune = "from sgljit_tools import cache\ncache.prune(Path(place), older_than=0)\n"
+    child = children.start(AS_VICTIM + prune, place=str(scratch / "www"))
+    child.process.join(60)
+    assert "NotACacheError" in child.output
+    assert sorted((scratch / "www").rglob("*")) == before
+
+
+def test_a_fifo_in_the_place_of_a_tag_is_not_waited_for(children, cache):
+    cache.mkdir(mode=0o700)
+    os.mkfifo(cache / "CACHEDIR.TAG")
+    child = children.start()
+    child.process.join(60)
+    assert "it holds CACHEDIR.TAG, and no CACHEDIR.TAG of sgljit" in child.output
+
+
+@pytest.mark.parametrize("kind", ["fifo", "file", "link", "link to nothing", "directory"])
+def test_whatever_another_user_put_in_the_place_of_a_fallback_directory(children, scratch, kind):
+    place, elsewhere = scratch / f"sgljit-{VICTIM}", owned(scratch / "elsewhere", VICTIM)
+    {
+        "fifo": lambda: os.mkfifo(place),
+        "file": place.touch,
+        "link": lambda: place.symlink_to(elsewhere),
+        "link to nothing": lambda: place.symlink_to(elsewhere / "nothing"),
+        "directory": lambda: place.mkdir(mode=0o700),
+    }[kind]()
+    os.lchown(place, ATTACKER, ATTACKER)
+    code = "import os\ndel os.environ['HOME']\n" + AS_VICTIM + LOAD
+    output = children.run(code, env={**NO_HOME, "TMPDIR": str(scratch)})
+    assert output.endswith("1\n")
+    assert output.count("serves this process alone") == 1
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_link_of_another_user_to_prebuilt_artifacts_is_refused(children, scratch, load, cache):
+    load()
+    for path in (cache, *cache.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (scratch / "prebuilt").symlink_to(cache)
+    os.lchown(scratch / "prebuilt", ATTACKER, ATTACKER)
+    environment = {"SGLJIT_CACHE_DIR": str(scratch / "own"), "SGLJIT_PREBUILT_PATH": str(scratch / "prebuilt")}
+    child = children.start(AS_VICTIM + LOAD, env={**environment, "TMPDIR": str(scratch)})
+    child.process.join(60)
+    assert f"{scratch / 'prebuilt'} is a symbolic link of user {ATTACKER}" in child.output
+
+
+def test_artifacts_that_another_user_put_beside_sources_are_not_the_plugins(children, scratch, csrc, evil, cache):
+    """The sources lie in a directory of the victim's in /tmp, and what they would carry beside it."""
+    with_family = LOAD.replace("extra_cflags=flags", "extra_cflags=flags, family='mine'")
+    environment = {"SGLJIT_CACHE_DIR": str(scratch / "cache"), "TMPDIR": str(scratch), "XDG_RUNTIME_DIR": ""}
+    sources = shutil.copytree(csrc, scratch / "csrc")
+    for path in (sources, *sources.iterdir()):
+        os.chown(path, VICTIM, VICTIM)
+    arguments = {"csrc": str(sources)}
+    assert children.run(AS_VICTIM + with_family, env=environment, **arguments) == "1\n"
+    (scratch / "cache").rename(scratch / "prebuilt")
+    (artifact,) = artifacts(scratch / "prebuilt")
+    shutil.copy(evil, artifact / "module.so")
+    code = evil.read_bytes()
+    change_manifest(artifact, size=len(code), sha256=hashlib.sha256(code).hexdigest())
+    for path in (scratch / "prebuilt", *(scratch / "prebuilt").rglob("*")):
+        os.chown(path, ATTACKER, ATTACKER)
+        path.chmod(0o755)
+    assert children.run(AS_VICTIM + with_family, env=environment, **arguments) == "1\n"
+
+
+@pytest.mark.parametrize("where", ["a root of the attacker", "a directory below a root"])
+def test_why_something_is_compiled_is_not_what_another_user_says(children, scratch, load, cache, where):
+    load(flags=("-DVALUE=666",))
+    (lie,) = artifacts(cache)
+    mine = scratch / "mine" if where == "a directory below a root" else scratch / f"sgljit-{VICTIM}" / "cache"
+    shutil.copytree(cache, mine)
+    owner = VICTIM if where == "a directory below a root" else ATTACKER
+    for path in (*mine.parents, mine, *mine.rglob("*")):
+        if path.is_relative_to(scratch) and path != scratch:
+            os.chown(path, owner, owner)
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    lie = mine / lie.relative_to(cache)
+    for path in (lie, *lie.iterdir()):
+        os.chown(path, ATTACKER, ATTACKER)
+    code = "import os\ndel os.environ['HOME']\n" + AS_VICTIM + "import logging\nlogging.basicConfig(level=20)\n" + LOAD
+    environment = {**NO_HOME, "TMPDIR": str(scratch)}
+    if owner == VICTIM:
+        environment["SGLJIT_CACHE_DIR"] = str(mine)
+    output = children.run(code, env=environment)
+    assert output.endswith("1\n")
+    assert "666" not in output
+
+
+def test_prune_removes_nothing_through_a_directory_that_another_user_replaced(load, cache, tmp_path, monkeypatch):
+    """Between the look at the cache and the removal."""
+    from sgljit_core.cache import store
+
+    load()
+    (artifact,) = artifacts(cache)
+    module = artifact.parents[1]
+    module.parent.chmod(0o777)
+    mine = Path(shutil.copytree(module, tmp_path / "mine"))
+    stage = store.staging_directory
+
+    def replace(root, name):
+        module.rename(module.with_name("away"))
+        module.symlink_to(mine)
+        return stage(root, name)
+
+    monkeypatch.setattr(store, "staging_directory", replace)
+    with pytest.raises(errors.UntrustedCacheError, match="can be written by group or others"):
+        sgljit_tools.cache.prune(older_than=0)
+    assert list(mine.glob("*/*/module.so"))
+
+
+@pytest.mark.parametrize("command", ["test", "wheel"])
+def test_commands_use_no_tmpdir_in_which_others_can_replace_files(scratch, tmp_path, monkeypatch, command):
+    from importlib import import_module
+
+    place = owned(scratch / "tmp", ATTACKER, 0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    private._of_process.cache_clear()
+    used = []
+
+    def run(*args, cwd, **options):
+        used.append(Path(cwd))
+        raise KeyboardInterrupt
+
+    module = import_module(f"sgljit_tools.cli.{command}")
+    monkeypatch.setattr(module.subprocess, "run", run)
+    zipfile.ZipFile(tmp_path / "a.whl", "w").close()
+    with pytest.raises(KeyboardInterrupt):
+        module._run([]) if command == "test" else module.add_artifacts_to_wheel(tmp_path / "a.whl", ["9.0"])
+    private._of_process.cache_clear()
+    assert not used[0].is_relative_to(place)
 
 
 NAMELESS_ROOT = """

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from kit import artifacts, leftovers
+from kit import artifacts, change_manifest, leftovers
 
 import sgljit_tools.cache
 from sgljit_core import errors
@@ -86,14 +86,6 @@ def test_a_file_of_an_archive_has_a_limit(cache, tmp_path, monkeypatch):
         sgljit_tools.cache.import_archive(tmp_path / "a.tar")
 
 
-def _change(artifact, **fields):
-    """Write other values into a manifest, with the sha256 that they have."""
-    document = json.loads((artifact / "manifest.json").read_text())
-    document["manifest"].update(fields)
-    document["sha256"] = keys.digest(keys.canonical(document["manifest"]))
-    (artifact / "manifest.json").write_text(json.dumps(document))
-
-
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 def test_an_observed_file_that_could_be_read_for_ever_is_not_read(load, children, cache, csrc, tmp_path, kind):
     header = tmp_path / "flagged" / "flagged.h"
@@ -105,7 +97,7 @@ def test_an_observed_file_that_could_be_read_for_ever_is_not_read(load, children
     (artifact,) = artifacts(cache)
     os.mkfifo(tmp_path / "fifo")
     endless = {"fifo": str(tmp_path / "fifo"), "device": "/dev/zero"}[kind]
-    _change(artifact, observed={endless: "0" * 64})
+    change_manifest(artifact, observed={endless: "0" * 64})
     assert children.start(flags=flags).join(60).endswith("1\n")
 
 
@@ -127,7 +119,7 @@ def test_bad_artifacts_neither_break_nor_hide_the_others(load, sgljit, cache, tm
         load(str(index), flags=(f"-DVALUE={index}",))
     whole, *bad = artifacts(cache)
     for (name, value), artifact in zip(ODD.items(), bad, strict=False):
-        _change(artifact, **{name: value})
+        change_manifest(artifact, **{name: value})
     deep, number, fifo, foreign = bad[len(ODD) :]
     (deep / "manifest.json").write_text("[" * 100_000)
     (number / "manifest.json").write_text(json.dumps({"manifest": 5, "sha256": keys.digest("5"), "format": 1}))
@@ -163,3 +155,15 @@ def test_an_archive_that_cannot_be_opened_is_an_error_with_a_remedy(cache, tmp_p
     with pytest.raises(FileNotFoundError, match=r"nothing\.tar"):
         sgljit_tools.cache.import_archive(tmp_path / "nothing.tar")
     assert leftovers(cache) == []
+
+
+@pytest.mark.parametrize("flags", ["[", "[" * 100_000, "5"])
+def test_odd_flags_in_a_manifest_do_not_hinder_what_says_why_a_build_is_a_miss(load, cache, caplog, flags):
+    """An archive may bring it: the manifest has the sha256 that it claims, and is of another key."""
+    load(flags=("-DVALUE=2",))
+    (artifact,) = artifacts(cache)
+    source = json.loads((artifact / "manifest.json").read_text())["manifest"]["source"]
+    change_manifest(artifact, source={**source, "flags cxx": flags})
+    caplog.set_level("INFO", "sgljit")
+    assert load().number() == 1
+    assert "number for cpu-x86_64: a miss" in caplog.text
