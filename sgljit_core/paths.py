@@ -32,6 +32,11 @@ def is_chosen(root: Path) -> bool:
     return settings().cache_dir is not None or root != cache_root()
 
 
+def is_shared(root: Path) -> bool:
+    """Whether others are trusted with a root. Never with the one among the temporary files: its name can be guessed."""
+    return settings().trust_shared_cache and _user_directory() not in root.parents
+
+
 def _is_foreign(path: Path) -> bool:
     """Whether a directory, or the one that it would be made in, is another user's: HOME may be somebody else's."""
     for place in (path, *path.parents):

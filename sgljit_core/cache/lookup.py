@@ -274,8 +274,7 @@ def read_manifest(directory: Path, root: Path | None = None) -> Manifest:
 
     Raises:
         ManifestError: it is damaged.
-        UntrustedCacheError: somebody else could have written it.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or somebody else could have written it.
     """
     descriptor = _open(directory, root)
     try:

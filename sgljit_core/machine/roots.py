@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sgljit_core import paths
 from sgljit_core.config import settings
 from sgljit_core.errors import NotACacheError, UntrustedCacheError
 
@@ -123,7 +124,7 @@ def _opened(root: Path) -> int:
         if _identity(descriptor) == known:
             return descriptor
         os.close(descriptor)
-    if settings().trust_shared_cache:
+    if paths.is_shared(root):
         return os.open(root, trust.ENTER)
     descriptor = trust.walk(root)
     _checked[key] = _identity(descriptor)
@@ -131,7 +132,7 @@ def _opened(root: Path) -> int:
 
 
 def _made(root: Path) -> int:
-    if settings().trust_shared_cache:
+    if paths.is_shared(root):
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(root, trust.ENTER)
     else:
@@ -188,21 +189,18 @@ def _claim(descriptor: int, root: Path) -> None:
 
 def _is_tagged(directory: int) -> bool | None:
     """Whether the tag is ours, and not one that another user wrote; None where there is none, or an empty one."""
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+
     try:
-        file = os.open(TAG, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return False
-    try:
-        status = os.fstat(file)
-        check_file(Path(TAG), status)
-        is_empty = stat.S_ISREG(status.st_mode) and status.st_size == 0
-        return None if is_empty else os.read(file, len(_TEXT)).startswith(_MARK)
-    except OSError:
-        return False
-    finally:
-        os.close(file)
+        with open(TAG, "rb", opener=opened) as file:
+            status = os.fstat(file.fileno())
+            check_file(Path(TAG), status)
+            text = file.read(len(_TEXT)) if stat.S_ISREG(status.st_mode) else b"no file"
+            return text.startswith(_MARK) if text else None
+    except OSError as error:
+        return None if isinstance(error, FileNotFoundError) else False
 
 
 def _strangers(directory: int) -> list[str]:

@@ -230,4 +230,5 @@ def _untrusted(path: Path, reason: str, remedy: str) -> UntrustedCacheError:
         instead = "set SGLJIT_CACHE_DIR to another directory"
     else:
         instead = "name another directory"
-    return UntrustedCacheError(path, reason, f"{remedy}, or {instead}, or accept it with SGLJIT_TRUST_SHARED_CACHE=1")
+    accept = "" if settings().trust_shared_cache else ", or accept it with SGLJIT_TRUST_SHARED_CACHE=1"
+    return UntrustedCacheError(path, reason, f"{remedy}, or {instead}{accept}")

@@ -85,6 +85,31 @@ def test_a_fallback_directory_that_another_user_made_first_is_not_used(children,
     assert [path for path in scratch.rglob("*") if path.is_file()] == []  # nothing is left of the private build
 
 
+def swap(root: Path, evil: Path, owner: int) -> None:
+    """Let the artifact of a root be the attacker's module, and the root and all below it be ``owner``'s."""
+    (artifact,) = artifacts(root)
+    code = evil.read_bytes()
+    (artifact / "module.so").write_bytes(code)
+    change_manifest(artifact, size=len(code), sha256=hashlib.sha256(code).hexdigest())
+    for path in (root, *root.rglob("*")):
+        os.chown(path, owner, owner)
+        path.chmod(0o755)
+
+
+def test_a_fallback_directory_of_another_user_is_no_shared_cache(children, scratch, evil):
+    """The setting is about a directory that somebody named. The name of this one can be guessed."""
+    mine = owned(scratch / f"sgljit-{VICTIM}", VICTIM)
+    code, environment = AS_VICTIM + LOAD, {"TMPDIR": str(scratch), "XDG_RUNTIME_DIR": ""}
+    assert children.run(code, env={**environment, "SGLJIT_CACHE_DIR": str(mine / "cache")}) == "1\n"
+    swap(mine / "cache", evil, ATTACKER)
+    os.chown(mine, ATTACKER, ATTACKER)
+    environment = {**environment, **NO_HOME, "SGLJIT_TRUST_SHARED_CACHE": "1"}
+    output = children.run("import os\ndel os.environ['HOME']\n" + code, env=environment)
+    assert output.endswith("1\n")
+    assert f"{mine} belongs to user {ATTACKER}, not to you (user {VICTIM})" in output
+    assert "SGLJIT_TRUST_SHARED_CACHE" not in output
+
+
 @pytest.mark.parametrize("name", [".staging", ".locks"])
 def test_an_open_directory_below_a_closed_root_is_refused(children, scratch, compiler, evil, name):
     root = owned(scratch / "cache", VICTIM)
@@ -579,13 +604,7 @@ def test_artifacts_that_another_user_put_beside_sources_are_not_the_plugins(chil
     arguments = {"csrc": str(sources)}
     assert children.run(AS_VICTIM + with_family, env=environment, **arguments) == "1\n"
     (scratch / "cache").rename(scratch / "prebuilt")
-    (artifact,) = artifacts(scratch / "prebuilt")
-    shutil.copy(evil, artifact / "module.so")
-    code = evil.read_bytes()
-    change_manifest(artifact, size=len(code), sha256=hashlib.sha256(code).hexdigest())
-    for path in (scratch / "prebuilt", *(scratch / "prebuilt").rglob("*")):
-        os.chown(path, ATTACKER, ATTACKER)
-        path.chmod(0o755)
+    swap(scratch / "prebuilt", evil, ATTACKER)
     assert children.run(AS_VICTIM + with_family, env=environment, **arguments) == "1\n"
 
 
