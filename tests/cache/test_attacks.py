@@ -675,6 +675,29 @@ def test_commands_use_no_tmpdir_in_which_others_can_replace_files(scratch, tmp_p
     assert not used[0].is_relative_to(place)
 
 
+def test_a_wheel_is_not_written_through_a_link(load, cache, tmp_path, monkeypatch):
+    from sgljit_tools.cli import wheel
+
+    load()
+    letter = tmp_path / "letter"
+    letter.write_text("dear reader")
+    place = owned(tmp_path / "shared", ATTACKER, 0o777)
+    (place / "a.whl").symlink_to(letter)
+
+    def packed(step, given, option="", directory="", *rest, cwd):
+        if step == "unpack":
+            shutil.copytree(cache, Path(directory, "a", "prebuilt"))
+        elif step == "pack":
+            Path(directory, "a.whl").write_text("packed")
+
+    monkeypatch.setattr(wheel, "_wheel", packed)
+    monkeypatch.setattr(wheel, "_run", lambda command, **options: "")
+    zipfile.ZipFile(tmp_path / "a.whl", "w").close()
+    wheel.add_artifacts_to_wheel(tmp_path / "a.whl", ["9.0"], place)
+    assert letter.read_text() == "dear reader"
+    assert [(path.name, path.read_text()) for path in place.iterdir()] == [("a.whl", "packed")]
+
+
 NAMELESS_ROOT = """
 import ctypes
 PR_SET_DUMPABLE, CLONE_NEWUSER = 4, 0x10000000

@@ -88,7 +88,10 @@ def add_artifacts_to_wheel(
         _wheel("tags", "--remove", "--platform-tag", platform, str(pure), cwd=Path(scratch))
         (tagged,) = packed.iterdir()
         into.mkdir(parents=True, exist_ok=True)
-        made = shutil.copy(tagged, into)
+        partial = shutil.copy(
+            tagged, into / f".{tagged.name}.{os.urandom(8).hex()}"
+        )  # nobody can make a link of it first
+        made = Path(partial).replace(into / tagged.name)
     targets = " and ".join(sorted({place.parts[0] for place in artifacts}))
     typer.echo(said, nl=False)
     typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
