@@ -32,9 +32,9 @@ def is_chosen(root: Path) -> bool:
     return settings().cache_dir is not None or root != cache_root()
 
 
-def is_shared(root: Path) -> bool:
-    """Whether others are trusted with a root. Never with the one among the temporary files: its name can be guessed."""
-    return settings().trust_shared_cache and _user_directory() not in root.parents
+def can_be_guessed(root: Path) -> bool:
+    """Whether a root is the one among the temporary files, which another user may have made. No setting shares it."""
+    return _user_directory() in root.parents
 
 
 def _is_foreign(path: Path) -> bool:
@@ -94,9 +94,9 @@ CARRIED = "prebuilt"
 
 
 def carried_artifacts(csrc: Path) -> Path | None:
-    """The artifacts that a plugin's wheel carries: ``prebuilt/`` beside ``csrc/``, if it exists, and of its owner."""
+    """The artifacts that a plugin's wheel carries: ``prebuilt/`` beside ``csrc/``, of the owner of both."""
     directory = csrc.parent / CARRIED
-    return directory if directory.is_dir() and directory.lstat().st_uid == csrc.stat().st_uid else None
+    return directory if directory.is_dir() and directory.lstat().st_uid == csrc.parent.stat().st_uid else None
 
 
 def tvm_ffi_include() -> Path:

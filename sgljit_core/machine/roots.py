@@ -124,7 +124,7 @@ def _opened(root: Path) -> int:
         if _identity(descriptor) == known:
             return descriptor
         os.close(descriptor)
-    if paths.is_shared(root):
+    if settings().trust_shared_cache and not paths.can_be_guessed(root):
         return os.open(root, trust.ENTER)
     descriptor = trust.walk(root)
     _checked[key] = _identity(descriptor)
@@ -132,7 +132,7 @@ def _opened(root: Path) -> int:
 
 
 def _made(root: Path) -> int:
-    if paths.is_shared(root):
+    if settings().trust_shared_cache and not paths.can_be_guessed(root):
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(root, trust.ENTER)
     else:
