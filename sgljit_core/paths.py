@@ -42,7 +42,7 @@ def _is_foreign(path: Path) -> bool:
     for place in (path, *path.parents):
         try:
             return place.stat().st_uid not in (os.getuid(), 0)
-        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203 - the next one up
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # noqa: PERF203 - the next one up
             continue
         except OSError:
             return False  # who writes there finds out

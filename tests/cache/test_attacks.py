@@ -425,6 +425,18 @@ def test_answers_of_another_member_are_not_believed(children, scratch, cache):
     assert children.run(AS_VICTIM + LOAD, env={**shared, "SGLJIT_JIT": "error"}) == "1\n"
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777])
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME"])
+def test_the_home_of_another_user_is_not_ours(children, scratch, variable, mode):
+    """As where a command of another user's kept the variables of who called it."""
+    place = owned(scratch / "home", ATTACKER, mode)
+    code = AS_VICTIM + "os.environ.pop('HOME')\nos.environ.update(home)\n" + LOAD
+    environment = {**NO_HOME, "TMPDIR": str(scratch)}
+    assert children.run(code, env=environment, home={variable: str(place)}) == "1\n"
+    assert len(artifacts(scratch / f"sgljit-{VICTIM}" / "cache")) == 1
+    assert list(place.iterdir()) == []
+
+
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME"])
 def test_a_default_cache_that_others_can_replace_is_passed_over(children, scratch, variable):
     """Nobody chose it, so that it costs the sharing alone."""
