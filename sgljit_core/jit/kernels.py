@@ -95,11 +95,6 @@ def _load_deferred(spec: BuildSpec, root: Path, signature: str) -> Module:
     return module
 
 
-def load_deferred(sources: Sources, file: str, symbol: str) -> Module:
-    """The module of a deferred C++ function, from the cache or compiled now."""
-    return load_module(_deferred_spec(sources, file, symbol), sources.root)
-
-
 def _deferred_spec(sources: Sources, file: str, symbol: str) -> BuildSpec:
     return BuildSpec(
         markers=_markers(symbol),

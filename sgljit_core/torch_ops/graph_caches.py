@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,20 +36,12 @@ def overload_name(declaration: Declaration, package: str) -> str:
     return "v_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def _text_of(fake: Callable[..., Any] | str) -> str:
+def _text_of(fake: Callable[..., Any]) -> str:
     """Its name, and the text of its file if that is Python."""
     while isinstance(fake, functools.partial):
         fake = fake.func
-    if isinstance(fake, str):
-        name = fake
-        try:
-            found = importlib.util.find_spec(fake.partition(":")[0])
-        except (ImportError, ValueError):  # whoever needs the fake names the fault
-            found = None
-        file = found.origin if found else None
-    else:
-        name = f"{getattr(fake, '__module__', '')}.{getattr(fake, '__qualname__', type(fake).__qualname__)}"
-        file = getattr(getattr(fake, "__code__", None), "co_filename", None)
+    name = f"{getattr(fake, '__module__', '')}.{getattr(fake, '__qualname__', type(fake).__qualname__)}"
+    file = getattr(getattr(fake, "__code__", None), "co_filename", None)
     if file is None or not Path(file).is_file():
         return name
     return f"{name} {Path(file).read_text(encoding='utf-8', errors='replace')}"

@@ -57,10 +57,10 @@ def define(
     """
     library = torch.library.Library(f"sgljit_{family}", "FRAGMENT")
     variants = declaration.variants
-    overloads = [
-        _define(library, variant.name, overload_name, schema)
-        for variant, schema in zip(variants, declaration.schemas, strict=True)
-    ]
+    overloads = []
+    for variant, schema in zip(variants, declaration.schemas, strict=True):
+        library.define(f"{variant.name}.{overload_name}{schema}")
+        overloads.append(getattr(getattr(getattr(torch.ops, library.ns), variant.name), overload_name))
     scope: dict[str, Any] = {}
     text = _statements(declaration, scope)
     function, runs = generate(declaration, exports, text, overloads, scope)
@@ -73,12 +73,6 @@ def define(
         if declaration.takes_tensors:
             refuse_gradients(library, overload, f"{family}.{declaration.name}", variant.names)
     return function, LibraryOps(overloads, variants), library
-
-
-def _define(library: torch.library.Library, name: str, overload_name: str, schema: str) -> Any:
-    """The new library op."""
-    library.define(f"{name}.{overload_name}{schema}")
-    return getattr(getattr(getattr(torch.ops, library.ns), name), overload_name)
 
 
 def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
@@ -156,15 +150,10 @@ def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
 
 def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
     """The fake of a library op that returns something."""
-    names = {own: name for name, own in variant.own_names.items()}
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        fake = declaration.find_fake()
-        if fake is None:
-            return run(*args, **kwargs)
-        return fake(*args, **{names[own]: value for own, value in kwargs.items()})
-
-    return call
+    fake, names = declaration.fake, {own: name for name, own in variant.own_names.items()}
+    if fake is None:
+        return run
+    return lambda *args, **kwargs: fake(*args, **{names[own]: value for own, value in kwargs.items()})
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:

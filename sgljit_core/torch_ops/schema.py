@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 
 from sgljit_core.errors import InvalidFamilyError
 from sgljit_core.plugins.origin import NAMES_OF_PYTORCH, Origin
-from sgljit_core.plugins.references import resolve
 
 # torch.compile passes the arguments of an op that writes by name, through functions of its own with parameters of
 # these names. In the schema such a parameter gets a trailing underscore.
@@ -66,7 +65,7 @@ class Declaration:
     function: Callable[..., Any]
     mutates: tuple[str, ...]
     inplace: str | None
-    fake: Callable[..., Any] | str | None
+    fake: Callable[..., Any] | None
 
     @functools.cached_property
     def name(self) -> str:
@@ -120,64 +119,53 @@ class Declaration:
         return [name for name in self.mutates if self.tensors.get(name)]
 
     def __post_init__(self) -> None:
-        names = list(self.signature.parameters)
+        for problem in self._problems():
+            raise InvalidFamilyError(f"{self.where}: {problem}")
+        _ = self.schemas
+
+    def _problems(self) -> Iterator[str]:
+        names, returned = list(self.signature.parameters), self.signature.return_annotation
         if self.name in NAMES_OF_PYTORCH:
-            raise InvalidFamilyError(
-                f"{self.where}: torch.ops.sgljit_{self.where.family}.{self.name} is something of PyTorch's own, so no "
-                f"op can have this name; choose another"
+            yield (
+                f"torch.ops.sgljit_{self.where.family}.{self.name} is something of PyTorch's own, so no op can have "
+                f"this name; choose another"
             )
         for name in names:
             if name.startswith("sgl_"):  # see forwarding
-                raise InvalidFamilyError(
-                    f"{self.where}: the parameter {name!r} begins with 'sgl_', as the names of generated code do; "
-                    f"choose another"
-                )
-        if self.signature.return_annotation is inspect.Signature.empty:
-            raise InvalidFamilyError(f"{self.where}: annotate what it returns, -> None if nothing")
+                yield f"the parameter {name!r} begins with 'sgl_', as the names of generated code do; choose another"
+        if returned is inspect.Signature.empty:
+            yield "annotate what it returns, -> None if nothing"
         for name in self.mutates:
             if name not in names:
-                raise InvalidFamilyError(f"{self.where}: mutates names {name!r}; the parameters are {', '.join(names)}")
+                yield f"mutates names {name!r}; the parameters are {', '.join(names)}"
         if self.returns_nothing and self.takes_tensors and not self.mutates:
-            raise InvalidFamilyError(
-                f"{self.where} returns nothing, and mutates=... names no parameter that it writes to: a compiled graph "
-                f'would leave it out. Write @FAMILY.op(..., mutates=("out",)), every tensor that it changes'
+            yield (
+                "the op returns nothing, and mutates=... names no parameter that it writes to: a compiled graph would "
+                'leave it out. Write @FAMILY.op(..., mutates=("out",)), every tensor that it changes'
             )
         if not self.returns_nothing and self.takes_tensors and self.fake is None:
-            raise InvalidFamilyError(
-                f"{self.where} returns {self.signature.return_annotation}, and a graph must know what that looks like "
-                f"without computing it. Write @FAMILY.op(..., fake=...): a function with the op's parameters that "
-                f"returns an empty tensor of the right shape and dtype, such as torch.empty_like"
+            yield (
+                f"the op returns {returned}, and a graph must know what that looks like without computing it. Write "
+                f"@FAMILY.op(..., fake=...): a function with the op's parameters that returns an empty tensor of the "
+                f"right shape and dtype, such as torch.empty_like"
             )
-        if self.returns_out and isinstance(self.fake, str):
-            raise InvalidFamilyError(
-                f"{self.where}: fake makes the tensor that is returned at each call, also while torch.compile traces: "
-                f"give the function itself, not its name"
-            )
-        if not isinstance(self.fake, str) and (problem := self.misfit()):
-            raise InvalidFamilyError(f"{self.where}: fake {problem}")
+        if self.fake is not None:
+            yield from self._misfits(self.fake)
         if self.inplace is not None and (
             len(self._optional) != 1 or not self.returns_nothing or self.tensors.get(self.inplace) is not False
         ):
-            raise InvalidFamilyError(
-                f"{self.where}: inplace={self.inplace!r} must name a tensor parameter that is never None; mutates must "
-                f"name one tensor parameter that may be None, and the op must return nothing. Got "
-                f"mutates={self.mutates}, returns {self.signature.return_annotation}"
+            yield (
+                f"inplace={self.inplace!r} must name a tensor parameter that is never None; mutates must name one "
+                f"tensor parameter that may be None, and the op must return nothing. Got mutates={self.mutates}, "
+                f"returns {returned}"
             )
-        _ = self.schemas
 
-    def find_fake(self) -> Callable[..., Any] | None:
-        """The fake. Raises InvalidFamilyError: it is given by its name, and there is none."""
-        return resolve(self.fake, self.where) if isinstance(self.fake, str) else self.fake
-
-    def misfit(self) -> str | None:
-        """Why its fake cannot be called with the op's arguments; None where it can, or has no signature to be read."""
-        fake = self.find_fake()
+    def _misfits(self, fake: Callable[..., Any]) -> Iterator[str]:
+        """Why a fake cannot be called with the op's arguments, if it has a signature to be read."""
         try:
-            taken = None if fake is None else inspect.signature(fake)
+            taken = inspect.signature(fake)
         except (ValueError, TypeError):  # such as one of torch's own
-            return None
-        if taken is None:
-            return None
+            return
         required = [parameter for parameter in self.parameters if parameter.default is parameter.empty]
         # PyTorch leaves out what has its default.
         for passed in (self.parameters,) if self.returns_out else (self.parameters, required):
@@ -185,8 +173,7 @@ class Declaration:
             try:
                 taken.bind(*(None for parameter in passed if parameter.name not in by_name), **by_name)
             except TypeError as error:
-                return f"takes {taken}, and gets the op's arguments, {self.signature}: {error}"
-        return None
+                yield f"fake takes {taken}, and gets the op's arguments, {self.signature}: {error}"
 
     @functools.cached_property
     def out(self) -> str | None:
@@ -219,7 +206,6 @@ class Declaration:
         return [self._text_of(variant) for variant in self.variants]
 
     def _text_of(self, variant: Variant) -> str:
-
         def prototype() -> None:
             """It lends its signature."""
 

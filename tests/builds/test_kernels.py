@@ -507,7 +507,7 @@ def test_an_error_of_the_host_compiler_says_what_it_is_about(family, text, hint)
 def test_a_deferred_file_without_its_header_is_told_to_include_it(family):
     (family.csrc / "bare.cpp").write_text("void bare() {}\n")
     with pytest.raises(errors.CompileError, match=r"must include <sgl_kernel/deferred\.h>"):
-        family.build_deferred("bare.cpp", "bare")
+        family.load_jit("bare", cpp_files=["bare.cpp"], cpp_wrappers=[("address", "host::address_of<bare>")])
 
 
 def test_a_reference_that_would_lose_what_is_written_to_it_is_refused(family):

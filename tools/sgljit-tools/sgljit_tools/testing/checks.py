@@ -19,14 +19,12 @@ from .subject import Arguments, Fault, NotApplicable, Subject, described, is_ref
 
 
 def signatures(subject: Subject) -> None:
-    """Reference, samples and fake take what the op takes."""
+    """Reference and samples take what the op takes."""
     names = list(subject.signature.parameters)
     if subject.takes_tensors:
         taken = list(inspect.signature(subject.reference).parameters)
         if taken != names:
             raise Fault(f"the reference takes {', '.join(taken)}; the op takes {', '.join(names)}")
-    if subject.op.misfit is not None:
-        raise Fault(f"its fake {subject.op.misfit}")
     _ = subject.samples
 
 
