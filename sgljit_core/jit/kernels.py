@@ -36,13 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of a family, and where all that is made of them is kept.
-
-    Attributes:
-        family: the family's name.
-        csrc: the directory of its sources.
-        root: the writable root of the cache.
-    """
+    """The sources of a family, and the writable root of the cache for all that is made of them."""
 
     family: str
     csrc: Path
@@ -136,10 +130,7 @@ def _expression(spec: BuildSpec) -> str:
 def build(wanted: Wanted) -> None:
     """Build what was asked for while it was recorded, or find it in the cache. Needs no GPU.
 
-    Raises:
-        CompileError: it does not compile.
-        SignatureError: it does not take what the host part passes.
-        ToolchainNotFoundError: it must be made and a compiler is missing.
+    Raises as ``load_jit`` does, and SignatureError where it does not take what the host part passes.
     """
     root = wanted.root or paths.build_root(None)
     if wanted.spec.kernel:
@@ -154,14 +145,6 @@ def build_kernel(sources: Sources, file: str, expression: str) -> Cubin:
     """The cubin of a kernel for the current target, from the cache or made now. Needs no GPU.
 
     Only the capability of the target counts: a launch asks for kernels made for exactly that of its device.
-
-    Args:
-        file: the device file, relative to ``csrc``.
-        expression: the kernel as C++ names it, ``norm::rmsnorm<4096, true, bf16_t>``.
-
-    Raises:
-        CompileError: it does not compile; the text has the kernels that there are.
-        ToolchainNotFoundError: it must be made and there is no NVRTC.
     """
     return _obtain(_spec(sources, file, expression, arch.exact(arch.cuda_target())), sources.root)
 

@@ -140,11 +140,7 @@ _modules: OncePerKey[tuple[Path, Location], Module] = OncePerKey()
 
 
 def load_module(spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> Module:
-    """The module of a build, from the cache below ``root`` or compiled now.
-
-    Args:
-        beside: what to do in a thread of its own while compilers run.
-    """
+    """The module of a build, from the cache below ``root`` or compiled now. While compilers run, so does ``beside``."""
     if recording.note(spec, root) is not None and not spec.host_part:
         return recording.StandIn()  # type: ignore[return-value]
 

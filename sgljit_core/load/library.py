@@ -120,14 +120,10 @@ def _load(path: str, name: str) -> Module:
         # tvm_ffi.load_module does this for a path that ends in .so.
         module: Module = ffi.get_global_func("ffi.Module.load_from_file.so")(path, "so")
     except RuntimeError as error:
-        raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {_reason(error)}") from error
+        reason = str(error)[max(0, str(error).find("Failed to load")) :]
+        raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {reason}") from error
     ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
     return module
-
-
-def _reason(error: RuntimeError) -> str:
-    text = str(error)
-    return text[text.find("Failed to load") :] if "Failed to load" in text else text
 
 
 def tvm_ffi_version() -> str:

@@ -113,18 +113,14 @@ def installed() -> Mapping[str, tuple[Plugin, ...]]:
 @functools.cache
 def _by_family(allowed: frozenset[str] | None) -> Mapping[str, tuple[Plugin, ...]]:
     families: dict[str, tuple[Plugin, ...]] = {}
-    for plugin in _allowed(KERNELS, allowed):
+    for plugin in entry_points(KERNELS, allowed):
         name = plugin.name.replace("-", "_")
         families[name] = (*families.get(name, ()), plugin)
     return MappingProxyType(dict(sorted(families.items())))
 
 
-def entry_points(group: str) -> list[Plugin]:
-    """The entry points of a group, of the distributions that ``SGLJIT_PLUGINS`` allows."""
-    return _allowed(group, settings().plugins)
-
-
-def _allowed(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
+def entry_points(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
+    """The entry points of a group, of the ``allowed`` distributions; None allows all."""
     if allowed is None:
         return _scan(group)
     from packaging.utils import canonicalize_name

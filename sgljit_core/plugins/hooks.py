@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sgljit_core.config import settings
 from sgljit_core.errors import InvalidBuildError
 from sgljit_core.specs.build import BuildSpec
 
@@ -34,11 +35,7 @@ _unreported: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
 
 
 def header_directories(name: str) -> list[Path]:
-    """The include directories of a named header library.
-
-    Raises:
-        InvalidBuildError: no plugin provides the name.
-    """
+    """The include directories of a named header library. Raises InvalidBuildError: no plugin provides the name."""
     providers = _header_providers()
     if name not in providers:
         known = ", ".join(sorted(providers)) or "none"
@@ -52,7 +49,7 @@ def prebuilt_roots() -> list[Path]:
     """The directories of finished artifacts that plugins name. They are as trusted as the code that names them."""
     from . import discovery  # imports importlib_metadata, which takes longer than a hit
 
-    if not discovery.entry_points(discovery.EXTENSIONS):  # so that pluggy need not be imported
+    if not discovery.entry_points(discovery.EXTENSIONS, settings().plugins):  # so that pluggy need not be imported
         return []
     answers = _ask("sgljit_prebuilt_dirs", lambda paths: [Path(path) for path in paths])
     return [path for answer in answers for path in answer]
@@ -121,7 +118,7 @@ def load_plugins() -> None:
     """Load every plugin of the group ``sgljit.plugins``. One that fails is reported and left out."""
     from . import discovery
 
-    for plugin in discovery.entry_points(discovery.EXTENSIONS):
+    for plugin in discovery.entry_points(discovery.EXTENSIONS, settings().plugins):
         try:
             register(discovery.import_plugin(plugin), plugin)
         except Exception as error:  # noqa: BLE001, PERF203 - it is a plugin's, and may be anything
