@@ -102,6 +102,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         arch = None  # tvm-ffi compiles for each entry; here each device compiles what it runs
     cxx_source = "SGLJIT_CXX" if "SGLJIT_CXX" in given else "CXX"
     allowed = raw.get("SGLJIT_PLUGINS")
+    prebuilt = given.get("SGLJIT_PREBUILT_PATH", "").split(os.pathsep)
     return Settings(
         cache_dir=None if cache_dir is None else _absolute("SGLJIT_CACHE_DIR must be an absolute path", cache_dir),
         cuda_arch=arch,
@@ -112,7 +113,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         cxx_source=cxx_source,
         path=raw.get("PATH", os.defpath),
         search=tuple(raw.get(name, "") for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
-        prebuilt=_prebuilt(given),
+        prebuilt=tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", p) for p in prebuilt if p),
         jit=_one_of(given, "SGLJIT_JIT", _JIT),
         jobs=_jobs(given),
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
@@ -129,11 +130,6 @@ def _cache_home(given: Mapping[str, str]) -> Path | None:
         home = Path("~").expanduser()
         return home / ".cache" if home.is_absolute() else None
     return None
-
-
-def _prebuilt(given: Mapping[str, str]) -> tuple[Path, ...]:
-    listed = given.get("SGLJIT_PREBUILT_PATH", "").split(os.pathsep)
-    return tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", name) for name in listed if name)
 
 
 def _absolute(rule: str, name: str) -> Path:

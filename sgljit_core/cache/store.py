@@ -48,9 +48,7 @@ def lock_path(root: Path, location: Location) -> Path:
     """The file whose lock says that a process of this user builds an artifact. Makes its directory.
 
     Artifacts share 4096 files, so that none is ever removed. Two that meet in one wait for each other once in a while.
-
-    Raises:
-        OSError: the root cannot be written.
+    Raises OSError: the root cannot be written.
     """
     return roots.make(root, LOCKS) / f"{location.source_key[:3]}.lock"
 
@@ -58,10 +56,8 @@ def lock_path(root: Path, location: Location) -> Path:
 def staging_directory(root: Path, module: str) -> Path:
     """A new directory to build in, on the file system of the cache. Its name says whose it is.
 
-    It is the user's alone, in a shared cache too: what is compiled there is loaded by this process.
-
-    Raises:
-        OSError: the root cannot be written.
+    It is the user's alone, in a shared cache too: what is compiled there is loaded by this process. Raises OSError: the
+    root cannot be written.
     """
     directory = roots.make(root, STAGING) / f"{module}.{processes.current()}.{os.urandom(4).hex()}"
     directory.mkdir(mode=0o700)
@@ -176,13 +172,9 @@ def _old(paths: Sequence[Path], count: int) -> list[Path]:
 
 def _age(path: Path) -> float:
     with contextlib.suppress(OSError):
-        return _seconds_since(path.stat().st_mtime)
+        seconds = time.time() - path.stat().st_mtime
+        return seconds if seconds > -_AHEAD_SECONDS else float("inf")
     return 0.0
-
-
-def _seconds_since(moment: float) -> float:
-    seconds = time.time() - moment
-    return seconds if seconds > -_AHEAD_SECONDS else float("inf")
 
 
 def _entries(root: Path, name: str, form: re.Pattern[str]) -> list[Path]:

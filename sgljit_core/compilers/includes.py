@@ -133,10 +133,7 @@ def _recalled(question: Sequence[str]) -> Scan | None:
 def _open_stamp(path: str) -> list[int] | None:
     """The state of a file, or of a directory, which changes with every name that comes or goes; None if there is none.
 
-    NFS asks its server when a file is opened, but not for a mere ``stat``.
-
-    Raises:
-        OSError: it cannot be opened now.
+    NFS asks its server when a file is opened, but not for a mere ``stat``. Raises OSError: it cannot be opened now.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a FIFO by now

@@ -49,8 +49,7 @@ class Nvrtc:
 def find_nvrtc(needed_for: str) -> Nvrtc:
     """NVRTC and CUDA's headers, as cuda-pathfinder finds them.
 
-    Raises:
-        ToolchainNotFoundError: one of the two is missing.
+    Raises ToolchainNotFoundError: one of the two is missing.
     """
     answer = remembered_search("nvrtc", _search)
     found = Nvrtc(**json.loads(answer)) if answer else None

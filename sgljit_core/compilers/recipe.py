@@ -88,13 +88,10 @@ def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
     steps = {"cxx": (*cxx_flags(spec), *includes), "link": spec.ldflags}
     if spec.target.is_cuda:
         steps["nvcc"] = (*nvcc_flags(spec), *includes)
-    return {step: tuple(_labelled(flag, roots) for flag in values) for step, values in steps.items()}
-
-
-def _labelled(flag: str, roots: Sequence[Root]) -> str:
     for root in roots:
-        flag = flag.replace(f"{root.directory}/", f"{root.label}/")
-    return flag
+        labelled = (f"{root.directory}/", f"{root.label}/")
+        steps = {step: tuple(flag.replace(*labelled) for flag in values) for step, values in steps.items()}
+    return steps
 
 
 def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:

@@ -180,8 +180,8 @@ class ModuleRequest(Request["Module"]):
         super().__init__(spec, root, source, scan)
 
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
-        self._toolchain = toolchain.find_toolchain(cuda=self.build.target.is_cuda, needed_for=needed_for)
-        return keys.toolchain_ingredients(self._toolchain)
+        self._toolchain = found = toolchain.find_toolchain(cuda=self.build.target.is_cuda, needed_for=needed_for)
+        return {"cxx": found.cxx.version, **({"nvcc": found.nvcc.version} if found.nvcc else {})}
 
     def make(self, directory: Path) -> Product:
         from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import linecache
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -69,7 +68,7 @@ def _run(declared: Function, source: str, scope: dict[str, Any]) -> None:
     The names in them are globals of their own: a closure would copy its cells at each call.
     """
     code = declared.__code__
-    line = _line_of_def(code.co_filename, code.co_firstlineno)
+    line = code.co_firstlineno
     tree = ast.parse(source)
     nodes: list[Any] = [tree]
     while nodes:  # ast.walk makes five calls for each node
@@ -83,17 +82,6 @@ def _run(declared: Function, source: str, scope: dict[str, Any]) -> None:
                 node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     exec(compiled, scope)  # noqa: S102 - the text is built from identifiers alone
-
-
-def _line_of_def(file: str, first: int) -> int:
-    """The line of a function's ``def``: its code begins at its first decorator."""
-    for line in range(first, first + 100):
-        text = linecache.getline(file, line)
-        if re.match(r"\s*(async\s+)?def\b", text):
-            return line
-        if not text:  # beyond the file, or there is no file
-            break
-    return first
 
 
 def as_arguments(parameters: Parameters, values: Iterable[str], by_position: bool = False) -> str:

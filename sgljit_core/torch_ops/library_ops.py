@@ -67,7 +67,7 @@ def define(
     for variant, overload, run in zip(variants, overloads, runs, strict=True):
         library.impl(overload, run, "CompositeExplicitAutograd")
         if declaration.only_writes:  # register_fake would do, but reads source files for its messages
-            library.impl(overload, _nothing, "Meta")
+            library.impl(overload, lambda *_args, **_kwargs: None, "Meta")
         else:
             torch.library.register_fake(overload, _fake(declaration, variant, run), lib=library)
         if declaration.takes_tensors:
@@ -154,7 +154,3 @@ def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -
     if fake is None:
         return run
     return lambda *args, **kwargs: fake(*args, **{names[own]: value for own, value in kwargs.items()})
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """The fake of an op that writes to its arguments and returns nothing."""
