@@ -22,18 +22,16 @@ T = TypeVar("T", bound=str)
 
 @dataclass(frozen=True)
 class Settings:
-    """One reading of the environment.
+    """One reading of the environment. ``*_source`` is the name of the variable that a setting came from.
 
     Attributes:
         cache_dir: ``SGLJIT_CACHE_DIR``: the root of the artifact cache, an absolute path; by default the user's
             cache directory.
         cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST`` if it has one entry: the target, such as
             ``9.0a``; by default the current device's.
-        cuda_arch_source: the name of the variable that ``cuda_arch`` came from.
         plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels, separated by commas; by default all.
         nvcc: ``SGLJIT_NVCC``: the path of nvcc; by default it is searched.
         cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; by default it is searched on ``PATH``.
-        cxx_source: the name of the variable that ``cxx`` came from.
         path: ``PATH``: where programs are searched.
         search: ``CONDA_PREFIX``, ``CUDA_HOME``, ``CUDA_PATH``: where a CUDA toolkit is searched.
         prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of artifacts, separated by ``:``, searched first and never

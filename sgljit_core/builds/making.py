@@ -97,7 +97,9 @@ def _check_allowed(request: Request[T]) -> None:
         raise errors.CaptureError(build.label, str(_explain(request)))
     mode, by = policy.forbidden_by()
     if mode == "error":
-        command = f"sgljit cache build {build.family}{build.target.option}"
+        command = f"sgljit cache build {build.family}"
+        if build.target.is_cuda:
+            command += f" --cuda-arch {build.target.name}"
         ahead = f"with `{command}`, or " if build.family else ""
         remedy = f"Build it ahead: {ahead}by loading it once on a machine with compilers before freeze()."
         raise errors.CompileForbiddenError(build.label, forbidden_by=by, why=str(_explain(request)), remedy=remedy)

@@ -31,11 +31,9 @@ class Wanted:
 
 @dataclass
 class Recorder:
-    """The requests of a recording.
+    """The requests of a recording, in their order.
 
-    Attributes:
-        nothing: the address of a C function that changes nothing: kernels and deferred functions are answered with it.
-        wanted: in the order of the first requests.
+    Kernels and deferred functions are answered with the address ``nothing``, of a C function that changes nothing.
     """
 
     nothing: int

@@ -40,7 +40,6 @@ class Explanation:
 
     @property
     def source_key(self) -> str:
-        """Its source key."""
         return self.location.source_key
 
     def __str__(self) -> str:
@@ -64,14 +63,15 @@ def explain_miss(
 ) -> Explanation:
     """The differences between a build and the nearest artifact of its module. Reads up to 64 manifests.
 
-    Args:
-        build: what messages call it.
-        markers: of two artifacts that differ as much, the one with these markers is nearer.
-        source, tools: the ingredients of its keys; no tools where there is no toolchain.
-        roots: the roots to look in.
+    Of two artifacts that differ as much, the one with the same markers is nearer. ``source`` and ``tools`` are the
+    ingredients of the build's keys; there are no tools where there is no toolchain.
     """
     best: tuple[int, int, Path, list[str]] | None = None
-    for directory in _neighbours(location, roots):
+    # The newest artifacts of the same module and target.
+    found = [path for root in roots for path in (root / location.path.parent).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
+    with contextlib.suppress(OSError):
+        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for directory in found[:_MOST]:
         try:
             manifest = lookup.read_manifest(directory)
         except (OSError, ManifestError):
@@ -87,14 +87,6 @@ def explain_miss(
     return Explanation(build, location, None, nearest, tuple(texts))
 
 
-def _neighbours(location: Location, roots: Sequence[Path]) -> list[Path]:
-    """The newest artifacts of the same module and target."""
-    found = [path for root in roots for path in (root / location.path.parent).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
-    with contextlib.suppress(OSError):
-        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return found[:_MOST]
-
-
 def _other_targets(location: Location, roots: Sequence[Path]) -> tuple[str, ...]:
     """The targets that there are artifacts of the same module for."""
     module = location.path.relative_to(location.target).parent
@@ -106,11 +98,9 @@ def _other_targets(location: Location, roots: Sequence[Path]) -> tuple[str, ...]
 def differences(
     wanted: Mapping[str, str], wanted_tools: Mapping[str, str], found: Mapping[str, str], found_tools: Mapping[str, str]
 ) -> list[str]:
-    """The differences between a wanted build and one that was found, most important first; empty where there are none.
+    """The differences between the ingredients of a wanted build and of one that was found, most important first.
 
-    Args:
-        wanted, wanted_tools: the ingredients of the source key and of the toolchain key; no tools where none are known.
-        found, found_tools: those of the other build.
+    Where no tools are wanted, none are known: those of the other build then count as the same.
     """
     texts = [text for name in _names(wanted, found) for text in _difference(name, wanted.get(name), found.get(name))]
     if wanted_tools:
@@ -129,19 +119,16 @@ def _difference(name: str, wanted: str | None, found: str | None) -> list[str]:
         return []
     kind, _, rest = name.partition(" ")
     if kind == "flags":
-        return _flags(rest, json.loads(wanted or "[]"), json.loads(found or "[]"))
+        new, old = json.loads(wanted or "[]"), json.loads(found or "[]")
+        texts = [f"flag {flag} removed ({rest})" for flag in old if flag not in new]
+        texts += [f"flag {flag} added ({rest})" for flag in new if flag not in old]
+        return texts or [f"flags in another order, or another number ({rest})"]
     if kind == "file":
         verb = "is new" if found is None else "is gone" if wanted is None else "changed"
         return [f"{PurePosixPath(rest)} {verb}"]
     if kind == "generated":
         return [f"{rest} (generated: files, exports, template arguments) changed"]
     return [f"{name} {found} -> {wanted}"]
-
-
-def _flags(step: str, wanted: list[str], found: list[str]) -> list[str]:
-    texts = [f"flag {flag} removed ({step})" for flag in found if flag not in wanted]
-    texts += [f"flag {flag} added ({step})" for flag in wanted if flag not in found]
-    return texts or [f"flags in another order, or another number ({step})"]
 
 
 def _short(name: str, version: str | None) -> str:

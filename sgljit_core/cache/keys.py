@@ -39,11 +39,9 @@ def source_ingredients(
     tvm_ffi: str = "",
     cpu: str = "",
 ) -> dict[str, str]:
-    """The ingredients of the source key.
+    """The ingredients of the source key: of the generated sources by file name, and flags by step with roots as labels.
 
     Args:
-        generated: the generated sources by file name.
-        flags: flags by step ("cxx", "nvcc", "link", "nvrtc"), with roots written as labels.
         tvm_ffi: the version of tvm-ffi, an ingredient only where its unstable C++ ABI is used.
         cpu: this machine's processor, an ingredient only where ``depends_on_processor``.
     """

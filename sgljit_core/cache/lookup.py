@@ -29,12 +29,7 @@ _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class Tier:
-    """A root that artifacts are looked up in.
-
-    Attributes:
-        vouched: a plugin named it, so it is as trusted as that code.
-        name: what records call it.
-    """
+    """A root that artifacts are looked up in, by its name in records; ``vouched`` if a plugin named it."""
 
     root: Path
     vouched: bool = False
@@ -60,14 +55,10 @@ class Damage:
 
 @dataclass(frozen=True)
 class Search:
-    """The result of a look-up.
+    """The result of a look-up: the artifact and its tier, or None, and the damaged artifacts that were passed over.
 
-    Attributes:
-        artifact: the artifact, or None.
-        tier: the tier that it was found in.
-        damaged: the damaged artifacts that were passed over.
-        unreadable: the tiers that cannot be read now and were passed over, each with the error; among them a root
-            that nobody chose and that another user could have written to.
+    ``unreadable`` are the tiers that cannot be read now and were passed over, each with the error; among them a root
+    that nobody chose and that another user could have written to.
     """
 
     artifact: Artifact | None
@@ -122,12 +113,8 @@ def find_of_another_core(
     """Look for an artifact of the same sources that a plugin carries, compiled with another release of the core.
 
     The plugin's author has compiled and tested it so, and the core keeps what such code relies on within one ABI
-    (``keys.ABI``). An artifact that somebody else compiled serves for the very same text only.
-
-    Args:
-        tiers: of these, those that a plugin vouches for.
-        source: the ingredients of the source key.
-        serves: as for ``find``.
+    (``keys.ABI``). An artifact that somebody else compiled serves for the very same text only. So only tiers that a
+    plugin vouches for count. ``source`` are the ingredients of the source key.
     """
     wanted = without_core(source)
 
@@ -270,12 +257,7 @@ def _open_artifact(directory: Path, path: Path | str, parent: int | None) -> int
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest in a directory, its payload unread.
-
-    Raises:
-        ManifestError: it is damaged.
-        OSError: it cannot be read.
-    """
+    """The manifest in a directory, its payload unread. Raises ManifestError and OSError as ``read`` does."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return Manifest.parse(_content(descriptor, directory, FILE, is_checked=False))

@@ -5,7 +5,7 @@ as ``CPATH`` or ``NVCC_APPEND_FLAGS`` change a compiler's output and are in no k
 limit of this process, and ends with it; a link counts as none.
 
 The compilers and the linker report the files that they read. A file that no key covers (a header reached by a macro
-or a flag, a static library that was linked in) is returned with its hash, for the look-up to check.
+or a flag, a linked static library) is returned with its hash, for the look-up to check.
 """
 
 from __future__ import annotations
@@ -56,15 +56,12 @@ def compile_library(
     directory: Path,
     meanwhile: Callable[[], None],
 ) -> Product:
-    """Compile and link in ``directory``.
+    """Compile and link in ``directory``, which holds input and output where that raises CompileError.
 
     Args:
         unit_flags: flags of the author's own units, besides those of all units.
         keyed: paths of the files that the source key covers.
         meanwhile: runs in this thread while the compilers run.
-
-    Raises:
-        CompileError: a compiler failed; ``directory`` holds its input and output.
     """
     for name, text in generated.items():
         (directory / name).write_text(text, encoding="utf-8")

@@ -24,8 +24,7 @@ _TVM_CPP = "SGL_TVM_FFI_CPP"
 def generated_sources(spec: BuildSpec, scan: Scan | None = None) -> dict[str, str]:
     """The generated sources by file name: they include the author's files and export the wrappers; and the core's.
 
-    Args:
-        scan: of the build's files; None for the sources as they are before anything is known of these.
+    Without a scan of the files, they are as before anything is known of these.
     """
     sources = {}
     if spec.header_only:

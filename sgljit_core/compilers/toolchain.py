@@ -1,9 +1,8 @@
 """Which compilers are installed, and which versions?
 
-nvcc is found with cuda-pathfinder (environment wheels, conda, CUDA_HOME, system). One host compiler serves for C++
-files, as nvcc's ``-ccbin`` and for linking, so that the program that is asked for its version is the one that runs.
-A warm start runs no compiler: the path of nvcc and the version of each compiler are remembered for the state of the
-files that decide them.
+One host compiler serves for C++ files, as nvcc's ``-ccbin`` and for linking, so that the program that is asked for its
+version is the one that runs. A warm start runs no compiler: the path of nvcc and the version of each compiler are
+remembered for the state of the files that decide them.
 """
 
 from __future__ import annotations

@@ -268,16 +268,9 @@ class KernelFamily:
 
         return load_jit(*args, **{"csrc": self.csrc, "family": self.name, **options})
 
-    def host_module(self) -> Module:
-        """The host part, of the files that the family declares as ``host``; loaded once.
-
-        Raises:
-            InvalidBuildError: the family declares none.
-        """
-        return self._load_host_files()
-
     @functools.cached_property
-    def _load_host_files(self) -> Callable[[], Module]:
+    def host_module(self) -> Callable[[], Module]:
+        """Loads the host part once, of the files that the family declares as ``host``. Raises as ``load_jit`` does."""
         from .memo import cache_once
 
         return cache_once(lambda: self.load_host(self.name, cpp_files=self.host, header_only=False))
@@ -299,12 +292,8 @@ class KernelFamily:
         It is compiled once, by the host compiler alone, for the CPU and every GPU; a wheel may carry it. Its device
         kernels are made when they are first launched.
 
-        Args:
-            args: the name of the module.
-            cpp_files, cpp_wrappers, header_only, extra_cflags, extra_ldflags, extra_include_paths, extra_dependencies:
-                as in ``load_jit``, which also has the errors.
-            build_directory: the root of the cache for the host part and for all that it asks for: device kernels and
-                deferred functions.
+        The arguments, and the errors, are those of ``load_jit``; ``build_directory`` is the root for all that the host
+        part asks for, too: device kernels and deferred functions.
         """
         from sgljit_core.compilers import arch
         from sgljit_core.jit import kernels
@@ -338,11 +327,7 @@ class KernelFamily:
             file: the device file, relative to ``csrc``.
             kernel: the kernel's name, with its namespace.
             args: its template arguments, as the host part passes them.
-            build_directory: as in ``load_jit``; the one of ``load_host`` where that has another.
-
-        Raises:
-            CompileError: it does not compile.
-            ToolchainNotFoundError: it must be made and there is no NVRTC.
+            build_directory: as in ``load_jit``, which also has the errors; the one of ``load_host``.
         """
         from sgljit_core.jit import kernels
         from sgljit_core.specs.arguments import make_cpp_args

@@ -25,10 +25,7 @@ _failures: dict[str, PluginLoadError | PluginConflictError] = {}
 def load(family: str) -> KernelFamily:
     """Import the plugin of an installed family and return what it registered.
 
-    Raises:
-        PluginConflictError: several distributions claim the family, or the plugin registers another's.
-        PluginLoadError: the plugin cannot be imported, registers something else, or has failed before.
-        IncompatiblePluginError: its metadata excludes the running core.
+    Raises PluginConflictError, PluginLoadError (also where it has failed before) and IncompatiblePluginError.
     """
     claims = installed()[family]
     if len(claims) > 1:

@@ -14,14 +14,10 @@ from sgljit_core.errors import SignatureError
 
 
 def check(what: str, declared: str, own: str) -> None:
-    """Compare the signature that a host part declares with that of the function that it calls.
+    """Compare the signature that a host part declares with that of the function that it calls, ``what`` in messages.
 
-    Args:
-        what: the function, for the message.
-        declared, own: the names of ``sgl::signature`` for a type, as symbol or as ``type_info::name``.
-
-    Raises:
-        SignatureError: they differ; the text says where.
+    Each is the name of ``sgl::signature`` for a type, as symbol or as ``type_info::name``. Raises SignatureError where
+    they differ; the text says where.
     """
     declared, own = (name.removeprefix("_Z") for name in (declared, own))
     if declared == own:

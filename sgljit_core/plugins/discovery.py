@@ -42,15 +42,11 @@ def report(about: str, text: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Plugin:
-    """One entry point of an installed distribution, read from its metadata.
-
-    The metadata file is parsed when it is first asked for: listing names must stay cheap.
+    """One entry point of an installed distribution, read from its metadata when a field of it is first asked for.
 
     Attributes:
         name: the entry point's name; for a kernel plugin, the family.
         module: what the entry point names: a module, or an object in it, "package.plugin:FAMILY".
-        distribution, version, requires: name, version and requirements of the distribution that ships it.
-        location: the directory that the distribution is installed in.
     """
 
     name: str
@@ -182,12 +178,7 @@ def described(plugin: Plugin) -> str:
 
 
 def import_plugin(plugin: Plugin) -> Any:
-    """Import the module that a plugin's entry point names.
-
-    Raises:
-        PluginLoadError: it cannot be imported.
-        IncompatiblePluginError: its metadata excludes the running core.
-    """
+    """Import the module that a plugin's entry point names. Raises PluginLoadError and IncompatiblePluginError."""
     _check_requirements(plugin)
     module, _, attribute = plugin.module.partition(":")
     try:

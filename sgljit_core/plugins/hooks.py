@@ -1,13 +1,11 @@
 """Who asks the plugins' hooks? The build engine, here: for headers and artifacts, and to report builds and loads.
 
-``hookspecs`` says which hooks exist. ``families.loading`` asks the first of them, ``sgljit_register_kernels``.
-
 Each implementation is called by itself, so that a broken observer does not stop a build: it is reported as a warning,
 once, and left out. Rejected: pluggy's call of the whole hook, which ends at the first plugin that raises. A wrapper
 cannot resume it, and ``historic`` hooks have none.
 
-Plugins are loaded before the first build, and not for a hit, which takes less time than the metadata of the
-installed distributions: loads before that are kept and reported when the plugins are loaded.
+Plugins are loaded before the first build, and not for a hit, which takes less time than to list the installed
+distributions: loads before that are reported when the plugins are loaded.
 """
 
 from __future__ import annotations

@@ -31,14 +31,9 @@ def resolve(reference: str, where: Origin) -> Callable[..., Any]:
 
 
 def import_module(name: str, where: Origin, named: str | None = None) -> ModuleType:
-    """Import a module that a plugin names.
+    """Import a module that a plugin names. For the error, ``named`` is what the plugin wrote.
 
-    Args:
-        where: who names it, for the error.
-        named: what the plugin wrote, for the error; ``name`` by default.
-
-    Raises:
-        InvalidFamilyError: there is no such module. Exceptions of the module itself pass unchanged.
+    Raises InvalidFamilyError: there is no such module. Exceptions of the module itself pass unchanged.
     """
     try:
         return importlib.import_module(name)

@@ -23,11 +23,9 @@ from .schema import Declaration
 def overload_name(declaration: Declaration, package: str) -> str:
     """The name of an op's overloads: it depends on everything that a graph with the op relies on.
 
-    An op that only writes has no fake in graphs: its name is the same in all releases with the same schema.
-
-    Args:
-        package: the plugin's. An op that returns something has another name in each ``__version__`` of it, as its
-            fake may call functions of other files. The text of the fake's own file counts, too.
+    An op that only writes has no fake in graphs: its name is the same in all releases with the same schema. An op that
+    returns something has another name in each ``__version__`` of the plugin's package, as its fake may call functions
+    of other files. The text of the fake's own file counts, too.
     """
     parts = [variant.name + schema for variant, schema in zip(declaration.variants, declaration.schemas, strict=True)]
     if not declaration.only_writes:

@@ -3,8 +3,6 @@
 Each op is also a ``torch.library`` op, ``torch.ops.sgljit_<family>.<op>``, so that a graph can hold it. The function
 calls the library op under torch.compile, and for tensors that are not plain: fake tensors, subclasses, those of
 torch.func. A call on plain tensors goes straight to the body: the dispatcher would cost several times the call itself.
-The library op is registered with ``Library.define`` and ``impl``; ``torch.library.custom_op`` is ten times slower per
-call.
 
 The questions that decide are public: is torch.compile tracing, is the type exactly ``torch.Tensor`` or ``Parameter``,
 and, where the direct call has failed, does a tensor have memory. They do not show a mode that traces plain tensors,
@@ -33,12 +31,7 @@ with torch.inference_mode(False):
 
 @dataclass(frozen=True)
 class LibraryOps:
-    """The ``torch.library`` ops of one declaration.
-
-    Attributes:
-        overloads: one; with ``inplace`` two, the one that writes ``out`` and the one that works in place.
-        variants: what each overload is.
-    """
+    """The ``torch.library`` ops of one declaration: one; with ``inplace`` a second, which works in place."""
 
     overloads: Sequence[Any]
     variants: Sequence[Variant]
@@ -47,13 +40,9 @@ class LibraryOps:
 def define(
     family: str, declaration: Declaration, exports: Callable[[], Any] | None, overload_name: str
 ) -> tuple[Callable[..., Any], LibraryOps, torch.library.Library]:
-    """The function that users call, the library ops of a declaration that was checked, and what keeps them.
+    """The function that users call, the library ops of a declaration, each with one overload, and what keeps them.
 
     Without the Library they are gone. Whoever declares keeps it, so that nobody else can.
-
-    Args:
-        exports: see ``KernelFamily.op``.
-        overload_name: the name of each library op's one overload.
     """
     library = torch.library.Library(f"sgljit_{family}", "FRAGMENT")
     variants = declaration.variants

@@ -29,13 +29,10 @@ ORDER = inspect.Parameter("sgl_order", inspect.Parameter.POSITIONAL_OR_KEYWORD, 
 
 @dataclass(frozen=True)
 class Variant:
-    """One library op of a declaration.
+    """One library op of a declaration, by its name in ``torch.ops``.
 
-    Attributes:
-        name: its name in ``torch.ops``.
-        parameters: those of the schema; a parameter may have another name there.
-        names: the declaration's names for them, in the same order.
-        mutates: the declaration's names of the tensors that it writes to.
+    ``parameters`` are those of the schema, which may have other names there than in the declaration; ``names``, in the
+    same order, and ``mutates`` are the declaration's.
     """
 
     name: str
@@ -51,14 +48,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Declaration:
-    """The declaration of a function. It checks itself: a graph can hold it as it is meant.
+    """The declaration of a function, see ``KernelFamily.op``, and where it stands.
 
-    Attributes:
-        where: names the op and its file in errors.
-        mutates, inplace, fake: see ``KernelFamily.op``.
-
-    Raises:
-        InvalidFamilyError: it cannot work.
+    It checks itself: a graph can hold it as it is meant. Raises InvalidFamilyError where it cannot work.
     """
 
     where: Origin

@@ -19,7 +19,6 @@ from sgljit_core.errors import TensorMatchError
 # symbolic size can itself fail, with a TypeError.
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError)
 
-
 _AT_PHDR = 3  # of <sys/auxv.h>: where the executable's program headers are
 
 

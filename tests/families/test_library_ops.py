@@ -557,7 +557,6 @@ def returned(x: torch.Tensor) -> torch.Tensor:
         (both, {"mutates": ("x",), "inplace": "x"}, "mutates must name one .* may be None, .* Got mutates=.*'x'"),
         (returned, {}, r"returns <class 'torch.Tensor'>.*Write @FAMILY.op\(..., fake=...\): a function with the op's"),
         (returned, {"fake": "empty_like"}, "fake must be a function, got 'empty_like'"),
-        (twofold, {"mutates": "out", "fake": "a:b"}, "give the function itself, not its name"),
         (both, {"mutates": "out", "samples": "samples"}, 'samples must read "package.module:function"'),
         (lambda x: x, {"fake": bare}, "the op's name '<lambda>' must be a public Python identifier"),
     ],
