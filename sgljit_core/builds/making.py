@@ -67,7 +67,7 @@ def _explain(request: Request[T]) -> Explanation:
     try:
         explained = explain_miss(label, markers, request.location, request.source, request.tools, roots)
         return dataclasses.replace(explained, remedy=_remedy(request, explained.nearest))
-    except (OSError, ManifestError):  # an answer only says why; nothing fails for want of it
+    except (OSError, ManifestError):  # an answer only says why; nothing depends on it
         return Explanation(label, request.location, None)
 
 

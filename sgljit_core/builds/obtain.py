@@ -25,7 +25,7 @@ _ATTEMPTS = 5
 def until_current(attempt: Callable[[], T]) -> T:
     """Call ``attempt`` again, up to five times in all, as long as sources are written while they are compiled.
 
-    Raises SourceChangedError where they were written each time, and ResourceError for an OSError of ``WANTS``.
+    Raises SourceChangedError where they were written each time, and ResourceError for an OSError of ``SHORTAGES``.
     """
     try:
         for _ in range(_ATTEMPTS - 1):
@@ -33,7 +33,7 @@ def until_current(attempt: Callable[[], T]) -> T:
                 return attempt()
         return attempt()
     except OSError as error:
-        if isinstance(error, errors.SgljitError) or error.errno not in errors.WANTS:
+        if isinstance(error, errors.SgljitError) or error.errno not in errors.SHORTAGES:
             raise
         raise errors.ResourceError("a kernel cannot be looked for or made", error) from error
 

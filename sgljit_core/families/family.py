@@ -57,7 +57,7 @@ class Op:
     @property
     def mutates(self) -> tuple[str, ...]:
         """The parameters that a call may write to, in place or not."""
-        return tuple(dict.fromkeys(name for variant in self.library.variants for name in variant.mutates))
+        return tuple(dict.fromkeys(name for form in self.library.forms for name in form.mutates))
 
     reference = property(lambda self: self._beside("reference"))
     samples = property(lambda self: self._beside("samples"))
@@ -226,9 +226,9 @@ class KernelFamily:
 
     def _make_room(self, declaration: Declaration, place: str, execution: object) -> None:
         """Drop the op that is declared anew, and what an earlier execution of its file left; refuse to drop another."""
-        new = {variant.name for variant in declaration.variants}
+        new = {form.name for form in declaration.forms}
         for name, op in tuple(self._declared.items()):
-            if new.isdisjoint(variant.name for variant in op.library.variants):
+            if new.isdisjoint(form.name for form in op.library.forms):
                 continue
             if (name, op.place) != (declaration.name, place) and not op.is_left_over(place, execution):
                 raise InvalidFamilyError(f"{declaration.where}: the family has this op already, from {op.place}")

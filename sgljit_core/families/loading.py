@@ -10,7 +10,7 @@ import contextlib
 from pathlib import Path
 
 from sgljit_core import paths
-from sgljit_core.errors import WANTS, PluginConflictError, PluginLoadError, SgljitError
+from sgljit_core.errors import SHORTAGES, PluginConflictError, PluginLoadError, SgljitError
 from sgljit_core.machine.forks import ForkLock
 from sgljit_core.plugins import hooks
 from sgljit_core.plugins.discovery import KERNELS, Plugin, described, import_plugin, installed, load_error
@@ -57,7 +57,7 @@ def load(family: str) -> KernelFamily:
 def _may_pass(error: BaseException | None) -> bool:
     """Whether it is caused by a missing resource (descriptors, memory, stack), so that the next try may succeed."""
     while error is not None:
-        if isinstance(error, MemoryError | RecursionError) or getattr(error, "errno", None) in WANTS:
+        if isinstance(error, MemoryError | RecursionError) or getattr(error, "errno", None) in SHORTAGES:
             return True
         error = error.__cause__ or error.__context__
     return False

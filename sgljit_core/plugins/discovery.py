@@ -24,11 +24,11 @@ import importlib_metadata
 from sgljit_core import log
 from sgljit_core._version import __version__
 from sgljit_core.config import settings
-from sgljit_core.errors import WANTS, IncompatiblePluginError, PluginLoadError, ResourceError
+from sgljit_core.errors import SHORTAGES, IncompatiblePluginError, PluginLoadError, ResourceError
 from sgljit_core.machine import answers
 
 KERNELS = "sgljit.kernels"  # entry points of kernel families
-EXTENSIONS = "sgljit.plugins"  # entry points of plugins without kernels
+EXTENSIONS = "sgljit.extensions"  # entry points of distributions that implement hooks and have no kernels
 
 _problems: dict[str, str] = {}
 _doubles: dict[str, tuple[Path, Path]] = {}  # by a plugin's distribution: the directory in use, and one that is not
@@ -159,7 +159,7 @@ def _check_descriptors() -> None:
     try:
         os.close(os.open(os.sep, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError as error:
-        if error.errno not in WANTS:  # such as a sandbox that hides this directory
+        if error.errno not in SHORTAGES:  # such as a sandbox that hides this directory
             return
         raise ResourceError("the installed packages cannot be looked through", error) from error
 

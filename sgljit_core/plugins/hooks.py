@@ -113,7 +113,7 @@ def manager() -> PluginManager:
 
 @functools.cache
 def load_plugins() -> None:
-    """Load every plugin of the group ``sgljit.plugins``. One that fails is reported and left out."""
+    """Load every extension: plugins of the group ``sgljit.extensions``. One that fails is reported and left out."""
     from . import discovery
 
     for plugin in discovery.entry_points(discovery.EXTENSIONS, settings().plugins):

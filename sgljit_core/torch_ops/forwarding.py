@@ -44,11 +44,11 @@ def generate(
         "arguments": ", ".join(names),
     }
     runs = []
-    for number, (variant, overload) in enumerate(zip(declaration.variants, overloads, strict=True)):
+    for number, (form, overload) in enumerate(zip(declaration.forms, overloads, strict=True)):
         scope[f"sgl_route{number}"] = overload
-        calls[f"passed{number}"] = as_arguments(variant.parameters, variant.names)
-        passed = as_arguments(parameters, [variant.own_names.get(name, "None") for name in names], by_position)
-        takes = _takes(variant.parameters, scope)
+        calls[f"passed{number}"] = as_arguments(form.parameters, form.names)
+        passed = as_arguments(parameters, [form.own_names.get(name, "None") for name in names], by_position)
+        takes = _takes(form.parameters, scope)
         runs.append(f"def sgl_run{number}({takes}):\n return sgl_body({passed})\n")
     _run(
         declared,

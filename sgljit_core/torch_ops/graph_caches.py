@@ -27,7 +27,7 @@ def overload_name(declaration: Declaration, package: str) -> str:
     returns something has another name in each ``__version__`` of the plugin's package, as its fake may call functions
     of other files. The text of the fake's own file counts, too.
     """
-    parts = [variant.name + schema for variant, schema in zip(declaration.variants, declaration.schemas, strict=True)]
+    parts = [form.name + schema for form, schema in zip(declaration.forms, declaration.schemas, strict=True)]
     if not declaration.only_writes:
         parts.append(getattr(sys.modules.get(package.partition(".")[0]), "__version__", ""))
         parts.append("" if declaration.fake is None else _text_of(declaration.fake))

@@ -20,7 +20,7 @@ import torch
 from . import tensors
 from .forwarding import as_arguments, generate
 from .gradients import refuse_gradients
-from .schema import ORDER, Declaration, Variant
+from .schema import ORDER, Declaration, Form
 from .tracing import Constant
 
 with torch.inference_mode(False):
@@ -34,7 +34,7 @@ class LibraryOps:
     """The ``torch.library`` ops of one declaration: one; with ``inplace`` a second, which works in place."""
 
     overloads: Sequence[Any]
-    variants: Sequence[Variant]
+    forms: Sequence[Form]
 
 
 def define(
@@ -45,23 +45,23 @@ def define(
     Without the Library they are gone. Whoever declares keeps it, so that nobody else can.
     """
     library = torch.library.Library(f"sgljit_{family}", "FRAGMENT")
-    variants = declaration.variants
+    forms = declaration.forms
     overloads = []
-    for variant, schema in zip(variants, declaration.schemas, strict=True):
-        library.define(f"{variant.name}.{overload_name}{schema}")
-        overloads.append(getattr(getattr(getattr(torch.ops, library.ns), variant.name), overload_name))
+    for form, schema in zip(forms, declaration.schemas, strict=True):
+        library.define(f"{form.name}.{overload_name}{schema}")
+        overloads.append(getattr(getattr(getattr(torch.ops, library.ns), form.name), overload_name))
     scope: dict[str, Any] = {}
     text = _statements(declaration, scope)
     function, runs = generate(declaration, exports, text, overloads, scope)
-    for variant, overload, run in zip(variants, overloads, runs, strict=True):
+    for form, overload, run in zip(forms, overloads, runs, strict=True):
         library.impl(overload, run, "CompositeExplicitAutograd")
         if declaration.only_writes:  # register_fake would do, but reads source files for its messages
             library.impl(overload, lambda *_args, **_kwargs: None, "Meta")
         else:
-            torch.library.register_fake(overload, _fake(declaration, variant, run), lib=library)
+            torch.library.register_fake(overload, _fake(declaration, form, run), lib=library)
         if declaration.takes_tensors:
-            refuse_gradients(library, overload, f"{family}.{declaration.name}", variant.names)
-    return function, LibraryOps(overloads, variants), library
+            refuse_gradients(library, overload, f"{family}.{declaration.name}", form.names)
+    return function, LibraryOps(overloads, forms), library
 
 
 def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
@@ -137,9 +137,9 @@ def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
     return "".join(f"  {line}\n" for line in lines)
 
 
-def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
+def _fake(declaration: Declaration, form: Form, run: Callable[..., Any]) -> Callable[..., Any]:
     """The fake of a library op that returns something."""
-    fake, names = declaration.fake, {own: name for name, own in variant.own_names.items()}
+    fake, names = declaration.fake, {own: name for name, own in form.own_names.items()}
     if fake is None:
         return run
     return lambda *args, **kwargs: fake(*args, **{names[own]: value for own, value in kwargs.items()})

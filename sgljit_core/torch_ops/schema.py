@@ -28,7 +28,7 @@ ORDER = inspect.Parameter("sgl_order", inspect.Parameter.POSITIONAL_OR_KEYWORD, 
 
 
 @dataclass(frozen=True)
-class Variant:
+class Form:
     """One library op of a declaration, by its name in ``torch.ops``.
 
     ``parameters`` are those of the schema, which may have other names there than in the declaration; ``names``, in the
@@ -173,38 +173,38 @@ class Declaration:
         return self._optional[0] if self.inplace is not None or self.returns_out else None
 
     @functools.cached_property
-    def variants(self) -> list[Variant]:
+    def forms(self) -> list[Form]:
         """The library ops: one, or the one that writes ``out`` and the one that works in place."""
         if self.out is None:
             parameters = self.parameters
             if self.returns_nothing and not self.takes_tensors:
                 parameters = [ORDER, *parameters]
             mutates = self.mutates if self.takes_tensors else (ORDER.name,) * self.returns_nothing
-            return [_variant(self.name, parameters, mutates)]
+            return [_form(self.name, parameters, mutates)]
         index = list(self.signature.parameters).index(self.out)
         empty = inspect.Parameter.empty
         required = [parameter.replace(default=empty) for parameter in self.parameters[: index + 1]]
         required[index] = required[index].replace(annotation=torch.Tensor)
-        writes_out = _variant(self.name, [*required, *self.parameters[index + 1 :]], self.mutates)
+        writes_out = _form(self.name, [*required, *self.parameters[index + 1 :]], self.mutates)
         if self.inplace is None:
             return [writes_out]
         others = [parameter for parameter in self.parameters if parameter.name != self.out]
         rest = [name for name in self.mutates if name not in (self.out, self.inplace)]
-        return [writes_out, _variant(f"{self.name}_", others, (self.inplace, *rest))]
+        return [writes_out, _form(f"{self.name}_", others, (self.inplace, *rest))]
 
     @functools.cached_property
     def schemas(self) -> list[str]:
         """The schemas of the library ops, without their names. Raises InvalidFamilyError: the annotations make none."""
-        return [self._text_of(variant) for variant in self.variants]
+        return [self._text_of(form) for form in self.forms]
 
-    def _text_of(self, variant: Variant) -> str:
+    def _text_of(self, form: Form) -> str:
         def prototype() -> None:
             """It lends its signature."""
 
         annotation = None if self.only_writes else self.signature.return_annotation
-        signature = inspect.Signature(variant.parameters, return_annotation=annotation)
+        signature = inspect.Signature(form.parameters, return_annotation=annotation)
         prototype.__signature__ = signature  # type: ignore[attr-defined]
-        mutates = [variant.own_names[name] for name in variant.mutates]
+        mutates = [form.own_names[name] for name in form.mutates]
         try:
             return torch.library.infer_schema(prototype, mutates_args=mutates)
         except (ValueError, TypeError) as error:
@@ -214,7 +214,7 @@ class Declaration:
             ) from error
 
 
-def _variant(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Variant:
+def _form(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Form:
     names = [parameter.name for parameter in parameters]
     renamed = [p.replace(name=f"{p.name}_") if p.name in _TAKEN else p for p in parameters]
-    return Variant(name, renamed, names, mutates)
+    return Form(name, renamed, names, mutates)

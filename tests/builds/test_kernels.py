@@ -173,7 +173,7 @@ def test_a_deferred_function_of_another_type_is_refused_with_both_types(tmp_path
         load(family).scale3(torch.ones(1), False)
     assert str(caught.value) == (
         "the deferred function scale_on_cpu of mistyped/scaling_cpu.cpp does not take what the host part passes: "
-        "the kernel has 'parameter 2: double', the host part passes 'parameter 2: int'. "
+        "it has parameter 2: double, and the host part has parameter 2: int. "
         "Declare the parameters once, in a header that both include; after an edit of that header, start a new process"
     )
 

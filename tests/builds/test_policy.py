@@ -140,7 +140,7 @@ def sgljit_build_finished(build, seconds, error):
 def test_a_plugin_observes_builds_and_no_hits(children, csrc, tmp_path):
     import plugin_on_disk
 
-    plugin_on_disk.install(tmp_path / "site", "sgljit-observer", "observer", plugin=OBSERVER, group="sgljit.plugins")
+    plugin_on_disk.install(tmp_path / "site", "sgljit-observer", "observer", plugin=OBSERVER, group="sgljit.extensions")
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n" + LOAD
     lines = children.run(code).splitlines()
     assert [line.split()[0] for line in lines] == ["started", "finished", "1"]

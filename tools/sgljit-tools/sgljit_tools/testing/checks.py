@@ -260,7 +260,7 @@ def _look(value: Any) -> Any:
 
 def _library_calls(subject: Subject) -> Iterator[tuple[Any, Any, Arguments]]:
     """Each ``torch.library`` op with the arguments of some samples, by the names of its schema."""
-    for overload, variant in zip(subject.op.library.overloads, subject.op.library.variants, strict=True):
+    for overload, variant in zip(subject.op.library.overloads, subject.op.library.forms, strict=True):
         required = [parameter.name for parameter in variant.parameters if parameter.default is parameter.empty]
         for sample in subject.picked[:4]:
             absent = {name for name in set(sample) - set(variant.names) if sample[name] is None}
