@@ -89,7 +89,7 @@ def _remedy(request: Request[T], nearest: Path | None) -> str:
 
 
 def _check_allowed(request: Request[T]) -> None:
-    """Raise where nothing may be compiled now; else say why something will be, to whoever listens."""
+    """Raise where nothing may be compiled now; else log why something will be."""
     if policy.is_explaining():
         raise policy.Explained(_explain(request))
     build = request.named

@@ -50,7 +50,7 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
 
 
 def _run(jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
-    """Run jobs in as many threads as there are to have, at the least in this one."""
+    """Run jobs in threads; in this one where the machine has no thread left."""
     futures: list[Future[T]] = [Future() for _ in jobs]
     pending = collections.deque(zip(futures, jobs, strict=True))
 
@@ -66,7 +66,7 @@ def _run(jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
             future.set_result(job())
         except BaseException as error:  # noqa: BLE001 - handed on
             future.set_exception(error)
-            if not isinstance(error, Exception):  # whoever interrupts it means the others, too
+            if not isinstance(error, Exception):  # an interrupt is meant for the others, too
                 for other in futures:
                     other.cancel()
 

@@ -138,7 +138,7 @@ def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
 
 @contextmanager
 def _after(seconds: float, function: Callable[[], object]) -> Iterator[None]:
-    """Call a function in a thread, should the block run for so long. Not at all where no thread is left."""
+    """Call a function in a thread once the block has run for so long; never where no thread is left."""
     timer = threading.Timer(seconds, function)
     timer.daemon = True
     with contextlib.suppress(RuntimeError):

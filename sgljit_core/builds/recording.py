@@ -64,7 +64,7 @@ def recording(nothing: int) -> Iterator[Recorder]:
 
 
 def note(spec: BuildSpec, root: Path, signature: str = "") -> Any:
-    """The active recorder, which now has this; None without one, which is the rule."""
+    """Note a request with the active recorder, and return that; None where nothing is recorded."""
     if not _active:
         return None
     _active[-1].wanted[Wanted(spec, root, signature)] = None

@@ -157,7 +157,7 @@ def _names(place: Path, toolchain_key: str | None, *, only: bool) -> Iterator[st
 
 
 def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
-    """The first file that no key covers and that is not as the compiler read it, and how it differs; "" where all are.
+    """The first changed file of those that the compiler read and no key covers, and how it changed; "" if none did.
 
     Where one does not exist, a machine with a toolchain would compile something else, or nothing; one without a
     toolchain is not the machine that the artifact was built on, and has no need of it.

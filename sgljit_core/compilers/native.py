@@ -203,7 +203,7 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
     place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here\s*\Z", before)
     if place is not None:
         written = (directory / place[1]).read_text(encoding="utf-8").splitlines()
-        # A #line of the author's may name any.
+        # An author's #line may name a line that is not there.
         hints += [f"The error is in the wrapper {line}" for line in written[int(place[2]) - 1 : int(place[2])]]
     parameter = re.findall(r"read_argument\([^)]*\) \[with T = ([^\]]+)\]", before)
     if "SGL_EXPORT: " in first and parameter:

@@ -220,7 +220,7 @@ _ON_CORE = re.compile(r"sgljit[-_.]+core(?![-_.\w])", re.IGNORECASE)
 
 
 def problems() -> list[str]:
-    """The problems of the distributions, as far as it shows without importing a family."""
+    """What is wrong with the installed distributions, found without importing a family."""
     modules: dict[str, dict[str, None]] = {}
     for family, claims in installed().items():
         if len(claims) > 1:

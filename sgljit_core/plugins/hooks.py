@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _plugins: dict[Any, Plugin] = {}  # by what the entry point names: a module, or an object such as a family
-registering: list[Any] = []  # the families that plugins registered, for whoever loads one
+registering: list[Any] = []  # the families of the plugin that is loaded, for ``families.loading``
 _unreported: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
 
 
@@ -75,7 +75,7 @@ def loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> None:
 
 
 def problems() -> list[str]:
-    """The problems of the distributions, as far as it shows without importing a family."""
+    """What is wrong with the installed distributions, found without importing a family."""
     from . import discovery
 
     _header_providers()

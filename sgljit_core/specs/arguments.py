@@ -26,14 +26,14 @@ _DTYPES = {
 
 
 class CppEnum(NamedTuple):
-    """A value of a C++ enum as a template argument, by its number: ``CppEnum("scaling::Mode", 1)``."""
+    """A value of a C++ enum as a template argument, by type and number: ``CppEnum("scaling::Mode", value=1)``."""
 
     type: str
     value: int
 
 
 class CppType(NamedTuple):
-    """A C++ type as a template argument, as the compiler spells it: ``CppType("swiglu::SiluAndMul")``."""
+    """A C++ type as a template argument, by its name with namespaces: ``CppType("swiglu::SiluAndMul")``."""
 
     name: str
 

@@ -89,7 +89,7 @@ def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
 
 
 def _made(declaration: Declaration, scope: dict[str, Any]) -> str:
-    """The statement that makes ``out``. The body refuses an argument that is no tensor, as where out is given."""
+    """The statement that makes ``out``. An argument that is no tensor reaches the body, which refuses it."""
     scope["sgl_made"] = declaration.fake
     given = (name for name, may_be_none in declaration.tensors.items() if not may_be_none)
     are_tensors = " and ".join(f"sgl_isinstance({name}, sgl_Tensor)" for name in given)

@@ -1,4 +1,4 @@
-"""Is a tensor more than memory?
+"""Does a tensor have memory?
 
 Some tensors of exactly the type ``torch.Tensor`` have no memory of their own: meta tensors, those of torch.func, and
 tensors whose storage was freed. The kernel, or the conversion before it, refuses them. Only then does the op ask
