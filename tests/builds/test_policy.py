@@ -94,7 +94,7 @@ def test_forbidden_for_a_gpu_the_text_names_the_architecture_to_build_and_those_
     with override_cuda_arch(8, 0):
         family.build_variant("fill.cuh", "fill", torch.float32)
     freeze()
-    for arch, option in (((9, 0), "9.0a"), ((8, 6), "8.6"), ((10, 0), "10.0a")):
+    for arch, option in (((9, 0), "sm_90a"), ((8, 6), "sm_86"), ((10, 0), "sm_100a")):
         with override_cuda_arch(*arch), pytest.raises(errors.CompileForbiddenError) as caught:
             family.build_variant("fill.cuh", "fill", torch.float32)
         assert f"with `sgljit cache build frozen --cuda-arch {option}`" in str(caught.value)
