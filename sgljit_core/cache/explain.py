@@ -63,7 +63,7 @@ def explain_miss(
 ) -> Explanation:
     """The differences between a build and the nearest artifact of its module. Reads up to 64 manifests.
 
-    Of two artifacts that differ as much, the one with the same markers is nearer. ``source`` and ``tools`` are the
+    The same markers make one of two artifacts that differ as much the nearer one. ``source`` and ``tools`` are the
     ingredients of the build's keys; there are no tools where there is no toolchain.
     """
     best: tuple[int, int, Path, list[str]] | None = None

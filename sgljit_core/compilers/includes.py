@@ -2,8 +2,8 @@
 
 The scan takes every branch of every ``#if``, so it names a superset of the files that the compiler reads: a change in
 an inactive branch may rebuild, a change that matters always does. An include that only the preprocessor can resolve
-(``#include MACRO``), and an ``.incbin`` that is not found, add every file of the build's own directories. What the scan
-still misses (an include behind a comment, a directory named in a flag), the compiler lists; see ``native``.
+(``#include MACRO``), and an ``.incbin`` that is not found, add every file of the build's own directories. The
+compiler lists what the scan still misses (an include behind a comment, a directory named in a flag); see ``native``.
 
 A scan is remembered with the state of every file and directory that it looked at. As long as none has changed, a warm
 start opens the files and reads none. Rejected: the compiler's list alone. It needs the compiler on a warm start, and

@@ -31,7 +31,7 @@ class RejectedSourceError(Exception):
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """The paths of libnvrtc.so and of the directory of cuda_fp16.h, and what tells their versions.
+    """The paths of libnvrtc.so and of the directory of cuda_fp16.h, and their versions.
 
     NVRTC does not report its patch level: so its size, and the names and sizes of CUDA's headers, stand for it.
     """

@@ -268,9 +268,12 @@ class KernelFamily:
 
         return load_jit(*args, **{"csrc": self.csrc, "family": self.name, **options})
 
+    def host_module(self) -> Module:
+        """The host part, of the files that the family names as ``host``, loaded once. Raises as ``load_jit`` does."""
+        return self._load_host_files()
+
     @functools.cached_property
-    def host_module(self) -> Callable[[], Module]:
-        """Loads the host part once, of the files that the family declares as ``host``. Raises as ``load_jit`` does."""
+    def _load_host_files(self) -> Callable[[], Module]:
         from .memo import cache_once
 
         return cache_once(lambda: self.load_host(self.name, cpp_files=self.host, header_only=False))

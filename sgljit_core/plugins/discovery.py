@@ -220,7 +220,7 @@ _ON_CORE = re.compile(r"sgljit[-_.]+core(?![-_.\w])", re.IGNORECASE)
 
 
 def problems() -> list[str]:
-    """What is wrong with the installed distributions, found without importing a family."""
+    """The faults of the installed distributions that can be found without importing a family."""
     modules: dict[str, dict[str, None]] = {}
     for family, claims in installed().items():
         if len(claims) > 1:

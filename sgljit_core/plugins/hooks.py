@@ -75,7 +75,7 @@ def loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> None:
 
 
 def problems() -> list[str]:
-    """What is wrong with the installed distributions, found without importing a family."""
+    """The faults of the installed distributions that can be found without importing a family."""
     from . import discovery
 
     _header_providers()
