@@ -22,18 +22,16 @@ T = TypeVar("T", bound=str)
 
 @dataclass(frozen=True)
 class Settings:
-    """One reading of the environment.
+    """One reading of the environment. ``*_source`` is the name of the variable that a setting came from.
 
     Attributes:
         cache_dir: ``SGLJIT_CACHE_DIR``: the root of the artifact cache, an absolute path; by default the user's
             cache directory.
         cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST`` if it has one entry: the target, such as
             ``9.0a``; by default the current device's.
-        cuda_arch_source: the name of the variable that ``cuda_arch`` came from.
         plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels, separated by commas; by default all.
         nvcc: ``SGLJIT_NVCC``: the path of nvcc; by default it is searched.
         cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; by default it is searched on ``PATH``.
-        cxx_source: the name of the variable that ``cxx`` came from.
         path: ``PATH``: where programs are searched.
         search: ``CONDA_PREFIX``, ``CUDA_HOME``, ``CUDA_PATH``: where a CUDA toolkit is searched.
         prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of artifacts, separated by ``:``, searched first and never
@@ -102,6 +100,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         arch = None  # tvm-ffi compiles for each entry; here each device compiles what it runs
     cxx_source = "SGLJIT_CXX" if "SGLJIT_CXX" in given else "CXX"
     allowed = raw.get("SGLJIT_PLUGINS")
+    prebuilt = given.get("SGLJIT_PREBUILT_PATH", "").split(os.pathsep)
     return Settings(
         cache_dir=None if cache_dir is None else _absolute("SGLJIT_CACHE_DIR must be an absolute path", cache_dir),
         cuda_arch=arch,
@@ -112,7 +111,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         cxx_source=cxx_source,
         path=raw.get("PATH", os.defpath),
         search=tuple(raw.get(name, "") for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
-        prebuilt=_prebuilt(given),
+        prebuilt=tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", p) for p in prebuilt if p),
         jit=_one_of(given, "SGLJIT_JIT", _JIT),
         jobs=_jobs(given),
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
@@ -129,11 +128,6 @@ def _cache_home(given: Mapping[str, str]) -> Path | None:
         home = Path("~").expanduser()
         return home / ".cache" if home.is_absolute() else None
     return None
-
-
-def _prebuilt(given: Mapping[str, str]) -> tuple[Path, ...]:
-    listed = given.get("SGLJIT_PREBUILT_PATH", "").split(os.pathsep)
-    return tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", name) for name in listed if name)
 
 
 def _absolute(rule: str, name: str) -> Path:

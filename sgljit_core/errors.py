@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 # The numbers of an OSError that is caused by a missing resource: the next try may succeed.
-WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
 def _first_line(error: Exception) -> str:

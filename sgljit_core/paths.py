@@ -63,7 +63,7 @@ def runtime_directory() -> Path:
 
 
 def _user_directory() -> Path:
-    """The user's directory among the temporary files. Another user may have made it: whoever opens it checks that."""
+    """The user's directory among the temporary files. Callers check its owner: another user may have made it."""
     try:
         place = tempfile.gettempdir()
     except FileNotFoundError:  # no directory takes a file

@@ -213,10 +213,6 @@ FAULTS: dict[str, tuple[str, str]] = {
         writing("out.copy_(2 * x)", 'def samples(device):\n    yield {"input": torch.ones(1)}'),
     ),
     "no_reference": ("signatures", writing("out.copy_(2 * x)").replace("**declared", "samples=declared['samples']")),
-    "named_fake_of_another_signature": (
-        "signatures",
-        returning("return 2 * x", "f'{__name__}:fake'", "def fake(x, y):\n    return x"),
-    ),
 }
 
 # Found where the op is declared, or first called: the text of the error.

@@ -15,30 +15,18 @@ import hashlib
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sgljit_core import log, paths
+from sgljit_core import errors, log, paths
 from sgljit_core._version import __version__
 from sgljit_core.cache import keys, store
 from sgljit_core.cache.explain import Explanation, explain_miss
 from sgljit_core.cache.lookup import Tier, read_manifest
 from sgljit_core.cache.manifest import Manifest, ManifestError
 from sgljit_core.config import settings
-from sgljit_core.errors import (
-    ArtifactLoadError,
-    CaptureError,
-    CompileError,
-    CompileForbiddenError,
-    NotACacheError,
-    SgljitError,
-    SourceChangedError,
-    StorageError,
-    ToolchainNotFoundError,
-    UntrustedCacheError,
-)
 from sgljit_core.machine import private
 from sgljit_core.machine.locks import FileLock, back_off
 from sgljit_core.plugins import hooks
@@ -79,7 +67,7 @@ def _explain(request: Request[T]) -> Explanation:
     try:
         explained = explain_miss(label, markers, request.location, request.source, request.tools, tiers)
         return dataclasses.replace(explained, remedy=_remedy(request, explained.nearest))
-    except (OSError, ManifestError):  # an answer only says why; nothing fails for want of it
+    except (OSError, ManifestError):  # an answer only says why; nothing depends on it
         return Explanation(label, request.location, None)
 
 
@@ -101,31 +89,33 @@ def _remedy(request: Request[T], nearest: Path | None) -> str:
 
 
 def _check_allowed(request: Request[T]) -> None:
-    """Raise where nothing may be compiled now; else say why something will be, to whoever listens."""
+    """Raise where nothing may be compiled now; else log why something will be."""
     if policy.is_explaining():
         raise policy.Explained(_explain(request))
     build = request.named
     if policy.is_capturing():
-        raise CaptureError(build.label, str(_explain(request)))
+        raise errors.CaptureError(build.label, str(_explain(request)))
     mode, by = policy.forbidden_by()
     if mode == "error":
-        command = f"sgljit cache build {build.family}{build.target.option}"
+        command = f"sgljit cache build {build.family}"
+        if build.target.is_cuda:
+            command += f" --cuda-arch {build.target.name}"
         ahead = f"with `{command}`, or " if build.family else ""
         remedy = f"Build it ahead: {ahead}by loading it once on a machine with compilers before freeze()."
-        raise CompileForbiddenError(build.label, forbidden_by=by, why=str(_explain(request)), remedy=remedy)
+        raise errors.CompileForbiddenError(build.label, forbidden_by=by, why=str(_explain(request)), remedy=remedy)
     level = logging.WARNING if mode == "warn" else logging.INFO
     if log.is_wanted(level):
         explanation = _explain(request)
         log.log(level, "miss", str(explanation), build=build.label, differences=explanation.differences)
 
 
-def _no_toolchain(finder: Finder[T]) -> ToolchainNotFoundError:
+def _no_toolchain(finder: Finder[T]) -> errors.ToolchainNotFoundError:
     request = finder.request
     searched = ", ".join(str(t.root) for tiers in finder.tiers() for t in tiers)
     broken = "".join(f"; {d.directory} was found and is damaged: {d.reason}" for d in finder.damaged)
     try:
         request.find_tools(request.named.label)
-    except ToolchainNotFoundError as error:
+    except errors.ToolchainNotFoundError as error:
         near = _explain(request)
         differs = f" {near}." if near.nearest is not None else ""
         error.cache = f"No artifact of it was found in {searched}{broken}.{differs}"
@@ -137,13 +127,13 @@ def _make(request: Request[T], run: record.Run) -> T:
     """Make it in the root's staging area, or in the directory of this process where the root takes no files."""
     root = request.root
     try:
-        return _make_twice(_staging_of_root, request, run, publish=True)
-    except (UntrustedCacheError, NotACacheError) as error:
+        return _make_twice(request, run, publish=True)
+    except (errors.UntrustedCacheError, errors.NotACacheError) as error:
         if paths.is_chosen(root):
             raise
         reason = str(error)
         record.unusable(root, error)
-    except SgljitError:
+    except errors.SgljitError:
         raise
     except OSError as error:
         reason = _reason(error)
@@ -151,37 +141,37 @@ def _make(request: Request[T], run: record.Run) -> T:
             f"the cache {root} cannot be written ({reason}): what is compiled now serves this process alone. "
             f"SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
         )
-        record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
+        record.unwritable(root, text, reason)
     try:
-        return _make_twice(_staging_of_process, request, run, publish=False)
-    except SgljitError:
+        return _make_twice(request, run, publish=False)
+    except errors.SgljitError:
         raise
     except OSError as error:
-        raise StorageError(
+        raise errors.StorageError(
             f"{request.named.label} cannot be compiled for lack of a directory: {root} cannot be written "
             f"({reason}), nor can one for temporary files ({_reason(error)}).\nMake room, or let SGLJIT_CACHE_DIR or "
             f"TMPDIR name a directory of yours that takes files"
         ) from error
 
 
-def _staging_of_root(request: Request[T]) -> Path:
-    directory = store.staging_directory(request.root, request.build.module)
-    store.collect(request.root)
-    return directory
-
-
-def _staging_of_process(request: Request[T]) -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix=f"{request.build.module}.", dir=private.process_directory()))
-    except UntrustedCacheError as error:
-        raise PermissionError(errno.EACCES, str(error)) from error
-
-
-def _make_twice(staging: Callable[[Request[T]], Path], request: Request[T], run: record.Run, *, publish: bool) -> T:
+def _make_twice(request: Request[T], run: record.Run, *, publish: bool) -> T:
     """Make it in a new directory; in another, once, if somebody removes that meanwhile. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        return _make_in(staging(request), request, run, publish=publish)
-    return _make_in(staging(request), request, run, publish=publish)
+        return _make_in(_staging(request, publish=publish), request, run, publish=publish)
+    return _make_in(_staging(request, publish=publish), request, run, publish=publish)
+
+
+def _staging(request: Request[T], *, publish: bool) -> Path:
+    """A new directory: below the root for what is published there, else in that of this process."""
+    module = request.build.module
+    if publish:
+        directory = store.staging_directory(request.root, module)
+        store.collect(request.root)
+        return directory
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"{module}.", dir=private.process_directory()))
+    except errors.UntrustedCacheError as error:
+        raise PermissionError(errno.EACCES, str(error)) from error
 
 
 def _make_in(staging: Path, request: Request[T], run: record.Run, *, publish: bool) -> T:
@@ -193,12 +183,12 @@ def _make_in(staging: Path, request: Request[T], run: record.Run, *, publish: bo
         manifest = _manifest(request, product, payload, time.perf_counter() - start)
         loaded = request.load(payload)
         if not request.is_current():
-            raise SourceChangedError(f"{request.named.label}: a source was written while it was compiled")
+            raise errors.SourceChangedError(f"{request.named.label}: a source was written while it was compiled")
         published = _publish(staging, request, manifest, payload) if publish else None
         if published is None:
             run.outcome = "private"
-    except (CompileError, ArtifactLoadError) as error:
-        if isinstance(error, CompileError):
+    except (errors.CompileError, errors.ArtifactLoadError) as error:
+        if isinstance(error, errors.CompileError):
             _check_room(staging)
         store.keep_failed(staging)
         raise
@@ -242,7 +232,7 @@ def _publish(staging: Path, request: Request[T], manifest: Manifest, payload: by
     except OSError as error:
         reason = _reason(error)
         text = f"the cache {root} did not take an artifact ({reason}); it serves this process alone"
-        record.survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
+        record.unwritable(root, text, reason)
         return None
 
 
@@ -270,7 +260,7 @@ def _locked(request: Request[T]) -> Iterator[None]:
     try:
         lock = FileLock(store.lock_path(request.root, request.location), request.named.label)
         held = lock if _wait(lock, request.named.label) else None
-    except (UntrustedCacheError, NotACacheError):
+    except (errors.UntrustedCacheError, errors.NotACacheError):
         if paths.is_chosen(request.root):
             raise
     except OSError as error:  # no lock, no sharing of the work: that is all

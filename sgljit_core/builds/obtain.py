@@ -7,18 +7,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from sgljit_core import log
+from sgljit_core import errors, log
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.lookup import Damage, Search, Tier
 from sgljit_core.config import settings
-from sgljit_core.errors import (
-    WANTS,
-    ArtifactLoadError,
-    ResourceError,
-    SgljitError,
-    SourceChangedError,
-    UntrustedCacheError,
-)
 from sgljit_core.plugins import hooks
 
 from . import policy, record
@@ -32,31 +24,23 @@ _ATTEMPTS = 5
 def until_current(attempt: Callable[[], T]) -> T:
     """Call ``attempt`` again, up to five times in all, as long as sources are written while they are compiled.
 
-    Raises:
-        SourceChangedError: they were written each time.
-        ResourceError: there was no file descriptor or no memory for it in the kernel.
+    Raises SourceChangedError where they were written each time, and ResourceError for an OSError of ``SHORTAGES``.
     """
     try:
         for _ in range(_ATTEMPTS - 1):
-            with contextlib.suppress(SourceChangedError):
+            with contextlib.suppress(errors.SourceChangedError):
                 return attempt()
         return attempt()
     except OSError as error:
-        if isinstance(error, SgljitError) or error.errno not in WANTS:
+        if isinstance(error, errors.SgljitError) or error.errno not in errors.SHORTAGES:
             raise
-        raise ResourceError("a kernel cannot be looked for or made", error) from error
+        raise errors.ResourceError("a kernel cannot be looked for or made", error) from error
 
 
 def obtain(request: Request[T]) -> T:
-    """The code that a request asks for, from a tier or made now.
+    """The code that a request asks for, from a tier or made now. Raises as ``load_jit`` does.
 
-    Raises:
-        CompileForbiddenError, CaptureError: it must be made and may not be.
-        ToolchainNotFoundError: it must be made and a compiler is missing.
-        CompileError: it cannot be made.
-        StorageError: there is no directory to make it in.
-        SourceChangedError: a source was written while it was being made; make a new request.
-        UntrustedCacheError: somebody else could have written a tier.
+    After a SourceChangedError a new request is made: a source was written while it was compiled.
     """
     finder = Finder(request)
     found = finder.find()
@@ -68,11 +52,7 @@ def obtain(request: Request[T]) -> T:
 
 
 class Finder(Generic[T]):
-    """The search for what one request asks for.
-
-    Attributes:
-        damaged: the damaged artifacts that were met on the way.
-    """
+    """The search for what one request asks for. ``damaged`` has the damaged artifacts that were met on the way."""
 
     def __init__(self, request: Request[T]) -> None:
         self.request = request
@@ -115,7 +95,7 @@ class Finder(Generic[T]):
             text = f"{damage.directory} is damaged and not used: {damage.reason}"
             record.survived("artifact_damaged", str(damage.directory), text, directory=str(damage.directory))
         for tier, error in search.unreadable:
-            if isinstance(error, UntrustedCacheError):
+            if isinstance(error, errors.UntrustedCacheError):
                 record.unusable(tier.root, error)
                 continue
             text = f"{tier.root} cannot be read ({error.strerror}): its artifacts are looked for elsewhere, or compiled"
@@ -130,7 +110,7 @@ class Finder(Generic[T]):
             raise policy.Explained(Explanation(request.named.label, request.location, artifact.directory))
         try:
             code = request.load(artifact.payload)
-        except ArtifactLoadError as error:
+        except errors.ArtifactLoadError as error:
             record.survived("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
             return None
         if search.tier.root == request.root:

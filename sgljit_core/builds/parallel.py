@@ -50,14 +50,25 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
 
 
 def _run(jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
-    """Run jobs in as many threads as there are to have, at the least in this one."""
+    """Run jobs in threads; in this one where the machine has no thread left."""
     futures: list[Future[T]] = [Future() for _ in jobs]
     pending = collections.deque(zip(futures, jobs, strict=True))
 
     def work() -> None:
-        while pending:
-            with contextlib.suppress(IndexError):  # another thread was faster
-                _settle(*pending.popleft(), futures)
+        with contextlib.suppress(IndexError):  # nothing is pending any more
+            while True:
+                settle(*pending.popleft())
+
+    def settle(future: Future[T], job: Callable[[], T]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(job())
+        except BaseException as error:  # noqa: BLE001 - handed on
+            future.set_exception(error)
+            if not isinstance(error, Exception):  # an interrupt is meant for the others, too
+                for other in futures:
+                    other.cancel()
 
     # A thread waits for its turn most of the time; a few more than cores keep these busy between two compilers.
     threads = [threading.Thread(target=work) for _ in range(min(len(jobs), 2 * (os.cpu_count() or 1)))]
@@ -79,16 +90,3 @@ def _run(jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
             if thread.ident is not None:
                 thread.join()
     return futures
-
-
-def _settle(future: Future[T], job: Callable[[], T], all_futures: Sequence[Future[T]]) -> None:
-    """Run one job, unless it was cancelled. Whoever interrupts it means the others, too."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(job())
-    except BaseException as error:  # noqa: BLE001 - handed on
-        future.set_exception(error)
-        if not isinstance(error, Exception):
-            for other in all_futures:
-                other.cancel()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sgljit_core.cache.explain import Explanation
 
 
-_frozen: list[Mode] = []  # what freeze() asked for last; the environment's word where it never did
+_frozen: list[Mode] = []  # the mode of the last freeze(); empty before the first
 
 
 def freeze(mode: Mode = "error") -> None:

@@ -69,10 +69,14 @@ def survived(event: str, about: str, text: str, **data: Any) -> None:
     log.once(event, about, text, **data)
 
 
+def unwritable(root: Path, text: str, reason: str) -> None:
+    """A cache does not take what is compiled."""
+    survived("cache_unwritable", str(root), text, root=str(root), reason=reason)
+
+
 def unusable(root: Path, error: Exception) -> None:
     """The cache that nobody chose is not safe to use, or not ours; ``error`` says why and what to do."""
-    text = f"there is no cache: what is compiled now serves this process alone. {error}"
-    survived("cache_unwritable", str(root), text, root=str(root), reason=str(error))
+    unwritable(root, f"there is no cache: what is compiled now serves this process alone. {error}", str(error))
 
 
 def loaded(request: Request[Any], directory: Path, tier: str) -> None:
@@ -134,7 +138,7 @@ def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
 
 @contextmanager
 def _after(seconds: float, function: Callable[[], object]) -> Iterator[None]:
-    """Call a function in a thread, should the block run for so long. Not at all where no thread is left."""
+    """Call a function in a thread once the block has run for so long; never where no thread is left."""
     timer = threading.Timer(seconds, function)
     timer.daemon = True
     with contextlib.suppress(RuntimeError):

@@ -31,11 +31,9 @@ class Wanted:
 
 @dataclass
 class Recorder:
-    """The requests of a recording.
+    """The requests of a recording, in their order.
 
-    Attributes:
-        nothing: the address of a C function that changes nothing: kernels and deferred functions are answered with it.
-        wanted: in the order of the first requests.
+    Kernels and deferred functions are answered with the address ``nothing``, of a C function that changes nothing.
     """
 
     nothing: int
@@ -66,7 +64,7 @@ def recording(nothing: int) -> Iterator[Recorder]:
 
 
 def note(spec: BuildSpec, root: Path, signature: str = "") -> Any:
-    """The active recorder, which now has this; None without one, which is the rule."""
+    """Note a request with the active recorder, and return that; None where nothing is recorded."""
     if not _active:
         return None
     _active[-1].wanted[Wanted(spec, root, signature)] = None

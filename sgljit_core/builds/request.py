@@ -24,14 +24,9 @@ T = TypeVar("T")
 
 
 class Request(ABC, Generic[T]):
-    """A request for a module or for a device kernel, see ``jit``.
+    """A request for a module or for a device kernel, see ``jit``: which build, and where all that is made is kept.
 
-    Attributes:
-        payload: the name of the payload's file in an artifact.
-        build: what is asked for.
-        root: the writable root of the cache, and of all that is made.
-        source: the ingredients of the source key.
-        location: where artifacts of it lie below a root.
+    ``source`` are the ingredients of the source key; ``payload`` is the name of the payload's file in an artifact.
     """
 
     payload: ClassVar[str]

@@ -42,7 +42,6 @@ class Explanation:
 
     @property
     def source_key(self) -> str:
-        """Its source key."""
         return self.location.source_key
 
     def __str__(self) -> str:
@@ -66,15 +65,18 @@ def explain_miss(
 ) -> Explanation:
     """The differences between a build and the nearest artifact of its module. Reads up to 64 manifests.
 
-    Args:
-        build: what messages call it.
-        markers: of two artifacts that differ as much, the one with these markers is nearer.
-        source, tools: the ingredients of its keys; no tools where there is no toolchain.
-        tiers: where to look; not where somebody else could have written the answer.
+    The same markers make one of two artifacts that differ as much the nearer one. ``source`` and ``tools`` are the
+    ingredients of the build's keys; there are no tools where there is no toolchain. A tier that somebody else could
+    have written is passed over.
     """
     tiers = [tier for tier in tiers if tier.vouched or _is_safe(tier.root)]
     best: tuple[int, int, Path, list[str]] | None = None
-    for directory, tier in _neighbours(location, tiers):
+    # The newest artifacts of the same module and target.
+    place = location.path.parent
+    found = [(path, tier) for tier in tiers for path in (tier.root / place).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
+    with contextlib.suppress(OSError):
+        found.sort(key=lambda one: one[0].stat().st_mtime, reverse=True)
+    for directory, tier in found[:_MOST]:
         try:
             manifest = lookup.read_manifest(directory, None if tier.vouched else tier.root)
             texts = differences(source, tools or {}, manifest.source, manifest.toolchain)
@@ -97,15 +99,6 @@ def _is_safe(root: Path) -> bool:
     return False
 
 
-def _neighbours(location: Location, tiers: Sequence[lookup.Tier]) -> list[tuple[Path, lookup.Tier]]:
-    """The newest artifacts of the same module and target."""
-    place = location.path.parent
-    found = [(path, tier) for tier in tiers for path in (tier.root / place).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
-    with contextlib.suppress(OSError):
-        found.sort(key=lambda one: one[0].stat().st_mtime, reverse=True)
-    return found[:_MOST]
-
-
 def _other_targets(location: Location, tiers: Sequence[lookup.Tier]) -> tuple[str, ...]:
     """The targets that there are artifacts of the same module for."""
     module = location.path.relative_to(location.target).parent
@@ -115,11 +108,9 @@ def _other_targets(location: Location, tiers: Sequence[lookup.Tier]) -> tuple[st
 def differences(
     wanted: Mapping[str, str], wanted_tools: Mapping[str, str], found: Mapping[str, str], found_tools: Mapping[str, str]
 ) -> list[str]:
-    """The differences between a wanted build and one that was found, most important first; empty where there are none.
+    """The differences between the ingredients of a wanted build and of one that was found, most important first.
 
-    Args:
-        wanted, wanted_tools: the ingredients of the source key and of the toolchain key; no tools where none are known.
-        found, found_tools: those of the other build.
+    Where no tools are wanted, none are known: those of the other build then count as the same.
     """
     texts = [text for name in _names(wanted, found) for text in _difference(name, wanted.get(name), found.get(name))]
     if wanted_tools:
@@ -138,19 +129,16 @@ def _difference(name: str, wanted: str | None, found: str | None) -> list[str]:
         return []
     kind, _, rest = name.partition(" ")
     if kind == "flags":
-        return _flags(rest, json.loads(wanted or "[]"), json.loads(found or "[]"))
+        new, old = json.loads(wanted or "[]"), json.loads(found or "[]")
+        texts = [f"flag {flag} removed ({rest})" for flag in old if flag not in new]
+        texts += [f"flag {flag} added ({rest})" for flag in new if flag not in old]
+        return texts or [f"flags in another order, or another number ({rest})"]
     if kind == "file":
         verb = "is new" if found is None else "is gone" if wanted is None else "changed"
         return [f"{PurePosixPath(rest)} {verb}"]
     if kind == "generated":
         return [f"{rest} (generated: files, exports, template arguments) changed"]
     return [f"{name} {found} -> {wanted}"]
-
-
-def _flags(step: str, wanted: list[str], found: list[str]) -> list[str]:
-    texts = [f"flag {flag} removed ({step})" for flag in found if flag not in wanted]
-    texts += [f"flag {flag} added ({step})" for flag in wanted if flag not in found]
-    return texts or [f"flags in another order, or another number ({step})"]
 
 
 def _short(name: str, version: str | None) -> str:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sgljit_core.compilers.includes import Scan
-from sgljit_core.compilers.toolchain import Toolchain
 from sgljit_core.specs.build import BuildSpec
 
 _NATIVE = re.compile(r"=native\b")  # also within a list, as in -Xcompiler=-march=native,-ffast-math
@@ -40,11 +39,9 @@ def source_ingredients(
     tvm_ffi: str = "",
     cpu: str = "",
 ) -> dict[str, str]:
-    """The ingredients of the source key.
+    """The ingredients of the source key: of the generated sources by file name, and flags by step with roots as labels.
 
     Args:
-        generated: the generated sources by file name.
-        flags: flags by step ("cxx", "nvcc", "link", "nvrtc"), with roots written as labels.
         tvm_ffi: the version of tvm-ffi, an ingredient only where its unstable C++ ABI is used.
         cpu: this machine's processor, an ingredient only where ``depends_on_processor``.
     """
@@ -71,14 +68,6 @@ def without_core(source: Mapping[str, str]) -> dict[str, str]:
 def depends_on_processor(flags: Mapping[str, Sequence[str]]) -> bool:
     """Whether a flag asks for code for the processor of this machine, such as ``-march=native``."""
     return any(_NATIVE.search(flag) for values in flags.values() for flag in values)
-
-
-def toolchain_ingredients(toolchain: Toolchain) -> dict[str, str]:
-    """The ingredients of the toolchain key."""
-    ingredients = {"cxx": toolchain.cxx.version}
-    if toolchain.nvcc is not None:
-        ingredients["nvcc"] = toolchain.nvcc.version
-    return ingredients
 
 
 def key(ingredients: Mapping[str, str]) -> str:

@@ -29,12 +29,7 @@ _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class Tier:
-    """A root that artifacts are looked up in.
-
-    Attributes:
-        vouched: a plugin named it, so it is as trusted as that code.
-        name: what records call it.
-    """
+    """A root that artifacts are looked up in, by its name in records; ``vouched`` if a plugin named it."""
 
     root: Path
     vouched: bool = False
@@ -60,14 +55,10 @@ class Damage:
 
 @dataclass(frozen=True)
 class Search:
-    """The result of a look-up.
+    """The result of a look-up: the artifact and its tier, or None, and the damaged artifacts that were passed over.
 
-    Attributes:
-        artifact: the artifact, or None.
-        tier: the tier that it was found in.
-        damaged: the damaged artifacts that were passed over.
-        unreadable: the tiers that cannot be read now and were passed over, each with the error; among them a root
-            that nobody chose and that another user could have written to.
+    ``unreadable`` are the tiers that cannot be read now and were passed over, each with the error; among them a root
+    that nobody chose and that another user could have written to.
     """
 
     artifact: Artifact | None
@@ -122,12 +113,8 @@ def find_of_another_core(
     """Look for an artifact of the same sources that a plugin carries, compiled with another release of the core.
 
     The plugin's author has compiled and tested it so, and the core keeps what such code relies on within one ABI
-    (``keys.ABI``). An artifact that somebody else compiled serves for the very same text only.
-
-    Args:
-        tiers: of these, those that a plugin vouches for.
-        source: the ingredients of the source key.
-        serves: as for ``find``.
+    (``keys.ABI``). An artifact that somebody else compiled serves for the very same text only. So only tiers that a
+    plugin vouches for count. ``source`` are the ingredients of the source key.
     """
     wanted = without_core(source)
 
@@ -170,7 +157,7 @@ def _names(place: Path, toolchain_key: str | None, *, only: bool) -> Iterator[st
 
 
 def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
-    """The first file that no key covers and that is not as the compiler read it, and how it differs; "" where all are.
+    """The first changed file of those that the compiler read and no key covers, and how it changed; "" if none did.
 
     Where one does not exist, a machine with a toolchain would compile something else, or nothing; one without a
     toolchain is not the machine that the artifact was built on, and has no need of it.
@@ -270,12 +257,7 @@ def _open_artifact(directory: Path, path: Path | str, parent: int | None) -> int
 
 
 def read_manifest(directory: Path, root: Path | None = None) -> Manifest:
-    """The manifest in a directory, its payload unread. ``root`` is as for ``read``.
-
-    Raises:
-        ManifestError: it is damaged.
-        OSError: it cannot be read, or somebody else could have written it.
-    """
+    """The manifest in a directory, its payload unread. ``root``, ManifestError and OSError are as for ``read``."""
     descriptor = _open(directory, root)
     try:
         return Manifest.parse(_content(descriptor, directory, FILE, is_checked=root is not None))

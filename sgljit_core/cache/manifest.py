@@ -34,14 +34,10 @@ def _are_texts(values: Iterable[Any]) -> bool:
         return False
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _LARGEST  # not so of NaN
-
-
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {  # whether a value of the JSON is one of the annotated type
     "str": lambda value: _are_texts((value,)),
     "int": lambda value: type(value) is int and value >= 0,
-    "float": _is_number,
+    "float": lambda value: type(value) in (int, float) and abs(value) < _LARGEST,  # not so of NaN
     "tuple[str, ...]": lambda value: isinstance(value, list) and _are_texts(value),
     "Mapping[str, str]": lambda value: isinstance(value, dict) and _are_texts((*value, *value.values())),
 }
@@ -108,11 +104,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: bytes) -> Manifest:
-        """Read the text of a file.
-
-        Raises:
-            ManifestError: with what is wrong about it.
-        """
+        """Read the text of a file. Raises ManifestError: with what is wrong about it."""
         try:
             document = json.loads(text)
             body = document["manifest"]

@@ -3,11 +3,9 @@
 An artifact is a directory ``<root>/<target>/<family>/<module>/<source key>/<toolchain key>`` with ``manifest.json``
 and the payload it names. It appears by one rename and is never changed, so readers take no lock.
 
-Only the last of the tiers is written. Beside the targets a writable root holds hidden directories: builds in progress
-(each named after its owner), locks, remembered answers (``machine.answers``).
-
-Nobody else can write to a root, nor to a directory on the way to what is written below it: ``machine.roots`` sees to
-that each time. So paths below it mean the same until the next step.
+Beside the targets a writable root holds hidden directories: builds in progress (each named after its owner), locks,
+remembered answers (``machine.answers``). Nobody else can write to any of them: ``machine.roots`` sees to that each
+time. So paths below a root mean the same until the next step.
 """
 
 from __future__ import annotations
@@ -48,9 +46,7 @@ def lock_path(root: Path, location: Location) -> Path:
     """The file whose lock says that a process of this user builds an artifact. Makes its directory.
 
     Artifacts share 4096 files, so that none is ever removed. Two that meet in one wait for each other once in a while.
-
-    Raises:
-        OSError: the root cannot be written.
+    Raises OSError: the root cannot be written.
     """
     return roots.make(root, LOCKS) / f"{location.source_key[:3]}.lock"
 
@@ -58,10 +54,8 @@ def lock_path(root: Path, location: Location) -> Path:
 def staging_directory(root: Path, module: str) -> Path:
     """A new directory to build in, on the file system of the cache. Its name says whose it is.
 
-    It is the user's alone, in a shared cache too: what is compiled there is loaded by this process.
-
-    Raises:
-        OSError: the root cannot be written.
+    It is the user's alone, in a shared cache too: what is compiled there is loaded by this process. Raises OSError: the
+    root cannot be written.
     """
     directory = roots.make(root, STAGING) / f"{module}.{processes.current()}.{os.urandom(4).hex()}"
     directory.mkdir(mode=0o700)
@@ -82,13 +76,9 @@ def discard(path: Path) -> None:
 
 
 def publish(staging: Path, root: Path, location: Location, manifest: Manifest, payload: bytes) -> Path:
-    """Move a build into its location, under its root. The first of several processes that publish the same one wins.
+    """Move a build into its location under its root; its directory. The first of several that publish the same wins.
 
-    Returns:
-        The artifact's directory.
-
-    Raises:
-        OSError: the root cannot be written; nothing is visible then.
+    Raises OSError: the root cannot be written; nothing is visible then.
     """
     package = staging / "publish"
     package.mkdir(mode=0o700)
@@ -146,13 +136,7 @@ def leftovers(root: Path) -> list[Path]:
 
 
 def collect(root: Path) -> list[Path]:
-    """Remove the leftovers of a root, and say so in the log.
-
-    Raises:
-        NotACacheError: the root is a directory of somebody else's files.
-        UntrustedCacheError: another user could have written to it.
-        OSError: it cannot be read.
-    """
+    """Remove the leftovers of a root, and say so in the log. Raises as ``roots.check_is_cache`` does."""
     roots.check_is_cache(root)
     removed = leftovers(root)
     for path in removed:
@@ -176,13 +160,9 @@ def _old(paths: Sequence[Path], count: int) -> list[Path]:
 
 def _age(path: Path) -> float:
     with contextlib.suppress(OSError):
-        return _seconds_since(path.stat().st_mtime)
+        seconds = time.time() - path.stat().st_mtime
+        return seconds if seconds > -_AHEAD_SECONDS else float("inf")
     return 0.0
-
-
-def _seconds_since(moment: float) -> float:
-    seconds = time.time() - moment
-    return seconds if seconds > -_AHEAD_SECONDS else float("inf")
 
 
 def _entries(root: Path, name: str, form: re.Pattern[str]) -> list[Path]:

@@ -28,12 +28,7 @@ def cpu_target() -> Target:
 
 
 def cuda_target() -> Target:
-    """The target of a module with CUDA code.
-
-    Raises:
-        NoTargetError: there is no override, no variable and no device.
-        ConfigError: the variable cannot be read.
-    """
+    """The target of a module with CUDA code. Raises NoTargetError without override, variable and device."""
     override = _override.get()
     if override is not None:
         return override

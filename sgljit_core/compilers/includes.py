@@ -2,17 +2,12 @@
 
 The scan takes every branch of every ``#if``, so it names a superset of the files that the compiler reads: a change in
 an inactive branch may rebuild, a change that matters always does. An include that only the preprocessor can resolve
-(``#include MACRO``) adds every file of the build's own directories. The assembler's ``.incbin`` counts as an include;
-one that is not found adds every file, too. The scan can still miss a file (an include behind
-a comment, a directory named in a flag). The compiler's dependency file lists it then, and it is recorded with the
-artifact; see ``native``.
+(``#include MACRO``), and an ``.incbin`` that is not found, add every file of the build's own directories. The
+compiler lists what the scan still misses (an include behind a comment, a directory named in a flag); see ``native``.
 
 A scan is remembered with the state of every file and directory that it looked at. As long as none has changed, a warm
-start opens the files and reads none.
-
-The rejected alternative, the compiler's dependency file alone, needs the compiler on a warm start, and misses a header
-that appears later in an earlier directory. Paths are strings here: this runs on every warm start, and ``pathlib`` would
-take most of its time.
+start opens the files and reads none. Rejected: the compiler's list alone. It needs the compiler on a warm start, and
+misses a header that appears later in an earlier directory. Paths are strings: ``pathlib`` would take most of the time.
 """
 
 # ruff: noqa: PTH113, PTH116, PTH118, PTH120, PTH123, PTH208
@@ -133,10 +128,7 @@ def _recalled(question: Sequence[str]) -> Scan | None:
 def _open_stamp(path: str) -> list[int] | None:
     """The state of a file, or of a directory, which changes with every name that comes or goes; None if there is none.
 
-    NFS asks its server when a file is opened, but not for a mere ``stat``.
-
-    Raises:
-        OSError: it cannot be opened now.
+    NFS asks its server when a file is opened, but not for a mere ``stat``. Raises OSError: it cannot be opened now.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a FIFO by now
@@ -169,12 +161,9 @@ class _Scanner:
         self._is_stable = True
 
     def is_repeatable(self, started: int) -> bool:
-        """Whether unchanged files and directories prove that the scan would find the same again.
+        """Whether unchanged files and directories prove that the scan, begun at ``started``, would find the same again.
 
         A file that was written in the last seconds may be written again without a change of its time stamps.
-
-        Args:
-            started: when the scan began, in nanoseconds since 1970.
         """
         stamps = (*self.stamps.values(), *filter(None, self.directory_stamps.values()))
         return self._is_stable and all(max(stamp[-2:]) < started - SETTLED_NS for stamp in stamps)

@@ -5,7 +5,7 @@ as ``CPATH`` or ``NVCC_APPEND_FLAGS`` change a compiler's output and are in no k
 limit of this process, and ends with it; a link counts as none.
 
 The compilers and the linker report the files that they read. A file that no key covers (a header reached by a macro
-or a flag, a static library that was linked in) is returned with its hash, for the look-up to check.
+or a flag, a linked static library) is returned with its hash, for the look-up to check.
 """
 
 from __future__ import annotations
@@ -35,13 +35,9 @@ _SECONDS_TO_START = 0.1
 # is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
     r"/lib(?:32|64|exec)?/(?:gcc|clang|llvm-\d+)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
-    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|net|netinet|arpa)/|(?:aio|alloca|assert|byteswap|complex|cpio|ctype|"
-    r"dirent|dlfcn|elf|endian|err|errno|error|execinfo|fcntl|features|features-time64|fenv|float|fnmatch|ftw|getopt|glob|"
-    r"grp|iconv|ifaddrs|inttypes|langinfo|lastlog|libgen|libintl|limits|link|locale|malloc|math|mcheck|memory|mntent|"
-    r"monetary|mqueue|netdb|nl_types|nss|obstack|paths|poll|printf|pthread|pty|pwd|regex|resolv|sched|search|semaphore|"
-    r"setjmp|sgtty|shadow|signal|spawn|stdc-predef|stdint|stdio|stdio_ext|stdlib|string|strings|syscall|syslog|tar|"
-    r"termio|termios|tgmath|threads|time|uchar|ucontext|ulimit|unistd|utime|utmp|utmpx|values|wait|wchar|wctype|wordexp|"
-    r"xlocale)\.h$)"
+    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux)/|(?:alloca|assert|byteswap|ctype|dlfcn|elf|endian|errno|features|"
+    r"features-time64|fenv|inttypes|libintl|limits|link|locale|malloc|math|memory|pthread|sched|semaphore|setjmp|signal|"
+    r"stdc-predef|stdint|stdio|stdlib|string|strings|syscall|time|unistd|wchar|wctype)\.h$)"
 )
 _NO_MEMORY = re.compile(
     r"out of memory|memory exhausted|(?:instance of|what\(\):) *'?std::bad_alloc|cannot allocate memory", re.IGNORECASE
@@ -60,15 +56,12 @@ def compile_library(
     directory: Path,
     meanwhile: Callable[[], None],
 ) -> Product:
-    """Compile and link in ``directory``.
+    """Compile and link in ``directory``, which holds input and output where that raises CompileError.
 
     Args:
         unit_flags: flags of the author's own units, besides those of all units.
         keyed: paths of the files that the source key covers.
         meanwhile: runs in this thread while the compilers run.
-
-    Raises:
-        CompileError: a compiler failed; ``directory`` holds its input and output.
     """
     for name, text in generated.items():
         (directory / name).write_text(text, encoding="utf-8")
@@ -88,13 +81,7 @@ def compile_library(
     made = [*(output.with_suffix(".d") for output in objects), library]
     for command, file in zip([*commands, link], made, strict=True):
         if not file.is_file() and directory.is_dir():
-            raise CompileError(
-                build=spec.label,
-                first_error=f"the compiler reported success, and wrote no {file.name}",
-                command=shlex.join(command),
-                log="",
-                build_directory=directory,
-            )
+            raise run.error(command, f"the compiler reported success, and wrote no {file.name}", "")
     read = [path for output in objects for path in _dependencies(output.with_suffix(".d"))]
     own = (directory, tvm_ffi_include(), *([toolchain.cuda_home] if toolchain.nvcc else []))
     observed = _observed((*read, *_archives(trace)), own, keyed)
@@ -200,13 +187,12 @@ class _Runner:
                 f"the compiler ran out of memory: it could take {gigabytes:.1f} GiB, which the machine had left; "
                 f"SGLJIT_JOBS=1 runs one compiler at a time. It says: {first}"
             )
-        raise CompileError(
-            build=self._spec.label,
-            first_error=first + _hint(first, log, self._directory, cuda=cuda),
-            command=shlex.join(command),
-            log=log,
-            build_directory=self._directory,
-        )
+        raise self.error(command, first + _hint(first, log, self._directory, cuda=cuda), log)
+
+    def error(self, command: Sequence[str], first: str, log: str) -> CompileError:
+        """The error for a command that failed."""
+        text, directory = shlex.join(command), self._directory
+        return CompileError(build=self._spec.label, first_error=first, command=text, log=log, build_directory=directory)
 
 
 def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
@@ -217,7 +203,7 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
     place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here\s*\Z", before)
     if place is not None:
         written = (directory / place[1]).read_text(encoding="utf-8").splitlines()
-        # A #line of the author's may name any.
+        # An author's #line may name a line that is not there.
         hints += [f"The error is in the wrapper {line}" for line in written[int(place[2]) - 1 : int(place[2])]]
     parameter = re.findall(r"read_argument\([^)]*\) \[with T = ([^\]]+)\]", before)
     if "SGL_EXPORT: " in first and parameter:

@@ -31,13 +31,9 @@ class RejectedSourceError(Exception):
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """The paths and versions of NVRTC and CUDA's headers.
+    """The paths of libnvrtc.so and of the directory of cuda_fp16.h, and their versions.
 
-    Attributes:
-        library: the path of libnvrtc.so.
-        version: "13.0", and the library's size, since NVRTC does not report its patch level.
-        include: the directory of cuda_fp16.h.
-        headers: the names and sizes of CUDA's headers.
+    NVRTC does not report its patch level: so its size, and the names and sizes of CUDA's headers, stand for it.
     """
 
     library: str
@@ -49,8 +45,7 @@ class Nvrtc:
 def find_nvrtc(needed_for: str) -> Nvrtc:
     """NVRTC and CUDA's headers, as cuda-pathfinder finds them.
 
-    Raises:
-        ToolchainNotFoundError: one of the two is missing.
+    Raises ToolchainNotFoundError: one of the two is missing.
     """
     answer = remembered_search("nvrtc", _search)
     found = Nvrtc(**json.loads(answer)) if answer else None
@@ -113,17 +108,9 @@ def compile_kernel(
 ) -> tuple[bytes, list[str]]:
     """Compile ``source`` and instantiate the kernels and variables that ``expressions`` name. Thread-safe.
 
-    The headers of ``source`` are precompiled for the next call with the same source, options and headers.
-
-    Args:
-        headers: a key of the content of everything that ``source`` includes. NVRTC does not check whether a header
-            has changed since it was precompiled.
-
-    Returns:
-        The cubin, and the symbol of each expression in it.
-
-    Raises:
-        RejectedSourceError: with NVRTC's log.
+    The headers of ``source`` are precompiled for the next call with the same source, options and ``headers``: a key of
+    their content, as NVRTC does not check whether one has changed since. Returns the cubin, and the symbol of each
+    expression in it. Raises RejectedSourceError, with NVRTC's log.
     """
     library = _library(nvrtc.library)
     file = None

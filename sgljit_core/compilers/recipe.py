@@ -24,8 +24,7 @@ _TVM_CPP = "SGL_TVM_FFI_CPP"
 def generated_sources(spec: BuildSpec, scan: Scan | None = None) -> dict[str, str]:
     """The generated sources by file name: they include the author's files and export the wrappers; and the core's.
 
-    Args:
-        scan: of the build's files; None for the sources as they are before anything is known of these.
+    Without a scan of the files, they are as before anything is known of these.
     """
     sources = {}
     if spec.header_only:
@@ -88,13 +87,10 @@ def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
     steps = {"cxx": (*cxx_flags(spec), *includes), "link": spec.ldflags}
     if spec.target.is_cuda:
         steps["nvcc"] = (*nvcc_flags(spec), *includes)
-    return {step: tuple(_labelled(flag, roots) for flag in values) for step, values in steps.items()}
-
-
-def _labelled(flag: str, roots: Sequence[Root]) -> str:
     for root in roots:
-        flag = flag.replace(f"{root.directory}/", f"{root.label}/")
-    return flag
+        labelled = (f"{root.directory}/", f"{root.label}/")
+        steps = {step: tuple(flag.replace(*labelled) for flag in values) for step, values in steps.items()}
+    return steps
 
 
 def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:

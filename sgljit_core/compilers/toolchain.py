@@ -1,9 +1,8 @@
 """Which compilers are installed, and which versions?
 
-nvcc is found with cuda-pathfinder (environment wheels, conda, CUDA_HOME, system). One host compiler serves for C++
-files, as nvcc's ``-ccbin`` and for linking, so that the program that is asked for its version is the one that runs.
-A warm start runs no compiler: the path of nvcc and the version of each compiler are remembered for the state of the
-files that decide them.
+One host compiler serves for C++ files, as nvcc's ``-ccbin`` and for linking, so that the program that is asked for its
+version is the one that runs. A warm start runs no compiler: the path of nvcc and the version of each compiler are
+remembered for the state of the files that decide them.
 """
 
 from __future__ import annotations
@@ -61,32 +60,21 @@ class Toolchain:
 
     @property
     def cudart(self) -> Path:
-        """The static CUDA runtime: with it an artifact needs only the driver at run time.
-
-        Raises:
-            ToolchainNotFoundError: the toolkit has no ``libcudart_static.a``.
-        """
+        """The static CUDA runtime: with it an artifact needs only the driver at run time."""
         candidates = [self.cuda_home / d / "libcudart_static.a" for d in ("lib64", "lib", "targets/x86_64-linux/lib")]
         for candidate in candidates:
             if candidate.is_file():
                 return candidate
+        searched = [str(candidate) for candidate in candidates]
         raise ToolchainNotFoundError(
-            "libcudart_static.a",
-            needed_for="CUDA kernels",
-            searched=[str(c) for c in candidates],
-            remedy=_CUDA_REMEDY,
+            "libcudart_static.a", needed_for="CUDA kernels", searched=searched, remedy=_CUDA_REMEDY
         )
 
 
 def find_toolchain(*, cuda: bool, needed_for: str) -> Toolchain:
-    """The compilers for a build.
+    """The compilers for a build, with nvcc if it has CUDA code.
 
-    Args:
-        cuda: whether the build has CUDA code.
-        needed_for: the build, for the error's text.
-
-    Raises:
-        ToolchainNotFoundError: with every place that was searched and the command that installs the compiler.
+    Raises ToolchainNotFoundError, with every place that was searched and the command that installs the compiler.
     """
     return Toolchain(cxx=find_cxx(needed_for), nvcc=find_nvcc(needed_for) if cuda else None)
 

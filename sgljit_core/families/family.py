@@ -57,29 +57,16 @@ class Op:
     @property
     def mutates(self) -> tuple[str, ...]:
         """The parameters that a call may write to, in place or not."""
-        return tuple(dict.fromkeys(name for variant in self.library.variants for name in variant.mutates))
+        return tuple(dict.fromkeys(name for form in self.library.forms for name in form.mutates))
 
-    @property
-    def reference(self) -> Callable[..., Any] | None:
-        return self._beside("reference")
-
-    @property
-    def samples(self) -> Callable[..., Any] | None:
-        return self._beside("samples")
-
-    @property
-    def calls(self) -> Callable[..., Any] | None:
-        return self._beside("calls")
+    reference = property(lambda self: self._beside("reference"))
+    samples = property(lambda self: self._beside("samples"))
+    calls = property(lambda self: self._beside("calls"))
 
     @property
     def family(self) -> str:
         """The family's name."""
         return self._declaration.where.family
-
-    @property
-    def misfit(self) -> str | None:
-        """Why its fake cannot be called with its arguments; None where it can."""
-        return self._declaration.misfit()
 
     def with_out(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call, by name, with the ``out`` that the call would make and return."""
@@ -159,7 +146,7 @@ class KernelFamily:
         exports: Callable[[], Any] | Literal["host"] | None = "host",
         mutates: Sequence[str] = (),
         inplace: str | None = None,
-        fake: Callable[..., Any] | str | None = None,
+        fake: Callable[..., Any] | None = None,
         reference: str | None = None,
         samples: str | None = None,
         calls: str | None = None,
@@ -181,9 +168,9 @@ class KernelFamily:
             inplace: the input that the op overwrites where its one optional output, named in ``mutates``, is None. The
                 op is two library ops then: ``<name>`` writes the output, ``<name>_`` works in place.
             fake: for an op that returns tensors: a function with the op's parameters that returns empty tensors of
-                the result's shape, strides and dtype, such as ``torch.empty_like``; or "package.module:function".
-                If ``mutates`` names an optional output, the op returns this output. A call without it writes to a
-                tensor that ``fake`` makes. Then the body returns nothing, and ``fake`` must be the function itself.
+                the result's shape, strides and dtype, such as ``torch.empty_like``. If ``mutates`` names an optional
+                output, the op returns this output, and the body returns nothing. A call without it writes to a tensor
+                that ``fake`` makes.
             reference, samples, calls: "package.module:function", see ``Op``. By default the functions of the op's name
                 in the package's ``reference``, ``samples`` and ``calls``, where there are any.
 
@@ -209,16 +196,18 @@ class KernelFamily:
             if any(is_other(function) for is_other in others):  # a call of it would run nothing of its body
                 raise InvalidFamilyError(f"{where} is async or a generator, and an op is a plain function")
             load: Any = (self.host_module if self.host else None) if exports == "host" else exports
-            loader: object = load  # whatever its author wrote
+            loader: object = load
             if loader is not None and (not callable(loader) or hasattr(loader, "implements_function")):
                 raise InvalidFamilyError(
                     f"{where}: exports must be the function that returns the module, without a call of it; got {load!r}"
                 )
-            named = {"reference": reference, "samples": samples, "calls": calls}
-            written: dict[str, object] = {**named, "fake": None if callable(fake) else fake}
-            for option, value in written.items():
+            named: dict[str, Any] = {"reference": reference, "samples": samples, "calls": calls}
+            for option, value in named.items():
                 if value is not None and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
                     raise InvalidFamilyError(f'{where}: {option} must read "package.module:function", got {value!r}')
+            maker: Any = fake  # whatever its author wrote
+            if maker is not None and not callable(maker):
+                raise InvalidFamilyError(f"{where}: fake must be a function, got {fake!r}")
             names = (mutates,) if isinstance(mutates, str) else tuple(mutates)
             declaration = Declaration(where, function, names, inplace, fake)
             # A reload keeps the module's globals, and gives them a new __spec__ first.
@@ -237,9 +226,9 @@ class KernelFamily:
 
     def _make_room(self, declaration: Declaration, place: str, execution: object) -> None:
         """Drop the op that is declared anew, and what an earlier execution of its file left; refuse to drop another."""
-        new = {variant.name for variant in declaration.variants}
+        new = {form.name for form in declaration.forms}
         for name, op in tuple(self._declared.items()):
-            if new.isdisjoint(variant.name for variant in op.library.variants):
+            if new.isdisjoint(form.name for form in op.library.forms):
                 continue
             if (name, op.place) != (declaration.name, place) and not op.is_left_over(place, execution):
                 raise InvalidFamilyError(f"{declaration.where}: the family has this op already, from {op.place}")
@@ -280,11 +269,7 @@ class KernelFamily:
         return load_jit(*args, **{"csrc": self.csrc, "family": self.name, **options})
 
     def host_module(self) -> Module:
-        """The host part, of the files that the family declares as ``host``; loaded once.
-
-        Raises:
-            InvalidBuildError: the family declares none.
-        """
+        """The host part, of the files that the family names as ``host``, loaded once. Raises as ``load_jit`` does."""
         return self._load_host_files()
 
     @functools.cached_property
@@ -310,12 +295,8 @@ class KernelFamily:
         It is compiled once, by the host compiler alone, for the CPU and every GPU; a wheel may carry it. Its device
         kernels are made when they are first launched.
 
-        Args:
-            args: the name of the module.
-            cpp_files, cpp_wrappers, header_only, extra_cflags, extra_ldflags, extra_include_paths, extra_dependencies:
-                as in ``load_jit``, which also has the errors.
-            build_directory: the root of the cache for the host part and for all that it asks for: device kernels and
-                deferred functions.
+        The arguments, and the errors, are those of ``load_jit``; ``build_directory`` is the root for all that the host
+        part asks for, too: device kernels and deferred functions.
         """
         from sgljit_core.compilers import arch
         from sgljit_core.jit import kernels
@@ -339,19 +320,6 @@ class KernelFamily:
         )
         return kernels.load_host(kernels.Sources(self.name, self.csrc, paths.build_root(build_directory)), spec)
 
-    def build_deferred(self, file: str, symbol: str, *, build_directory: str | Path | None = None) -> Module:
-        """Compile a deferred C++ function (``sgl_kernel/deferred.h``) ahead of its first call.
-
-        Args:
-            file: the C++ file, relative to ``csrc``.
-            symbol: the function's name in it.
-            build_directory: as in ``load_jit``; the one of ``load_host`` where that has another.
-        """
-        from sgljit_core.jit import kernels
-
-        sources = kernels.Sources(self.name, self.csrc, paths.build_root(build_directory))
-        return kernels.load_deferred(sources, file, symbol)
-
     def build_variant(self, file: str, kernel: str, *args: CppArg, build_directory: str | Path | None = None) -> None:
         """Make a device kernel for the current target ahead of its first launch. Needs no GPU.
 
@@ -362,11 +330,7 @@ class KernelFamily:
             file: the device file, relative to ``csrc``.
             kernel: the kernel's name, with its namespace.
             args: its template arguments, as the host part passes them.
-            build_directory: as in ``load_jit``; the one of ``load_host`` where that has another.
-
-        Raises:
-            CompileError: it does not compile.
-            ToolchainNotFoundError: it must be made and there is no NVRTC.
+            build_directory: as in ``load_jit``, which also has the errors; the one of ``load_host``.
         """
         from sgljit_core.jit import kernels
         from sgljit_core.specs.arguments import make_cpp_args

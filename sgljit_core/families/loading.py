@@ -10,7 +10,7 @@ import contextlib
 from pathlib import Path
 
 from sgljit_core import paths
-from sgljit_core.errors import WANTS, PluginConflictError, PluginLoadError, SgljitError
+from sgljit_core.errors import SHORTAGES, PluginConflictError, PluginLoadError, SgljitError
 from sgljit_core.machine.forks import ForkLock
 from sgljit_core.plugins import hooks
 from sgljit_core.plugins.discovery import KERNELS, Plugin, described, import_plugin, installed, load_error
@@ -25,10 +25,7 @@ _failures: dict[str, PluginLoadError | PluginConflictError] = {}
 def load(family: str) -> KernelFamily:
     """Import the plugin of an installed family and return what it registered.
 
-    Raises:
-        PluginConflictError: several distributions claim the family, or the plugin registers another's.
-        PluginLoadError: the plugin cannot be imported, registers something else, or has failed before.
-        IncompatiblePluginError: its metadata excludes the running core.
+    Raises PluginConflictError, PluginLoadError (also where it has failed before) and IncompatiblePluginError.
     """
     claims = installed()[family]
     if len(claims) > 1:
@@ -60,7 +57,7 @@ def load(family: str) -> KernelFamily:
 def _may_pass(error: BaseException | None) -> bool:
     """Whether it is caused by a missing resource (descriptors, memory, stack), so that the next try may succeed."""
     while error is not None:
-        if isinstance(error, MemoryError | RecursionError) or getattr(error, "errno", None) in WANTS:
+        if isinstance(error, MemoryError | RecursionError) or getattr(error, "errno", None) in SHORTAGES:
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -89,12 +89,7 @@ class Registry(Mapping[str, FamilyOps]):
         self._loaded = _Loaded("sgljit families")
 
     def __getitem__(self, family: str) -> FamilyOps:
-        """Load a family at its first use.
-
-        Raises:
-            UnknownFamilyError: no installed plugin provides it; the text has the nearest match and the pip line.
-            PluginConflictError, PluginLoadError, IncompatiblePluginError: its plugin cannot be used.
-        """
+        """Load a family at its first use. Raises UnknownFamilyError, and as ``loading.load`` does."""
         if family[:1] == "_":  # a module object has such attributes of its own
             raise UnknownFamilyError(_unknown(family, list(self)))
         return getattr(self._loaded, family)  # type: ignore[no-any-return]

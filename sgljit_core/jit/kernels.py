@@ -36,13 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of a family, and where all that is made of them is kept.
-
-    Attributes:
-        family: the family's name.
-        csrc: the directory of its sources.
-        root: the writable root of the cache.
-    """
+    """The sources of a family, and the writable root of the cache for all that is made of them."""
 
     family: str
     csrc: Path
@@ -95,11 +89,6 @@ def _load_deferred(spec: BuildSpec, root: Path, signature: str) -> Module:
     return module
 
 
-def load_deferred(sources: Sources, file: str, symbol: str) -> Module:
-    """The module of a deferred C++ function, from the cache or compiled now."""
-    return load_module(_deferred_spec(sources, file, symbol), sources.root)
-
-
 def _deferred_spec(sources: Sources, file: str, symbol: str) -> BuildSpec:
     return BuildSpec(
         markers=_markers(symbol),
@@ -112,10 +101,7 @@ def _deferred_spec(sources: Sources, file: str, symbol: str) -> BuildSpec:
 
 
 def _answer_variant(family: str, file: str, expression: str, signature: str, device_id: int) -> int:
-    """The address of a kernel (a ``CUfunction``) on a device, if it has the type that ``signature`` names.
-
-    Called from C++, by any thread.
-    """
+    """The address of a kernel (a ``CUfunction``) of the type ``signature``. Called from C++, by any thread."""
     sources = _sources_of(family, file)
 
     def load() -> int:
@@ -141,10 +127,7 @@ def _expression(spec: BuildSpec) -> str:
 def build(wanted: Wanted) -> None:
     """Build what was asked for while it was recorded, or find it in the cache. Needs no GPU.
 
-    Raises:
-        CompileError: it does not compile.
-        SignatureError: it does not take what the host part passes.
-        ToolchainNotFoundError: it must be made and a compiler is missing.
+    Raises as ``load_jit`` does, and SignatureError where it does not take what the host part passes.
     """
     root = wanted.root or paths.build_root(None)
     if wanted.spec.kernel:
@@ -159,14 +142,6 @@ def build_kernel(sources: Sources, file: str, expression: str) -> Cubin:
     """The cubin of a kernel for the current target, from the cache or made now. Needs no GPU.
 
     Only the capability of the target counts: a launch asks for kernels made for exactly that of its device.
-
-    Args:
-        file: the device file, relative to ``csrc``.
-        expression: the kernel as C++ names it, ``norm::rmsnorm<4096, true, bf16_t>``.
-
-    Raises:
-        CompileError: it does not compile; the text has the kernels that there are.
-        ToolchainNotFoundError: it must be made and there is no NVRTC.
     """
     return _obtain(_spec(sources, file, expression, arch.exact(arch.cuda_target())), sources.root)
 

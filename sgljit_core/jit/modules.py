@@ -140,11 +140,7 @@ _modules: OncePerKey[tuple[Path, Location], Module] = OncePerKey()
 
 
 def load_module(spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> Module:
-    """The module of a build, from the cache below ``root`` or compiled now.
-
-    Args:
-        beside: what to do in a thread of its own while compilers run.
-    """
+    """The module of a build, from the cache below ``root`` or compiled now. While compilers run, so does ``beside``."""
     if recording.note(spec, root) is not None and not spec.host_part:
         return recording.StandIn()  # type: ignore[return-value]
 
@@ -184,8 +180,8 @@ class ModuleRequest(Request["Module"]):
         super().__init__(spec, root, source, scan)
 
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
-        self._toolchain = toolchain.find_toolchain(cuda=self.build.target.is_cuda, needed_for=needed_for)
-        return keys.toolchain_ingredients(self._toolchain)
+        self._toolchain = found = toolchain.find_toolchain(cuda=self.build.target.is_cuda, needed_for=needed_for)
+        return {"cxx": found.cxx.version, **({"nvcc": found.nvcc.version} if found.nvcc else {})}
 
     def make(self, directory: Path) -> Product:
         from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler

@@ -10,13 +10,9 @@ from sgljit_core.errors import ArtifactLoadError
 
 @dataclass(frozen=True)
 class Cubin:
-    """A device kernel as machine code for one target.
+    """A device kernel as machine code for one target: the ELF file, and the kernel's name in it.
 
-    Attributes:
-        image: the ELF file.
-        symbol: the kernel's name in it.
-        signature: the symbol of ``sgl::signature`` for the kernel's type, see ``signature``.
-        compiler: the version of NVRTC that made it.
+    ``signature`` is the symbol of ``sgl::signature`` for its type; ``compiler`` the version of NVRTC that made it.
     """
 
     image: bytes

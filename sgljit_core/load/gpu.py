@@ -15,13 +15,7 @@ _NEEDS_NEWER_DRIVER = {200, 209, 222, 223}  # invalid image, no binary for the G
 def load_kernel(cubin: bytes, symbol: str, device_id: int, label: str, compiler: str) -> int:
     """Load a cubin on a device and return the address of its kernel (a ``CUfunction``), for the life of the process.
 
-    Args:
-        symbol: the kernel's name in the cubin.
-        label: what messages call the kernel.
-        compiler: the version of the compiler that made it, for messages.
-
-    Raises:
-        DriverError: the driver refuses; the text has its version and the compiler's.
+    Messages have the kernel's ``label`` and the version of its ``compiler``. Raises DriverError: the driver refuses.
     """
     driver = _driver()
     with _context(device_id):

@@ -1,16 +1,13 @@
 """Verified code becomes a loaded library.
 
-The bytes that were verified are the bytes that are loaded, from an anonymous file in memory. A library that is
-truncated, replaced or pruned on disk (or on another machine, on NFS) can then neither be executed unverified nor kill
-the process with SIGBUS later. It costs 1 ms for 1 MB.
+The bytes that were verified are loaded, from an anonymous file in memory. A library that is truncated, replaced or
+pruned on disk can then neither be executed unverified nor kill the process with SIGBUS later. It costs 1 ms for 1 MB.
 
-A library's name is the path that it was loaded by, and two rules hold for it. No two libraries have one name, as the C
-library takes them for the same. And nothing else is found there later: libbacktrace (tvm-ffi reports errors with it)
-maps and reads what it finds, and an empty file would be a SIGBUS. So the path is a link to the descriptor, in a
-directory of the user's own, with a name at random; when the library is loaded, both are removed. Where no such link
-can be made, the path is the descriptor's own, which then stays open.
-
-A library is never unloaded, as functions and kernels of it may be in use: each keeps its mappings.
+A library's name is the path that it was loaded by. No two libraries may have one name, as the C library takes them for
+the same, and nothing else may be found there later: libbacktrace (tvm-ffi reports errors with it) maps what it finds,
+and an empty file would be a SIGBUS. So the path is a link to the descriptor, in a directory of the user's own, with a
+name at random; when the library is loaded, both are removed. Where no such link can be made, the path is the
+descriptor's own, which then stays open. No library is ever unloaded, as functions of it may be in use.
 """
 
 from __future__ import annotations
@@ -34,18 +31,13 @@ from . import exceptions
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-
 _count = itertools.count(1)
 
 
 def load_library(payload: bytes, name: str) -> Module:
-    """Load a shared library from its bytes, for the life of the process.
+    """Load a shared library from its bytes, for the life of the process. Profilers show its ``name``.
 
-    Args:
-        name: what ``/proc/<pid>/maps`` and profilers show.
-
-    Raises:
-        ArtifactLoadError: this machine cannot load it, because of a missing library or symbol version.
+    Raises ArtifactLoadError: this machine cannot load it, because of a missing library or symbol version.
     """
     try:
         with _file(payload, name) as path:
@@ -120,14 +112,10 @@ def _load(path: str, name: str) -> Module:
         # tvm_ffi.load_module does this for a path that ends in .so.
         module: Module = ffi.get_global_func("ffi.Module.load_from_file.so")(path, "so")
     except RuntimeError as error:
-        raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {_reason(error)}") from error
+        reason = str(error)[max(0, str(error).find("Failed to load")) :]
+        raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {reason}") from error
     ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
     return module
-
-
-def _reason(error: RuntimeError) -> str:
-    text = str(error)
-    return text[text.find("Failed to load") :] if "Failed to load" in text else text
 
 
 def tvm_ffi_version() -> str:

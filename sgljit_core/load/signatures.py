@@ -14,22 +14,19 @@ from sgljit_core.errors import SignatureError
 
 
 def check(what: str, declared: str, own: str) -> None:
-    """Compare the signature that a host part declares with that of the function that it calls.
+    """Compare the signature that a host part declares with that of the function that it calls, ``what`` in messages.
 
-    Args:
-        what: the function, for the message.
-        declared, own: the names of ``sgl::signature`` for a type, as symbol or as ``type_info::name``.
-
-    Raises:
-        SignatureError: they differ; the text says where.
+    Each is the name of ``sgl::signature`` for a type, as symbol or as ``type_info::name``. Raises SignatureError where
+    they differ; the text says where.
     """
     declared, own = (name.removeprefix("_Z") for name in (declared, own))
     if declared == own:
         return
-    pairs = zip_longest(_lines(declared), _lines(own), fillvalue="nothing")
-    ours, theirs = next(((a, b) for a, b in pairs if a != b), (declared, own))
+    pairs = zip_longest(_lines(declared), _lines(own))
+    passed, taken = next(((a, b) for a, b in pairs if a != b), (declared, own))
+    has, passes = (text or f"no {other.partition(': ')[0]}" for text, other in ((taken, passed), (passed, taken)))
     raise SignatureError(
-        f"{what} does not take what the host part passes: the kernel has {theirs!r}, the host part passes {ours!r}. "
+        f"{what} does not take what the host part passes: it has {has}, and the host part has {passes}. "
         "Declare the parameters once, in a header that both include; after an edit of that header, start a new process"
     )
 

@@ -1,12 +1,10 @@
 """How many compilers this process may run at once.
 
-As many as there are cores, as the scheduler and the cgroup's CPU quota see it, and as there is memory for, as the
-kernel and the cgroup's limit see it. ``SGLJIT_JOBS`` sets the number. Other processes count by the memory that they
-take: what is free is asked anew before each compiler.
+As many as the scheduler and the cgroup's quota give cores for, and the kernel and the cgroup's limit memory.
+``SGLJIT_JOBS`` sets the number. Other processes count by the memory that they take: it is asked anew for each compiler.
 
-Memory of a job: nvcc on a light kernel takes 0.2 GB at its peak and on one with tvm-ffi's C++ headers 0.4 GB, but
-template-heavy kernels (CUTLASS, flash attention) are known for several. 2 GB is a guess between them that errs on
-the side of a machine that stays alive; g++ gets half of it.
+nvcc takes 0.2 GB at its peak on a light kernel, 0.4 GB with tvm-ffi's C++ headers, and several on template-heavy ones
+(CUTLASS, flash attention). 2 GB is a guess between them, by which the machine stays alive; g++ gets half of it.
 """
 
 from __future__ import annotations

@@ -57,13 +57,9 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that has ended.
+    """A command that has ended, with its exit status (128 + n for signal n) and all that it printed.
 
-    Attributes:
-        status: its exit status, 128 + n for signal n.
-        output: all that it printed.
-        late: whether it was ended because it took too long.
-        memory: the bytes that each of its processes could take; None for any number.
+    ``late``: it was ended because it took too long. ``memory``: what each of its processes could take, in bytes.
     """
 
     status: int
@@ -91,10 +87,9 @@ class Supervisor:
         started: Callable[[], object] = lambda: None,
         memory: int | None = None,
     ) -> Finished:
-        """Run a command to its end.
+        """Run a command to its end, which comes after so many ``seconds`` at the latest.
 
         Args:
-            seconds: after which it is ended.
             started: called once it runs.
             memory: the bytes that the machine has left for it.
 

@@ -24,11 +24,11 @@ import importlib_metadata
 from sgljit_core import log
 from sgljit_core._version import __version__
 from sgljit_core.config import settings
-from sgljit_core.errors import WANTS, IncompatiblePluginError, PluginLoadError, ResourceError
+from sgljit_core.errors import SHORTAGES, IncompatiblePluginError, PluginLoadError, ResourceError
 from sgljit_core.machine import answers
 
 KERNELS = "sgljit.kernels"  # entry points of kernel families
-EXTENSIONS = "sgljit.plugins"  # entry points of plugins without kernels
+EXTENSIONS = "sgljit.extensions"  # entry points of distributions that implement hooks and have no kernels
 
 _problems: dict[str, str] = {}
 _doubles: dict[str, tuple[Path, Path]] = {}  # by a plugin's distribution: the directory in use, and one that is not
@@ -42,15 +42,11 @@ def report(about: str, text: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Plugin:
-    """One entry point of an installed distribution, read from its metadata.
-
-    The metadata file is parsed when it is first asked for: listing names must stay cheap.
+    """One entry point of an installed distribution, read from its metadata when a field of it is first asked for.
 
     Attributes:
         name: the entry point's name; for a kernel plugin, the family.
         module: what the entry point names: a module, or an object in it, "package.plugin:FAMILY".
-        distribution, version, requires: name, version and requirements of the distribution that ships it.
-        location: the directory that the distribution is installed in.
     """
 
     name: str
@@ -113,18 +109,14 @@ def installed() -> Mapping[str, tuple[Plugin, ...]]:
 @functools.cache
 def _by_family(allowed: frozenset[str] | None) -> Mapping[str, tuple[Plugin, ...]]:
     families: dict[str, tuple[Plugin, ...]] = {}
-    for plugin in _allowed(KERNELS, allowed):
+    for plugin in entry_points(KERNELS, allowed):
         name = plugin.name.replace("-", "_")
         families[name] = (*families.get(name, ()), plugin)
     return MappingProxyType(dict(sorted(families.items())))
 
 
-def entry_points(group: str) -> list[Plugin]:
-    """The entry points of a group, of the distributions that ``SGLJIT_PLUGINS`` allows."""
-    return _allowed(group, settings().plugins)
-
-
-def _allowed(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
+def entry_points(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
+    """The entry points of a group, of the ``allowed`` distributions; None allows all."""
     if allowed is None:
         return _scan(group)
     from packaging.utils import canonicalize_name
@@ -167,7 +159,7 @@ def _check_descriptors() -> None:
     try:
         os.close(os.open(os.sep, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError as error:
-        if error.errno not in WANTS:  # such as a sandbox that hides this directory
+        if error.errno not in SHORTAGES:  # such as a sandbox that hides this directory
             return
         raise ResourceError("the installed packages cannot be looked through", error) from error
 
@@ -186,12 +178,7 @@ def described(plugin: Plugin) -> str:
 
 
 def import_plugin(plugin: Plugin) -> Any:
-    """Import the module that a plugin's entry point names.
-
-    Raises:
-        PluginLoadError: it cannot be imported.
-        IncompatiblePluginError: its metadata excludes the running core.
-    """
+    """Import the module that a plugin's entry point names. Raises PluginLoadError and IncompatiblePluginError."""
     _check_requirements(plugin)
     module, _, attribute = plugin.module.partition(":")
     try:
@@ -233,7 +220,7 @@ _ON_CORE = re.compile(r"sgljit[-_.]+core(?![-_.\w])", re.IGNORECASE)
 
 
 def problems() -> list[str]:
-    """The problems of the distributions, as far as it shows without importing a family."""
+    """The faults of the installed distributions that can be found without importing a family."""
     modules: dict[str, dict[str, None]] = {}
     for family, claims in installed().items():
         if len(claims) > 1:

@@ -1,13 +1,11 @@
 """Who asks the plugins' hooks? The build engine, here: for headers and artifacts, and to report builds and loads.
 
-``hookspecs`` says which hooks exist. ``families.loading`` asks the first of them, ``sgljit_register_kernels``.
-
 Each implementation is called by itself, so that a broken observer does not stop a build: it is reported as a warning,
 once, and left out. Rejected: pluggy's call of the whole hook, which ends at the first plugin that raises. A wrapper
 cannot resume it, and ``historic`` hooks have none.
 
-Plugins are loaded before the first build, and not for a hit, which takes less time than the metadata of the
-installed distributions: loads before that are kept and reported when the plugins are loaded.
+Plugins are loaded before the first build, and not for a hit, which takes less time than to list the installed
+distributions: loads before that are reported when the plugins are loaded.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sgljit_core.config import settings
 from sgljit_core.errors import InvalidBuildError
 from sgljit_core.specs.build import BuildSpec
 
@@ -29,16 +28,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _plugins: dict[Any, Plugin] = {}  # by what the entry point names: a module, or an object such as a family
-registering: list[Any] = []  # the families that plugins registered, for whoever loads one
+registering: list[Any] = []  # the families of the plugin that is loaded, for ``families.loading``
 _unreported: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
 
 
 def header_directories(name: str) -> list[Path]:
-    """The include directories of a named header library.
-
-    Raises:
-        InvalidBuildError: no plugin provides the name.
-    """
+    """The include directories of a named header library. Raises InvalidBuildError: no plugin provides the name."""
     providers = _header_providers()
     if name not in providers:
         known = ", ".join(sorted(providers)) or "none"
@@ -52,7 +47,7 @@ def prebuilt_roots() -> list[Path]:
     """The directories of finished artifacts that plugins name. They are as trusted as the code that names them."""
     from . import discovery  # imports importlib_metadata, which takes longer than a hit
 
-    if not discovery.entry_points(discovery.EXTENSIONS):  # so that pluggy need not be imported
+    if not discovery.entry_points(discovery.EXTENSIONS, settings().plugins):  # so that pluggy need not be imported
         return []
     answers = _ask("sgljit_prebuilt_dirs", lambda paths: [Path(path) for path in paths])
     return [path for answer in answers for path in answer]
@@ -80,7 +75,7 @@ def loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> None:
 
 
 def problems() -> list[str]:
-    """The problems of the distributions, as far as it shows without importing a family."""
+    """The faults of the installed distributions that can be found without importing a family."""
     from . import discovery
 
     _header_providers()
@@ -118,10 +113,10 @@ def manager() -> PluginManager:
 
 @functools.cache
 def load_plugins() -> None:
-    """Load every plugin of the group ``sgljit.plugins``. One that fails is reported and left out."""
+    """Load every extension: plugins of the group ``sgljit.extensions``. One that fails is reported and left out."""
     from . import discovery
 
-    for plugin in discovery.entry_points(discovery.EXTENSIONS):
+    for plugin in discovery.entry_points(discovery.EXTENSIONS, settings().plugins):
         try:
             register(discovery.import_plugin(plugin), plugin)
         except Exception as error:  # noqa: BLE001, PERF203 - it is a plugin's, and may be anything

@@ -1,7 +1,7 @@
 """What may a plugin hook into?
 
-Kernel plugins (entry-point group ``sgljit.kernels``) implement the first hook. The others serve plugins of the
-group ``sgljit.plugins``, which provide no kernels; those are loaded before the first build.
+Kernel plugins (entry-point group ``sgljit.kernels``) implement the first hook. The others serve extensions (group
+``sgljit.extensions``), which provide no kernels; those are loaded before the first build.
 
 A hook wrapper (``wrapper=True`` or ``hookwrapper=True``) is not called, and ``sgljit list`` says so: see ``hooks``.
 """

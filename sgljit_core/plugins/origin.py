@@ -9,13 +9,7 @@ NAMES_OF_PYTORCH = frozenset({"name"})  # attributes of each namespace of torch.
 
 @dataclass(frozen=True)
 class Origin:
-    """A family, or an op of it, as errors name it: with its distribution, version and file.
-
-    Attributes:
-        family: the family's name.
-        op: the op's name; empty for the family itself.
-        place: the file and line of the declaration, where they are known.
-    """
+    """A family, or an op of it, as errors name it: with its distribution, version and place (file and line)."""
 
     family: str
     op: str = ""

@@ -19,14 +19,7 @@ REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def resolve(reference: str, where: Origin) -> Callable[..., Any]:
-    """Import what "package.module:function" names.
-
-    Args:
-        where: who names it, for errors.
-
-    Raises:
-        InvalidFamilyError: there is no such module or name. Exceptions of the module itself pass unchanged.
-    """
+    """Import what "package.module:function" names. Raises as ``import_module`` does, and where it has no such name."""
     module_name, _, name = reference.partition(":")
     module = import_module(module_name, where, reference)
     if not hasattr(module, name):
@@ -38,32 +31,21 @@ def resolve(reference: str, where: Origin) -> Callable[..., Any]:
 
 
 def import_module(name: str, where: Origin, named: str | None = None) -> ModuleType:
-    """Import a module that a plugin names.
+    """Import a module that a plugin names. For the error, ``named`` is what the plugin wrote.
 
-    Args:
-        name: the module.
-        where: who names it, for the error.
-        named: what the plugin wrote, for the error; ``name`` by default.
-
-    Raises:
-        InvalidFamilyError: there is no such module. Exceptions of the module itself pass unchanged.
+    Raises InvalidFamilyError: there is no such module. Exceptions of the module itself pass unchanged.
     """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there, and imports another that is not
+        package = error.name.rpartition(".")[0]
+        path = getattr(sys.modules.get(package), "__path__", ())
+        siblings = [module.name for module in pkgutil.iter_modules(path, f"{package}.")]
         raise InvalidFamilyError(
-            f"{where} names {(named or name)!r}, but there is no module {error.name!r}"
-            f"{nearest(error.name, _siblings(error.name))}"
+            f"{where} names {(named or name)!r}, but there is no module {error.name!r}{nearest(error.name, siblings)}"
         ) from error
-
-
-def _siblings(module_name: str) -> list[str]:
-    """The modules of the package that a module would be in."""
-    package = module_name.rpartition(".")[0]
-    path = getattr(sys.modules.get(package), "__path__", ())
-    return [module.name for module in pkgutil.iter_modules(path, f"{package}.")]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

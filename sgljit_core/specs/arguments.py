@@ -26,23 +26,14 @@ _DTYPES = {
 
 
 class CppEnum(NamedTuple):
-    """A value of a C++ enum as a template argument: ``CppEnum("scaling::Mode", 1)``.
-
-    Attributes:
-        type: the enum's name with its namespaces.
-        value: the number of the enumerator.
-    """
+    """A value of a C++ enum as a template argument, by type and number: ``CppEnum("scaling::Mode", value=1)``."""
 
     type: str
     value: int
 
 
 class CppType(NamedTuple):
-    """A C++ type as a template argument, such as a functor: ``CppType("swiglu::SiluAndMul")``.
-
-    Attributes:
-        name: the type's name with its namespaces, as the compiler spells it.
-    """
+    """A C++ type as a template argument, by its name with namespaces: ``CppType("swiglu::SiluAndMul")``."""
 
     name: str
 

@@ -29,12 +29,7 @@ _NESTED = r"(?s:(?:-W[lpa],|--?X[\w-]+=|--[\w-]*options=)(.*))"
 
 @dataclass(frozen=True)
 class Target:
-    """The architecture that an artifact is compiled for.
-
-    Attributes:
-        name: the name in paths and messages: "sm_90a" or "cpu-x86_64".
-        cuda_arch: (major, minor) of the CUDA architecture; None for a CPU target.
-    """
+    """The architecture that an artifact is compiled for: "sm_90a", which is CUDA's (9, 0), or "cpu-x86_64"."""
 
     name: str
     cuda_arch: tuple[int, int] | None = None
@@ -42,14 +37,6 @@ class Target:
     @property
     def is_cuda(self) -> bool:
         return self.cuda_arch is not None
-
-    @property
-    def option(self) -> str:
-        """The command line option that selects it, such as " --cuda-arch 9.0a"; "" for a CPU target."""
-        if self.cuda_arch is None:
-            return ""
-        major, minor = self.cuda_arch
-        return f" --cuda-arch {major}.{minor}{self.name.removeprefix(f'sm_{major}{minor}')}"
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Addresses:
-    """A tensor of uint64 that holds the addresses of ``count`` tensors like ``of``.
-
-    Attributes:
-        on_device: whether the addresses are on the call's device; else they are on the CPU.
-    """
+    """A tensor of uint64, on the call's device or on the CPU, with the addresses of ``count`` tensors like ``of``."""
 
     of: TensorSpec
     count: int

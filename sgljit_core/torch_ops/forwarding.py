@@ -1,8 +1,8 @@
 """How does an op's Python function reach the kernel at the least cost?
 
-A function that takes ``*args, **kwargs`` costs a third of a small kernel's whole call, and so does a look at the
-arguments in a loop. So the function that users call is generated, with the signature of the declaration and one
-straight line of checks. Its code has the file and the line of the declaration: tracebacks and profiles show these.
+A function that takes ``*args, **kwargs``, or looks at its arguments in a loop, costs a third of a small kernel's call.
+So the function that users call is generated, with the signature of the declaration and one straight line of checks. Its
+code has the file and the line of the declaration: tracebacks and profiles show these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import linecache
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -35,10 +34,8 @@ def generate(
     Args:
         exports: returns the module whose function of the same name is the body; without it the declared function is.
         text: the function's statements; ``{body}`` stands for the call of the body, ``{arguments}`` for all arguments
-            by position, ``{passed0}`` and on for those that ``sgl_route0`` and on take.
-        overloads: the library ops that the function may call, in the order of the declaration's variants.
-        scope: what else ``text`` names; becomes the functions' globals, and has ``sgl_run0`` and on, those of the
-            library ops. Such names begin with ``sgl_``: no parameter's does.
+            by position, ``{passed0}`` and on for those that ``sgl_route0`` and on, the ``overloads``, take.
+        scope: what else ``text`` names, and the functions' globals. Such names begin with ``sgl_``: no parameter does.
     """
     declared, parameters, by_position = declaration.function, declaration.parameters, exports is not None
     names = [parameter.name for parameter in parameters]
@@ -47,11 +44,11 @@ def generate(
         "arguments": ", ".join(names),
     }
     runs = []
-    for number, (variant, overload) in enumerate(zip(declaration.variants, overloads, strict=True)):
+    for number, (form, overload) in enumerate(zip(declaration.forms, overloads, strict=True)):
         scope[f"sgl_route{number}"] = overload
-        calls[f"passed{number}"] = as_arguments(variant.parameters, variant.names)
-        passed = as_arguments(parameters, [variant.own_names.get(name, "None") for name in names], by_position)
-        takes = _takes(variant.parameters, scope)
+        calls[f"passed{number}"] = as_arguments(form.parameters, form.names)
+        passed = as_arguments(parameters, [form.own_names.get(name, "None") for name in names], by_position)
+        takes = _takes(form.parameters, scope)
         runs.append(f"def sgl_run{number}({takes}):\n return sgl_body({passed})\n")
     _run(
         declared,
@@ -69,7 +66,7 @@ def _run(declared: Function, source: str, scope: dict[str, Any]) -> None:
     The names in them are globals of their own: a closure would copy its cells at each call.
     """
     code = declared.__code__
-    line = _line_of_def(code.co_filename, code.co_firstlineno)
+    line = code.co_firstlineno
     tree = ast.parse(source)
     nodes: list[Any] = [tree]
     while nodes:  # ast.walk makes five calls for each node
@@ -83,17 +80,6 @@ def _run(declared: Function, source: str, scope: dict[str, Any]) -> None:
                 node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     exec(compiled, scope)  # noqa: S102 - the text is built from identifiers alone
-
-
-def _line_of_def(file: str, first: int) -> int:
-    """The line of a function's ``def``: its code begins at its first decorator."""
-    for line in range(first, first + 100):
-        text = linecache.getline(file, line)
-        if re.match(r"\s*(async\s+)?def\b", text):
-            return line
-        if not text:  # beyond the file, or there is no file
-            break
-    return first
 
 
 def as_arguments(parameters: Parameters, values: Iterable[str], by_position: bool = False) -> str:
@@ -127,7 +113,17 @@ def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str
         try:
             call = getattr(module, declared.__name__)
         except AttributeError as error:
-            raise InvalidFamilyError(_not_exported(declaration, module)) from error
+            name = declared.__name__
+            if not hasattr(module, "implements_function"):
+                raise InvalidFamilyError(
+                    f"{declaration.where}: the function that it names as exports returned {module!r}, and must return "
+                    f"the module that exports {name}, such as FAMILY.load_host gives"
+                ) from error
+            raise InvalidFamilyError(
+                f"{declaration.where} stands for a function that its module does not export. With header_only=False, "
+                f"end the file of {name} with SGL_EXPORT({name}, ({name})); else name it in cpp_wrappers: ({name!r}, "
+                f"the C++ symbol)"
+            ) from error
         try:
             result = call(*args)
         except TypeError as error:
@@ -149,18 +145,3 @@ def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str
         return result
 
     return first
-
-
-def _not_exported(declaration: Declaration, module: Any) -> str:
-    if not hasattr(module, "implements_function"):
-        return (
-            f"{declaration.where}: the function that it names as exports returned {module!r}, and must return the "
-            f"module that exports {declaration.name}, such as FAMILY.load_host gives"
-        )
-
-    name = declaration.name
-    return (
-        f"{declaration.where} stands for a function that its module does not export. "
-        f"With header_only=False, end the file of {name} with SGL_EXPORT({name}, ({name})); else name it in "
-        f"cpp_wrappers: ({name!r}, the C++ symbol)"
-    )

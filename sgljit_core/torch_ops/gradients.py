@@ -18,32 +18,24 @@ from sgljit_core.errors import InferenceOnlyError
 def refuse_gradients(library: torch.library.Library, overload: Any, op: str, names: Sequence[str]) -> None:
     """Register the check for a library op, in front of whatever would run.
 
-    Args:
-        library: where the op is registered.
-        overload: the library op.
-        op: what errors call it.
-        names: what errors call its arguments, in the schema's order.
+    Errors call it ``op``, and its arguments ``names``, which are in the schema's order.
     """
 
     def check(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, torch.Tensor):
-                    _refuse(op, argument, tensor)
+                if isinstance(tensor, torch.Tensor) and (why := _refusal(tensor)):
+                    raise InferenceOnlyError(
+                        f"{op}(): {argument} {why}, and this op is for inference only: it has no gradient. Call it "
+                        f"under torch.no_grad() or torch.inference_mode(), or pass {argument}.detach()"
+                    )
         # The next in order: all but the autograd key that led here.
         return overload.redispatch(keyset.remove(keyset.highestPriorityTypeId()), *args, **kwargs)
 
     library.impl(overload, check, "Autograd", with_keyset=True)
 
 
-def _refuse(op: str, argument: str, tensor: torch.Tensor) -> None:
+def _refusal(tensor: torch.Tensor) -> str:
     if tensor.requires_grad and torch.is_grad_enabled():
-        why = "requires grad"
-    elif forward_ad.unpack_dual(tensor).tangent is not None:
-        why = "has a tangent"
-    else:
-        return
-    raise InferenceOnlyError(
-        f"{op}(): {argument} {why}, and this op is for inference only: it has no gradient. Call it under "
-        f"torch.no_grad() or torch.inference_mode(), or pass {argument}.detach()"
-    )
+        return "requires grad"
+    return "has a tangent" if forward_ad.unpack_dual(tensor).tangent is not None else ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,33 +23,23 @@ from .schema import Declaration
 def overload_name(declaration: Declaration, package: str) -> str:
     """The name of an op's overloads: it depends on everything that a graph with the op relies on.
 
-    An op that only writes has no fake in graphs: its name is the same in all releases with the same schema.
-
-    Args:
-        package: the plugin's. An op that returns something has another name in each ``__version__`` of it, as its
-            fake may call functions of other files. The text of the fake's own file counts, too.
+    An op that only writes has no fake in graphs: its name is the same in all releases with the same schema. An op that
+    returns something has another name in each ``__version__`` of the plugin's package, as its fake may call functions
+    of other files. The text of the fake's own file counts, too.
     """
-    parts = [variant.name + schema for variant, schema in zip(declaration.variants, declaration.schemas, strict=True)]
+    parts = [form.name + schema for form, schema in zip(declaration.forms, declaration.schemas, strict=True)]
     if not declaration.only_writes:
         parts.append(getattr(sys.modules.get(package.partition(".")[0]), "__version__", ""))
         parts.append("" if declaration.fake is None else _text_of(declaration.fake))
     return "v_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def _text_of(fake: Callable[..., Any] | str) -> str:
+def _text_of(fake: Callable[..., Any]) -> str:
     """Its name, and the text of its file if that is Python."""
     while isinstance(fake, functools.partial):
         fake = fake.func
-    if isinstance(fake, str):
-        name = fake
-        try:
-            found = importlib.util.find_spec(fake.partition(":")[0])
-        except (ImportError, ValueError):  # whoever needs the fake names the fault
-            found = None
-        file = found.origin if found else None
-    else:
-        name = f"{getattr(fake, '__module__', '')}.{getattr(fake, '__qualname__', type(fake).__qualname__)}"
-        file = getattr(getattr(fake, "__code__", None), "co_filename", None)
+    name = f"{getattr(fake, '__module__', '')}.{getattr(fake, '__qualname__', type(fake).__qualname__)}"
+    file = getattr(getattr(fake, "__code__", None), "co_filename", None)
     if file is None or not Path(file).is_file():
         return name
     return f"{name} {Path(file).read_text(encoding='utf-8', errors='replace')}"

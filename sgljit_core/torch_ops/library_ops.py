@@ -3,8 +3,6 @@
 Each op is also a ``torch.library`` op, ``torch.ops.sgljit_<family>.<op>``, so that a graph can hold it. The function
 calls the library op under torch.compile, and for tensors that are not plain: fake tensors, subclasses, those of
 torch.func. A call on plain tensors goes straight to the body: the dispatcher would cost several times the call itself.
-The library op is registered with ``Library.define`` and ``impl``; ``torch.library.custom_op`` is ten times slower per
-call.
 
 The questions that decide are public: is torch.compile tracing, is the type exactly ``torch.Tensor`` or ``Parameter``,
 and, where the direct call has failed, does a tensor have memory. They do not show a mode that traces plain tensors,
@@ -22,7 +20,7 @@ import torch
 from . import tensors
 from .forwarding import as_arguments, generate
 from .gradients import refuse_gradients
-from .schema import ORDER, Declaration, Variant
+from .schema import ORDER, Declaration, Form
 from .tracing import Constant
 
 with torch.inference_mode(False):
@@ -33,52 +31,37 @@ with torch.inference_mode(False):
 
 @dataclass(frozen=True)
 class LibraryOps:
-    """The ``torch.library`` ops of one declaration.
-
-    Attributes:
-        overloads: one; with ``inplace`` two, the one that writes ``out`` and the one that works in place.
-        variants: what each overload is.
-    """
+    """The ``torch.library`` ops of one declaration: one; with ``inplace`` a second, which works in place."""
 
     overloads: Sequence[Any]
-    variants: Sequence[Variant]
+    forms: Sequence[Form]
 
 
 def define(
     family: str, declaration: Declaration, exports: Callable[[], Any] | None, overload_name: str
 ) -> tuple[Callable[..., Any], LibraryOps, torch.library.Library]:
-    """The function that users call, the library ops of a declaration that was checked, and what keeps them.
+    """The function that users call, the library ops of a declaration, each with one overload, and what keeps them.
 
     Without the Library they are gone. Whoever declares keeps it, so that nobody else can.
-
-    Args:
-        exports: see ``KernelFamily.op``.
-        overload_name: the name of each library op's one overload.
     """
     library = torch.library.Library(f"sgljit_{family}", "FRAGMENT")
-    variants = declaration.variants
-    overloads = [
-        _define(library, variant.name, overload_name, schema)
-        for variant, schema in zip(variants, declaration.schemas, strict=True)
-    ]
+    forms = declaration.forms
+    overloads = []
+    for form, schema in zip(forms, declaration.schemas, strict=True):
+        library.define(f"{form.name}.{overload_name}{schema}")
+        overloads.append(getattr(getattr(getattr(torch.ops, library.ns), form.name), overload_name))
     scope: dict[str, Any] = {}
     text = _statements(declaration, scope)
     function, runs = generate(declaration, exports, text, overloads, scope)
-    for variant, overload, run in zip(variants, overloads, runs, strict=True):
+    for form, overload, run in zip(forms, overloads, runs, strict=True):
         library.impl(overload, run, "CompositeExplicitAutograd")
         if declaration.only_writes:  # register_fake would do, but reads source files for its messages
-            library.impl(overload, _nothing, "Meta")
+            library.impl(overload, lambda *_args, **_kwargs: None, "Meta")
         else:
-            torch.library.register_fake(overload, _fake(declaration, variant, run), lib=library)
+            torch.library.register_fake(overload, _fake(declaration, form, run), lib=library)
         if declaration.takes_tensors:
-            refuse_gradients(library, overload, f"{family}.{declaration.name}", variant.names)
-    return function, LibraryOps(overloads, variants), library
-
-
-def _define(library: torch.library.Library, name: str, overload_name: str, schema: str) -> Any:
-    """The new library op."""
-    library.define(f"{name}.{overload_name}{schema}")
-    return getattr(getattr(getattr(torch.ops, library.ns), name), overload_name)
+            refuse_gradients(library, overload, f"{family}.{declaration.name}", form.names)
+    return function, LibraryOps(overloads, forms), library
 
 
 def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
@@ -106,7 +89,7 @@ def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
 
 
 def _made(declaration: Declaration, scope: dict[str, Any]) -> str:
-    """The statement that makes ``out``. The body refuses an argument that is no tensor, as where out is given."""
+    """The statement that makes ``out``. An argument that is no tensor reaches the body, which refuses it."""
     scope["sgl_made"] = declaration.fake
     given = (name for name, may_be_none in declaration.tensors.items() if not may_be_none)
     are_tensors = " and ".join(f"sgl_isinstance({name}, sgl_Tensor)" for name in given)
@@ -154,18 +137,9 @@ def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
     return "".join(f"  {line}\n" for line in lines)
 
 
-def _fake(declaration: Declaration, variant: Variant, run: Callable[..., Any]) -> Callable[..., Any]:
+def _fake(declaration: Declaration, form: Form, run: Callable[..., Any]) -> Callable[..., Any]:
     """The fake of a library op that returns something."""
-    names = {own: name for name, own in variant.own_names.items()}
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        fake = declaration.find_fake()
-        if fake is None:
-            return run(*args, **kwargs)
-        return fake(*args, **{names[own]: value for own, value in kwargs.items()})
-
-    return call
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """The fake of an op that writes to its arguments and returns nothing."""
+    fake, names = declaration.fake, {own: name for name, own in form.own_names.items()}
+    if fake is None:
+        return run
+    return lambda *args, **kwargs: fake(*args, **{names[own]: value for own, value in kwargs.items()})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 
 from sgljit_core.errors import InvalidFamilyError
 from sgljit_core.plugins.origin import NAMES_OF_PYTORCH, Origin
-from sgljit_core.plugins.references import resolve
 
 # torch.compile passes the arguments of an op that writes by name, through functions of its own with parameters of
 # these names. In the schema such a parameter gets a trailing underscore.
@@ -29,14 +28,11 @@ ORDER = inspect.Parameter("sgl_order", inspect.Parameter.POSITIONAL_OR_KEYWORD, 
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One library op of a declaration.
+class Form:
+    """One library op of a declaration, by its name in ``torch.ops``.
 
-    Attributes:
-        name: its name in ``torch.ops``.
-        parameters: those of the schema; a parameter may have another name there.
-        names: the declaration's names for them, in the same order.
-        mutates: the declaration's names of the tensors that it writes to.
+    ``parameters`` are those of the schema, which may have other names there than in the declaration; ``names``, in the
+    same order, and ``mutates`` are the declaration's.
     """
 
     name: str
@@ -52,21 +48,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Declaration:
-    """The declaration of a function. It checks itself: a graph can hold it as it is meant.
+    """The declaration of a function, see ``KernelFamily.op``, and where it stands.
 
-    Attributes:
-        where: names the op and its file in errors.
-        mutates, inplace, fake: see ``KernelFamily.op``.
-
-    Raises:
-        InvalidFamilyError: it cannot work.
+    It checks itself: a graph can hold it as it is meant. Raises InvalidFamilyError where it cannot work.
     """
 
     where: Origin
     function: Callable[..., Any]
     mutates: tuple[str, ...]
     inplace: str | None
-    fake: Callable[..., Any] | str | None
+    fake: Callable[..., Any] | None
 
     @functools.cached_property
     def name(self) -> str:
@@ -120,64 +111,53 @@ class Declaration:
         return [name for name in self.mutates if self.tensors.get(name)]
 
     def __post_init__(self) -> None:
-        names = list(self.signature.parameters)
+        for problem in self._problems():
+            raise InvalidFamilyError(f"{self.where}: {problem}")
+        _ = self.schemas
+
+    def _problems(self) -> Iterator[str]:
+        names, returned = list(self.signature.parameters), self.signature.return_annotation
         if self.name in NAMES_OF_PYTORCH:
-            raise InvalidFamilyError(
-                f"{self.where}: torch.ops.sgljit_{self.where.family}.{self.name} is something of PyTorch's own, so no "
-                f"op can have this name; choose another"
+            yield (
+                f"torch.ops.sgljit_{self.where.family}.{self.name} is something of PyTorch's own, so no op can have "
+                f"this name; choose another"
             )
         for name in names:
             if name.startswith("sgl_"):  # see forwarding
-                raise InvalidFamilyError(
-                    f"{self.where}: the parameter {name!r} begins with 'sgl_', as the names of generated code do; "
-                    f"choose another"
-                )
-        if self.signature.return_annotation is inspect.Signature.empty:
-            raise InvalidFamilyError(f"{self.where}: annotate what it returns, -> None if nothing")
+                yield f"the parameter {name!r} begins with 'sgl_', as the names of generated code do; choose another"
+        if returned is inspect.Signature.empty:
+            yield "annotate what it returns, -> None if nothing"
         for name in self.mutates:
             if name not in names:
-                raise InvalidFamilyError(f"{self.where}: mutates names {name!r}; the parameters are {', '.join(names)}")
+                yield f"mutates names {name!r}; the parameters are {', '.join(names)}"
         if self.returns_nothing and self.takes_tensors and not self.mutates:
-            raise InvalidFamilyError(
-                f"{self.where} returns nothing, and mutates=... names no parameter that it writes to: a compiled graph "
-                f'would leave it out. Write @FAMILY.op(..., mutates=("out",)), every tensor that it changes'
+            yield (
+                "the op returns nothing, and mutates=... names no parameter that it writes to: a compiled graph would "
+                'leave it out. Write @FAMILY.op(..., mutates=("out",)), every tensor that it changes'
             )
         if not self.returns_nothing and self.takes_tensors and self.fake is None:
-            raise InvalidFamilyError(
-                f"{self.where} returns {self.signature.return_annotation}, and a graph must know what that looks like "
-                f"without computing it. Write @FAMILY.op(..., fake=...): a function with the op's parameters that "
-                f"returns an empty tensor of the right shape and dtype, such as torch.empty_like"
+            yield (
+                f"the op returns {returned}, and a graph must know what that looks like without computing it. Write "
+                f"@FAMILY.op(..., fake=...): a function with the op's parameters that returns an empty tensor of the "
+                f"right shape and dtype, such as torch.empty_like"
             )
-        if self.returns_out and isinstance(self.fake, str):
-            raise InvalidFamilyError(
-                f"{self.where}: fake makes the tensor that is returned at each call, also while torch.compile traces: "
-                f"give the function itself, not its name"
-            )
-        if not isinstance(self.fake, str) and (problem := self.misfit()):
-            raise InvalidFamilyError(f"{self.where}: fake {problem}")
+        if self.fake is not None:
+            yield from self._misfits(self.fake)
         if self.inplace is not None and (
             len(self._optional) != 1 or not self.returns_nothing or self.tensors.get(self.inplace) is not False
         ):
-            raise InvalidFamilyError(
-                f"{self.where}: inplace={self.inplace!r} must name a tensor parameter that is never None; mutates must "
-                f"name one tensor parameter that may be None, and the op must return nothing. Got "
-                f"mutates={self.mutates}, returns {self.signature.return_annotation}"
+            yield (
+                f"inplace={self.inplace!r} must name a tensor parameter that is never None; mutates must name one "
+                f"tensor parameter that may be None, and the op must return nothing. Got mutates={self.mutates}, "
+                f"returns {returned}"
             )
-        _ = self.schemas
 
-    def find_fake(self) -> Callable[..., Any] | None:
-        """The fake. Raises InvalidFamilyError: it is given by its name, and there is none."""
-        return resolve(self.fake, self.where) if isinstance(self.fake, str) else self.fake
-
-    def misfit(self) -> str | None:
-        """Why its fake cannot be called with the op's arguments; None where it can, or has no signature to be read."""
-        fake = self.find_fake()
+    def _misfits(self, fake: Callable[..., Any]) -> Iterator[str]:
+        """Why a fake cannot be called with the op's arguments, if it has a signature to be read."""
         try:
-            taken = None if fake is None else inspect.signature(fake)
+            taken = inspect.signature(fake)
         except (ValueError, TypeError):  # such as one of torch's own
-            return None
-        if taken is None:
-            return None
+            return
         required = [parameter for parameter in self.parameters if parameter.default is parameter.empty]
         # PyTorch leaves out what has its default.
         for passed in (self.parameters,) if self.returns_out else (self.parameters, required):
@@ -185,8 +165,7 @@ class Declaration:
             try:
                 taken.bind(*(None for parameter in passed if parameter.name not in by_name), **by_name)
             except TypeError as error:
-                return f"takes {taken}, and gets the op's arguments, {self.signature}: {error}"
-        return None
+                yield f"fake takes {taken}, and gets the op's arguments, {self.signature}: {error}"
 
     @functools.cached_property
     def out(self) -> str | None:
@@ -194,39 +173,38 @@ class Declaration:
         return self._optional[0] if self.inplace is not None or self.returns_out else None
 
     @functools.cached_property
-    def variants(self) -> list[Variant]:
+    def forms(self) -> list[Form]:
         """The library ops: one, or the one that writes ``out`` and the one that works in place."""
         if self.out is None:
             parameters = self.parameters
             if self.returns_nothing and not self.takes_tensors:
                 parameters = [ORDER, *parameters]
             mutates = self.mutates if self.takes_tensors else (ORDER.name,) * self.returns_nothing
-            return [_variant(self.name, parameters, mutates)]
+            return [_form(self.name, parameters, mutates)]
         index = list(self.signature.parameters).index(self.out)
         empty = inspect.Parameter.empty
         required = [parameter.replace(default=empty) for parameter in self.parameters[: index + 1]]
         required[index] = required[index].replace(annotation=torch.Tensor)
-        writes_out = _variant(self.name, [*required, *self.parameters[index + 1 :]], self.mutates)
+        writes_out = _form(self.name, [*required, *self.parameters[index + 1 :]], self.mutates)
         if self.inplace is None:
             return [writes_out]
         others = [parameter for parameter in self.parameters if parameter.name != self.out]
         rest = [name for name in self.mutates if name not in (self.out, self.inplace)]
-        return [writes_out, _variant(f"{self.name}_", others, (self.inplace, *rest))]
+        return [writes_out, _form(f"{self.name}_", others, (self.inplace, *rest))]
 
     @functools.cached_property
     def schemas(self) -> list[str]:
         """The schemas of the library ops, without their names. Raises InvalidFamilyError: the annotations make none."""
-        return [self._text_of(variant) for variant in self.variants]
+        return [self._text_of(form) for form in self.forms]
 
-    def _text_of(self, variant: Variant) -> str:
-
+    def _text_of(self, form: Form) -> str:
         def prototype() -> None:
             """It lends its signature."""
 
         annotation = None if self.only_writes else self.signature.return_annotation
-        signature = inspect.Signature(variant.parameters, return_annotation=annotation)
+        signature = inspect.Signature(form.parameters, return_annotation=annotation)
         prototype.__signature__ = signature  # type: ignore[attr-defined]
-        mutates = [variant.own_names[name] for name in variant.mutates]
+        mutates = [form.own_names[name] for name in form.mutates]
         try:
             return torch.library.infer_schema(prototype, mutates_args=mutates)
         except (ValueError, TypeError) as error:
@@ -236,7 +214,7 @@ class Declaration:
             ) from error
 
 
-def _variant(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Variant:
+def _form(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Form:
     names = [parameter.name for parameter in parameters]
     renamed = [p.replace(name=f"{p.name}_") if p.name in _TAKEN else p for p in parameters]
-    return Variant(name, renamed, names, mutates)
+    return Form(name, renamed, names, mutates)

@@ -1,4 +1,4 @@
-"""Is a tensor more than memory?
+"""Does a tensor have memory?
 
 Some tensors of exactly the type ``torch.Tensor`` have no memory of their own: meta tensors, those of torch.func, and
 tensors whose storage was freed. The kernel, or the conversion before it, refuses them. Only then does the op ask
@@ -18,7 +18,6 @@ from sgljit_core.errors import TensorMatchError
 # A tensor that has no storage, no address or symbolic sizes says so in one of these ways; PyTorch's text about a
 # symbolic size can itself fail, with a TypeError.
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError)
-
 
 _AT_PHDR = 3  # of <sys/auxv.h>: where the executable's program headers are
 

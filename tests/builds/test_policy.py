@@ -94,7 +94,7 @@ def test_forbidden_for_a_gpu_the_text_names_the_architecture_to_build_and_those_
     with override_cuda_arch(8, 0):
         family.build_variant("fill.cuh", "fill", torch.float32)
     freeze()
-    for arch, option in (((9, 0), "9.0a"), ((8, 6), "8.6"), ((10, 0), "10.0a")):
+    for arch, option in (((9, 0), "sm_90a"), ((8, 6), "sm_86"), ((10, 0), "sm_100a")):
         with override_cuda_arch(*arch), pytest.raises(errors.CompileForbiddenError) as caught:
             family.build_variant("fill.cuh", "fill", torch.float32)
         assert f"with `sgljit cache build frozen --cuda-arch {option}`" in str(caught.value)
@@ -140,7 +140,7 @@ def sgljit_build_finished(build, seconds, error):
 def test_a_plugin_observes_builds_and_no_hits(children, csrc, tmp_path):
     import plugin_on_disk
 
-    plugin_on_disk.install(tmp_path / "site", "sgljit-observer", "observer", plugin=OBSERVER, group="sgljit.plugins")
+    plugin_on_disk.install(tmp_path / "site", "sgljit-observer", "observer", plugin=OBSERVER, group="sgljit.extensions")
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n" + LOAD
     lines = children.run(code).splitlines()
     assert [line.split()[0] for line in lines] == ["started", "finished", "1"]

@@ -275,7 +275,7 @@ def test_an_edit_of_a_registered_dependency_rebuilds(children, csrc, compiler, t
     from kit import LOAD
 
     package = plugin_on_disk.install(
-        tmp_path / "site", "sgljit-headers", "headers", plugin=DEPENDENCY, group="sgljit.plugins"
+        tmp_path / "site", "sgljit-headers", "headers", plugin=DEPENDENCY, group="sgljit.extensions"
     )
     header = package / "csrc" / "some.h"
     header.write_text("#define VALUE 1\n")

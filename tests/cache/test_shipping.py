@@ -80,7 +80,7 @@ def sgljit_prebuilt_dirs():
 def test_a_plugin_may_bring_artifacts(children, warm_cache, tmp_path):
     """A wheel of artifacts alone, installed where another user's files are."""
     site = tmp_path / "site"
-    package = plugin_on_disk.install(site, "sgljit-bundle", "bundle", plugin=PREBUILT_PLUGIN, group="sgljit.plugins")
+    package = plugin_on_disk.install(site, "sgljit-bundle", "bundle", plugin=PREBUILT_PLUGIN, group="sgljit.extensions")
     warm_cache.rename(package / "artifacts")
     (package / "artifacts").chmod(0o775)
     code = f"import sys; sys.path.insert(0, {str(site)!r})\n" + LOAD

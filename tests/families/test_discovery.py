@@ -410,8 +410,10 @@ for _ in range(2):
 
 
 def test_named_headers_come_from_an_extension_and_a_broken_one_is_left_out(tmp_path):
-    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=_HEADERS, group="sgljit.plugins")
-    plugin_on_disk.install(tmp_path, "broken", "broken", plugin="raise ValueError('no luck')", group="sgljit.plugins")
+    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=_HEADERS, group="sgljit.extensions")
+    plugin_on_disk.install(
+        tmp_path, "broken", "broken", plugin="raise ValueError('no luck')", group="sgljit.extensions"
+    )
     result = _python(tmp_path, f"{_ASK}\nhooks.header_directories('cutlas')")
     assert "[PosixPath('/include/cutlass')]" in result.stdout
     assert "plugin broken 1.2.3 cannot be loaded" in result.stderr
@@ -428,9 +430,9 @@ def test_named_headers_come_from_an_extension_and_a_broken_one_is_left_out(tmp_p
     ],
 )
 def test_a_broken_hook_is_reported_once_with_its_distribution_and_listed(tmp_path, hook, text):
-    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=_HEADERS, group="sgljit.plugins")
+    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=_HEADERS, group="sgljit.extensions")
     broken = f"from sgljit_core import hookimpl\n@hookimpl\ndef {hook}\n"
-    plugin_on_disk.install(tmp_path, "broken", "broken", plugin=broken, group="sgljit.plugins")
+    plugin_on_disk.install(tmp_path, "broken", "broken", plugin=broken, group="sgljit.extensions")
     result = _python(tmp_path, _ASK)
     assert result.stdout.count("[PosixPath('/include/cutlass')] [PosixPath('/prebuilt')]") == 2, result.stderr
     said = f"broken 1.2.3 (broken.plugin in {tmp_path})"
@@ -443,11 +445,11 @@ def test_a_broken_hook_is_reported_once_with_its_distribution_and_listed(tmp_pat
 
 @pytest.mark.parametrize("kind", ["wrapper", "hookwrapper"])
 def test_a_hook_wrapper_is_not_called_and_listed(tmp_path, kind):
-    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=_HEADERS, group="sgljit.plugins")
+    plugin_on_disk.install(tmp_path, "headers", "headers", plugin=_HEADERS, group="sgljit.extensions")
     wraps = f"from sgljit_core import hookimpl\n@hookimpl({kind}=True)\n"
     wraps += "def sgljit_prebuilt_dirs():\n    print('called')\n    return (yield)\n"
     wraps += "@hookimpl\ndef sgljit_header_dependencies(): return {'own': lambda: ['/own']}\n"
-    plugin_on_disk.install(tmp_path, "wraps", "wraps", plugin=wraps, group="sgljit.plugins")
+    plugin_on_disk.install(tmp_path, "wraps", "wraps", plugin=wraps, group="sgljit.extensions")
     result = _python(tmp_path, f"{_ASK}\nprint(hooks.header_directories('own'))")
     assert "[PosixPath('/prebuilt')]" in result.stdout
     assert "[PosixPath('/own')]" in result.stdout
@@ -490,7 +492,7 @@ def test_an_unreadable_requirement_is_named(site, family):
 
 
 def test_an_entry_that_names_anothers_module_does_not_break_the_owner(tmp_path):
-    for group, name in (("sgljit.kernels", "evil"), ("sgljit.plugins", "worse")):
+    for group, name in (("sgljit.kernels", "evil"), ("sgljit.extensions", "worse")):
         plugin_on_disk.install(tmp_path, name, name, group=group)
         (tmp_path / f"{name}-1.2.3.dist-info" / "entry_points.txt").write_text(
             f"[{group}]\n{name} = sgljit_norm.plugin:FAMILY\n"

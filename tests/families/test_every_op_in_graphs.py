@@ -35,8 +35,8 @@ OPS = [pytest.param(op, id=f"{family}.{op.name}") for family in FAMILIES for op 
 
 def form(op):
     """What the ops of a family differ in on their way into a graph."""
-    (variant, *others) = op.library.variants
-    return op.family, len(others), len(variant.mutates)
+    (form, *others) = op.library.forms
+    return op.family, len(others), len(form.mutates)
 
 
 def first_of_each_form():
@@ -83,9 +83,9 @@ def fresh(arguments):
 
 @pytest.mark.parametrize("op", OPS)
 def test_opcheck_finds_nothing(op):
-    for overload, variant in zip(op.library.overloads, op.library.variants, strict=True):
-        own_names = dict(zip(variant.names, (parameter.name for parameter in variant.parameters), strict=True))
-        required = [parameter.name for parameter in variant.parameters if parameter.default is parameter.empty]
+    for overload, form in zip(op.library.overloads, op.library.forms, strict=True):
+        own_names = dict(zip(form.names, (parameter.name for parameter in form.parameters), strict=True))
+        required = [parameter.name for parameter in form.parameters if parameter.default is parameter.empty]
         checked = 0
         for arguments in samples(op, 4):
             left_out = {name for name in set(arguments) - set(own_names) if arguments[name] is None}
@@ -106,11 +106,11 @@ def test_opcheck_finds_nothing(op):
 @pytest.mark.parametrize("op", [param for param in OPS if param.values[0].name not in ARGUMENTS])
 def test_a_call_writes_to_what_the_schema_names_and_to_nothing_else(op):
     """What opcheck's test_schema asks, of every dtype and of every sample."""
-    (variant, *others) = op.library.variants
+    (form, *others) = op.library.forms
     for arguments in op.samples(torch.device("cpu")):
         before, passed = fresh(arguments), fresh(arguments)
         op.function(**passed)
-        used = others[0] if others and arguments["out"] is None else variant
+        used = others[0] if others and arguments["out"] is None else form
         for name, value in before.items():
             if isinstance(value, torch.Tensor) and name not in used.mutates:
                 torch.testing.assert_close(passed[name], value, rtol=0, atol=0, equal_nan=True)

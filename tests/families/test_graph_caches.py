@@ -84,15 +84,6 @@ def test_an_op_that_returns_something_has_another_in_each_release(name):
     assert name(MAKES, "1.0", fake=FAKE) != name(MAKES, "1.1", fake=FAKE)
 
 
-def test_a_fake_that_is_named_counts_by_the_text_of_its_file(name, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    file = tmp_path / "acme_named_fakes.py"
-    file.write_text("import torch\n" + FAKE)
-    first = name(MAKES, fake="acme_named_fakes:fake")
-    file.write_text("import torch\n" + FAKE + "# another text")
-    assert name(MAKES, fake="acme_named_fakes:fake") != first
-
-
 def test_every_library_op_of_a_declaration_has_the_same():
     def clear(x: torch.Tensor, y: torch.Tensor | None = None) -> None:
         (x if y is None else y).zero_()

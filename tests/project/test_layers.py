@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def test_a_module_imports_no_room_above_its_own(module):
         if order.index(room_of(other)) > order.index(room_of(module))
     ]
     assert not above, f"{module} imports {above}; docs/architecture.md has the order of the rooms"
+
+
+def test_the_core_stays_small():
+    core = code.ROOT / "sgljit_core"
+    lines = Counter[str]()
+    for path in core.rglob("*.py"):
+        lines[path.relative_to(core).parts[0]] += len(path.read_text().splitlines())
+    assert lines.total() <= 8000
+    assert max(lines.values()) <= 1300, lines
 
 
 def test_the_picture_shows_the_imports_of_the_code():

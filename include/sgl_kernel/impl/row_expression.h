@@ -114,7 +114,7 @@ SGL_HD Stores<Kept..., Output> appended(const Stores<Kept...>& stores, const Out
   return appended(stores, output, IndexListUpTo<sizeof...(Kept)>{});
 }
 
-/// An opened `Mapped`. `Convert` makes of what `f` returns what `get` gives.
+/// An opened `Mapped`. `Convert` turns the result of `f` into the result of `get`.
 template <typename Convert, typename F, typename... Open>
 struct OpenMapped {
   const F& f;

@@ -87,7 +87,7 @@ struct RowOpOnCpu {
 SGL_INLINE std::int64_t host::details::load_row_loop(
     const char* family, const char* file, const char* loop, Spelling functor, std::initializer_list<int> counts,
     DLDataType input, DLDataType output, const char* signature) {
-  static constexpr const char* kElements[] = {"fp32_t", "fp16_t", "bf16_t", "fp8_e4m3_t"};  // as build_deferred's
+  static constexpr const char* kElements[] = {"fp32_t", "fp16_t", "bf16_t", "fp8_e4m3_t"};
   Message symbol;
   symbol << loop << '<';
   symbol.append(functor.text, functor.size);

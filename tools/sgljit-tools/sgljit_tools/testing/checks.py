@@ -19,14 +19,12 @@ from .subject import Arguments, Fault, NotApplicable, Subject, described, is_ref
 
 
 def signatures(subject: Subject) -> None:
-    """Reference, samples and fake take what the op takes."""
+    """Reference and samples take what the op takes."""
     names = list(subject.signature.parameters)
     if subject.takes_tensors:
         taken = list(inspect.signature(subject.reference).parameters)
         if taken != names:
             raise Fault(f"the reference takes {', '.join(taken)}; the op takes {', '.join(names)}")
-    if subject.op.misfit is not None:
-        raise Fault(f"its fake {subject.op.misfit}")
     _ = subject.samples
 
 
@@ -262,7 +260,7 @@ def _look(value: Any) -> Any:
 
 def _library_calls(subject: Subject) -> Iterator[tuple[Any, Any, Arguments]]:
     """Each ``torch.library`` op with the arguments of some samples, by the names of its schema."""
-    for overload, variant in zip(subject.op.library.overloads, subject.op.library.variants, strict=True):
+    for overload, variant in zip(subject.op.library.overloads, subject.op.library.forms, strict=True):
         required = [parameter.name for parameter in variant.parameters if parameter.default is parameter.empty]
         for sample in subject.picked[:4]:
             absent = {name for name in set(sample) - set(variant.names) if sample[name] is None}
