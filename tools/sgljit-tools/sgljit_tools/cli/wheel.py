@@ -7,8 +7,8 @@ sources and the core's headers are unchanged, and ignored otherwise.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -23,15 +23,14 @@ import typer
 
 from sgljit_core import parallel_compile
 from sgljit_core.compilers.arch import override_target
-from sgljit_core.errors import SgljitError
 from sgljit_core.families import loading
 from sgljit_core.machine.roots import TAG
 from sgljit_core.paths import CARRIED, package_directory
 from sgljit_core.plugins import discovery
 from sgljit_tools.cache import admin as cache
 from sgljit_tools.cache import contents
-from sgljit_tools.environment import inherited_environment
 from sgljit_tools.errors import WheelError
+from sgljit_tools.recording.process import in_a_process
 
 from .ahead import builds_ahead
 
@@ -62,18 +61,15 @@ def add_artifacts_to_wheel(
         _wheel("unpack", str(wheel.absolute()), "--dest", str(unpacked), cwd=Path(scratch))
         (content,) = unpacked.iterdir()
         packed.mkdir()
-        # A separate process, in which the wheel's content hides an installed version of the plugin. Its working
-        # directory is the content, because Python imports from there first, and the caller's may hold the sources.
-        code = f"import sys; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
-        environment = inherited_environment(
-            PYTHONPATH=os.pathsep.join((str(content), *map(os.path.abspath, sys.path))),
-            SGLJIT_CACHE_DIR=str(Path(scratch, "cache")),
+        # In a process of its own the wheel's content hides an installed version of the plugin.
+        in_a_process(
+            functools.partial(prebuild, wheel.name, str(content), cuda_arch),
+            PYTHONPATH=str(content),
+            SGLJIT_CACHE_DIR="{scratch}/cache",
             SGLJIT_PREBUILT_PATH="",  # an artifact that is found elsewhere would not be in the wheel
             PYTHONDONTWRITEBYTECODE="1",  # the wheel is packed from there
             SGLJIT_JIT="on",  # the variable is about compiling on demand, not about this command
         )
-        command = [sys.executable, "-c", code, wheel.name, str(content), *cuda_arch]
-        said = _run(command, cwd=content, environment=environment)
         artifacts = [
             place.relative_to(carried)
             for carried in content.rglob(CARRIED)
@@ -89,11 +85,10 @@ def add_artifacts_to_wheel(
         into.mkdir(parents=True, exist_ok=True)
         made = shutil.copy(tagged, into)
     targets = " and ".join(sorted({place.parts[0] for place in artifacts}))
-    typer.echo(said, nl=False)
     typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
 
 
-def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
+def prebuild(wheel: str, content: str, cuda_archs: list[str]) -> None:
     """Build what the calls of the families below ``content`` ask for, and put it beside their sources.
 
     Raises:
@@ -143,26 +138,11 @@ def _check_c_library(content: Path, platform: str) -> None:
             )
 
 
-def main(*arguments: str) -> str | None:
-    """``prebuild`` in a process of its own; returns the text of an error, for ``sys.exit``."""
-    try:
-        prebuild(*arguments)
-    except SgljitError as error:
-        return str(error)
-    return None
-
-
 def _wheel(*arguments: str, cwd: Path) -> None:
     """Run the command line of the ``wheel`` package, its only interface."""
     if importlib.util.find_spec("wheel") is None:
         raise WheelError('this command needs the "wheel" package: pip install "sgljit-tools[wheel]"')
-    _run([sys.executable, "-m", "wheel", *arguments], cwd=cwd)
-
-
-def _run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    command = [sys.executable, "-m", "wheel", *arguments]
+    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         raise WheelError(done.stdout.strip())
-    return done.stdout
