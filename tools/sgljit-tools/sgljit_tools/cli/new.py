@@ -31,38 +31,9 @@ from .clangd import configuration
 
 TEMPLATES = Path(__file__).resolve().parent / "new_files"
 
-# fmt: off
-WORDS_OF_CXX = {  # and of the C library's macros
-    "alignas", "alignof", "asm", "assert", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
-    "char32_t", "char8_t", "co_await", "co_return", "co_yield", "compl", "concept", "const", "const_cast",
-    "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double", "dynamic_cast", "enum",
-    "errno", "explicit", "export", "extern", "false", "float", "friend", "goto", "inline", "int", "linux", "long",
-    "main", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected", "public",
-    "register", "reinterpret_cast", "requires", "short", "signed", "sizeof", "static", "static_assert",
-    "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid",
-    "typename", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "xor",
-}
-HEADERS = {  # of the C library, its compilers and CUDA; csrc comes before the directories of these
-    "aio", "aliases", "alloca", "ar", "argp", "argz", "byteswap", "complex", "cpio", "crypt", "ctype", "cuda",
-    "cuda_bf16", "cuda_fp16", "cuda_fp4", "cuda_fp6", "cuda_fp8", "cuda_runtime", "cuda_runtime_api", "cupti",
-    "cxxabi", "device_types", "dirent", "dlfcn", "driver_types", "elf", "endian", "envz", "err", "error", "execinfo",
-    "fcntl", "features", "fenv", "fmtmsg", "fnmatch", "fstab", "fts", "ftw", "gconv", "getopt", "glob", "grp",
-    "gshadow", "host_config", "host_defines", "iconv", "ifaddrs", "immintrin", "inttypes", "iso646", "langinfo",
-    "lastlog", "libgen", "libintl", "library_types", "limits", "link", "locale", "malloc", "math", "math_constants",
-    "math_functions", "mcheck", "memory", "mm_malloc", "mma", "mntent", "monetary", "mqueue", "netdb", "nl_types",
-    "nss", "nvrtc", "obstack", "omp", "paths", "poll", "printf", "pthread", "pty", "pwd", "quadmath", "re_comp",
-    "regex", "regexp", "resolv", "sched", "search", "semaphore", "setjmp", "sgtty", "shadow", "signal", "spawn",
-    "stab", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdio_ext", "stdlib",
-    "stdnoreturn", "string", "strings", "surface_types", "syscall", "sysexits", "syslog", "tar", "termio", "termios",
-    "texture_types", "tgmath", "thread_db", "threads", "time", "ttyent", "uchar", "ucontext", "ulimit", "unistd",
-    "unwind", "utime", "utmp", "utmpx", "values", "varargs", "vector_functions", "vector_types", "wait", "wchar",
-    "wctype", "wordexp",
-}
-NAMES_OF_TEMPLATES = {
-    "attributes", "bench", "cache_once", "csrc", "div_ceil", "functools", "host_module", "irange", "kernel",
-    "load_module", "make_cpp_args", "ops", "plugin", "reference", "row_map", "tests", "torch", "variants",
-}
-# fmt: on
+# A function of such a name would hide what a file of the distribution means by it.
+NAMES_OF_TEMPLATES = {"attributes", "bench", "cache_once", "csrc", "load_module", "make_cpp_args"}
+NAMES_OF_TEMPLATES |= {"ops", "plugin", "reference", "tests", "torch"}
 
 
 class Road(str, Enum):
@@ -107,11 +78,12 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
         "family": family,
         "op": op,
         "functor": "".join(map(str.capitalize, op.split("_"))),
-        "namespace": f"{family}_kernels",  # no name of the C library ends so
+        "namespace": f"{family}_kernels",  # as no name of the C library, nor a word of C++
         "oldest": f"{major}.{minor}",
         "next": f"{major}.{minor + 1}",
     }
-    suffixes = (".h", ".cpp") if road is Road.VARIANTS else (".cu", ".cpp")
+    # No header of the system is called so, which it would hide.
+    sources = ("_kernel.h", ".cpp") if road is Road.VARIANTS else (".cu", ".cpp")
     places = {
         "pyproject.toml": "both/pyproject.toml",
         "README.md": "both/README.md",
@@ -121,7 +93,7 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
         f"{package}/ops.py": f"{road.value}/ops.py",
         f"{package}/reference.py": f"{road.value}/reference.py",
         f"{package}/bench.py": f"{road.value}/bench.py",
-        **{f"{package}/csrc/{op}{suffix}": f"{road.value}/op{suffix}" for suffix in suffixes},
+        **{f"{package}/csrc/{op}{source}": f"{road.value}/op{source}" for source in sources},
         f"{package}/tests/test_{op}.py": f"{road.value}/test_op.py",
     }
     return {
@@ -155,8 +127,6 @@ def _check(project: str, family: str, op: str) -> None:
                 f"keyword of Python"
             )
     for taken, why in (
-        (WORDS_OF_CXX, "is a word of C++"),
-        (HEADERS, f"would hide the system's header {op}.h behind csrc/{op}.h"),
         (NAMES_OF_TEMPLATES, "is used in the files of the distribution itself"),
         (NAMES_OF_PYTORCH, f"is something of PyTorch's own in torch.ops.sgljit_{family}"),
     ):
