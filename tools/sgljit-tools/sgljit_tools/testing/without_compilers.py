@@ -95,7 +95,7 @@ _OF_STD = re.compile(r"_Z(GV|T[VTIS])?Z?N?K?S[tabsiod]")  # Itanium C++ ABI, 5.1
 
 
 def _answers(family: str) -> list[_Answer]:
-    """What every op of a family does in a fork of this process, whose children they are."""
+    """Call every op of a family, each in a fork of this process."""
     logger = logging.getLogger("sgljit")
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
