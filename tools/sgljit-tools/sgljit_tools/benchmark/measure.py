@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -110,8 +110,7 @@ def run_benchmark(
     Raises:
         ValueError: there is no set of arguments, or ``inputs`` returned the same memory twice.
     """
-    sets = _sets(inputs)
-    samples, _ = _sample(fn, sets, _device_of(sets, device), graph, seconds)
+    samples, _, _ = _sample(fn, inputs, device, graph, seconds)
     return _quantiles(samples, quantiles)
 
 
@@ -136,11 +135,10 @@ def measure(
     Raises:
         ValueError: as in ``run_benchmark``.
     """
-    sets = _sets(inputs)
-    where = _device_of(sets, device)
-    figure = _figure(*_sample(fn, sets, where, graph, seconds))
+    samples, calls, where = _sample(fn, inputs, device, graph, seconds)
     copy = copy_figure(num_bytes, where).microseconds if num_bytes else math.nan
-    return replace(figure, num_bytes=num_bytes, flops=flops, copy_microseconds=copy)
+    median, low, high = _quantiles(samples, QUANTILES)
+    return Figure(median, low, high, calls, len(samples), num_bytes, flops, copy)
 
 
 def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
@@ -168,7 +166,7 @@ def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Fig
         for piece, source in zip(to.split(_PIECE), from_.split(_PIECE), strict=True):
             piece.copy_(source)
 
-    figure = _figure(*_sample(copy, rotate(make), device, True, 0.2))
+    figure = measure(copy, make, device=device)
     return replace(figure, num_bytes=2 * half, copy_microseconds=figure.microseconds)
 
 
@@ -238,13 +236,6 @@ def cache_bytes(device: torch.device | str) -> int:
     return max(sizes) * 1024
 
 
-def _sets(inputs: Sequence[Arguments] | Callable[[], Arguments]) -> Sequence[Arguments]:
-    sets = rotate(inputs) if callable(inputs) else inputs
-    if not sets:
-        raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
-    return sets
-
-
 def _tensors(arguments: Arguments) -> list[torch.Tensor]:
     import torch
 
@@ -268,12 +259,19 @@ def _device_of(sets: Sequence[Arguments], device: torch.device | str | None) -> 
 
 
 def _sample(
-    fn: Callable[..., object], sets: Sequence[Arguments], device: torch.device, graph: bool, seconds: float
-) -> tuple[list[float], int]:
-    """The microseconds of a call in each sample, and the number of calls in a sample."""
+    fn: Callable[..., object],
+    inputs: Sequence[Arguments] | Callable[[], Arguments],
+    device: torch.device | str | None,
+    graph: bool,
+    seconds: float,
+) -> tuple[list[float], int, torch.device]:
+    """The microseconds of a call in each sample, the number of calls in a sample, and the device."""
     import torch
 
-    only = sets[0]
+    sets = rotate(inputs) if callable(inputs) else inputs
+    if not sets:
+        raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
+    only, where = sets[0], _device_of(sets, device)
 
     def run(turns: int) -> None:
         if len(sets) == 1:  # the cheapest loop: some calls on the CPU take no longer than making a list
@@ -284,17 +282,23 @@ def _sample(
                 kept = [fn(*arguments) for arguments in sets]
         del kept
 
-    if device.type != "cuda":
-        return _sample_by_clock(run, len(sets), lambda: None, seconds)
-    with torch.cuda.device(device):
-        if graph:
-            return _sample_graph(run, len(sets), seconds)
-        return _sample_by_clock(run, len(sets), torch.cuda.synchronize, seconds)
+    on_cuda = where.type == "cuda"
+    with torch.cuda.device(where) if on_cuda else nullcontext():
+        if on_cuda and graph:
+            turns, timed = _graph_of(run)
+        else:
+            turns, timed = _by_clock(run, torch.cuda.synchronize if on_cuda else lambda: None)
+        times: list[float] = []
+        deadline = time.perf_counter() + seconds
+        while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
+            times.append(timed())
+    calls = turns * len(sets)
+    return [sample / calls * 1e6 for sample in times], calls, where
 
 
-def _sample_by_clock(
-    run: Callable[[int], None], calls: int, finish: Callable[[], None], seconds: float
-) -> tuple[list[float], int]:
+def _by_clock(run: Callable[[int], None], finish: Callable[[], None]) -> tuple[int, Callable[[], float]]:
+    """The turns of a sample, and a function that takes one: its seconds."""
+
     def timed(turns: int) -> float:
         start = time.perf_counter()
         run(turns)
@@ -303,18 +307,11 @@ def _sample_by_clock(
 
     timed(1)
     turns = math.ceil(_CLOCK_SECONDS / timed(1))
-    return _repeated(lambda: timed(turns), turns * calls, seconds)
+    return turns, lambda: timed(turns)
 
 
-def _repeated(timed: Callable[[], float], calls: int, seconds: float) -> tuple[list[float], int]:
-    times: list[float] = []
-    deadline = time.perf_counter() + seconds
-    while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
-        times.append(timed())
-    return [sample / calls * 1e6 for sample in times], calls
-
-
-def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tuple[list[float], int]:
+def _graph_of(run: Callable[[int], None]) -> tuple[int, Callable[[], float]]:
+    """The same with a CUDA graph, which is replayed between two events."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -325,11 +322,12 @@ def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tup
             run(turns)
         return graph
 
-    def timed(graph: torch.cuda.CUDAGraph) -> float:
+    def timed() -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(stream)
-        graph.replay()
-        end.record(stream)
+        with torch.cuda.stream(stream):
+            start.record()
+            graph.replay()
+            end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
@@ -337,20 +335,12 @@ def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tup
     with torch.cuda.stream(stream):
         run(1)
     graph = captured(1)
-    with torch.cuda.stream(stream):
-        once = min(timed(graph) for _ in range(_WARM_UP))
-        turns = math.ceil(_GRAPH_SECONDS / once)
+    turns = math.ceil(_GRAPH_SECONDS / min(timed() for _ in range(_WARM_UP)))
     if turns > 1:
         graph = captured(turns)
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP):
-            timed(graph)
-        return _repeated(lambda: timed(graph), turns * calls, seconds)
-
-
-def _figure(samples: Sequence[float], calls: int) -> Figure:
-    median, low, high = _quantiles(samples, QUANTILES)
-    return Figure(median, low, high, calls, len(samples))
+    for _ in range(_WARM_UP):
+        timed()
+    return turns, timed
 
 
 def _quantiles(samples: Sequence[float], quantiles: Sequence[float]) -> tuple[float, ...]:
