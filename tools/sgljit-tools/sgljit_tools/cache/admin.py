@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ from sgljit_core.cache.manifest import Manifest, ManifestError
 from sgljit_core.errors import SgljitError, StorageError, UntrustedCacheError
 from sgljit_core.machine import roots
 
-from . import archive, contents
+from . import archive
+
+_SOURCE_KEY = re.compile(r"[0-9a-f]{32}")
+_ENTRY = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{8})?")  # see Manifest.entry_name
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,9 @@ def _failing_plainly(operation: Callable[P, R]) -> Callable[P, R]:
         try:
             return operation(*args, **kwargs)
         except OSError as error:
-            named = bool(args) and str(error.filename) == str(args[0])
-            if error.errno is None or (named and error.errno == errno.ENOENT):  # it says already what is wrong
+            if error.errno in (None, errno.ENOENT):  # it says already what is wrong
                 raise
-            remedy = "Try again; if it happens again, look at that directory's file system and its permissions"
-            if named:
-                remedy = "Name a regular file that you may read, or a place where you may write one"
-                if error.errno in (errno.EACCES, errno.EPERM):
-                    remedy = "Name another, or let its owner give you access to it"
+            remedy = "Name another that you may read and write, or let its owner give you access"
             raise StorageError(f"{operation.__name__}: {error}. {remedy}") from error
 
     return wrapper
@@ -95,8 +94,7 @@ def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Ent
     Raises:
         UntrustedCacheError: somebody else could have written the root.
     """
-    place = _checked(directory, vouched=vouched)
-    return [_entry(path) for path in contents.artifact_directories(place)]
+    return [_entry(path) for path in _artifact_directories(_checked(directory, vouched=vouched))]
 
 
 @_failing_plainly
@@ -110,7 +108,7 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
         UntrustedCacheError: somebody else could have written the root.
     """
     place = _checked(directory, vouched=vouched)
-    found = [(path, _problem(path, None if vouched else place)) for path in contents.artifact_directories(place)]
+    found = [(path, _problem(path, None if vouched else place)) for path in _artifact_directories(place)]
     return [_entry(path, problem) for path, problem in found if problem]
 
 
@@ -156,7 +154,7 @@ def prune(
         return Pruned([], [])
     roots.check_is_cache(place)
     leftovers = store.leftovers(place) if dry_run else store.collect(place)
-    broken = {path for path in contents.artifact_directories(place) if _problem(path, place, unreadable=False)}
+    broken = {path for path in _artifact_directories(place) if _problem(path, place, unreadable=False)}
     wanted: dict[tuple[str, str], set[str]] = {}
     for answer in keep or ():
         wanted.setdefault(_owner(answer.location.path), set()).add(answer.source_key)
@@ -223,6 +221,34 @@ def import_archive(file: str | Path, directory: Path | None = None) -> int:
     return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
 
 
+def _artifact_directories(root: Path, closed: Callable[[Path], object] = lambda _: None) -> list[Path]:
+    """Every artifact's directory below a root, whole or not; none below a closed directory. Raises OSError.
+
+    Nothing else below it is listed: callers remove what is, and a user may have named a directory of his own.
+
+    Args:
+        closed: is called with each directory that this user may not list.
+    """
+    places = [path for path in _children(root) if not path.name.startswith(".")]
+    for _ in range(3):
+        places = [path for place in places for path in _children(place, closed)]
+    keys = [path for path in places if _SOURCE_KEY.fullmatch(path.name)]
+    return [path for key in keys for path in _children(key, closed) if _ENTRY.fullmatch(path.name)]
+
+
+def _children(directory: Path, closed: Callable[[Path], object] | None = None) -> list[Path]:
+    """The directories in a directory, links left out; nothing of one that is gone, or that may be ``closed`` and is."""
+    try:
+        return sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:
+        if closed is None:
+            raise
+        closed(directory)
+        return []
+
+
 def _owner(place: Path) -> tuple[str, str]:
     """Target and family of the directory of a source key."""
     return place.parents[2].name, place.parents[1].name
@@ -239,7 +265,7 @@ def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
 
 
 def _whole(place: Path, family: str | None, target: str | None) -> Iterator[lookup.Artifact]:
-    for path in contents.artifact_directories(place, _left_out):
+    for path in _artifact_directories(place, _left_out):
         if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
             continue
         try:
@@ -259,9 +285,11 @@ def _left_out(directory: Path, text: str = "") -> None:
 
 
 def _entry(path: Path, problem: str = "") -> Entry:
-    manifest, used = None, contents.last_use(path)
+    manifest, size, used = None, 0, 0.0
     try:
+        used = path.stat().st_mtime
+        size = sum(file.lstat().st_size for file in path.iterdir())
         manifest = lookup.read_manifest(path)
     except (OSError, ManifestError) as error:
         problem = problem or str(error)
-    return Entry(path, manifest, contents.size(path), manifest.created if manifest else used, used, problem)
+    return Entry(path, manifest, size, manifest.created if manifest else used, used, problem)

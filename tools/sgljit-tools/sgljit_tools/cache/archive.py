@@ -14,12 +14,13 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import IO, BinaryIO, Literal, cast
 
 from sgljit_core.cache import lookup, store
-from sgljit_core.cache.manifest import FILE, Manifest, ManifestError
+from sgljit_core.cache.manifest import FILE, ManifestError
 from sgljit_core.errors import SgljitError
 from sgljit_core.machine import roots
 from sgljit_tools.errors import ArchiveError
@@ -78,21 +79,18 @@ def unpack(file: Path, root: Path) -> int:
             roots.make(root, *place.parent.parts)
         for place in places:
             store.settle(staging / place, root, place)
-    except SgljitError:
-        raise
     except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, OSError) as error:
-        if not isinstance(error, OSError) or error.errno is None:
-            raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: {error}") from error
-        raise
+        if isinstance(error, SgljitError) or getattr(error, "errno", None) is not None:
+            raise
+        raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: {error}") from error
     finally:
         store.discard(staging)
     return len(places)
 
 
 def _mode(file: Path) -> Literal["w", "w:gz", "w:xz"]:
-    for suffix, mode in _MODES.items():
-        if file.name.endswith(suffix):
-            return mode
+    for suffix in filter(file.name.endswith, _MODES):
+        return _MODES[suffix]
     raise ArchiveError(f"{file}: the name of an archive ends in one of {', '.join(_MODES)}")
 
 
@@ -132,8 +130,8 @@ class _Reader(io.RawIOBase):
 
 
 def _extract(reader: _Reader, file: Path, staging: Path) -> list[Path]:
-    places: dict[Path, None] = {}
-    seen: set[str] = set()
+    """Write the files of an archive below a directory; the directories of its artifacts."""
+    names: set[str] = set()
     with tarfile.open(fileobj=reader, mode="r:") as archive:
         for count, member in enumerate(iter(archive.next, None)):
             archive.members.clear()  # type: ignore[attr-defined]  # the headers of all would fill the memory
@@ -146,38 +144,23 @@ def _extract(reader: _Reader, file: Path, staging: Path) -> list[Path]:
                 raise ArchiveError(f"{file} holds {member.name!r}, which is no file of an artifact")
             if not 0 <= member.size <= lookup.LARGEST:
                 raise ArchiveError(f"{file}: {member.name} claims {member.size} bytes")
-            if member.name in seen:
+            if member.name in names:
                 raise ArchiveError(f"{file} holds {member.name} twice")
-            seen.add(member.name)
-            _write(archive, member, staging, reader)
-            places[Path(member.name).parent] = None
+            names.add(member.name)
+            place = staging / member.name
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            roots.share(place.parent)
+            reader.allowed = member.size + _READ  # a buffer may read ahead
+            content = cast(IO[bytes], archive.extractfile(member))
+            store.write(place, iter(partial(content.read, _READ), b""))
+            reader.allowed = _READ
         end = archive.offset
     # tarfile takes the end of a file for the end of an archive, too.
     reader.seek(end)
     reader.allowed = tarfile.BLOCKSIZE
     if reader.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
         raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: it has no end")
-    return list(places)
-
-
-def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, staging: Path, reader: _Reader) -> None:
-    directory = staging
-    for name in member.name.split("/")[:-1]:
-        directory /= name
-        directory.mkdir(mode=0o700, exist_ok=True)
-        roots.share(directory)
-    content = archive.extractfile(member)
-    assert content is not None
-
-    def chunks() -> Iterator[bytes]:
-        reader.allowed = 2 * _READ  # a buffer may read ahead
-        while chunk := content.read(_READ):
-            yield chunk
-            reader.allowed = 2 * _READ
-
-    with content:
-        store.write(staging / member.name, chunks())
-    reader.allowed = _READ
+    return sorted({Path(name).parent for name in names})
 
 
 def _verify(file: Path, directory: Path) -> None:
@@ -187,7 +170,7 @@ def _verify(file: Path, directory: Path) -> None:
         raise ArchiveError(f"{file}: {'/'.join(directory.parts[-5:])} is damaged: {error}") from error
     if artifact is None:
         raise ArchiveError(f"{file}: {directory.name} is not there")
-    manifest: Manifest = artifact.manifest
+    manifest = artifact.manifest
     claimed = (manifest.target, manifest.family or "_", manifest.module, manifest.source_key, manifest.entry_name())
     extra = {path.name for path in directory.iterdir()} - {FILE, manifest.payload}
     if claimed != directory.parts[-5:] or extra:

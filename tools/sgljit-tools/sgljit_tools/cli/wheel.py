@@ -28,7 +28,6 @@ from sgljit_core.machine.roots import TAG
 from sgljit_core.paths import CARRIED, package_directory
 from sgljit_core.plugins import discovery
 from sgljit_tools.cache import admin as cache
-from sgljit_tools.cache import contents
 from sgljit_tools.errors import WheelError
 from sgljit_tools.recording.process import in_a_process
 
@@ -70,11 +69,7 @@ def add_artifacts_to_wheel(
             PYTHONDONTWRITEBYTECODE="1",  # the wheel is packed from there
             SGLJIT_JIT="on",  # the variable is about compiling on demand, not about this command
         )
-        artifacts = [
-            place.relative_to(carried)
-            for carried in content.rglob(CARRIED)
-            for place in contents.artifact_directories(carried)
-        ]
+        artifacts = [entry for carried in content.rglob(CARRIED) for entry in cache.entries(carried, vouched=True)]
         if not artifacts:
             raise WheelError(f"{wheel.name}: nothing was added to it")
         _check_c_library(content, platform)
@@ -84,7 +79,7 @@ def add_artifacts_to_wheel(
         (tagged,) = packed.iterdir()
         into.mkdir(parents=True, exist_ok=True)
         made = shutil.copy(tagged, into)
-    targets = " and ".join(sorted({place.parts[0] for place in artifacts}))
+    targets = " and ".join(sorted({artifact.directory.parents[3].name for artifact in artifacts}))
     typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
 
 
