@@ -172,7 +172,7 @@ def _call_with(op: Op, sample: Mapping[str, Any], device: str) -> str | None:
 
 
 def _refusal(error: Exception, device: str) -> str | None:
-    """What stopped a call, in words; None if the op has no kernels for this kind of device."""
+    """The error that stopped a call, in words; None if the op has no kernels for this kind of device."""
     refused = rf"Device mismatch: expected one of \[[^]]*\] but got {device}"
     if isinstance(error, TensorMatchError) and re.search(refused, str(error)):
         return None
