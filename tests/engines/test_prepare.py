@@ -16,7 +16,7 @@ from engines.test_shapes import DEEPSEEK, QWEN3
 from engines import model_run
 from sgljit_core import errors
 from sgljit_core.compilers import nvrtc
-from sgljit_engines import prepare
+from sgljit_engines.adapter import engine_ops
 from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_engines.shapes import read_config
 from sgljit_tools.cli import prepare as command
@@ -110,7 +110,7 @@ def test_an_engine_without_an_adapter_is_a_sentence():
         UnsupportedEngineError,
         match=r"engine 'triton-server' \(installed: .*sgljit-vllm: install that of your engine",
     ):
-        prepare.engine_ops("triton-server")
+        engine_ops("triton-server")
 
 
 def test_without_what_adapters_share_the_command_says_what_to_install(monkeypatch, tmp_path):

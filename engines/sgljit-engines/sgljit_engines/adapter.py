@@ -20,7 +20,7 @@ from sgljit_core.errors import CaptureError, ConfigError, InferenceOnlyError, Sg
 
 from .errors import UnsupportedEngineError
 
-_OF_THIS_CALL = (CaptureError, InferenceOnlyError, TensorMatchError)
+GROUP = "sgljit.engines"  # of the entry points that name adapters
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,23 +100,7 @@ class Adapter:
         Raises:
             SgljitError, OSError: the failure itself, with ``SGLJIT_ENGINES=strict``.
         """
-        if op in self._lost:
-            return False
-        try:
-            call()
-        except (SgljitError, OSError) as error:
-            if self.strict:
-                raise
-            if isinstance(error, _OF_THIS_CALL):
-                return False
-            self._lost.add(op)
-            text = (
-                f"{op} failed, and {self.ops[op]} runs on the engine's own code until the process ends "
-                f"(SGLJIT_ENGINES=strict raises instead): {type(error).__name__}: {error}"
-            )
-            self.say(logging.WARNING, "engine_fallback", text, op=op, error=error)
-            return False
-        return True
+        return self._works(op, call) is True
 
     def attempt_once(
         self, op: str, call: Callable[[], object], answers: MutableMapping[Any, bool], key: Hashable
@@ -134,20 +118,33 @@ class Adapter:
             SgljitError, OSError: as ``attempt``.
         """
         if key not in answers:
-            forbidden = []
-
-            def watched() -> None:
-                try:
-                    call()
-                except CaptureError as error:
-                    forbidden.append(error)
-                    raise
-
-            works = self.attempt(op, watched)
-            if forbidden:
-                return works
+            works = self._works(op, call)
+            if works is None:
+                return False
             answers[key] = works
         return answers[key]
+
+    def _works(self, op: str, call: Callable[[], object]) -> bool | None:
+        """Whether a call of an op ran; None if the capture of a CUDA graph forbids the build that decides it."""
+        if op in self._lost:
+            return False
+        try:
+            call()
+        except (SgljitError, OSError) as error:
+            if self.strict:
+                raise
+            if isinstance(error, CaptureError):
+                return None
+            if isinstance(error, InferenceOnlyError | TensorMatchError):
+                return False
+            self._lost.add(op)
+            text = (
+                f"{op} failed, and {self.ops[op]} runs on the engine's own code until the process ends "
+                f"(SGLJIT_ENGINES=strict raises instead): {type(error).__name__}: {error}"
+            )
+            self.say(logging.WARNING, "engine_fallback", text, op=op, error=error)
+            return False
+        return True
 
     @property
     def strict(self) -> bool:
@@ -198,6 +195,27 @@ def _permissions() -> tuple[frozenset[str] | None, bool]:
             f"got {value!r}"
         )
     return frozenset(words) - {"strict"} or None, "strict" in words
+
+
+def engine_ops(engine: str | None) -> frozenset[str] | None:
+    """The ops that an engine's adapter uses; without an engine, those of all installed adapters.
+
+    None stands for all ops: there is no adapter, so that it is open who calls what.
+
+    Args:
+        engine: the name of an entry point in the group ``sgljit.engines``, which names the adapter's ``Adapter``.
+
+    Raises:
+        UnsupportedEngineError: no adapter for this engine is installed.
+    """
+    points = {point.name: point for point in importlib_metadata.entry_points(group=GROUP)}
+    if engine is not None and engine not in points:
+        raise UnsupportedEngineError(
+            f"no installed adapter is for the engine {engine!r} (installed: {', '.join(sorted(points)) or 'none'}). "
+            f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
+        )
+    chosen = list(points.values()) if engine is None else [points[engine]]
+    return frozenset(op for point in chosen for op in point.load().ops) if chosen else None
 
 
 def _installed(distribution: str) -> str | None:

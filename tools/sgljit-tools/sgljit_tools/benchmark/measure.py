@@ -29,7 +29,7 @@ Arguments = Sequence[Any]
 QUANTILES = (0.5, 0.2, 0.8)
 _CACHES = 2  # the sets of arguments hold so many times the last cache, so that each set is evicted before its next turn
 _MAX_SETS = 8192  # also the calls in one turn, so the nodes in a graph
-_PIECE = 256 * 2**20  # bytes that are copied at once
+_PIECE = 256 * 2**20  # bytes that are copied at once: one copy of 512 MiB has two thirds of the rate (H200, CUDA 13.0)
 _WARM_UP = 3  # turns
 _MIN_SAMPLES = 10
 _GRAPH_SECONDS, _CLOCK_SECONDS = 2e-3, 1e-3  # a sample: long against the start of a graph, and a clock's reading
@@ -92,8 +92,7 @@ def run_benchmark(
     """Microseconds of one call of ``fn``: median, 20 % and 80 % quantile, in ``perf_report``'s order.
 
     On CUDA a CUDA graph of calls is replayed between two events, which leaves the host out; on the CPU calls are timed
-    by the clock. The result of a call stays alive for a turn of all arguments, so that a function which allocates its
-    result writes to other memory each time, like one that gets its outputs as arguments.
+    by the clock. The result of a call stays alive for a turn of all arguments.
 
     Args:
         fn: called as ``fn(*arguments)``. One turn is not timed: afterwards ``fn`` must be compiled and warm.
@@ -144,7 +143,6 @@ def measure(
 def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
     """A plain copy, ``Tensor.copy_``, that reads and writes ``num_bytes`` in all, from memory to memory.
 
-    It copies pieces of 256 MiB: a single copy of 512 MiB reaches two thirds of their rate (an H200, CUDA 13.0).
     Measured once in a process for each number of bytes, device, and number of torch's threads.
     """
     import torch
@@ -196,9 +194,7 @@ def on_threads(count: int) -> Iterator[None]:
 
 
 def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
-    """Sets of arguments that together hold twice the bytes of the last cache of their device, at least one.
-
-    There are at most 8192 sets, so a call on less than about 16 KiB may still find its data in a cache.
+    """Sets of arguments that together hold twice the bytes of the last cache of their device: one to 8192.
 
     Args:
         make: makes one set. Memory that several sets share, such as a weight, counts once.
@@ -236,15 +232,11 @@ def cache_bytes(device: torch.device | str) -> int:
     return max(sizes) * 1024
 
 
-def _tensors(arguments: Arguments) -> list[torch.Tensor]:
+def _storages(arguments: Arguments) -> dict[tuple[torch.device, int], int]:
+    """The size of each tensor's memory by its device and address."""
     import torch
 
-    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-
-
-def _storages(arguments: Arguments) -> dict[tuple[torch.device, int], int]:
-    """The size of each tensor's memory by its address."""
-    storages = [tensor.untyped_storage() for tensor in _tensors(arguments)]
+    storages = [tensor.untyped_storage() for tensor in arguments if isinstance(tensor, torch.Tensor)]
     return {(storage.device, storage.data_ptr()): storage.nbytes() for storage in storages}
 
 
@@ -253,7 +245,7 @@ def _device_of(sets: Sequence[Arguments], device: torch.device | str | None) -> 
 
     if device is not None:
         return torch.device(device)
-    devices = [tensor.device for tensor in _tensors(sets[0])]
+    devices = [device for device, _ in _storages(sets[0])]
     devices = devices or [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
     return next((found for found in devices if found.type == "cuda"), devices[0])
 

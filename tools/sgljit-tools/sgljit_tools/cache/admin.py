@@ -1,19 +1,20 @@
 """The operations on a cache, for operators and for the command line: list, verify, prune, export, import.
 
 Everything works on one root, by default the user's own cache. A directory of prebuilt artifacts has the same layout.
-One that does not exist is a FileNotFoundError.
+One that does not exist is a FileNotFoundError, and one that somebody else could have written an UntrustedCacheError. To
+write to a directory of somebody else's files is a NotACacheError.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 from sgljit_core import log, paths
 from sgljit_core.cache import lookup, store
@@ -61,55 +62,37 @@ class Pruned(NamedTuple):
     leftovers: list[Path]
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _failing_plainly(operation: Callable[P, R]) -> Callable[P, R]:
-    """An operation whose errors of the file system are StorageErrors."""
-
-    @functools.wraps(operation)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return operation(*args, **kwargs)
-        except OSError as error:
-            if error.errno in (None, errno.ENOENT):  # it says already what is wrong
-                raise
-            remedy = "Name another that you may read and write, or let its owner give you access"
-            raise StorageError(f"{operation.__name__}: {error}. {remedy}") from error
-
-    return wrapper
+@contextlib.contextmanager
+def _failing_plainly(operation: str) -> Iterator[None]:
+    """Decorates an operation: errors of the file system are StorageErrors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (None, errno.ENOENT):  # it says already what is wrong
+            raise
+        remedy = "Name another that you may read and write, or let its owner give you access"
+        raise StorageError(f"{operation}: {error}. {remedy}") from error
 
 
 root = paths.cache_root
 
 
-@_failing_plainly
+@_failing_plainly("entries")
 def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts below a root, by their manifests; payloads are not read (``verify`` does).
 
     Args:
         vouched: the root is as trusted as the plugin that carries it, so it does not matter who can write it.
-
-    Raises:
-        UntrustedCacheError: somebody else could have written the root.
     """
     return [_entry(path) for path in _artifact_directories(_checked(directory, vouched=vouched))]
 
 
-@_failing_plainly
+@_failing_plainly("verify")
 def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
-    """The artifacts below a root that are damaged, found by reading everything. Changes nothing.
-
-    Args:
-        vouched: as in ``entries``.
-
-    Raises:
-        UntrustedCacheError: somebody else could have written the root.
-    """
+    """The artifacts of ``entries`` that are damaged, found by reading everything. Changes nothing."""
     place = _checked(directory, vouched=vouched)
-    found = [(path, _problem(path, None if vouched else place)) for path in _artifact_directories(place)]
-    return [_entry(path, problem) for path, problem in found if problem]
+    root = None if vouched else place
+    return [_entry(path, said) for path in _artifact_directories(place) if (said := _problem(path, root))]
 
 
 def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
@@ -125,7 +108,7 @@ def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
     return ""
 
 
-@_failing_plainly
+@_failing_plainly("prune")
 def prune(
     directory: Path | None = None,
     *,
@@ -144,10 +127,6 @@ def prune(
         keep: answers of ``why``; of each family and target that is among them, removes every other source key, such
             as those of sources that were edited since.
         dry_run: changes nothing.
-
-    Raises:
-        NotACacheError: the root is a directory of somebody else's files.
-        UntrustedCacheError: somebody else could have written the root.
     """
     place = _checked(directory)
     if not place.exists():  # the user's own, before its first artifact
@@ -175,7 +154,7 @@ def prune(
     return Pruned(gone, leftovers)
 
 
-@_failing_plainly
+@_failing_plainly("export_archive")
 def export_archive(
     file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
 ) -> int:
@@ -191,17 +170,11 @@ def export_archive(
     return archive.pack(Path(file), _whole(place, family, target), place)
 
 
-@_failing_plainly
+@_failing_plainly("copy")
 def copy(into: Path, directory: Path | None = None, *, family: str | None = None) -> int:
-    """Copy artifacts of one root into another, and count them. One that is there and whole already stays.
-
-    Raises:
-        NotACacheError: ``into`` is a directory of somebody else's files.
-        UntrustedCacheError: somebody else could have written a root.
-    """
-    place = _checked(directory)
+    """Copy artifacts of one root into another, and count them. One that is there and whole already stays."""
     count = 0
-    for artifact in _whole(place, family, None):
+    for artifact in _whole(_checked(directory), family, None):
         staging = store.staging_directory(into, "copy")
         try:
             store.publish(staging, into, artifact.manifest.location, artifact.manifest, artifact.payload)
@@ -211,7 +184,7 @@ def copy(into: Path, directory: Path | None = None, *, family: str | None = None
     return count
 
 
-@_failing_plainly
+@_failing_plainly("import_archive")
 def import_archive(file: str | Path, directory: Path | None = None) -> int:
     """Put the artifacts of an archive into a root, and count them.
 
@@ -275,8 +248,8 @@ def _whole(place: Path, family: str | None, target: str | None) -> Iterator[look
             continue
         if artifact is None:
             _left_out(path, f"{path} is left out: it was removed while the cache was read")
-            continue
-        yield artifact
+        else:
+            yield artifact
 
 
 def _left_out(directory: Path, text: str = "") -> None:

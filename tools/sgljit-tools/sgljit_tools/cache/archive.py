@@ -37,11 +37,7 @@ _RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundre
 
 
 def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
-    """Write artifacts of a root into an archive; returns their number. The same artifacts make the same tar.
-
-    Raises:
-        ArchiveError: the suffix is none of those known.
-    """
+    """Write artifacts of a root into an archive; returns their number. The same artifacts make the same tar."""
     count = 0
     mode = _mode(file)
     partial = file.with_name(f".{file.name}.{os.urandom(8).hex()}")  # nobody can guess it and make a link of it first
@@ -64,10 +60,7 @@ def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
 def unpack(file: Path, root: Path) -> int:
     """Put the artifacts of an archive into a root; returns their number. One that is there and whole already stays.
 
-    Raises:
-        ArchiveError: the file is no archive of artifacts; nothing of a refused artifact enters the root.
-        NotACacheError: the root is a directory of somebody else's files.
-        UntrustedCacheError: the root could have been written by somebody else.
+    Nothing of an archive that is refused enters.
     """
     staging = store.staging_directory(root, "import")
     try:

@@ -99,8 +99,7 @@ def build(
     with target_of(cuda_arch):
         builders = builds_ahead(families or list(discovery.installed()))
         parallel_compile(builders)
-    held = len(admin.entries())
-    typer.echo(f"{len(builders)} modules are ready; {admin.root()} holds {held} artifacts")
+    typer.echo(f"{len(builders)} modules are ready; {admin.root()} holds {len(admin.entries())} artifacts")
     fail_if_not_kept()
 
 
@@ -152,9 +151,8 @@ def export_archive(
     if log.was_said("artifact_damaged"):
         raise SgljitError("some artifacts could not be written; see the warnings")
     if count == 0:
-        manifests = [entry.manifest for entry in admin.entries(directory) if entry.manifest]
-        families = ", ".join(sorted({manifest.family for manifest in manifests})) or "none"
-        targets = ", ".join(sorted({manifest.target for manifest in manifests})) or "none"
+        held = {(entry.manifest.family, entry.manifest.target) for entry in admin.entries(directory) if entry.manifest}
+        families, targets = (", ".join(sorted(set(names))) for names in zip(*held or {("none", "none")}, strict=True))
         raise SgljitError(f"nothing to write; the cache has the families {families} and targets {targets}")
 
 

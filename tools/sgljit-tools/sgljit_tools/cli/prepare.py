@@ -30,12 +30,12 @@ def prepare(
     """
     if importlib.util.find_spec("sgljit_engines") is None:
         raise SgljitError("this command needs what adapters share: pip install sgljit-engines")
-    from sgljit_engines import prepare as engines
+    from sgljit_engines.adapter import engine_ops
     from sgljit_engines.shapes import read_config
 
     freeze("on")
     shape = read_config(model, tensor_parallel, dtype)
-    ops = engines.engine_ops(engine)
+    ops = engine_ops(engine)
     for note in shape.notes:
         typer.echo(f"note: {note}", err=True)
     with target_of(cuda_arch):

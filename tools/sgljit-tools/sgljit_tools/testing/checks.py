@@ -12,8 +12,8 @@ import torch
 
 from sgljit_core.errors import SgljitError
 
+from . import layouts as laid_out
 from .agreement import same_bits
-from .layouts import layouts, sizes
 from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal
 
@@ -60,16 +60,16 @@ def fresh_values(subject: Subject) -> None:
         subject.compare(guarded, result, wanted, f"with other values in the same memory: {described(sample)}")
 
 
-def all_layouts(subject: Subject) -> None:
+def layouts(subject: Subject) -> None:
     """A tensor in another layout gives the same result, or a ValueError."""
     for sample in subject.picked:
-        for text, arguments in layouts(sample, subject.op.mutates):
+        for text, arguments in laid_out.layouts(sample, subject.op.mutates):
             subject.judge(arguments, text, may_refuse=True)
 
 
-def all_sizes(subject: Subject) -> None:
+def sizes(subject: Subject) -> None:
     """No row, one row, and sizes around the powers of two give the reference's results, or a ValueError."""
-    for text, arguments in sizes(subject.picked):
+    for text, arguments in laid_out.sizes(subject.picked):
         subject.judge(arguments, text, poison=True, may_refuse=True)
 
 
@@ -123,7 +123,7 @@ def opcheck(subject: Subject) -> None:
             raise Fault(f"{overload}: {type(error).__name__}: {error}") from error
 
 
-def compiled(subject: Subject) -> None:
+def compile_(subject: Subject) -> None:
     """A graph of inductor with dynamic sizes gives the bits of an eager call.
 
     No two tensors share memory: of such that are written, inductor makes wrong copies by itself (PyTorch 2.13).
@@ -203,21 +203,11 @@ def _end_of_capture() -> None:
         torch.ones(1, device="cuda")
 
 
-CHECKS: Mapping[str, Callable[[Subject], None]] = {
-    "signatures": signatures,
-    "results": results,
-    "own_work": own_work,
-    "returns": returns,
-    "reads": reads,
-    "repeats": repeats,
-    "fresh_values": fresh_values,
-    "layouts": all_layouts,
-    "sizes": all_sizes,
-    "opcheck": opcheck,
-    "compile": compiled,
-    "stream": stream,
-    "graph": graph,
-}
+_ALL = (
+    *(signatures, results, own_work, returns, reads, repeats, fresh_values, layouts, sizes, opcheck, compile_),
+    *(stream, graph),
+)
+CHECKS: Mapping[str, Callable[[Subject], None]] = {check.__name__.rstrip("_"): check for check in _ALL}
 ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too
 
 

@@ -28,20 +28,20 @@ def declaration(family: KernelFamily) -> None:
 def compile_errors(family: KernelFamily) -> None:
     """An op whose code cannot be compiled raises, and gives no result made otherwise."""
     faults, _, loaded = code_of(family.name)
-    if faults:
-        raise Fault("\n".join(faults))
-    if not loaded:
-        raise NotApplicable("no op has code that is compiled")
+    _raise("\n".join(faults), loaded)
 
 
 def statics(family: KernelFamily) -> None:
     """Its libraries share no static variables with those of other families."""
     _, shared, loaded = code_of(family.name)
-    if shared:
-        raise Fault(
-            f"every library of a process that has variables of these names shares them: {'; '.join(shared)}. "
-            f"Compile with -fno-gnu-unique, as the core does"
-        )
+    names = "; ".join(shared)
+    told = f"every library of a process that has variables of these names shares them: {names}. Compile with "
+    _raise(names and f"{told}-fno-gnu-unique, as the core does", loaded)
+
+
+def _raise(faults: str, loaded: int) -> None:
+    if faults:
+        raise Fault(faults)
     if not loaded:
         raise NotApplicable("no op has code that is compiled")
 
@@ -66,8 +66,5 @@ def dry_run(family: KernelFamily) -> str:
 
 
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
-    "declaration": declaration,
-    "compile_errors": compile_errors,
-    "statics": statics,
-    "dry_run": dry_run,
+    check.__name__: check for check in (declaration, compile_errors, statics, dry_run)
 }

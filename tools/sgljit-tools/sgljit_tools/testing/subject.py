@@ -50,7 +50,6 @@ class Subject:
     """An op on a device.
 
     Attributes:
-        op: the op.
         device: where its samples are.
     """
 
@@ -196,13 +195,11 @@ class Subject:
 
     def compare(self, guarded: Guarded, result: Any, wanted: tuple[Any, dict[str, Any]], told: str) -> None:
         """Raise Fault where a call's results are not the reference's, or it wrote elsewhere."""
-        for name, value in wanted[1].items():
-            for got, right in _pairs(map_tensors(memory_of, guarded.arguments.get(name)), value):
+        compared = [(n, map_tensors(memory_of, guarded.arguments.get(n)), value) for n, value in wanted[1].items()]
+        for name, one, other in [*compared, ("the result", result, wanted[0])]:
+            for got, right in _pairs(one, other):
                 if text := difference(got, right):
                     raise Fault(f"{told}: {name} {text}")
-        for got, right in _pairs(result, wanted[0]):
-            if text := difference(got, right):
-                raise Fault(f"{told}: the result {text}")
         if damage := guarded.damage(self.op.mutates):
             raise Fault(f"{told}: {damage}")
 
