@@ -110,12 +110,8 @@ class Adapter:
         After a build that the capture of a CUDA graph forbids, the next question tries again.
 
         Args:
-            op, call: see ``attempt``.
             answers: where the answers are kept.
             key: the kind of call.
-
-        Raises:
-            SgljitError, OSError: as ``attempt``.
         """
         if key not in answers:
             works = self._works(op, call)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -170,11 +171,10 @@ def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Fig
 
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """Measure on ``count`` threads: CPU kernels of this project, and PyTorch's, so also the plain copy.
+    """Measure on ``count`` threads, which run on the first ``count`` processors of the calling thread.
 
-    The calling thread, and threads that it starts, run on the first ``count`` of its processors; torch takes as many
-    threads. Both are as before afterwards, but torch keeps the threads that it has, where they are: measure on one
-    thread and on all in a process, or each count in its own.
+    Torch keeps the threads that it has, where they are: measure on one thread and on all in a process, or each count in
+    its own.
 
     Raises:
         ValueError: the calling thread may not use so many processors. ``OMP_NUM_THREADS`` limits kernels further.
@@ -224,12 +224,9 @@ def cache_bytes(device: torch.device | str) -> int:
     device = torch.device(device)
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = [_CPU_CACHE // 1024]
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = file.read_text().strip()  # such as 32768K
-        if text.endswith("K") and text[:-1].isdecimal():
-            sizes.append(int(text[:-1]))
-    return max(sizes) * 1024
+    texts = (file.read_text() for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    sizes = (int(found[1]) * 1024 for text in texts if (found := re.match(r"(\d+)K$", text)))
+    return max([_CPU_CACHE, *sizes])
 
 
 def _storages(arguments: Arguments) -> dict[tuple[torch.device, int], int]:

@@ -37,15 +37,8 @@ def make_benchmark(name: str, x_names: Sequence[str], x_vals: Sequence[Any], lin
         x_names, x_vals: the names of a place's coordinates, and the places.
         lines: the names of the things to compare at each place, passed as ``provider``.
     """
-    return SimpleNamespace(
-        x_names=list(x_names),
-        x_vals=list(x_vals),
-        line_arg="provider",
-        line_vals=list(lines),
-        line_names=list(lines),
-        plot_name=name,
-        args={},
-    )
+    of_lines = {"line_arg": "provider", "line_vals": [*lines], "line_names": [*lines], "plot_name": name, "args": {}}
+    return SimpleNamespace(x_names=[*x_names], x_vals=[*x_vals], **of_lines)
 
 
 def sweep(benchmark: Any, run: Callable[..., Any]) -> list[dict[str, Any]]:
@@ -97,8 +90,7 @@ def machine(device: torch.device | str | None = None) -> str:
     """
     import torch
 
-    on_cuda = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
-    if on_cuda:
+    if torch.cuda.is_available() if device is None else torch.device(device).type == "cuda":
         measured = [torch.cuda.get_device_name(device), f"CUDA {torch.version.cuda}"]
     else:
         measured = [_processor(), f"{len(os.sched_getaffinity(0))} cores"]
@@ -166,23 +158,18 @@ def write_plot(
     """
     if importlib.util.find_spec("matplotlib") is None:
         return False
-    matplotlib = importlib.import_module("matplotlib")
-    figure_module = importlib.import_module("matplotlib.figure")
+    matplotlib, drawing = map(importlib.import_module, ("matplotlib", "matplotlib.figure"))
     path.parent.mkdir(parents=True, exist_ok=True)
     # No random ids and no date, so that the same numbers make the same file.
     with matplotlib.rc_context({"svg.hashsalt": "sgljit", "svg.fonttype": "none"}):
-        figure = figure_module.Figure(figsize=(8, 4.5), layout="constrained")
+        figure = drawing.Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         for name in lines:
             axes.plot(range(len(rows)), [_number(row.get(name), quantity) for row in rows], marker="o", label=name)
         axes.set_xticks(range(len(rows)), [place(row) for row in rows], rotation=30, ha="right")
-        axes.set_ylabel(ylabel or quantity.replace("_", " "))
-        axes.set_title(title)
+        axes.set(ylabel=ylabel or quantity.replace("_", " "), title=title)
         axes.grid(visible=True, alpha=0.3)
-        if quantity == "microseconds":
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
+        axes.set(**({"yscale": "log"} if quantity == "microseconds" else {"ylim": (0, None)}))
         figure.legend(loc="outside right upper")  # on no line
         figure.savefig(path, format="svg", metadata={"Date": None})
     return True

@@ -14,7 +14,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import IO, BinaryIO, Literal, cast
@@ -95,13 +95,10 @@ class _Reader(io.RawIOBase):
     """
 
     def __init__(self, packed: BinaryIO, file: Path) -> None:
-        magic = packed.read(6)
+        magic = packed.read(2)
         packed.seek(0)
-        self._content = packed
-        if magic.startswith(b"\x1f\x8b"):
-            self._content = cast(BinaryIO, gzip.GzipFile(fileobj=packed))
-        elif magic.startswith(b"\xfd7zXZ"):
-            self._content = cast(BinaryIO, lzma.LZMAFile(packed))  # noqa: SIM115 - the caller closes what it reads
+        kinds: dict[bytes, Callable[[BinaryIO], object]] = {b"\x1f\x8b": gzip.open, b"\xfd7": lzma.open}
+        self._content = cast(BinaryIO, kinds[magic](packed) if magic in kinds else packed)
         self._file = file
         self._left = min(_IN_ALL, _RATIO * os.fstat(packed.fileno()).st_size + _SLACK)
         self.allowed = _READ

@@ -111,10 +111,8 @@ def _check(project: str, family: str, op: str) -> None:
     """Refuse names that are invalid, and names that are taken."""
     package = _package(project)
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", project):
-        raise NewDistributionError(
-            f"project name {project!r}: expected letters, digits, '-', '_' and '.', the first and last a letter or "
-            f"digit, such as acme-kernels"
-        )
+        form = "letters, digits, '-', '_' and '.', the first and last a letter or digit, such as acme-kernels"
+        raise NewDistributionError(f"project name {project!r}: expected {form}")
     if not package.isidentifier() or keyword.iskeyword(package) or package in sys.stdlib_module_names:
         raise NewDistributionError(
             f"project name {project!r}: its package would be {package!r}, which cannot be imported or is Python's own; "
@@ -122,17 +120,16 @@ def _check(project: str, family: str, op: str) -> None:
         )
     for kind, name in (("family", family), ("op", op)):
         if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-            raise NewDistributionError(
-                f"{kind} name {name!r}: expected lower-case words with '_' between them, such as row_sum, and no "
-                f"keyword of Python"
-            )
+            form = "lower-case words with '_' between them, such as row_sum, and no keyword of Python"
+            raise NewDistributionError(f"{kind} name {name!r}: expected {form}")
     for taken, why in (
         (NAMES_OF_TEMPLATES, "is used in the files of the distribution itself"),
         (NAMES_OF_PYTORCH, f"is something of PyTorch's own in torch.ops.sgljit_{family}"),
     ):
         if op in taken:
             raise NewDistributionError(f"op name {op!r} {why}; choose another, such as {op}_rows")
-    if provider := _provider(family):
+    claims = discovery.installed().get(family)
+    if provider := claims[0] if claims else registry.first_party(family):
         raise NewDistributionError(
             f"family name {family!r} is that of {provider}; two distributions of one family cannot be used together, "
             f"so choose another"
@@ -146,13 +143,6 @@ def _check(project: str, family: str, op: str) -> None:
         raise NewDistributionError(
             f"{Path(project).absolute()} exists, and is kept; choose another name or another working directory"
         )
-
-
-def _provider(family: str) -> str | None:
-    """The distribution that has a family: an installed one, or the project's own."""
-    if claims := discovery.installed().get(family):
-        return str(claims[0])
-    return registry.first_party(family)
 
 
 def _write(into: Path, texts: Mapping[str, str]) -> None:

@@ -122,15 +122,14 @@ def prebuild(wheel: str, content: str, cuda_archs: list[str]) -> None:
 def _check_c_library(content: Path, platform: str) -> None:
     """Check a manylinux tag, which promises that the C library of its version is new enough."""
     promised = re.match(r"manylinux_2_(\d+)_", platform)
-    if promised is None:
-        return
-    for library in content.rglob(f"{CARRIED}/**/*.so"):
-        needed = max((int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())), default=0)
-        if needed > int(promised[1]):
-            raise WheelError(
-                f"platform tag {platform!r}: a library compiled here needs glibc 2.{needed}; build on an older system, "
-                f"such as the manylinux container, or name manylinux_2_{needed}"
-            )
+    libraries = content.rglob(f"{CARRIED}/**/*.so") if promised else ()
+    versions = (int(n) for library in libraries for n in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes()))
+    needed = max(versions, default=0)
+    if promised and needed > int(promised[1]):
+        raise WheelError(
+            f"platform tag {platform!r}: a library compiled here needs glibc 2.{needed}; build on an older system, "
+            f"such as the manylinux container, or name manylinux_2_{needed}"
+        )
 
 
 def _wheel(*arguments: str, cwd: Path) -> None:

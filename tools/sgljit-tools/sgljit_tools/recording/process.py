@@ -37,14 +37,10 @@ def in_a_process(call: Callable[[], T], **environment: str) -> T:
         # It imports what this process would, and nothing from the working directory, which may be anybody's.
         path = [changed.get("PYTHONPATH", ""), *sys.path]
         changed["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, filter(None, path)))
+        command, pipe = [sys.executable, "-c", f"from {__name__} import main; main()"], subprocess.PIPE
+        env = inherited_environment(**changed)
         done = subprocess.run(
-            [sys.executable, "-c", f"from {__name__} import main; main()"],
-            cwd=scratch,
-            env=inherited_environment(**changed),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
+            command, cwd=scratch, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False
         )
         if done.returncode != 0:
             raise RecordingError(f"a process ended with status {done.returncode}:\n{done.stdout[-4000:].strip()}")

@@ -62,8 +62,7 @@ def record(
         cuda_arch: the architecture of a device that need not be there, such as "9.0"; None for no calls on CUDA.
         on_cpu: whether there are calls on the CPU.
         ops: the names of the ops that are called; None for all.
-        model: a model's ``ModelShape``; without one the families' usual calls count, and the samples of those ops that
-            declare no calls.
+        model: a model's ``ModelShape``; without one the usual calls count, and samples where an op declares none.
         tokens: the numbers of tokens to try.
         samples: whether to call all ops with their samples, and not with their declared calls.
         keep: whether the host parts that are compiled go into the user's cache.
@@ -96,8 +95,7 @@ def _record(
     samples: bool,
 ) -> Recording:
     """``record``, in this process."""
-    place = Place()
-    driver = None
+    place, driver = Place(), None
     overridden: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if cuda_arch is not None:
         leave_out("LD_PRELOAD")  # compilers need no driver
@@ -160,10 +158,14 @@ def _call_with_samples(op: Op, device: str) -> str | None:
 
 def _call_with(op: Op, sample: Mapping[str, Any], device: str) -> str | None:
     """Make a call with a sample; what stopped it, in words."""
+    import torch
+
     try:
         arguments = op.with_out(sample)
         if device == "cuda":
-            shaped = {name: Shaped.of(value) for name, value in arguments.items() if _has_memory(value)}
+            # A tensor of addresses, which a sample gives the ``memory`` that they lead to, stays on the CPU.
+            tensors = {name: one for name, one in arguments.items() if isinstance(one, torch.Tensor)}
+            shaped = {name: Shaped.of(one) for name, one in tensors.items() if not hasattr(one, "memory")}
             arguments = {**arguments, **{name: tensor.handed_over() for name, tensor in shaped.items()}}
         op.function(**arguments)
     except Exception as error:  # noqa: BLE001 - what it says is the answer
@@ -179,10 +181,3 @@ def _refusal(error: Exception, device: str) -> str | None:
     if isinstance(error, SgljitError) and not isinstance(error, ValueError):  # it says all that there is to say
         raise error
     return f"{type(error).__name__}: {error}"
-
-
-def _has_memory(value: Any) -> bool:
-    """Whether it is a tensor of values; a sample gives one of addresses the ``memory`` that they lead to."""
-    import torch
-
-    return isinstance(value, torch.Tensor) and not hasattr(value, "memory")

@@ -112,9 +112,6 @@ class Place:
 
     Attributes:
         pinned: the begin and the end of the addresses of pinned host memory.
-
-    Raises:
-        RecordingError: this process gets no addresses.
     """
 
     def __init__(self) -> None:
@@ -122,8 +119,8 @@ class Place:
             self._memory = mmap.mmap(-1, 2 * _PLACE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         except OSError as error:
             raise RecordingError(f"{2 * _PLACE >> 30} GiB of addresses cannot be reserved: {error}") from error
-        self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self.pinned = self._begin + _PLACE, self._begin + 2 * _PLACE
+        self._begin = begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.pinned = begin + _PLACE, begin + 2 * _PLACE
         self.clear()
 
     def clear(self) -> None:

@@ -79,16 +79,13 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 def skip_without_gpu(items: Sequence[pytest.Item]) -> None:
     """Skip the items marked ``gpu`` where there is no CUDA device, with the reason."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    import torch
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            import torch
 
-    if torch.cuda.is_available():
-        return
-    reason = "no CUDA device" if torch.backends.cuda.is_built() else f"torch {torch.__version__} is built without CUDA"
-    for item in marked:
-        item.add_marker(pytest.mark.skip(reason=reason))
+            built = torch.backends.cuda.is_built()
+            reason = "no CUDA device" if built else f"torch {torch.__version__} is built without CUDA"
+            item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason=reason))
 
 
 def _is_of_a_family(file: Path) -> bool:

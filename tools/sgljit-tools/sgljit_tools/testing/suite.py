@@ -24,10 +24,9 @@ class Check:
 
     Attributes:
         name: its name in ``CHECKS``, or in ``FAMILY_CHECKS``.
-        about: what it is about: ``norm.rmsnorm``, or a family.
+        about: the op, such as ``norm.rmsnorm``, or the family.
         device: "cpu" or "cuda"; empty for a family.
-        place: file and line of what it is about.
-        body: the function that checks.
+        place: the op's file and line.
     """
 
     name: str

@@ -61,21 +61,16 @@ class _Answer(NamedTuple):
 
 
 class _Loaded(logging.Handler):
-    """The artifacts that were loaded, by the log: how many, and which libraries share statics."""
+    """The artifacts that were loaded, by the log: their builds and directories."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self.count = 0
-        self.shared: list[str] = []
+        self.found: list[tuple[str, Path]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         data: dict[str, Any] = getattr(record, "sgljit", {})
-        if data.get("event") != "loaded":
-            return
-        self.count += 1
-        for library in Path(data["directory"]).glob("*.so"):
-            if names := unique_symbols(library):
-                self.shared.append(f"{data['build']}: {', '.join(names)}")
+        if data.get("event") == "loaded":
+            self.found.append((data["build"], Path(data["directory"])))
 
 
 def unique_symbols(library: Path) -> list[str]:
@@ -122,4 +117,6 @@ def _answer(family: str, name: str) -> _Answer:
                 op.function(**sample)
         except Exception as error:  # noqa: BLE001 - it is the answer
             text = f"{type(error).__name__}: {error}"
-    return _Answer(name, handler.count, handler.shared, stats().builds.get("failed", 0), text)
+    libraries = [(build, unique_symbols(file)) for build, place in handler.found for file in place.glob("*.so")]
+    shared = [f"{build}: {', '.join(names)}" for build, names in libraries if names]
+    return _Answer(name, len(handler.found), shared, stats().builds.get("failed", 0), text)
