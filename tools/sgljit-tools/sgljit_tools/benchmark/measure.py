@@ -47,8 +47,7 @@ class Figure:
     """One measurement.
 
     Attributes:
-        microseconds: per call, the median of all samples.
-        low, high: the 20 % and the 80 % quantile of the samples.
+        microseconds, low, high: per call: the median, the 20 % and the 80 % quantile of the samples.
         calls: the number of calls in one sample.
         samples: the number of samples.
         num_bytes: read plus written by one call; 0 if not given.
@@ -97,9 +96,8 @@ def run_benchmark(
 
     Args:
         fn: called as ``fn(*arguments)``. One turn is not timed: afterwards ``fn`` must be compiled and warm.
-        inputs: sets of arguments that take turns; or a function that makes one, called until the sets are larger than
-            the last cache (see ``rotate``). Without it, ``fn()`` finds its data where the previous call left them:
-            usually in a cache.
+        inputs: sets of arguments that take turns; or a function that makes one, for ``rotate``. Without it, ``fn()``
+            finds its data where the previous call left them: usually in a cache.
         quantiles: of the samples, in the order of the result.
         device: default: that of the first CUDA tensor in ``inputs``, else of any tensor; without tensors, the current
             CUDA device if there is one.

@@ -117,7 +117,6 @@ def write_results(
 
     Args:
         path: the Markdown file; its directory is made. None writes nothing.
-        title: the page's title.
         tables: the tables by heading; an empty heading is left out.
         note: the meaning of the numbers: their unit, what is compared, what is left out.
         plots: pictures to show, by description; paths relative to the page's directory.
@@ -154,7 +153,7 @@ def write_plot(
         lines: the columns to draw. NaN is a gap.
         place: the label of a row, such as "1024 x 4096".
         quantity: the attribute of a ``Figure`` to draw. Microseconds get a logarithmic scale.
-        ylabel, title: default: ``quantity``, and none.
+        ylabel: default: ``quantity``.
     """
     if importlib.util.find_spec("matplotlib") is None:
         return False

@@ -38,23 +38,21 @@ _RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundre
 
 def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
     """Write artifacts of a root into an archive; returns their number. The same artifacts make the same tar."""
-    count = 0
-    mode = _mode(file)
+    mode, packed = _mode(file), sorted(artifacts, key=lambda artifact: artifact.directory)
     partial = file.with_name(f".{file.name}.{os.urandom(8).hex()}")  # nobody can guess it and make a link of it first
     try:
         with partial.open("xb") as opened, tarfile.open(fileobj=opened, mode=mode) as archive:
-            for artifact in sorted(artifacts, key=lambda a: a.directory):
+            for artifact in packed:
                 place = artifact.directory.relative_to(root)
                 for name, content in ((FILE, artifact.manifest.dump()), (artifact.manifest.payload, artifact.payload)):
                     member = tarfile.TarInfo(f"{place}/{name}")
                     member.size = len(content)
                     member.mode = 0o600
                     archive.addfile(member, io.BytesIO(content))
-                count += 1
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
-    return count
+    return len(packed)
 
 
 def unpack(file: Path, root: Path) -> int:

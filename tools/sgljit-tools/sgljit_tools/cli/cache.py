@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +39,7 @@ def list_entries(directory: Directory = None) -> None:
             manifest = entry.manifest
             what = f"{manifest.build}, {manifest.seconds:.1f} s" if manifest else f"damaged: {entry.problem}"
             typer.echo(f"{decimal(entry.size):>9}  {entry.directory.parent.name[:8]}  {what}")
-        typer.echo(f"{len(found)} artifacts, {_size(found)}")
+        typer.echo(f"{len(found)} artifacts, {decimal(sum(entry.size for entry in found))}")
 
 
 @app.command("verify")
@@ -60,10 +59,6 @@ def verify(directory: Directory = None) -> None:
 def _roots(directory: Path | None) -> list[tuple[Path | None, str]]:
     """The named directory, or else the user's own cache and what plugins carry; each with its plugin, or ""."""
     return [(directory, ""), *([] if directory else sorted(loading.carried_artifacts().items()))]
-
-
-def _size(entries: Sequence[admin.Entry]) -> str:
-    return decimal(sum(entry.size for entry in entries))
 
 
 @app.command("why")
@@ -133,8 +128,8 @@ def prune(
         typer.echo(f"{decimal(entry.size):>9}  {entry.directory}")
     for path in leftovers:
         typer.echo(f"{'leftover':>9}  {path}")
-    said = "would remove" if dry_run else "removed"
-    typer.echo(f"{said} {len(gone)} artifacts, {_size(gone)}, and {len(leftovers)} leftovers of builds")
+    said, size = "would remove" if dry_run else "removed", decimal(sum(entry.size for entry in gone))
+    typer.echo(f"{said} {len(gone)} artifacts, {size}, and {len(leftovers)} leftovers of builds")
 
 
 @app.command("export")

@@ -41,11 +41,11 @@ def prepare(
     with target_of(cuda_arch):
         # A list must leave the cache as it is.
         builders = builds_ahead(discovery.installed(), model=shape, ops=ops, keep=not only_list)
-        device = cuda_target() or "cpu"
         if only_list:
             for builder in builders:
                 typer.echo(str(why(builder)))
             return
         parallel_compile(builders)
+        device = cuda_target() or "cpu"
     typer.echo(f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}")
     fail_if_not_kept()
