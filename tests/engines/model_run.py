@@ -20,7 +20,7 @@ from sgljit_core.builds.recording import recording
 from sgljit_core.compilers import arch
 from sgljit_engines.shapes import ModelShape
 from sgljit_tools.environment import leave_out
-from sgljit_tools.recording.recorder import _on_cuda
+from sgljit_tools.recording.tensors import Shaped
 
 MOST = 16384
 
@@ -67,7 +67,10 @@ def main(question: str, answer: str, device: str) -> None:
             function = getattr(ops[family], op)
             for tokens in range(1, MOST + 1):
                 arguments: list[Any] = [x if x is None or x.dim() == 1 else x[:tokens] for x in tensors]
-                function(*(map(_on_cuda, arguments) if device == "cuda" else arguments))
+                if device == "cuda":
+                    shaped = [x if x is None else Shaped.of(x) for x in arguments]
+                    arguments = [x if x is None else x.handed_over() for x in shaped]
+                function(*arguments)
     Path(answer).write_text("\n".join(sorted(wanted.spec.label for wanted in recorder.wanted)))
 
 

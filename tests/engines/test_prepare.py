@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -15,11 +16,12 @@ from engines.test_shapes import DEEPSEEK, QWEN3
 from engines import model_run
 from sgljit_core import errors
 from sgljit_core.compilers import nvrtc
-from sgljit_engines import prepare
+from sgljit_engines.adapter import engine_ops
 from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_engines.shapes import read_config
 from sgljit_tools.cli import prepare as command
-from sgljit_tools.recording.process import ask
+from sgljit_tools.recording.null_driver import compiled
+from sgljit_tools.recording.process import in_a_process
 from sgljit_tools.recording.recorder import record
 
 
@@ -72,7 +74,7 @@ def test_what_is_built_is_what_a_run_asks_for(shape, tmp_path, model, device):
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if device == "cuda":
         environment |= {
-            "LD_PRELOAD": ask("sgljit_tools.recording.null_driver", ("9.0", str(tmp_path / "driver"))),
+            "LD_PRELOAD": in_a_process(functools.partial(compiled, "9.0", str(tmp_path / "driver"))),
             "CUDA_VISIBLE_DEVICES": "",
         }
     line = [sys.executable, model_run.__file__, str(question), str(answer), device]
@@ -108,7 +110,7 @@ def test_an_engine_without_an_adapter_is_a_sentence():
         UnsupportedEngineError,
         match=r"engine 'triton-server' \(installed: .*sgljit-vllm: install that of your engine",
     ):
-        prepare.engine_ops("triton-server")
+        engine_ops("triton-server")
 
 
 def test_without_what_adapters_share_the_command_says_what_to_install(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ own code runs for an op that cannot be built. ``SGLJIT_ENGINES=strict`` makes an
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +16,11 @@ import importlib_metadata
 from packaging.specifiers import SpecifierSet
 
 from sgljit_core import log
-from sgljit_core.errors import CaptureError, InferenceOnlyError, SgljitError, TensorMatchError
+from sgljit_core.errors import CaptureError, ConfigError, InferenceOnlyError, SgljitError, TensorMatchError
 
 from .errors import UnsupportedEngineError
-from .permissions import permissions
 
-__all__ = ["Adapter"]
-
-_OF_THIS_CALL = (CaptureError, InferenceOnlyError, TensorMatchError)
+GROUP = "sgljit.engines"  # of the entry points that name adapters
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,25 +60,30 @@ class Adapter:
             ConfigError: ``SGLJIT_ENGINES`` cannot be read.
             UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and the engine is not one that the adapter supports.
         """
-        chosen = permissions()
-        if not chosen.on:
+        allowed, strict = _permissions()
+        if allowed == frozenset():
             self.say(logging.INFO, "engine_off", "does nothing: SGLJIT_ENGINES=off")
             return frozenset()
-        reason = self._unsupported()
-        if reason and chosen.strict:
-            raise UnsupportedEngineError(f"{self._name()}: {reason}")
-        if reason:
+        if reason := self._unsupported():
+            if strict:
+                raise UnsupportedEngineError(f"{self._name()}: {reason}")
             self.say(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
             return frozenset()
-        used = frozenset(self.ops) if chosen.ops is None else chosen.ops & self.ops.keys()
+        used = frozenset(self.ops) if allowed is None else allowed & self.ops.keys()
         if announce:
             self.announce(used, device)
         return used
 
     def announce(self, used: frozenset[str], device: str = "") -> None:
         """Log the line of ``start``: the versions, which part of the engine runs on which op, what is left out."""
-        text = self._summary(used, permissions().ops, device)
-        self.say(logging.INFO, "engine_start", text, ops=sorted(used))
+        versions = ", ".join(f"{name} {found}" for name in (*self.engine, *self.beside) if (found := _installed(name)))
+        runs = "; ".join(f"{part} runs on {op}" for op, part in self.ops.items() if op in used)
+        parts = [runs + (f" on {device}" if device else "") if runs else "no op is used"]
+        if left := [op for op in self.ops if op not in used]:
+            parts.append(f"switched off by SGLJIT_ENGINES: {', '.join(left)}")
+        if unknown := sorted((_permissions()[0] or frozenset()) - self.ops.keys()):
+            parts.append(f"SGLJIT_ENGINES names {', '.join(unknown)}, which this adapter does not have")
+        self.say(logging.INFO, "engine_start", f"with {versions}: {'. '.join(parts)}", ops=sorted(used))
 
     def attempt(self, op: str, call: Callable[[], object]) -> bool:
         """Call an op where it may have to be built; whether it ran.
@@ -97,6 +100,28 @@ class Adapter:
         Raises:
             SgljitError, OSError: the failure itself, with ``SGLJIT_ENGINES=strict``.
         """
+        return self._works(op, call) is True
+
+    def attempt_once(
+        self, op: str, call: Callable[[], object], answers: MutableMapping[Any, bool], key: Hashable
+    ) -> bool:
+        """``attempt``, once for each kind of call; whether the op works for it.
+
+        After a build that the capture of a CUDA graph forbids, the next question tries again.
+
+        Args:
+            answers: where the answers are kept.
+            key: the kind of call.
+        """
+        if key not in answers:
+            works = self._works(op, call)
+            if works is None:
+                return False
+            answers[key] = works
+        return answers[key]
+
+    def _works(self, op: str, call: Callable[[], object]) -> bool | None:
+        """Whether a call of an op ran; None if the capture of a CUDA graph forbids the build that decides it."""
         if op in self._lost:
             return False
         try:
@@ -104,7 +129,9 @@ class Adapter:
         except (SgljitError, OSError) as error:
             if self.strict:
                 raise
-            if isinstance(error, _OF_THIS_CALL):
+            if isinstance(error, CaptureError):
+                return None
+            if isinstance(error, InferenceOnlyError | TensorMatchError):
                 return False
             self._lost.add(op)
             text = (
@@ -115,42 +142,10 @@ class Adapter:
             return False
         return True
 
-    def attempt_once(
-        self, op: str, call: Callable[[], object], answers: MutableMapping[Any, bool], key: Hashable
-    ) -> bool:
-        """``attempt``, once for each kind of call; whether the op works for it.
-
-        After a build that the capture of a CUDA graph forbids, the next question tries again.
-
-        Args:
-            op, call: see ``attempt``.
-            answers: where the answers are kept.
-            key: the kind of call.
-
-        Raises:
-            SgljitError, OSError: as ``attempt``.
-        """
-        if key in answers:
-            return answers[key]
-        is_answer = True
-
-        def watched() -> None:
-            nonlocal is_answer
-            try:
-                call()
-            except CaptureError:
-                is_answer = False
-                raise
-
-        works = self.attempt(op, watched)
-        if is_answer:
-            answers[key] = works
-        return works
-
     @property
     def strict(self) -> bool:
         """Whether ``SGLJIT_ENGINES`` asks for errors in place of the engine's own code."""
-        return permissions().strict
+        return _permissions()[1]
 
     def say(self, level: int, event: str, text: str, **data: object) -> None:
         """Log a text behind the adapter's name, where the engine's messages go; ``data`` is the record's."""
@@ -179,17 +174,44 @@ class Adapter:
                 )
         return ""
 
-    def _summary(self, used: frozenset[str], wanted: frozenset[str] | None, device: str) -> str:
-        versions = ", ".join(
-            f"{name} {version}" for name in (*self.engine, *self.beside) if (version := _installed(name))
+
+def _permissions() -> tuple[frozenset[str] | None, bool]:
+    """The ops that ``SGLJIT_ENGINES`` allows adapters, None for all; and whether they raise in place of falling back.
+
+    Raises:
+        ConfigError: its value is none of ``on`` (the default), ``off``, or ``strict`` and names of ops.
+    """
+    value = os.environ.get("SGLJIT_ENGINES", "").strip().lower() or "on"
+    words = [word.strip() for word in value.split(",")]
+    if value in ("on", "off"):
+        return (None if value == "on" else frozenset()), False
+    if {"on", "off"} & {*words} or not all(word.isidentifier() for word in words):
+        raise ConfigError(
+            f"SGLJIT_ENGINES must be on, off, strict, or names of ops separated by commas, with or without strict; "
+            f"got {value!r}"
         )
-        runs = [f"{part} runs on {op}" for op, part in self.ops.items() if op in used]
-        parts = ["; ".join(runs) + (f" on {device}" if device and runs else "") if runs else "no op is used"]
-        if left := [op for op in self.ops if op not in used]:
-            parts.append(f"switched off by SGLJIT_ENGINES: {', '.join(left)}")
-        if unknown := sorted((wanted or frozenset()) - self.ops.keys()):
-            parts.append(f"SGLJIT_ENGINES names {', '.join(unknown)}, which this adapter does not have")
-        return f"with {versions}: {'. '.join(parts)}"
+    return frozenset(words) - {"strict"} or None, "strict" in words
+
+
+def engine_ops(engine: str | None) -> frozenset[str] | None:
+    """The ops that an engine's adapter uses; without an engine, those of all installed adapters.
+
+    None stands for all ops: there is no adapter, so that it is open who calls what.
+
+    Args:
+        engine: the name of an entry point in the group ``sgljit.engines``, which names the adapter's ``Adapter``.
+
+    Raises:
+        UnsupportedEngineError: no adapter for this engine is installed.
+    """
+    points = {point.name: point for point in importlib_metadata.entry_points(group=GROUP)}
+    if engine is not None and engine not in points:
+        raise UnsupportedEngineError(
+            f"no installed adapter is for the engine {engine!r} (installed: {', '.join(sorted(points)) or 'none'}). "
+            f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
+        )
+    chosen = list(points.values()) if engine is None else [points[engine]]
+    return frozenset(op for point in chosen for op in point.load().ops) if chosen else None
 
 
 def _installed(distribution: str) -> str | None:

@@ -114,10 +114,9 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     config = _read(file)
     text, notes = config, []
     if "text_config" in config:
-        text = {**config["text_config"]}
-        parts = sorted(key for key in config if key.endswith("_config") and isinstance(config[key], dict))
-        parts = [part for part in parts if part not in ("text_config", "quantization_config")]
-        if parts:
+        text = config["text_config"]
+        others = {key for key in config if key.endswith("_config") and isinstance(config[key], dict)}
+        if parts := sorted(others - {"text_config", "quantization_config"}):
             notes.append(f"only the text model is covered, not {', '.join(parts)}")
     needed = ("model_type", "hidden_size", "num_attention_heads")
     if missing := [key for key in needed if text.get(key) is None]:
@@ -126,13 +125,10 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         )
     model_type = str(text["model_type"])
     rms_norm = "rms_norm_eps" in text or model_type in MODEL_TYPES
-    if model_type not in MODEL_TYPES and rms_norm:
-        notes.append(
-            f"the model type {model_type!r} is not known: its norms are taken for RMSNorm over the hidden size. Norms "
-            f"of queries and keys, and of 1 + weight, are not covered"
-        )
-    elif not rms_norm:
-        notes.append(f"the model type {model_type!r} is not known, and has no rms_norm_eps: its norms are not covered")
+    if model_type not in MODEL_TYPES:
+        taken = ": its norms are taken for RMSNorm over the hidden size. Norms of queries and keys, and of 1 + weight,"
+        said = taken if rms_norm else ", and has no rms_norm_eps: its norms"
+        notes.append(f"the model type {model_type!r} is not known{said} are not covered")
     heads = _integer(file, text, "num_attention_heads")
     kv_heads = _integer(file, text, "num_key_value_heads", heads)
     hidden = _integer(file, text, "hidden_size")
@@ -144,7 +140,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     latent_row = latent[-1] + _integer(file, text, "qk_rope_head_dim", 0) if is_latent else 0
     return ModelShape(
         model_type=model_type,
-        dtype=_dtype(file, dtype or _dtype_of(text) or _dtype_of(config)),
+        dtype=_dtype(file, {"dtype": dtype}, text, config),
         hidden_size=hidden,
         head_dim=head_dim,
         query_heads=of_rank,
@@ -176,14 +172,12 @@ def _read(file: Path) -> dict[str, Any]:
     return config
 
 
-def _dtype_of(config: Mapping[str, Any]) -> object:
-    return config.get("dtype") or config.get("torch_dtype")
-
-
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
-def _dtype(file: Path, found: object) -> str:
+def _dtype(file: Path, *configs: Mapping[str, Any]) -> str:
+    """The first dtype that one of some configs says."""
+    found = next(filter(None, (config.get(key) for config in configs for key in ("dtype", "torch_dtype"))), None)
     name = str(found).removeprefix("torch.")
     if name not in _DTYPES:
         raise ModelConfigError(f"{file}: its dtype is {found}; name one with --dtype, of {', '.join(_DTYPES)}")

@@ -110,10 +110,8 @@ def test_an_op_cannot_have_a_name_that_the_files_use(road):
         ("acme", "acme", "row-sum", "op name 'row-sum': expected lower-case words"),
         ("acme", "acme", "row__sum", "op name 'row__sum': expected lower-case words"),
         ("acme", "acme", "lambda", "op name 'lambda': expected lower-case words"),
-        ("acme", "acme", "double", "op name 'double' is a word of C\\+\\+; choose another, such as double_rows"),
-        ("acme", "acme", "time", r"op name 'time' would hide the system's header time\.h behind csrc/time\.h; choose"),
         ("acme", "acme", "name", r"op name 'name' is something of PyTorch's own in torch\.ops\.sgljit_acme; choose"),
-        ("acme", "acme", "variants", "op name 'variants' is used in the files of the distribution itself"),
+        ("acme", "acme", "reference", "op name 'reference' is used in the files of the distribution itself"),
         ("acme", "norm", "row_sum", r"family name 'norm' is that of sgljit-norm \d.*two distributions of one family"),
     ],
 )
@@ -176,7 +174,7 @@ def test_the_command_says_what_to_do_next(here):
     ],
 )
 def test_what_it_writes_passes_its_tests_and_the_checks_without_being_edited(here, road, device, chosen):
-    new.new_distribution("acme-kernels", "acme", "row_sum", road)
+    new.new_distribution("acme-kernels", "acme", "double", road)  # a word of C++
     (here / "site").mkdir()
     from_checkout.write_metadata(here / "acme-kernels", here / "site")
     path = os.pathsep.join([str(here / "site"), str(here / "acme-kernels"), *filter(None, sys.path)])

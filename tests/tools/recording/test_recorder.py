@@ -113,13 +113,11 @@ def test_what_was_noted_is_compared_with_what_the_host_part_passes(install):
 
 
 def test_tensors_have_their_shapes_and_strides_and_no_common_memory():
-    import tvm_ffi
-
     place = Place()
     spec = TensorSpec((TOKENS, 3, 8), "bfloat16")
     view = TensorSpec((TOKENS, 8), "float32", strides=(100, 1), offset=4)
     first, second = place.tensor(spec, "cpu"), place.tensor(view, "cpu")
-    a, b = tvm_ffi.from_dlpack(first), tvm_ffi.from_dlpack(second)
+    a, b = first.handed_over(), second.handed_over()
     for tokens in (1, 7, 16384):
         first.set_tokens(tokens)
         second.set_tokens(tokens)
@@ -128,7 +126,8 @@ def test_tensors_have_their_shapes_and_strides_and_no_common_memory():
     assert b.data_ptr() - a.data_ptr() >= 16384 * 24 * 2
     assert b.data_ptr() % 512 == 16
     place.clear()
-    assert tvm_ffi.from_dlpack(place.tensor(spec, "cpu")).data_ptr() == a.data_ptr()
+    third = place.tensor(spec, "cpu")
+    assert third.handed_over().data_ptr() == a.data_ptr()
 
 
 def test_a_tensor_that_cannot_be_described_is_refused():
@@ -155,7 +154,6 @@ def test_a_missing_compiler_is_the_error_that_says_so(install, monkeypatch):
 
 
 def test_a_tensor_without_dimensions_has_no_strides():
-    import tvm_ffi
-
-    tensor = tvm_ffi.from_dlpack(Place().tensor(TensorSpec((), "float32"), "cpu"))
+    scalar = Place().tensor(TensorSpec((), "float32"), "cpu")
+    tensor = scalar.handed_over()
     assert (tuple(tensor.shape), tuple(tensor.strides)) == ((), ())

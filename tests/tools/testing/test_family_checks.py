@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from sgljit_tools.testing.dry_run import dry_run
+from sgljit_core.families import loading
+from sgljit_tools.testing.family_checks import dry_run
 from sgljit_tools.testing.subject import NotApplicable
 from sgljit_tools.testing.without_compilers import unique_symbols
 
@@ -27,20 +28,20 @@ def test_statics_of_the_standard_library_are_no_fault(tmp_path):
     library = tmp_path / "statics.so"
     subprocess.run([compiler, "-fPIC", "-shared", "-fgnu-unique", str(source), "-o", str(library)], check=True)
     assert b"nposE" in library.read_bytes()
-    assert unique_symbols(library.read_bytes()) == ["_ZN3OwnIiE5countE"]
+    assert unique_symbols(library) == ["_ZN3OwnIiE5countE"]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["quant", "wait_value"])
 def test_a_dry_run_uses_no_driver_of_the_machine(family):
-    said = dry_run(family)
+    said = dry_run(loading.load(family))
     assert " kernels are asked for" in said
     assert "CUDA_ERROR" not in said
 
 
 def test_a_dry_run_makes_the_tensor_that_an_op_makes_and_returns():
     try:
-        said = dry_run("activation")
+        said = dry_run(loading.load("activation"))
     except NotApplicable as reason:
         if "no host part" in str(reason):
             raise

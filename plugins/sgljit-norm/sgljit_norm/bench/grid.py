@@ -33,9 +33,10 @@ import torch
 from torch.nn.functional import layer_norm, rms_norm
 
 from sgljit_core import ops
-from sgljit_tools.benchmark.results import write_heat_map, write_results
+from sgljit_tools.benchmark.results import write_results
 
 from . import open_models
+from .heat_map import write_heat_map
 from .open_models import Place
 from .tune import LEAST_CALLS, ROTATED, graph_of, microseconds
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from sgljit_norm import reference
 from sgljit_norm.bench import grid, open_models, tune
+from sgljit_norm.bench.heat_map import write_heat_map
 
 
 @pytest.mark.slow
@@ -89,3 +92,18 @@ def test_the_tuner_finds_a_layout_for_each_shape():
     table = tune.lines(rows)
     assert list(table) == [32, 64, 512, 4096]
     assert all(len(entries) == 8 for entries in table.values())
+
+
+def test_a_heat_map_shows_each_ratio_in_its_cell_and_colour(tmp_path: Path):
+    ratios = {(1, 64): 0.5, (8, 64): 1.25, (1, 128): math.nan, (8, 128): 1.0}
+    rows = [{"tokens": tokens, "size": size, "ratio": ratio} for (tokens, size), ratio in ratios.items()]
+    file = tmp_path / "new" / "map.svg"
+    write_heat_map(file, rows, x="tokens", y="size", value="ratio", title="a < b")
+    drawing = ElementTree.parse(file).getroot()
+    tag = "{http://www.w3.org/2000/svg}"
+    texts = {text.text: (float(text.get("x")), float(text.get("y"))) for text in drawing.iter(f"{tag}text")}
+    assert {"a < b", "1", "8", "64", "128", "0.50", "1.25", "1.00"} <= texts.keys()
+    assert texts["0.50"][0] == texts["1"][0] < texts["1.25"][0] == texts["1.00"][0] == texts["8"][0]
+    assert texts["0.50"][1] == texts["1.25"][1] == texts["64"][1] < texts["1.00"][1] == texts["128"][1]
+    hues = [rect.get("fill").partition(",")[0] for rect in drawing.iter(f"{tag}rect")]
+    assert hues == ["hsl(130", "hsl(5", "hsl(5"]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +30,7 @@ Arguments = Sequence[Any]
 QUANTILES = (0.5, 0.2, 0.8)
 _CACHES = 2  # the sets of arguments hold so many times the last cache, so that each set is evicted before its next turn
 _MAX_SETS = 8192  # also the calls in one turn, so the nodes in a graph
-_PIECE = 256 * 2**20  # bytes that are copied at once
+_PIECE = 256 * 2**20  # bytes that are copied at once: one copy of 512 MiB has two thirds of the rate (H200, CUDA 13.0)
 _WARM_UP = 3  # turns
 _MIN_SAMPLES = 10
 _GRAPH_SECONDS, _CLOCK_SECONDS = 2e-3, 1e-3  # a sample: long against the start of a graph, and a clock's reading
@@ -46,8 +47,7 @@ class Figure:
     """One measurement.
 
     Attributes:
-        microseconds: per call, the median of all samples.
-        low, high: the 20 % and the 80 % quantile of the samples.
+        microseconds, low, high: per call: the median, the 20 % and the 80 % quantile of the samples.
         calls: the number of calls in one sample.
         samples: the number of samples.
         num_bytes: read plus written by one call; 0 if not given.
@@ -92,14 +92,12 @@ def run_benchmark(
     """Microseconds of one call of ``fn``: median, 20 % and 80 % quantile, in ``perf_report``'s order.
 
     On CUDA a CUDA graph of calls is replayed between two events, which leaves the host out; on the CPU calls are timed
-    by the clock. The result of a call stays alive for a turn of all arguments, so that a function which allocates its
-    result writes to other memory each time, like one that gets its outputs as arguments.
+    by the clock. The result of a call stays alive for a turn of all arguments.
 
     Args:
         fn: called as ``fn(*arguments)``. One turn is not timed: afterwards ``fn`` must be compiled and warm.
-        inputs: sets of arguments that take turns; or a function that makes one, called until the sets are larger than
-            the last cache (see ``rotate``). Without it, ``fn()`` finds its data where the previous call left them:
-            usually in a cache.
+        inputs: sets of arguments that take turns; or a function that makes one, for ``rotate``. Without it, ``fn()``
+            finds its data where the previous call left them: usually in a cache.
         quantiles: of the samples, in the order of the result.
         device: default: that of the first CUDA tensor in ``inputs``, else of any tensor; without tensors, the current
             CUDA device if there is one.
@@ -110,8 +108,7 @@ def run_benchmark(
     Raises:
         ValueError: there is no set of arguments, or ``inputs`` returned the same memory twice.
     """
-    sets = _sets(inputs)
-    samples, _ = _sample(fn, sets, _device_of(sets, device), graph, seconds)
+    samples, _, _ = _sample(fn, inputs, device, graph, seconds)
     return _quantiles(samples, quantiles)
 
 
@@ -136,17 +133,15 @@ def measure(
     Raises:
         ValueError: as in ``run_benchmark``.
     """
-    sets = _sets(inputs)
-    where = _device_of(sets, device)
-    figure = _figure(*_sample(fn, sets, where, graph, seconds))
+    samples, calls, where = _sample(fn, inputs, device, graph, seconds)
     copy = copy_figure(num_bytes, where).microseconds if num_bytes else math.nan
-    return replace(figure, num_bytes=num_bytes, flops=flops, copy_microseconds=copy)
+    median, low, high = _quantiles(samples, QUANTILES)
+    return Figure(median, low, high, calls, len(samples), num_bytes, flops, copy)
 
 
 def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
     """A plain copy, ``Tensor.copy_``, that reads and writes ``num_bytes`` in all, from memory to memory.
 
-    It copies pieces of 256 MiB: a single copy of 512 MiB reaches two thirds of their rate (an H200, CUDA 13.0).
     Measured once in a process for each number of bytes, device, and number of torch's threads.
     """
     import torch
@@ -168,17 +163,16 @@ def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Fig
         for piece, source in zip(to.split(_PIECE), from_.split(_PIECE), strict=True):
             piece.copy_(source)
 
-    figure = _figure(*_sample(copy, rotate(make), device, True, 0.2))
+    figure = measure(copy, make, device=device)
     return replace(figure, num_bytes=2 * half, copy_microseconds=figure.microseconds)
 
 
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """Measure on ``count`` threads: CPU kernels of this project, and PyTorch's, so also the plain copy.
+    """Measure on ``count`` threads, which run on the first ``count`` processors of the calling thread.
 
-    The calling thread, and threads that it starts, run on the first ``count`` of its processors; torch takes as many
-    threads. Both are as before afterwards, but torch keeps the threads that it has, where they are: measure on one
-    thread and on all in a process, or each count in its own.
+    Torch keeps the threads that it has, where they are: measure on one thread and on all in a process, or each count in
+    its own.
 
     Raises:
         ValueError: the calling thread may not use so many processors. ``OMP_NUM_THREADS`` limits kernels further.
@@ -198,9 +192,7 @@ def on_threads(count: int) -> Iterator[None]:
 
 
 def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
-    """Sets of arguments that together hold twice the bytes of the last cache of their device, at least one.
-
-    There are at most 8192 sets, so a call on less than about 16 KiB may still find its data in a cache.
+    """Sets of arguments that together hold twice the bytes of the last cache of their device: one to 8192.
 
     Args:
         make: makes one set. Memory that several sets share, such as a weight, counts once.
@@ -230,30 +222,16 @@ def cache_bytes(device: torch.device | str) -> int:
     device = torch.device(device)
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = [_CPU_CACHE // 1024]
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = file.read_text().strip()  # such as 32768K
-        if text.endswith("K") and text[:-1].isdecimal():
-            sizes.append(int(text[:-1]))
-    return max(sizes) * 1024
-
-
-def _sets(inputs: Sequence[Arguments] | Callable[[], Arguments]) -> Sequence[Arguments]:
-    sets = rotate(inputs) if callable(inputs) else inputs
-    if not sets:
-        raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
-    return sets
-
-
-def _tensors(arguments: Arguments) -> list[torch.Tensor]:
-    import torch
-
-    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    texts = (file.read_text() for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    sizes = (int(found[1]) * 1024 for text in texts if (found := re.match(r"(\d+)K$", text)))
+    return max([_CPU_CACHE, *sizes])
 
 
 def _storages(arguments: Arguments) -> dict[tuple[torch.device, int], int]:
-    """The size of each tensor's memory by its address."""
-    storages = [tensor.untyped_storage() for tensor in _tensors(arguments)]
+    """The size of each tensor's memory by its device and address."""
+    import torch
+
+    storages = [tensor.untyped_storage() for tensor in arguments if isinstance(tensor, torch.Tensor)]
     return {(storage.device, storage.data_ptr()): storage.nbytes() for storage in storages}
 
 
@@ -262,18 +240,25 @@ def _device_of(sets: Sequence[Arguments], device: torch.device | str | None) -> 
 
     if device is not None:
         return torch.device(device)
-    devices = [tensor.device for tensor in _tensors(sets[0])]
+    devices = [device for device, _ in _storages(sets[0])]
     devices = devices or [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
     return next((found for found in devices if found.type == "cuda"), devices[0])
 
 
 def _sample(
-    fn: Callable[..., object], sets: Sequence[Arguments], device: torch.device, graph: bool, seconds: float
-) -> tuple[list[float], int]:
-    """The microseconds of a call in each sample, and the number of calls in a sample."""
+    fn: Callable[..., object],
+    inputs: Sequence[Arguments] | Callable[[], Arguments],
+    device: torch.device | str | None,
+    graph: bool,
+    seconds: float,
+) -> tuple[list[float], int, torch.device]:
+    """The microseconds of a call in each sample, the number of calls in a sample, and the device."""
     import torch
 
-    only = sets[0]
+    sets = rotate(inputs) if callable(inputs) else inputs
+    if not sets:
+        raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
+    only, where = sets[0], _device_of(sets, device)
 
     def run(turns: int) -> None:
         if len(sets) == 1:  # the cheapest loop: some calls on the CPU take no longer than making a list
@@ -284,17 +269,23 @@ def _sample(
                 kept = [fn(*arguments) for arguments in sets]
         del kept
 
-    if device.type != "cuda":
-        return _sample_by_clock(run, len(sets), lambda: None, seconds)
-    with torch.cuda.device(device):
-        if graph:
-            return _sample_graph(run, len(sets), seconds)
-        return _sample_by_clock(run, len(sets), torch.cuda.synchronize, seconds)
+    on_cuda = where.type == "cuda"
+    with torch.cuda.device(where) if on_cuda else nullcontext():
+        if on_cuda and graph:
+            turns, timed = _graph_of(run)
+        else:
+            turns, timed = _by_clock(run, torch.cuda.synchronize if on_cuda else lambda: None)
+        times: list[float] = []
+        deadline = time.perf_counter() + seconds
+        while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
+            times.append(timed())
+    calls = turns * len(sets)
+    return [sample / calls * 1e6 for sample in times], calls, where
 
 
-def _sample_by_clock(
-    run: Callable[[int], None], calls: int, finish: Callable[[], None], seconds: float
-) -> tuple[list[float], int]:
+def _by_clock(run: Callable[[int], None], finish: Callable[[], None]) -> tuple[int, Callable[[], float]]:
+    """The turns of a sample, and a function that takes one: its seconds."""
+
     def timed(turns: int) -> float:
         start = time.perf_counter()
         run(turns)
@@ -303,18 +294,11 @@ def _sample_by_clock(
 
     timed(1)
     turns = math.ceil(_CLOCK_SECONDS / timed(1))
-    return _repeated(lambda: timed(turns), turns * calls, seconds)
+    return turns, lambda: timed(turns)
 
 
-def _repeated(timed: Callable[[], float], calls: int, seconds: float) -> tuple[list[float], int]:
-    times: list[float] = []
-    deadline = time.perf_counter() + seconds
-    while len(times) < _MIN_SAMPLES or time.perf_counter() < deadline:
-        times.append(timed())
-    return [sample / calls * 1e6 for sample in times], calls
-
-
-def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tuple[list[float], int]:
+def _graph_of(run: Callable[[int], None]) -> tuple[int, Callable[[], float]]:
+    """The same with a CUDA graph, which is replayed between two events."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -325,11 +309,12 @@ def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tup
             run(turns)
         return graph
 
-    def timed(graph: torch.cuda.CUDAGraph) -> float:
+    def timed() -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(stream)
-        graph.replay()
-        end.record(stream)
+        with torch.cuda.stream(stream):
+            start.record()
+            graph.replay()
+            end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
@@ -337,20 +322,12 @@ def _sample_graph(run: Callable[[int], None], calls: int, seconds: float) -> tup
     with torch.cuda.stream(stream):
         run(1)
     graph = captured(1)
-    with torch.cuda.stream(stream):
-        once = min(timed(graph) for _ in range(_WARM_UP))
-        turns = math.ceil(_GRAPH_SECONDS / once)
+    turns = math.ceil(_GRAPH_SECONDS / min(timed() for _ in range(_WARM_UP)))
     if turns > 1:
         graph = captured(turns)
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP):
-            timed(graph)
-        return _repeated(lambda: timed(graph), turns * calls, seconds)
-
-
-def _figure(samples: Sequence[float], calls: int) -> Figure:
-    median, low, high = _quantiles(samples, QUANTILES)
-    return Figure(median, low, high, calls, len(samples))
+    for _ in range(_WARM_UP):
+        timed()
+    return turns, timed
 
 
 def _quantiles(samples: Sequence[float], quantiles: Sequence[float]) -> tuple[float, ...]:

@@ -1,13 +1,11 @@
 """How do measurements become a page that others can check?
 
 A page of Markdown names the machine, the date and the command of the measurement, and holds its tables; beside it is
-an SVG plot if matplotlib is installed. ``sweep`` fills the rows of a table from a ``triton.testing.Benchmark``, which
-``make_benchmark`` makes.
+an SVG plot if matplotlib is installed. ``sweep`` fills the rows of a table.
 """
 
 from __future__ import annotations
 
-import html
 import importlib
 import importlib.util
 import math
@@ -32,32 +30,22 @@ Row = Mapping[str, Any]
 
 
 def make_benchmark(name: str, x_names: Sequence[str], x_vals: Sequence[Any], lines: Sequence[str]) -> Any:
-    """A ``triton.testing.Benchmark``, or an object with its fields if triton is not installed.
+    """An object with the fields of a ``triton.testing.Benchmark``, for ``sweep``. Needs no triton.
 
     Args:
         name: the plot's name.
         x_names, x_vals: the names of a place's coordinates, and the places.
         lines: the names of the things to compare at each place, passed as ``provider``.
     """
-    installed = importlib.util.find_spec("triton") is not None
-    make = importlib.import_module("triton.testing").Benchmark if installed else SimpleNamespace
-    return make(
-        x_names=list(x_names),
-        x_vals=list(x_vals),
-        line_arg="provider",
-        line_vals=list(lines),
-        line_names=list(lines),
-        plot_name=name,
-        args={},
-    )
+    of_lines = {"line_arg": "provider", "line_vals": [*lines], "line_names": [*lines], "plot_name": name, "args": {}}
+    return SimpleNamespace(x_names=[*x_names], x_vals=[*x_vals], **of_lines)
 
 
 def sweep(benchmark: Any, run: Callable[..., Any]) -> list[dict[str, Any]]:
-    """Call ``run`` for each place and each line of a ``triton.testing.Benchmark``; a row for each place.
+    """Call ``run`` for each place and each line of a benchmark; a row for each place.
 
     Args:
-        benchmark: an object with the fields of ``triton.testing.Benchmark``: ``x_names``, ``x_vals``, ``line_arg``,
-            ``line_vals``, ``line_names``, ``args``. Needs no triton.
+        benchmark: what ``make_benchmark`` makes, or a ``triton.testing.Benchmark``.
         run: a function as ``perf_report`` takes it: ``run(**place, **{line_arg: line}, **args)``. Returns a
             ``Figure``, a number, or (median, low, high) like ``run_benchmark``; NaN if a line does not serve a place.
     """
@@ -102,8 +90,7 @@ def machine(device: torch.device | str | None = None) -> str:
     """
     import torch
 
-    on_cuda = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
-    if on_cuda:
+    if torch.cuda.is_available() if device is None else torch.device(device).type == "cuda":
         measured = [torch.cuda.get_device_name(device), f"CUDA {torch.version.cuda}"]
     else:
         measured = [_processor(), f"{len(os.sched_getaffinity(0))} cores"]
@@ -130,7 +117,6 @@ def write_results(
 
     Args:
         path: the Markdown file; its directory is made. None writes nothing.
-        title: the page's title.
         tables: the tables by heading; an empty heading is left out.
         note: the meaning of the numbers: their unit, what is compared, what is left out.
         plots: pictures to show, by description; paths relative to the page's directory.
@@ -167,66 +153,25 @@ def write_plot(
         lines: the columns to draw. NaN is a gap.
         place: the label of a row, such as "1024 x 4096".
         quantity: the attribute of a ``Figure`` to draw. Microseconds get a logarithmic scale.
-        ylabel, title: default: ``quantity``, and none.
+        ylabel: default: ``quantity``.
     """
     if importlib.util.find_spec("matplotlib") is None:
         return False
-    matplotlib = importlib.import_module("matplotlib")
-    figure_module = importlib.import_module("matplotlib.figure")
+    matplotlib, drawing = map(importlib.import_module, ("matplotlib", "matplotlib.figure"))
     path.parent.mkdir(parents=True, exist_ok=True)
     # No random ids and no date, so that the same numbers make the same file.
     with matplotlib.rc_context({"svg.hashsalt": "sgljit", "svg.fonttype": "none"}):
-        figure = figure_module.Figure(figsize=(8, 4.5), layout="constrained")
+        figure = drawing.Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         for name in lines:
             axes.plot(range(len(rows)), [_number(row.get(name), quantity) for row in rows], marker="o", label=name)
         axes.set_xticks(range(len(rows)), [place(row) for row in rows], rotation=30, ha="right")
-        axes.set_ylabel(ylabel or quantity.replace("_", " "))
-        axes.set_title(title)
+        axes.set(ylabel=ylabel or quantity.replace("_", " "), title=title)
         axes.grid(visible=True, alpha=0.3)
-        if quantity == "microseconds":
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
+        axes.set(**({"yscale": "log"} if quantity == "microseconds" else {"ylim": (0, None)}))
         figure.legend(loc="outside right upper")  # on no line
         figure.savefig(path, format="svg", metadata={"Date": None})
     return True
-
-
-def write_heat_map(path: Path, rows: Sequence[Row], *, x: str, y: str, value: str, title: str = "") -> None:
-    """Draw ratios as a grid of coloured cells, into an SVG file: green below 1, red above. NaN is an empty cell.
-
-    Args:
-        path: the file; its directory is made.
-        rows: the rows of the table.
-        x, y: the columns that name a cell's place.
-        value: the column of its ratio.
-        title: above the grid.
-    """
-    columns, lines = (list(dict.fromkeys(row[name] for row in rows)) for name in (x, y))
-    width, height, left, top = 52, 22, 80, 60
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width * len(columns)}" '
-        f'height="{top + height * len(lines) + 10}" font-family="sans-serif" font-size="12">',
-        f'<text x="{left}" y="18" font-size="14">{html.escape(title)}</text>',
-        f'<text x="4" y="{top - 8}">{html.escape(y)} \\ {html.escape(x)}</text>',
-    ]
-    for i, column in enumerate(columns):
-        parts.append(f'<text x="{left + width * (i + 0.5)}" y="{top - 8}" text-anchor="middle">{column}</text>')
-    for i, line in enumerate(lines):
-        parts.append(f'<text x="{left - 8}" y="{top + height * i + 16}" text-anchor="end">{line}</text>')
-    for row in rows:
-        ratio = _number(row[value])
-        if math.isnan(ratio):
-            continue
-        shade = 100 - min(45, round(abs(math.log(ratio)) * 90))  # percent of light: 55 for 1.65 times either way
-        place = f'x="{left + width * columns.index(row[x])}" y="{top + height * lines.index(row[y])}"'
-        middle = f'x="{left + width * (columns.index(row[x]) + 0.5)}" y="{top + height * lines.index(row[y]) + 16}"'
-        colour = f"hsl({130 if ratio < 1 else 5}, 70%, {shade}%)"
-        parts.append(f'<rect {place} width="{width - 1}" height="{height - 1}" fill="{colour}"/>')
-        parts.append(f'<text {middle} text-anchor="middle">{ratio:.2f}</text>')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
 
 
 def _number(value: Any, quantity: str = "microseconds") -> float:

@@ -1,18 +1,20 @@
 """The operations on a cache, for operators and for the command line: list, verify, prune, export, import.
 
 Everything works on one root, by default the user's own cache. A directory of prebuilt artifacts has the same layout.
-One that does not exist is a FileNotFoundError.
+One that does not exist is a FileNotFoundError, and one that somebody else could have written an UntrustedCacheError. To
+write to a directory of somebody else's files is a NotACacheError.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import functools
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 from sgljit_core import log, paths
 from sgljit_core.cache import lookup, store
@@ -21,7 +23,10 @@ from sgljit_core.cache.manifest import Manifest, ManifestError
 from sgljit_core.errors import SgljitError, StorageError, UntrustedCacheError
 from sgljit_core.machine import roots
 
-from . import archive, contents
+from . import archive
+
+_SOURCE_KEY = re.compile(r"[0-9a-f]{32}")
+_ENTRY = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{8})?")  # see Manifest.entry_name
 
 
 @dataclass(frozen=True)
@@ -57,63 +62,39 @@ class Pruned(NamedTuple):
     leftovers: list[Path]
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _failing_plainly(operation: Callable[P, R]) -> Callable[P, R]:
-    """An operation whose errors of the file system are StorageErrors."""
-
-    @functools.wraps(operation)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return operation(*args, **kwargs)
-        except OSError as error:
-            named = bool(args) and str(error.filename) == str(args[0])
-            if error.errno is None or (named and error.errno == errno.ENOENT):  # it says already what is wrong
-                raise
-            remedy = "Try again; if it happens again, look at that directory's file system and its permissions"
-            if named:
-                remedy = "Name a regular file that you may read, or a place where you may write one"
-                if error.errno in (errno.EACCES, errno.EPERM):
-                    remedy = "Name another, or let its owner give you access to it"
-            raise StorageError(f"{operation.__name__}: {error}. {remedy}") from error
-
-    return wrapper
+@contextlib.contextmanager
+def _failing_plainly(operation: str) -> Iterator[None]:
+    """Decorates an operation: errors of the file system are StorageErrors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (None, errno.ENOENT):  # it says already what is wrong
+            raise
+        remedy = "Name another that you may read and write, or let its owner give you access"
+        raise StorageError(f"{operation}: {error}. {remedy}") from error
 
 
 root = paths.cache_root
 
 
-@_failing_plainly
+@_failing_plainly("entries")
 def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
     """The artifacts below a root, by their manifests; payloads are not read (``verify`` does).
 
     Args:
         vouched: the root is as trusted as the plugin that carries it, so it does not matter who can write it.
-
-    Raises:
-        UntrustedCacheError: somebody else could have written the root.
     """
     place = _checked(directory, vouched=vouched)
     root = None if vouched else place
-    return [_entry(path, root) for path in contents.artifact_directories(place)]
+    return [_entry(path, root) for path in _artifact_directories(place)]
 
 
-@_failing_plainly
+@_failing_plainly("verify")
 def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entry]:
-    """The artifacts below a root that are damaged, found by reading everything. Changes nothing.
-
-    Args:
-        vouched: as in ``entries``.
-
-    Raises:
-        UntrustedCacheError: somebody else could have written the root.
-    """
+    """The artifacts of ``entries`` that are damaged, found by reading everything. Changes nothing."""
     place = _checked(directory, vouched=vouched)
     root = None if vouched else place
-    found = [(path, _problem(path, root)) for path in contents.artifact_directories(place)]
-    return [_entry(path, root, problem) for path, problem in found if problem]
+    return [_entry(path, root, said) for path in _artifact_directories(place) if (said := _problem(path, root))]
 
 
 def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
@@ -129,7 +110,7 @@ def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
     return ""
 
 
-@_failing_plainly
+@_failing_plainly("prune")
 def prune(
     directory: Path | None = None,
     *,
@@ -148,17 +129,13 @@ def prune(
         keep: answers of ``why``; of each family and target that is among them, removes every other source key, such
             as those of sources that were edited since.
         dry_run: changes nothing.
-
-    Raises:
-        NotACacheError: the root is a directory of somebody else's files.
-        UntrustedCacheError: somebody else could have written the root.
     """
     place = _checked(directory)
     if not place.exists():  # the user's own, before its first artifact
         return Pruned([], [])
     roots.check_is_cache(place)
     leftovers = store.leftovers(place) if dry_run else store.collect(place)
-    broken = {path for path in contents.artifact_directories(place) if _problem(path, place, unreadable=False)}
+    broken = {path for path in _artifact_directories(place) if _problem(path, place, unreadable=False)}
     wanted: dict[tuple[str, str], set[str]] = {}
     for answer in keep or ():
         wanted.setdefault(_owner(answer.location.path), set()).add(answer.source_key)
@@ -179,7 +156,7 @@ def prune(
     return Pruned(gone, leftovers)
 
 
-@_failing_plainly
+@_failing_plainly("export_archive")
 def export_archive(
     file: str | Path, directory: Path | None = None, *, family: str | None = None, target: str | None = None
 ) -> int:
@@ -195,17 +172,11 @@ def export_archive(
     return archive.pack(Path(file), _whole(place, family, target), place)
 
 
-@_failing_plainly
+@_failing_plainly("copy")
 def copy(into: Path, directory: Path | None = None, *, family: str | None = None) -> int:
-    """Copy artifacts of one root into another, and count them. One that is there and whole already stays.
-
-    Raises:
-        NotACacheError: ``into`` is a directory of somebody else's files.
-        UntrustedCacheError: somebody else could have written a root.
-    """
-    place = _checked(directory)
+    """Copy artifacts of one root into another, and count them. One that is there and whole already stays."""
     count = 0
-    for artifact in _whole(place, family, None):
+    for artifact in _whole(_checked(directory), family, None):
         staging = store.staging_directory(into, "copy")
         try:
             store.publish(staging, into, artifact.manifest.location, artifact.manifest, artifact.payload)
@@ -215,7 +186,7 @@ def copy(into: Path, directory: Path | None = None, *, family: str | None = None
     return count
 
 
-@_failing_plainly
+@_failing_plainly("import_archive")
 def import_archive(file: str | Path, directory: Path | None = None) -> int:
     """Put the artifacts of an archive into a root, and count them.
 
@@ -223,6 +194,34 @@ def import_archive(file: str | Path, directory: Path | None = None) -> int:
         ArchiveError: the file is no archive of artifacts, or is damaged.
     """
     return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
+
+
+def _artifact_directories(root: Path, closed: Callable[[Path], object] = lambda _: None) -> list[Path]:
+    """Every artifact's directory below a root, whole or not; none below a closed directory. Raises OSError.
+
+    Nothing else below it is listed: callers remove what is, and a user may have named a directory of his own.
+
+    Args:
+        closed: is called with each directory that this user may not list.
+    """
+    places = [path for path in _children(root) if not path.name.startswith(".")]
+    for _ in range(3):
+        places = [path for place in places for path in _children(place, closed)]
+    keys = [path for path in places if _SOURCE_KEY.fullmatch(path.name)]
+    return [path for key in keys for path in _children(key, closed) if _ENTRY.fullmatch(path.name)]
+
+
+def _children(directory: Path, closed: Callable[[Path], object] | None = None) -> list[Path]:
+    """The directories in a directory, links left out; nothing of one that is gone, or that may be ``closed`` and is."""
+    try:
+        return sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError:
+        if closed is None:
+            raise
+        closed(directory)
+        return []
 
 
 def _owner(place: Path) -> tuple[str, str]:
@@ -241,7 +240,7 @@ def _checked(directory: Path | None, *, vouched: bool = False) -> Path:
 
 
 def _whole(place: Path, family: str | None, target: str | None) -> Iterator[lookup.Artifact]:
-    for path in contents.artifact_directories(place, _left_out):
+    for path in _artifact_directories(place, _left_out):
         if target not in (None, path.parents[3].name) or family not in (None, path.parents[2].name):
             continue
         try:
@@ -251,8 +250,8 @@ def _whole(place: Path, family: str | None, target: str | None) -> Iterator[look
             continue
         if artifact is None:
             _left_out(path, f"{path} is left out: it was removed while the cache was read")
-            continue
-        yield artifact
+        else:
+            yield artifact
 
 
 def _left_out(directory: Path, text: str = "") -> None:
@@ -261,9 +260,11 @@ def _left_out(directory: Path, text: str = "") -> None:
 
 
 def _entry(path: Path, root: Path | None, problem: str = "") -> Entry:
-    manifest, used = None, contents.last_use(path)
+    manifest, size, used = None, 0, 0.0
     try:
+        used = path.stat().st_mtime
+        size = sum(file.lstat().st_size for file in path.iterdir())
         manifest = lookup.read_manifest(path, root)
     except (OSError, ManifestError) as error:
         problem = problem or str(error)
-    return Entry(path, manifest, contents.size(path), manifest.created if manifest else used, used, problem)
+    return Entry(path, manifest, size, manifest.created if manifest else used, used, problem)

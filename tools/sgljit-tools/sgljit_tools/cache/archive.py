@@ -14,12 +14,13 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import IO, BinaryIO, Literal, cast
 
 from sgljit_core.cache import lookup, store
-from sgljit_core.cache.manifest import FILE, Manifest, ManifestError
+from sgljit_core.cache.manifest import FILE, ManifestError
 from sgljit_core.errors import SgljitError
 from sgljit_core.machine import roots
 from sgljit_tools.errors import ArchiveError
@@ -36,37 +37,28 @@ _RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundre
 
 
 def pack(file: Path, artifacts: Iterable[lookup.Artifact], root: Path) -> int:
-    """Write artifacts of a root into an archive; returns their number. The same artifacts make the same tar.
-
-    Raises:
-        ArchiveError: the suffix is none of those known.
-    """
-    count = 0
-    mode = _mode(file)
+    """Write artifacts of a root into an archive; returns their number. The same artifacts make the same tar."""
+    mode, packed = _mode(file), sorted(artifacts, key=lambda artifact: artifact.directory)
     partial = file.with_name(f".{file.name}.{os.urandom(8).hex()}")  # nobody can guess it and make a link of it first
     try:
         with partial.open("xb") as opened, tarfile.open(fileobj=opened, mode=mode) as archive:
-            for artifact in sorted(artifacts, key=lambda a: a.directory):
+            for artifact in packed:
                 place = artifact.directory.relative_to(root)
                 for name, content in ((FILE, artifact.manifest.dump()), (artifact.manifest.payload, artifact.payload)):
                     member = tarfile.TarInfo(f"{place}/{name}")
                     member.size = len(content)
                     member.mode = 0o600
                     archive.addfile(member, io.BytesIO(content))
-                count += 1
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
-    return count
+    return len(packed)
 
 
 def unpack(file: Path, root: Path) -> int:
     """Put the artifacts of an archive into a root; returns their number. One that is there and whole already stays.
 
-    Raises:
-        ArchiveError: the file is no archive of artifacts; nothing of a refused artifact enters the root.
-        NotACacheError: the root is a directory of somebody else's files.
-        UntrustedCacheError: the root could have been written by somebody else.
+    Nothing of an archive that is refused enters.
     """
     staging = store.staging_directory(root, "import")
     try:
@@ -78,21 +70,18 @@ def unpack(file: Path, root: Path) -> int:
             roots.make(root, *place.parent.parts)
         for place in places:
             store.settle(staging / place, root, place)
-    except SgljitError:
-        raise
     except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, OSError) as error:
-        if not isinstance(error, OSError) or error.errno is None:
-            raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: {error}") from error
-        raise
+        if isinstance(error, SgljitError) or getattr(error, "errno", None) is not None:
+            raise
+        raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: {error}") from error
     finally:
         store.discard(staging)
     return len(places)
 
 
 def _mode(file: Path) -> Literal["w", "w:gz", "w:xz"]:
-    for suffix, mode in _MODES.items():
-        if file.name.endswith(suffix):
-            return mode
+    for suffix in filter(file.name.endswith, _MODES):
+        return _MODES[suffix]
     raise ArchiveError(f"{file}: the name of an archive ends in one of {', '.join(_MODES)}")
 
 
@@ -104,13 +93,10 @@ class _Reader(io.RawIOBase):
     """
 
     def __init__(self, packed: BinaryIO, file: Path) -> None:
-        magic = packed.read(6)
+        magic = packed.read(2)
         packed.seek(0)
-        self._content = packed
-        if magic.startswith(b"\x1f\x8b"):
-            self._content = cast(BinaryIO, gzip.GzipFile(fileobj=packed))
-        elif magic.startswith(b"\xfd7zXZ"):
-            self._content = cast(BinaryIO, lzma.LZMAFile(packed))  # noqa: SIM115 - the caller closes what it reads
+        kinds: dict[bytes, Callable[[BinaryIO], object]] = {b"\x1f\x8b": gzip.open, b"\xfd7": lzma.open}
+        self._content = cast(BinaryIO, kinds[magic](packed) if magic in kinds else packed)
         self._file = file
         self._left = min(_IN_ALL, _RATIO * os.fstat(packed.fileno()).st_size + _SLACK)
         self.allowed = _READ
@@ -132,8 +118,8 @@ class _Reader(io.RawIOBase):
 
 
 def _extract(reader: _Reader, file: Path, staging: Path) -> list[Path]:
-    places: dict[Path, None] = {}
-    seen: set[str] = set()
+    """Write the files of an archive below a directory; the directories of its artifacts."""
+    names: set[str] = set()
     with tarfile.open(fileobj=reader, mode="r:") as archive:
         for count, member in enumerate(iter(archive.next, None)):
             archive.members.clear()  # type: ignore[attr-defined]  # the headers of all would fill the memory
@@ -146,38 +132,23 @@ def _extract(reader: _Reader, file: Path, staging: Path) -> list[Path]:
                 raise ArchiveError(f"{file} holds {member.name!r}, which is no file of an artifact")
             if not 0 <= member.size <= lookup.LARGEST:
                 raise ArchiveError(f"{file}: {member.name} claims {member.size} bytes")
-            if member.name in seen:
+            if member.name in names:
                 raise ArchiveError(f"{file} holds {member.name} twice")
-            seen.add(member.name)
-            _write(archive, member, staging, reader)
-            places[Path(member.name).parent] = None
+            names.add(member.name)
+            place = staging / member.name
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            roots.share(place.parent)
+            reader.allowed = member.size + _READ  # a buffer may read ahead
+            content = cast(IO[bytes], archive.extractfile(member))
+            store.write(place, iter(partial(content.read, _READ), b""))
+            reader.allowed = _READ
         end = archive.offset
     # tarfile takes the end of a file for the end of an archive, too.
     reader.seek(end)
     reader.allowed = tarfile.BLOCKSIZE
     if reader.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
         raise ArchiveError(f"{file} is no archive of artifacts, or is damaged: it has no end")
-    return list(places)
-
-
-def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, staging: Path, reader: _Reader) -> None:
-    directory = staging
-    for name in member.name.split("/")[:-1]:
-        directory /= name
-        directory.mkdir(mode=0o700, exist_ok=True)
-        roots.share(directory)
-    content = archive.extractfile(member)
-    assert content is not None
-
-    def chunks() -> Iterator[bytes]:
-        reader.allowed = 2 * _READ  # a buffer may read ahead
-        while chunk := content.read(_READ):
-            yield chunk
-            reader.allowed = 2 * _READ
-
-    with content:
-        store.write(staging / member.name, chunks())
-    reader.allowed = _READ
+    return sorted({Path(name).parent for name in names})
 
 
 def _verify(file: Path, directory: Path) -> None:
@@ -187,7 +158,7 @@ def _verify(file: Path, directory: Path) -> None:
         raise ArchiveError(f"{file}: {'/'.join(directory.parts[-5:])} is damaged: {error}") from error
     if artifact is None:
         raise ArchiveError(f"{file}: {directory.name} is not there")
-    manifest: Manifest = artifact.manifest
+    manifest = artifact.manifest
     claimed = (manifest.target, manifest.family or "_", manifest.module, manifest.source_key, manifest.entry_name())
     extra = {path.name for path in directory.iterdir()} - {FILE, manifest.payload}
     if claimed != directory.parts[-5:] or extra:

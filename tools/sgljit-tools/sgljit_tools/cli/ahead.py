@@ -24,28 +24,42 @@ def target_of(cuda_arch: str | None) -> contextlib.AbstractContextManager[object
     return contextlib.nullcontext() if cuda_arch is None else arch.override_target(cuda_arch, "--cuda-arch")
 
 
-def builds_ahead(families: Iterable[str], *, keep: bool = True, is_complete: bool = False) -> list[Builder]:
+def cuda_target() -> str | None:
+    """The target for CUDA, if there is a device or the command line names one."""
+    try:
+        return arch.cuda_target().name
+    except NoTargetError:
+        return None
+
+
+def builds_ahead(
+    families: Iterable[str],
+    *,
+    model: Any = None,
+    ops: frozenset[str] | None = None,
+    keep: bool = True,
+    is_complete: bool = False,
+) -> list[Builder]:
     """Functions that each build one module or kernel that the calls of families ask for.
 
     Reports an op that cannot be called, and, without a device or a named target, that nothing is for CUDA.
 
     Args:
+        model, ops: as ``record`` takes them. A model is on one device: that for CUDA, or else the CPU.
         keep: whether host parts that must be compiled for this question go into the user's cache.
         is_complete: whether to leave out families with an op that cannot be called.
     """
-    try:
-        cuda_arch = arch.cuda_target().name
-    except NoTargetError:
-        cuda_arch = None
+    target = cuda_target()
+    if target is None and model is None:
         why = "there is no device here; name their architecture with --cuda-arch 9.0"
         typer.echo(f"left out: the kernels for CUDA, because {why}", err=True)
-    recording = record(families, cuda_arch=cuda_arch, on_cpu=True, keep=keep)
+    on_cpu = target is None or model is None
+    recording = record(families, cuda_arch=target, on_cpu=on_cpu, ops=ops, model=model, keep=keep)
     for family, text in recording.stopped:
         what = f"all of {family}, as not all is known" if is_complete else f"what an op of {family} asks for"
         typer.echo(f"left out: {what}: {text}", err=True)
     unknown = {family for family, _ in recording.stopped} if is_complete else ()
-    wanted = [one for one in recording.wanted if one.spec.family not in unknown]
-    return [functools.partial(build, one) for one in wanted]
+    return [functools.partial(build, one) for one in recording.wanted if one.spec.family not in unknown]
 
 
 def fail_if_not_kept() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +39,7 @@ def list_entries(directory: Directory = None) -> None:
             manifest = entry.manifest
             what = f"{manifest.build}, {manifest.seconds:.1f} s" if manifest else f"damaged: {entry.problem}"
             typer.echo(f"{decimal(entry.size):>9}  {entry.directory.parent.name[:8]}  {what}")
-        typer.echo(f"{len(found)} artifacts, {_size(found)}")
+        typer.echo(f"{len(found)} artifacts, {decimal(sum(entry.size for entry in found))}")
 
 
 @app.command("verify")
@@ -60,10 +59,6 @@ def verify(directory: Directory = None) -> None:
 def _roots(directory: Path | None) -> list[tuple[Path | None, str]]:
     """The named directory, or else the user's own cache and what plugins carry; each with its plugin, or ""."""
     return [(directory, ""), *([] if directory else sorted(loading.carried_artifacts().items()))]
-
-
-def _size(entries: Sequence[admin.Entry]) -> str:
-    return decimal(sum(entry.size for entry in entries))
 
 
 @app.command("why")
@@ -99,8 +94,7 @@ def build(
     with target_of(cuda_arch):
         builders = builds_ahead(families or list(discovery.installed()))
         parallel_compile(builders)
-    held = len(admin.entries())
-    typer.echo(f"{len(builders)} modules are ready; {admin.root()} holds {held} artifacts")
+    typer.echo(f"{len(builders)} modules are ready; {admin.root()} holds {len(admin.entries())} artifacts")
     fail_if_not_kept()
 
 
@@ -134,8 +128,8 @@ def prune(
         typer.echo(f"{decimal(entry.size):>9}  {entry.directory}")
     for path in leftovers:
         typer.echo(f"{'leftover':>9}  {path}")
-    said = "would remove" if dry_run else "removed"
-    typer.echo(f"{said} {len(gone)} artifacts, {_size(gone)}, and {len(leftovers)} leftovers of builds")
+    said, size = "would remove" if dry_run else "removed", decimal(sum(entry.size for entry in gone))
+    typer.echo(f"{said} {len(gone)} artifacts, {size}, and {len(leftovers)} leftovers of builds")
 
 
 @app.command("export")
@@ -152,9 +146,8 @@ def export_archive(
     if log.was_said("artifact_damaged"):
         raise SgljitError("some artifacts could not be written; see the warnings")
     if count == 0:
-        manifests = [entry.manifest for entry in admin.entries(directory) if entry.manifest]
-        families = ", ".join(sorted({manifest.family for manifest in manifests})) or "none"
-        targets = ", ".join(sorted({manifest.target for manifest in manifests})) or "none"
+        held = {(entry.manifest.family, entry.manifest.target) for entry in admin.entries(directory) if entry.manifest}
+        families, targets = (", ".join(sorted(set(names))) for names in zip(*held or {("none", "none")}, strict=True))
         raise SgljitError(f"nothing to write; the cache has the families {families} and targets {targets}")
 
 

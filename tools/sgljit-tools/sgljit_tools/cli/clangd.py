@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -67,17 +68,16 @@ def _only(pattern: str) -> str:
 
 
 def _toolkit_flags() -> list[str]:
-    try:
+    with contextlib.suppress(ToolchainNotFoundError):
         toolkit = find_nvcc("the editor's CUDA headers").path.parent.parent
-    except ToolchainNotFoundError:
-        return ["-nocudainc"]
-    return [f"--cuda-path={toolkit}", f"-isystem{toolkit / 'include'}"]
+        return [f"--cuda-path={toolkit}", f"-isystem{toolkit / 'include'}"]
+    return ["-nocudainc"]
 
 
-def _sources() -> list[Path]:
+def _sources() -> Iterator[Path]:
     """The csrc of every installed plugin, in the package of its entry point. Imports none of them."""
-    found = []
     for plugin in (plugin for claims in discovery.installed().values() for plugin in claims):
         with contextlib.suppress(SgljitError):  # ops[...] reports a broken installation
-            found.append(paths.package_directory(plugin.module.split(".")[0]) / "csrc")
-    return [directory for directory in found if directory.is_dir()]
+            directory = paths.package_directory(plugin.module.split(".")[0]) / "csrc"
+            if directory.is_dir():
+                yield directory

@@ -6,11 +6,12 @@ import sys
 
 import typer
 
+from sgljit_core import __version__
 from sgljit_core.errors import SgljitError
+from sgljit_core.plugins import discovery, hooks
 
 from . import cache
 from .clangd import write_clangd
-from .list import list_families
 from .new import new_distribution
 from .prepare import prepare
 from .test import run_tests
@@ -19,7 +20,28 @@ from .wheel import add_artifacts_to_wheel
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Kernels that compile on first use, from many packages."
 )
-app.command("list")(list_families)
+
+
+@app.command("list")
+def list_families() -> None:
+    """List the installed kernel families, with distribution and version, and the plugins' problems.
+
+    Imports no family.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("family", "distribution", "version", "module", title=f"sgljit-core {__version__}")
+    for family, claims in discovery.installed().items():
+        for plugin in claims:
+            table.add_row(family, plugin.distribution, plugin.version, plugin.module)
+    problems = hooks.problems()
+    console = Console()
+    console.print(table)
+    for problem in problems:
+        console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
+
+
 app.command("new")(new_distribution)
 app.command("prepare")(prepare)
 app.command("clangd")(write_clangd)

@@ -31,38 +31,9 @@ from .clangd import configuration
 
 TEMPLATES = Path(__file__).resolve().parent / "new_files"
 
-# fmt: off
-WORDS_OF_CXX = {  # and of the C library's macros
-    "alignas", "alignof", "asm", "assert", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
-    "char32_t", "char8_t", "co_await", "co_return", "co_yield", "compl", "concept", "const", "const_cast",
-    "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double", "dynamic_cast", "enum",
-    "errno", "explicit", "export", "extern", "false", "float", "friend", "goto", "inline", "int", "linux", "long",
-    "main", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected", "public",
-    "register", "reinterpret_cast", "requires", "short", "signed", "sizeof", "static", "static_assert",
-    "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid",
-    "typename", "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "xor",
-}
-HEADERS = {  # of the C library, its compilers and CUDA; csrc comes before the directories of these
-    "aio", "aliases", "alloca", "ar", "argp", "argz", "byteswap", "complex", "cpio", "crypt", "ctype", "cuda",
-    "cuda_bf16", "cuda_fp16", "cuda_fp4", "cuda_fp6", "cuda_fp8", "cuda_runtime", "cuda_runtime_api", "cupti",
-    "cxxabi", "device_types", "dirent", "dlfcn", "driver_types", "elf", "endian", "envz", "err", "error", "execinfo",
-    "fcntl", "features", "fenv", "fmtmsg", "fnmatch", "fstab", "fts", "ftw", "gconv", "getopt", "glob", "grp",
-    "gshadow", "host_config", "host_defines", "iconv", "ifaddrs", "immintrin", "inttypes", "iso646", "langinfo",
-    "lastlog", "libgen", "libintl", "library_types", "limits", "link", "locale", "malloc", "math", "math_constants",
-    "math_functions", "mcheck", "memory", "mm_malloc", "mma", "mntent", "monetary", "mqueue", "netdb", "nl_types",
-    "nss", "nvrtc", "obstack", "omp", "paths", "poll", "printf", "pthread", "pty", "pwd", "quadmath", "re_comp",
-    "regex", "regexp", "resolv", "sched", "search", "semaphore", "setjmp", "sgtty", "shadow", "signal", "spawn",
-    "stab", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdio_ext", "stdlib",
-    "stdnoreturn", "string", "strings", "surface_types", "syscall", "sysexits", "syslog", "tar", "termio", "termios",
-    "texture_types", "tgmath", "thread_db", "threads", "time", "ttyent", "uchar", "ucontext", "ulimit", "unistd",
-    "unwind", "utime", "utmp", "utmpx", "values", "varargs", "vector_functions", "vector_types", "wait", "wchar",
-    "wctype", "wordexp",
-}
-NAMES_OF_TEMPLATES = {
-    "attributes", "bench", "cache_once", "csrc", "div_ceil", "functools", "host_module", "irange", "kernel",
-    "load_module", "make_cpp_args", "ops", "plugin", "reference", "row_map", "tests", "torch", "variants",
-}
-# fmt: on
+# A function of such a name would hide what a file of the distribution means by it.
+NAMES_OF_TEMPLATES = {"attributes", "bench", "cache_once", "csrc", "load_module", "make_cpp_args"}
+NAMES_OF_TEMPLATES |= {"ops", "plugin", "reference", "tests", "torch"}
 
 
 class Road(str, Enum):
@@ -107,11 +78,12 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
         "family": family,
         "op": op,
         "functor": "".join(map(str.capitalize, op.split("_"))),
-        "namespace": f"{family}_kernels",  # no name of the C library ends so
+        "namespace": f"{family}_kernels",  # as no name of the C library, nor a word of C++
         "oldest": f"{major}.{minor}",
         "next": f"{major}.{minor + 1}",
     }
-    suffixes = (".h", ".cpp") if road is Road.VARIANTS else (".cu", ".cpp")
+    # No header of the system is called so, which it would hide.
+    sources = ("_kernel.h", ".cpp") if road is Road.VARIANTS else (".cu", ".cpp")
     places = {
         "pyproject.toml": "both/pyproject.toml",
         "README.md": "both/README.md",
@@ -121,7 +93,7 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
         f"{package}/ops.py": f"{road.value}/ops.py",
         f"{package}/reference.py": f"{road.value}/reference.py",
         f"{package}/bench.py": f"{road.value}/bench.py",
-        **{f"{package}/csrc/{op}{suffix}": f"{road.value}/op{suffix}" for suffix in suffixes},
+        **{f"{package}/csrc/{op}{source}": f"{road.value}/op{source}" for source in sources},
         f"{package}/tests/test_{op}.py": f"{road.value}/test_op.py",
     }
     return {
@@ -139,10 +111,8 @@ def _check(project: str, family: str, op: str) -> None:
     """Refuse names that are invalid, and names that are taken."""
     package = _package(project)
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", project):
-        raise NewDistributionError(
-            f"project name {project!r}: expected letters, digits, '-', '_' and '.', the first and last a letter or "
-            f"digit, such as acme-kernels"
-        )
+        form = "letters, digits, '-', '_' and '.', the first and last a letter or digit, such as acme-kernels"
+        raise NewDistributionError(f"project name {project!r}: expected {form}")
     if not package.isidentifier() or keyword.iskeyword(package) or package in sys.stdlib_module_names:
         raise NewDistributionError(
             f"project name {project!r}: its package would be {package!r}, which cannot be imported or is Python's own; "
@@ -150,19 +120,16 @@ def _check(project: str, family: str, op: str) -> None:
         )
     for kind, name in (("family", family), ("op", op)):
         if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-            raise NewDistributionError(
-                f"{kind} name {name!r}: expected lower-case words with '_' between them, such as row_sum, and no "
-                f"keyword of Python"
-            )
+            form = "lower-case words with '_' between them, such as row_sum, and no keyword of Python"
+            raise NewDistributionError(f"{kind} name {name!r}: expected {form}")
     for taken, why in (
-        (WORDS_OF_CXX, "is a word of C++"),
-        (HEADERS, f"would hide the system's header {op}.h behind csrc/{op}.h"),
         (NAMES_OF_TEMPLATES, "is used in the files of the distribution itself"),
         (NAMES_OF_PYTORCH, f"is something of PyTorch's own in torch.ops.sgljit_{family}"),
     ):
         if op in taken:
             raise NewDistributionError(f"op name {op!r} {why}; choose another, such as {op}_rows")
-    if provider := _provider(family):
+    claims = discovery.installed().get(family)
+    if provider := claims[0] if claims else registry.first_party(family):
         raise NewDistributionError(
             f"family name {family!r} is that of {provider}; two distributions of one family cannot be used together, "
             f"so choose another"
@@ -176,13 +143,6 @@ def _check(project: str, family: str, op: str) -> None:
         raise NewDistributionError(
             f"{Path(project).absolute()} exists, and is kept; choose another name or another working directory"
         )
-
-
-def _provider(family: str) -> str | None:
-    """The distribution that has a family: an installed one, or the project's own."""
-    if claims := discovery.installed().get(family):
-        return str(claims[0])
-    return registry.first_party(family)
 
 
 def _write(into: Path, texts: Mapping[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +9,10 @@ from typing import Annotated
 import typer
 
 from sgljit_core import freeze, parallel_compile, why
-from sgljit_core.compilers import arch
-from sgljit_core.errors import NoTargetError, SgljitError
-from sgljit_core.jit.kernels import build
+from sgljit_core.errors import SgljitError
 from sgljit_core.plugins import discovery
-from sgljit_tools.recording.recorder import record
 
-from .ahead import Arch, fail_if_not_kept, target_of
+from .ahead import Arch, builds_ahead, cuda_target, fail_if_not_kept, target_of
 
 
 def prepare(
@@ -34,33 +30,22 @@ def prepare(
     """
     if importlib.util.find_spec("sgljit_engines") is None:
         raise SgljitError("this command needs what adapters share: pip install sgljit-engines")
-    from sgljit_engines import prepare as engines
+    from sgljit_engines.adapter import engine_ops
     from sgljit_engines.shapes import read_config
 
     freeze("on")
     shape = read_config(model, tensor_parallel, dtype)
-    ops = engines.engine_ops(engine)
+    ops = engine_ops(engine)
     for note in shape.notes:
         typer.echo(f"note: {note}", err=True)
     with target_of(cuda_arch):
-        try:
-            device = arch.cuda_target().name
-        except NoTargetError:
-            device = "cpu"
         # A list must leave the cache as it is.
-        recorded = record(
-            discovery.installed(),
-            cuda_arch=None if device == "cpu" else device,
-            on_cpu=device == "cpu",
-            ops=ops,
-            model=shape,
-            keep=not only_list,
-        )
-        builders = [functools.partial(build, wanted) for wanted in recorded.wanted]
+        builders = builds_ahead(discovery.installed(), model=shape, ops=ops, keep=not only_list)
         if only_list:
             for builder in builders:
                 typer.echo(str(why(builder)))
             return
         parallel_compile(builders)
+        device = cuda_target() or "cpu"
     typer.echo(f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}")
     fail_if_not_kept()

@@ -52,7 +52,7 @@ def run_tests(
     command += packages or ["--pyargs", "sgljit_tools.testing"]
     command += ["--sgljit-device", device] if device else []
     command += ["-k", keyword] if keyword else []
-    raise typer.Exit(_run_as_json(command) if as_json else _run(command))
+    raise typer.Exit(_run(command, as_json=as_json))
 
 
 def _sanitizer() -> list[str]:
@@ -64,22 +64,17 @@ def _sanitizer() -> list[str]:
     return [program, "--error-exitcode", "1", *others]
 
 
-def _run(command: list[str], **options: int) -> int:
+def _run(command: list[str], *, as_json: bool) -> int:
     # Threads of OpenMP that wait would otherwise spin, on cores that compilers need.
     environment = inherited_environment(PYTHONPATH=":".join(filter(None, sys.path)), OMP_WAIT_POLICY="PASSIVE")
-    with tempfile.TemporaryDirectory(
-        prefix="test-", dir=private.process_directory()
-    ) as empty:  # no directory's configuration of pytest counts
-        rooted = [*command, "--rootdir", empty, "--import-mode=importlib"]
-        return subprocess.run(rooted, env=environment, cwd=empty, check=False, **options).returncode  # type: ignore[call-overload, no-any-return]
-
-
-def _run_as_json(command: list[str]) -> int:
-    with tempfile.TemporaryDirectory(prefix="test-", dir=private.process_directory()) as directory:
-        file = Path(directory, "results")
-        file.touch()
-        status = _run([*command, "--sgljit-json", str(file)], stdout=subprocess.DEVNULL)
-        typer.echo(file.read_text(), nl=False)
-    if status < 0:
+    # In a directory that is empty, so that no configuration of pytest counts.
+    with tempfile.TemporaryDirectory(prefix="test-", dir=private.process_directory()) as empty:
+        results = Path(empty, "results")
+        results.touch()
+        command += ["--rootdir", empty, "--import-mode=importlib", *(["--sgljit-json", str(results)] * as_json)]
+        output = subprocess.DEVNULL if as_json else None
+        status = subprocess.run(command, env=environment, cwd=empty, check=False, stdout=output).returncode
+        typer.echo(results.read_text(), nl=False)
+    if as_json and status < 0:
         typer.echo(json.dumps({"test": "", "outcome": "crashed", "seconds": 0.0, "text": f"signal {-status}"}))
     return status

@@ -7,6 +7,7 @@ sources and the core's headers are unchanged, and ignored otherwise.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -23,16 +24,14 @@ import typer
 
 from sgljit_core import parallel_compile
 from sgljit_core.compilers.arch import override_target
-from sgljit_core.errors import SgljitError
 from sgljit_core.families import loading
 from sgljit_core.machine import private
 from sgljit_core.machine.roots import TAG
 from sgljit_core.paths import CARRIED, package_directory
 from sgljit_core.plugins import discovery
 from sgljit_tools.cache import admin as cache
-from sgljit_tools.cache import contents
-from sgljit_tools.environment import inherited_environment
 from sgljit_tools.errors import WheelError
+from sgljit_tools.recording.process import in_a_process
 
 from .ahead import builds_ahead
 
@@ -63,23 +62,16 @@ def add_artifacts_to_wheel(
         _wheel("unpack", str(wheel.absolute()), "--dest", str(unpacked), cwd=Path(scratch))
         (content,) = unpacked.iterdir()
         packed.mkdir()
-        # A separate process, in which the wheel's content hides an installed version of the plugin. Its working
-        # directory is the content, because Python imports from there first, and the caller's may hold the sources.
-        code = f"import sys; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
-        environment = inherited_environment(
-            PYTHONPATH=os.pathsep.join((str(content), *map(os.path.abspath, sys.path))),
-            SGLJIT_CACHE_DIR=str(Path(scratch, "cache")),
+        # In a process of its own the wheel's content hides an installed version of the plugin.
+        in_a_process(
+            functools.partial(prebuild, wheel.name, str(content), cuda_arch),
+            PYTHONPATH=str(content),
+            SGLJIT_CACHE_DIR="{scratch}/cache",
             SGLJIT_PREBUILT_PATH="",  # an artifact that is found elsewhere would not be in the wheel
             PYTHONDONTWRITEBYTECODE="1",  # the wheel is packed from there
             SGLJIT_JIT="on",  # the variable is about compiling on demand, not about this command
         )
-        command = [sys.executable, "-c", code, wheel.name, str(content), *cuda_arch]
-        said = _run(command, cwd=content, environment=environment)
-        artifacts = [
-            place.relative_to(carried)
-            for carried in content.rglob(CARRIED)
-            for place in contents.artifact_directories(carried)
-        ]
+        artifacts = [entry for carried in content.rglob(CARRIED) for entry in cache.entries(carried, vouched=True)]
         if not artifacts:
             raise WheelError(f"{wheel.name}: nothing was added to it")
         _check_c_library(content, platform)
@@ -88,16 +80,14 @@ def add_artifacts_to_wheel(
         _wheel("tags", "--remove", "--platform-tag", platform, str(pure), cwd=Path(scratch))
         (tagged,) = packed.iterdir()
         into.mkdir(parents=True, exist_ok=True)
-        partial = shutil.copy(
-            tagged, into / f".{tagged.name}.{os.urandom(8).hex()}"
-        )  # nobody can make a link of it first
+        # Nobody can put a link where a random name will be.
+        partial = shutil.copy(tagged, into / f".{tagged.name}.{os.urandom(8).hex()}")
         made = Path(partial).replace(into / tagged.name)
-    targets = " and ".join(sorted({place.parts[0] for place in artifacts}))
-    typer.echo(said, nl=False)
+    targets = " and ".join(sorted({artifact.directory.parents[3].name for artifact in artifacts}))
     typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
 
 
-def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
+def prebuild(wheel: str, content: str, cuda_archs: list[str]) -> None:
     """Build what the calls of the families below ``content`` ask for, and put it beside their sources.
 
     Raises:
@@ -136,37 +126,21 @@ def prebuild(wheel: str, content: str, *cuda_archs: str) -> None:
 def _check_c_library(content: Path, platform: str) -> None:
     """Check a manylinux tag, which promises that the C library of its version is new enough."""
     promised = re.match(r"manylinux_2_(\d+)_", platform)
-    if promised is None:
-        return
-    for library in content.rglob(f"{CARRIED}/**/*.so"):
-        needed = max((int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())), default=0)
-        if needed > int(promised[1]):
-            raise WheelError(
-                f"platform tag {platform!r}: a library compiled here needs glibc 2.{needed}; build on an older system, "
-                f"such as the manylinux container, or name manylinux_2_{needed}"
-            )
-
-
-def main(*arguments: str) -> str | None:
-    """``prebuild`` in a process of its own; returns the text of an error, for ``sys.exit``."""
-    try:
-        prebuild(*arguments)
-    except SgljitError as error:
-        return str(error)
-    return None
+    libraries = content.rglob(f"{CARRIED}/**/*.so") if promised else ()
+    versions = (int(n) for library in libraries for n in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes()))
+    needed = max(versions, default=0)
+    if promised and needed > int(promised[1]):
+        raise WheelError(
+            f"platform tag {platform!r}: a library compiled here needs glibc 2.{needed}; build on an older system, "
+            f"such as the manylinux container, or name manylinux_2_{needed}"
+        )
 
 
 def _wheel(*arguments: str, cwd: Path) -> None:
     """Run the command line of the ``wheel`` package, its only interface."""
     if importlib.util.find_spec("wheel") is None:
         raise WheelError('this command needs the "wheel" package: pip install "sgljit-tools[wheel]"')
-    _run([sys.executable, "-m", "wheel", *arguments], cwd=cwd)
-
-
-def _run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    command = [sys.executable, "-m", "wheel", *arguments]
+    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         raise WheelError(done.stdout.strip())
-    return done.stdout

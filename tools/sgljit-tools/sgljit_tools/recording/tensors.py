@@ -47,26 +47,41 @@ _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p
 
 
 class Shaped:
-    """A tensor without memory.
+    """A tensor without memory of its own. It must live as long as what is ``handed_over``.
 
     Attributes:
         varies: whether its shape has the number of tokens.
     """
 
-    def __init__(self, spec: TensorSpec, address: int, device: tuple[int, int]) -> None:
+    def __init__(self, spec: TensorSpec, address: int, device: tuple[int, int], dtype: Any = None) -> None:
         rank = len(spec.shape)
+        dtype = dtype or _dtype(spec)
         self._shape, self._strides = ((ctypes.c_int64 * rank)(*numbers) for numbers in _most(spec))
         self._dims = [i for i, size in enumerate(spec.shape) if size == TOKENS]
         self.varies = bool(self._dims)
         self._device = device
-        dtype = _dtype(spec)
-        tensor = _DLTensor(address, *device, rank, dtype.type_code, dtype.bits, 1, self._shape, self._strides, 0)
+        kind = dtype.type_code, dtype.bits, dtype.lanes
+        tensor = _DLTensor(address, *device, rank, *kind, self._shape, self._strides, 0)
         self._managed = _DLManagedTensor(tensor, None, None)
+
+    @classmethod
+    def of(cls, tensor: Any) -> Shaped:
+        """A tensor of the CPU, said to be on a CUDA device."""
+        import tvm_ffi
+
+        spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype), tensor.stride())
+        return cls(spec, tensor.data_ptr(), (_CUDA, 0), tvm_ffi.from_dlpack(tensor).dtype)
 
     def set_tokens(self, tokens: int) -> None:
         """Change the number of tokens."""
         for dim in self._dims:
             self._shape[dim] = tokens
+
+    def handed_over(self) -> Any:
+        """It as tvm-ffi has it, which follows its number of tokens."""
+        import tvm_ffi
+
+        return tvm_ffi.from_dlpack(self)
 
     def __dlpack__(self, **_options: Any) -> Any:
         return _new_capsule(ctypes.addressof(self._managed), b"dltensor", None)
@@ -92,20 +107,11 @@ def _most(spec: TensorSpec) -> tuple[list[int], list[int]]:
     return shape, list(spec.strides or (math.prod(shape[i + 1 :]) for i in range(len(shape))))
 
 
-def bytes_of(spec: TensorSpec) -> int:
-    """The bytes from the begin of its memory to its end, with the most tokens."""
-    last = sum((size - 1) * stride for size, stride in zip(*_most(spec), strict=True))
-    return (spec.offset + 1 + last) * int(_dtype(spec).itemsize)
-
-
 class Place:
     """Addresses for the tensors of one call after the other: half of them of the device, half of pinned host memory.
 
     Attributes:
         pinned: the begin and the end of the addresses of pinned host memory.
-
-    Raises:
-        RecordingError: this process gets no addresses.
     """
 
     def __init__(self) -> None:
@@ -113,30 +119,31 @@ class Place:
             self._memory = mmap.mmap(-1, 2 * _PLACE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         except OSError as error:
             raise RecordingError(f"{2 * _PLACE >> 30} GiB of addresses cannot be reserved: {error}") from error
-        self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self.pinned = self._begin + _PLACE, self._begin + 2 * _PLACE
+        self._begin = begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.pinned = begin + _PLACE, begin + 2 * _PLACE
         self.clear()
 
     def clear(self) -> None:
         """Begin the next call: its tensors take the addresses of those of the last one."""
         self._next = {False: self._begin, True: self.pinned[0]}
 
-    def address(self, spec: TensorSpec) -> int:
-        """Addresses for a tensor; that of its first element."""
-        start = self._next[spec.pinned]
-        self._next[spec.pinned] = start + -(-bytes_of(spec) // _ALIGNMENT) * _ALIGNMENT
-        if self._next[spec.pinned] > self._begin + (_PLACE if not spec.pinned else 2 * _PLACE):
+    def _address(self, spec: TensorSpec) -> int:
+        """The address of the first element of a tensor, which no other tensor of the call shares."""
+        start, item = self._next[spec.pinned], int(_dtype(spec).itemsize)
+        last = sum((size - 1) * stride for size, stride in zip(*_most(spec), strict=True))
+        end = start + (spec.offset + 1 + last) * item
+        if end > self.pinned[spec.pinned]:
             raise RecordingError(f"the tensors of a call have more than {_PLACE >> 30} GiB together")
-        return start + spec.offset * int(_dtype(spec).itemsize)
+        self._next[spec.pinned] = -(-end // _ALIGNMENT) * _ALIGNMENT
+        return start + spec.offset * item
 
     def tensor(self, spec: TensorSpec | Addresses, device: str) -> Shaped:
         """A tensor on the call's device, "cuda" or "cpu"."""
         if isinstance(spec, Addresses):
             table = TensorSpec((spec.count,), "uint64")
-            address = self.address(table)
+            address = self._address(table)
             for i in range(spec.count):
-                ctypes.c_uint64.from_address(address + 8 * i).value = self.address(spec.of)
+                ctypes.c_uint64.from_address(address + 8 * i).value = self._address(spec.of)
             return Shaped(table, address, (_CUDA if device == "cuda" and spec.on_device else _CPU, 0))
-        on_host = _CUDA_HOST if device == "cuda" else _CPU
-        kind = on_host if spec.pinned or device == "cpu" else _CUDA
-        return Shaped(spec, self.address(spec), (kind, 0))
+        kind = _CPU if device == "cpu" else _CUDA_HOST if spec.pinned else _CUDA
+        return Shaped(spec, self._address(spec), (kind, 0))

@@ -28,18 +28,20 @@ def difference(got: Any, wanted: Any) -> str | None:
         return None if is_same else f"is {got!r}, and the reference gives {wanted!r}"
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, and the reference's has {list(wanted.shape)}"
-    if got.dtype in TOLERANCES:
-        got_values, wanted_values = got.detach().cpu().double(), wanted.detach().cpu().double()
-        rtol, atol = _tolerances(got.dtype, wanted_values)
-        differs = ~torch.isclose(got_values, wanted_values, rtol=rtol, atol=atol, equal_nan=True)
+    dtype, (got, wanted) = got.dtype, (one.detach().cpu() for one in (got, wanted))
+    if dtype in TOLERANCES:
+        got, wanted = got.double(), wanted.double()
+        finite = wanted[wanted.isfinite()].abs()
+        mean = float(finite.mean()) if finite.numel() else 0.0
+        rtol, least = TOLERANCES[dtype], torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        differs = ~torch.isclose(got, wanted, rtol=rtol, atol=rtol * mean + least, equal_nan=True)
     else:
-        got_values, wanted_values = got.detach().cpu(), wanted.detach().cpu()
-        differs = got_values != wanted_values
+        differs = got != wanted
     if not differs.any():
         return None
     index = tuple(differs.nonzero()[0].tolist())
     return (
-        f"differs at {list(index)}: {got_values[index].item()}, and the reference gives {wanted_values[index].item()}; "
+        f"differs at {list(index)}: {got[index].item()}, and the reference gives {wanted[index].item()}; "
         f"{int(differs.sum())} of {got.numel()} elements differ"
     )
 
@@ -52,10 +54,3 @@ def same_bits(first: Any, second: Any) -> bool:
         return bool(first == second)
     raw = (one.contiguous().flatten().view(torch.uint8) for one in (first, second))
     return first.shape == second.shape and (first.numel() == 0 or torch.equal(*raw))
-
-
-def _tolerances(dtype: torch.dtype, wanted: torch.Tensor) -> tuple[float, float]:
-    finite = wanted[wanted.isfinite()].abs()
-    mean = float(finite.mean()) if finite.numel() else 0.0
-    info = torch.finfo(dtype)
-    return TOLERANCES[dtype], TOLERANCES[dtype] * mean + info.smallest_normal * info.eps

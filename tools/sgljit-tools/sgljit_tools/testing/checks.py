@@ -12,8 +12,8 @@ import torch
 
 from sgljit_core.errors import SgljitError
 
+from . import layouts as laid_out
 from .agreement import same_bits
-from .layouts import layouts, sizes
 from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal
 
@@ -38,16 +38,12 @@ def results(subject: Subject) -> None:
 
 def reads(subject: Subject) -> None:
     """The results do not depend on what lies around the tensors."""
-    for sample in subject.picked:
-        _require_equal(
-            _bits(subject, sample, NANS), _bits(subject, sample, OTHER), sample, "with other bytes around it"
-        )
+    _require_equal_bits(subject, OTHER, "with other bytes around it")
 
 
 def repeats(subject: Subject) -> None:
     """Two calls give the same bits."""
-    for sample in subject.picked:
-        _require_equal(_bits(subject, sample, NANS), _bits(subject, sample, NANS), sample, "in a second call")
+    _require_equal_bits(subject, NANS, "in a second call")
 
 
 def fresh_values(subject: Subject) -> None:
@@ -62,16 +58,16 @@ def fresh_values(subject: Subject) -> None:
         subject.compare(guarded, result, wanted, f"with other values in the same memory: {described(sample)}")
 
 
-def all_layouts(subject: Subject) -> None:
+def layouts(subject: Subject) -> None:
     """A tensor in another layout gives the same result, or a ValueError."""
     for sample in subject.picked:
-        for text, arguments in layouts(sample, subject.op.mutates):
+        for text, arguments in laid_out.layouts(sample, subject.op.mutates):
             subject.judge(arguments, text, may_refuse=True)
 
 
-def all_sizes(subject: Subject) -> None:
+def sizes(subject: Subject) -> None:
     """No row, one row, and sizes around the powers of two give the reference's results, or a ValueError."""
-    for text, arguments in sizes(subject.picked):
+    for text, arguments in laid_out.sizes(subject.picked):
         subject.judge(arguments, text, poison=True, may_refuse=True)
 
 
@@ -125,7 +121,7 @@ def opcheck(subject: Subject) -> None:
             raise Fault(f"{overload}: {type(error).__name__}: {error}") from error
 
 
-def compiled(subject: Subject) -> None:
+def compile_(subject: Subject) -> None:
     """A graph of inductor with dynamic sizes gives the bits of an eager call.
 
     No two tensors share memory: of such that are written, inductor makes wrong copies by itself (PyTorch 2.13).
@@ -148,12 +144,9 @@ def compiled(subject: Subject) -> None:
         result = calls[key](*(traced[name] for name in tensors))
         if subject.device.type == "cuda":
             torch.cuda.synchronize()
-        for got, right in (
-            (result, wanted),
-            *((traced[name], eager[name]) for name in subject.op.mutates if name in tensors),
-        ):
-            if not same_bits(got, right):
-                raise Fault(f"torch.compile gives other bits than an eager call: {described(sample)}")
+        written = [name for name in subject.op.mutates if name in tensors]
+        if not same_bits([result, *map(traced.get, written)], [wanted, *map(eager.get, written)]):
+            raise Fault(f"torch.compile gives other bits than an eager call: {described(sample)}")
 
 
 def stream(subject: Subject) -> None:
@@ -208,21 +201,11 @@ def _end_of_capture() -> None:
         torch.ones(1, device="cuda")
 
 
-CHECKS: Mapping[str, Callable[[Subject], None]] = {
-    "signatures": signatures,
-    "results": results,
-    "own_work": own_work,
-    "returns": returns,
-    "reads": reads,
-    "repeats": repeats,
-    "fresh_values": fresh_values,
-    "layouts": all_layouts,
-    "sizes": all_sizes,
-    "opcheck": opcheck,
-    "compile": compiled,
-    "stream": stream,
-    "graph": graph,
-}
+_ALL = (
+    *(signatures, results, own_work, returns, reads, repeats, fresh_values, layouts, sizes, opcheck, compile_),
+    *(stream, graph),
+)
+CHECKS: Mapping[str, Callable[[Subject], None]] = {check.__name__.rstrip("_"): check for check in _ALL}
 ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too
 
 
@@ -244,9 +227,10 @@ def _bits(subject: Subject, sample: Arguments, pattern: int) -> list[Any]:
     return copies
 
 
-def _require_equal(first: list[Any], second: list[Any], sample: Arguments, when: str) -> None:
-    if not same_bits(first, second):
-        raise Fault(f"the results have other bits {when}: {described(sample)}")
+def _require_equal_bits(subject: Subject, pattern: int, when: str) -> None:
+    for sample in subject.picked:
+        if not same_bits(_bits(subject, sample, NANS), _bits(subject, sample, pattern)):
+            raise Fault(f"the results have other bits {when}: {described(sample)}")
 
 
 def _look(value: Any) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 
-from sgljit_core import KernelFamily, ops
-from sgljit_core.families import loading
+from sgljit_core import KernelFamily, parallel_compile
+from sgljit_core.errors import ParallelCompileError, SgljitError, ToolchainNotFoundError
+from sgljit_core.jit.kernels import build
+from sgljit_tools.recording.recorder import record
 
-from .dry_run import dry_run
 from .subject import Fault, NotApplicable
 from .without_compilers import code_of
 
@@ -26,32 +28,43 @@ def declaration(family: KernelFamily) -> None:
 def compile_errors(family: KernelFamily) -> None:
     """An op whose code cannot be compiled raises, and gives no result made otherwise."""
     faults, _, loaded = code_of(family.name)
-    if faults:
-        raise Fault("\n".join(faults))
-    if not loaded:
-        raise NotApplicable("no op has code that is compiled")
+    _raise("\n".join(faults), loaded)
 
 
 def statics(family: KernelFamily) -> None:
     """Its libraries share no static variables with those of other families."""
     _, shared, loaded = code_of(family.name)
-    if shared:
-        raise Fault(
-            f"every library of a process that has variables of these names shares them: {'; '.join(shared)}. "
-            f"Compile with -fno-gnu-unique, as the core does"
-        )
+    names = "; ".join(shared)
+    told = f"every library of a process that has variables of these names shares them: {names}. Compile with "
+    _raise(names and f"{told}-fno-gnu-unique, as the core does", loaded)
+
+
+def _raise(faults: str, loaded: int) -> None:
+    if faults:
+        raise Fault(faults)
     if not loaded:
         raise NotApplicable("no op has code that is compiled")
 
 
+def dry_run(family: KernelFamily) -> str:
+    """The kernels that host parts ask for compile, and take what they pass; found out without a GPU."""
+    try:
+        recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
+        kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel]
+        stopped = "; ".join(text for _, text in recording.stopped)
+        stopped = stopped and f"; not called to the end: {stopped}"
+        if not kernels:
+            raise NotApplicable(f"no host part asks for a kernel{stopped}")
+        parallel_compile([functools.partial(build, wanted) for wanted in kernels])
+    except SgljitError as error:
+        failures = error.failures if isinstance(error, ParallelCompileError) else [error]
+        for failure in failures:
+            if isinstance(failure, ToolchainNotFoundError):
+                raise NotApplicable(str(failure)) from error
+        raise Fault(str(error)) from error
+    return f"{len(kernels)} kernels are asked for, and fit{stopped}"
+
+
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
-    "declaration": declaration,
-    "compile_errors": compile_errors,
-    "statics": statics,
-    "dry_run": lambda family: dry_run(family.name),
+    check.__name__: check for check in (declaration, compile_errors, statics, dry_run)
 }
-
-
-def load_family(name: str) -> KernelFamily:
-    """An installed family. Raises UnknownFamilyError."""
-    return loading.load(ops[name].__name__)

@@ -76,7 +76,7 @@ class Guarded:
             place = (tensor.device, tensor.untyped_storage().data_ptr()) if shares else id(tensor)
             groups.setdefault(place, []).append((name, tensor))
         self._blocks = [_Block(group, pattern) for group in groups.values()]
-        moved = {id(old): new for block in self._blocks for old, new in block.moved}
+        moved = {id(old): new for block in self._blocks for _, old, new, _ in block.moved}
         self.arguments = {n: map_tensors(lambda old: moved[id(old)], value) for n, value in arguments.items()}
         # The memory that addresses lead to is not moved, so it is put back.
         self.led_to = [(name, memory_of(t)) for name, t in tensors_of(arguments) if memory_of(t) is not t]
@@ -113,21 +113,18 @@ class _Block:
         storage = first.untyped_storage().data_ptr() if first.numel() else 0
         begin = min(tensor.data_ptr() for _, tensor in group)
         self._size = max(tensor.data_ptr() + _span(tensor) for _, tensor in group) - begin
-        shift = GUARD + (begin - storage) % 512 if first.numel() else GUARD
-        self._shift = shift
+        self._shift = shift = GUARD + (begin - storage) % 512 if first.numel() else GUARD
         self.bytes = torch.empty(
             shift + self._size + GUARD, dtype=torch.uint8, device=first.device, pin_memory=first.is_pinned()
         )
-        self.moved, self.tensors, self._begins = [], [], []
+        self.moved: list[tuple[str, torch.Tensor, torch.Tensor, int]] = []  # name, tensor, the one here, its begin
         for name, tensor in group:
             at = shift + (tensor.data_ptr() - begin if tensor.numel() else 0)
             new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             new.set_(self.bytes.untyped_storage(), at // tensor.itemsize, tensor.shape, tensor.stride())
             if hasattr(tensor, "memory"):
                 new.memory = tensor.memory  # type: ignore[attr-defined]
-            self.moved.append((tensor, new))
-            self.tensors.append((name, new))
-            self._begins.append(at)
+            self.moved.append((name, tensor, new, at))
         self.bytes.fill_(pattern)
         if first.numel():
             source = torch.empty(0, dtype=torch.uint8, device=first.device)
@@ -140,7 +137,7 @@ class _Block:
     def _elements(self, names: Collection[str]) -> torch.Tensor:
         """Which bytes belong to the elements of these tensors."""
         mask = torch.zeros_like(self.bytes, pin_memory=False)
-        for (name, tensor), begin in zip(self.tensors, self._begins, strict=True):
+        for name, _, tensor, begin in self.moved:
             if name not in names or tensor.numel() == 0:
                 continue
             dimensions = [pair for pair in zip(tensor.shape, tensor.stride(), strict=True) if pair[1] != 0]
@@ -150,7 +147,7 @@ class _Block:
         return mask.bool()
 
     def poison(self, names: Collection[str]) -> None:
-        floating = {name for name, tensor in self.tensors if name in names and tensor.is_floating_point()}
+        floating = {name for name, tensor, *_ in self.moved if name in names and tensor.is_floating_point()}
         self.bytes.masked_fill_(self._elements(floating), NANS)
 
     def damage(self, mutates: Collection[str]) -> str | None:
@@ -158,10 +155,11 @@ class _Block:
         if not wrong.any():
             return None
         at = int(wrong.nonzero()[0])
-        for name, _ in self.tensors:
+        own = list(dict.fromkeys(name for name, *_ in self.moved))
+        for name in own:
             if self._elements([name])[at]:
                 return f"{name} is written, and mutates does not name it"
-        names = " and ".join(dict.fromkeys(name for name, _ in self.tensors))
+        names = " and ".join(own)
         if at < self._shift:
             return f"the call writes {self._shift - at} bytes before {names}"
         if at >= self._shift + self._size:

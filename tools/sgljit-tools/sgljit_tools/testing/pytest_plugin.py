@@ -64,33 +64,28 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if families := config.getoption("--sgljit-family"):
         import torch
 
-        from .suite import checks_of_family, require
+        from .suite import checks_of_family
 
         chosen = config.getoption("--sgljit-device")
-        if chosen:
-            try:
-                require(torch.device(chosen))
-            except NoDeviceError as error:
-                raise pytest.UsageError(str(error)) from None
         devices = [chosen] if chosen else ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        for family in families:
-            for check in checks_of_family(family, [torch.device(device) for device in devices]):
-                name = "::".join(filter(None, (check.about, check.name, check.device)))
-                items.append(CheckItem.from_parent(session, name=name, nodeid=name, check=check))
+        try:
+            checks = [c for family in families for c in checks_of_family(family, [*map(torch.device, devices)])]
+        except NoDeviceError as error:
+            raise pytest.UsageError(str(error)) from None
+        for check in checks:
+            name = "::".join(filter(None, (check.about, check.name, check.device)))
+            items.append(CheckItem.from_parent(session, name=name, nodeid=name, check=check))
 
 
 def skip_without_gpu(items: Sequence[pytest.Item]) -> None:
     """Skip the items marked ``gpu`` where there is no CUDA device, with the reason."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    import torch
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            import torch
 
-    if torch.cuda.is_available():
-        return
-    reason = "no CUDA device" if torch.backends.cuda.is_built() else f"torch {torch.__version__} is built without CUDA"
-    for item in marked:
-        item.add_marker(pytest.mark.skip(reason=reason))
+            built = torch.backends.cuda.is_built()
+            reason = "no CUDA device" if built else f"torch {torch.__version__} is built without CUDA"
+            item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason=reason))
 
 
 def _is_of_a_family(file: Path) -> bool:
@@ -123,7 +118,7 @@ class CheckItem(pytest.Item):
         from .subject import Fault
 
         if isinstance(excinfo.value, Fault):
-            return f"{self._check.about}, {self._check.name}: {excinfo.value}"
+            return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:

@@ -50,7 +50,6 @@ class Subject:
     """An op on a device.
 
     Attributes:
-        op: the op.
         device: where its samples are.
     """
 
@@ -89,14 +88,11 @@ class Subject:
         if not found:
             raise NotApplicable(f"samples yields nothing on {self.device.type}")
         for number, sample in enumerate(found):
-            self._bind(number, sample)
+            try:
+                self.signature.bind(**sample)
+            except TypeError as error:  # noqa: PERF203 - the first ends it
+                raise Fault(f"sample {number} is no call of {self}{self.signature}: {error}") from error
         return found
-
-    def _bind(self, number: int, sample: Arguments) -> None:
-        try:
-            self.signature.bind(**sample)
-        except TypeError as error:
-            raise Fault(f"sample {number} is no call of {self}{self.signature}: {error}") from error
 
     def _declared(self, kind: str) -> Any:
         """The op's function of a kind, "reference" or "samples"."""
@@ -148,7 +144,10 @@ class Subject:
     def _expected(self, arguments: Mapping[str, Any], widen: bool) -> tuple[Any, dict[str, Any]]:
         led_to = any(memory_of(tensor) is not tensor for _, tensor in tensors_of(arguments))
         copies = {name: _copied(value, widen and not led_to) for name, value in leading_to_copies(arguments).items()}
-        others = self._not_mutated(copies)
+        found = [(name, memory_of(tensor)) for name, tensor in tensors_of(copies)]
+        written = {_storage(memory) for name, memory in found if name in self.op.mutates}
+        # Addresses may lead twice into one storage.
+        others = [(name, memory) for name, memory in found if _storage(memory) not in written]
         before = [memory.clone() for _, memory in others]
         result = self.reference(**copies)
         for (name, memory), earlier in zip(others, before, strict=True):
@@ -158,16 +157,10 @@ class Subject:
             name: map_tensors(lambda one: memory_of(one).clone(), copies.get(name)) for name in self.op.mutates
         }
 
-    def _not_mutated(self, copies: Arguments) -> list[tuple[str, torch.Tensor]]:
-        """The memory that a reference leaves alone. Addresses may lead twice into one storage."""
-        found = [(name, memory_of(tensor)) for name, tensor in tensors_of(copies)]
-        written = {memory.untyped_storage().data_ptr() for name, memory in found if name in self.op.mutates}
-        return [(name, memory) for name, memory in found if memory.untyped_storage().data_ptr() not in written]
-
     def judge(
         self, arguments: Mapping[str, Any], what: str = "", *, poison: bool = False, may_refuse: bool = False
-    ) -> bool:
-        """Call the op in guarded memory and compare with the reference: whether it ran.
+    ) -> None:
+        """Call the op in guarded memory and compare with the reference.
 
         Args:
             what: how the arguments differ from a sample, for the fault.
@@ -184,11 +177,11 @@ class Subject:
         told = f"{what}{': ' if what else ''}{described(guarded.arguments)}"
         try:
             wanted = self.expected(guarded.arguments)
-        except Fault as fault:
-            raise Fault(f"{told}: {fault}") from fault
         except Exception as error:
+            if isinstance(error, Fault):
+                raise Fault(f"{told}: {error}") from error
             if may_refuse:
-                return False
+                return
             raise Fault(f"{told}: the reference raises {type(error).__name__}: {error}") from error
         try:
             result = self.call(guarded.arguments)
@@ -196,20 +189,17 @@ class Subject:
             if may_refuse and is_refusal(error):
                 if damage := guarded.damage(()):
                     raise Fault(f"{told}: refused, and yet {damage}") from error
-                return False
+                return
             raise Fault(f"{told}: the op raises {type(error).__name__}: {error}") from error
         self.compare(guarded, result, wanted, told)
-        return True
 
     def compare(self, guarded: Guarded, result: Any, wanted: tuple[Any, dict[str, Any]], told: str) -> None:
         """Raise Fault where a call's results are not the reference's, or it wrote elsewhere."""
-        for name, value in wanted[1].items():
-            for got, right in _pairs(map_tensors(memory_of, guarded.arguments.get(name)), value):
+        compared = [(n, map_tensors(memory_of, guarded.arguments.get(n)), value) for n, value in wanted[1].items()]
+        for name, one, other in [*compared, ("the result", result, wanted[0])]:
+            for got, right in _pairs(one, other):
                 if text := difference(got, right):
                     raise Fault(f"{told}: {name} {text}")
-        for got, right in _pairs(result, wanted[0]):
-            if text := difference(got, right):
-                raise Fault(f"{told}: the result {text}")
         if damage := guarded.damage(self.op.mutates):
             raise Fault(f"{told}: {damage}")
 
@@ -247,18 +237,21 @@ def _copied(value: Any, widen: bool) -> Any:
     return map_tensors(copied, value)
 
 
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def _size(sample: Arguments) -> int:
     return sum(int(memory_of(tensor).numel()) for _, tensor in tensors_of(sample))
 
 
 def _kind(sample: Arguments) -> tuple[Any, ...]:
-    kinds: list[tuple[Any, ...]] = []
-    for name, value in sample.items():
+    def kind(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            kinds.append((name, value.dtype, value.dim(), value.is_contiguous(), value.device.type))
-        else:
-            kinds.append((name, value if isinstance(value, bool | str) else type(value)))
-    return tuple(kinds)
+            return value.dtype, value.dim(), value.is_contiguous(), value.device.type
+        return value if isinstance(value, bool | str) else type(value)
+
+    return tuple((name, kind(value)) for name, value in sample.items())
 
 
 def _of_moderate_size(samples: list[Arguments]) -> Arguments:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from sgljit_core import Op, ops
+from sgljit_core import KernelFamily, Op, ops
+from sgljit_core.families import loading
 from sgljit_tools.errors import NoDeviceError
 
 from .checks import CHECKS, ON_CUDA
-from .family_checks import FAMILY_CHECKS, load_family
+from .family_checks import FAMILY_CHECKS
 from .subject import Fault, NotApplicable, Subject, conditions
 
 
@@ -23,17 +24,27 @@ class Check:
 
     Attributes:
         name: its name in ``CHECKS``, or in ``FAMILY_CHECKS``.
-        about: what it is about: ``norm.rmsnorm``, or a family.
+        about: the op, such as ``norm.rmsnorm``, or the family.
         device: "cpu" or "cuda"; empty for a family.
-        place: file and line of what it is about.
-        run: raises Fault or NotApplicable; may return what it found out.
+        place: the op's file and line.
     """
 
     name: str
     about: str
     device: str
     place: str
-    run: Callable[[], str | None]
+    body: Callable[[], str | None]
+
+    def run(self) -> str | None:
+        """Check, and maybe return what was found out. Raises Fault, or NotApplicable."""
+        with conditions():
+            try:
+                return self.body()
+            except NotApplicable:
+                raise
+            except Exception as error:
+                text = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
+                raise Fault(f"{self.about}, {self.name}: {text}") from error
 
 
 def check_op(op: Op | str, device: str | torch.device = "cpu", checks: Collection[str] = tuple(CHECKS)) -> None:
@@ -51,11 +62,10 @@ def check_op(op: Op | str, device: str | torch.device = "cpu", checks: Collectio
         NoDeviceError: there is no such device.
         UnknownFamilyError, UnknownOpError: there is no such op.
     """
-    require(torch.device(device))
     if isinstance(op, str):
         family, _, name = op.partition(".")
         getattr(ops[family], name)  # raises the error that names the ops there are
-        op = load_family(family).declared()[name]
+        op = _family(family).declared()[name]
     _run(check for check in _checks_of(op, torch.device(device)) if check.name in checks)
 
 
@@ -72,9 +82,7 @@ def check_family(family: str, device: str | torch.device = "cpu") -> None:
 
 def checks_of_family(name: str, devices: Collection[torch.device]) -> Iterator[Check]:
     """All checks of an installed family. Imports it, and raises what that raises; NoDeviceError without a device."""
-    for device in devices:
-        require(device)
-    family = load_family(name)
+    family = _family(name)
     for op in family.declared().values():
         for device in devices:
             yield from _checks_of(op, device)
@@ -82,40 +90,23 @@ def checks_of_family(name: str, devices: Collection[torch.device]) -> Iterator[C
         yield Check(check, family.name, "", "", partial(function, family))
 
 
-def require(device: torch.device) -> None:
-    """Raise NoDeviceError if a CUDA device is not there: one that was asked for by name is not skipped."""
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        built = "" if torch.backends.cuda.is_built() else f": torch {torch.__version__} is built without CUDA"
-        remedy = "run it where there is a GPU, or name cpu instead"
-        raise NoDeviceError(f"there is no device {device} to test on{built}; {remedy}")
+def _family(name: str) -> KernelFamily:
+    return loading.load(ops[name].__name__)
 
 
 def _checks_of(op: Op, device: torch.device) -> Iterator[Check]:
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        built = "" if torch.backends.cuda.is_built() else f": torch {torch.__version__} is built without CUDA"
+        remedy = "run it where there is a GPU, or name cpu instead"  # one that was asked for by name is not skipped
+        raise NoDeviceError(f"there is no device {device} to test on{built}; {remedy}")
     subject = Subject(op, device)  # its samples are made once for all checks
     for name, check in CHECKS.items():
         if (device.type == "cpu" and name in ON_CUDA) or (subject.is_bare and name != "signatures"):
             continue
-        yield Check(name, str(subject), device.type, op.place, partial(_on, check, subject))
+        yield Check(name, str(subject), device.type, op.place, partial(check, subject))
 
 
-def _on(check: Callable[[Subject], None], subject: Subject) -> None:
-    with conditions():
-        try:
-            check(subject)
-        except (Fault, NotApplicable):
-            raise
-        except Exception as error:
-            raise Fault(f"{type(error).__name__}: {error}") from error
-
-
-def _run(checks: Iterator[Check]) -> None:
+def _run(checks: Iterable[Check]) -> None:
     for check in checks:
         with contextlib.suppress(NotApplicable):
-            _run_one(check)
-
-
-def _run_one(check: Check) -> None:
-    try:
-        check.run()
-    except Fault as fault:
-        raise Fault(f"{check.about}, {check.name}: {fault}") from fault
+            check.run()

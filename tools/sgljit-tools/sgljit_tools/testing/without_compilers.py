@@ -5,21 +5,23 @@ A process of its own calls each op in a fork: once as it is, and once with an em
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import multiprocessing
 import re
-import struct
+import shutil
+import subprocess
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from sgljit_core import Op, stats
+from sgljit_core import stats
 from sgljit_core.families import loading
 from sgljit_tools.errors import RecordingError
-from sgljit_tools.recording.process import ask, question_of, reply
+from sgljit_tools.recording.process import in_a_process
 
 from .subject import Fault, conditions
 
@@ -34,8 +36,8 @@ def code_of(family: str) -> tuple[list[str], list[str], int]:
     """
     empty = {"SGLJIT_CACHE_DIR": "{scratch}/cache", "SGLJIT_PREBUILT_PATH": "", "SGLJIT_JIT": "error"}
     try:
-        usual: list[_Answer] = ask(__name__, family)
-        forbidden: list[_Answer] = ask(__name__, family, **empty)
+        usual = in_a_process(functools.partial(_answers, family))
+        forbidden = in_a_process(functools.partial(_answers, family), **empty)
     except RecordingError as error:
         raise Fault(str(error)) from error
     faults = []
@@ -59,82 +61,62 @@ class _Answer(NamedTuple):
 
 
 class _Loaded(logging.Handler):
-    """The artifacts that were loaded, by the log: how many, and which libraries share statics."""
+    """The artifacts that were loaded, by the log: their builds and directories."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self.count = 0
-        self.shared: list[str] = []
+        self.found: list[tuple[str, Path]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         data: dict[str, Any] = getattr(record, "sgljit", {})
-        if data.get("event") != "loaded":
-            return
-        self.count += 1
-        for library in Path(data["directory"]).glob("*.so"):
-            if names := unique_symbols(library.read_bytes()):
-                self.shared.append(f"{data['build']}: {', '.join(names)}")
+        if data.get("event") == "loaded":
+            self.found.append((data["build"], Path(data["directory"])))
 
 
-def unique_symbols(image: bytes) -> list[str]:
-    """The variables of a library that all libraries of a process share by name (STB_GNU_UNIQUE).
+def unique_symbols(library: Path) -> list[str]:
+    """The variables of a library that all libraries of a process share by name (STB_GNU_UNIQUE), as ``nm`` lists them.
 
-    The C++ standard library's are left out: a process has one, and some compilers link parts of it statically.
+    Every g++ comes with an ``nm``. The C++ standard library's are left out: a process has one, and some compilers link
+    parts of it statically.
     """
-    (table,) = struct.unpack_from("<Q", image, 0x28)
-    entry_size, count = struct.unpack_from("<HH", image, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQII", image, table + i * entry_size) for i in range(count)]
-    names = []
-    for _, kind, _, _, offset, size, link, _ in sections:
-        if kind != _DYNSYM:
-            continue
-        for at in range(offset, offset + size, 24):
-            name, info = struct.unpack_from("<IB", image, at)
-            if info >> 4 == _GNU_UNIQUE:
-                start = sections[link][4] + name
-                names.append(image[start : image.index(b"\0", start)].decode())
-    return [name for name in names if not _OF_STD.match(name)]
+    if (nm := shutil.which("nm")) is None:
+        return []
+    command = [nm, "--dynamic", "--defined-only", str(library)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [name for name in re.findall(r"^\w+ u (\S+)$", listed, re.MULTILINE) if not _OF_STD.match(name)]
 
 
-_DYNSYM, _GNU_UNIQUE = 11, 10
 _OF_STD = re.compile(r"_Z(GV|T[VTIS])?Z?N?K?S[tabsiod]")  # Itanium C++ ABI, 5.1.10: std:: and what is short for it
 
 
-def main(file: str) -> None:
-    """Call every op of a family in a fork of this process; the answer is what each did."""
-    declared = loading.load(question_of(file)).declared()
+def _answers(family: str) -> list[_Answer]:
+    """Call every op of a family, each in a fork of this process."""
     logger = logging.getLogger("sgljit")
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    reply(file, [_in_a_fork(op) for op in declared.values()])
+    found = []
+    for op in loading.load(family).declared():
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as forks:
+            try:
+                found.append(forks.submit(_answer, family, op).result())
+            except BrokenProcessPool as error:
+                raise RecordingError(f"{family}.{op}: the process of its call ended") from error
+    return found
 
 
-def _in_a_fork(op: Op) -> _Answer:
-    fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe(duplex=False)
-    child = fork.Process(target=lambda: there.send(_answer(op)))
-    child.start()
-    there.close()
-    with contextlib.suppress(EOFError):  # it crashed, or its call ended it
-        return here.recv()  # type: ignore[no-any-return]
-    child.join()
-    raise Fault(f"{op.family}.{op.name}: the process of its call ended with status {child.exitcode}")
-
-
-def _answer(op: Op) -> _Answer:
+def _answer(family: str, name: str) -> _Answer:
+    """Call an op with a sample."""
+    op = loading.load(family).declared()[name]
     handler = _Loaded()
     logging.getLogger("sgljit").addHandler(handler)
-    error = _call(op)
-    return _Answer(op.name, handler.count, handler.shared, stats().builds.get("failed", 0), error)
-
-
-def _call(op: Op) -> str:
-    """Call an op with a sample; the error that it raises."""
+    text = "" if op.samples is not None else "it has no samples"
     with conditions():
         try:
             samples = list(op.samples(torch.device("cpu"))) if op.samples is not None else []
             for sample in samples[len(samples) // 2 :][:1]:
                 op.function(**sample)
         except Exception as error:  # noqa: BLE001 - it is the answer
-            return f"{type(error).__name__}: {error}"
-    return "" if samples else "it has no samples"
+            text = f"{type(error).__name__}: {error}"
+    libraries = [(build, unique_symbols(file)) for build, place in handler.found for file in place.glob("*.so")]
+    shared = [f"{build}: {', '.join(names)}" for build, names in libraries if names]
+    return _Answer(name, len(handler.found), shared, stats().builds.get("failed", 0), text)
