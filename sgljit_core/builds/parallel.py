@@ -23,15 +23,10 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
 
     >>> parallel_compile([lambda: module_for(1024), lambda: module_for(4096)])
 
+    A builder takes no arguments and loads a module; the results are in the order of the builders.
     Each runs in a copy of the caller's context, so that ``override_cuda_arch`` around the call holds inside. The
     limit counts the running compilers of this process; ``SGLJIT_JOBS`` sets it. Where the machine has no thread left,
     they run one after the other.
-
-    Args:
-        builders: callables without arguments that each load a module.
-
-    Returns:
-        The result of each, in order.
 
     Raises:
         ParallelCompileError: some failed; the others have been built. It holds every exception.

@@ -70,10 +70,7 @@ def is_explaining() -> bool:
 def why(builder: Callable[[], Any]) -> Explanation:
     """Whether the cache has what ``builder`` would load, and if not, what sets it apart from the nearest artifact.
 
-    Nothing is compiled or loaded.
-
-    Args:
-        builder: a callable without arguments that loads one module or kernel.
+    ``builder`` takes no arguments and loads one module or kernel. Nothing is compiled or loaded here.
 
     Raises:
         ValueError: the builder did not ask for anything, because this process has loaded it before.
