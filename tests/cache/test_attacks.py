@@ -682,7 +682,9 @@ def test_commands_use_no_tmpdir_in_which_others_can_replace_files(scratch, tmp_p
     monkeypatch.setattr(module.subprocess, "run", run)
     zipfile.ZipFile(tmp_path / "a.whl", "w").close()
     with pytest.raises(KeyboardInterrupt):
-        module._run([]) if command == "test" else module.add_artifacts_to_wheel(tmp_path / "a.whl", ["9.0"])
+        if command == "test":
+            module._run([], as_json=False)
+        module.add_artifacts_to_wheel(tmp_path / "a.whl", ["9.0"])
     private._of_process.cache_clear()
     assert not used[0].is_relative_to(place)
 
@@ -703,7 +705,7 @@ def test_a_wheel_is_not_written_through_a_link(load, cache, tmp_path, monkeypatc
             Path(directory, "a.whl").write_text("packed")
 
     monkeypatch.setattr(wheel, "_wheel", packed)
-    monkeypatch.setattr(wheel, "_run", lambda command, **options: "")
+    monkeypatch.setattr(wheel, "in_a_process", lambda call, **environment: None)
     zipfile.ZipFile(tmp_path / "a.whl", "w").close()
     wheel.add_artifacts_to_wheel(tmp_path / "a.whl", ["9.0"], place)
     assert letter.read_text() == "dear reader"
