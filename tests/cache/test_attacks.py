@@ -681,10 +681,12 @@ def test_commands_use_no_tmpdir_in_which_others_can_replace_files(scratch, tmp_p
     module = import_module(f"sgljit_tools.cli.{command}")
     monkeypatch.setattr(module.subprocess, "run", run)
     zipfile.ZipFile(tmp_path / "a.whl", "w").close()
+    calls = {
+        "test": lambda: module._run([], as_json=False),
+        "wheel": lambda: module.add_artifacts_to_wheel(tmp_path / "a.whl", ["9.0"]),
+    }
     with pytest.raises(KeyboardInterrupt):
-        if command == "test":
-            module._run([], as_json=False)
-        module.add_artifacts_to_wheel(tmp_path / "a.whl", ["9.0"])
+        calls[command]()
     private._of_process.cache_clear()
     assert not used[0].is_relative_to(place)
 
