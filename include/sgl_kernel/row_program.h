@@ -545,6 +545,12 @@ SGL_INLINE void match_segment(
     plan.elements = sgl::kWordBytes / plan.element_bytes;
   while (plan.columns % plan.elements != 0) plan.elements /= 2;
   if (roles.group_size != 0 && plan.elements > roles.group_size) plan.elements = roles.group_size;
+  // A warp shares a group, and the threads of a row hold it.
+  const bool is_held = plan.columns <= sgl::kMaxRowVectors * plan.elements && roles.group_size <= 32 * plan.elements;
+  if (roles.group_size != 0 && !is_held && plan.device.device_type != kDLCPU)
+    like->raise(
+        location, {"groups of ", roles.group_size, " elements need rows at multiples of ", roles.group_size / 32,
+                   " elements, and of at most ", sgl::kMaxRowVectors, " loads; got loads of ", plan.elements});
   if (plan.paired > 0) {  // whole vectors of pairs, and of the elements that each pair has
     while (plan.elements > 1 && plan.paired % (2 * plan.elements) != 0) plan.elements /= 2;
   }
