@@ -40,12 +40,15 @@
 
 #define SGL_NUMBER(NAME) sgl_number_of_##NAME,
 #define SGL_OPERAND(NAME) static constexpr ::sgl::Operand<sgl_number_of_##NAME> NAME{};
-#define SGL_EACH_NUMBER(...) SGL_SCAN(SGL_SCAN(SGL_SCAN(SGL_NUMBERS_1(__VA_ARGS__))))
+#define SGL_EACH_NUMBER(...) SGL_SCAN_16(SGL_NUMBERS_1(__VA_ARGS__))
 #define SGL_NUMBERS_1(NAME, ...) SGL_NUMBER(NAME) __VA_OPT__(SGL_NUMBERS_AGAIN SGL_PARENTHESES(__VA_ARGS__))
 #define SGL_NUMBERS_AGAIN() SGL_NUMBERS_1
-#define SGL_EACH_OPERAND(...) SGL_SCAN(SGL_SCAN(SGL_SCAN(SGL_OPERANDS_1(__VA_ARGS__))))
+#define SGL_EACH_OPERAND(...) SGL_SCAN_16(SGL_OPERANDS_1(__VA_ARGS__))
 #define SGL_OPERANDS_1(NAME, ...) SGL_OPERAND(NAME) __VA_OPT__(SGL_OPERANDS_AGAIN SGL_PARENTHESES(__VA_ARGS__))
 #define SGL_OPERANDS_AGAIN() SGL_OPERANDS_1
+// A scan takes one name.
+#define SGL_SCAN_4(...) SGL_SCAN(SGL_SCAN(SGL_SCAN(SGL_SCAN(__VA_ARGS__))))
+#define SGL_SCAN_16(...) SGL_SCAN_4(SGL_SCAN_4(SGL_SCAN_4(SGL_SCAN_4(__VA_ARGS__))))
 
 #if defined(__CUDACC__)
 
@@ -617,6 +620,13 @@ SGL_INLINE void match_segment(
     segment.elements = sgl::kWordBytes / segment.element_bytes;
   while (segment.columns % segment.elements != 0) segment.elements /= 2;
   if (roles.group_size != 0 && segment.elements > roles.group_size) segment.elements = roles.group_size;
+  // A warp shares a group, and the threads of a row hold it.
+  const bool is_held =
+      segment.columns <= sgl::kMaxRowVectors * segment.elements && roles.group_size <= 32 * segment.elements;
+  if (roles.group_size != 0 && !is_held && plan.device.device_type != kDLCPU)
+    like->raise(
+        location, {"groups of ", roles.group_size, " elements need rows at multiples of ", roles.group_size / 32,
+                   " elements, and of at most ", sgl::kMaxRowVectors, " loads; got loads of ", segment.elements});
   if (segment.paired > 0) {  // whole vectors of pairs, and of the elements that each pair has
     while (segment.elements > 1 && segment.paired % (2 * segment.elements) != 0) segment.elements /= 2;
   }

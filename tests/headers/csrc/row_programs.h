@@ -249,4 +249,9 @@ struct Attention {
   }
 };
 
+struct MostOperands {
+  SGL_OPERANDS(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
+};
+static_assert(MostOperands::kOperands == 15 && __is_same(const sgl::Operand<14>, decltype(MostOperands::o)));
+
 }  // namespace programs
