@@ -31,7 +31,7 @@ gather_cache = store_cache
 
 def set_mla_kv_buffer(model: ModelShape | None) -> Calls:
     """Latent rows of 512 elements, with 64 that are rotated: all models of the kind have these."""
-    dtypes = ("bfloat16", "float16")
+    dtypes: tuple[str, ...] = ("bfloat16", "float16")
     if model is not None:
         dtypes = (model.dtype,) if model.caches == 1 and model.cache_row == 512 + 64 else ()
     for dtype in dtypes:

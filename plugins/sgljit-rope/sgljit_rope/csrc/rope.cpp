@@ -33,8 +33,7 @@ void launch(const Call& call) {
   const auto of = [&](const Rows& x, const char* name, const TensorView* weight, auto... cache) {
     if constexpr (kNormed)
       return layer.rows(F::x = x, F::weight = shared_row(name, *weight), F::cos_sin = angles, cache...);
-    else
-      return layer.rows(F::x = x, F::cos_sin = angles, cache...);
+    else return layer.rows(F::x = x, F::cos_sin = angles, cache...);
   };
   const F f{call.eps, call.offset};
   const auto q = of(heads("q", call.q), "q_weight", call.q_weight);
@@ -42,8 +41,9 @@ void launch(const Call& call) {
     const auto slots = [&](const char* name, const TensorView& cache) {
       return indexed(heads(name, cache), *call.out_loc, true);
     };
-    layer(f, {q, of(heads("k", call.k), "k_weight", call.k_weight, F::cache = slots("k_cache", *call.k_cache)),
-              layer.rows(F::x = heads("v", *call.v), F::cache = slots("v_cache", *call.v_cache))});
+    layer(
+        f, {q, of(heads("k", call.k), "k_weight", call.k_weight, F::cache = slots("k_cache", *call.k_cache)),
+            layer.rows(F::x = heads("v", *call.v), F::cache = slots("v_cache", *call.v_cache))});
   } else {
     layer(f, {q, of(heads("k", call.k), "k_weight", call.k_weight)});
   }
@@ -51,7 +51,8 @@ void launch(const Call& call) {
 
 template <bool kNormed, bool kStored>
 void run(const Call& call) {
-  if (call.eps < 0) [[unlikely]] throw Error("ValueError", "eps must be at least 0, got ", call.eps);
+  if (call.eps < 0) [[unlikely]]
+    throw Error("ValueError", "eps must be at least 0, got ", call.eps);
   return call.is_neox ? launch<sgl::Neox, kNormed, kStored>(call) : launch<sgl::Interleaved, kNormed, kStored>(call);
 }
 

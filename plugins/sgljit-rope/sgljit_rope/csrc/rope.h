@@ -45,10 +45,8 @@ struct Layer {
   template <typename Row>
   SGL_HD auto operator()(const Row& row, sgl::Segment<1>) const {
     const auto values = rotated(row);
-    if constexpr (kStored)
-      return sgl::store(x = values, cache = values);
-    else
-      return sgl::store(x = values);
+    if constexpr (kStored) return sgl::store(x = values, cache = values);
+    else return sgl::store(x = values);
   }
   template <typename Row>
   SGL_HD auto operator()(const Row& row, sgl::Segment<2>) const {
