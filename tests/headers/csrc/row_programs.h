@@ -252,6 +252,6 @@ struct Attention {
 struct MostOperands {
   SGL_OPERANDS(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
 };
-static_assert(MostOperands::kOperands == 15 && __is_same(const sgl::Operand<14>, decltype(MostOperands::o)));
+static_assert(MostOperands::kOperands == 15);
 
 }  // namespace programs
