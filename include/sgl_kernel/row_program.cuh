@@ -65,6 +65,21 @@ struct RowVector {
 #pragma unroll
     for (uint32_t i = 0; i < kWords; ++i) words[i].store(row, index * kWords + i);
   }
+  /// The same elements, of which the compiler knows nothing.
+  SGL_DEVICE RowVector forgotten() const {
+    auto result = *this;
+#pragma unroll
+    for (auto& vector : result.words) {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnits; ++i) {
+        uint32_t word;
+        memcpy(&word, &vector[i], sizeof(word));
+        ptx::forget(word);
+        memcpy(&vector[i], &word, sizeof(word));
+      }
+    }
+    return result;
+  }
   SGL_DEVICE void get(long long j, float (&floats)[kTogether]) const {
     const Unit& unit = words[j / kUnits][j % kUnits];
     if constexpr (kTogether == 2) {
@@ -91,10 +106,15 @@ struct RowPart {
 /// An operand's elements, in registers from the beginning on.
 template <typename T, uint32_t kElements, uint32_t kHeld>
 struct HeldRow {
+  // With several vectors the compiler would keep the elements as floats from one pass to the next, in twice the
+  // registers.
+  static constexpr bool kStaysPacked = kHeld > 2 && sizeof(T) == 2 && kElements % 2 == 0;
+
   RowVector<T, kElements> vectors[kHeld];
 
-  SGL_DEVICE const RowVector<T, kElements>& open(const RowPart& part) const {
-    return vectors[part.held];
+  SGL_DEVICE decltype(auto) open(const RowPart& part) const {
+    if constexpr (kStaysPacked) return vectors[part.held].forgotten();
+    else return (vectors[part.held]);
   }
 };
 
@@ -183,20 +203,19 @@ struct HeldPairs {
 inline constexpr uint32_t kMostTerms = 4;
 
 /// \brief A row, as a row program sees it on a device. The threads that share it call together.
-/// \tparam kColumns elements of a row, held in registers; 0: any number, read again in each pass, and a block has a
+/// \tparam kShape the number of a `sgl::RowShape`. Its elements divide its columns; with columns of 0 a block has a
 /// row.
-/// \tparam kPaired the first elements of a row, which make pairs; 0: none do. The vectors of half of them are as many
-/// as
-///   kThreads, or a multiple of that, where i makes a pair with i + kPaired / 2.
-/// \tparam kElements elements of a vector, which divide the columns.
-/// \tparam kThreads threads that share a row: a power of two within a warp, else a block of whole warps. From a warp on
-///   each that is here has a row.
+///   Its threads are a power of two within a warp, else a block of whole warps; from a warp on each that is here has a
+///   row. Where i makes a pair with i + half, half of the pairs' vectors are a multiple of the threads.
+/// \tparam kHoldsForAll whether registers are left to hold rows for all from where the program names them. Their
+///   latency then hides behind that of the others.
 /// \tparam kTypes, kPlaces of the operands, see row_program_params.h.
-template <
-    int kOperands, int64_t kColumns, int64_t kPaired, uint32_t kElements, uint32_t kThreads, uint64_t kTypes,
-    uint64_t kPlaces>
+template <int kOperands, uint64_t kShape, bool kHoldsForAll, uint64_t kTypes, uint64_t kPlaces>
 struct ProgramRow {
  private:
+  static constexpr sgl::RowShape kRow = sgl::RowShape::of(kShape);
+  static constexpr int64_t kColumns = kRow.columns, kPaired = kRow.paired;
+  static constexpr uint32_t kElements = kRow.elements, kThreads = kRow.threads;
   static constexpr bool kIsHeld = kColumns > 0;
   static constexpr uint32_t kVectors = kColumns / kElements;
   static constexpr uint32_t kHeld = kIsHeld ? div_ceil(kVectors, kThreads) : 1;
@@ -204,8 +223,6 @@ struct ProgramRow {
   static constexpr uint32_t kUnits = kElements / kTogether;
   static constexpr uint32_t kHalfHeld =
       kPaired / 2 / kElements / kThreads;  // where i makes a pair with i + kPaired / 2
-  // Rows for all are held as well if that takes few registers: their latency then hides behind that of the others.
-  static constexpr uint32_t kMostForAll = 16;
   static_assert(kColumns % kElements == 0, "row_program: a row must be a whole number of vectors");
 
   template <int kOperand>
@@ -215,9 +232,8 @@ struct ProgramRow {
   }
 
  public:
-  SGL_DEVICE ProgramRow(
-      const sgl::RowSegment<kOperands>& segment, int64_t columns, int64_t row, uint32_t thread, float* smem)
-      : m_segment(segment), m_columns(columns), m_outer(row), m_thread(thread), m_smem(smem) {
+  SGL_DEVICE ProgramRow(const sgl::RowSegment<kOperands>& segment, int64_t row, uint32_t thread, float* smem)
+      : m_segment(segment), m_outer(row), m_thread(thread), m_smem(smem) {
     if constexpr ((kPlaces & sgl::kIsFlat) == 0) {
       m_outer = segment.inverse == 0 ? row : static_cast<int64_t>(__umul64hi(row, segment.inverse));
       m_inner = row - m_outer * segment.inner;
@@ -227,7 +243,7 @@ struct ProgramRow {
 
   /// \brief The number of elements.
   SGL_DEVICE float size() const {
-    return static_cast<float>(kIsHeld ? kColumns : m_columns);
+    return static_cast<float>(kIsHeld ? kColumns : m_segment.columns);
   }
 
   /// \brief The elements of an operand.
@@ -236,8 +252,7 @@ struct ProgramRow {
     using T = element_t<kOperand>;
     static_assert(!has(kOperand, sgl::kOneValue), "row[x] is for rows: row.value(x) is the value of an operand");
     const void* row = m_find<kOperand>();
-    if constexpr (
-        kIsHeld && (!has(kOperand, sgl::kForAll) || kHeld * kElements * sizeof(T) <= kMostForAll * sizeof(uint32_t))) {
+    if constexpr (kIsHeld && (kHoldsForAll || !has(kOperand, sgl::kForAll))) {
       details::HeldRow<T, kElements, kHeld> held;
       if (m_always_has(kOperand) || row != nullptr)
         m_each([&](const auto& part) { held.vectors[part.held].load(row, part.index); });
@@ -393,6 +408,7 @@ struct ProgramRow {
   /// \brief Stores the result of the program.
   template <typename... Output>
   SGL_DEVICE void finish(const sgl::Stores<Output...>& stores) const {
+    PDLTriggerSecondary();
     if (!m_has_row) return;
     m_finish(stores.outputs, sgl::details::IndexListUpTo<sizeof...(Output)>{});
   }
@@ -438,7 +454,8 @@ struct ProgramRow {
           body(details::RowPart{k, k * kThreads + m_thread});
       }
     } else {
-      for (int64_t index = m_thread; index < m_columns / kElements; index += kThreads) body(details::RowPart{0, index});
+      for (int64_t index = m_thread; index < m_segment.columns / kElements; index += kThreads)
+        body(details::RowPart{0, index});
     }
   }
 
@@ -506,11 +523,21 @@ struct ProgramRow {
   template <typename Outputs, size_t... I>
   SGL_DEVICE void m_finish(const Outputs& outputs, sgl::details::IndexList<I...>) const {
     (m_store_value(sgl::details::get<I>(outputs)), ...);
-    m_each([&](const auto& part) {
-      // All are computed before the first is stored, as an output may be an input.
-      const auto vectors = sgl::details::pack(m_computed(sgl::details::get<I>(outputs), part)...);
+    // All outputs of a vector are computed before the first is stored, as an output may be an input.
+    const auto computed = [&](const auto& part) {
+      return sgl::details::pack(m_computed(sgl::details::get<I>(outputs), part)...);
+    };
+    const auto store = [&](const auto& vectors, const auto& part) {
       (m_store(sgl::details::get<I>(outputs), sgl::details::get<I>(vectors), part), ...);
-    });
+    };
+    if constexpr (kIsHeld && !kHoldsForAll) {
+      // Rows for all are loaded here, all before the first store, which the compiler must take for one to their memory.
+      decltype(computed(details::RowPart{})) vectors[kHeld];
+      m_each([&](const auto& part) { vectors[part.held] = computed(part); });
+      m_each([&](const auto& part) { store(vectors[part.held], part); });
+    } else {
+      m_each([&](const auto& part) { store(computed(part), part); });
+    }
   }
 
   template <int kOperand, typename T>
@@ -564,7 +591,6 @@ struct ProgramRow {
   }
 
   const sgl::RowSegment<kOperands>& m_segment;
-  int64_t m_columns;
   int64_t m_outer;
   int64_t m_inner = 0;
   uint32_t m_thread;
@@ -575,43 +601,66 @@ struct ProgramRow {
 
 namespace details {
 
-/// The program of a block's segment.
-template <typename F, typename Row, size_t... kNumber>
-SGL_DEVICE void run_segments(const F& f, const Row& row, int number, sgl::details::IndexList<kNumber...>) {
-  ((number == static_cast<int>(kNumber) ? row.finish(f(row, sgl::Segment<static_cast<int>(kNumber)>{})) : void()), ...);
-}
-
-}  // namespace details
-
-/// \brief Rows by a program. Grid: of each segment, a block for each `kBlock / kThreads` rows.
-///
-/// Addresses and strides must be multiples of kElements elements of their type, up to 16 bytes. An output may be an
-/// input. With `kColumns` of 0, kThreads is kBlock.
+/// Runs the program of segment number `kNumber` on a row of `segment`, which has this shape.
 template <
-    typename F, int kOperands, int kSegments, int64_t kColumns, int64_t kPaired, uint32_t kElements, uint32_t kThreads,
-    uint32_t kBlock, uint64_t kTypes, uint64_t kPlaces>
-__global__ __launch_bounds__(kBlock) void row_program(
-    const __grid_constant__ sgl::RowProgramParams<kOperands, kSegments> params, const __grid_constant__ F f) {
-  alignas(16) __shared__ float smem[2 * kMostTerms * kWarpThreads];
-  int number = 0;
-#pragma unroll
-  for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;
-  const auto& segment = params.segments[number];
+    uint64_t kShape, uint32_t kBlock, bool kHoldsForAll, uint64_t kTypes, uint64_t kPlaces, int kNumber, typename F,
+    int kOperands>
+SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segment, int64_t block, float* smem) {
+  constexpr uint32_t kThreads = sgl::RowShape::of(kShape).threads;
   // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address for each
   // thread.
   constexpr bool kIsBlock = kBlock == kThreads;
-  const int64_t block = kSegments == 1 ? blockIdx.x : blockIdx.x - segment.first_block;
   const int64_t row = kIsBlock ? block : block * (kBlock / kThreads) + threadIdx.x / kThreads;
   if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of a part of a warp take part in reductions
-  const ProgramRow<kOperands, kColumns, kPaired, kElements, kThreads, kTypes, kPlaces> view(
-      segment, params.columns, row, kIsBlock ? threadIdx.x : threadIdx.x % kThreads, smem);
+  const ProgramRow<kOperands, kShape, kHoldsForAll, kTypes, kPlaces> view(
+      segment, row, kIsBlock ? threadIdx.x : threadIdx.x % kThreads, smem);
   PDLWaitPrimary();
-  if constexpr (requires { f(view); }) {
-    view.finish(f(view));
+  view.finish(sgl::details::run_segment<kNumber>(f, view));
+}
+
+/// Whether a functor has one program for all segments.
+template <typename F, typename Row>
+inline constexpr bool kHasOneProgram = requires(const F& f, const Row& row) { f(row); };
+
+template <uint64_t kFirst, uint64_t... kRest>
+inline constexpr bool kAreEqual = ((kFirst == kRest) && ...);
+
+template <uint64_t kFirst, uint64_t...>
+inline constexpr uint64_t kFirstOf = kFirst;
+
+}  // namespace details
+
+/// \brief Rows by a program. Grid: of each segment, a block for each `kBlock / threads` rows.
+///
+/// Addresses and strides must be multiples of a vector of their type, up to 16 bytes. An output may be an input. With
+/// columns of 0, the threads of a row are kBlock.
+/// \tparam kLeastBlocks blocks of a multiprocessor that the compiler must leave registers for, or 0.
+/// \tparam kShapes of each segment, the number of a `sgl::RowShape`.
+template <
+    typename F, int kOperands, uint32_t kBlock, uint32_t kLeastBlocks, bool kHoldsForAll, uint64_t kTypes,
+    uint64_t kPlaces, uint64_t... kShapes>
+__global__ __launch_bounds__(kBlock, kLeastBlocks) void row_program(
+    const __grid_constant__ sgl::RowProgramParams<kOperands, sizeof...(kShapes)> params, const __grid_constant__ F f) {
+  constexpr int kSegments = sizeof...(kShapes);
+  constexpr uint64_t kShape = details::kFirstOf<kShapes...>;
+  alignas(16) __shared__ float smem[2 * kMostTerms * kWarpThreads];
+  if (params.triggers_first) PDLTriggerSecondary();
+  int number = 0;
+#pragma unroll
+  for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;
+  const int64_t block = kSegments == 1 ? blockIdx.x : blockIdx.x - params.segments[number].first_block;
+  using Row = ProgramRow<kOperands, kShape, kHoldsForAll, kTypes, kPlaces>;
+  if constexpr (kSegments == 1 || (details::kAreEqual<kShapes...> && details::kHasOneProgram<F, Row>)) {
+    details::run_segment<kShape, kBlock, kHoldsForAll, kTypes, kPlaces, 0>(f, params.segments[number], block, smem);
   } else {
-    details::run_segments(f, view, number, sgl::details::IndexListUpTo<kSegments>{});
+    [&]<size_t... I>(sgl::details::IndexList<I...>) {
+      ((number == static_cast<int>(I)
+            ? details::run_segment<kShapes, kBlock, kHoldsForAll, kTypes, kPlaces, static_cast<int>(I)>(
+                  f, params.segments[I], block, smem)
+            : void()),
+       ...);
+    }(sgl::details::IndexListUpTo<kSegments>{});
   }
-  PDLTriggerSecondary();
 }
 
 }  // namespace device

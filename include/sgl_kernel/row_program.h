@@ -40,12 +40,15 @@
 
 #define SGL_NUMBER(NAME) sgl_number_of_##NAME,
 #define SGL_OPERAND(NAME) static constexpr ::sgl::Operand<sgl_number_of_##NAME> NAME{};
-#define SGL_EACH_NUMBER(...) SGL_SCAN(SGL_SCAN(SGL_SCAN(SGL_NUMBERS_1(__VA_ARGS__))))
+#define SGL_EACH_NUMBER(...) SGL_SCAN_16(SGL_NUMBERS_1(__VA_ARGS__))
 #define SGL_NUMBERS_1(NAME, ...) SGL_NUMBER(NAME) __VA_OPT__(SGL_NUMBERS_AGAIN SGL_PARENTHESES(__VA_ARGS__))
 #define SGL_NUMBERS_AGAIN() SGL_NUMBERS_1
-#define SGL_EACH_OPERAND(...) SGL_SCAN(SGL_SCAN(SGL_SCAN(SGL_OPERANDS_1(__VA_ARGS__))))
+#define SGL_EACH_OPERAND(...) SGL_SCAN_16(SGL_OPERANDS_1(__VA_ARGS__))
 #define SGL_OPERANDS_1(NAME, ...) SGL_OPERAND(NAME) __VA_OPT__(SGL_OPERANDS_AGAIN SGL_PARENTHESES(__VA_ARGS__))
 #define SGL_OPERANDS_AGAIN() SGL_OPERANDS_1
+// A scan takes one name.
+#define SGL_SCAN_4(...) SGL_SCAN(SGL_SCAN(SGL_SCAN(SGL_SCAN(__VA_ARGS__))))
+#define SGL_SCAN_16(...) SGL_SCAN_4(SGL_SCAN_4(SGL_SCAN_4(SGL_SCAN_4(__VA_ARGS__))))
 
 #if defined(__CUDACC__)
 
@@ -185,25 +188,32 @@ struct RoleRow {
   }
 };
 
-/// The rows of a call, and what they have in common.
+/// What the segments of a call have in common.
 struct ProgramPlan {
-  std::int64_t columns = -1;
-  std::int64_t paired = 0;    ///< the first elements of a row, which make pairs
-  std::int64_t elements = 0;  ///< of a vector
-  std::int64_t element_bytes = 0;
   std::uint64_t types = 0;
   std::uint64_t places = 0;
   unsigned seen = 0;  ///< the operands of `types` and `places`
-  int reductions = 0, outputs = 0, kept = 0;
-  bool is_neox = false;
   DLDevice device{};
+};
+
+/// The rows of one segment.
+struct SegmentPlan {
+  std::int64_t columns = 0;
+  std::int64_t paired = 0;         ///< the first elements of a row, which make pairs
+  std::int64_t elements = 0;       ///< of a vector
+  std::int64_t element_bytes = 0;  ///< of the widest operand
+  std::int64_t least_bytes = 0;    ///< of the narrowest element that is read
+  std::int64_t read_bytes = 0;     ///< one element of each operand that is read and has rows of its own
+  std::int64_t shared_bytes = 0;   ///< one element of each operand that is read and has one row for all
+  sgl::RowWork work = sgl::RowWork::kOneInput;
+  bool is_neox = false;
 };
 
 /// Checks the operands of one segment, and adds what they say to the plan.
 /// \throws TensorMatchError naming the operand and the rule; ValueError if rows that are written share memory.
 SGL_INLINE void match_segment(
     const Rows* operands, int num_operands, unsigned bound, int number, const Roles& roles, ProgramPlan& plan,
-    long long& num_rows, long long& inner, DebugInfo location);
+    SegmentPlan& segment, long long& num_rows, long long& inner, DebugInfo location);
 
 /// Refuses memory with which the result would depend on the order of the rows: of one segment, or of two.
 SGL_INLINE void refuse_meeting_rows(
@@ -216,22 +226,22 @@ inline sgl::RowPlace place_of(const Rows& rows) {
   return {rows.data, index, rows.stride * bytes, rows.inner_stride * bytes, rows.element_stride * bytes};
 }
 
-/// The table of layouts that fits a program best.
-inline sgl::RowWork work_of(const ProgramPlan& plan) {
-  if (plan.reductions > 1) return sgl::RowWork::kTwoPasses;
-  return plan.outputs > 1 ? sgl::RowWork::kMoreInputs : sgl::RowWork::kOneInput;
-}
+/// How the blocks of a program share its rows, and a multiprocessor's registers.
+struct ProgramLayout {
+  unsigned block_threads = 0;
+  unsigned least_blocks = 0;   ///< blocks of a multiprocessor that the compiler leaves registers for, or 0
+  bool holds_for_all = true;   ///< whether registers are left for rows for all beside the others
+  bool triggers_first = true;  ///< as in `sgl::RowLayout`
+};
 
-/// How many threads share a row. Those of pairs of i and i + half have both elements of each.
-inline sgl::RowLayout layout_of(const ProgramPlan& plan, std::int64_t num_rows, const runtime::Chip& chip) {
-  if (!plan.is_neox)
-    return sgl::layout_rows(plan.columns, plan.elements, plan.element_bytes, work_of(plan), num_rows, chip);
-  constexpr unsigned kWarp = 32, kBlock = 128;
-  const auto vectors = static_cast<unsigned>(plan.paired / 2 / plan.elements);
-  unsigned threads = 1;
-  while (threads < kWarp && vectors % (2 * threads) == 0) threads *= 2;
-  return {threads, kBlock, false};
-}
+/// The shape of a segment's rows; of a row that a whole block shares, before the block is known. Adds to the block.
+SGL_INLINE sgl::RowShape shape_of(
+    const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, ProgramLayout& layout);
+
+/// Completes the shapes, and decides what the registers are for.
+SGL_INLINE void choose_registers(
+    const SegmentPlan* segments, sgl::RowShape* shapes, int num_segments, const runtime::Chip& chip,
+    ProgramLayout& layout);
 
 /// The address of a program's loop for the CPU.
 [[gnu::cold]] SGL_INLINE std::int64_t load_program(
@@ -345,39 +355,52 @@ struct RowProgram {
     details::Roles roles[kSegments];
     s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
     details::ProgramPlan plan;
+    details::SegmentPlan plans[kSegments];
     Params params;
     std::int64_t num_rows = 0;
+    params.kept = 0;
+    bool is_flat = true;
     for (int i = 0; i < kSegments; ++i) {
       auto& segment = params.segments[i];
       details::match_segment(
-          segments[i].rows, kOperands, segments[i].bound, i, roles[i], plan, segment.num_rows, segment.inner, location);
+          segments[i].rows, kOperands, segments[i].bound, i, roles[i], plan, plans[i], segment.num_rows, segment.inner,
+          location);
       segment.inverse = segment.inner <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.inner) + 1;
+      segment.columns = plans[i].columns;
+      segment.paired = plans[i].paired;
+      if (segment.columns == 0) segment.num_rows = 0;
       num_rows += segment.num_rows;
+      is_flat = is_flat && segment.inner == 1;
+      if (params.kept < roles[i].kept) params.kept = roles[i].kept;
       for (int n = 0; n < kOperands; ++n) segment.places[n] = details::place_of(segments[i].rows[n]);
     }
     for (int i = 1; i < kSegments; ++i) {
       for (int j = 0; j < i; ++j)
         details::refuse_meeting_rows(segments[j].rows, roles[j], segments[i].rows, roles[i], kOperands, location);
     }
-    params.columns = plan.columns;
-    params.paired = plan.paired;
-    params.kept = plan.kept;
-    bool is_flat = true;
-    for (const auto& segment : params.segments) is_flat = is_flat && segment.inner == 1;
     if (is_flat) plan.places |= sgl::kIsFlat;
-    if (num_rows == 0 || plan.columns <= 0) return;
+    if (num_rows == 0) return;
     if (plan.device.device_type == kDLCPU) return m_on_cpu(plan, params, f);
+    m_launch(f, plan, plans, params, num_rows, location, sgl::details::IndexListUpTo<kSegments>{});
+  }
+
+  template <std::size_t... I>
+  void m_launch(
+      const F& f, const details::ProgramPlan& plan, const details::SegmentPlan (&plans)[kSegments], Params& params,
+      std::int64_t num_rows, DebugInfo location, sgl::details::IndexList<I...>) {
     const auto chip = runtime::get_chip(plan.device.device_id, location);
-    const auto layout = details::layout_of(plan, num_rows, chip);
+    details::ProgramLayout layout;
+    sgl::RowShape shapes[] = {details::shape_of(plans[I], num_rows, chip, layout)...};
+    details::choose_registers(plans, shapes, kSegments, chip, layout);
+    params.triggers_first = layout.triggers_first;
     std::int64_t blocks = 0;
-    for (auto& segment : params.segments) {
-      segment.first_block = blocks;
-      blocks += layout.num_blocks(segment.num_rows);
+    for (int i = 0; i < kSegments; ++i) {
+      params.segments[i].first_block = blocks;
+      blocks += div_ceil(params.segments[i].num_rows, std::int64_t{layout.block_threads / shapes[i].threads});
     }
-    const bool is_held = layout.is_resident();
     const auto kernel = m_kernel.get(
-        type<F>, kOperands, kSegments, is_held ? plan.columns : 0, plan.paired, plan.elements,
-        is_held ? layout.threads_per_row : layout.block_threads, layout.block_threads, plan.types, plan.places);
+        type<F>, kOperands, layout.block_threads, layout.least_blocks, layout.holds_for_all, plan.types, plan.places,
+        shapes[I].number()...);
     LaunchKernel(blocks, layout.block_threads, plan.device, 0, location).enable_pdl(chip.has_pdl())(kernel, params, f);
   }
 
@@ -408,18 +431,73 @@ inline unsigned element_code(DLDataType dtype) {
                                          : sgl::kNoElement;
 }
 
+/// Whether each thread has both elements of its pairs of i and i + half: a warp's threads share a row.
+inline unsigned threads_of_halves(const SegmentPlan& segment) {
+  constexpr unsigned kWarp = 32;
+  const auto vectors = static_cast<unsigned>(segment.paired / 2 / segment.elements);
+  unsigned threads = 1;
+  while (threads < kWarp && vectors % (2 * threads) == 0) threads *= 2;
+  return threads;
+}
+
+SGL_INLINE sgl::RowShape shape_of(
+    const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, ProgramLayout& layout) {
+  constexpr unsigned kWarp = 32, kBlock = 128;
+  if (segment.is_neox && segment.columns > sgl::RowShape::kMostColumns)
+    throw Error(
+        "ValueError", "row program: rows whose pairs are i and i + half have at most ",
+        std::int64_t{sgl::RowShape::kMostColumns}, " elements, got ", segment.columns);
+  auto row = sgl::layout_rows(segment.columns, segment.elements, segment.element_bytes, segment.work, num_rows, chip);
+  if (segment.is_neox) row = {threads_of_halves(segment), kBlock, row.triggers_first};
+  layout.triggers_first = layout.triggers_first && row.triggers_first;
+  if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
+  return {
+      row.is_resident() ? static_cast<unsigned>(segment.columns) : 0, static_cast<unsigned>(segment.paired),
+      static_cast<unsigned>(segment.elements), row.threads_per_row <= kWarp ? row.threads_per_row : 0};
+}
+
+SGL_INLINE void choose_registers(
+    const SegmentPlan* segments, sgl::RowShape* shapes, int num_segments, const runtime::Chip& chip,
+    ProgramLayout& layout) {
+  constexpr std::int64_t kWord = 4, kWarps = 4 * 32;  // a warp for each scheduler of a multiprocessor
+  // Each of the four schedulers has 16384 registers for its warps, and deals them out by eights.
+  const auto registers_of = [&](std::int64_t blocks) -> std::int64_t {
+    const auto threads = blocks * (layout.block_threads > kWarps ? layout.block_threads : kWarps);
+    return threads > chip.threads_per_sm ? 0 : 16384 / (div_ceil(threads, kWarps) * 32) / 8 * 8;
+  };
+  bool is_bound = true;
+  std::int64_t least = 3;  // a multiprocessor does well with three rows: one waits, one is reduced, one is stored
+  for (int i = 0; i < num_segments; ++i) {
+    const auto& segment = segments[i];
+    auto& shape = shapes[i];
+    if (shape.threads == 0) shape.threads = layout.block_threads;
+    const auto held = div_ceil(segment.columns / segment.elements, std::int64_t{shape.threads});
+    const auto for_row = held * segment.elements * segment.read_bytes / kWord;
+    const auto for_all = held * segment.elements * segment.shared_bytes / kWord;
+    const auto needed =
+        for_row + (segment.least_bytes < kWord ? 40 : 24);  // of short elements some are floats at a time
+    std::int64_t blocks = 3;
+    while (blocks > 1 && needed > registers_of(blocks)) --blocks;
+    if (for_row + for_all + 24 > registers_of(blocks)) layout.holds_for_all = false;
+    is_bound = is_bound && shape.columns != 0 && held <= 8;
+    if (blocks < least) least = blocks;
+  }
+  if (is_bound && !layout.holds_for_all) layout.least_blocks = static_cast<unsigned>(least);
+}
+
 /// An operand with elements for pairs says how many elements make pairs.
-inline void match_pairs(const Rows& rows, const Roles& roles, ProgramPlan& plan, DebugInfo location) {
+inline void match_pairs(const Rows& rows, const Roles& roles, SegmentPlan& segment, DebugInfo location) {
   const auto paired = rows.columns / roles.parts_of_pairs * 2;
-  if (rows.columns % roles.parts_of_pairs != 0 || paired > plan.columns || paired == 0)
+  if (rows.columns % roles.parts_of_pairs != 0 || paired > segment.columns || paired == 0)
     rows.raise(
         location,
         {"Size mismatch for a row: expected ", roles.parts_of_pairs, " parts, each of an element for a pair, ",
-         "of at most ", plan.columns / 2, " pairs, but got ", rows.columns, " elements"});
-  if (plan.paired != 0 && plan.paired != paired)
+         "of at most ", segment.columns / 2, " pairs, but got ", rows.columns, " elements"});
+  if (segment.paired != 0 && segment.paired != paired)
     rows.raise(
-        location, {"Size mismatch for a row: expected elements for ", plan.paired / 2, " pairs but got ", paired / 2});
-  plan.paired = paired;
+        location,
+        {"Size mismatch for a row: expected elements for ", segment.paired / 2, " pairs but got ", paired / 2});
+  segment.paired = paired;
 }
 
 /// Refuses an index on the CPU that names rows which are not there.
@@ -438,8 +516,7 @@ inline void check_index(const Rows& rows, DebugInfo location) {
 
 SGL_INLINE void match_segment(
     const Rows* operands, int num_operands, unsigned bound, int number, const Roles& roles, ProgramPlan& plan,
-    long long& num_rows, long long& inner, DebugInfo location) {
-  const bool is_first = number == 0;
+    SegmentPlan& segment, long long& num_rows, long long& inner, DebugInfo location) {
   const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
   for (int i = 0; i < num_operands; ++i) {
     const unsigned bit = 1u << i;
@@ -450,20 +527,17 @@ SGL_INLINE void match_segment(
     if (is_whole && like == nullptr) like = operands + i;
   }
   if (like == nullptr) like = operands;
-  plan.reductions = plan.reductions > roles.reductions ? plan.reductions : roles.reductions;
-  plan.kept = plan.kept > roles.kept ? plan.kept : roles.kept;
-  const int outputs = __builtin_popcount(roles.writes);
-  plan.outputs = plan.outputs > outputs ? plan.outputs : outputs;
-  plan.is_neox = plan.is_neox || roles.is_neox;
+  if (roles.reductions > 1) segment.work = sgl::RowWork::kTwoPasses;
+  else if (__builtin_popcount(roles.writes) > 1) segment.work = sgl::RowWork::kMoreInputs;
+  segment.is_neox = roles.is_neox;
   const auto outer_of = [](const Rows& rows) { return rows.index != nullptr ? rows.index->numel() : rows.count; };
   const auto outer = outer_of(*like);
   inner = like->inner;
   num_rows = outer * inner;
-  if (is_first) {
-    plan.columns = like->columns;
-    plan.device = like->tensor.device();
-    plan.elements = sgl::kWordBytes;
-  }
+  if (number == 0) plan.device = like->tensor.device();
+  segment.columns = like->columns;
+  segment.elements = sgl::kWordBytes;
+  segment.least_bytes = sgl::kWordBytes;
   for (int i = 0; i < num_operands; ++i) {
     const Rows& rows = operands[i];
     const unsigned bit = 1u << i;
@@ -484,18 +558,18 @@ SGL_INLINE void match_segment(
     if (!::host::operator==(device, plan.device))
       rows.raise(location, {"Device mismatch: expected ", plan.device, " but got ", device});
     const bool is_of_pairs = (roles.pairs & bit) != 0;
-    if (is_of_pairs) match_pairs(rows, roles, plan, location);
+    if (is_of_pairs) match_pairs(rows, roles, segment, location);
     const bool is_of_groups = (roles.writes_groups & bit) != 0;
-    if (roles.group_size != 0 && plan.columns % roles.group_size != 0)
+    if (roles.group_size != 0 && segment.columns % roles.group_size != 0)
       like->raise(
           location,
-          {"Size mismatch for a row: expected whole groups of ", roles.group_size, " but got ", plan.columns});
+          {"Size mismatch for a row: expected whole groups of ", roles.group_size, " but got ", segment.columns});
     if (rows.element_stride != 1 && !is_of_groups)
       rows.raise(location, {"Stride mismatch: expected the elements of a row side by side"});
     const auto columns = is_value       ? 1
                          : is_of_pairs  ? rows.columns
-                         : is_of_groups ? plan.columns / roles.group_size
-                                        : plan.columns;
+                         : is_of_groups ? segment.columns / roles.group_size
+                                        : segment.columns;
     if (rows.columns != columns)
       rows.raise(location, {"Size mismatch for a row: expected ", columns, " but got ", rows.columns});
     const bool is_for_all = rows.is_shared && !is_written;
@@ -528,7 +602,11 @@ SGL_INLINE void match_segment(
     }
     if (is_value || is_of_groups) continue;
     const auto bytes = rows.element_bytes();
-    if (!is_for_all && !is_of_pairs && bytes > plan.element_bytes) plan.element_bytes = bytes;
+    if ((roles.reads & bit) != 0) {
+      (is_for_all ? segment.shared_bytes : segment.read_bytes) += bytes;
+      if (bytes < segment.least_bytes) segment.least_bytes = bytes;
+    }
+    if (!is_for_all && !is_of_pairs && bytes > segment.element_bytes) segment.element_bytes = bytes;
     const auto word = widest_word(
         rows.data, outer > 1 || rows.index != nullptr ? rows.stride * bytes : 0,
         rows.inner > 1 ? rows.inner_stride * bytes : 0, rows.columns * bytes);
@@ -536,14 +614,21 @@ SGL_INLINE void match_segment(
       raise(
           "ValueError", {rows.name, ": its address is not a multiple of its element size, ", bytes, " bytes, at ",
                          location, ": ", rows.tensor});
-    if (word < sgl::kWordBytes && word / bytes < plan.elements) plan.elements = word / bytes;
+    if (word < sgl::kWordBytes && word / bytes < segment.elements) segment.elements = word / bytes;
   }
-  if (plan.element_bytes > 0 && sgl::kWordBytes / plan.element_bytes < plan.elements)
-    plan.elements = sgl::kWordBytes / plan.element_bytes;
-  while (plan.columns % plan.elements != 0) plan.elements /= 2;
-  if (roles.group_size != 0 && plan.elements > roles.group_size) plan.elements = roles.group_size;
-  if (plan.paired > 0) {  // whole vectors of pairs, and of the elements that each pair has
-    while (plan.elements > 1 && plan.paired % (2 * plan.elements) != 0) plan.elements /= 2;
+  if (segment.element_bytes > 0 && sgl::kWordBytes / segment.element_bytes < segment.elements)
+    segment.elements = sgl::kWordBytes / segment.element_bytes;
+  while (segment.columns % segment.elements != 0) segment.elements /= 2;
+  if (roles.group_size != 0 && segment.elements > roles.group_size) segment.elements = roles.group_size;
+  // A warp shares a group, and the threads of a row hold it.
+  const bool is_held =
+      segment.columns <= sgl::kMaxRowVectors * segment.elements && roles.group_size <= 32 * segment.elements;
+  if (roles.group_size != 0 && !is_held && plan.device.device_type != kDLCPU)
+    like->raise(
+        location, {"groups of ", roles.group_size, " elements need rows at multiples of ", roles.group_size / 32,
+                   " elements, and of at most ", sgl::kMaxRowVectors, " loads; got loads of ", segment.elements});
+  if (segment.paired > 0) {  // whole vectors of pairs, and of the elements that each pair has
+    while (segment.elements > 1 && segment.paired % (2 * segment.elements) != 0) segment.elements /= 2;
   }
   if (num_rows > 0) refuse_meeting_rows(operands, roles, operands, roles, num_operands, location);
 }

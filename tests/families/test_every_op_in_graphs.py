@@ -15,6 +15,8 @@ FAMILIES = {
     "activation": 3,
     "norm": 8,
     "quant": 2,
+    "rope": 4,
+    "kvcache": 3,
     "hicache": 5,
     "wait_value": 3,
     "add_constant": 1,

@@ -360,21 +360,29 @@ def test_what_cannot_work_is_an_error_of_the_compiler(tmp_path, text):
     assert text in built.stderr
 
 
-KERNELS = [  # functor, operands, segments, columns, paired, elements, threads, block, types, places
-    ("Softmax", 2, 1, 4096, 0, 8, 512, 512, 0x22, 1 << 63),
-    ("Softmax", 2, 1, 0, 0, 1, 1024, 1024, 0x22, 1 << 63),
-    ("RMSNorm", 3, 1, 4096, 0, 8, 128, 128, 0x202, 1 << 63 | 0x40),
-    ("FusedAddRMSNorm", 3, 1, 8192, 0, 8, 256, 256, 0x222, 1 << 63 | 0x400),
-    ("LayerNorm", 4, 1, 1024, 0, 8, 128, 128, 0x2222, 1 << 63 | 0x440),
-    ("PerGroup<128>", 3, 1, 7168, 0, 8, 128, 128, 0x032, 1 << 63),
-    ("Copy", 2, 2, 128, 0, 8, 16, 128, 0x22, 0x20),
-    ("Rope<sgl::Neox>", 3, 2, 128, 128, 8, 8, 128, 0x202, 0x020),
-    ("Rope<sgl::Interleaved>", 3, 2, 128, 64, 8, 16, 128, 0x202, 0x020),
-    ("ArgMax", 3, 1, 4096, 0, 8, 512, 512, 0x602, 1 << 63 | 0x880),
-    ("ArgMax", 3, 1, 128, 0, 8, 16, 128, 0x502, 1 << 63 | 0x880),
-    ("Chained", 2, 1, 4096, 0, 8, 512, 512, 0x22, 1 << 63),
-    ("Attention", 4, 3, 128, 128, 8, 8, 128, 0x2022, 0x2240),
-    ("Prologue", 4, 1, 128, 128, 8, 8, 128, 0x2022, 0x2240),
+def shape(columns: int, paired: int, elements: int, threads: int) -> int:
+    """The number of a ``sgl::RowShape``."""
+    return columns | paired << 20 | elements << 40 | threads << 48
+
+
+FLAT = 1 << 63
+KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for all are held, types, places, shapes
+    ("Softmax", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
+    ("Softmax", 2, 1024, 0, True, 0x22, FLAT, shape(0, 0, 1, 1024)),
+    ("RMSNorm", 3, 128, 0, True, 0x202, FLAT | 0x40, shape(4096, 0, 8, 128)),
+    ("RMSNorm", 3, 256, 3, False, 0x222, FLAT | 0x40, shape(8192, 0, 8, 256)),
+    ("RMSNorm", 3, 256, 0, True, 0x222, 0x40, shape(6144, 0, 8, 256), shape(128, 0, 8, 16)),
+    ("FusedAddRMSNorm", 3, 256, 2, False, 0x222, FLAT | 0x400, shape(8192, 0, 8, 256)),
+    ("LayerNorm", 4, 128, 0, True, 0x2222, FLAT | 0x440, shape(1024, 0, 8, 128)),
+    ("PerGroup<128>", 3, 128, 0, True, 0x032, FLAT, shape(7168, 0, 8, 128)),
+    ("Copy", 2, 128, 0, True, 0x22, 0x20, shape(128, 0, 8, 16), shape(128, 0, 8, 16)),
+    ("Rope<sgl::Neox>", 3, 128, 0, True, 0x202, 0x020, shape(128, 128, 8, 8), shape(128, 128, 8, 8)),
+    ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, shape(128, 64, 8, 16), shape(128, 64, 8, 16)),
+    ("ArgMax", 3, 512, 0, True, 0x602, FLAT | 0x880, shape(4096, 0, 8, 512)),
+    ("ArgMax", 3, 128, 0, True, 0x502, FLAT | 0x880, shape(128, 0, 8, 16)),
+    ("Chained", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
+    ("Attention", 4, 128, 0, True, 0x2022, 0x2240, *[shape(128, 128, 8, 8)] * 2, shape(128, 0, 8, 16)),
+    ("Prologue", 4, 128, 0, True, 0x2022, 0x2240, shape(128, 128, 8, 8)),
 ]
 
 

@@ -94,12 +94,10 @@ struct ProgramRow {
   static constexpr std::int64_t kChunkSize = s_any(sgl::kFp8E4M3) ? 64 : 32;
 
  public:
-  [[gnu::always_inline]] ProgramRow(
-      const sgl::RowSegment<kOperands>& segment, std::int64_t columns, std::int64_t paired, std::int64_t row,
-      float* memory)
+  [[gnu::always_inline]] ProgramRow(const sgl::RowSegment<kOperands>& segment, std::int64_t row, float* memory)
       : m_segment(segment),
-        m_columns(columns),
-        m_paired(paired),
+        m_columns(segment.columns),
+        m_paired(segment.paired),
         m_outer(row / segment.inner),
         m_inner(row % segment.inner),
         m_memory(memory) {}
@@ -389,15 +387,15 @@ void run_segment(
   const auto program = [&](const auto& row)
                            __attribute__((always_inline)) { return sgl::details::run_segment<kNumber>(f, row); };
   for_rows(
-      segment.num_rows, params.columns,
+      segment.num_rows, segment.columns,
       [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
-        const auto bytes = static_cast<std::size_t>(params.kept * params.columns) * sizeof(float);
+        const auto bytes = static_cast<std::size_t>(params.kept * segment.columns) * sizeof(float);
         auto* memory = static_cast<float*>(bytes > 0 ? ::operator new(bytes) : nullptr);
         const auto view = [&](std::int64_t row) __attribute__((always_inline)) {
-          return ProgramRow<kOperands, kTypes, kPlaces, kFloats>(segment, params.columns, params.paired, row, memory);
+          return ProgramRow<kOperands, kTypes, kPlaces, kFloats>(segment, row, memory);
         };
         auto row = begin;
-        if (bytes == 0 && params.columns <= kShort) {
+        if (bytes == 0 && segment.columns <= kShort) {
           for (; row + kTogether <= end; row += kTogether) {
             const decltype(view(row)) rows[] = {view(row), view(row + 1), view(row + 2), view(row + 3)};
             const decltype(program(rows[0])) stores[] = {

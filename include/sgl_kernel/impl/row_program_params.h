@@ -44,17 +44,38 @@ struct RowSegment {
   long long inner;
   unsigned long long inverse;  ///< 2^64 / inner, rounded up; 0 for an inner of 1
   long long first_block;
-  SGL_FIELDS(places, num_rows, inner, inverse, first_block)
+  long long columns;
+  long long paired;  ///< the first elements of a row, which make pairs; 0 for none
+  SGL_FIELDS(places, num_rows, inner, inverse, first_block, columns, paired)
 };
 
 /// \brief The parameters of a program.
 template <int kOperands, int kSegments>
 struct RowProgramParams {
   RowSegment<kOperands> segments[kSegments];
-  long long columns;
-  long long paired;  ///< the first elements of a row, which make pairs; 0 for none
-  long long kept;    ///< values that the CPU keeps of a row
-  SGL_FIELDS(segments, columns, paired, kept)
+  long long kept;       ///< values that the CPU keeps of a row
+  bool triggers_first;  ///< whether the next kernel may start before this one has issued its loads
+  SGL_FIELDS(segments, kept, triggers_first)
+};
+
+/// \brief How a device holds the rows of one segment. A kernel gets it as one number.
+struct RowShape {
+  static constexpr unsigned kMostColumns = (1u << 20) - 1;
+
+  unsigned columns;   ///< elements of a row, held in registers; 0: any number, read again in each pass
+  unsigned paired;    ///< the first elements of a row, which make pairs
+  unsigned elements;  ///< of a vector
+  unsigned threads;   ///< that share a row
+
+  SGL_UNCALLED constexpr unsigned long long number() const {
+    return columns | static_cast<unsigned long long>(paired) << 20 | static_cast<unsigned long long>(elements) << 40 |
+           static_cast<unsigned long long>(threads) << 48;
+  }
+  SGL_UNCALLED static constexpr RowShape of(unsigned long long number) {
+    return {
+        static_cast<unsigned>(number) & kMostColumns, static_cast<unsigned>(number >> 20) & kMostColumns,
+        static_cast<unsigned>(number >> 40) & 255, static_cast<unsigned>(number >> 48)};
+  }
 };
 
 }  // namespace sgl

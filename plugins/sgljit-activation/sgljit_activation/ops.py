@@ -85,3 +85,35 @@ def gelu_tanh_and_mul(  # type: ignore[empty-body]  # it is C++
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``silu_and_mul``.
     """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
+def silu_and_mul_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - as engines pass it
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    *,
+    is_static: bool = False,
+    round_first: bool = False,
+) -> None:
+    """``output_q = silu(gate) * up / output_s`` in FP8 (e4m3), with the activation of ``silu_and_mul``.
+
+    Computed in float32, as ``y * (1 / output_s)`` of ``y = silu(gate) * up``, and rounded to the nearest e4m3, ties to
+    even; beyond 448, its largest value, saturated. A computed scale is ``max(abs(y)) / 448`` of a row or a group, but
+    at least 2**-126, which is the scale of zeros, and at most float32's largest value, which is the scale where there
+    is an infinity. NaN becomes NaN and does not count towards the scale. One launch; no row, or no column: a no-op.
+
+    Args:
+        input: [..., 2 * d], float16, bfloat16 or float32, on a CUDA device or the CPU: the gate, then ``up``. Rows may
+            be any one distance apart, their elements may not.
+        output_q: [..., d], float8_e4m3fn, with a row distance of its own.
+        output_s: float32. [1] if ``is_static``: the scale, which is read. Else with any strides, and written: [rows, 1]
+            for a scale of each row, or [rows, d / 128] for one of each 128 neighbours. For d = 128 these are the same.
+        is_static: whether the scale is given. It should be positive; this is not checked.
+        round_first: whether ``y`` is rounded to the input's dtype first: the bits of ``silu_and_mul`` and a
+            quantisation after it.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: an output shares memory with itself or another argument.
+    """

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sgljit_core import KernelFamily
 
-FAMILY = KernelFamily(name="activation", package="sgljit_activation", host=["activation.cpp"])
+FAMILY = KernelFamily(name="activation", package="sgljit_activation", host=["activation.cpp", "activation_quant.cpp"])

@@ -23,3 +23,17 @@ def silu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 gelu_and_mul = gelu_tanh_and_mul = silu_and_mul
+
+
+def silu_and_mul_quant_fp8(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Every dtype and kind of scale, with the activation rounded first and not; dense and strided rows."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for size in (65, 128, 384, 4096):
+            for rows in (0, 1, 3, 129):
+                wide = (torch.randn(rows, 2 * size + 16, device=device) * 4).to(dtype)
+                for x in (wide[:, : 2 * size].contiguous(), wide[:, 16:]):
+                    q = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
+                    for scales in {1, size // 128 if size % 128 == 0 else 1}:
+                        yield {"input": x, "output_q": q, "output_s": torch.empty(scales, rows, device=device).t()}
+                    scale = torch.full((1,), 0.02, device=device)
+                    yield {"input": x, "output_q": q, "output_s": scale, "is_static": True, "round_first": True}

@@ -10,6 +10,7 @@ from ._version import __version__
 __all__ = [
     "__version__",
     "fused_add_rmsnorm",
+    "fused_add_rmsnorm_quant_fp8",
     "fused_inplace_qknorm",
     "fused_inplace_qknorm_across_heads",
     "gemma_fused_add_rmsnorm",
@@ -17,11 +18,13 @@ __all__ = [
     "gemma_rmsnorm",
     "layernorm",
     "rmsnorm",
+    "rmsnorm_quant_fp8",
 ]
 
 if TYPE_CHECKING:
     from .ops import (
         fused_add_rmsnorm,
+        fused_add_rmsnorm_quant_fp8,
         fused_inplace_qknorm,
         fused_inplace_qknorm_across_heads,
         gemma_fused_add_rmsnorm,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
         gemma_rmsnorm,
         layernorm,
         rmsnorm,
+        rmsnorm_quant_fp8,
     )
 else:
     from sgljit_core.lazy import attributes

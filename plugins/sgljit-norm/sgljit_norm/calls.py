@@ -69,6 +69,24 @@ def layernorm(model: ModelShape | None) -> Calls:
         yield {"input": _rows(size, dtype), "weight": weight}
 
 
+def rmsnorm_quant_fp8(model: ModelShape | None) -> Calls:
+    """Usual hidden states; a model's config doesn't say what is quantised, and how."""
+    for size in _HIDDEN_SIZES if model is None else ():
+        for dtype in _HALVES:
+            rows = {"input": _rows(size, dtype), "weight": TensorSpec((size,), dtype)}
+            rows["output_q"] = _rows(size, "float8_e4m3fn")
+            for scales in (1, size // 128):
+                if scales == 1 or size % 128 == 0:
+                    yield {**rows, "output_s": _rows(scales, "float32")}
+            yield {**rows, "output_s": TensorSpec((1,), "float32"), "is_static": True}
+
+
+def fused_add_rmsnorm_quant_fp8(model: ModelShape | None) -> Calls:
+    """As ``rmsnorm_quant_fp8``."""
+    for call in rmsnorm_quant_fp8(model):
+        yield {**call, "residual": call["input"]}
+
+
 def _alone(model: ModelShape | None, usual: Iterable[int], *, one_plus: bool) -> Calls:
     shapes: Iterable[tuple[int, str]] = _usual(usual)
     if model is not None:

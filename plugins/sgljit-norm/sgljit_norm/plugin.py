@@ -8,5 +8,5 @@ FAMILY = KernelFamily(
     name="norm",
     package="sgljit_norm",
     # Compiled side by side: where there are cores for it, the first call of any op waits for the slowest alone.
-    host=["rmsnorm.cpp", "fused_add_rmsnorm.cpp", "qknorm.cpp", "layernorm.cpp"],
+    host=["rmsnorm.cpp", "fused_add_rmsnorm.cpp", "qknorm.cpp", "layernorm.cpp", "norm_quant.cpp"],
 )

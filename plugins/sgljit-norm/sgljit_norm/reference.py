@@ -110,3 +110,48 @@ def layernorm(
     x = x - x.mean(-1, keepdim=True)
     result = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()
     (input if out is None else out).copy_(result if bias is None else result + bias.double())
+
+
+def rmsnorm_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - as in rmsnorm
+    weight: torch.Tensor,
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    is_static: bool = False,
+    round_first: bool = False,
+) -> None:
+    """``rmsnorm`` in FP8. With a float64 tensor as ``output_q``: the quotient that is rounded to it."""
+    y = input.new_empty(input.shape, dtype=torch.float64)
+    rmsnorm(input, weight, y, eps)
+    _quantize(y.to(input.dtype).double() if round_first else y, output_q, output_s, is_static)
+
+
+def fused_add_rmsnorm_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - as in rmsnorm
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    is_static: bool = False,
+    round_first: bool = False,
+) -> None:
+    """``fused_add_rmsnorm`` in FP8: the residual gets the sum, and ``input`` stays."""
+    y = input.double() + residual.double()
+    residual.copy_(y)
+    rmsnorm(y, weight, None, eps)
+    _quantize(y.to(input.dtype).double() if round_first else y, output_q, output_s, is_static)
+
+
+def _quantize(y: torch.Tensor, output_q: torch.Tensor, output_s: torch.Tensor, is_static: bool) -> None:
+    if is_static:
+        output_q.copy_((y / output_s.double()).clamp(-448, 448))
+        return
+    groups = y.reshape(*output_s.shape, y.shape[-1] // max(1, output_s.shape[-1]))
+    largest = groups.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(-1)
+    output_s.copy_((largest / 448).clamp(2.0**-126, torch.finfo(torch.float32).max))
+    quotient = groups / output_s.double()[..., None]
+    output_q.copy_(quotient.clamp(-448, 448).reshape(output_q.shape))

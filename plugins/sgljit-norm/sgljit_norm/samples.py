@@ -74,6 +74,27 @@ def layernorm(device: torch.device) -> Iterator[Sample]:
         yield {**sample, "bias": None}
 
 
+def rmsnorm_quant_fp8(device: torch.device) -> Iterator[Sample]:
+    """Every dtype and kind of scale, rounded first and not; dense and strided rows."""
+    for dtype in _DTYPES:
+        for size in (64, 65, 128, 384, 4096):
+            for rows in _ROWS:
+                dense, strided = torch.randn(rows, 2 * size, device=device).to(dtype).chunk(2, dim=1)
+                for x in (dense.contiguous(), strided):
+                    q = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=device)
+                    sample = {"input": x, "weight": _vector(x), "output_q": q}
+                    for scales in {1, size // 128 if size % 128 == 0 else 1}:
+                        yield {**sample, "output_s": torch.empty(scales, rows, device=device).t(), "round_first": True}
+                    scale = torch.full((1,), 0.02, device=device)
+                    yield {**sample, "output_s": scale, "eps": 1e-5, "is_static": True}
+
+
+def fused_add_rmsnorm_quant_fp8(device: torch.device) -> Iterator[Sample]:
+    """As in ``rmsnorm_quant_fp8``."""
+    for sample in rmsnorm_quant_fp8(device):
+        yield {**sample, "residual": torch.randn_like(sample["input"])}
+
+
 def _inputs(device: torch.device) -> Iterator[torch.Tensor]:
     """[tokens, 2 * hidden] of each kind."""
     for dtype in _DTYPES:

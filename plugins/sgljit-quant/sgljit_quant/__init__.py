@@ -9,16 +9,20 @@ from ._version import __version__
 
 __all__ = [
     "__version__",
+    "column_major_scales",
     "per_tensor_quant_fp8",
+    "per_token_group_quant_fp8",
     "per_token_quant_fp8",
 ]
 
 if TYPE_CHECKING:
+    from .layouts import column_major_scales
     from .ops import (
         per_tensor_quant_fp8,
+        per_token_group_quant_fp8,
         per_token_quant_fp8,
     )
 else:
     from sgljit_core.lazy import attributes
 
-    __getattr__, __dir__ = attributes(__name__, {"ops": __all__})
+    __getattr__, __dir__ = attributes(__name__, {"layouts": ["column_major_scales"], "ops": __all__})

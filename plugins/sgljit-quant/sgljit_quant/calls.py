@@ -31,5 +31,11 @@ def per_token_quant_fp8(model: ModelShape | None) -> Iterator[dict[str, Any]]:
         yield {**_rows(size, dtype), "output_s": TensorSpec((TOKENS, 1), "float32")}
 
 
+def per_token_group_quant_fp8(model: ModelShape | None) -> Iterator[dict[str, Any]]:
+    """Groups of 128 elements. Their kernels serve any hidden size, and any layout of the scales."""
+    for dtype in ("float16", "bfloat16", "float32") if model is None else ():
+        yield {**_rows(4096, dtype), "output_s": TensorSpec((TOKENS, 4096 // 128), "float32")}
+
+
 def _rows(size: int, dtype: str) -> dict[str, TensorSpec]:
     return {"input": TensorSpec((TOKENS, size), dtype), "output_q": TensorSpec((TOKENS, size), "float8_e4m3fn")}

@@ -60,3 +60,38 @@ def per_token_quant_fp8(
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
         ValueError: an output shares memory with itself or another argument.
     """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
+def per_token_group_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    group_size: int = 128,
+    *,
+    eps: float = 1e-10,
+    scale_ue8m0: bool = False,
+) -> None:
+    """``output_q = input / output_s`` in FP8 (e4m3), with one scale for each group of neighbours in a row.
+
+    ``output_s = max(max(abs(group)), eps) / 448``, computed in float32, but at least 2**-126 and at most float32's
+    largest value. ``output_q = group * (1 / output_s)``, rounded and saturated as in ``per_tensor_quant_fp8``. NaN
+    becomes NaN and does not count towards the scale; an infinity becomes 448 or -448, and the finite elements of its
+    group become 0. One launch; no row: a no-op.
+
+    Args:
+        input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU. Rows may be apart, at any
+            one stride; elements of a row may not.
+        output_q: float8_e4m3fn, of the input's shape, with a row stride of its own.
+        output_s: [tokens, hidden / group_size], float32, with any strides: row-major, column-major, or with padding as
+            ``column_major_scales`` makes it. Padding is not written.
+        group_size: elements of a group, which divide the hidden size.
+        eps: at least 0; the magnitude of a group counts as no less.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most. It is stored as float32.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above, or
+            ``group_size`` does not divide the hidden size.
+        ValueError: an output shares memory with itself or another argument; ``group_size`` is not positive; ``eps`` is
+            negative or NaN.
+    """

@@ -33,6 +33,26 @@ def per_token_quant_fp8(
     output_q.copy_(_quantized(input, scale))
 
 
+def per_token_group_quant_fp8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    group_size: int = 128,
+    *,
+    eps: float = 1e-10,
+    scale_ue8m0: bool = False,
+) -> None:
+    """One scale for each group of a row, written to ``output_s``; with ``scale_ue8m0`` the next power of two."""
+    groups = input.unflatten(-1, (-1, group_size))
+    least = groups.new_full((*groups.shape[:-1], 1), eps, dtype=torch.float32)
+    scale = _scale(torch.cat([groups.float(), least], -1))
+    if scale_ue8m0:
+        fraction, exponent = torch.frexp(scale.double())
+        scale = torch.exp2((exponent - (fraction == 0.5).int()).clamp(max=127).double()).float()
+    output_s.copy_(scale.squeeze(-1))
+    output_q.copy_(_quantized(groups, scale).flatten(-2))
+
+
 def _scale(rows: torch.Tensor) -> torch.Tensor:
     """[..., 1]: the largest magnitude of each row divided by 448, ignoring NaN."""
     magnitudes = rows.float().abs().nan_to_num(nan=0.0, posinf=float("inf"))

@@ -24,6 +24,21 @@ def per_token_quant_fp8(device: torch.device) -> Iterator[Sample]:
         yield {"input": x, "output_q": _quantized(x), "output_s": torch.empty(*x.shape[:-1], 1, device=device)}
 
 
+def per_token_group_quant_fp8(device: torch.device) -> Iterator[Sample]:
+    """Every dtype and size of a group, scales in rows, in columns and with padding, dense and strided."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for group_size, groups in ((16, 9), (32, 1), (64, 6), (128, 1), (128, 56), (256, 3)):
+            for tokens in (0, 1, 3, 129):
+                x = torch.randn(tokens, 2 * groups * group_size, device=device).to(dtype)
+                dense, strided = x.chunk(2, dim=1)
+                in_rows = torch.empty(tokens, groups, device=device)
+                in_columns = torch.empty(groups, tokens + 3, device=device).t()[:tokens]
+                for one, scales in ((dense.contiguous(), in_rows), (strided, in_columns)):
+                    sample = {"input": one, "output_q": _quantized(one), "output_s": scales, "group_size": group_size}
+                    yield sample
+                    yield {**sample, "eps": 0.5, "scale_ue8m0": True}
+
+
 def _quantized(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
 

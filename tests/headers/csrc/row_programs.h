@@ -35,9 +35,9 @@ struct RMSNorm {
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    const auto values = row[x];
-    const float factor = sgl::rsqrt(row.sum(Square{}, values) / row.size() + eps);
-    return sgl::store(out = sgl::map([=](float v, float w) { return v * factor * w; }, values, row[weight]));
+    const auto values = row[x], weights = row[weight];
+    const float factor = sgl::rsqrt(row.sum(Square{}, values) * (1 / row.size()) + eps);
+    return sgl::store(out = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights));
   }
 };
 
@@ -49,8 +49,9 @@ struct FusedAddRMSNorm {
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
     const auto sum = sgl::map([](float a, float b) { return a + b; }, row[x], row[residual]);
-    const float factor = sgl::rsqrt(row.sum(Square{}, sum) / row.size() + eps);
-    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, sum, row[weight]);
+    const auto weights = row[weight];
+    const float factor = sgl::rsqrt(row.sum(Square{}, sum) * (1 / row.size()) + eps);
+    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, sum, weights);
     return sgl::store(residual = sum, x = normed);
   }
 };
@@ -62,15 +63,14 @@ struct LayerNorm {
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    const auto values = row[x];
+    const auto values = row[x], weights = row[weight], biases = row[bias];
     const float mean = row.sum([](float v) { return v; }, values) / row.size();
     const auto sums = row.sum([=](float v) { return sgl::Values<2>{{(v - mean) * (v - mean), v - mean}}; }, values);
     const float missing = sums.values[1] / row.size();
     const float factor = sgl::rsqrt(sgl::max(sums.values[0] / row.size() - missing * missing, 0) + eps);
     return sgl::store(
         out = sgl::map(
-            [=](float v, float w, float b) { return (v - mean - missing) * factor * w + b; }, values, row[weight],
-            row[bias]));
+            [=](float v, float w, float b) { return (v - mean - missing) * factor * w + b; }, values, weights, biases));
   }
 };
 
@@ -198,7 +198,7 @@ struct Norm {
 
   template <typename Row, typename Value>
   SGL_HD auto operator()(const Row& row, const Value& value) const {
-    const float factor = sgl::rsqrt(row.sum(Square{}, value) / row.size() + eps);
+    const float factor = sgl::rsqrt(row.sum(Square{}, value) * (1 / row.size()) + eps);
     return sgl::map([=](float v) { return v * factor; }, value);
   }
 };
@@ -230,7 +230,7 @@ struct Attention {
   SGL_HD auto rotated(const Row& row) const {
     const auto values = row[x], weights = row[weight];
     const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
-    const float factor = sgl::rsqrt(row.sum(Square{}, values) / row.size() + eps);
+    const float factor = sgl::rsqrt(row.sum(Square{}, values) * (1 / row.size()) + eps);
     const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
     return row.pairs(sgl::neox, Rotation{}, normed, cos, sin);
   }
@@ -248,5 +248,10 @@ struct Attention {
     return sgl::store(cache = row[x]);
   }
 };
+
+struct MostOperands {
+  SGL_OPERANDS(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
+};
+static_assert(MostOperands::kOperands == 15);
 
 }  // namespace programs

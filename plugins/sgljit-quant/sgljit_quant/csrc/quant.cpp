@@ -20,6 +20,7 @@ Kernel<quant::Params> raise_scale{"quant.cuh", "quant::raise_scale"};
 Kernel<quant::Params> quantize{"quant.cuh", "quant::quantize"};
 RowMap<quant::PerTensor, 1> by_inverse{"quant.h"};
 RowReduce<quant::PerToken, 1> by_row{"quant.h"};
+RowProgram<quant::PerGroup> by_group{"quant.h"};
 
 /// Checks the rules that the row operations leave to the ops: one shape for input and output, the output's dtype, and
 /// the scales.
@@ -115,7 +116,7 @@ void per_tensor_on_cuda(
   const std::int64_t units_of_thread = units <= sm_count * (kThreadsPerSm / 4) ? 1 : kMaxUnits;
   for_each_part(operands, plan, [&](const sgl::RowMapParams<2>& rows) {
     const auto [blocks, threads] = grid_of(rows, units_of_thread);
-    launch(blocks, threads, quantize.get(plan.elements, has_tail, units_of_thread, !is_static, dtype), {rows, scale});
+    launch(blocks, threads, quantize.get(plan.elements, has_tail, units_of_thread, dtype), {rows, scale});
   });
 }
 
@@ -145,7 +146,22 @@ void per_token_quant_fp8(TensorView input, TensorView output_q, TensorView outpu
   by_row({x}, {q}, {static_cast<float*>(output_s.data_ptr())});
 }
 
+/// The same with one computed scale for each group of `group_size` elements of a row.
+void per_token_group_quant_fp8(
+    TensorView input, TensorView output_q, TensorView output_s, std::int64_t group_size, double eps, bool scale_ue8m0) {
+  using F = quant::PerGroup;
+  if (!(eps >= 0)) [[unlikely]]
+    throw Error("ValueError", "per_token_group_quant_fp8: eps must be at least 0, got ", eps);
+  const auto x = unquantized(rows("input", input));
+  const auto groups = in_groups(x, group_size);
+  const auto q = in_groups(fp8_rows(x, "output_q", output_q), group_size);
+  by_group(
+      {static_cast<float>(eps), scale_ue8m0}, F::x = groups, F::q = q,
+      F::scale = of_groups(scales("output_s", output_s)));
+}
+
 }  // namespace
 
 SGL_EXPORT(per_tensor_quant_fp8, (per_tensor_quant_fp8))
 SGL_EXPORT(per_token_quant_fp8, (per_token_quant_fp8))
+SGL_EXPORT(per_token_group_quant_fp8, (per_token_group_quant_fp8))

@@ -10,9 +10,8 @@
 /// \brief The kernels of quantisation with one scale for all rows. Compiles under NVRTC.
 ///
 /// A computed scale takes one launch if everything fits into the registers of a block or a cluster (`quantize_small`),
-/// else three. Each of these waits for the completion of the one before it. The first waits for all earlier work and
-/// ends only then, so the other two may load the input before they wait. Nothing is kept between calls: the blocks
-/// combine their results in the scale itself.
+/// else three. Each waits for the completion of the kernel before it before it reads anything. Nothing is kept between
+/// calls: the blocks combine their results in the scale itself.
 
 namespace quant {
 
@@ -116,22 +115,22 @@ SGL_DEVICE float block_max(float value) {
 /// \brief First of three. One thread.
 __global__ void set_smallest_scale(const __grid_constant__ Params params) {
   PDLWaitPrimary();
-  *params.scale = kSmallestScale;
+  *params.scale = sgl::fp8_scale(0);
 }
 
 /// \brief Second of three: raise the scale to that of the whole tensor. The blocks of any grid share the chunks.
 template <uint32_t kElements, bool kTail, typename T>
 __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_constant__ Params params) {
   using items_t = Items<T, kElements, kTail, kMaxUnits>;
+  PDLWaitPrimary();
   float largest = 0.0f;
   const uint32_t num_chunks = items_t::num_chunks(params.rows);
   for (uint32_t chunk = blockIdx.x; chunk < num_chunks; chunk += gridDim.x)
     largest = math::max(largest, items_t::of_chunk(params.rows, chunk).largest());
   largest = block_max(largest);
   PDLTriggerSecondary();
-  PDLWaitPrimary();
   if (threadIdx.x == 0) {
-    const float scale = scale_of(largest);
+    const float scale = sgl::fp8_scale(largest);
     // Most blocks no longer change the scale: a read is cheaper than a turn at the atomic.
     if (scale > *static_cast<volatile float*>(params.scale)) atomic::max(params.scale, scale);
   }
@@ -140,13 +139,10 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
 /// \brief Third of three, or the only one: quantise by an existing scale. A block for each chunk.
 ///
 /// It goes from the end to the beginning: the caches still hold the data that was read or written last.
-/// \tparam kPreload whether the input is complete when the kernel starts, as after `raise_scale`; then it is loaded
-///   before the wait.
-template <uint32_t kElements, bool kTail, uint32_t kUnits, bool kPreload, typename T>
+template <uint32_t kElements, bool kTail, uint32_t kUnits, typename T>
 __global__ __launch_bounds__(kBlockThreads) void quantize(const __grid_constant__ Params params) {
-  if constexpr (!kPreload) PDLWaitPrimary();
+  PDLWaitPrimary();
   const auto x = Items<T, kElements, kTail, kUnits>::of_chunk(params.rows, gridDim.x - 1 - blockIdx.x);
-  if constexpr (kPreload) PDLWaitPrimary();
   const float scale = *static_cast<volatile float*>(params.scale);
   PDLTriggerSecondary();
   x.store(1.0f / scale);
@@ -173,7 +169,7 @@ __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_const
     static_assert(!kInCluster, "quantize_small: clusters of blocks need sm_90");
 #endif
   }
-  const float scale = scale_of(largest);
+  const float scale = sgl::fp8_scale(largest);
   if (thread == 0) *params.scale = scale;
   x.store(1.0f / scale);
 #if SGL_ARCH_HOPPER_OR_GREATER

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/quantize.h>
 #include <sgl_kernel/row_map.h>
 #include <sgl_kernel/row_reduce.h>
 
@@ -10,14 +11,6 @@
 /// The conversion rounds to nearest even, saturates at 448 and keeps NaN. A maximum ignores NaN.
 
 namespace quant {
-
-inline constexpr float kSmallestScale = 0x1p-126f;
-
-/// \brief The scale for a largest magnitude, bounded so that its inverse is finite and not zero.
-SGL_HD float scale_of(float largest) {
-  constexpr float kLargestScale = 0x1.fffffep127f;
-  return sgl::min(sgl::max(largest / 448.0f, kSmallestScale), kLargestScale);
-}
 
 /// \brief A row with a scale of its own.
 struct PerToken {
@@ -33,7 +26,7 @@ struct PerToken {
     return sgl::abs(x);
   }
   SGL_HD Scale finish(float largest, float) const {
-    const float scale = scale_of(largest);
+    const float scale = sgl::fp8_scale(largest);
     return {scale, 1 / scale};
   }
   SGL_HD void write_row(long long row, const Scale& scale) const {
@@ -41,6 +34,25 @@ struct PerToken {
   }
   SGL_HD float operator()(const Scale& scale, float x) const {
     return x * scale.inverse;
+  }
+};
+
+/// \brief A group of a row, as a row with a scale of its own.
+struct PerGroup {
+  SGL_OPERANDS(x, q, scale)
+  float eps;
+  bool rounds_up;  ///< whether the scale becomes a power of two
+  SGL_FIELDS(eps, rounds_up)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const float exact = sgl::fp8_scale(sgl::max(row.max([](float v) { return sgl::abs(v); }, values), eps));
+    // Its exponent, one more if the fraction has a bit; the largest power of two is 2^127.
+    const auto bits = __builtin_bit_cast(unsigned, sgl::min(exact, 0x1p127f)) + 0x7fffff;
+    const float found = rounds_up ? __builtin_bit_cast(float, bits & 0xff800000) : exact;
+    const float inverse = 1 / found;
+    return sgl::store(q = sgl::map([=](float v) { return v * inverse; }, values), scale = found);
   }
 };
 

@@ -7,7 +7,7 @@
 
 namespace quant {
 
-/// scale_of the largest magnitude of all rows of `input`, ignoring NaN.
+/// sgl::fp8_scale of the largest magnitude of all rows of `input`, ignoring NaN.
 float scale_on_cpu(const sgl::RowOperand& input, std::int64_t num_rows, std::int64_t columns, DLDataType dtype) {
   std::int32_t largest = 0;  // as bits: those of non-negative floats are ordered like their values
   host::cpu::with_element_type(dtype, [&]<typename T>(T) {
@@ -32,7 +32,7 @@ float scale_on_cpu(const sgl::RowOperand& input, std::int64_t num_rows, std::int
     };
     host::cpu::for_each_piece(num_rows, columns, reduce);
   });
-  return scale_of(__builtin_bit_cast(float, largest));
+  return sgl::fp8_scale(__builtin_bit_cast(float, largest));
 }
 
 }  // namespace quant

@@ -17,7 +17,7 @@ from .helpers import DTYPES, FP8, assert_same_bytes, check, check_per_tensor, ch
 # Template arguments between those of an item (elements, whether the last of a row has fewer) and the dtype.
 KERNELS = {
     "raise_scale": (),
-    "quantize": (4, True),
+    "quantize": (4,),
     "quantize_small": (False,),
 }
 ARCHS = pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+"""The activation with FP8 out, on both devices: within half a step of float64, and the bits of two ops if rounded."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import pytest
+import torch
+
+from sgljit_activation import reference, samples
+from sgljit_core import ops
+from sgljit_core.errors import TensorMatchError
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+FP8 = torch.float8_e4m3fn
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, torch.finfo(torch.float32).max
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+family = ops["activation"]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.empty(0, device=request.param).device  # "cuda" with its index
+
+
+def in_groups(y: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values by the scale that they have, and the scale of each."""
+    scale = s.reshape(1, 1, 1) if s.ndim == 1 else s[..., None]
+    return y.reshape(-1, s.shape[-1], y.shape[-1] // s.shape[-1]), scale
+
+
+def check_accurate(x: torch.Tensor, q: torch.Tensor, s: torch.Tensor, is_static: bool) -> None:
+    """Within half a step of e4m3 of the exact quotient, but for the float32 arithmetic before it."""
+    exact = reference.silu_and_mul(x, torch.empty(q.shape, dtype=torch.float64, device=x.device))
+    y, scale = in_groups(exact, s.double())
+    if is_static:
+        y = y.clamp(-448 * scale, 448 * scale)
+    else:
+        wanted = (y.abs().amax(-1, keepdim=True) / 448).clamp(min=SMALLEST_SCALE)
+        assert ((scale - wanted).abs() <= wanted * 2**-14).all()
+    error = (in_groups(q.double(), s)[0] * scale - y).abs()
+    assert (error <= (y.abs() / 16 + scale * 2**-10) * 1.001 + y.abs() * 2**-14).all()
+
+
+def chain(x: torch.Tensor, s: torch.Tensor, is_static: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bytes and scales of ``silu_and_mul`` and a quantisation after it."""
+    y, scale = in_groups(family.silu_and_mul(x).float(), s)
+    if not is_static:
+        largest = y.abs().nan_to_num(nan=0.0, posinf=math.inf).amax(-1, keepdim=True)
+        scale = (largest / torch.full_like(largest, 448)).clamp(SMALLEST_SCALE, LARGEST_SCALE)
+    q = (y * scale.reciprocal()).clamp(-448, 448).to(FP8).view(x.shape[0], -1)
+    return torch.where(q.float().isnan(), 0x7F, q.view(torch.uint8)), scale.reshape(s.shape)
+
+
+def check(x: torch.Tensor, s: torch.Tensor, is_static: bool = False) -> None:
+    """Both forms, into an output between others."""
+    rows, size = x.shape[0], x.shape[1] // 2
+    before, given = x.clone(), s.clone()
+    wide = torch.full((rows, size + 32), 0x55, dtype=torch.uint8, device=x.device)
+    q = wide[:, 16 : 16 + size].view(FP8)
+    family.silu_and_mul_quant_fp8(x, q, s, is_static=is_static)
+    check_accurate(x, q, s, is_static)
+    family.silu_and_mul_quant_fp8(x, q, s, is_static=is_static, round_first=True)
+    expected_q, expected_s = chain(x, given, is_static)
+    assert torch.equal(q.view(torch.uint8), expected_q.to(torch.uint8))
+    assert torch.equal(s, expected_s)
+    assert torch.equal(x, before)
+    assert (wide[:, :16] == 0x55).all()
+    assert (wide[:, 16 + size :] == 0x55).all()
+
+
+@each_dtype
+def test_any_size_and_scale(dtype: torch.dtype, device: torch.device):
+    torch.manual_seed(0)
+    for rows, size in itertools.product((1, 3, 129), (1, 65, 128, 384, 6144)):
+        x = (torch.randn(rows, 2 * size, device=device) * 4).to(dtype)
+        check(x, torch.empty(rows, 1, device=device))
+        check(x, torch.full((1,), 0.02, device=device), is_static=True)
+        if size % 128 == 0:
+            check(x, torch.empty(rows, size // 128, device=device))
+            check(x, torch.empty(size // 128, rows + 3, device=device).t()[:rows])
+
+
+@each_dtype
+def test_rows_may_be_apart_and_begin_anywhere(dtype: torch.dtype, device: torch.device):
+    wide = torch.randn(5, 1000, device=device).to(dtype)
+    for first, size in ((0, 256), (1, 256), (3, 100)):
+        check(wide[:, first : first + 2 * size], torch.empty(5, 1, device=device))
+        if size % 128 == 0:
+            check(wide[:, first : first + 2 * size], torch.empty(5, size // 128, device=device))
+
+
+def test_samples_against_the_reference(device: torch.device):
+    for sample in samples.silu_and_mul_quant_fp8(device):
+        family.silu_and_mul_quant_fp8(**sample)
+        wanted = {**sample, "output_q": sample["output_q"].double(), "output_s": sample["output_s"].double()}
+        reference.silu_and_mul_quant_fp8(**wanted)
+        torch.testing.assert_close(sample["output_s"].double(), wanted["output_s"], rtol=2**-7, atol=0)
+        torch.testing.assert_close(sample["output_q"].double(), wanted["output_q"], rtol=2**-4 * 1.1, atol=2**-9)
+
+
+def test_no_row_and_no_column(device: torch.device):
+    for rows, size in ((0, 256), (3, 0)):
+        x, q = torch.ones(rows, 2 * size, device=device), torch.empty(rows, size, dtype=FP8, device=device)
+        for s in (torch.ones(rows, 1, device=device), torch.ones(rows, size // 128, device=device)):
+            family.silu_and_mul_quant_fp8(x, q, s)
+            assert (s == 1).all()
+
+
+@each_dtype
+def test_zeros_nan_and_infinity_stay_in_their_group(dtype: torch.dtype, device: torch.device):
+    gate = torch.full((1, 4 * 128), 20.0, device=device, dtype=dtype)
+    up = torch.ones_like(gate)
+    up[0, :128] = 0
+    up[0, 128], up[0, 129] = math.nan, math.inf
+    up[0, 256:384] = math.nan
+    x = torch.cat([gate, up], 1)
+    q, s = torch.empty(1, 512, dtype=FP8, device=device), torch.empty(1, 4, device=device)
+    for round_first in (False, True):
+        family.silu_and_mul_quant_fp8(x, q, s, round_first=round_first)
+        assert s[0].tolist() == pytest.approx([SMALLEST_SCALE, LARGEST_SCALE, SMALLEST_SCALE, 20 / 448], rel=1e-6)
+        bytes_ = q.view(torch.uint8)[0]
+        assert (bytes_[:128] == 0).all()
+        assert bytes_[128:131].tolist() == [0x7F, 0x7E, 0]
+        assert (bytes_[256:384] == 0x7F).all()
+        assert (q[0, 384:].float() == 448).all()
+
+
+BAD = {
+    "dtype of input": ({"input": torch.zeros(3, 512).int()}, "input", "float16, bfloat16] but got int32"),
+    "odd": ({"input": torch.zeros(3, 511)}, "input", "2 parts of equal size, got 511 elements"),
+    "dtype of output_q": ({"output_q": torch.zeros(3, 256)}, "output_q", "expected float8_e4m3fn but got float32"),
+    "rows of output_q": ({"output_q": torch.zeros(2, 256).to(FP8)}, "output_q", "expected 3 but got 2"),
+    "size of output_q": ({"output_q": torch.zeros(3, 255).to(FP8)}, "output_q", "expected 256 but got 255"),
+    "dtype of output_s": ({"output_s": torch.zeros(3, 1).half()}, "output_s", "expected float32 but got float16"),
+    "rows of output_s": ({"output_s": torch.zeros(4, 1)}, "output_s", "expected 3 but got 4"),
+    "groups": ({"output_s": torch.zeros(3, 3)}, "output_s", "expected 2 but got 3"),
+    "one scale that is not given": ({"output_s": torch.zeros(1)}, "output_s", "expected 2 but got 1"),
+    "a given scale for each row": ({"output_s": torch.zeros(3), "is_static": True}, "output_s", "expected 1 but got 3"),
+    "part of a group": (
+        {
+            "input": torch.zeros(3, 400),
+            "output_q": torch.zeros(3, 200).to(FP8),
+            "output_s": torch.zeros(3, 2),
+        },
+        "input",
+        "expected whole groups of 128 but got 200",
+    ),
+}
+
+
+def good_call(device: torch.device) -> dict[str, torch.Tensor]:
+    return {
+        "input": torch.ones(3, 512, device=device),
+        "output_q": torch.zeros(3, 256, device=device).to(FP8),
+        "output_s": torch.zeros(3, 1, device=device),
+    }
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_match_is_refused_with_the_cause(case: str, device: torch.device):
+    change, name, text = BAD[case]
+    call = good_call(device) | {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in change.items()}
+    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{re.escape(text)}"):
+        family.silu_and_mul_quant_fp8(**call)
+
+
+def test_arguments_that_share_memory(device: torch.device):
+    call = good_call(device)
+    for change in (
+        {"output_s": call["input"][:, :1]},
+        {"output_q": call["output_q"][:1].expand(3, 256)},
+        {"output_q": call["input"].view(FP8)[:, :256]},
+    ):
+        with pytest.raises(ValueError, match="share memory with each other or with other rows of"):
+            family.silu_and_mul_quant_fp8(**call | change)

@@ -1,0 +1,17 @@
+"""Stores to and reads of KV caches for sgljit: ``from sgljit_kvcache import store_cache``.
+
+Importing the package imports nothing else; an op is imported, and torch with it, when it is first named.
+"""
+
+from typing import TYPE_CHECKING
+
+from ._version import __version__
+
+__all__ = ["__version__", "gather_cache", "set_mla_kv_buffer", "store_cache"]
+
+if TYPE_CHECKING:
+    from .ops import gather_cache, set_mla_kv_buffer, store_cache
+else:
+    from sgljit_core.lazy import attributes
+
+    __getattr__, __dir__ = attributes(__name__, {"ops": __all__})

@@ -1,0 +1,132 @@
+"""How fast are the ops of the family against SGLang's kernels, torch.compile and PyTorch?
+
+    python -m sgljit_kvcache.bench [--device cpu|cuda] [--peers DIR] [--output FILE]
+
+In bfloat16, 8 heads of keys and of values; latent rows of 512 and 64 elements. SGLang's store is measured from
+``--peers``, a folder with a ``peers.py`` that offers it. The bytes of a call are those that are read and written. With
+CI set in the environment: one small shape for each op.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sgljit_core import ops
+from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
+from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_results
+
+Run = Callable[..., object]
+
+HEADS = 8
+TOKENS = {"cuda": (1, 8, 64, 256, 1024, 4096, 16384), "cpu": (1, 64, 1024)}
+SHAPES = {device: [(tokens, size) for size in (64, 128, 256) for tokens in of] for device, of in TOKENS.items()}
+LATENT, ROTATED = 512, 64
+OPS = ("store_cache", "gather_cache", "set_mla_kv_buffer")
+
+
+def make(op: str, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ...]:
+    """The arguments of a call, in the op's order."""
+    slots = torch.randperm(tokens, device=device)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(tokens, *shape, device=device).bfloat16()
+
+    if op == "set_mla_kv_buffer":
+        return random(1, LATENT + ROTATED), slots, random(1, LATENT), random(1, ROTATED)
+    k, v, k_cache, v_cache = (random(HEADS, size) for _ in range(4))
+    return (k, v, k_cache, v_cache, slots) if op == "store_cache" else (k_cache, v_cache, slots, k, v)
+
+
+def store_cache(k: Any, v: Any, k_cache: Any, v_cache: Any, indices: Any) -> None:
+    """The op in plain PyTorch; no token is skipped."""
+    k_cache[indices] = k
+    v_cache[indices] = v
+
+
+def gather_cache(k_cache: Any, v_cache: Any, indices: Any, k: Any, v: Any) -> None:
+    """The op in plain PyTorch."""
+    k.copy_(k_cache[indices])
+    v.copy_(v_cache[indices])
+
+
+def set_mla_kv_buffer(kv_buffer: Any, loc: Any, k_nope: Any, k_rope: Any) -> None:
+    """The op in plain PyTorch."""
+    kv_buffer[loc] = torch.cat((k_nope, k_rope), -1)
+
+
+PYTORCH: dict[str, Run] = {
+    "store_cache": store_cache,
+    "gather_cache": gather_cache,
+    "set_mla_kv_buffer": set_mla_kv_buffer,
+}
+
+
+def sglang(peers: Any, size: int) -> Run:
+    """SGLang's store of keys and values."""
+    kernel = peers.store(2 * HEADS * size)
+
+    def store(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
+        kernel(*(x.flatten(1) for x in (k, v, k_cache, v_cache)), slots, k_cache.shape[0], -1)
+
+    return store
+
+
+def check(op: str, run: Run, size: int, device: str) -> None:
+    """Check that a kernel computes the op: a figure of another computation would mean nothing."""
+    arguments = make(op, 9, size, device)
+    wanted = [x.clone() for x in arguments]
+    PYTORCH[op](*wanted)
+    run(*arguments)
+    assert all(torch.equal(got, want) for got, want in zip(arguments, wanted, strict=True)), (op, size)
+
+
+def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
+    """One table: rows by shape, columns by provider."""
+    names = ["sgljit", *(["SGLang"] if peers is not None and op == "store_cache" else []), "PyTorch"]
+    names += ["torch.compile"] if device == "cuda" else []  # on the CPU it would time a C++ compiler's vectors
+    latent = op == "set_mla_kv_buffer"
+
+    def run(tokens: int, size: int, provider: str) -> Figure | float:
+        torch.compiler.reset()  # each shape is compiled separately
+        if provider == "SGLang":
+            kernel = sglang(peers, size)
+        elif provider == "sgljit":
+            kernel = getattr(ops["kvcache"], op)
+        else:
+            kernel = PYTORCH[op] if provider == "PyTorch" else torch.compile(PYTORCH[op], dynamic=False)
+        check(op, kernel, size, device)
+        elements = tokens * (2 * size if latent else 4 * HEADS * size)
+        return measure(kernel, lambda: make(op, tokens, size, device), num_bytes=2 * elements, seconds=0.03)
+
+    shapes = [(tokens, LATENT + ROTATED) for tokens in TOKENS[device]] if latent else SHAPES[device]
+    places = get_benchmark_range(shapes, shapes[1:2])
+    return with_ratio(sweep(make_benchmark(op, ["tokens", "size"], places, names), run), "sgljit", names[1:])
+
+
+def main() -> None:
+    """Measure, print the page, and write it."""
+    parser = argparse.ArgumentParser(description="Time of stores to KV caches and reads")
+    parser.add_argument("--device", choices=list(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--ops", default=",".join(OPS), help="which, with commas between")
+    parser.add_argument("--peers", type=Path, help="a folder with peers.py")
+    parser.add_argument("--output", type=Path, help="write the page here")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    peers = None
+    if arguments.peers is not None:
+        sys.path.insert(0, str(arguments.peers))
+        peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
+    tables = {op: table(op, arguments.device, peers) for op in arguments.ops.split(",")}
+    note = "bfloat16. Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes."
+    sys.stdout.write(write_results(arguments.output, "KV caches", tables, note=note, device=arguments.device))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The calls to build ahead for, by op: the heads of a model, or usual heads, with indices as engines have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sgljit_core import TOKENS, TensorSpec
+
+if TYPE_CHECKING:
+    from sgljit_engines.shapes import ModelShape
+
+Calls = Iterator[dict[str, Any]]
+
+_SLOTS = 1 << 16
+_INDEX = TensorSpec((TOKENS,), "int64")
+
+
+def store_cache(model: ModelShape | None) -> Calls:
+    """Keys and values by head."""
+    shapes = [(8, size, dtype) for size in (64, 128, 256) for dtype in ("bfloat16", "float16")]
+    if model is not None:
+        shapes = [(model.kv_heads, model.head_dim, model.dtype)] if model.caches == 2 else []
+    for heads, size, dtype in shapes:
+        rows, cache = (TensorSpec((count, heads, size), dtype) for count in (TOKENS, _SLOTS))
+        yield {"k": rows, "v": rows, "k_cache": cache, "v_cache": cache, "indices": _INDEX}
+
+
+gather_cache = store_cache
+
+
+def set_mla_kv_buffer(model: ModelShape | None) -> Calls:
+    """Latent rows of 512 elements, with 64 that are rotated: all models of the kind have these."""
+    dtypes: tuple[str, ...] = ("bfloat16", "float16")
+    if model is not None:
+        dtypes = (model.dtype,) if model.caches == 1 and model.cache_row == 512 + 64 else ()
+    for dtype in dtypes:
+        buffer, nope, rope = (
+            TensorSpec((count, 1, size), dtype) for count, size in ((_SLOTS, 576), (TOKENS, 512), (TOKENS, 64))
+        )
+        yield {"kv_buffer": buffer, "loc": _INDEX, "k_nope": nope, "k_rope": rope}

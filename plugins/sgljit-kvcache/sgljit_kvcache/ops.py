@@ -1,0 +1,60 @@
+"""The functions users call. Their body is C++: csrc/kvcache.cpp checks, chooses a kernel and launches it."""
+
+from __future__ import annotations
+
+import torch
+
+from .plugin import FAMILY
+
+
+@FAMILY.op(mutates=("k_cache", "v_cache"))
+def store_cache(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, indices: torch.Tensor
+) -> None:
+    """``k_cache[indices[i]] = k[i]``, and the same for v, in one launch; every bit is kept. No token: a no-op.
+
+    Args:
+        k: [tokens, heads, dim] or [tokens, row], float8, float16, bfloat16 or float32, on a CUDA device or the CPU.
+            Tokens and heads may be any distance apart, such as in a slice of a projection.
+        v: like ``k``, with a number of heads of its own; rows are of the size of those of ``k``.
+        k_cache, v_cache: [slots, heads, dim] or [slots, row], like ``k`` and ``v``.
+        indices: [tokens], int32 or int64: the slot of each token; a token with a negative one is skipped. Two tokens
+            must not have one slot. On the CPU one out of range is refused; on CUDA nobody looks.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: a cache shares memory with another argument.
+    """
+
+
+@FAMILY.op(mutates=("k", "v"))
+def gather_cache(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, indices: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """``k[i] = k_cache[indices[i]]``, and the same for v, in one launch: what ``store_cache`` stored.
+
+    Args:
+        k_cache, v_cache: as in ``store_cache``.
+        indices: [tokens], int32 or int64. On the CPU one out of range is refused, negative ones too; on CUDA nobody
+            looks.
+        k, v: as in ``store_cache``; they are written.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``store_cache``.
+    """
+
+
+@FAMILY.op(mutates=("kv_buffer",))
+def set_mla_kv_buffer(kv_buffer: torch.Tensor, loc: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
+    """``kv_buffer[loc[i]] = k_nope[i], k_rope[i]``, the store of multi-head latent attention, in two launches.
+
+    Args:
+        kv_buffer: [slots, nope + rope] or [slots, 1, nope + rope], float8, float16, bfloat16 or float32, on a CUDA
+            device or the CPU; slots may be apart.
+        loc: [tokens], int32 or int64, as ``indices`` of ``store_cache``.
+        k_nope: [tokens, nope] or [tokens, 1, nope], of the dtype of ``kv_buffer``; rows may be apart.
+        k_rope: [tokens, rope] or [tokens, 1, rope], likewise.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``store_cache``.
+    """

@@ -1,0 +1,52 @@
+"""Arguments for each op by name, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+Sample = dict[str, Any]
+
+
+def store_cache(device: torch.device) -> Iterator[Sample]:
+    """Every dtype and index; heads of a projection and whole rows; a token that is skipped."""
+    for dtype, tokens, size in itertools.product(
+        (torch.bfloat16, torch.float16, torch.float32), (0, 1, 9), (128, 80, 6, 1)
+    ):
+        qkv = torch.randn(tokens, 8, size, device=device).to(dtype)
+        k, v = qkv[:, 4:6], qkv[:, 6:]
+        caches = [torch.zeros(20, 2, size, dtype=dtype, device=device) for _ in range(2)]
+        index = _slots(tokens, torch.int32 if dtype == torch.float16 else torch.int64, device)
+        yield {"k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1], "indices": index}
+        k, v, *caches = (x.flatten(1) for x in (k, v, *caches))
+        yield {"k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1], "indices": index}
+
+
+def gather_cache(device: torch.device) -> Iterator[Sample]:
+    """As ``store_cache``; a slot may come twice."""
+    for sample in store_cache(device):
+        if sample["k"].shape[-1] * sample["k"].itemsize % 8 != 0:  # on CUDA the row layer does not read such by index
+            continue
+        for cache in (sample["k_cache"], sample["v_cache"]):
+            cache.copy_(torch.randn(cache.shape, device=device))
+        yield {**sample, "indices": sample["indices"].abs()}
+
+
+def set_mla_kv_buffer(device: torch.device) -> Iterator[Sample]:
+    """Every dtype and index, with and without a dimension of one head, in buffers and in slices."""
+    for dtype, tokens, (nope, rope) in itertools.product(
+        (torch.bfloat16, torch.float16, torch.float32), (0, 1, 9), ((512, 64), (80, 6), (3, 1))
+    ):
+        index = _slots(tokens, torch.int32 if dtype == torch.float16 else torch.int64, device)
+        both = torch.randn(tokens, 1, nope + rope, device=device).to(dtype)
+        buffer = torch.zeros(20, 1, nope + rope, dtype=dtype, device=device)
+        k_nope, k_rope = both[..., :nope], both[..., nope:]
+        yield {"kv_buffer": buffer, "loc": index, "k_nope": k_nope, "k_rope": k_rope}
+        yield {"kv_buffer": buffer[:, 0], "loc": index, "k_nope": k_nope[:, 0], "k_rope": k_rope[:, 0].clone()}
+
+
+def _slots(tokens: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor([3, -1, 19, 0, 8, -1, 5, 6, 7], dtype=dtype, device=device)[:tokens]

@@ -1,0 +1,104 @@
+"""Stores and reads keep every bit, and what wrong arguments get: the same on every device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sgljit_core import ops
+from sgljit_core.errors import TensorMatchError
+from sgljit_kvcache import reference
+from sgljit_kvcache.plugin import FAMILY
+
+family = ops["kvcache"]
+zeros = torch.zeros
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.empty(0, device=request.param).device  # "cuda" with its index
+
+
+@pytest.mark.parametrize("op", list(FAMILY.declared()))
+def test_it_keeps_every_bit(op, device):
+    torch.manual_seed(0)
+    for sample in FAMILY.declared()[op].samples(device):
+        wanted = {name: x.clone() for name, x in sample.items()}
+        getattr(reference, op)(**wanted)
+        getattr(family, op)(**sample)
+        for name, x in sample.items():
+            assert torch.equal(x, wanted[name]), name
+
+
+def test_nan_and_float8_keep_their_bits(device):
+    for dtype, words in ((torch.float8_e4m3fn, torch.uint8), (torch.bfloat16, torch.int16)):
+        info = torch.iinfo(words)
+        k, v = (torch.randint(info.min, info.max, (3, 2, 96), dtype=words, device=device).view(dtype) for _ in "kv")
+        caches = [zeros(8, 2, 96, dtype=words, device=device).view(dtype) for _ in "kv"]
+        slots = torch.tensor([5, 0, 7], device=device)
+        family.store_cache(k, v, *caches, slots)
+        for x, cache in zip((k, v), caches, strict=True):
+            assert torch.equal(cache.view(words)[slots], x.view(words))
+
+
+def stored(device, **changed):
+    given = {name: zeros(2, 1, 8, device=device) for name in ("k", "v")}
+    given |= {name: zeros(4, 1, 8, device=device) for name in ("k_cache", "v_cache")}
+    return {**given, "indices": torch.arange(2, device=device), **changed}
+
+
+BAD = {
+    "dtype of k": ({"k": zeros(2, 1, 8).long()}, "k_cache", "expected int64 but got float32"),
+    "dtype of v_cache": ({"v_cache": zeros(4, 1, 8).half()}, "v_cache", "expected float32 but got float16"),
+    "size of v": ({"v": zeros(2, 1, 6)}, "v", "for a row: expected 8 but got 6"),
+    "heads of k_cache": ({"k_cache": zeros(4, 2, 8)}, "k_cache", "the rows of each: expected 1 but got 2"),
+    "tokens of v": ({"v": zeros(3, 1, 8)}, "v_cache", "number of rows: expected 3 but got 2"),
+    "dimensions of k": ({"k": zeros(8)}, "k", "Dimension mismatch"),
+    "dtype of indices": ({"indices": zeros(2)}, "k_cache", "for its index: expected one of .int32, int64. but got"),
+    "shape of indices": ({"indices": zeros(2, 1).long()}, "k_cache", "Dimension mismatch for its index"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, device):
+    changed, name, text = BAD[case]
+    arguments = stored(device, **{key: x.to(device) for key, x in changed.items()})
+    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{text}"):
+        family.store_cache(**arguments)
+
+
+@pytest.mark.gpu
+def test_an_index_on_another_device_is_refused():
+    with pytest.raises(TensorMatchError, match="Device mismatch for its index: expected cuda"):
+        family.store_cache(**stored("cuda", indices=torch.arange(2)))
+
+
+def test_an_index_out_of_range_is_refused_on_the_cpu():
+    for slot in (4, 1 << 40):
+        given = stored("cpu", k=torch.ones(2, 1, 8), indices=torch.tensor([0, slot]))
+        with pytest.raises(TensorMatchError, match=f"element 1 of its index is {slot}, and there are 4 rows"):
+            family.store_cache(**given)
+        assert not given["k_cache"].any()
+    with pytest.raises(TensorMatchError, match="element 0 of its index is -1, and there are 4 rows"):
+        family.gather_cache(**stored("cpu", indices=torch.tensor([-1, 0])))
+
+
+def test_shared_memory_is_refused(device):
+    cache = zeros(4, 1, 8, device=device)
+    for changed in ({"k_cache": cache, "v_cache": cache}, {"k_cache": cache, "v": cache[2:]}):
+        with pytest.raises(ValueError, match=r"rows of [kv]_cache share memory"):
+            family.store_cache(**stored(device, **changed))
+
+
+def test_parts_of_a_latent_row_that_do_not_fit_are_refused_before_anything_is_written(device):
+    buffer, loc = zeros(4, 1, 12, device=device), torch.arange(2, device=device)
+    nope, rope = torch.ones(2, 1, 8, device=device), torch.ones(2, 1, 4, device=device)
+    for arguments, name, text in (
+        ((buffer, loc, nope, rope[..., :3]), "kv_buffer", "expected 11, those of k_nope and k_rope, but got 12"),
+        ((buffer, loc, nope, rope[:1]), "k_rope", "number of rows: expected 2 but got 1"),
+        ((buffer, loc, nope, rope.half()), "k_rope", "expected float32 but got float16"),
+        ((zeros(4, 2, 12, device=device), loc, nope, rope), "kv_buffer", "the rows of each: expected 1 but got 2"),
+    ):
+        with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{text}"):
+            family.set_mla_kv_buffer(*arguments)
+    assert not buffer.any()

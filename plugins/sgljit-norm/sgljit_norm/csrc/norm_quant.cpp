@@ -1,0 +1,61 @@
+/// \file norm_quant.cpp
+/// \brief The host part of normalisations whose result is quantised: the functions that Python calls.
+
+#include <sgl_kernel/export.h>
+
+#include "norm_args.h"
+#include "norm_quant.h"
+
+namespace {
+
+using namespace host;
+
+template <typename F>
+RowProgram<F> program{"norm_quant.h"};
+
+/// Calls `body` with the program for the scales that `output_s` is for, and with these as rows.
+template <template <typename, bool> typename F, typename Body>
+void with_scales(const TensorView& output_s, bool is_static, bool round_first, const Body& body) {
+  const auto choose = [&]<typename Scale>(Scale, const Rows& scale) {
+    if (round_first) return body(program<F<Scale, true>>, scale);
+    body(program<F<Scale, false>>, scale);
+  };
+  if (is_static) return choose(sgl::GivenScale{}, given_scale("output_s", output_s));
+  const auto scale = scales("output_s", output_s);
+  if (scale.columns == 1) return choose(sgl::RowScale{}, of_groups(scale));
+  choose(sgl::GroupScale<128>{}, scale);
+}
+
+/// output_q = rmsnorm(input) / output_s, row by row; on CUDA on the current stream of its device.
+void rmsnorm_quant_fp8(
+    TensorView input, TensorView weight, TensorView output_q, TensorView output_s, double eps, bool is_static,
+    bool round_first) {
+  const auto x = unquantized(tokens("input", input, 2));
+  const auto w = unquantized(shared_row("weight", weight));
+  const auto q = fp8_rows(x, "output_q", output_q);
+  const auto least = checked_eps("rmsnorm_quant_fp8", eps);
+  const auto call = [&]<typename F>(RowProgram<F>& rows_of, const Rows& scale) {
+    rows_of({least}, F::x = x, F::weight = w, F::q = q, F::scale = scale);
+  };
+  with_scales<norms::RMSNormQuant>(output_s, is_static, round_first, call);
+}
+
+/// residual = input + residual, then output_q = rmsnorm(residual) / output_s, from the sum before it is rounded.
+void fused_add_rmsnorm_quant_fp8(
+    TensorView input, TensorView residual, TensorView weight, TensorView output_q, TensorView output_s, double eps,
+    bool is_static, bool round_first) {
+  const auto x = unquantized(tokens("input", input, 2));
+  const auto r = unquantized(rows_like(x, "residual", residual));
+  const auto w = unquantized(shared_row("weight", weight));
+  const auto q = fp8_rows(x, "output_q", output_q);
+  const auto least = checked_eps("fused_add_rmsnorm_quant_fp8", eps);
+  const auto call = [&]<typename F>(RowProgram<F>& rows_of, const Rows& scale) {
+    rows_of({least}, F::x = x, F::residual = r, F::weight = w, F::q = q, F::scale = scale);
+  };
+  with_scales<norms::FusedAddRMSNormQuant>(output_s, is_static, round_first, call);
+}
+
+}  // namespace
+
+SGL_EXPORT(rmsnorm_quant_fp8, (rmsnorm_quant_fp8))
+SGL_EXPORT(fused_add_rmsnorm_quant_fp8, (fused_add_rmsnorm_quant_fp8))

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <sgl_kernel/quantize.h>
+
+/// \file norm_quant.h
+/// \brief Normalisations whose result is quantised. Read by the C++ compiler for the CPU and by NVRTC.
+
+namespace norms {
+
+/// \brief RMSNorm in FP8; rounded to the dtype of x before that, or not.
+template <typename Scale, bool kRounds>
+struct RMSNormQuant {
+  SGL_OPERANDS(x, weight, q, scale)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto weights = row[weight];
+    const float sum = row.sum([](float v) { return v * v; }, values);
+    const float factor = sgl::rsqrt(sum * (1 / row.size()) + eps);
+    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
+    if constexpr (kRounds) return Scale::store(row, q, scale, row.round(x, normed));
+    else return Scale::store(row, q, scale, normed);
+  }
+};
+
+/// \brief The same of the sum of two rows, before that is rounded and stored to the residual.
+template <typename Scale, bool kRounds>
+struct FusedAddRMSNormQuant {
+  SGL_OPERANDS(x, residual, weight, q, scale)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto residuals = row[residual];
+    const auto weights = row[weight];
+    const auto added = sgl::map([](float a, float b) { return a + b; }, values, residuals);
+    const float sum = row.sum([](float v) { return v * v; }, added);
+    const float factor = sgl::rsqrt(sum * (1 / row.size()) + eps);
+    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, added, weights);
+    if constexpr (kRounds) return Scale::store(row, q, scale, row.round(x, normed), residual = added);
+    else return Scale::store(row, q, scale, normed, residual = added);
+  }
+};
+
+}  // namespace norms

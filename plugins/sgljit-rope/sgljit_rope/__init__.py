@@ -1,0 +1,28 @@
+"""Rotary position embedding for sgljit: ``from sgljit_rope import apply_rope_inplace``.
+
+Importing the package imports nothing else; an op is imported, and torch with it, when it is first named.
+"""
+
+from typing import TYPE_CHECKING
+
+from ._version import __version__
+
+__all__ = [
+    "__version__",
+    "apply_rope_inplace",
+    "apply_rope_inplace_with_kvcache",
+    "fused_qk_norm_rope",
+    "fused_qk_norm_rope_with_kvcache",
+]
+
+if TYPE_CHECKING:
+    from .ops import (
+        apply_rope_inplace,
+        apply_rope_inplace_with_kvcache,
+        fused_qk_norm_rope,
+        fused_qk_norm_rope_with_kvcache,
+    )
+else:
+    from sgljit_core.lazy import attributes
+
+    __getattr__, __dir__ = attributes(__name__, {"ops": __all__})

@@ -1,0 +1,62 @@
+"""The calls to build ahead for, by op: the heads of a model, or usual heads, with positions as engines have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sgljit_core import TOKENS, TensorSpec
+
+if TYPE_CHECKING:
+    from sgljit_engines.shapes import ModelShape
+
+Calls = Iterator[dict[str, Any]]
+
+_STORED = ("v", "k_cache", "v_cache", "out_loc")
+_WEIGHTS = ("q_weight", "k_weight")
+_SLOTS = 1 << 16
+_POSITIONS = 1 << 15
+
+
+def apply_rope_inplace(model: ModelShape | None) -> Calls:
+    """Queries and keys, wholly rotated."""
+    return _calls(model, without=(*_STORED, *_WEIGHTS))
+
+
+def apply_rope_inplace_with_kvcache(model: ModelShape | None) -> Calls:
+    """The same, with caches."""
+    return _calls(model, without=_WEIGHTS)
+
+
+def fused_qk_norm_rope(model: ModelShape | None) -> Calls:
+    """Queries and keys of models that normalise each head."""
+    return _calls(model, without=_STORED)
+
+
+def fused_qk_norm_rope_with_kvcache(model: ModelShape | None) -> Calls:
+    """The same, with caches."""
+    return _calls(model, without=())
+
+
+def _calls(model: ModelShape | None, *, without: tuple[str, ...]) -> Calls:
+    shapes = [(32, 8, size, dtype) for size in (64, 128, 256) for dtype in ("bfloat16", "float16")]
+    if model is not None:
+        is_normed = "q_weight" not in without
+        has = model.head_dim > 0 and (not is_normed or model.traits.qk_norm == "head")
+        shapes = [(model.query_heads, model.kv_heads, model.head_dim, model.dtype)] if has else []
+    for query_heads, kv_heads, size, dtype in shapes:
+        keys, cache = (TensorSpec((count, kv_heads, size), dtype) for count in (TOKENS, _SLOTS))
+        weight, index = TensorSpec((size,), dtype), TensorSpec((TOKENS,), "int64")
+        arguments = {
+            "q": TensorSpec((TOKENS, query_heads, size), dtype),
+            "k": keys,
+            "v": keys,
+            "q_weight": weight,
+            "k_weight": weight,
+            "k_cache": cache,
+            "v_cache": cache,
+            "cos_sin_cache": TensorSpec((_POSITIONS, size), "float32"),
+            "positions": index,
+            "out_loc": index,
+        }
+        yield {name: spec for name, spec in arguments.items() if name not in without}

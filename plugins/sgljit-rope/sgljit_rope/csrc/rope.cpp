@@ -1,0 +1,90 @@
+/// \file rope.cpp
+/// \brief The host part: the functions that Python calls.
+
+#include <sgl_kernel/export.h>
+
+#include "rope.h"
+
+namespace {
+
+using namespace host;
+
+template <typename Order, bool kNormed, bool kStored>
+RowProgram<rope::Layer<Order, kNormed, kStored>, kStored ? 3 : 2> program{"rope.h"};
+
+/// The arguments of a call; tensors that an op has not are null.
+struct Call {
+  const TensorView &q, &k, &cos_sin, &positions;
+  std::int64_t rope_dim;
+  bool is_neox;
+  const TensorView *q_weight = nullptr, *k_weight = nullptr;
+  float eps = 0, offset = 0;
+  const TensorView *v = nullptr, *k_cache = nullptr, *v_cache = nullptr, *out_loc = nullptr;
+};
+
+template <typename Order, bool kNormed, bool kStored>
+void launch(const Call& call) {
+  auto& layer = program<Order, kNormed, kStored>;
+  using F = rope::Layer<Order, kNormed, kStored>;
+  const auto table = rows("cos_sin_cache", call.cos_sin);
+  if (call.rope_dim != 0 && call.rope_dim != table.columns) [[unlikely]]
+    table.raise({}, {"Size mismatch for a row: expected rope_dim, ", call.rope_dim, ", but got ", table.columns});
+  const auto angles = repeated(indexed(table, call.positions));
+  const auto of = [&](const Rows& x, const char* name, const TensorView* weight, auto... cache) {
+    if constexpr (kNormed)
+      return layer.rows(F::x = x, F::weight = shared_row(name, *weight), F::cos_sin = angles, cache...);
+    else return layer.rows(F::x = x, F::cos_sin = angles, cache...);
+  };
+  const F f{call.eps, call.offset};
+  const auto q = of(heads("q", call.q), "q_weight", call.q_weight);
+  if constexpr (kStored) {
+    const auto slots = [&](const char* name, const TensorView& cache) {
+      return indexed(heads(name, cache), *call.out_loc, true);
+    };
+    layer(
+        f, {q, of(heads("k", call.k), "k_weight", call.k_weight, F::cache = slots("k_cache", *call.k_cache)),
+            layer.rows(F::x = heads("v", *call.v), F::cache = slots("v_cache", *call.v_cache))});
+  } else {
+    layer(f, {q, of(heads("k", call.k), "k_weight", call.k_weight)});
+  }
+}
+
+template <bool kNormed, bool kStored>
+void run(const Call& call) {
+  if (call.eps < 0) [[unlikely]]
+    throw Error("ValueError", "eps must be at least 0, got ", call.eps);
+  return call.is_neox ? launch<sgl::Neox, kNormed, kStored>(call) : launch<sgl::Interleaved, kNormed, kStored>(call);
+}
+
+void apply_rope(TensorView q, TensorView k, TensorView cos_sin, TensorView positions, bool is_neox, int64_t rope_dim) {
+  run<false, false>({q, k, cos_sin, positions, rope_dim, is_neox});
+}
+
+void apply_rope_with_kvcache(
+    TensorView q, TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView cos_sin,
+    TensorView positions, TensorView out_loc, bool is_neox, int64_t rope_dim) {
+  run<false, true>(
+      {q, k, cos_sin, positions, rope_dim, is_neox, nullptr, nullptr, 0, 0, &v, &k_cache, &v_cache, &out_loc});
+}
+
+void norm_rope(
+    TensorView q, TensorView k, TensorView q_weight, TensorView k_weight, TensorView cos_sin, TensorView positions,
+    float eps, bool is_neox, int64_t rope_dim, bool gemma) {
+  run<true, false>({q, k, cos_sin, positions, rope_dim, is_neox, &q_weight, &k_weight, eps, gemma ? 1.0f : 0.0f});
+}
+
+void norm_rope_with_kvcache(
+    TensorView q, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView k_cache,
+    TensorView v_cache, TensorView cos_sin, TensorView positions, TensorView out_loc, float eps, bool is_neox,
+    int64_t rope_dim, bool gemma) {
+  run<true, true>(
+      {q, k, cos_sin, positions, rope_dim, is_neox, &q_weight, &k_weight, eps, gemma ? 1.0f : 0.0f, &v, &k_cache,
+       &v_cache, &out_loc});
+}
+
+}  // namespace
+
+SGL_EXPORT(apply_rope_inplace, (apply_rope))
+SGL_EXPORT(apply_rope_inplace_with_kvcache, (apply_rope_with_kvcache))
+SGL_EXPORT(fused_qk_norm_rope, (norm_rope))
+SGL_EXPORT(fused_qk_norm_rope_with_kvcache, (norm_rope_with_kvcache))

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <sgl_kernel/row_program.h>
+
+/// \file rope.h
+/// \brief What becomes of the heads of q, of k and of v. Read by the C++ compiler for the CPU and by NVRTC.
+
+namespace rope {
+
+struct Rotation {
+  SGL_HD sgl::Values<2> operator()(float a, float b, float cos, float sin) const {
+    return {{a * cos - b * sin, b * cos + a * sin}};
+  }
+};
+
+/// \brief q and k are normalised if `kNormed`, and rotated, in place; if `kStored`, k and v go to their caches too.
+///
+/// The segments are q, k and, if `kStored`, v.
+template <typename Order, bool kNormed, bool kStored>
+struct Layer {
+  SGL_OPERANDS(x, weight, cos_sin, cache)
+  float eps;
+  float offset;  ///< added to each weight: 1 in Gemma's norm
+  SGL_FIELDS(eps, offset)
+
+  template <typename Row>
+  SGL_HD auto rotated(const Row& row) const {
+    constexpr Order order;
+    const auto values = row[x];
+    const auto cos = row.of_pairs(order, cos_sin, 0, 2), sin = row.of_pairs(order, cos_sin, 1, 2);
+    if constexpr (kNormed) {
+      const auto weights = row[weight];
+      const float factor = sgl::rsqrt(row.sum([](float v) { return v * v; }, values) / row.size() + eps);
+      const float added = offset;
+      const auto normed = sgl::map([=](float v, float w) { return v * factor * (w + added); }, values, weights);
+      return row.pairs(order, Rotation{}, normed, cos, sin);
+    } else {
+      return row.pairs(order, Rotation{}, values, cos, sin);
+    }
+  }
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<0>) const {
+    return sgl::store(x = rotated(row));
+  }
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<1>) const {
+    const auto values = rotated(row);
+    if constexpr (kStored) return sgl::store(x = values, cache = values);
+    else return sgl::store(x = values);
+  }
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row, sgl::Segment<2>) const {
+    return sgl::store(cache = row[x]);
+  }
+};
+
+}  // namespace rope

@@ -1,0 +1,122 @@
+"""The functions users call. Their body is C++: csrc/rope.cpp checks, chooses a kernel and launches it."""
+
+from __future__ import annotations
+
+import torch
+
+from .plugin import FAMILY
+
+
+@FAMILY.op(mutates=("q", "k"))
+def apply_rope_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+) -> None:
+    """Rotary position embedding of the heads of ``q`` and ``k``, in place, in one launch.
+
+    The pair (a, b) becomes (a * cos - b * sin, b * cos + a * sin), computed in float32 and rounded once. No token: a
+    no-op.
+
+    Args:
+        q: [tokens, heads, head_dim], float16, bfloat16 or float32, on a CUDA device or the CPU. Tokens and heads may be
+            any distance apart, such as in a slice of a projection; elements of a head may not.
+        k: like ``q``, of its dtype, with a number of heads of its own.
+        cos_sin_cache: [positions, rope_dim], a cosine for each pair, then a sine for each; float32 as a rule.
+        positions: [tokens], int32 or int64, rows of ``cos_sin_cache``. On the CPU one out of range is refused; on CUDA
+            nobody looks.
+        is_neox: whether element i goes with i + rope_dim / 2; else 2i goes with 2i + 1.
+        rope_dim: the elements of a head that are rotated, the first; the others stay. 0: as ``cos_sin_cache`` says.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: heads that are written share memory with each other or with another argument.
+    """
+
+
+@FAMILY.op(mutates=("q", "k", "k_cache", "v_cache"))
+def apply_rope_inplace_with_kvcache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    out_loc: torch.Tensor,
+    *,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+) -> None:
+    """``apply_rope_inplace``, and the rotated ``k`` and ``v`` go to slots of their caches, in one launch.
+
+    Args:
+        q, k, cos_sin_cache, positions, is_neox, rope_dim: as in ``apply_rope_inplace``.
+        v: [tokens, heads, head_dim], of the dtype of ``q``; only read.
+        k_cache, v_cache: [slots, heads, head_dim], with the heads of ``k`` and of ``v``.
+        out_loc: [tokens], int32 or int64: the slot of each token; a token with a negative one is not stored. Two tokens
+            must not have one slot. On the CPU one out of range is refused; on CUDA nobody looks.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``apply_rope_inplace``.
+    """
+
+
+@FAMILY.op(mutates=("q", "k"))
+def fused_qk_norm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+    gemma: bool = False,
+) -> None:
+    """RMSNorm of each head of ``q`` and ``k``, then ``apply_rope_inplace``, in one launch, rounded once.
+
+    Args:
+        q, k, cos_sin_cache, positions, is_neox, rope_dim: as in ``apply_rope_inplace``.
+        q_weight, k_weight: [head_dim], contiguous, of one dtype.
+        eps: at least 0; added to the mean of squares.
+        gemma: multiply by ``1 + weight``.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``apply_rope_inplace``; ``eps`` is negative.
+    """
+
+
+@FAMILY.op(mutates=("q", "k", "k_cache", "v_cache"))
+def fused_qk_norm_rope_with_kvcache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    out_loc: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+    gemma: bool = False,
+) -> None:
+    """``fused_qk_norm_rope``, and ``k`` and ``v`` go to slots of their caches, in one launch.
+
+    Args:
+        q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox, rope_dim, gemma: as in ``fused_qk_norm_rope``.
+        v, k_cache, v_cache, out_loc: as in ``apply_rope_inplace_with_kvcache``.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``fused_qk_norm_rope``.
+    """

@@ -1,0 +1,99 @@
+"""The ops in plain PyTorch and float64, to compare the kernels with. Each rounds once."""
+
+from __future__ import annotations
+
+import torch
+
+
+def apply_rope_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+) -> None:
+    """The pair (a, b) becomes (a * cos - b * sin, b * cos + a * sin)."""
+    for x in (q, k):
+        x.copy_(_rotated(x.double(), cos_sin_cache, positions, is_neox=is_neox))
+
+
+def apply_rope_inplace_with_kvcache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    out_loc: torch.Tensor,
+    *,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+) -> None:
+    """The same, and k and v are stored."""
+    apply_rope_inplace(q, k, cos_sin_cache, positions, is_neox=is_neox, rope_dim=rope_dim)
+    _store(k, v, k_cache, v_cache, out_loc)
+
+
+def fused_qk_norm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+    gemma: bool = False,
+) -> None:
+    """RMSNorm of each head, then the rotation."""
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        values = x.double()
+        normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps) * (weight.double() + gemma)
+        x.copy_(_rotated(normed, cos_sin_cache, positions, is_neox=is_neox))
+
+
+def fused_qk_norm_rope_with_kvcache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    out_loc: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    is_neox: bool = True,
+    rope_dim: int = 0,
+    gemma: bool = False,
+) -> None:
+    """The same, and k and v are stored."""
+    fused_qk_norm_rope(
+        q, k, q_weight, k_weight, cos_sin_cache, positions, eps=eps, is_neox=is_neox, rope_dim=rope_dim, gemma=gemma
+    )
+    _store(k, v, k_cache, v_cache, out_loc)
+
+
+def _rotated(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, *, is_neox: bool) -> torch.Tensor:
+    paired = cos_sin.shape[-1]
+    cos, sin = cos_sin.double()[positions.long()][:, None].chunk(2, dim=-1)
+    head = x[..., :paired]
+    a, b = head.chunk(2, dim=-1) if is_neox else (head[..., ::2], head[..., 1::2])
+    parts = (a * cos - b * sin, b * cos + a * sin)
+    rotated = torch.cat(parts, -1) if is_neox else torch.stack(parts, -1).flatten(-2)
+    return torch.cat((rotated, x[..., paired:]), -1)
+
+
+def _store(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out_loc: torch.Tensor
+) -> None:
+    stored = out_loc >= 0
+    k_cache[out_loc[stored].long()] = k[stored].to(k_cache.dtype)
+    v_cache[out_loc[stored].long()] = v[stored].to(v_cache.dtype)

@@ -1,0 +1,64 @@
+"""Arguments for each op by name, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+Sample = dict[str, Any]
+
+_HEADS = ((128, 128), (80, 80), (256, 64), (6, 2))  # of a size, and how much of it is rotated
+_POSITIONS = 40
+
+
+def apply_rope_inplace(device: torch.device) -> Iterator[Sample]:
+    """Every dtype, order and index; whole and partial rotations; q and k apart, and in a projection."""
+    for sample in _samples(device):
+        yield {name: sample[name] for name in ("q", "k", "cos_sin_cache", "positions", "is_neox", "rope_dim")}
+
+
+def apply_rope_inplace_with_kvcache(device: torch.device) -> Iterator[Sample]:
+    """The same, with slots apart and one that is skipped."""
+    for sample in _samples(device):
+        yield {name: value for name, value in sample.items() if not name.endswith("weight")}
+
+
+def fused_qk_norm_rope(device: torch.device) -> Iterator[Sample]:
+    """As ``apply_rope_inplace``, with both kinds of weights."""
+    for sample in fused_qk_norm_rope_with_kvcache(device):
+        yield {name: sample[name] for name in sample.keys() - {"v", "k_cache", "v_cache", "out_loc"}}
+
+
+def fused_qk_norm_rope_with_kvcache(device: torch.device) -> Iterator[Sample]:
+    """As ``apply_rope_inplace_with_kvcache``, with both kinds of weights."""
+    for i, sample in enumerate(_samples(device)):
+        yield {**sample, "eps": 1e-5, "gemma": i % 2 == 1}
+
+
+def _samples(device: torch.device) -> Iterator[Sample]:
+    kinds = ((torch.bfloat16, torch.int64), (torch.float16, torch.int32), (torch.float32, torch.int64))
+    for (dtype, index), is_neox, (size, paired) in itertools.product(kinds, (True, False), _HEADS):
+        if not is_neox and paired % 8 != 0:  # on CUDA a vector of the row layer would have less than a pair
+            continue
+        for tokens in (0, 1, 9):
+            qkv = torch.randn(tokens, 4 + 2 + 2, size, device=device).to(dtype)
+            q, k, v = qkv[:, :4], qkv[:, 4:6], qkv[:, 6:]
+            if tokens == 1:
+                q, k, v = (x.clone() for x in (q, k, v))
+            slots = torch.tensor([3, -1, 19, 0, 8, -1, 5, 6, 7], dtype=index, device=device)[:tokens]
+            angles = torch.rand(_POSITIONS, paired // 2, device=device) * 7
+            yield {
+                "q": q,
+                "k": k,
+                "v": v,
+                **{f"{name}_weight": torch.randn(size, device=device).to(dtype) for name in "qk"},
+                **{f"{name}_cache": torch.zeros(20, 2, size, dtype=dtype, device=device) for name in "kv"},
+                "cos_sin_cache": torch.cat((angles.cos(), angles.sin()), -1),
+                "positions": torch.randint(0, _POSITIONS, (tokens,), dtype=index, device=device),
+                "out_loc": slots,
+                "is_neox": is_neox,
+                "rope_dim": paired if tokens == 9 else 0,
+            }

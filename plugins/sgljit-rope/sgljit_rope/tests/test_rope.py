@@ -1,0 +1,108 @@
+"""The ops against float64, and what wrong arguments get: the same on every device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sgljit_core import ops
+from sgljit_core.errors import TensorMatchError
+from sgljit_rope import reference
+from sgljit_rope.plugin import FAMILY
+
+family = ops["rope"]
+ones = torch.ones
+ROUNDED = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.empty(0, device=request.param).device  # "cuda" with its index
+
+
+@pytest.mark.parametrize("op", list(FAMILY.declared()))
+def test_it_agrees_with_float64(op, device):
+    torch.manual_seed(0)
+    for sample in FAMILY.declared()[op].samples(device):
+        wanted = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in sample.items()}
+        getattr(reference, op)(**wanted)
+        getattr(family, op)(**sample)
+        for name, x in sample.items():
+            if isinstance(x, torch.Tensor):
+                close = ROUNDED.get(x.dtype, 0)
+                torch.testing.assert_close(x, wanted[name], rtol=close, atol=4 * close)
+        if "k_cache" in sample:
+            kept = sample["out_loc"] >= 0
+            slots = sample["out_loc"][kept].long()
+            assert torch.equal(sample["k_cache"][slots], sample["k"][kept])
+            assert torch.equal(sample["v_cache"][slots], sample["v"][kept])
+
+
+def test_a_quarter_turn_is_known(device):
+    for is_neox, wanted in ((True, [-3.0, -4, 1, 2]), (False, [-2.0, 1, -4, 3])):
+        q = torch.tensor([[[1.0, 2, 3, 4]]], device=device)
+        k = q.clone()
+        cos_sin = torch.tensor([[9.0, 9, 9, 9], [0, 0, 1, 1]], device=device)
+        family.apply_rope_inplace(q, k, cos_sin, torch.tensor([1], device=device), is_neox=is_neox)
+        assert q.flatten().tolist() == k.flatten().tolist() == wanted
+
+
+def given(device, **changed):
+    arguments = {"q": ones(2, 3, 8), "k": ones(2, 1, 8), "v": ones(2, 1, 8), "q_weight": ones(8), "k_weight": ones(8)}
+    arguments |= {"k_cache": ones(4, 1, 8), "v_cache": ones(4, 1, 8), "cos_sin_cache": ones(5, 8)}
+    arguments |= {"positions": torch.arange(2), "out_loc": torch.arange(2), **changed}
+    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+
+
+BAD = {
+    "odd head": ({"q": ones(2, 3, 7), "k": ones(2, 1, 7)}, "q_weight|cos_sin_cache", "Size mismatch for a row"),
+    "rope_dim odd": ({"cos_sin_cache": ones(5, 7)}, "cos_sin_cache", "expected 2 parts, .* but got 7 elements"),
+    "rope_dim above": ({"cos_sin_cache": ones(5, 10)}, "cos_sin_cache", "at most 4 pairs, but got 10 elements"),
+    "rope_dim": ({"rope_dim": 6}, "cos_sin_cache", "expected rope_dim, 6, but got 8"),
+    "dtype of q": ({"q": ones(2, 3, 8).long()}, "q", "DType mismatch"),
+    "dtype of k": ({"k": ones(2, 1, 8).half()}, "k", "same dtype"),
+    "size of k": ({"k": ones(2, 1, 6)}, "k", "for a row: expected 8 but got 6"),
+    "tokens of k_cache": ({"out_loc": torch.arange(3)}, "k_cache", "number of rows: expected 2 but got 3"),
+    "heads of v_cache": ({"v_cache": ones(4, 2, 8)}, "v_cache", "the rows of each: expected 1 but got 2"),
+    "weight": ({"k_weight": ones(7)}, "k_weight", "for a row: expected 8 but got 7"),
+    "dtype of positions": ({"positions": ones(2)}, "cos_sin_cache", "for its index: expected one of .int32, int64."),
+    "number of positions": ({"positions": torch.arange(3)}, "cos_sin_cache", "number of rows: expected 2 but got 3"),
+    "dtype of out_loc": ({"out_loc": ones(2)}, "k_cache", "for its index: expected one of .int32, int64."),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, device):
+    changed, name, text = BAD[case]
+    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for ({name}), Tensor<.*{text}"):
+        family.fused_qk_norm_rope_with_kvcache(**given(device, **changed))
+
+
+@pytest.mark.gpu
+def test_positions_on_another_device_are_refused():
+    with pytest.raises(TensorMatchError, match="Device mismatch for its index: expected cuda"):
+        family.fused_qk_norm_rope_with_kvcache(**{**given("cuda"), "positions": torch.arange(2)})
+
+
+def test_an_index_out_of_range_is_refused_on_the_cpu():
+    for name, table, value, count in (
+        ("positions", "cos_sin_cache", 5, 5),
+        ("positions", "cos_sin_cache", -1, 5),
+        ("out_loc", "k_cache", 4, 4),
+    ):
+        arguments = given("cpu", **{name: torch.tensor([0, value])})
+        text = f"(?s)for {table}, .*element 1 of its index is {value}, and there are {count} rows"
+        with pytest.raises(TensorMatchError, match=text):
+            family.fused_qk_norm_rope_with_kvcache(**arguments)
+        assert torch.equal(arguments["q"], ones(2, 3, 8))
+
+
+def test_shared_memory_is_refused(device):
+    x = ones(2, 4, 8, device=device)
+    with pytest.raises(ValueError, match="rows of q share memory with each other or with other rows of k"):
+        family.fused_qk_norm_rope_with_kvcache(**given(device) | {"q": x[:, :3], "k": x[:, 2:3]})
+
+
+def test_a_negative_eps_is_refused():
+    with pytest.raises(ValueError, match="eps must be at least 0, got -1"):
+        family.fused_qk_norm_rope_with_kvcache(**given("cpu"), eps=-1.0)
