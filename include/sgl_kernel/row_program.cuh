@@ -65,6 +65,23 @@ struct RowVector {
 #pragma unroll
     for (uint32_t i = 0; i < kWords; ++i) words[i].store(row, index * kWords + i);
   }
+  /// The first `count` elements.
+  SGL_DEVICE void load(const void* row, int64_t index, uint32_t count) {
+    T elements[kElements] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kElements; ++i) {
+      if (i < count) elements[i] = static_cast<const T*>(row)[index * kElements + i];
+    }
+    memcpy(&words, &elements, sizeof(elements));
+  }
+  SGL_DEVICE void store(void* row, int64_t index, uint32_t count) const {
+    T elements[kElements];
+    memcpy(&elements, &words, sizeof(elements));
+#pragma unroll
+    for (uint32_t i = 0; i < kElements; ++i) {
+      if (i < count) static_cast<T*>(row)[index * kElements + i] = elements[i];
+    }
+  }
   /// The same elements, of which the compiler knows nothing.
   SGL_DEVICE RowVector forgotten() const {
     auto result = *this;
@@ -205,8 +222,9 @@ inline constexpr uint32_t kMostTerms = 4;
 /// \brief A row, as a row program sees it on a device. The threads that share it call together.
 /// \tparam kShape the number of a `sgl::RowShape`. Its elements divide its columns; with columns of 0 a block has a
 /// row.
-///   Its threads are a power of two within a warp, else a block of whole warps; from a warp on each that is here has a
-///   row. Where i makes a pair with i + half, half of the pairs' vectors are a multiple of the threads.
+///   Its threads are a power of two within a warp, else a block of whole warps, or in a map one for each vector; from a
+///   warp on each that is here has a row. Where i makes a pair with i + half, half of the pairs' vectors are a multiple
+///   of the threads.
 /// \tparam kHoldsForAll whether registers are left to hold rows for all from where the program names them. Their
 ///   latency then hides behind that of the others.
 /// \tparam kTypes, kPlaces of the operands, see row_program_params.h.
@@ -216,13 +234,14 @@ struct ProgramRow {
   static constexpr sgl::RowShape kRow = sgl::RowShape::of(kShape);
   static constexpr int64_t kColumns = kRow.columns, kPaired = kRow.paired;
   static constexpr uint32_t kElements = kRow.elements, kThreads = kRow.threads;
-  static constexpr bool kIsHeld = kColumns > 0;
+  static constexpr bool kIsHeld = kColumns > 0, kIsMap = kRow.is_map;
   static constexpr uint32_t kVectors = kColumns / kElements;
   static constexpr uint32_t kHeld = kIsHeld ? div_ceil(kVectors, kThreads) : 1;
   static constexpr uint32_t kTogether = kElements % 2 == 0 ? 2 : 1;
   static constexpr uint32_t kUnits = kElements / kTogether;
   static constexpr uint32_t kHalfHeld =
-      kPaired / 2 / kElements / kThreads;  // where i makes a pair with i + kPaired / 2
+      kIsMap ? 0 : kPaired / 2 / kElements / kThreads;  // where i makes a pair with i + kPaired / 2
+  static constexpr bool kAllHaveRows = kIsMap || kThreads >= kWarpThreads;
   static_assert(kColumns % kElements == 0, "row_program: a row must be a whole number of vectors");
 
   template <int kOperand>
@@ -232,13 +251,14 @@ struct ProgramRow {
   }
 
  public:
-  SGL_DEVICE ProgramRow(const sgl::RowSegment<kOperands>& segment, int64_t row, uint32_t thread, float* smem)
-      : m_segment(segment), m_outer(row), m_thread(thread), m_smem(smem) {
+  /// \param thread of those that share the row.
+  SGL_DEVICE ProgramRow(const sgl::RowSegment<kOperands>& segment, int64_t row, int64_t thread, float* smem)
+      : m_segment(segment), m_outer(row), m_thread(static_cast<decltype(m_thread)>(thread)), m_smem(smem) {
     if constexpr ((kPlaces & sgl::kIsFlat) == 0) {
       m_outer = segment.inverse == 0 ? row : static_cast<int64_t>(__umul64hi(row, segment.inverse));
       m_inner = row - m_outer * segment.inner;
     }
-    m_has_row = kThreads >= kWarpThreads || row < segment.num_rows;
+    m_has_row = kAllHaveRows || row < segment.num_rows;
   }
 
   /// \brief The number of elements.
@@ -252,33 +272,41 @@ struct ProgramRow {
     using T = element_t<kOperand>;
     static_assert(!has(kOperand, sgl::kOneValue), "row[x] is for rows: row.value(x) is the value of an operand");
     const void* row = m_find<kOperand>();
-    if constexpr (kIsHeld && (kHoldsForAll || !has(kOperand, sgl::kForAll))) {
+    if constexpr (kIsMap || (kIsHeld && (kHoldsForAll || !has(kOperand, sgl::kForAll)))) {
       details::HeldRow<T, kElements, kHeld> held;
-      if (m_always_has(kOperand) || row != nullptr)
-        m_each([&](const auto& part) { held.vectors[part.held].load(row, part.index); });
+      if (m_always_has(kOperand) || row != nullptr) {
+        m_each([&](const auto& part) {
+          auto& vector = held.vectors[part.held];
+          if (m_is_whole(part)) vector.load(row, part.index);
+          else vector.load(row, part.index, m_tail());
+        });
+      }
       return held;
     } else {
-      static_assert(kIsHeld ? has(kOperand, sgl::kForAll) : !m_is_indexed(kOperand), "rows by an index are held");
       return details::StreamedRow<T, kElements>{row};
     }
   }
 
-  /// \brief The elements of a value, computed here and not again where they are used.
+  /// \brief The elements of a value, computed here and not again where they are used: in registers, if the row is held
+  /// there.
   template <typename Of>
   SGL_DEVICE auto keep(const Of& of) const {
-    static_assert(kIsHeld, "row.keep is for rows that are held in registers");
-    details::KeptRow<kElements, kHeld> kept;
-    m_each([&](const auto& part) {
-      const auto& opened = of.open(part);
+    if constexpr (kIsHeld) {
+      details::KeptRow<kElements, kHeld> kept;
+      m_each([&](const auto& part) {
+        const auto& opened = of.open(part);
 #pragma unroll
-      for (uint32_t j = 0; j < kUnits; ++j) {
-        float floats[kTogether];
-        opened.get(j, floats);
+        for (uint32_t j = 0; j < kUnits; ++j) {
+          float floats[kTogether];
+          opened.get(j, floats);
 #pragma unroll
-        for (uint32_t n = 0; n < kTogether; ++n) kept.vectors[part.held].floats[j * kTogether + n] = floats[n];
-      }
-    });
-    return kept;
+          for (uint32_t n = 0; n < kTogether; ++n) kept.vectors[part.held].floats[j * kTogether + n] = floats[n];
+        }
+      });
+      return kept;
+    } else {
+      return of;
+    }
   }
 
   /// \brief An element for each pair of the row: part `index` of `count` of an operand, for `pairs`.
@@ -286,7 +314,7 @@ struct ProgramRow {
   SGL_DEVICE auto of_pairs(Order, sgl::Operand<kOperand>, int index = 0, int count = 1) const {
     using T = element_t<kOperand>;
     constexpr bool kInVector = device::details::is_same<Order, sgl::Interleaved>;
-    constexpr uint32_t kOwn = kInVector ? kElements / 2 : kElements;
+    constexpr uint32_t kOwn = kInVector ? div_ceil(kElements, 2u) : kElements;
     details::HeldPairs<Order, T, kOwn, kInVector ? kHeld : kHalfHeld> pairs;
     const int64_t length = kPaired / 2;
     (void)count;
@@ -294,7 +322,8 @@ struct ProgramRow {
     m_each([&](const auto& part) {
       if (kInVector ? part.index * kElements < kPaired : part.held < kHalfHeld) {
         if (m_always_has(kOperand) || m_has_row)
-          pairs.vectors[part.held].load(static_cast<const void*>(begin), part.index);
+          pairs.vectors[part.held].load(
+              static_cast<const void*>(begin), part.index * kElements / (kInVector ? 2 : 1) / kOwn);
       }
     });
     return pairs;
@@ -304,8 +333,19 @@ struct ProgramRow {
   /// and one of each of `others`, which are of `of_pairs`. Elements beyond the pairs stay as they are.
   template <typename Order, typename F, typename Of, typename... Others>
   SGL_DEVICE auto pairs(Order, const F& f, const Of& of, const Others&... others) const {
+    static_assert(kIsHeld, "row.pairs is for rows that are held in registers");
     auto kept = keep(of);
-    if constexpr (device::details::is_same<Order, sgl::Interleaved>) {
+    if constexpr (device::details::is_same<Order, sgl::Interleaved> && kElements == 1) {
+      const bool is_second = m_thread % 2 != 0;  // the other of the pair is in the next thread
+#pragma unroll
+      for (uint32_t k = 0; k < kHeld; ++k) {
+        float& own = kept.vectors[k].floats[0];
+        const float other = details::shuffled(own, 1);
+        const auto pair =
+            f(is_second ? other : own, is_second ? own : other, details::element(others.vectors[k], 0)...);
+        if (k * kThreads + m_thread < kPaired) own = pair.values[is_second];
+      }
+    } else if constexpr (device::details::is_same<Order, sgl::Interleaved>) {
       m_each([&](const auto& part) {
         if (part.index * kElements >= kPaired) return;
         auto& floats = kept.vectors[part.held].floats;
@@ -408,12 +448,17 @@ struct ProgramRow {
   /// \brief Stores the result of the program.
   template <typename... Output>
   SGL_DEVICE void finish(const sgl::Stores<Output...>& stores) const {
-    PDLTriggerSecondary();
+    if constexpr (!kIsMap) PDLTriggerSecondary();  // a map's next kernel would take issue slots from this one
     if (!m_has_row) return;
     m_finish(stores.outputs, sgl::details::IndexListUpTo<sizeof...(Output)>{});
   }
 
  private:
+  /// The largest power of two that is at most `n`.
+  SGL_UNCALLED static constexpr uint32_t m_power_of_two(uint32_t n) {
+    return n < 2 ? n : 2 * m_power_of_two(n / 2);
+  }
+
   /// Reductions take two parts of the shared memory by turns. So no barrier is between two: when one is used again, all
   /// threads have passed the barrier of the other, and read this one before.
   SGL_DEVICE float* m_next_smem() const {
@@ -427,7 +472,15 @@ struct ProgramRow {
 
   /// Whether each thread that is here has a row of an operand.
   SGL_UNCALLED static constexpr bool m_always_has(int operand) {
-    return has(operand, sgl::kForAll) || (kThreads >= kWarpThreads && !m_is_indexed(operand));
+    return has(operand, sgl::kForAll) || (kAllHaveRows && !m_is_indexed(operand));
+  }
+
+  SGL_DEVICE bool m_is_whole(const details::RowPart& part) const {
+    return !kRow.has_tail || part.index != m_segment.vectors - 1;
+  }
+  /// The elements of a row's last vector.
+  SGL_DEVICE uint32_t m_tail() const {
+    return static_cast<uint32_t>(m_segment.columns) % kElements;
   }
 
   /// Where the row of an operand begins; null if there is none.
@@ -435,7 +488,7 @@ struct ProgramRow {
   SGL_DEVICE void* m_find() const {
     const auto& place = m_segment.places[kOperand];
     if constexpr (has(kOperand, sgl::kForAll)) return place.data;
-    if (kThreads < kWarpThreads && !m_has_row) return nullptr;
+    if (!kAllHaveRows && !m_has_row) return nullptr;
     int64_t outer = m_outer;
     if constexpr (has(kOperand, sgl::kIndexed)) outer = static_cast<const int32_t*>(place.index)[outer];
     if constexpr (has(kOperand, sgl::kLongIndexed)) outer = static_cast<const int64_t*>(place.index)[outer];
@@ -447,11 +500,13 @@ struct ProgramRow {
   /// Calls `body(part)` for each vector of this thread.
   template <typename Body>
   SGL_DEVICE void m_each(const Body& body) const {
-    if constexpr (kIsHeld) {
+    if constexpr (kIsMap) {
+      body(details::RowPart{0, m_thread});
+    } else if constexpr (kIsHeld) {
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k) {
-        if ((k + 1) * kThreads <= kVectors || k * kThreads + m_thread < kVectors)
-          body(details::RowPart{k, k * kThreads + m_thread});
+        const uint32_t index = k * kThreads + static_cast<uint32_t>(m_thread);
+        if ((k + 1) * kThreads <= kVectors || index < kVectors) body(details::RowPart{k, index});
       }
     } else {
       for (int64_t index = m_thread; index < m_segment.columns / kElements; index += kThreads)
@@ -462,27 +517,38 @@ struct ProgramRow {
   template <bool kMax, typename Terms>
   SGL_DEVICE auto m_reduce(const Terms& terms) const {
     PDLTriggerSecondary();
+    using reduced_t = typename Terms::reduced_t;
     const auto identity = terms.template identity<kMax>();
-    auto reduced = identity;
+    // A sum of each vector, and then of halves: the bits do not depend on how many threads of a warp share a row.
+    reduced_t of_vector[kHeld];
+#pragma unroll
+    for (auto& one : of_vector) one = identity;
     if (m_has_row) {
       m_each([&](const auto& part) {
         const auto opened = terms.open(part);
-        decltype(reduced) of_unit[kTogether];  // short chains: one after the other, additions take four cycles each
+        reduced_t of_unit[kTogether];  // two chains: an addition takes four cycles
 #pragma unroll
         for (auto& one : of_unit) one = identity;
 #pragma unroll
         for (uint32_t j = 0; j < kUnits; ++j) {
-          decltype(reduced) found[kTogether];
+          reduced_t found[kTogether];
           opened.get(j, found);
 #pragma unroll
           for (uint32_t n = 0; n < kTogether; ++n) sgl::details::accumulate<kMax>(of_unit[n], found[n]);
         }
-#pragma unroll
-        for (const auto& one : of_unit) sgl::details::accumulate<kMax>(reduced, one);
+        if constexpr (kTogether == 2) sgl::details::accumulate<kMax>(of_unit[0], of_unit[1]);
+        sgl::details::accumulate<kMax>(of_vector[part.held], of_unit[0]);
       });
     }
     constexpr sgl::details::Reduce<kMax> op;
-    static_assert(reduced.kCount <= kMostTerms, "row_program: at most four values are reduced at once");
+#pragma unroll
+    for (uint32_t distance = m_power_of_two(kHeld); distance > 0; distance /= 2) {
+#pragma unroll
+      for (uint32_t k = 0; k + distance < kHeld && k < distance; ++k)
+        sgl::details::accumulate<kMax>(of_vector[k], of_vector[k + distance]);
+    }
+    auto& reduced = of_vector[0];
+    static_assert(reduced_t::kCount <= kMostTerms, "row_program: at most four values are reduced at once");
     if constexpr (kThreads > kWarpThreads) {
       cta::all_reduce<kThreads>(reduced.values, m_next_smem(), sgl::details::kIdentity<kMax>, op);
     } else {
@@ -586,14 +652,16 @@ struct ProgramRow {
       *static_cast<element_t<kOperand>*>(place) = cast<element_t<kOperand>>(floats[0]);
     } else if constexpr (!sgl::details::kIsNumber<T>) {
       void* row = m_find<kOperand>();
-      if (m_always_has(kOperand) || row != nullptr) vector.store(row, part.index);
+      if (!m_always_has(kOperand) && row == nullptr) return;
+      if (m_is_whole(part)) vector.store(row, part.index);
+      else vector.store(row, part.index, m_tail());
     }
   }
 
   const sgl::RowSegment<kOperands>& m_segment;
   int64_t m_outer;
   int64_t m_inner = 0;
-  uint32_t m_thread;
+  details::conditional_t<kIsMap, int64_t, uint32_t> m_thread;
   bool m_has_row;
   float* m_smem;
   mutable uint32_t m_turn = 0;
@@ -606,14 +674,24 @@ template <
     uint64_t kShape, uint32_t kBlock, bool kHoldsForAll, uint64_t kTypes, uint64_t kPlaces, int kNumber, typename F,
     int kOperands>
 SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segment, int64_t block, float* smem) {
-  constexpr uint32_t kThreads = sgl::RowShape::of(kShape).threads;
+  using Row = ProgramRow<kOperands, kShape, kHoldsForAll, kTypes, kPlaces>;
+  constexpr auto kRow = sgl::RowShape::of(kShape);
+  if constexpr (kRow.is_map) {
+    const int64_t vector = block * kBlock + threadIdx.x;
+    if (vector >= segment.num_rows * segment.vectors) return;
+    const int64_t row =
+        segment.vector_inverse == 0 ? vector : static_cast<int64_t>(__umul64hi(vector, segment.vector_inverse));
+    const Row view(segment, row, vector - row * segment.vectors, smem);
+    PDLWaitPrimary();
+    return view.finish(sgl::details::run_segment<kNumber>(f, view));
+  }
+  constexpr uint32_t kThreads = kRow.is_map ? kBlock : kRow.threads;
   // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address for each
   // thread.
   constexpr bool kIsBlock = kBlock == kThreads;
   const int64_t row = kIsBlock ? block : block * (kBlock / kThreads) + threadIdx.x / kThreads;
   if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of a part of a warp take part in reductions
-  const ProgramRow<kOperands, kShape, kHoldsForAll, kTypes, kPlaces> view(
-      segment, row, kIsBlock ? threadIdx.x : threadIdx.x % kThreads, smem);
+  const Row view(segment, row, kIsBlock ? threadIdx.x : threadIdx.x % kThreads, smem);
   PDLWaitPrimary();
   view.finish(sgl::details::run_segment<kNumber>(f, view));
 }

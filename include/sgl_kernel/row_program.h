@@ -80,10 +80,12 @@ struct Roles {
   unsigned writes_groups = 0;
   unsigned pairs = 0;  ///< has one element for each pair, or several
   int reductions = 0;
+  int sums = 0;  ///< those whose bits depend on the order of the elements: a largest value is none
   int kept = 0;
   int parts_of_pairs = 1;
   int group_size = 0;
   bool is_neox = false;
+  bool uses_size = false;
 
   unsigned all_writes() const {
     return writes | writes_value | writes_groups;
@@ -112,6 +114,7 @@ struct RoleRow {
   }
 
   float size() const {
+    roles.uses_size = true;
     return 1;
   }
   template <int kOperand>
@@ -136,6 +139,7 @@ struct RoleRow {
   template <typename M, typename Of>
   auto reduce(const M&, const Of&) const {
     ++roles.reductions;
+    ++roles.sums;
     return M::identity();
   }
   template <typename Order, int kOperand>
@@ -151,6 +155,7 @@ struct RoleRow {
   }
   template <typename F, typename... Of>
   auto sum(const F&, const Of&...) const {
+    ++roles.sums;
     return m_reduced<sgl::details::Terms<F, Of...>>();
   }
   template <typename F, typename... Of>
@@ -206,6 +211,9 @@ struct SegmentPlan {
   std::int64_t read_bytes = 0;     ///< one element of each operand that is read and has rows of its own
   std::int64_t shared_bytes = 0;   ///< one element of each operand that is read and has one row for all
   sgl::RowWork work = sgl::RowWork::kOneInput;
+  bool is_map = false;  ///< whether each element is computed from the same element of the others
+  bool has_tail = false;
+  bool is_kept = false;  ///< whether the program keeps values, which is for rows in registers
   bool is_neox = false;
 };
 
@@ -368,6 +376,10 @@ struct RowProgram {
       segment.inverse = segment.inner <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.inner) + 1;
       segment.columns = plans[i].columns;
       segment.paired = plans[i].paired;
+      segment.vectors = div_ceil(plans[i].columns, plans[i].elements);
+      segment.vector_inverse =
+          segment.vectors <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.vectors) + 1;
+      segment.is_map = plans[i].is_map;
       if (segment.columns == 0) segment.num_rows = 0;
       num_rows += segment.num_rows;
       is_flat = is_flat && segment.inner == 1;
@@ -396,7 +408,9 @@ struct RowProgram {
     std::int64_t blocks = 0;
     for (int i = 0; i < kSegments; ++i) {
       params.segments[i].first_block = blocks;
-      blocks += div_ceil(params.segments[i].num_rows, std::int64_t{layout.block_threads / shapes[i].threads});
+      const auto& segment = params.segments[i];
+      blocks += shapes[i].is_map ? div_ceil(segment.num_rows * segment.vectors, std::int64_t{layout.block_threads})
+                                 : div_ceil(segment.num_rows, std::int64_t{layout.block_threads / shapes[i].threads});
     }
     const auto kernel = m_kernel.get(
         type<F>, kOperands, layout.block_threads, layout.least_blocks, layout.holds_for_all, plan.types, plan.places,
@@ -443,11 +457,23 @@ inline unsigned threads_of_halves(const SegmentPlan& segment) {
 SGL_INLINE sgl::RowShape shape_of(
     const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, ProgramLayout& layout) {
   constexpr unsigned kWarp = 32, kBlock = 128;
+  if (segment.is_map) {
+    if (layout.block_threads < kBlock) layout.block_threads = kBlock;
+    return {0, 0, static_cast<unsigned>(segment.elements), 0, true, segment.has_tail};
+  }
   if (segment.is_neox && segment.columns > sgl::RowShape::kMostColumns)
     throw Error(
         "ValueError", "row program: rows whose pairs are i and i + half have at most ",
         std::int64_t{sgl::RowShape::kMostColumns}, " elements, got ", segment.columns);
   auto row = sgl::layout_rows(segment.columns, segment.elements, segment.element_bytes, segment.work, num_rows, chip);
+  const auto vectors = segment.columns / segment.elements;
+  const bool is_short = vectors > 0 && vectors <= sgl::kMaxRowVectors;
+  if (segment.is_kept && !row.is_resident() && is_short)
+    row = sgl::ChooseRowLayout{}(static_cast<unsigned>(vectors), segment.work, num_rows, chip);
+  if (segment.paired > 0 && !is_short)
+    throw Error(
+        "ValueError", "row program: rows with pairs have at most ", std::int64_t{sgl::kMaxRowVectors}, " loads, got ",
+        segment.columns, " elements by loads of ", segment.elements);
   if (segment.is_neox) row = {threads_of_halves(segment), kBlock, row.triggers_first};
   layout.triggers_first = layout.triggers_first && row.triggers_first;
   if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
@@ -470,6 +496,7 @@ SGL_INLINE void choose_registers(
   for (int i = 0; i < num_segments; ++i) {
     const auto& segment = segments[i];
     auto& shape = shapes[i];
+    if (shape.is_map) continue;
     if (shape.threads == 0) shape.threads = layout.block_threads;
     const auto held = div_ceil(segment.columns / segment.elements, std::int64_t{shape.threads});
     const auto for_row = held * segment.elements * segment.read_bytes / kWord;
@@ -518,6 +545,7 @@ SGL_INLINE void match_segment(
     const Rows* operands, int num_operands, unsigned bound, int number, const Roles& roles, ProgramPlan& plan,
     SegmentPlan& segment, long long& num_rows, long long& inner, DebugInfo location) {
   const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
+  bool has_gaps = false;
   for (int i = 0; i < num_operands; ++i) {
     const unsigned bit = 1u << i;
     if ((roles.asks() & ~bound & bit) != 0)
@@ -525,10 +553,14 @@ SGL_INLINE void match_segment(
     const unsigned narrow = roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups;
     const bool is_whole = (roles.asks() & ~narrow & bit) != 0 && !operands[i].is_shared && operands[i].inner != 0;
     if (is_whole && like == nullptr) like = operands + i;
+    if ((roles.asks() & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i].has_no_gaps();
   }
   if (like == nullptr) like = operands;
-  if (roles.reductions > 1) segment.work = sgl::RowWork::kTwoPasses;
+  if (roles.sums > 1) segment.work = sgl::RowWork::kTwoPasses;
   else if (__builtin_popcount(roles.writes) > 1) segment.work = sgl::RowWork::kMoreInputs;
+  segment.is_map = roles.reductions == 0 && roles.kept == 0 && (roles.pairs | roles.writes_value) == 0;
+  const bool is_one_row = segment.is_map && !roles.uses_size && !has_gaps;
+  segment.is_kept = roles.kept > 0;
   segment.is_neox = roles.is_neox;
   const auto outer_of = [](const Rows& rows) { return rows.index != nullptr ? rows.index->numel() : rows.count; };
   const auto outer = outer_of(*like);
@@ -607,9 +639,10 @@ SGL_INLINE void match_segment(
       if (bytes < segment.least_bytes) segment.least_bytes = bytes;
     }
     if (!is_for_all && !is_of_pairs && bytes > segment.element_bytes) segment.element_bytes = bytes;
+    const bool has_stride = (outer > 1 || rows.index != nullptr) && !is_one_row;
     const auto word = widest_word(
-        rows.data, outer > 1 || rows.index != nullptr ? rows.stride * bytes : 0,
-        rows.inner > 1 ? rows.inner_stride * bytes : 0, rows.columns * bytes);
+        rows.data, has_stride ? rows.stride * bytes : 0, rows.inner > 1 ? rows.inner_stride * bytes : 0,
+        segment.is_map ? 0 : rows.columns * bytes);
     if (word < bytes)
       raise(
           "ValueError", {rows.name, ": its address is not a multiple of its element size, ", bytes, " bytes, at ",
@@ -618,7 +651,8 @@ SGL_INLINE void match_segment(
   }
   if (segment.element_bytes > 0 && sgl::kWordBytes / segment.element_bytes < segment.elements)
     segment.elements = sgl::kWordBytes / segment.element_bytes;
-  while (segment.columns % segment.elements != 0) segment.elements /= 2;
+  if (!segment.is_map)
+    while (segment.columns % segment.elements != 0) segment.elements /= 2;
   if (roles.group_size != 0 && segment.elements > roles.group_size) segment.elements = roles.group_size;
   // A warp shares a group, and the threads of a row hold it.
   const bool is_held =
@@ -631,6 +665,11 @@ SGL_INLINE void match_segment(
     while (segment.elements > 1 && segment.paired % (2 * segment.elements) != 0) segment.elements /= 2;
   }
   if (num_rows > 0) refuse_meeting_rows(operands, roles, operands, roles, num_operands, location);
+  if (is_one_row) {
+    segment.columns *= num_rows;
+    num_rows = num_rows > 0 ? 1 : 0;
+  }
+  segment.has_tail = segment.columns % segment.elements != 0;
 }
 
 inline MemoryRows memory_of(const Rows& rows) {

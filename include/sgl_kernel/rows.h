@@ -38,6 +38,10 @@ struct Rows {
   sgl::RowOperand operand() const {
     return {data, stride * element_bytes()};
   }
+  /// \brief Whether all rows together could be one.
+  bool has_no_gaps() const {
+    return stride == columns && inner == 1 && index == nullptr && element_stride == 1;
+  }
   /// \brief Part `i` of each row, cut into `n` parts of equal size.
   /// \param i from 0 to n - 1.
   /// \throws TensorMatchError if n does not divide the columns, or there is no such part.

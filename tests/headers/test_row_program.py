@@ -147,12 +147,43 @@ def test_a_chain_that_rounds_in_between_is_two_calls(programs, device, dtype):
     """The same bits: what the second stage gets is what the first call would have stored."""
     for rows, columns in SHAPES:
         x = 3 * random(rows, columns, dtype=dtype, device=device)
-        between, out, wanted = poisoned(x), poisoned(x), poisoned(x)
-        one = torch.ones(columns, device=device)
-        programs.rmsnorm(x, one, between, EPS)
-        programs.rmsnorm(between, one, wanted, 0.5)
-        programs.chained(x, out, EPS, 0.5)
-        assert torch.equal(out, wanted)
+        between = poisoned(x)
+        out, wanted = (torch.zeros_like(x, dtype=torch.float8_e4m3fn) for _ in range(2))
+        scale, wanted_scale = (torch.full((rows, 1), NAN, device=device) for _ in range(2))
+        programs.rmsnorm(x, torch.ones(columns, device=device), between, EPS)
+        programs.per_token(between, wanted, wanted_scale)
+        programs.chained(x, out, scale, EPS)
+        assert torch.equal(scale, wanted_scale)
+        assert torch.equal(out.view(torch.uint8), wanted.view(torch.uint8))
+    for size, paired in HEADS:
+        x = random(9, 3, size, dtype=dtype, device=device)
+        apart, weight = x.clone(), torch.ones(size, dtype=dtype, device=device)
+        cos_sin, positions = torch.randn(50, paired, device=device), torch.arange(9, device=device)
+        programs.qknorm(apart[:, :2], apart[:, 2:], weight, weight, EPS)
+        programs.rope_neox(apart[:, :2], apart[:, 2:], cos_sin, positions)
+        programs.rounded_prologue(x, weight, cos_sin, positions, EPS)
+        assert torch.equal(x, apart)
+
+
+@each_device
+@each_dtype
+def test_a_map_of_rows_of_any_size_and_alignment(programs, device, dtype):
+    """Rows without gaps, with gaps, that begin at odd addresses, and that end within a vector."""
+    for rows, columns in [*SHAPES, (3, 5), (7, 130), (65, 1)]:
+        for stride, first in ((columns, 0), (columns, 1), (columns + 3, 0), (columns + 8, 0)):
+            buffer = torch.full((rows * stride + 9,), NAN, dtype=dtype, device=device)
+            buffer[first : first + rows * stride] = random(rows * stride, dtype=dtype, device=device)
+            x, out = buffer[first:].as_strided((rows, columns), (stride, 1)), torch.full_like(buffer, 7)
+            y = out[first:].as_strided((rows, columns), (stride, 1))
+            for shift in (random(rows, columns, dtype=dtype, device=device), random(columns, dtype=dtype, device=device)):
+                wanted = torch.full_like(out, 7)
+                wanted[first:].as_strided((rows, columns), (stride, 1)).copy_(x.double() * 3 + shift.double())
+                out.fill_(7)
+                programs.affine(x, shift, y, 3)
+                expect(out, wanted)
+            before = x.clone()
+            programs.mean(x, x)
+            expect(x, before.double() / columns)
 
 
 @each_device
@@ -365,7 +396,7 @@ def shape(columns: int, paired: int, elements: int, threads: int) -> int:
     return columns | paired << 20 | elements << 40 | threads << 48
 
 
-FLAT = 1 << 63
+FLAT, IS_MAP, HAS_TAIL = 1 << 63, 1 << 46, 1 << 47
 KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for all are held, types, places, shapes
     ("Softmax", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
     ("Softmax", 2, 1024, 0, True, 0x22, FLAT, shape(0, 0, 1, 1024)),
@@ -380,7 +411,10 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, shape(128, 64, 8, 16), shape(128, 64, 8, 16)),
     ("ArgMax", 3, 512, 0, True, 0x602, FLAT | 0x880, shape(4096, 0, 8, 512)),
     ("ArgMax", 3, 128, 0, True, 0x502, FLAT | 0x880, shape(128, 0, 8, 16)),
-    ("Chained", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
+    ("Chained", 3, 512, 0, True, 0x032, FLAT | 0x800, shape(4096, 0, 8, 512)),
+    ("Copy", 2, 128, 0, True, 0x22, 0x20, IS_MAP | shape(0, 0, 8, 0), IS_MAP | shape(0, 0, 8, 0)),
+    ("Affine", 3, 128, 0, True, 0x222, FLAT | 0x040, IS_MAP | HAS_TAIL | shape(0, 0, 8, 0)),
+    ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, shape(6, 2, 1, 8), shape(6, 2, 1, 8)),
     ("Attention", 4, 128, 0, True, 0x2022, 0x2240, *[shape(128, 128, 8, 8)] * 2, shape(128, 0, 8, 16)),
     ("Prologue", 4, 128, 0, True, 0x2022, 0x2240, shape(128, 128, 8, 8)),
 ]
@@ -397,7 +431,7 @@ def test_every_form_compiles_for_every_architecture(family, arch):
         try:
             family.build_variant(*arguments)
         except CompileError as error:
-            if arch >= (8, 9) or "PerGroup" not in functor:
+            if arch >= (8, 9) or functor not in ("PerGroup<128>", "Chained"):
                 raise
             pytest.skip(f"float8: {error.first_error}")
 

@@ -3,6 +3,7 @@
 #include <sgl_kernel/cpu/elements.h>
 #include <sgl_kernel/cpu/isa.h>
 #include <sgl_kernel/cpu/parallel.h>
+#include <sgl_kernel/cpu/row_map.h>
 #include <sgl_kernel/cpu/row_reduce.h>
 #include <sgl_kernel/impl/row_expression.h>
 #include <sgl_kernel/impl/row_program_params.h>
@@ -94,9 +95,13 @@ struct ProgramRow {
   static constexpr std::int64_t kChunkSize = s_any(sgl::kFp8E4M3) ? 64 : 32;
 
  public:
-  [[gnu::always_inline]] ProgramRow(const sgl::RowSegment<kOperands>& segment, std::int64_t row, float* memory)
+  /// \param begin, end the elements that are stored, in a map; all otherwise.
+  [[gnu::always_inline]] ProgramRow(
+      const sgl::RowSegment<kOperands>& segment, std::int64_t row, float* memory, std::int64_t begin, std::int64_t end)
       : m_segment(segment),
         m_columns(segment.columns),
+        m_begin(begin),
+        m_end(end),
         m_paired(segment.paired),
         m_outer(row / segment.inner),
         m_inner(row % segment.inner),
@@ -304,8 +309,10 @@ struct ProgramRow {
   [[gnu::always_inline]] void m_finish(
       const sgl::details::Pack<sgl::Bound<kOperand, details::RowInMemory<element_t<kOperand>>>>& outputs,
       sgl::details::IndexList<0>) const {
-    const auto bytes = static_cast<std::size_t>(m_columns) * sizeof(element_t<kOperand>);
-    __builtin_memmove(m_find<kOperand>(), sgl::details::get<0>(outputs).value.elements, bytes);
+    using T = element_t<kOperand>;
+    __builtin_memmove(
+        static_cast<T*>(m_find<kOperand>()) + m_begin, sgl::details::get<0>(outputs).value.elements + m_begin,
+        static_cast<std::size_t>(m_end - m_begin) * sizeof(T));
   }
   template <typename Outputs, std::size_t... I>
   [[gnu::always_inline]] void m_finish(const Outputs& outputs, sgl::details::IndexList<I...>) const {
@@ -322,7 +329,7 @@ struct ProgramRow {
       }
       (sgl::details::get<I>(chunks).store(part.length), ...);
     };
-    m_each_part(0, m_columns, run);
+    m_each_part(m_begin, m_end, run);
   }
 
   struct Nothing {
@@ -369,7 +376,7 @@ struct ProgramRow {
   }
 
   const sgl::RowSegment<kOperands>& m_segment;
-  std::int64_t m_columns, m_paired;
+  std::int64_t m_columns, m_begin, m_end, m_paired;
   std::int64_t m_outer, m_inner;
   mutable float* m_memory;  // for what is kept
 };
@@ -386,13 +393,22 @@ void run_segment(
   constexpr std::int64_t kShort = 2048, kTogether = 4;
   const auto program = [&](const auto& row)
                            __attribute__((always_inline)) { return sgl::details::run_segment<kNumber>(f, row); };
+  if (segment.is_map) {
+    return for_each_piece(
+        segment.num_rows, segment.columns,
+        [&]<int kFloats>(Vectors<kFloats>, std::int64_t row, std::int64_t first, std::int64_t count)
+            __attribute__((always_inline)) {
+              const ProgramRow<kOperands, kTypes, kPlaces, kFloats> piece(segment, row, nullptr, first, first + count);
+              piece.finish(program(piece));
+            });
+  }
   for_rows(
       segment.num_rows, segment.columns,
       [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
         const auto bytes = static_cast<std::size_t>(params.kept * segment.columns) * sizeof(float);
         auto* memory = static_cast<float*>(bytes > 0 ? ::operator new(bytes) : nullptr);
         const auto view = [&](std::int64_t row) __attribute__((always_inline)) {
-          return ProgramRow<kOperands, kTypes, kPlaces, kFloats>(segment, row, memory);
+          return ProgramRow<kOperands, kTypes, kPlaces, kFloats>(segment, row, memory, 0, segment.columns);
         };
         auto row = begin;
         if (bytes == 0 && segment.columns <= kShort) {

@@ -45,8 +45,11 @@ struct RowSegment {
   unsigned long long inverse;  ///< 2^64 / inner, rounded up; 0 for an inner of 1
   long long first_block;
   long long columns;
-  long long paired;  ///< the first elements of a row, which make pairs; 0 for none
-  SGL_FIELDS(places, num_rows, inner, inverse, first_block, columns, paired)
+  long long paired;                   ///< the first elements of a row, which make pairs; 0 for none
+  long long vectors;                  ///< of a row; the last may be a part of one
+  unsigned long long vector_inverse;  ///< 2^64 / vectors, rounded up; 0 for one
+  bool is_map;  ///< whether each element is computed from the same element of the others: threads may share a row
+  SGL_FIELDS(places, num_rows, inner, inverse, first_block, columns, paired, vectors, vector_inverse, is_map)
 };
 
 /// \brief The parameters of a program.
@@ -62,19 +65,26 @@ struct RowProgramParams {
 struct RowShape {
   static constexpr unsigned kMostColumns = (1u << 20) - 1;
 
-  unsigned columns;   ///< elements of a row, held in registers; 0: any number, read again in each pass
-  unsigned paired;    ///< the first elements of a row, which make pairs
-  unsigned elements;  ///< of a vector
-  unsigned threads;   ///< that share a row
+  unsigned columns;       ///< elements of a row, held in registers; 0: any number, read again in each pass
+  unsigned paired;        ///< the first elements of a row, which make pairs
+  unsigned elements;      ///< of a vector
+  unsigned threads;       ///< that share a row
+  bool is_map = false;    ///< each thread has one vector, of any row
+  bool has_tail = false;  ///< the last vector of a row is a part of one; in a map only
 
   SGL_UNCALLED constexpr unsigned long long number() const {
-    return columns | static_cast<unsigned long long>(paired) << 20 | static_cast<unsigned long long>(elements) << 40 |
-           static_cast<unsigned long long>(threads) << 48;
+    const auto at = [](unsigned long long bits, int place) { return bits << place; };
+    return columns | at(paired, 20) | at(elements, 40) | at(is_map, 46) | at(has_tail, 47) | at(threads, 48);
   }
   SGL_UNCALLED static constexpr RowShape of(unsigned long long number) {
     return {
-        static_cast<unsigned>(number) & kMostColumns, static_cast<unsigned>(number >> 20) & kMostColumns,
-        static_cast<unsigned>(number >> 40) & 255, static_cast<unsigned>(number >> 48)};
+        static_cast<unsigned>(number) & kMostColumns,
+        static_cast<unsigned>(number >> 20) & kMostColumns,
+        static_cast<unsigned>(number >> 40) & 63,
+        static_cast<unsigned>(number >> 48),
+        (number >> 46 & 1) != 0,
+        (number >> 47 & 1) != 0,
+    };
   }
 };
 

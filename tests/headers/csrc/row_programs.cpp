@@ -95,9 +95,32 @@ void argmax(TensorView x, TensorView largest, TensorView index) {
   argmax_program({}, F::x = rows("x", x), F::largest = rows("largest", largest), F::index = rows("index", index));
 }
 
-void chained(TensorView x, TensorView out, float first, float second) {
+void chained(TensorView x, TensorView out, TensorView scale, float eps) {
   using F = Chained;
-  chained_program({{first}, {second}}, F::x = rows("x", x), F::out = rows("out", out));
+  chained_program({{eps}}, F::x = rows("x", x), F::out = rows("out", out), F::scale = rows("scale", scale));
+}
+
+RowProgram<RoundedPrologue> rounded_program{"row_programs.h"};
+RowProgram<Affine> affine_program{"row_programs.h"};
+RowProgram<Mean> mean_program{"row_programs.h"};
+
+void rounded_prologue(TensorView x, TensorView weight, TensorView cos_sin, TensorView positions, float eps) {
+  using F = RoundedPrologue;
+  rounded_program(
+      {eps}, F::x = heads("x", x), F::weight = shared_row("weight", weight),
+      F::cos_sin = repeated(indexed(rows("cos_sin", cos_sin), positions)));
+}
+
+void affine(TensorView x, TensorView shift, TensorView out, float scale) {
+  using F = Affine;
+  affine_program(
+      {scale}, F::x = rows("x", x), F::shift = shift.ndim() == 1 ? shared_row("shift", shift) : rows("shift", shift),
+      F::out = rows("out", out));
+}
+
+void mean(TensorView x, TensorView out) {
+  using F = Mean;
+  mean_program({}, F::x = rows("x", x), F::out = rows("out", out));
 }
 
 template <typename Order>
@@ -163,6 +186,9 @@ SGL_EXPORT(gather, (gather))
 SGL_EXPORT(scaled, (scaled))
 SGL_EXPORT(argmax, (argmax))
 SGL_EXPORT(chained, (chained))
+SGL_EXPORT(rounded_prologue, (rounded_prologue))
+SGL_EXPORT(affine, (affine))
+SGL_EXPORT(mean, (mean))
 SGL_EXPORT(rope_neox, (rope<sgl::Neox>))
 SGL_EXPORT(rope_interleaved, (rope<sgl::Interleaved>))
 SGL_EXPORT(prologue, (prologue))

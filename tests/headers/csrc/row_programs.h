@@ -35,7 +35,8 @@ struct RMSNorm {
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    const auto values = row[x], weights = row[weight];
+    const auto values = row[x];
+    const auto weights = row[weight];
     const float factor = sgl::rsqrt(row.sum(Square{}, values) * (1 / row.size()) + eps);
     return sgl::store(out = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights));
   }
@@ -63,7 +64,9 @@ struct LayerNorm {
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    const auto values = row[x], weights = row[weight], biases = row[bias];
+    const auto values = row[x];
+    const auto weights = row[weight];
+    const auto biases = row[bias];
     const float mean = row.sum([](float v) { return v; }, values) / row.size();
     const auto sums = row.sum([=](float v) { return sgl::Values<2>{{(v - mean) * (v - mean), v - mean}}; }, values);
     const float missing = sums.values[1] / row.size();
@@ -150,7 +153,8 @@ struct Prologue {
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    const auto values = row[x], weights = row[weight];
+    const auto values = row[x];
+    const auto weights = row[weight];
     const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
     const float factor = sgl::rsqrt(row.sum([](float v) { return v * v; }, values) / row.size() + eps);
     const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
@@ -204,20 +208,62 @@ struct Norm {
 };
 
 struct Chained {
-  SGL_OPERANDS(x, out)
-  Norm first;
-  Norm second;
-  SGL_FIELDS(first, second)
+  SGL_OPERANDS(x, out, scale)
+  Norm norm;
+  SGL_FIELDS(norm)
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    return sgl::store(out = second(row, row.round(x, first(row, row[x]))));
+    const auto normed = row.round(x, norm(row, row[x]));
+    const float found = sgl::max(row.max([](float v) { return sgl::abs(v); }, normed) / 448.0f, 0x1p-126f);
+    return sgl::store(out = sgl::map([=](float v) { return v / found; }, normed), scale = found);
   }
 };
 
 }  // namespace programs
 
 namespace programs {
+
+/// The same in two roundings: the bits of a call of RMSNorm and one of Rope.
+struct RoundedPrologue {
+  SGL_OPERANDS(x, weight, cos_sin)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto weights = row[weight];
+    const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
+    const float factor = sgl::rsqrt(row.sum(Square{}, values) * (1 / row.size()) + eps);
+    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
+    return sgl::store(x = row.pairs(sgl::neox, Rotation{}, row.round(x, normed), cos, sin));
+  }
+};
+
+/// x * scale + shift, as elements of one long row where there are no gaps.
+struct Affine {
+  SGL_OPERANDS(x, shift, out)
+  float scale;
+  SGL_FIELDS(scale)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const float factor = scale;
+    return sgl::store(out = sgl::map([=](float v, float s) { return v * factor + s; }, row[x], row[shift]));
+  }
+};
+
+/// x / the number of columns: a map that must not become one long row.
+struct Mean {
+  SGL_OPERANDS(x, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const float size = row.size();
+    return sgl::store(out = sgl::map([=](float v) { return v / size; }, row[x]));
+  }
+};
 
 /// A program for each segment: q is normalised and rotated in place, k goes to its cache as well, v goes there as it
 /// is.
@@ -228,7 +274,8 @@ struct Attention {
 
   template <typename Row>
   SGL_HD auto rotated(const Row& row) const {
-    const auto values = row[x], weights = row[weight];
+    const auto values = row[x];
+    const auto weights = row[weight];
     const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
     const float factor = sgl::rsqrt(row.sum(Square{}, values) * (1 / row.size()) + eps);
     const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
