@@ -68,15 +68,6 @@ struct GroupScale {
 
 namespace host {
 
-/// \brief Rows whose elements may be quantised.
-/// \throws TensorMatchError unless they are float32, float16 or bfloat16.
-inline Rows unquantized(const Rows& rows, DebugInfo location = {}) {
-  const auto dtype = rows.tensor.dtype();
-  if (!is_type<float>(dtype) && !is_type<__half>(dtype) && !is_type<__nv_bfloat16>(dtype)) [[unlikely]]
-    rows.raise(location, {"DType mismatch: expected one of [float32, float16, bfloat16] but got ", dtype});
-  return rows;
-}
-
 /// \brief The rows of a tensor of float8_e4m3fn, one for each of `like`.
 /// \throws TensorMatchError as `rows_like`, and if the tensor has another dtype.
 inline Rows fp8_rows(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {}) {

@@ -189,6 +189,15 @@ struct KeptRow {
   }
 };
 
+/// The same of values that have been stored to an operand.
+template <int kOperand, uint32_t kElements, uint32_t kHeld>
+struct StoredRow : KeptRow<kElements, kHeld> {};
+
+template <int kOperand, typename T>
+inline constexpr bool kIsStored = false;
+template <int kOperand, uint32_t kElements, uint32_t kHeld>
+inline constexpr bool kIsStored<kOperand, StoredRow<kOperand, kElements, kHeld>> = true;
+
 /// A value for each vector of a row, in registers.
 template <uint32_t kHeld>
 struct HeldValues {
@@ -293,16 +302,23 @@ struct ProgramRow {
   SGL_DEVICE auto keep(const Of& of) const {
     if constexpr (kIsHeld) {
       details::KeptRow<kElements, kHeld> kept;
-      m_each([&](const auto& part) {
-        const auto& opened = of.open(part);
-#pragma unroll
-        for (uint32_t j = 0; j < kUnits; ++j) {
-          float floats[kTogether];
-          opened.get(j, floats);
-#pragma unroll
-          for (uint32_t n = 0; n < kTogether; ++n) kept.vectors[part.held].floats[j * kTogether + n] = floats[n];
-        }
-      });
+      m_keep(of, kept);
+      return kept;
+    } else {
+      return of;
+    }
+  }
+  /// \brief The same of a value that the program stores to an operand. It may be stored here, before what follows is
+  /// computed; so operands are named before.
+  template <int kOperand, typename Of>
+  SGL_DEVICE auto keep(sgl::Operand<kOperand> operand, const Of& of) const {
+    if constexpr (kIsHeld) {
+      details::StoredRow<kOperand, kElements, kHeld> kept;
+      m_keep(of, kept);
+      if (m_has_row) {
+        const auto output = operand = static_cast<const details::KeptRow<kElements, kHeld>&>(kept);
+        m_each([&](const auto& part) { m_store(output, m_computed(output, part), part); });
+      }
       return kept;
     } else {
       return of;
@@ -434,6 +450,24 @@ struct ProgramRow {
     return m_reduce<true>(sgl::details::terms(term, of...));
   }
 
+  /// \brief A number near the mean of the elements of an operand, to be taken away from them before they are squared:
+  /// the mean of at least the first 32 vectors. Where threads of several warps share the row, each warp reads these by
+  /// itself, which saves a barrier. It costs a float some bits, which elements of two bytes do not have.
+  template <int kOperand>
+  SGL_DEVICE float rough_mean(sgl::Operand<kOperand> operand) const {
+    using T = element_t<kOperand>;
+    if constexpr (kIsHeld && kThreads > kWarpThreads && kVectors >= kWarpThreads && sizeof(T) < sizeof(float)) {
+      const uint32_t lane = threadIdx.x % kWarpThreads;
+      details::HeldRow<T, kElements, 1> held;
+      held.vectors[0].load(m_find<kOperand>(), lane);
+      const auto terms = sgl::details::terms([](float v) { return v; }, held);
+      const auto sum = m_of_vector<false>(terms, details::RowPart{0, lane});
+      return warp::reduce_sum(sum.values[0]) / (kWarpThreads * kElements);
+    } else {
+      return sum([](float v) { return v; }, (*this)[operand]) / size();
+    }
+  }
+
   /// \brief The sum, or the largest, of `term` of the elements of each group: a value, which is the same for all
   /// elements of a group, and which is stored once for each.
   template <int kSize, typename F, typename... Of>
@@ -514,6 +548,38 @@ struct ProgramRow {
     }
   }
 
+  template <typename Of, typename Kept>
+  SGL_DEVICE void m_keep(const Of& of, Kept& kept) const {
+    m_each([&](const auto& part) {
+      const auto& opened = of.open(part);
+#pragma unroll
+      for (uint32_t j = 0; j < kUnits; ++j) {
+        float floats[kTogether];
+        opened.get(j, floats);
+#pragma unroll
+        for (uint32_t n = 0; n < kTogether; ++n) kept.vectors[part.held].floats[j * kTogether + n] = floats[n];
+      }
+    });
+  }
+
+  /// The reduced terms of one vector.
+  template <bool kMax, typename Terms>
+  SGL_DEVICE auto m_of_vector(const Terms& terms, const details::RowPart& part) const {
+    const auto opened = terms.open(part);
+    typename Terms::reduced_t of_unit[kTogether];  // two chains: an addition takes four cycles
+#pragma unroll
+    for (auto& one : of_unit) one = terms.template identity<kMax>();
+#pragma unroll
+    for (uint32_t j = 0; j < kUnits; ++j) {
+      typename Terms::reduced_t found[kTogether];
+      opened.get(j, found);
+#pragma unroll
+      for (uint32_t n = 0; n < kTogether; ++n) sgl::details::accumulate<kMax>(of_unit[n], found[n]);
+    }
+    if constexpr (kTogether == 2) sgl::details::accumulate<kMax>(of_unit[0], of_unit[1]);
+    return of_unit[0];
+  }
+
   template <bool kMax, typename Terms>
   SGL_DEVICE auto m_reduce(const Terms& terms) const {
     PDLTriggerSecondary();
@@ -525,19 +591,7 @@ struct ProgramRow {
     for (auto& one : of_vector) one = identity;
     if (m_has_row) {
       m_each([&](const auto& part) {
-        const auto opened = terms.open(part);
-        reduced_t of_unit[kTogether];  // two chains: an addition takes four cycles
-#pragma unroll
-        for (auto& one : of_unit) one = identity;
-#pragma unroll
-        for (uint32_t j = 0; j < kUnits; ++j) {
-          reduced_t found[kTogether];
-          opened.get(j, found);
-#pragma unroll
-          for (uint32_t n = 0; n < kTogether; ++n) sgl::details::accumulate<kMax>(of_unit[n], found[n]);
-        }
-        if constexpr (kTogether == 2) sgl::details::accumulate<kMax>(of_unit[0], of_unit[1]);
-        sgl::details::accumulate<kMax>(of_vector[part.held], of_unit[0]);
+        sgl::details::accumulate<kMax>(of_vector[part.held], m_of_vector<kMax>(terms, part));
       });
     }
     constexpr sgl::details::Reduce<kMax> op;
@@ -620,7 +674,7 @@ struct ProgramRow {
 
   template <int kOperand, typename T>
   SGL_DEVICE auto m_computed(const sgl::Bound<kOperand, T>& output, const details::RowPart& part) const {
-    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0) {
+    if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0 || details::kIsStored<kOperand, T>) {
       return Nothing{};
     } else {
       details::RowVector<element_t<kOperand>, kElements> vector;
@@ -650,7 +704,7 @@ struct ProgramRow {
       float floats[kTogether];
       output.value.open(part).get(0, floats);
       *static_cast<element_t<kOperand>*>(place) = cast<element_t<kOperand>>(floats[0]);
-    } else if constexpr (!sgl::details::kIsNumber<T>) {
+    } else if constexpr (!sgl::details::kIsNumber<T> && !details::kIsStored<kOperand, T>) {
       void* row = m_find<kOperand>();
       if (!m_always_has(kOperand) && row == nullptr) return;
       if (m_is_whole(part)) vector.store(row, part.index);

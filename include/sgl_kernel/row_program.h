@@ -133,6 +133,17 @@ struct RoleRow {
     return {};
   }
   template <int kOperand, typename Of>
+  NoRow keep(sgl::Operand<kOperand>, const Of&) const {
+    return {};
+  }
+  template <int kOperand>
+  float rough_mean(sgl::Operand<kOperand> operand) const {
+    (*this)[operand];
+    ++roles.reductions;
+    ++roles.sums;
+    return 0;
+  }
+  template <int kOperand, typename Of>
   NoRow round(sgl::Operand<kOperand>, const Of&) const {
     return {};
   }
@@ -331,7 +342,8 @@ struct RowProgram {
   template <int... kIndex>
   void operator()(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
     static_assert(kSegments == 1, "RowProgram: pass the rows of each segment, {program.rows(...), program.rows(...)}");
-    m_run(f, {rows(bound...)}, {});
+    const auto all = rows(bound...);
+    m_run(f, {all}, all.rows[0].location);
   }
   /// \brief The same for several sets of rows.
   void operator()(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location = {}) {
@@ -546,6 +558,7 @@ SGL_INLINE void match_segment(
     SegmentPlan& segment, long long& num_rows, long long& inner, DebugInfo location) {
   const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
   bool has_gaps = false;
+  int num_inputs = 0;
   for (int i = 0; i < num_operands; ++i) {
     const unsigned bit = 1u << i;
     if ((roles.asks() & ~bound & bit) != 0)
@@ -556,8 +569,6 @@ SGL_INLINE void match_segment(
     if ((roles.asks() & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i].has_no_gaps();
   }
   if (like == nullptr) like = operands;
-  if (roles.sums > 1) segment.work = sgl::RowWork::kTwoPasses;
-  else if (__builtin_popcount(roles.writes) > 1) segment.work = sgl::RowWork::kMoreInputs;
   segment.is_map = roles.reductions == 0 && roles.kept == 0 && (roles.pairs | roles.writes_value) == 0;
   const bool is_one_row = segment.is_map && !roles.uses_size && !has_gaps;
   segment.is_kept = roles.kept > 0;
@@ -637,6 +648,7 @@ SGL_INLINE void match_segment(
     if ((roles.reads & bit) != 0) {
       (is_for_all ? segment.shared_bytes : segment.read_bytes) += bytes;
       if (bytes < segment.least_bytes) segment.least_bytes = bytes;
+      num_inputs += !is_for_all;
     }
     if (!is_for_all && !is_of_pairs && bytes > segment.element_bytes) segment.element_bytes = bytes;
     const bool has_stride = (outer > 1 || rows.index != nullptr) && !is_one_row;
@@ -649,6 +661,8 @@ SGL_INLINE void match_segment(
                          location, ": ", rows.tensor});
     if (word < sgl::kWordBytes && word / bytes < segment.elements) segment.elements = word / bytes;
   }
+  if (roles.sums > 1) segment.work = sgl::RowWork::kTwoPasses;
+  else if (num_inputs > 1) segment.work = sgl::RowWork::kMoreInputs;
   if (segment.element_bytes > 0 && sgl::kWordBytes / segment.element_bytes < segment.elements)
     segment.elements = sgl::kWordBytes / segment.element_bytes;
   if (!segment.is_map)

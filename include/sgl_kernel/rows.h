@@ -26,6 +26,7 @@ struct Rows {
   const TensorView* index = nullptr;  ///< its elements count the rows, and say which ones they are
   bool skips_negative = false;        ///< a row whose index is negative is not written
   std::int64_t element_stride = 1;    ///< between the elements of a row, which can be more than 1 for `values`
+  DebugInfo location = {};            ///< where the argument became rows, in errors
 
   std::int64_t element_bytes() const {
     return static_cast<std::int64_t>(dtype_bytes(tensor.dtype()));
@@ -38,6 +39,12 @@ struct Rows {
   sgl::RowOperand operand() const {
     return {data, stride * element_bytes()};
   }
+  /// \brief These rows, whose elements are float32, float16 or bfloat16.
+  /// \throws TensorMatchError for another dtype.
+  SGL_INLINE const Rows& floats(DebugInfo location = {}) const;
+  /// \brief These rows, whose elements have the dtype of another argument's.
+  /// \throws TensorMatchError for another dtype.
+  SGL_INLINE const Rows& typed_as(const Rows& other, DebugInfo location = {}) const;
   /// \brief Whether all rows together could be one.
   bool has_no_gaps() const {
     return stride == columns && inner == 1 && index == nullptr && element_stride == 1;
@@ -139,6 +146,20 @@ SGL_INLINE void Rows::raise(DebugInfo location, std::initializer_list<details::P
       {"Tensor match failed for ", name, ", ", tensor, " at ", location, "\n- Root cause: ", text.c_str()});
 }
 
+SGL_INLINE const Rows& Rows::floats(DebugInfo location) const {
+  const auto dtype = tensor.dtype();
+  if (!is_type<float>(dtype) && !is_type<__half>(dtype) && !is_type<__nv_bfloat16>(dtype)) [[unlikely]]
+    raise(location, {"DType mismatch: expected one of [float32, float16, bfloat16] but got ", dtype});
+  return *this;
+}
+
+SGL_INLINE const Rows& Rows::typed_as(const Rows& other, DebugInfo location) const {
+  const auto expected = other.tensor.dtype(), dtype = tensor.dtype();
+  if (!::host::operator==(dtype, expected)) [[unlikely]]
+    raise(location, {"DType mismatch: expected ", expected, ", the dtype of ", other.name, ", but got ", dtype});
+  return *this;
+}
+
 SGL_INLINE Rows rows(const char* name, const TensorView& tensor, DebugInfo location) {
   return rows(name, tensor, 1, location);
 }
@@ -155,6 +176,7 @@ SGL_INLINE int dense_dims(const TensorView& tensor) {
 
 SGL_INLINE Rows rows(const char* name, const TensorView& tensor, int row_dims, DebugInfo location) {
   Rows result = {name, tensor, tensor.data_ptr(), 1, 1, 0, false};
+  result.location = location;
   if (tensor.ndim() < row_dims)
     result.raise(location, {"Dimension mismatch: expected at least ", row_dims, " but got ", tensor.ndim()});
   const auto first = tensor.ndim() - row_dims;
@@ -201,6 +223,7 @@ SGL_INLINE Rows shared_row(const char* name, const TensorView& tensor, DebugInfo
 
 SGL_INLINE Rows heads(const char* name, const TensorView& tensor, std::int64_t size, DebugInfo location) {
   Rows result = {name, tensor, tensor.data_ptr(), 0, 0, 0, false};
+  result.location = location;
   const bool is_flat = size > 0;
   if (tensor.ndim() != (is_flat ? 2 : 3))
     result.raise(location, {"Dimension mismatch: expected ", is_flat ? 2 : 3, " but got ", tensor.ndim()});
@@ -223,6 +246,7 @@ SGL_INLINE Rows heads(const char* name, const TensorView& tensor, std::int64_t s
 
 SGL_INLINE Rows values(const char* name, const TensorView& tensor, DebugInfo location) {
   Rows result = {name, tensor, tensor.data_ptr(), 0, 0, 0, false};
+  result.location = location;
   if (tensor.ndim() != 2) result.raise(location, {"Dimension mismatch: expected 2 but got ", tensor.ndim()});
   result.count = tensor.size(0);
   result.columns = tensor.size(1);

@@ -151,6 +151,18 @@ struct ProgramRow {
     return details::RowInMemory<float>{kept};
   }
 
+  /// \brief The elements of a value that the program stores to an operand, which are computed again where they are
+  /// used.
+  template <int kOperand, typename Of>
+  [[gnu::always_inline]] const Of& keep(sgl::Operand<kOperand>, const Of& of) const {
+    return of;
+  }
+  /// \brief The mean of the elements of an operand.
+  template <int kOperand>
+  [[gnu::always_inline]] float rough_mean(sgl::Operand<kOperand> operand) const {
+    return sum([](float v) { return v; }, (*this)[operand]) / size();
+  }
+
   /// \brief The value that an operand has for this row.
   template <int kOperand>
   [[gnu::always_inline]] auto value(sgl::Operand<kOperand>) const {

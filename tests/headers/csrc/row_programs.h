@@ -49,8 +49,8 @@ struct FusedAddRMSNorm {
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    const auto sum = sgl::map([](float a, float b) { return a + b; }, row[x], row[residual]);
     const auto weights = row[weight];
+    const auto sum = row.keep(residual, sgl::map([](float a, float b) { return a + b; }, row[x], row[residual]));
     const float factor = sgl::rsqrt(row.sum(Square{}, sum) * (1 / row.size()) + eps);
     const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, sum, weights);
     return sgl::store(residual = sum, x = normed);
@@ -67,7 +67,7 @@ struct LayerNorm {
     const auto values = row[x];
     const auto weights = row[weight];
     const auto biases = row[bias];
-    const float mean = row.sum([](float v) { return v; }, values) / row.size();
+    const float mean = row.rough_mean(x);
     const auto sums = row.sum([=](float v) { return sgl::Values<2>{{(v - mean) * (v - mean), v - mean}}; }, values);
     const float missing = sums.values[1] / row.size();
     const float factor = sgl::rsqrt(sgl::max(sums.values[0] / row.size() - missing * missing, 0) + eps);

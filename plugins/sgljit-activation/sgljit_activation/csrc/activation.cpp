@@ -9,7 +9,7 @@
 namespace {
 
 template <typename F>
-host::RowMap<F, 2> rows_of{"activation.h"};
+host::RowProgram<activation::Activated<F>> rows_of{"activation.h"};
 
 /// out[r, i] = F(input[r, i], up[r, i]); without `up` each row of `input` holds both, one after the other. On CUDA on
 /// the current stream of the device.
@@ -18,12 +18,14 @@ void activate(host::TensorView input, host::Optional<host::TensorView> out, host
   // What offers memory and is no torch.Tensor, such as a NumPy array, gets this far without an `out`.
   if (!out) [[unlikely]]
     throw host::Error("TypeError", "out is None, and a new one is made only where input is a torch.Tensor: pass out");
-  const auto rows = host::rows("input", input);
-  const auto result = host::rows_like(rows, "out", *out);
-  if (host::is_type<__nv_fp8_e4m3>(out->dtype())) [[unlikely]]  // the row operations would write it, without a scale
-    result.raise({}, {"DType mismatch: expected one of [float32, float16, bfloat16] but got ", out->dtype()});
-  if (up) return rows_of<F>({rows, host::rows_like(rows, "up", *up)}, {result});
-  rows_of<F>({rows.part(0, 2), rows.part(1, 2)}, {result});
+  const auto rows = host::rows("input", input).floats();
+  const auto result = host::rows_like(rows, "out", *out).floats();  // not FP8, which needs a scale
+  const auto activated = [&](const host::Rows& gate, const host::Rows& other) {
+    using Op = activation::Activated<F>;
+    rows_of<F>({}, Op::gate = gate, Op::up = other, Op::out = result);
+  };
+  if (up) return activated(rows, host::rows_like(rows, "up", *up).typed_as(rows));
+  activated(rows.part(0, 2), rows.part(1, 2));
 }
 
 }  // namespace

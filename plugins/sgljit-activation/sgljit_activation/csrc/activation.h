@@ -1,9 +1,9 @@
 #pragma once
 
-#include <sgl_kernel/row_map.h>
+#include <sgl_kernel/row_program.h>
 
 /// \file activation.h
-/// \brief The activations, as functors. Read by the C++ compiler for the CPU and by NVRTC for the device.
+/// \brief The activations: a functor of two floats each, and the program of a row. Read by the C++ compiler for the CPU and by NVRTC for the device.
 
 namespace activation {
 
@@ -42,6 +42,17 @@ struct GeluTanhAndMul {
   SGL_HD float operator()(float gate, float up) const {
     constexpr float kTwiceSqrt = 1.5957691f;  // 2 * sqrt(2 / pi)
     return divide(gate, 1 + sgl::exp_of_number(-kTwiceSqrt * (gate + 0.044715f * gate * gate * gate))) * up;
+  }
+};
+
+/// \brief Each element of a row by `F`.
+template <typename F>
+struct Activated {
+  SGL_OPERANDS(gate, up, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = sgl::map(F{}, row[gate], row[up]));
   }
 };
 

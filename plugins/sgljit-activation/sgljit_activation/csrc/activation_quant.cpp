@@ -25,7 +25,7 @@ void run(bool round_first, const Rows& gate, const Rows& up, const Rows& q, cons
 void silu_and_mul_quant_fp8(
     TensorView input, TensorView output_q, TensorView output_s, bool is_static, bool round_first) {
   constexpr std::int64_t kGroup = 128;
-  const auto x = unquantized(rows("input", input));
+  const auto x = rows("input", input).floats();
   const auto gate = x.part(0, 2), up = x.part(1, 2);
   const auto q = fp8_rows(x, "output_q", output_q);
   if (is_static) return run<sgl::GivenScale>(round_first, gate, up, q, given_scale("output_s", output_s));

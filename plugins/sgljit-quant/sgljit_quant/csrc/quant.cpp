@@ -152,7 +152,7 @@ void per_token_group_quant_fp8(
   using F = quant::PerGroup;
   if (!(eps >= 0)) [[unlikely]]
     throw Error("ValueError", "per_token_group_quant_fp8: eps must be at least 0, got ", eps);
-  const auto x = unquantized(rows("input", input));
+  const auto x = rows("input", input).floats();
   const auto groups = in_groups(x, group_size);
   const auto q = in_groups(fp8_rows(x, "output_q", output_q), group_size);
   by_group(
