@@ -56,8 +56,9 @@ struct GroupScale {
   SGL_HD static auto store(
       const Row& row, Operand<kQ> q, Operand<kScales> scales, const Value& value, const Others&... others) {
     const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
-    const auto found = sgl::map([](float v) { return fp8_scale(v); }, largest);
-    const auto quantized = sgl::map([](float v, float scale) { return v * (1 / scale); }, value, found);
+    const auto found = row.keep(sgl::map([](float v) { return fp8_scale(v); }, largest));
+    const auto inverse = row.keep(sgl::map([](float v) { return 1 / v; }, found));
+    const auto quantized = sgl::map([](float v, float inverted) { return v * inverted; }, value, inverse);
     return sgl::store(others..., q = quantized, scales = found);
   }
 };

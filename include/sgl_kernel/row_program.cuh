@@ -300,7 +300,15 @@ struct ProgramRow {
   /// there.
   template <typename Of>
   SGL_DEVICE auto keep(const Of& of) const {
-    if constexpr (kIsHeld) {
+    if constexpr (sgl::details::kGroupSize<Of> != 0) {
+      sgl::details::Grouped<sgl::details::kGroupSize<Of>, details::HeldValues<kHeld>> kept;
+      m_each([&](const auto& part) {
+        float floats[1];
+        of.open(part).get(0, floats);
+        kept.vectors[part.held].value = floats[0];
+      });
+      return kept;
+    } else if constexpr (kIsHeld) {
       details::KeptRow<kElements, kHeld> kept;
       m_keep(of, kept);
       return kept;
@@ -524,8 +532,10 @@ struct ProgramRow {
     if constexpr (has(kOperand, sgl::kForAll)) return place.data;
     if (!kAllHaveRows && !m_has_row) return nullptr;
     int64_t outer = m_outer;
-    if constexpr (has(kOperand, sgl::kIndexed)) outer = static_cast<const int32_t*>(place.index)[outer];
-    if constexpr (has(kOperand, sgl::kLongIndexed)) outer = static_cast<const int64_t*>(place.index)[outer];
+    if constexpr (has(kOperand, sgl::kIndexed))
+      outer = static_cast<const int32_t*>(m_segment.more[kOperand].index)[outer];
+    if constexpr (has(kOperand, sgl::kLongIndexed))
+      outer = static_cast<const int64_t*>(m_segment.more[kOperand].index)[outer];
     if (m_is_indexed(kOperand) && outer < 0) return nullptr;
     if constexpr ((kPlaces & sgl::kIsFlat) != 0) return pointer::offset(place.data, outer * place.stride);
     else return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
@@ -700,7 +710,7 @@ struct ProgramRow {
       constexpr uint32_t kLanes = sgl::details::kGroupSize<T> / kElements;
       void* row = m_find<kOperand>();
       if (part.index % kLanes != 0 || row == nullptr) return;
-      void* place = pointer::offset(row, part.index / kLanes * m_segment.places[kOperand].group_stride);
+      void* place = pointer::offset(row, part.index / kLanes * m_segment.more[kOperand].group_stride);
       float floats[kTogether];
       output.value.open(part).get(0, floats);
       *static_cast<element_t<kOperand>*>(place) = cast<element_t<kOperand>>(floats[0]);
@@ -772,7 +782,7 @@ template <
     typename F, int kOperands, uint32_t kBlock, uint32_t kLeastBlocks, bool kHoldsForAll, uint64_t kTypes,
     uint64_t kPlaces, uint64_t... kShapes>
 __global__ __launch_bounds__(kBlock, kLeastBlocks) void row_program(
-    const __grid_constant__ sgl::RowProgramParams<kOperands, sizeof...(kShapes)> params, const __grid_constant__ F f) {
+    const __grid_constant__ F f, const __grid_constant__ sgl::RowProgramParams<kOperands, sizeof...(kShapes)> params) {
   constexpr int kSegments = sizeof...(kShapes);
   constexpr uint64_t kShape = details::kFirstOf<kShapes...>;
   alignas(16) __shared__ float smem[2 * kMostTerms * kWarpThreads];

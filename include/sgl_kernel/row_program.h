@@ -127,6 +127,11 @@ struct RoleRow {
     roles.reads_value |= 1u << kOperand;
     return 1;
   }
+  template <int kSize, typename Of>
+  NoGroups<kSize> keep(const sgl::details::Grouped<kSize, Of>&) const {
+    ++roles.kept;
+    return {};
+  }
   template <typename Of>
   NoRow keep(const Of&) const {
     ++roles.kept;
@@ -241,8 +246,11 @@ SGL_INLINE void refuse_meeting_rows(
 
 inline sgl::RowPlace place_of(const Rows& rows) {
   const auto bytes = rows.element_bytes();
-  const void* index = rows.index != nullptr ? rows.index->data_ptr() : nullptr;
-  return {rows.data, index, rows.stride * bytes, rows.inner_stride * bytes, rows.element_stride * bytes};
+  return {rows.data, rows.stride * bytes, rows.inner_stride * bytes};
+}
+
+inline sgl::RowPlaceMore more_of(const Rows& rows) {
+  return {rows.index != nullptr ? rows.index->data_ptr() : nullptr, rows.element_stride * rows.element_bytes()};
 }
 
 /// How the blocks of a program share its rows, and a multiprocessor's registers.
@@ -396,7 +404,10 @@ struct RowProgram {
       num_rows += segment.num_rows;
       is_flat = is_flat && segment.inner == 1;
       if (params.kept < roles[i].kept) params.kept = roles[i].kept;
-      for (int n = 0; n < kOperands; ++n) segment.places[n] = details::place_of(segments[i].rows[n]);
+      for (int n = 0; n < kOperands; ++n) {
+        segment.places[n] = details::place_of(segments[i].rows[n]);
+        segment.more[n] = details::more_of(segments[i].rows[n]);
+      }
     }
     for (int i = 1; i < kSegments; ++i) {
       for (int j = 0; j < i; ++j)
@@ -427,7 +438,7 @@ struct RowProgram {
     const auto kernel = m_kernel.get(
         type<F>, kOperands, layout.block_threads, layout.least_blocks, layout.holds_for_all, plan.types, plan.places,
         shapes[I].number()...);
-    LaunchKernel(blocks, layout.block_threads, plan.device, 0, location).enable_pdl(chip.has_pdl())(kernel, params, f);
+    LaunchKernel(blocks, layout.block_threads, plan.device, 0, location).enable_pdl(chip.has_pdl())(kernel, f, params);
   }
 
   template <std::size_t... I>
@@ -435,7 +446,7 @@ struct RowProgram {
     ((roles[I] = details::RoleRow::roles_of<static_cast<int>(I)>(f)), ...);
   }
 
-  Kernel<Params, F> m_kernel;
+  Kernel<F, Params> m_kernel;
   details::ProgramOnCpu<F, kOperands, kSegments> m_on_cpu;
 };
 
@@ -487,6 +498,10 @@ SGL_INLINE sgl::RowShape shape_of(
         "ValueError", "row program: rows with pairs have at most ", std::int64_t{sgl::kMaxRowVectors}, " loads, got ",
         segment.columns, " elements by loads of ", segment.elements);
   if (segment.is_neox) row = {threads_of_halves(segment), kBlock, row.triggers_first};
+  // With more short rows than the chip has room for, two vectors a thread: one would wait for its sum as long.
+  const bool is_full = num_rows * row.threads_per_row >= 4LL * chip.num_sms * chip.threads_per_sm;
+  if (is_full && !segment.is_neox && row.threads_per_row > 1 && row.threads_per_row <= kWarp / 2)
+    row.threads_per_row /= 2;
   layout.triggers_first = layout.triggers_first && row.triggers_first;
   if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
   return {

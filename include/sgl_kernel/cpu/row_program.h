@@ -120,6 +120,10 @@ struct ProgramRow {
   }
 
   /// \brief The elements of a value, computed here and not again where they are used.
+  template <int kSize, typename Of>
+  [[gnu::always_inline]] auto keep(const sgl::details::Grouped<kSize, Of>& of) const {
+    return sgl::details::Grouped<kSize, details::RowInMemory<float>>{{m_kept(of)}};
+  }
   template <typename Of>
   [[gnu::always_inline]] auto keep(const Of& of) const {
     return details::RowInMemory<float>{m_kept(of)};
@@ -227,8 +231,10 @@ struct ProgramRow {
     const auto& place = m_segment.places[kOperand];
     if constexpr (s_has(kOperand, sgl::kForAll)) return place.data;
     std::int64_t outer = m_outer;
-    if constexpr (s_has(kOperand, sgl::kIndexed)) outer = static_cast<const std::int32_t*>(place.index)[outer];
-    if constexpr (s_has(kOperand, sgl::kLongIndexed)) outer = static_cast<const std::int64_t*>(place.index)[outer];
+    if constexpr (s_has(kOperand, sgl::kIndexed))
+      outer = static_cast<const std::int32_t*>(m_segment.more[kOperand].index)[outer];
+    if constexpr (s_has(kOperand, sgl::kLongIndexed))
+      outer = static_cast<const std::int64_t*>(m_segment.more[kOperand].index)[outer];
     if (s_has(kOperand, sgl::kIndexed | sgl::kLongIndexed) && outer < 0) return nullptr;
     return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
   }
@@ -382,7 +388,7 @@ struct ProgramRow {
         float value[1];
         output.value.open(details::RowPart<1>{i, 1}).get(0, value);
         *reinterpret_cast<U*>(place) = from_float<U>(value[0]);
-        place += m_segment.places[kOperand].group_stride;
+        place += m_segment.more[kOperand].group_stride;
       }
     }
   }

@@ -8,15 +8,20 @@
 namespace sgl {
 
 /// \brief Where an operand's rows lie. Row (outer, inner) begins at data + outer * stride + inner * inner_stride, in
-/// bytes; with an index its element number `outer` is in place of outer. The values of its groups are at distances of
-/// `group_stride`.
+/// bytes.
 struct RowPlace {
   void* data;
-  const void* index;
   long long stride;
   long long inner_stride;
+  SGL_FIELDS(data, stride, inner_stride)
+};
+
+/// \brief What few operands have: an index, whose element number `outer` is in place of outer; and the distance of the
+/// values of its groups, in bytes.
+struct RowPlaceMore {
+  const void* index;
   long long group_stride;
-  SGL_FIELDS(data, index, stride, inner_stride, group_stride)
+  SGL_FIELDS(index, group_stride)
 };
 
 /// \brief How an operand's rows are found, four bits for each operand of a program: by an index of int32; by one of
@@ -37,6 +42,8 @@ SGL_UNCALLED constexpr unsigned four_bits(unsigned long long bits, int operand) 
 }
 
 /// \brief A set of rows, each of which the program takes by itself. Row r is (r / inner, r % inner).
+///
+/// A kernel waits some 100 ns for the first of each 64 bytes: what every kernel reads is together, and comes first.
 template <int kOperands>
 struct RowSegment {
   RowPlace places[kOperands];
@@ -49,16 +56,17 @@ struct RowSegment {
   long long vectors;                  ///< of a row; the last may be a part of one
   unsigned long long vector_inverse;  ///< 2^64 / vectors, rounded up; 0 for one
   bool is_map;  ///< whether each element is computed from the same element of the others: threads may share a row
-  SGL_FIELDS(places, num_rows, inner, inverse, first_block, columns, paired, vectors, vector_inverse, is_map)
+  RowPlaceMore more[kOperands];
+  SGL_FIELDS(places, num_rows, inner, inverse, first_block, columns, paired, vectors, vector_inverse, is_map, more)
 };
 
 /// \brief The parameters of a program.
 template <int kOperands, int kSegments>
 struct RowProgramParams {
-  RowSegment<kOperands> segments[kSegments];
-  long long kept;       ///< values that the CPU keeps of a row
   bool triggers_first;  ///< whether the next kernel may start before this one has issued its loads
-  SGL_FIELDS(segments, kept, triggers_first)
+  RowSegment<kOperands> segments[kSegments];
+  long long kept;  ///< values that the CPU keeps of a row
+  SGL_FIELDS(triggers_first, segments, kept)
 };
 
 /// \brief How a device holds the rows of one segment. A kernel gets it as one number.
