@@ -261,9 +261,13 @@ struct ProgramLayout {
   bool triggers_first = true;  ///< as in `sgl::RowLayout`
 };
 
+/// How many threads share a row of so many vectors.
+using choose_layout_t = sgl::RowLayout (*)(unsigned, sgl::RowWork, long long, const runtime::Chip&);
+
 /// The shape of a segment's rows; of a row that a whole block shares, before the block is known. Adds to the block.
 SGL_INLINE sgl::RowShape shape_of(
-    const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, ProgramLayout& layout);
+    const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
+    ProgramLayout& layout);
 
 /// Completes the shapes, and decides what the registers are for.
 SGL_INLINE void choose_registers(
@@ -335,7 +339,8 @@ struct ProgramRows {
 /// \tparam F the functor, in a named namespace, with `SGL_OPERANDS`; its call operator takes any row, and returns
 ///   `sgl::store(...)`. It may have fields; each call passes its own, and they are copied to the device.
 /// \tparam kSegments the sets of rows of a call, such as those of q and those of k.
-template <typename F, int kSegments = 1>
+/// \tparam Layout how many threads share a row on CUDA: `Layout{}(vectors, work, num_rows, chip)`.
+template <typename F, int kSegments = 1, typename Layout = sgl::ChooseRowLayout>
 struct RowProgram {
  public:
   static constexpr int kOperands = F::kOperands;
@@ -410,8 +415,10 @@ struct RowProgram {
       }
     }
     for (int i = 1; i < kSegments; ++i) {
-      for (int j = 0; j < i; ++j)
-        details::refuse_meeting_rows(segments[j].rows, roles[j], segments[i].rows, roles[i], kOperands, location);
+      for (int j = 0; j < i; ++j) {
+        if (params.segments[j].num_rows > 0 && params.segments[i].num_rows > 0)
+          details::refuse_meeting_rows(segments[j].rows, roles[j], segments[i].rows, roles[i], kOperands, location);
+      }
     }
     if (is_flat) plan.places |= sgl::kIsFlat;
     if (num_rows == 0) return;
@@ -425,7 +432,7 @@ struct RowProgram {
       std::int64_t num_rows, DebugInfo location, sgl::details::IndexList<I...>) {
     const auto chip = runtime::get_chip(plan.device.device_id, location);
     details::ProgramLayout layout;
-    sgl::RowShape shapes[] = {details::shape_of(plans[I], num_rows, chip, layout)...};
+    sgl::RowShape shapes[] = {details::shape_of(plans[I], num_rows, chip, s_choose, layout)...};
     details::choose_registers(plans, shapes, kSegments, chip, layout);
     params.triggers_first = layout.triggers_first;
     std::int64_t blocks = 0;
@@ -439,6 +446,10 @@ struct RowProgram {
         type<F>, kOperands, layout.block_threads, layout.least_blocks, layout.holds_for_all, plan.types, plan.places,
         shapes[I].number()...);
     LaunchKernel(blocks, layout.block_threads, plan.device, 0, location).enable_pdl(chip.has_pdl())(kernel, f, params);
+  }
+
+  static sgl::RowLayout s_choose(unsigned vectors, sgl::RowWork work, long long num_rows, const runtime::Chip& chip) {
+    return Layout{}(vectors, work, num_rows, chip);
   }
 
   template <std::size_t... I>
@@ -478,7 +489,8 @@ inline unsigned threads_of_halves(const SegmentPlan& segment) {
 }
 
 SGL_INLINE sgl::RowShape shape_of(
-    const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, ProgramLayout& layout) {
+    const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
+    ProgramLayout& layout) {
   constexpr unsigned kWarp = 32, kBlock = 128;
   if (segment.is_map) {
     if (layout.block_threads < kBlock) layout.block_threads = kBlock;
@@ -488,11 +500,12 @@ SGL_INLINE sgl::RowShape shape_of(
     throw Error(
         "ValueError", "row program: rows whose pairs are i and i + half have at most ",
         std::int64_t{sgl::RowShape::kMostColumns}, " elements, got ", segment.columns);
-  auto row = sgl::layout_rows(segment.columns, segment.elements, segment.element_bytes, segment.work, num_rows, chip);
+  auto row =
+      sgl::layout_rows(segment.columns, segment.elements, segment.element_bytes, segment.work, num_rows, chip, choose);
   const auto vectors = segment.columns / segment.elements;
   const bool is_short = vectors > 0 && vectors <= sgl::kMaxRowVectors;
   if (segment.is_kept && !row.is_resident() && is_short)
-    row = sgl::ChooseRowLayout{}(static_cast<unsigned>(vectors), segment.work, num_rows, chip);
+    row = choose(static_cast<unsigned>(vectors), segment.work, num_rows, chip);
   if (segment.paired > 0 && !is_short)
     throw Error(
         "ValueError", "row program: rows with pairs have at most ", std::int64_t{sgl::kMaxRowVectors}, " loads, got ",

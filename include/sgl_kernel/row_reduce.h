@@ -157,8 +157,9 @@ struct RowReduce {
       Params& params, const RowPlan& plan, DLDataType input_dtype, DLDataType output_dtype, DLDevice device, const F& f,
       DebugInfo location) {
     const auto chip = runtime::get_chip(device.device_id, location);
-    const auto layout = sgl::layout_rows<Layout>(
-        plan.columns, plan.elements, static_cast<std::int64_t>(dtype_bytes(input_dtype)), kWork, plan.count, chip);
+    const auto layout = sgl::layout_rows(
+        plan.columns, plan.elements, static_cast<std::int64_t>(dtype_bytes(input_dtype)), kWork, plan.count, chip,
+        Layout{});
     params.triggers_first = layout.triggers_first;
     const auto kernel =
         layout.is_resident()

@@ -93,13 +93,14 @@ constexpr RowLayout generic_layout(long long vectors) {
 }
 
 /// \brief The layout of rows of `columns` elements that are loaded by `elements`, which divide them.
-template <typename Layout = ChooseRowLayout>
+/// \param choose the layout of rows that are held.
+template <typename Choose = ChooseRowLayout>
 constexpr RowLayout layout_rows(
     long long columns, long long elements, long long element_bytes, RowWork work, long long num_rows,
-    const host::runtime::Chip& chip) {
+    const host::runtime::Chip& chip, const Choose& choose = {}) {
   const long long vectors = columns / elements;
   if (elements > 1 && elements * element_bytes >= 8 && vectors > 0 && vectors <= kMaxRowVectors) {
-    const RowLayout layout = Layout{}(static_cast<unsigned>(vectors), work, num_rows, chip);
+    const RowLayout layout = choose(static_cast<unsigned>(vectors), work, num_rows, chip);
     if (layout.num_blocks(num_rows) <= kMaxBlocks) return layout;
   }
   return generic_layout(vectors);

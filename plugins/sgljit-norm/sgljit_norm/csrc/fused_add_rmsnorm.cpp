@@ -11,30 +11,21 @@ namespace {
 using host::TensorView;
 
 template <bool kPlusOne>
-host::RowReduce<norms::FusedAddRMSNorm<kPlusOne>, 2, 1, 2> fused_add_of_rows{"norm.h"};
-
-template <bool kPlusOne>
-void run(
-    const char* op, TensorView input, TensorView residual, TensorView weight, double eps,
-    host::DebugInfo location = {}) {
-  const auto x = tokens("input", input, 2, location);
-  const auto r = tokens("residual", residual, 2, location);
-  const auto w = host::shared_row("weight", weight, location);
-  fused_add_of_rows<kPlusOne>({x, r}, {w}, {r, x}, {{checked_eps(op, eps)}}, location);
-}
+host::RowProgram<norms::FusedAddRMSNorm<kPlusOne>> rows_of{"norm.h"};
 
 /// residual = input + residual, then input = residual / sqrt(mean(residual^2) + eps) * weight, row by row, from the sum
-/// before it is rounded; on CUDA on the current stream of its device.
+/// before it is rounded; with 1 + weight if `kPlusOne`. On CUDA on the current stream of its device.
+template <bool kPlusOne>
 void fused_add_rmsnorm(TensorView input, TensorView residual, TensorView weight, double eps) {
-  run<false>("fused_add_rmsnorm", input, residual, weight, eps);
-}
-
-/// fused_add_rmsnorm with 1 + weight.
-void gemma_fused_add_rmsnorm(TensorView input, TensorView residual, TensorView weight, double eps) {
-  run<true>("gemma_fused_add_rmsnorm", input, residual, weight, eps);
+  using F = norms::FusedAddRMSNorm<kPlusOne>;
+  const auto x = tokens("input", input, 2);
+  const auto r = tokens("residual", residual, 2).typed_as(x);
+  rows_of<kPlusOne>(
+      {checked_eps(kPlusOne ? "gemma_fused_add_rmsnorm" : "fused_add_rmsnorm", eps)}, F::x = x, F::residual = r,
+      F::weight = weight_of(x, "weight", weight));
 }
 
 }  // namespace
 
-SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm))
-SGL_EXPORT(gemma_fused_add_rmsnorm, (gemma_fused_add_rmsnorm))
+SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm<false>))
+SGL_EXPORT(gemma_fused_add_rmsnorm, (fused_add_rmsnorm<true>))

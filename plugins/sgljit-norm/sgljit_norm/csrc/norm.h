@@ -1,40 +1,58 @@
 #pragma once
 
-#include <sgl_kernel/row_reduce.h>
+#include <sgl_kernel/row_program.h>
 
 /// \file norm.h
-/// \brief The functors of all normalisations, in float. Read by the C++ compiler for the CPU and by NVRTC.
+/// \brief The normalisations of a row, in float. Read by the C++ compiler for the CPU and by NVRTC.
 
 namespace norms {
 
-/// \brief x / sqrt(mean(x^2) + eps) * weight; Gemma's form multiplies by 1 + weight.
+/// \brief x / sqrt(mean(x^2) + eps) * weight for the values x of a row; Gemma's form multiplies by 1 + weight.
+template <bool kPlusOne, typename Row, typename Values, typename Weights>
+SGL_HD auto rms_normed(const Row& row, const Values& values, const Weights& weights, float eps) {
+  const float sum = row.sum([](float x) { return x * x; }, values);
+  const float factor = sgl::rsqrt(sum * (1 / row.size()) + eps);
+  return sgl::map(
+      [=](float x, float weight) {
+        const float y = x * factor;
+        return kPlusOne ? y * weight + y : y * weight;  // one instruction, and fewer registers than 1 + weight
+      },
+      values, weights);
+}
+
+/// \brief `rms_normed`.
 template <bool kPlusOne>
 struct RMSNorm {
-  static constexpr bool kOneType = true;
+  SGL_OPERANDS(x, weight, out)
   float eps;
   SGL_FIELDS(eps)
 
-  SGL_HD float term(float x) const {
-    return x * x;
-  }
-  SGL_HD float finish(float sum, float size) const {
-    return sgl::rsqrt(sum * (1 / size) + eps);
-  }
-  SGL_HD float operator()(float factor, float x, float weight) const {
-    const float y = x * factor;
-    return kPlusOne ? y * weight + y : y * weight;  // one instruction, and fewer registers than 1 + weight
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto weights = row[weight];
+    return sgl::store(out = rms_normed<kPlusOne>(row, values, weights, eps));
   }
 };
 
-/// \brief RMSNorm of the sum of two rows, before it is rounded.
+/// \brief `rms_normed` of the sum of two rows, before that is rounded and stored to the residual.
 template <bool kPlusOne>
-struct FusedAddRMSNorm : RMSNorm<kPlusOne> {
-  SGL_HD float combine(float x, float residual) const {
-    return x + residual;
+struct FusedAddRMSNorm {
+  SGL_OPERANDS(x, residual, weight)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto residuals = row[residual];
+    const auto weights = row[weight];
+    const auto sum = row.keep(residual, sgl::map([](float a, float b) { return a + b; }, values, residuals));
+    return sgl::store(residual = sum, x = rms_normed<kPlusOne>(row, sum, weights, eps));
   }
 };
 
-/// \brief (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, or without a bias.
+/// \brief What normalises a row: (x - mean(x)) / sqrt(variance(x) + eps) for each of its values x.
 ///
 /// The variance is the mean of (x - mean)^2, in a second pass: mean(x^2) - mean(x)^2 would lose all its digits for rows
 /// far from zero. For these the mean as a float is also inexact, by up to half a unit in its last place. The same pass
@@ -46,38 +64,58 @@ struct FusedAddRMSNorm : RMSNorm<kPlusOne> {
 /// bits more than the variance, which are lost. The low bits of p also round all x - p of a row alike, by up to 2^-24
 /// of |x - p|, which is at most 12 standard deviations more than |x - mean|. Results of two bytes have none of these
 /// bits.
-struct LayerNorm {
-  static constexpr bool kOneType = true;
-  static constexpr bool kFirstEstimates = true;
-  float eps;
-  SGL_FIELDS(eps)
+struct Moments {
+  float mean, factor, shift;
 
-  struct Moments {
-    float mean, factor, shift;
-  };
-
-  SGL_HD float term(float x) const {
-    return x;
-  }
-  SGL_HD float finish(float sum, float size) const {
-    return sum * (1 / size);
-  }
-  SGL_HD sgl::Values<2> second_term(float mean, float x) const {
-    const float deviation = x - mean;
-    return {{deviation * deviation, deviation}};
-  }
-  SGL_HD Moments second_finish(float mean, const sgl::Values<2>& sums, float size) const {
-    const float missing = sums.values[1] * (1 / size);
+  template <typename Row, int kOperand, typename Values>
+  SGL_HD static Moments of(const Row& row, sgl::Operand<kOperand> x, const Values& values, float eps) {
+    const float mean = row.rough_mean(x);
+    const auto sums = row.sum(
+        [=](float v) {
+          const float deviation = v - mean;
+          return sgl::Values<2>{{deviation * deviation, deviation}};
+        },
+        values);
+    const float missing = sums.values[1] * (1 / row.size());
     // After rounding, the variance of a constant row may be just below zero.
-    const float variance = sgl::max(sums.values[0] * (1 / size) - missing * missing, 0);
+    const float variance = sgl::max(sums.values[0] * (1 / row.size()) - missing * missing, 0);
     const float factor = sgl::rsqrt(variance + eps);
     return {mean, factor, -missing * factor};
   }
-  SGL_HD float operator()(const Moments& moments, float x, float weight) const {
-    return ((x - moments.mean) * moments.factor + moments.shift) * weight;
+  SGL_HD float operator()(float x) const {
+    return (x - mean) * factor + shift;
   }
-  SGL_HD float operator()(const Moments& moments, float x, float weight, float bias) const {
-    return (*this)(moments, x, weight) + bias;
+};
+
+/// \brief (x - mean(x)) / sqrt(variance(x) + eps) * weight
+struct LayerNorm {
+  SGL_OPERANDS(x, weight, out)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto weights = row[weight];
+    const auto moments = Moments::of(row, x, values, eps);
+    return sgl::store(out = sgl::map([=](float v, float w) { return moments(v) * w; }, values, weights));
+  }
+};
+
+/// \brief (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias
+struct BiasedLayerNorm {
+  SGL_OPERANDS(x, weight, bias, out)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const auto weights = row[weight];
+    const auto biases = row[bias];
+    const auto moments = Moments::of(row, x, values, eps);
+    return sgl::store(
+        out = sgl::map([=](float v, float w, float b) { return moments(v) * w + b; }, values, weights, biases));
   }
 };
 

@@ -16,11 +16,18 @@ inline float checked_eps(const char* op, double eps) {
   return static_cast<float>(eps);
 }
 
-/// \brief A tensor [..., hidden] as rows, of two dimensions at least and `most` at most.
+/// \brief A tensor [..., hidden] of float32, float16 or bfloat16 as rows, of two dimensions at least and `most` at
+/// most.
 inline host::Rows tokens(
     const char* name, const host::TensorView& x, int most = INT32_MAX, host::DebugInfo location = {}) {
   if (x.ndim() < 2 || x.ndim() > most) [[unlikely]]
     host::Rows{name, x, nullptr, 0, 0, 0, false}.raise(
         location, {"Dimension mismatch: expected ", most == 2 ? "" : "at least ", "2 but got ", x.ndim()});
-  return host::rows(name, x, location);
+  return host::rows(name, x, location).floats(location);
+}
+
+/// \brief A tensor [hidden] for all rows, of their dtype.
+inline host::Rows weight_of(
+    const host::Rows& x, const char* name, const host::TensorView& weight, host::DebugInfo location = {}) {
+  return host::shared_row(name, weight, location).typed_as(x, location);
 }

@@ -30,7 +30,7 @@ void with_scales(const TensorView& output_s, bool is_static, bool round_first, c
 void rmsnorm_quant_fp8(
     TensorView input, TensorView weight, TensorView output_q, TensorView output_s, double eps, bool is_static,
     bool round_first) {
-  const auto x = tokens("input", input, 2).floats();
+  const auto x = tokens("input", input, 2);
   const auto w = shared_row("weight", weight).floats();
   const auto q = fp8_rows(x, "output_q", output_q);
   const auto least = checked_eps("rmsnorm_quant_fp8", eps);
@@ -44,7 +44,7 @@ void rmsnorm_quant_fp8(
 void fused_add_rmsnorm_quant_fp8(
     TensorView input, TensorView residual, TensorView weight, TensorView output_q, TensorView output_s, double eps,
     bool is_static, bool round_first) {
-  const auto x = tokens("input", input, 2).floats();
+  const auto x = tokens("input", input, 2);
   const auto r = rows_like(x, "residual", residual).floats();
   const auto w = shared_row("weight", weight).floats();
   const auto q = fp8_rows(x, "output_q", output_q);

@@ -2,6 +2,8 @@
 
 #include <sgl_kernel/quantize.h>
 
+#include "norm.h"
+
 /// \file norm_quant.h
 /// \brief Normalisations whose result is quantised. Read by the C++ compiler for the CPU and by NVRTC.
 
@@ -18,9 +20,7 @@ struct RMSNormQuant {
   SGL_HD auto operator()(const Row& row) const {
     const auto values = row[x];
     const auto weights = row[weight];
-    const float sum = row.sum([](float v) { return v * v; }, values);
-    const float factor = sgl::rsqrt(sum * (1 / row.size()) + eps);
-    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
+    const auto normed = rms_normed<false>(row, values, weights, eps);
     if constexpr (kRounds) return Scale::store(row, q, scale, row.round(x, normed));
     else return Scale::store(row, q, scale, normed);
   }
@@ -38,10 +38,8 @@ struct FusedAddRMSNormQuant {
     const auto values = row[x];
     const auto residuals = row[residual];
     const auto weights = row[weight];
-    const auto added = sgl::map([](float a, float b) { return a + b; }, values, residuals);
-    const float sum = row.sum([](float v) { return v * v; }, added);
-    const float factor = sgl::rsqrt(sum * (1 / row.size()) + eps);
-    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, added, weights);
+    const auto added = row.keep(residual, sgl::map([](float a, float b) { return a + b; }, values, residuals));
+    const auto normed = rms_normed<false>(row, added, weights, eps);
     if constexpr (kRounds) return Scale::store(row, q, scale, row.round(x, normed), residual = added);
     else return Scale::store(row, q, scale, normed, residual = added);
   }

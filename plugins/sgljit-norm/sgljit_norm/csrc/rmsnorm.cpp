@@ -11,26 +11,21 @@ namespace {
 
 using host::TensorView, host::Optional;
 
-host::RowReduce<norms::RMSNorm<false>, 1, 1> rmsnorm_of_rows{"norm.h"};
-host::RowReduce<norms::RMSNorm<true>, 1, 1> gemma_rmsnorm_of_rows{"norm.h"};
+template <bool kPlusOne>
+host::RowProgram<norms::RMSNorm<kPlusOne>> rows_of{"norm.h"};
 
 /// y = x / sqrt(mean(x^2) + eps) * weight for each row x of `input` [..., hidden], into the same row of `out`, which
-/// defaults to `input`; on CUDA on the current stream of its device.
+/// defaults to `input`; with 1 + weight if `kPlusOne`. On CUDA on the current stream of its device.
+template <bool kPlusOne>
 void rmsnorm(TensorView input, TensorView weight, Optional<TensorView> out, double eps) {
+  using F = norms::RMSNorm<kPlusOne>;
   const auto x = tokens("input", input);
-  const auto w = host::shared_row("weight", weight);
-  rmsnorm_of_rows({x}, {w}, {host::rows_like(x, "out", out.value_or(input))}, {checked_eps("rmsnorm", eps)});
-}
-
-/// rmsnorm with 1 + weight.
-void gemma_rmsnorm(TensorView input, TensorView weight, Optional<TensorView> out, double eps) {
-  const auto x = tokens("input", input);
-  const auto w = host::shared_row("weight", weight);
-  gemma_rmsnorm_of_rows(
-      {x}, {w}, {host::rows_like(x, "out", out.value_or(input))}, {checked_eps("gemma_rmsnorm", eps)});
+  rows_of<kPlusOne>(
+      {checked_eps(kPlusOne ? "gemma_rmsnorm" : "rmsnorm", eps)}, F::x = x, F::weight = weight_of(x, "weight", weight),
+      F::out = host::rows_like(x, "out", out.value_or(input)).typed_as(x));
 }
 
 }  // namespace
 
-SGL_EXPORT(rmsnorm, (rmsnorm))
-SGL_EXPORT(gemma_rmsnorm, (gemma_rmsnorm))
+SGL_EXPORT(rmsnorm, (rmsnorm<false>))
+SGL_EXPORT(gemma_rmsnorm, (rmsnorm<true>))

@@ -5,7 +5,6 @@
 
 #include "norm.h"
 #include "norm_args.h"
-#include "qknorm_params.h"
 
 namespace {
 
@@ -20,9 +19,9 @@ struct GivenLayout {
   }
 };
 
-host::RowReduce<norms::RMSNorm<false>, 1, 1, 1, GivenLayout> rmsnorm_of_rows{"norm.h"};
-host::RowReduce<norms::FusedAddRMSNorm<false>, 2, 1, 2, GivenLayout> fused_add_of_rows{"norm.h"};
-host::RowReduce<norms::LayerNorm, 1, 2, 1, GivenLayout> layernorm_of_rows{"norm.h"};
+host::RowProgram<norms::RMSNorm<false>, 1, GivenLayout> rmsnorm_of_rows{"norm.h"};
+host::RowProgram<norms::FusedAddRMSNorm<false>, 1, GivenLayout> fused_add_of_rows{"norm.h"};
+host::RowProgram<norms::BiasedLayerNorm, 1, GivenLayout> layernorm_of_rows{"norm.h"};
 
 void set_layout(unsigned threads_per_row, unsigned block_threads, bool triggers_first) {
   GivenLayout::layout = {threads_per_row, block_threads, triggers_first};
@@ -43,26 +42,30 @@ std::int64_t chosen_layout(
 }
 
 void rmsnorm(TensorView x, TensorView weight, TensorView out) {
-  rmsnorm_of_rows({tokens("x", x)}, {host::shared_row("weight", weight)}, {tokens("out", out)}, {1e-6f});
+  using F = norms::RMSNorm<false>;
+  const auto rows = tokens("x", x);
+  rmsnorm_of_rows({1e-6f}, F::x = rows, F::weight = weight_of(rows, "weight", weight), F::out = tokens("out", out));
 }
 
 void fused_add_rmsnorm(TensorView x, TensorView residual, TensorView weight) {
+  using F = norms::FusedAddRMSNorm<false>;
   const auto rows = tokens("x", x);
-  const auto residual_rows = tokens("residual", residual);
-  fused_add_of_rows({rows, residual_rows}, {host::shared_row("weight", weight)}, {residual_rows, rows}, {{1e-6f}});
+  fused_add_of_rows(
+      {1e-6f}, F::x = rows, F::residual = tokens("residual", residual), F::weight = weight_of(rows, "weight", weight));
 }
 
 void layernorm(TensorView x, TensorView weight, TensorView bias, TensorView out) {
+  using F = norms::BiasedLayerNorm;
+  const auto rows = tokens("x", x);
   layernorm_of_rows(
-      {tokens("x", x)}, {host::shared_row("weight", weight), host::shared_row("bias", bias)}, {tokens("out", out)},
-      {1e-5f});
+      {1e-5f}, F::x = rows, F::weight = weight_of(rows, "weight", weight), F::bias = weight_of(rows, "bias", bias),
+      F::out = tokens("out", out));
 }
 
 }  // namespace
 
 SGL_EXPORT(set_layout, (set_layout))
 SGL_EXPORT(chosen_layout, (chosen_layout))
-SGL_EXPORT(threads_across_heads, (norms::threads_across_heads))
 SGL_EXPORT(rmsnorm, (rmsnorm))
 SGL_EXPORT(fused_add_rmsnorm, (fused_add_rmsnorm))
 SGL_EXPORT(layernorm, (layernorm))
