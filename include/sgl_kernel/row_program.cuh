@@ -783,6 +783,8 @@ template <
     uint64_t kPlaces, uint64_t... kShapes>
 __global__ __launch_bounds__(kBlock, kLeastBlocks) void row_program(
     const __grid_constant__ F f, const __grid_constant__ sgl::RowProgramParams<kOperands, sizeof...(kShapes)> params) {
+  // For the host nvcc would check that a functor, which is for the host too, calls nothing that is for devices alone.
+#if defined(__CUDA_ARCH__) || !defined(__NVCC__)
   constexpr int kSegments = sizeof...(kShapes);
   constexpr uint64_t kShape = details::kFirstOf<kShapes...>;
   alignas(16) __shared__ float smem[2 * kMostTerms * kWarpThreads];
@@ -803,6 +805,7 @@ __global__ __launch_bounds__(kBlock, kLeastBlocks) void row_program(
        ...);
     }(sgl::details::IndexListUpTo<kSegments>{});
   }
+#endif
 }
 
 }  // namespace device

@@ -39,7 +39,12 @@
   SGL_EACH_OPERAND(__VA_ARGS__)
 
 #define SGL_NUMBER(NAME) sgl_number_of_##NAME,
+// nvcc has no static members on a device, unless their class is a template.
+#if defined(__NVCC__) && !defined(__CUDACC_RTC__)
+#define SGL_OPERAND(NAME) [[no_unique_address]] ::sgl::Operand<sgl_number_of_##NAME> NAME{};
+#else
 #define SGL_OPERAND(NAME) static constexpr ::sgl::Operand<sgl_number_of_##NAME> NAME{};
+#endif
 #define SGL_EACH_NUMBER(...) SGL_SCAN_16(SGL_NUMBERS_1(__VA_ARGS__))
 #define SGL_NUMBERS_1(NAME, ...) SGL_NUMBER(NAME) __VA_OPT__(SGL_NUMBERS_AGAIN SGL_PARENTHESES(__VA_ARGS__))
 #define SGL_NUMBERS_AGAIN() SGL_NUMBERS_1
