@@ -772,6 +772,40 @@ inline constexpr uint64_t kFirstOf = kFirst;
 
 }  // namespace details
 
+namespace details {
+
+/// The body of a kernel.
+template <
+    typename F, int kOperands, uint32_t kBlock, bool kHoldsForAll, uint64_t kTypes, uint64_t kPlaces,
+    uint64_t... kShapes>
+SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kShapes)>& params, const F& f) {
+  // For the host nvcc would check that a functor, which is for the host too, calls nothing that is for devices alone.
+#if defined(__CUDA_ARCH__) || !defined(__NVCC__)
+  constexpr int kSegments = sizeof...(kShapes);
+  constexpr uint64_t kShape = kFirstOf<kShapes...>;
+  alignas(16) __shared__ float smem[2 * kMostTerms * kWarpThreads];
+  if (params.triggers_first) PDLTriggerSecondary();
+  int number = 0;
+#pragma unroll
+  for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;
+  const int64_t block = kSegments == 1 ? blockIdx.x : blockIdx.x - params.segments[number].first_block;
+  using Row = ProgramRow<kOperands, kShape, kHoldsForAll, kTypes, kPlaces>;
+  if constexpr (kSegments == 1 || (kAreEqual<kShapes...> && kHasOneProgram<F, Row>)) {
+    run_segment<kShape, kBlock, kHoldsForAll, kTypes, kPlaces, 0>(f, params.segments[number], block, smem);
+  } else {
+    [&]<size_t... I>(sgl::details::IndexList<I...>) {
+      ((number == static_cast<int>(I)
+            ? run_segment<kShapes, kBlock, kHoldsForAll, kTypes, kPlaces, static_cast<int>(I)>(
+                  f, params.segments[I], block, smem)
+            : void()),
+       ...);
+    }(sgl::details::IndexListUpTo<kSegments>{});
+  }
+#endif
+}
+
+}  // namespace details
+
 /// \brief Rows by a program. Grid: of each segment, a block for each `kBlock / threads` rows.
 ///
 /// Addresses and strides must be multiples of a vector of their type, up to 16 bytes. An output may be an input. With
@@ -782,30 +816,17 @@ template <
     typename F, int kOperands, uint32_t kBlock, uint32_t kLeastBlocks, bool kHoldsForAll, uint64_t kTypes,
     uint64_t kPlaces, uint64_t... kShapes>
 __global__ __launch_bounds__(kBlock, kLeastBlocks) void row_program(
-    const __grid_constant__ F f, const __grid_constant__ sgl::RowProgramParams<kOperands, sizeof...(kShapes)> params) {
-  // For the host nvcc would check that a functor, which is for the host too, calls nothing that is for devices alone.
-#if defined(__CUDA_ARCH__) || !defined(__NVCC__)
-  constexpr int kSegments = sizeof...(kShapes);
-  constexpr uint64_t kShape = details::kFirstOf<kShapes...>;
-  alignas(16) __shared__ float smem[2 * kMostTerms * kWarpThreads];
-  if (params.triggers_first) PDLTriggerSecondary();
-  int number = 0;
-#pragma unroll
-  for (int i = 1; i < kSegments; ++i) number += blockIdx.x >= params.segments[i].first_block;
-  const int64_t block = kSegments == 1 ? blockIdx.x : blockIdx.x - params.segments[number].first_block;
-  using Row = ProgramRow<kOperands, kShape, kHoldsForAll, kTypes, kPlaces>;
-  if constexpr (kSegments == 1 || (details::kAreEqual<kShapes...> && details::kHasOneProgram<F, Row>)) {
-    details::run_segment<kShape, kBlock, kHoldsForAll, kTypes, kPlaces, 0>(f, params.segments[number], block, smem);
-  } else {
-    [&]<size_t... I>(sgl::details::IndexList<I...>) {
-      ((number == static_cast<int>(I)
-            ? details::run_segment<kShapes, kBlock, kHoldsForAll, kTypes, kPlaces, static_cast<int>(I)>(
-                  f, params.segments[I], block, smem)
-            : void()),
-       ...);
-    }(sgl::details::IndexListUpTo<kSegments>{});
-  }
-#endif
+    const __grid_constant__ sgl::RowProgramParams<kOperands, sizeof...(kShapes)> params, const __grid_constant__ F f) {
+  details::run_program<F, kOperands, kBlock, kHoldsForAll, kTypes, kPlaces, kShapes...>(params, f);
+}
+
+/// \brief The same for a functor without fields: nvcc has no parameters of an empty type.
+template <
+    typename F, int kOperands, uint32_t kBlock, uint32_t kLeastBlocks, bool kHoldsForAll, uint64_t kTypes,
+    uint64_t kPlaces, uint64_t... kShapes>
+__global__ __launch_bounds__(kBlock, kLeastBlocks) void row_program_without_fields(
+    const __grid_constant__ sgl::RowProgramParams<kOperands, sizeof...(kShapes)> params) {
+  details::run_program<F, kOperands, kBlock, kHoldsForAll, kTypes, kPlaces, kShapes...>(params, F{});
 }
 
 }  // namespace device

@@ -284,6 +284,15 @@ SGL_INLINE void choose_registers(
     const char* family, const char* file, Spelling functor, int operands, int segments, std::uint64_t types,
     std::uint64_t places, const char* signature);
 
+template <typename Params, typename F, bool kHasFields>
+struct ProgramKernel : Kernel<Params, F> {
+  using Kernel<Params, F>::Kernel;
+};
+template <typename Params, typename F>
+struct ProgramKernel<Params, F, false> : Kernel<Params> {
+  using Kernel<Params>::Kernel;
+};
+
 /// A program's loops for the CPU: a function for the types and places of its operands, compiled when it is first
 /// called. A table that is full asks the core each time.
 template <typename F, int kOperands, int kSegments>
@@ -352,7 +361,8 @@ struct RowProgram {
   static_assert(kOperands <= sgl::kMostOperands, "RowProgram: a program has at most 15 operands");
 
   /// \param file the file of the functor, relative to the family's csrc; a literal.
-  explicit constexpr RowProgram(const char* file) noexcept : m_kernel(file, "device::row_program"), m_on_cpu(file) {}
+  explicit constexpr RowProgram(const char* file) noexcept
+      : m_kernel(file, kHasFields ? "device::row_program" : "device::row_program_without_fields"), m_on_cpu(file) {}
 
   /// \brief Computes the outputs of all rows. On CUDA it launches on the current stream of their device, and returns at
   /// once.
@@ -387,6 +397,7 @@ struct RowProgram {
 
  private:
   using Params = sgl::RowProgramParams<kOperands, kSegments>;
+  static constexpr bool kHasFields = !__is_empty(F);
 
   void m_run(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location) {
     static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
@@ -410,7 +421,7 @@ struct RowProgram {
       segment.vector_inverse =
           segment.vectors <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.vectors) + 1;
       segment.is_map = plans[i].is_map;
-      if (segment.columns == 0) segment.num_rows = 0;
+      if (segment.columns == 0 && roles[i].writes_value == 0) segment.num_rows = 0;
       num_rows += segment.num_rows;
       is_flat = is_flat && segment.inner == 1;
       if (params.kept < roles[i].kept) params.kept = roles[i].kept;
@@ -450,7 +461,10 @@ struct RowProgram {
     const auto kernel = m_kernel.get(
         type<F>, kOperands, layout.block_threads, layout.least_blocks, layout.holds_for_all, plan.types, plan.places,
         shapes[I].number()...);
-    LaunchKernel(blocks, layout.block_threads, plan.device, 0, location).enable_pdl(chip.has_pdl())(kernel, f, params);
+    LaunchKernel launch(blocks, layout.block_threads, plan.device, 0, location);
+    launch.enable_pdl(chip.has_pdl());
+    if constexpr (kHasFields) launch(kernel, params, f);
+    else launch(kernel, params);
   }
 
   static sgl::RowLayout s_choose(unsigned vectors, sgl::RowWork work, long long num_rows, const runtime::Chip& chip) {
@@ -462,7 +476,7 @@ struct RowProgram {
     ((roles[I] = details::RoleRow::roles_of<static_cast<int>(I)>(f)), ...);
   }
 
-  Kernel<F, Params> m_kernel;
+  details::ProgramKernel<Params, F, kHasFields> m_kernel;
   details::ProgramOnCpu<F, kOperands, kSegments> m_on_cpu;
 };
 

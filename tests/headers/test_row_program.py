@@ -155,6 +155,8 @@ def test_a_chain_that_rounds_in_between_is_two_calls(programs, device, dtype):
         programs.chained(x, out, scale, EPS)
         assert torch.equal(scale, wanted_scale)
         assert torch.equal(out.view(torch.uint8), wanted.view(torch.uint8))
+    if dtype == torch.float32:  # nothing is rounded in between, and the compiler may contract the stages' products
+        return
     for size, paired in HEADS:
         x = random(9, 3, size, dtype=dtype, device=device)
         apart, weight = x.clone(), torch.ones(size, dtype=dtype, device=device)
@@ -184,6 +186,38 @@ def test_a_map_of_rows_of_any_size_and_alignment(programs, device, dtype):
             before = x.clone()
             programs.mean(x, x)
             expect(x, before.double() / columns)
+
+
+@each_device
+def test_rows_without_elements_have_a_value(programs, device):
+    scale = torch.full((3, 1), NAN, device=device)
+    programs.per_token(
+        torch.empty(3, 0, device=device), torch.empty(3, 0, dtype=torch.float8_e4m3fn, device=device), scale
+    )
+    assert (scale == 2.0**-126).all()
+
+
+@each_device
+def test_a_maximum_ignores_nan(programs, device):
+    for columns in (1, 7, 64, 4096, 40_001):
+        x = torch.randn(3, columns, device=device)
+        x[0, columns // 2], x[1] = NAN, NAN
+        out, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), torch.full((3, 1), NAN, device=device)
+        programs.per_token(x, out, scale)
+        wanted = x.double().abs().nan_to_num(0).amax(-1, keepdim=True) / 448
+        expect(scale, wanted.clamp(min=2.0**-126))
+
+
+@each_device
+def test_a_sum_of_many_terms_is_exact_and_the_same_in_each_run(programs, device):
+    """Terms of one sign: the error stays some units in the last place, and does not grow with the row."""
+    for columns in (16384, 1 << 20):
+        x = torch.rand(2, columns, device=device) + 0.5
+        weight, runs = torch.ones(columns, device=device), [torch.empty_like(x) for _ in range(2)]
+        for out in runs:
+            programs.rmsnorm(x, weight, out, 0)
+        assert torch.equal(*runs)
+        expect(runs[0], x.double() / x.double().square().mean(-1, keepdim=True).sqrt(), 2**-21)
 
 
 @each_device
@@ -427,7 +461,9 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
 )
 def test_every_form_compiles_for_every_architecture(family, arch):
     def build(functor, *numbers):
-        arguments = ("row_programs.h", "device::row_program", CppType(f"programs::{functor}"), *numbers)
+        has_fields = functor in ("RMSNorm", "FusedAddRMSNorm", "LayerNorm", "Chained", "Affine", "Attention", "Prologue")
+        kernel = "device::row_program" if has_fields else "device::row_program_without_fields"
+        arguments = ("row_programs.h", kernel, CppType(f"programs::{functor}"), *numbers)
         try:
             family.build_variant(*arguments)
         except CompileError as error:

@@ -63,10 +63,10 @@ struct RowSegment {
 /// \brief The parameters of a program.
 template <int kOperands, int kSegments>
 struct RowProgramParams {
-  bool triggers_first;  ///< whether the next kernel may start before this one has issued its loads
   RowSegment<kOperands> segments[kSegments];
-  long long kept;  ///< values that the CPU keeps of a row
-  SGL_FIELDS(triggers_first, segments, kept)
+  long long kept;       ///< values that the CPU keeps of a row
+  bool triggers_first;  ///< whether the next kernel may start before this one has issued its loads; beside the functor
+  SGL_FIELDS(segments, kept, triggers_first)
 };
 
 /// \brief How a device holds the rows of one segment. A kernel gets it as one number.
