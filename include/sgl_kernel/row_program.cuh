@@ -283,7 +283,7 @@ struct ProgramRow {
     const void* row = m_find<kOperand>();
     if constexpr (kIsMap || (kIsHeld && (kHoldsForAll || !has(kOperand, sgl::kForAll)))) {
       details::HeldRow<T, kElements, kHeld> held;
-      if (m_always_has(kOperand) || row != nullptr) {
+      if (m_is_there<kOperand>(row)) {
         m_each([&](const auto& part) {
           auto& vector = held.vectors[part.held];
           if (m_is_whole(part)) vector.load(row, part.index);
@@ -402,7 +402,7 @@ struct ProgramRow {
     static_assert(has(kOperand, sgl::kOneValue), "row.value(x) is for operands with one value for each row");
     using T = element_t<kOperand>;
     const void* place = m_find<kOperand>();
-    return place != nullptr ? *static_cast<const T*>(place) : T{};
+    return m_is_there<kOperand>(place) ? *static_cast<const T*>(place) : T{};
   }
 
   /// \brief A value rounded to the dtype of an operand: what another kernel would read that this one had stored.
@@ -468,6 +468,7 @@ struct ProgramRow {
       const uint32_t lane = threadIdx.x % kWarpThreads;
       details::HeldRow<T, kElements, 1> held;
       held.vectors[0].load(m_find<kOperand>(), lane);
+      PDLTriggerSecondary();
       const auto terms = sgl::details::terms([](float v) { return v; }, held);
       const auto sum = m_of_vector<false>(terms, details::RowPart{0, lane});
       return warp::reduce_sum(sum.values[0]) / (kWarpThreads * kElements);
@@ -517,6 +518,13 @@ struct ProgramRow {
     return has(operand, sgl::kForAll) || (kAllHaveRows && !m_is_indexed(operand));
   }
 
+  /// Whether this thread has the row of an operand that begins there.
+  template <int kOperand>
+  SGL_DEVICE bool m_is_there(const void* row) const {
+    if constexpr (m_is_indexed(kOperand)) return row != nullptr;
+    else return m_always_has(kOperand) || m_has_row;
+  }
+
   SGL_DEVICE bool m_is_whole(const details::RowPart& part) const {
     return !kRow.has_tail || part.index != m_segment.vectors - 1;
   }
@@ -530,8 +538,8 @@ struct ProgramRow {
   SGL_DEVICE void* m_find() const {
     const auto& place = m_segment.places[kOperand];
     if constexpr (has(kOperand, sgl::kForAll)) return place.data;
-    if (!kAllHaveRows && !m_has_row) return nullptr;
     int64_t outer = m_outer;
+    if (m_is_indexed(kOperand) && !m_has_row) return nullptr;
     if constexpr (has(kOperand, sgl::kIndexed))
       outer = static_cast<const int32_t*>(m_segment.more[kOperand].index)[outer];
     if constexpr (has(kOperand, sgl::kLongIndexed))
@@ -675,7 +683,7 @@ struct ProgramRow {
     if constexpr (sgl::details::kIsNumber<T>) {
       static_assert(has(kOperand, sgl::kOneValue), "a number is stored to an operand with one value for each row");
       void* place = m_find<kOperand>();
-      if (m_thread == 0 && place != nullptr)
+      if (m_thread == 0 && m_is_there<kOperand>(place))
         *static_cast<element_t<kOperand>*>(place) = static_cast<element_t<kOperand>>(output.value);
     }
   }
@@ -709,14 +717,14 @@ struct ProgramRow {
     if constexpr (sgl::details::kGroupSize<T> != 0) {
       constexpr uint32_t kLanes = sgl::details::kGroupSize<T> / kElements;
       void* row = m_find<kOperand>();
-      if (part.index % kLanes != 0 || row == nullptr) return;
+      if (part.index % kLanes != 0 || !m_is_there<kOperand>(row)) return;
       void* place = pointer::offset(row, part.index / kLanes * m_segment.more[kOperand].group_stride);
       float floats[kTogether];
       output.value.open(part).get(0, floats);
       *static_cast<element_t<kOperand>*>(place) = cast<element_t<kOperand>>(floats[0]);
     } else if constexpr (!sgl::details::kIsNumber<T> && !details::kIsStored<kOperand, T>) {
       void* row = m_find<kOperand>();
-      if (!m_always_has(kOperand) && row == nullptr) return;
+      if (!m_is_there<kOperand>(row)) return;
       if (m_is_whole(part)) vector.store(row, part.index);
       else vector.store(row, part.index, m_tail());
     }
