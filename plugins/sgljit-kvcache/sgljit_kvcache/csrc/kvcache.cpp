@@ -27,7 +27,7 @@ void refuse_other_dtype(const Rows& rows, const Rows& like) {
 void store_cache(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView indices) {
   const auto of = [&](const Rows& x, const Rows& cache) {
     refuse_other_dtype(cache, x);
-    return copy_two.rows(Copy::x = x, Copy::out = indexed(cache, indices, true));
+    return copy_two.rows(Copy::x = x, Copy::out = indexed(cache, "indices", indices, true));
   };
   copy_two({}, {of(rows_of("k", k), rows_of("k_cache", k_cache)), of(rows_of("v", v), rows_of("v_cache", v_cache))});
 }
@@ -35,7 +35,7 @@ void store_cache(TensorView k, TensorView v, TensorView k_cache, TensorView v_ca
 void gather_cache(TensorView k_cache, TensorView v_cache, TensorView indices, TensorView k, TensorView v) {
   const auto of = [&](const Rows& cache, const Rows& out) {
     refuse_other_dtype(out, cache);
-    return copy_two.rows(Copy::x = indexed(cache, indices), Copy::out = out);
+    return copy_two.rows(Copy::x = indexed(cache, "indices", indices), Copy::out = out);
   };
   copy_two({}, {of(rows_of("k_cache", k_cache), rows_of("k", k)), of(rows_of("v_cache", v_cache), rows_of("v", v))});
 }
@@ -56,8 +56,8 @@ void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, 
   first.columns = nope.columns;
   second.columns = rope.columns;
   second.data = static_cast<char*>(whole.data) + nope.columns * whole.element_bytes();
-  copy_one({}, Copy::x = nope, Copy::out = indexed(first, loc, true));
-  copy_one({}, Copy::x = rope, Copy::out = indexed(second, loc, true));
+  copy_one({}, Copy::x = nope, Copy::out = indexed(first, "loc", loc, true));
+  copy_one({}, Copy::x = rope, Copy::out = indexed(second, "loc", loc, true));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ void launch(const Call& call) {
   const auto table = rows("cos_sin_cache", call.cos_sin);
   if (call.rope_dim != 0 && call.rope_dim != table.columns) [[unlikely]]
     table.raise({}, {"Size mismatch for a row: expected rope_dim, ", call.rope_dim, ", but got ", table.columns});
-  const auto angles = repeated(indexed(table, call.positions));
+  const auto angles = repeated(indexed(table, "positions", call.positions));
   const auto of = [&](const Rows& x, const char* name, const TensorView* weight, auto... cache) {
     if constexpr (kNormed)
       return layer.rows(F::x = x, F::weight = shared_row(name, *weight), F::cos_sin = angles, cache...);
@@ -39,7 +39,7 @@ void launch(const Call& call) {
   const auto q = of(heads("q", call.q), "q_weight", call.q_weight);
   if constexpr (kStored) {
     const auto slots = [&](const char* name, const TensorView& cache) {
-      return indexed(heads(name, cache), *call.out_loc, true);
+      return indexed(heads(name, cache), "out_loc", *call.out_loc, true);
     };
     layer(
         f, {q, of(heads("k", call.k), "k_weight", call.k_weight, F::cache = slots("k_cache", *call.k_cache)),
