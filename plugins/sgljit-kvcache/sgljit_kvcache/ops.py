@@ -46,7 +46,7 @@ def gather_cache(
 
 @FAMILY.op(mutates=("kv_buffer",))
 def set_mla_kv_buffer(kv_buffer: torch.Tensor, loc: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
-    """``kv_buffer[loc[i]] = k_nope[i], k_rope[i]``, the store of multi-head latent attention, in two launches.
+    """``kv_buffer[loc[i]] = k_nope[i], k_rope[i]``, the store of multi-head latent attention, in one launch.
 
     Args:
         kv_buffer: [slots, nope + rope] or [slots, 1, nope + rope], float8, float16, bfloat16 or float32, on a CUDA
