@@ -16,13 +16,24 @@ _POSITIONS = 40
 
 def apply_rope_inplace(device: torch.device) -> Iterator[Sample]:
     """Every dtype, order and index; whole and partial rotations; q and k apart, and in a projection."""
-    for sample in _samples(device):
-        yield {name: sample[name] for name in ("q", "k", "cos_sin_cache", "positions", "is_neox", "rope_dim")}
+    for i, sample in enumerate(_samples(device)):
+        rotated = {name: sample[name] for name in ("q", "k", "cos_sin_cache", "positions", "is_neox", "rope_dim")}
+        yield {**rotated, "inverse": i % 2 == 1}
+
+
+def apply_rotary_pos_emb_inplace(device: torch.device) -> Iterator[Sample]:
+    """The same, with angles of the dtype of q, and of float32."""
+    for i, sample in enumerate(_samples(device)):
+        angles = sample["cos_sin_cache"][sample["positions"].long()].to(torch.float32 if i % 2 else sample["q"].dtype)
+        cos, sin = (x.repeat(1, 2) for x in angles.chunk(2, dim=-1))
+        yield {"q": sample["q"], "k": sample["k"], "cos": cos, "sin": sin, "is_neox": sample["is_neox"]}
 
 
 def apply_rope_inplace_with_kvcache(device: torch.device) -> Iterator[Sample]:
-    """The same, with slots apart and one that is skipped."""
+    """The same, with slots apart and one that is skipped; heads of v of the size of those of k, and shorter."""
     for sample in _samples(device):
+        if len(sample["positions"]) == 1:
+            sample |= {name: sample[name][..., :-2] for name in ("v", "v_cache")}
         yield {name: value for name, value in sample.items() if not name.endswith("weight")}
 
 
