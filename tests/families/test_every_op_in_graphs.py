@@ -15,7 +15,7 @@ FAMILIES = {
     "activation": 4,
     "norm": 10,
     "quant": 3,
-    "rope": 4,
+    "rope": 5,
     "kvcache": 3,
     "hicache": 5,
     "wait_value": 3,
