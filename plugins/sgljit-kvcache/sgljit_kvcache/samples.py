@@ -28,8 +28,6 @@ def store_cache(device: torch.device) -> Iterator[Sample]:
 def gather_cache(device: torch.device) -> Iterator[Sample]:
     """As ``store_cache``; a slot may come twice."""
     for sample in store_cache(device):
-        if sample["k"].shape[-1] * sample["k"].itemsize % 8 != 0:  # on CUDA the row layer does not read such by index
-            continue
         for cache in (sample["k_cache"], sample["v_cache"]):
             cache.copy_(torch.randn(cache.shape, device=device))
         yield {**sample, "indices": sample["indices"].abs()}

@@ -55,7 +55,7 @@ def apply_rotary_pos_emb_inplace(
     Args:
         q, k, is_neox, inverse: as in ``apply_rope_inplace``.
         cos: [tokens, rope_dim] or [batch, sequence, rope_dim], one value for each pair, and all of them once more: the
-            first half is read. Of any of the dtypes of ``q``.
+            first half is read. float16, bfloat16 or float32.
         sin: like ``cos``.
 
     Raises:

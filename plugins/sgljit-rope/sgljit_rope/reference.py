@@ -70,8 +70,8 @@ def fused_qk_norm_rope(
     """RMSNorm of each head, then the rotation."""
     cos, sin = cos_sin_cache[positions.long()].chunk(2, dim=-1)
     for x, weight in ((q, q_weight), (k, k_weight)):
-        values = x.double()
-        normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps) * (weight.double() + (1 if gemma else 0))
+        values, factors = x.double(), weight.double() + (1 if gemma else 0)
+        normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps) * factors
         x.copy_(_rotated(normed, cos, sin, is_neox=is_neox))
 
 

@@ -20,10 +20,7 @@ Rows rows_of(const char* name, const TensorView& tensor) {
 /// Refuses rows that are not one for each element of the index, and of the dtype and size of those of the cache: a copy
 /// keeps every bit.
 void refuse_other(const Rows& x, const Rows& cache) {
-  if (x.tensor.dtype() != cache.tensor.dtype()) [[unlikely]]
-    x.raise(
-        {},
-        {"DType mismatch: expected ", cache.tensor.dtype(), ", that of ", cache.name, ", but got ", x.tensor.dtype()});
+  x.typed_as(cache);
   if (x.columns != cache.columns) [[unlikely]]
     x.raise(
         {}, {"Size mismatch for a row: expected ", cache.columns, ", that of ", cache.name, ", but got ", x.columns});

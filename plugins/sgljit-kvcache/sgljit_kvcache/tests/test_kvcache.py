@@ -48,8 +48,12 @@ def stored(device, **changed):
 
 
 BAD = {
-    "dtype of k": ({"k": zeros(2, 1, 8).half()}, "k", "expected float32, that of k_cache, but got float16"),
-    "dtype of v_cache": ({"v_cache": zeros(4, 1, 8).half()}, "v", "expected float16, that of v_cache, but got float32"),
+    "dtype of k": ({"k": zeros(2, 1, 8).half()}, "k", "expected float32, the dtype of k_cache, but got float16"),
+    "dtype of v_cache": (
+        {"v_cache": zeros(4, 1, 8).half()},
+        "v",
+        "expected float16, the dtype of v_cache, but got float32",
+    ),
     "no element": ({"k": zeros(2, 1, 8).long(), "k_cache": zeros(4, 1, 8).long()}, "k", "but got int64"),
     "size of v": ({"v": zeros(2, 1, 6)}, "v", "for a row: expected 8, that of v_cache, but got 6"),
     "heads of k_cache": ({"k_cache": zeros(4, 2, 8)}, "k_cache", "the rows of each: expected 1 but got 2"),
@@ -99,7 +103,7 @@ def test_parts_of_a_latent_row_that_do_not_fit_are_refused_before_anything_is_wr
     for arguments, name, text in (
         ((buffer, loc, nope, rope[..., :3]), "kv_buffer", "expected 11, those of k_nope and k_rope, but got 12"),
         ((buffer, loc, nope, rope[:1]), "k_rope", "number of rows: expected 2, the elements of loc, but got 1"),
-        ((buffer, loc, nope, rope.half()), "k_rope", "expected float32, that of kv_buffer, but got float16"),
+        ((buffer, loc, nope, rope.half()), "k_rope", "expected float32, the dtype of kv_buffer, but got float16"),
         ((zeros(4, 2, 12, device=device), loc, nope, rope), "kv_buffer", "the rows of each: expected 1 but got 2"),
     ):
         with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{text}"):
