@@ -41,6 +41,7 @@ class Case:
         data: the shapes of the tensors of the op's dtype that each call has for itself.
         weights: the sizes of those that all calls share, which go behind.
         more: what goes behind these.
+        more_bytes: what is read or written of it, in bytes for each element of a row.
     """
 
     run: Callable[..., object]
@@ -48,6 +49,7 @@ class Case:
     data: tuple[tuple[int, ...], ...]
     weights: tuple[int, ...] = ()
     more: Callable[[], Tensors] = list
+    more_bytes: int = 0
 
 
 def quantised(*scales: int) -> Tensors:
@@ -55,10 +57,18 @@ def quantised(*scales: int) -> Tensors:
     return [torch.empty(ROWS, SIZE, dtype=torch.float8_e4m3fn), torch.full(scales, 6 / 448)]
 
 
+def angles() -> Tensors:
+    """Cosines and sines of as many positions as there are rows, and the positions."""
+    phases = torch.rand(ROWS, HEAD_DIM // 2)
+    return [torch.cat((phases.cos(), phases.sin()), dim=-1), torch.arange(ROWS)]
+
+
 def cases() -> dict[str, Case]:
     """The measured ops."""
-    norm, quant, row = ops["norm"], ops["quant"], (ROWS, SIZE)
+    norm, quant, rope, row = ops["norm"], ops["quant"], ops["rope"], (ROWS, SIZE)
     q_and_k = tuple((ROWS, heads, HEAD_DIM) for heads in HEADS)
+    half = (ROWS, SIZE // 2 // HEAD_DIM, HEAD_DIM)
+    q_k_weights = (HEAD_DIM, HEAD_DIM)
 
     def into(op: Callable[..., object]) -> Callable[..., object]:
         return lambda x, out, *weights: op(x, *weights, out=out)
@@ -67,15 +77,20 @@ def cases() -> dict[str, Case]:
         "rmsnorm": Case(into(norm.rmsnorm), 2, (row, row), (SIZE,)),
         "fused_add_rmsnorm": Case(norm.fused_add_rmsnorm, 4, (row, row), (SIZE,)),
         "layernorm": Case(into(norm.layernorm), 2, (row, row), (SIZE, SIZE)),
-        "fused_inplace_qknorm, heads of 128": Case(norm.fused_inplace_qknorm, 2, q_and_k, (HEAD_DIM, HEAD_DIM)),
+        "fused_inplace_qknorm, heads of 128": Case(norm.fused_inplace_qknorm, 2, q_and_k, q_k_weights),
+        "apply_rope_inplace, heads of 128": Case(rope.apply_rope_inplace, 2, q_and_k, more=angles),
+        "fused_qk_norm_rope, heads of 128": Case(rope.fused_qk_norm_rope, 2, q_and_k, q_k_weights, more=angles),
+        "store_cache": Case(ops["kvcache"].store_cache, 2, (half,) * 4, more=lambda: [torch.randperm(ROWS)]),
     }
     for name in bench_activation.ACTIVATIONS:
         found[name] = Case(getattr(ops["activation"], name), 3, ((ROWS, 2 * SIZE), row))
     dynamic, static = (functools.partial(quant.per_tensor_quant_fp8, is_static=given) for given in (False, True))
     return found | {
-        "per_token_quant_fp8": Case(quant.per_token_quant_fp8, 1, (row,), more=lambda: quantised(ROWS, 1)),
-        "per_tensor_quant_fp8": Case(dynamic, 2, (row,), more=lambda: quantised(1)),
-        "per_tensor_quant_fp8, scale given": Case(static, 1, (row,), more=lambda: quantised(1)),
+        "per_token_quant_fp8": Case(
+            quant.per_token_quant_fp8, 1, (row,), more=lambda: quantised(ROWS, 1), more_bytes=1
+        ),
+        "per_tensor_quant_fp8": Case(dynamic, 2, (row,), more=lambda: quantised(1), more_bytes=1),
+        "per_tensor_quant_fp8, scale given": Case(static, 1, (row,), more=lambda: quantised(1), more_bytes=1),
     }
 
 
@@ -87,7 +102,7 @@ def measured(case: Case, dtype: torch.dtype, threads: list[int]) -> list[Any]:
     def make() -> Tensors:
         return [*(tensor.clone() for tensor in data), *weights, *case.more()]
 
-    num_bytes = ROWS * SIZE * (case.moved * dtype.itemsize + len(case.more()) // 2)
+    num_bytes = ROWS * SIZE * (case.moved * dtype.itemsize + case.more_bytes)
     sets, figures = rotate(make), []
     for count in threads:
         with on_threads(count):
@@ -115,7 +130,7 @@ def main() -> None:
     note = (
         f"{ROWS} rows of {SIZE} elements (of the output, for activations), in memory. Microseconds per call, median; "
         "in brackets, the percent of a plain copy that moves as many bytes on as many threads: more than 100 where the "
-        "op works in place, or reads more than it writes."
+        "op works in place, or reads more than it writes. Angles and slots are not counted."
     )
     sys.stdout.write(write_results(arguments.output, "Row operations on the CPU", tables, note=note, device="cpu"))
 

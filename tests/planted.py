@@ -102,6 +102,15 @@ RIGHT = {
         out.copy_(2 * x.double())
         """
     ),
+    "has_an_empty_view_among_its_samples": writing(
+        "out.copy_(2 * x.double())",
+        """
+        def samples(device):
+            x = torch.randn(3, 4, 16, device=device)
+            yield {"x": x, "out": torch.empty_like(x)}
+            yield {"x": x[:0, 0], "out": torch.empty_like(x)[:0, 0]}
+        """,
+    ),
 }
 
 # What is in csrc, by the name of the plugin.

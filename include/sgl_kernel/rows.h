@@ -24,6 +24,7 @@ struct Rows {
   std::int64_t inner = 1;         ///< rows of each of the `count`; 0: one, which goes with all inner rows of the others
   std::int64_t inner_stride = 0;  ///< from inner row to inner row, in elements
   const TensorView* index = nullptr;  ///< its elements count the rows, and say which ones they are
+  const char* index_name = nullptr;   ///< of the argument, in errors
   bool skips_negative = false;        ///< a row whose index is negative is not written
   std::int64_t element_stride = 1;    ///< between the elements of a row, which can be more than 1 for `values`
   DebugInfo location = {};            ///< where the argument became rows, in errors
@@ -64,6 +65,9 @@ struct Rows {
   }
   /// \brief Throw a TensorMatchError about this argument.
   [[noreturn, gnu::cold]] SGL_INLINE void raise(DebugInfo location, std::initializer_list<details::Piece> cause) const;
+  /// \brief The same about the argument that is its index.
+  [[noreturn, gnu::cold]] SGL_INLINE void raise_about_index(
+      DebugInfo location, std::initializer_list<details::Piece> cause) const;
 };
 
 /// \brief The last dimension of a tensor as rows; all dimensions before it together count the rows.
@@ -101,9 +105,10 @@ heads(const char* name, const TensorView& tensor, std::int64_t size = 0, DebugIn
 ///
 /// On the CPU an element out of range is refused; on a device nobody looks. `skips_negative`: an output's rows with a
 /// negative index are not written.
+/// \param name of the index, in errors.
 /// \throws TensorMatchError if the index has another form.
-[[nodiscard]] SGL_INLINE Rows
-indexed(const Rows& rows, const TensorView& index, bool skips_negative = false, DebugInfo location = {});
+[[nodiscard]] SGL_INLINE Rows indexed(
+    const Rows& rows, const char* name, const TensorView& index, bool skips_negative = false, DebugInfo location = {});
 
 /// \brief How many of the last dimensions of a tensor have no gaps: they could be a row.
 [[nodiscard]] SGL_INLINE int dense_dims(const TensorView& tensor);
@@ -144,6 +149,13 @@ SGL_INLINE void Rows::raise(DebugInfo location, std::initializer_list<details::P
   details::raise(
       kTensorMatchError,
       {"Tensor match failed for ", name, ", ", tensor, " at ", location, "\n- Root cause: ", text.c_str()});
+}
+
+SGL_INLINE void Rows::raise_about_index(DebugInfo location, std::initializer_list<details::Piece> cause) const {
+  auto argument = *this;
+  argument.name = index_name;
+  argument.tensor = *index;
+  argument.raise(location, cause);
 }
 
 SGL_INLINE const Rows& Rows::floats(DebugInfo location) const {
@@ -255,12 +267,16 @@ SGL_INLINE Rows values(const char* name, const TensorView& tensor, DebugInfo loc
   return result;
 }
 
-SGL_INLINE Rows indexed(const Rows& rows, const TensorView& index, bool skips_negative, DebugInfo location) {
-  if (index.ndim() != 1 || (index.numel() > 1 && index.stride(0) != 1))
-    rows.raise(location, {"Dimension mismatch for its index: expected one dimension without gaps, but got ", index});
+SGL_INLINE Rows
+indexed(const Rows& rows, const char* name, const TensorView& index, bool skips_negative, DebugInfo location) {
   auto result = rows;
   result.index = &index;
+  result.index_name = name;
   result.skips_negative = skips_negative;
+  if (index.ndim() != 1) result.raise_about_index(location, {"Dimension mismatch: expected 1 but got ", index.ndim()});
+  if (index.numel() > 1 && index.stride(0) != 1)
+    result.raise_about_index(
+        location, {"Stride mismatch: expected the elements side by side, but got a stride of ", index.stride(0)});
   return result;
 }
 

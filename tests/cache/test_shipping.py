@@ -492,7 +492,9 @@ def test_building_ahead_into_a_cache_that_takes_nothing_fails(tmp_path):
     assert "error: some builds could not be kept in the cache" in done.stderr
 
 
-@pytest.mark.parametrize(("family", "number"), [("norm", 20), ("quant", 8), ("hicache", 3)])
+@pytest.mark.parametrize(
+    ("family", "number"), [("norm", 32), ("quant", 11), ("rope", 11), ("kvcache", 7), ("hicache", 3)]
+)
 def test_without_a_device_a_family_is_explained_for_the_cpu(sgljit, cache, family, number):
     result = sgljit("cache", "why", family, CUDA_VISIBLE_DEVICES="")
     assert result.stdout.endswith(f"0 of {number} are in the cache\n"), result.stderr

@@ -14,9 +14,9 @@ def store_cache(
     """``k_cache[indices[i]] = k[i]``, and the same for v, in one launch; every bit is kept. No token: a no-op.
 
     Args:
-        k: [tokens, heads, dim] or [tokens, row], float8, float16, bfloat16 or float32, on a CUDA device or the CPU.
-            Tokens and heads may be any distance apart, such as in a slice of a projection.
-        v: like ``k``, with a number of heads of its own; rows are of the size of those of ``k``.
+        k: [tokens, heads, dim] or [tokens, row], float8_e4m3fn, float16, bfloat16 or float32, on a CUDA device or the
+            CPU; float8_e5m2 on CUDA. Tokens and heads may be any distance apart, such as in a slice of a projection.
+        v: like ``k``, of its dtype, with a number and a size of heads of its own.
         k_cache, v_cache: [slots, heads, dim] or [slots, row], like ``k`` and ``v``.
         indices: [tokens], int32 or int64: the slot of each token; a token with a negative one is skipped. Two tokens
             must not have one slot. On the CPU one out of range is refused; on CUDA nobody looks.
@@ -46,11 +46,11 @@ def gather_cache(
 
 @FAMILY.op(mutates=("kv_buffer",))
 def set_mla_kv_buffer(kv_buffer: torch.Tensor, loc: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
-    """``kv_buffer[loc[i]] = k_nope[i], k_rope[i]``, the store of multi-head latent attention, in two launches.
+    """``kv_buffer[loc[i]] = k_nope[i], k_rope[i]``, the store of multi-head latent attention, in one launch.
 
     Args:
-        kv_buffer: [slots, nope + rope] or [slots, 1, nope + rope], float8, float16, bfloat16 or float32, on a CUDA
-            device or the CPU; slots may be apart.
+        kv_buffer: [slots, nope + rope] or [slots, 1, nope + rope], of a dtype and on a device as ``k`` of
+            ``store_cache``; slots may be apart.
         loc: [tokens], int32 or int64, as ``indices`` of ``store_cache``.
         k_nope: [tokens, nope] or [tokens, 1, nope], of the dtype of ``kv_buffer``; rows may be apart.
         k_rope: [tokens, rope] or [tokens, 1, rope], likewise.

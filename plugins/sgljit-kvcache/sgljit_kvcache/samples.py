@@ -12,13 +12,13 @@ Sample = dict[str, Any]
 
 
 def store_cache(device: torch.device) -> Iterator[Sample]:
-    """Every dtype and index; heads of a projection and whole rows; a token that is skipped."""
-    for dtype, tokens, size in itertools.product(
-        (torch.bfloat16, torch.float16, torch.float32), (0, 1, 9), (128, 80, 6, 1)
+    """Every dtype and index; heads of a projection and whole rows; heads of v of another size; a skipped token."""
+    for dtype, tokens, (size, v_size) in itertools.product(
+        (torch.bfloat16, torch.float16, torch.float32), (0, 1, 9), ((128, 128), (192, 128), (80, 80), (6, 6), (1, 1))
     ):
         qkv = torch.randn(tokens, 8, size, device=device).to(dtype)
-        k, v = qkv[:, 4:6], qkv[:, 6:]
-        caches = [torch.zeros(20, 2, size, dtype=dtype, device=device) for _ in range(2)]
+        k, v = qkv[:, 4:6], qkv[:, 6:, :v_size]
+        caches = [torch.zeros(20, 2, x.shape[-1], dtype=dtype, device=device) for x in (k, v)]
         index = _slots(tokens, torch.int32 if dtype == torch.float16 else torch.int64, device)
         yield {"k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1], "indices": index}
         k, v, *caches = (x.flatten(1) for x in (k, v, *caches))
@@ -28,8 +28,6 @@ def store_cache(device: torch.device) -> Iterator[Sample]:
 def gather_cache(device: torch.device) -> Iterator[Sample]:
     """As ``store_cache``; a slot may come twice."""
     for sample in store_cache(device):
-        if sample["k"].shape[-1] * sample["k"].itemsize % 8 != 0:  # on CUDA the row layer does not read such by index
-            continue
         for cache in (sample["k_cache"], sample["v_cache"]):
             cache.copy_(torch.randn(cache.shape, device=device))
         yield {**sample, "indices": sample["indices"].abs()}

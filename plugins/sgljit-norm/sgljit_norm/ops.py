@@ -220,8 +220,8 @@ def rmsnorm_quant_fp8(
 
     Computed in float32, as ``y * (1 / output_s)``, and rounded to the nearest e4m3, ties to even; beyond 448, its
     largest value, saturated. A computed scale is ``max(abs(y)) / 448`` of a row or a group, but at least 2**-126, which
-    is the scale of zeros, and at most float32's largest value. Of a row with NaN or an infinity all is quantised that
-    ``rmsnorm`` makes of it: NaN becomes NaN and does not count towards the scale. One launch; no row, or no column: a
+    is the scale of zeros, and at most float32's largest value. A row with NaN or an infinity is quantised as
+    ``rmsnorm`` computes it: NaN becomes NaN and does not count towards the scale. One launch; no row, or no column: a
     no-op.
 
     Args:

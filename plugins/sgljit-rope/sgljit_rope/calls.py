@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Calls = Iterator[dict[str, Any]]
 
+_TABLE = ("cos_sin_cache", "positions")
+_GIVEN = ("cos", "sin")
 _STORED = ("v", "k_cache", "v_cache", "out_loc")
 _WEIGHTS = ("q_weight", "k_weight")
 _SLOTS = 1 << 16
@@ -20,22 +22,27 @@ _POSITIONS = 1 << 15
 
 def apply_rope_inplace(model: ModelShape | None) -> Calls:
     """Queries and keys, wholly rotated."""
-    return _calls(model, without=(*_STORED, *_WEIGHTS))
+    return _calls(model, without=(*_GIVEN, *_STORED, *_WEIGHTS))
+
+
+def apply_rotary_pos_emb_inplace(model: ModelShape | None) -> Calls:
+    """The same, with angles of the model's dtype."""
+    return _calls(model, without=(*_TABLE, *_STORED, *_WEIGHTS))
 
 
 def apply_rope_inplace_with_kvcache(model: ModelShape | None) -> Calls:
-    """The same, with caches."""
-    return _calls(model, without=_WEIGHTS)
+    """As ``apply_rope_inplace``, with caches."""
+    return _calls(model, without=(*_GIVEN, *_WEIGHTS))
 
 
 def fused_qk_norm_rope(model: ModelShape | None) -> Calls:
     """Queries and keys of models that normalise each head."""
-    return _calls(model, without=_STORED)
+    return _calls(model, without=(*_GIVEN, *_STORED))
 
 
 def fused_qk_norm_rope_with_kvcache(model: ModelShape | None) -> Calls:
     """The same, with caches."""
-    return _calls(model, without=())
+    return _calls(model, without=_GIVEN)
 
 
 def _calls(model: ModelShape | None, *, without: tuple[str, ...]) -> Calls:
@@ -47,6 +54,7 @@ def _calls(model: ModelShape | None, *, without: tuple[str, ...]) -> Calls:
     for query_heads, kv_heads, size, dtype in shapes:
         keys, cache = (TensorSpec((count, kv_heads, size), dtype) for count in (TOKENS, _SLOTS))
         weight, index = TensorSpec((size,), dtype), TensorSpec((TOKENS,), "int64")
+        angles = TensorSpec((TOKENS, size), dtype)
         arguments = {
             "q": TensorSpec((TOKENS, query_heads, size), dtype),
             "k": keys,
@@ -56,6 +64,8 @@ def _calls(model: ModelShape | None, *, without: tuple[str, ...]) -> Calls:
             "k_cache": cache,
             "v_cache": cache,
             "cos_sin_cache": TensorSpec((_POSITIONS, size), "float32"),
+            "cos": angles,
+            "sin": angles,
             "positions": index,
             "out_loc": index,
         }

@@ -16,6 +16,7 @@ def apply_rope_inplace(
     *,
     is_neox: bool = True,
     rope_dim: int = 0,
+    inverse: bool = False,
 ) -> None:
     """Rotary position embedding of the heads of ``q`` and ``k``, in place, in one launch.
 
@@ -31,10 +32,34 @@ def apply_rope_inplace(
             nobody looks.
         is_neox: whether element i goes with i + rope_dim / 2; else 2i goes with 2i + 1.
         rope_dim: the elements of a head that are rotated, the first; the others stay. 0: as ``cos_sin_cache`` says.
+        inverse: turn by the negative angle, which undoes a rotation.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
         ValueError: heads that are written share memory with each other or with another argument.
+    """
+
+
+@FAMILY.op(mutates=("q", "k"))
+def apply_rotary_pos_emb_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    is_neox: bool = True,
+    inverse: bool = False,
+) -> None:
+    """``apply_rope_inplace`` with a cosine and a sine of each token, as models of transformers have them.
+
+    Args:
+        q, k, is_neox, inverse: as in ``apply_rope_inplace``.
+        cos: [tokens, rope_dim] or [batch, sequence, rope_dim], one value for each pair, and all of them once more: the
+            first half is read. float16, bfloat16 or float32.
+        sin: like ``cos``.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``apply_rope_inplace``.
     """
 
 
@@ -56,8 +81,8 @@ def apply_rope_inplace_with_kvcache(
 
     Args:
         q, k, cos_sin_cache, positions, is_neox, rope_dim: as in ``apply_rope_inplace``.
-        v: [tokens, heads, head_dim], of the dtype of ``q``; only read.
-        k_cache, v_cache: [slots, heads, head_dim], with the heads of ``k`` and of ``v``.
+        v: [tokens, heads, v_head_dim], of the dtype of ``q``; only read.
+        k_cache, v_cache: [slots, heads, head_dim] and [slots, heads, v_head_dim], with the heads of ``k`` and of ``v``.
         out_loc: [tokens], int32 or int64: the slot of each token; a token with a negative one is not stored. Two tokens
             must not have one slot. On the CPU one out of range is refused; on CUDA nobody looks.
 

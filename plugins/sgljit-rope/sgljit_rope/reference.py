@@ -13,10 +13,27 @@ def apply_rope_inplace(
     *,
     is_neox: bool = True,
     rope_dim: int = 0,
+    inverse: bool = False,
 ) -> None:
     """The pair (a, b) becomes (a * cos - b * sin, b * cos + a * sin)."""
+    cos, sin = cos_sin_cache[positions.long()].chunk(2, dim=-1)
     for x in (q, k):
-        x.copy_(_rotated(x.double(), cos_sin_cache, positions, is_neox=is_neox))
+        x.copy_(_rotated(x, cos, sin, is_neox=is_neox, inverse=inverse))
+
+
+def apply_rotary_pos_emb_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    is_neox: bool = True,
+    inverse: bool = False,
+) -> None:
+    """The same, with the angles of each token."""
+    (cos, _), (sin, _) = (x.flatten(0, -2).chunk(2, dim=-1) for x in (cos, sin))
+    for x in (q, k):
+        x.copy_(_rotated(x, cos, sin, is_neox=is_neox, inverse=inverse))
 
 
 def apply_rope_inplace_with_kvcache(
@@ -51,10 +68,11 @@ def fused_qk_norm_rope(
     gemma: bool = False,
 ) -> None:
     """RMSNorm of each head, then the rotation."""
+    cos, sin = cos_sin_cache[positions.long()].chunk(2, dim=-1)
     for x, weight in ((q, q_weight), (k, k_weight)):
-        values = x.double()
-        normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps) * (weight.double() + gemma)
-        x.copy_(_rotated(normed, cos_sin_cache, positions, is_neox=is_neox))
+        values, factors = x.double(), weight.double() + (1 if gemma else 0)
+        normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps) * factors
+        x.copy_(_rotated(normed, cos, sin, is_neox=is_neox))
 
 
 def fused_qk_norm_rope_with_kvcache(
@@ -81,9 +99,11 @@ def fused_qk_norm_rope_with_kvcache(
     _store(k, v, k_cache, v_cache, out_loc)
 
 
-def _rotated(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, *, is_neox: bool) -> torch.Tensor:
-    paired = cos_sin.shape[-1]
-    cos, sin = cos_sin.double()[positions.long()][:, None].chunk(2, dim=-1)
+def _rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_neox: bool, inverse: bool = False
+) -> torch.Tensor:
+    paired = 2 * cos.shape[-1]
+    x, cos, sin = x.double(), cos.double()[:, None], sin.double()[:, None] * (-1 if inverse else 1)
     head = x[..., :paired]
     a, b = head.chunk(2, dim=-1) if is_neox else (head[..., ::2], head[..., 1::2])
     parts = (a * cos - b * sin, b * cos + a * sin)

@@ -16,13 +16,24 @@ _POSITIONS = 40
 
 def apply_rope_inplace(device: torch.device) -> Iterator[Sample]:
     """Every dtype, order and index; whole and partial rotations; q and k apart, and in a projection."""
-    for sample in _samples(device):
-        yield {name: sample[name] for name in ("q", "k", "cos_sin_cache", "positions", "is_neox", "rope_dim")}
+    for i, sample in enumerate(_samples(device)):
+        rotated = {name: sample[name] for name in ("q", "k", "cos_sin_cache", "positions", "is_neox", "rope_dim")}
+        yield {**rotated, "inverse": i % 2 == 1}
+
+
+def apply_rotary_pos_emb_inplace(device: torch.device) -> Iterator[Sample]:
+    """The same, with angles of the dtype of q, and of float32."""
+    for i, sample in enumerate(_samples(device)):
+        angles = sample["cos_sin_cache"][sample["positions"].long()].to(torch.float32 if i % 2 else sample["q"].dtype)
+        cos, sin = (x.repeat(1, 2) for x in angles.chunk(2, dim=-1))
+        yield {"q": sample["q"], "k": sample["k"], "cos": cos, "sin": sin, "is_neox": sample["is_neox"]}
 
 
 def apply_rope_inplace_with_kvcache(device: torch.device) -> Iterator[Sample]:
-    """The same, with slots apart and one that is skipped."""
+    """The same, with slots apart and one that is skipped; heads of v of the size of those of k, and shorter."""
     for sample in _samples(device):
+        if len(sample["positions"]) == 1:
+            sample |= {name: sample[name][..., :-2] for name in ("v", "v_cache")}
         yield {name: value for name, value in sample.items() if not name.endswith("weight")}
 
 
@@ -41,8 +52,6 @@ def fused_qk_norm_rope_with_kvcache(device: torch.device) -> Iterator[Sample]:
 def _samples(device: torch.device) -> Iterator[Sample]:
     kinds = ((torch.bfloat16, torch.int64), (torch.float16, torch.int32), (torch.float32, torch.int64))
     for (dtype, index), is_neox, (size, paired) in itertools.product(kinds, (True, False), _HEADS):
-        if not is_neox and paired % 8 != 0:  # on CUDA a vector of the row layer would have less than a pair
-            continue
         for tokens in (0, 1, 9):
             qkv = torch.randn(tokens, 4 + 2 + 2, size, device=device).to(dtype)
             q, k, v = qkv[:, :4], qkv[:, 4:6], qkv[:, 6:]

@@ -72,14 +72,14 @@ void per_group(TensorView x, TensorView out, TensorView scales) {
 void store(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView slots) {
   using F = Copy;
   const auto of = [&](const Rows& x, const Rows& cache) {
-    return copy_program.rows(F::x = x, F::out = indexed(cache, slots, true));
+    return copy_program.rows(F::x = x, F::out = indexed(cache, "slots", slots, true));
   };
   copy_program({}, {of(heads("k", k), heads("k_cache", k_cache)), of(heads("v", v), heads("v_cache", v_cache))});
 }
 
 void gather(TensorView table, TensorView index, TensorView out) {
   using F = Copy;
-  gather_program({}, F::x = indexed(rows("table", table), index), F::out = rows("out", out));
+  gather_program({}, F::x = indexed(rows("table", table), "index", index), F::out = rows("out", out));
 }
 
 void scaled(TensorView x, TensorView scale, TensorView out) {
@@ -126,7 +126,7 @@ void mean(TensorView x, TensorView out) {
 template <typename Order>
 void rope(TensorView q, TensorView k, TensorView cos_sin, TensorView positions) {
   using F = Rope<Order>;
-  const auto angles = repeated(indexed(rows("cos_sin", cos_sin), positions));
+  const auto angles = repeated(indexed(rows("cos_sin", cos_sin), "positions", positions));
   const auto of = [&](const Rows& x) { return rope_program<Order>.rows(F::x = x, F::cos_sin = angles, F::out = x); };
   rope_program<Order>({}, {of(heads("q", q)), of(heads("k", k))});
 }
@@ -138,9 +138,9 @@ void attention(
     TensorView positions, TensorView k_cache, TensorView v_cache, TensorView slots, float eps) {
   using F = Attention;
   const auto& program = attention_program;
-  const auto angles = repeated(indexed(rows("cos_sin", cos_sin), positions));
+  const auto angles = repeated(indexed(rows("cos_sin", cos_sin), "positions", positions));
   const auto cache = [&](const char* name, const TensorView& tensor) {
-    return indexed(heads(name, tensor), slots, true);
+    return indexed(heads(name, tensor), "slots", slots, true);
   };
   attention_program(
       {eps}, {program.rows(F::x = heads("q", q), F::weight = shared_row("q_weight", q_weight), F::cos_sin = angles),
@@ -165,8 +165,8 @@ void prologue(
   using F = programs::Prologue;
   prologue_program(
       {eps}, F::x = host::heads("k", k), F::weight = host::shared_row("weight", weight),
-      F::cos_sin = host::repeated(host::indexed(host::rows("cos_sin", cos_sin), positions)),
-      F::cache = host::indexed(host::heads("cache", cache), slots, true));
+      F::cos_sin = host::repeated(host::indexed(host::rows("cos_sin", cos_sin), "positions", positions)),
+      F::cache = host::indexed(host::heads("cache", cache), "slots", slots, true));
 }
 // end
 

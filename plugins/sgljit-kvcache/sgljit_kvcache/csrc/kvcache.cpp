@@ -10,54 +10,63 @@ namespace {
 using namespace host;
 using kvcache::Copy;
 
-RowProgram<Copy, 2> copy_two{"kvcache.h"};
-RowProgram<Copy> copy_one{"kvcache.h"};
+RowProgram<Copy, 2> copy{"kvcache.h"};
 
 /// [tokens, heads, dim], a row for each head, or [tokens, row].
 Rows rows_of(const char* name, const TensorView& tensor) {
   return tensor.dim() == 2 ? rows(name, tensor) : heads(name, tensor);
 }
 
-/// A copy keeps every bit: it has no other dtype to convert to.
-void refuse_other_dtype(const Rows& rows, const Rows& like) {
-  if (rows.tensor.dtype() != like.tensor.dtype()) [[unlikely]]
-    rows.raise({}, {"DType mismatch: expected ", like.tensor.dtype(), " but got ", rows.tensor.dtype()});
+/// Refuses rows that are not one for each element of the index, and of the dtype and size of those of the cache: a copy
+/// keeps every bit.
+void refuse_other(const Rows& x, const Rows& cache) {
+  x.typed_as(cache);
+  if (x.columns != cache.columns) [[unlikely]]
+    x.raise(
+        {}, {"Size mismatch for a row: expected ", cache.columns, ", that of ", cache.name, ", but got ", x.columns});
+  if (x.count != cache.index->numel()) [[unlikely]]
+    x.raise(
+        {}, {"Size mismatch for the number of rows: expected ", cache.index->numel(), ", the elements of ",
+             cache.index_name, ", but got ", x.count});
+}
+
+ProgramRows<Copy::kOperands> stored(const Rows& x, const Rows& cache) {
+  refuse_other(x, cache);
+  return copy.rows(Copy::x = x, Copy::out = cache);
+}
+
+ProgramRows<Copy::kOperands> gathered(const Rows& cache, const Rows& out) {
+  refuse_other(out, cache);
+  return copy.rows(Copy::x = cache, Copy::out = out);
 }
 
 void store_cache(TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView indices) {
-  const auto of = [&](const Rows& x, const Rows& cache) {
-    refuse_other_dtype(cache, x);
-    return copy_two.rows(Copy::x = x, Copy::out = indexed(cache, indices, true));
+  const auto slots = [&](const char* name, const TensorView& cache) {
+    return indexed(rows_of(name, cache), "indices", indices, true);
   };
-  copy_two({}, {of(rows_of("k", k), rows_of("k_cache", k_cache)), of(rows_of("v", v), rows_of("v_cache", v_cache))});
+  copy({}, {stored(rows_of("k", k), slots("k_cache", k_cache)), stored(rows_of("v", v), slots("v_cache", v_cache))});
 }
 
 void gather_cache(TensorView k_cache, TensorView v_cache, TensorView indices, TensorView k, TensorView v) {
-  const auto of = [&](const Rows& cache, const Rows& out) {
-    refuse_other_dtype(out, cache);
-    return copy_two.rows(Copy::x = indexed(cache, indices), Copy::out = out);
+  const auto slots = [&](const char* name, const TensorView& cache) {
+    return indexed(rows_of(name, cache), "indices", indices);
   };
-  copy_two({}, {of(rows_of("k_cache", k_cache), rows_of("k", k)), of(rows_of("v_cache", v_cache), rows_of("v", v))});
+  copy(
+      {}, {gathered(slots("k_cache", k_cache), rows_of("k", k)), gathered(slots("v_cache", v_cache), rows_of("v", v))});
 }
 
-/// The segments of a program have one number of columns, and these parts have two: a launch for each.
 void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, TensorView k_rope) {
-  const auto whole = rows_of("kv_buffer", kv_buffer);
+  const auto buffer = indexed(rows_of("kv_buffer", kv_buffer), "loc", loc, true);
   const auto nope = rows_of("k_nope", k_nope), rope = rows_of("k_rope", k_rope);
   const auto columns = nope.columns + rope.columns;
-  if (whole.columns != columns) [[unlikely]]
-    whole.raise(
-        {}, {"Size mismatch for a row: expected ", columns, ", those of k_nope and k_rope, but got ", whole.columns});
-  if (rope.count != nope.count) [[unlikely]]
-    rope.raise({}, {"Size mismatch for the number of rows: expected ", nope.count, " but got ", rope.count});
-  refuse_other_dtype(nope, whole);
-  refuse_other_dtype(rope, whole);
-  auto first = whole, second = whole;
+  if (buffer.columns != columns) [[unlikely]]
+    buffer.raise(
+        {}, {"Size mismatch for a row: expected ", columns, ", those of k_nope and k_rope, but got ", buffer.columns});
+  auto first = buffer, second = buffer;
   first.columns = nope.columns;
   second.columns = rope.columns;
-  second.data = static_cast<char*>(whole.data) + nope.columns * whole.element_bytes();
-  copy_one({}, Copy::x = nope, Copy::out = indexed(first, loc, true));
-  copy_one({}, Copy::x = rope, Copy::out = indexed(second, loc, true));
+  second.data = static_cast<char*>(buffer.data) + nope.columns * buffer.element_bytes();
+  copy({}, {stored(nope, first), stored(rope, second)});
 }
 
 }  // namespace

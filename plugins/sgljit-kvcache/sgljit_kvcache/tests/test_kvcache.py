@@ -48,14 +48,20 @@ def stored(device, **changed):
 
 
 BAD = {
-    "dtype of k": ({"k": zeros(2, 1, 8).long()}, "k_cache", "expected int64 but got float32"),
-    "dtype of v_cache": ({"v_cache": zeros(4, 1, 8).half()}, "v_cache", "expected float32 but got float16"),
-    "size of v": ({"v": zeros(2, 1, 6)}, "v", "for a row: expected 8 but got 6"),
+    "dtype of k": ({"k": zeros(2, 1, 8).half()}, "k", "expected float32, the dtype of k_cache, but got float16"),
+    "dtype of v_cache": (
+        {"v_cache": zeros(4, 1, 8).half()},
+        "v",
+        "expected float16, the dtype of v_cache, but got float32",
+    ),
+    "no element": ({"k": zeros(2, 1, 8).long(), "k_cache": zeros(4, 1, 8).long()}, "k", "but got int64"),
+    "size of v": ({"v": zeros(2, 1, 6)}, "v", "for a row: expected 8, that of v_cache, but got 6"),
     "heads of k_cache": ({"k_cache": zeros(4, 2, 8)}, "k_cache", "the rows of each: expected 1 but got 2"),
-    "tokens of v": ({"v": zeros(3, 1, 8)}, "v_cache", "number of rows: expected 3 but got 2"),
+    "tokens of v": ({"v": zeros(3, 1, 8)}, "v", "number of rows: expected 2, the elements of indices, but got 3"),
     "dimensions of k": ({"k": zeros(8)}, "k", "Dimension mismatch"),
-    "dtype of indices": ({"indices": zeros(2)}, "k_cache", "for its index: expected one of .int32, int64. but got"),
-    "shape of indices": ({"indices": zeros(2, 1).long()}, "k_cache", "Dimension mismatch for its index"),
+    "dtype of indices": ({"indices": zeros(2)}, "indices", "expected one of .int32, int64. but got float32"),
+    "shape of indices": ({"indices": zeros(2, 1).long()}, "indices", "Dimension mismatch: expected 1 but got 2"),
+    "stride of indices": ({"indices": zeros(4).long()[::2]}, "indices", "side by side, but got a stride of 2"),
 }
 
 
@@ -69,17 +75,18 @@ def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, device):
 
 @pytest.mark.gpu
 def test_an_index_on_another_device_is_refused():
-    with pytest.raises(TensorMatchError, match="Device mismatch for its index: expected cuda"):
+    with pytest.raises(TensorMatchError, match=r"(?s)for indices, Tensor<.*Device mismatch: expected cuda"):
         family.store_cache(**stored("cuda", indices=torch.arange(2)))
 
 
 def test_an_index_out_of_range_is_refused_on_the_cpu():
     for slot in (4, 1 << 40):
         given = stored("cpu", k=torch.ones(2, 1, 8), indices=torch.tensor([0, slot]))
-        with pytest.raises(TensorMatchError, match=f"element 1 of its index is {slot}, and there are 4 rows"):
+        text = rf"(?s)for indices, Tensor<2>.*Index out of range: element 1 is {slot}, and k_cache has 4 rows"
+        with pytest.raises(TensorMatchError, match=text):
             family.store_cache(**given)
         assert not given["k_cache"].any()
-    with pytest.raises(TensorMatchError, match="element 0 of its index is -1, and there are 4 rows"):
+    with pytest.raises(TensorMatchError, match=r"(?s)for indices, .*element 0 is -1, and k_cache has 4 rows"):
         family.gather_cache(**stored("cpu", indices=torch.tensor([-1, 0])))
 
 
@@ -95,8 +102,8 @@ def test_parts_of_a_latent_row_that_do_not_fit_are_refused_before_anything_is_wr
     nope, rope = torch.ones(2, 1, 8, device=device), torch.ones(2, 1, 4, device=device)
     for arguments, name, text in (
         ((buffer, loc, nope, rope[..., :3]), "kv_buffer", "expected 11, those of k_nope and k_rope, but got 12"),
-        ((buffer, loc, nope, rope[:1]), "k_rope", "number of rows: expected 2 but got 1"),
-        ((buffer, loc, nope, rope.half()), "k_rope", "expected float32 but got float16"),
+        ((buffer, loc, nope, rope[:1]), "k_rope", "number of rows: expected 2, the elements of loc, but got 1"),
+        ((buffer, loc, nope, rope.half()), "k_rope", "expected float32, the dtype of kv_buffer, but got float16"),
         ((zeros(4, 2, 12, device=device), loc, nope, rope), "kv_buffer", "the rows of each: expected 1 but got 2"),
     ):
         with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{text}"):

@@ -35,6 +35,7 @@ SHAPES = {
 }
 OPS = (
     "apply_rope_inplace",
+    "apply_rotary_pos_emb_inplace",
     "apply_rope_inplace_with_kvcache",
     "fused_qk_norm_rope",
     "fused_qk_norm_rope_with_kvcache",
@@ -49,6 +50,9 @@ def make(op: str, tokens: int, size: int, device: str) -> tuple[torch.Tensor, ..
     angles = torch.rand(POSITIONS, size // 2, device=device) * 7
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
     positions = torch.randint(0, POSITIONS, (tokens,), device=device)
+    if op == "apply_rotary_pos_emb_inplace":
+        cos, sin = (x.repeat(1, 2).bfloat16() for x in cos_sin[positions].chunk(2, dim=-1))
+        return q, k, cos, sin
     stored = op.endswith("kvcache")
     arguments = [q, k, *([v] if stored else []), *(weights if "norm" in op else []), *(caches if stored else [])]
     return (*arguments, cos_sin, positions, *([torch.randperm(tokens, device=device)] if stored else []))
@@ -58,8 +62,11 @@ def pytorch(op: str, *arguments: torch.Tensor) -> None:
     """The op in plain PyTorch: float32, and every token is stored."""
     stored, is_normed = op.endswith("kvcache"), "norm" in op
     q, k, *others = arguments
-    cos_sin, positions = others[-3:-1] if stored else others[-2:]
-    cos, sin = cos_sin[positions][:, None].chunk(2, dim=-1)
+    first, second = others[-3:-1] if stored else others[-2:]
+    if op == "apply_rotary_pos_emb_inplace":
+        cos, sin = (x[:, None].float().chunk(2, dim=-1)[0] for x in (first, second))
+    else:
+        cos, sin = first[second][:, None].chunk(2, dim=-1)
     for i, x in enumerate((q, k)):
         values = x.float()
         if is_normed:
@@ -105,7 +112,8 @@ def check(op: str, run: Run, size: int, device: str) -> None:
 
 def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
-    names = ["sgljit", *(["SGLang"] if peers is not None else []), "PyTorch"]
+    has_peer = peers is not None and op != "apply_rotary_pos_emb_inplace"
+    names = ["sgljit", *(["SGLang"] if has_peer else []), "PyTorch"]
     names += ["torch.compile"] if device == "cuda" else []  # on the CPU it would time a C++ compiler's vectors
     plain = functools.partial(pytorch, op)
 

@@ -8,8 +8,25 @@
 namespace rope {
 
 struct Rotation {
+  float sign;  ///< of the angle: -1 turns back
+
   SGL_HD sgl::Values<2> operator()(float a, float b, float cos, float sin) const {
-    return {{a * cos - b * sin, b * cos + a * sin}};
+    const float turned = sin * sign;
+    return {{a * cos - b * turned, b * cos + a * turned}};
+  }
+};
+
+/// \brief q and k are rotated in place, by cosines and sines that each token has for itself.
+template <typename Order>
+struct Given {
+  SGL_OPERANDS(x, cos, sin)
+  float sign;
+  SGL_FIELDS(sign)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    constexpr Order order;
+    return sgl::store(x = row.pairs(order, Rotation{sign}, row[x], row.of_pairs(order, cos), row.of_pairs(order, sin)));
   }
 };
 
@@ -21,7 +38,8 @@ struct Layer {
   SGL_OPERANDS(x, weight, cos_sin, cache)
   float eps;
   float offset;  ///< added to each weight: 1 in Gemma's norm
-  SGL_FIELDS(eps, offset)
+  float sign;
+  SGL_FIELDS(eps, offset, sign)
 
   template <typename Row>
   SGL_HD auto rotated(const Row& row) const {
@@ -33,9 +51,9 @@ struct Layer {
       const float factor = sgl::rsqrt(row.sum([](float v) { return v * v; }, values) / row.size() + eps);
       const float added = offset;
       const auto normed = sgl::map([=](float v, float w) { return v * factor * (w + added); }, values, weights);
-      return row.pairs(order, Rotation{}, normed, cos, sin);
+      return row.pairs(order, Rotation{sign}, normed, cos, sin);
     } else {
-      return row.pairs(order, Rotation{}, values, cos, sin);
+      return row.pairs(order, Rotation{sign}, values, cos, sin);
     }
   }
   template <typename Row>

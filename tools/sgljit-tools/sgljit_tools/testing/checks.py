@@ -113,10 +113,11 @@ def opcheck(subject: Subject) -> None:
     if not calls:
         raise NotApplicable("opcheck copies page-locked tensors into pageable memory, which no kernel reads")
     for overload, _, arguments in calls:
+        passed = {name: map_tensors(_without_strides_of_nothing, value) for name, value in arguments.items()}
         # To compare with the schema it multiplies what the op wrote, which torch cannot for float8.
         is_float8 = any(tensor.itemsize == 1 and tensor.is_floating_point() for _, tensor in tensors_of(arguments))
         try:
-            torch.library.opcheck(overload, (), arguments, test_utils=utils[is_float8:])
+            torch.library.opcheck(overload, (), passed, test_utils=utils[is_float8:])
         except Exception as error:
             raise Fault(f"{overload}: {type(error).__name__}: {error}") from error
 
@@ -240,6 +241,11 @@ def _look(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{value.dtype} {list(value.shape)} with strides {list(value.stride())}"
+
+
+def _without_strides_of_nothing(tensor: torch.Tensor) -> torch.Tensor:
+    """PyTorch 2.13 computes a negative size from the strides of an empty view, where it copies one for a graph."""
+    return tensor if tensor.numel() > 0 else tensor.new_empty(tensor.shape)
 
 
 def _library_calls(subject: Subject) -> Iterator[tuple[Any, Any, Arguments]]:
