@@ -108,7 +108,7 @@ void rounded_prologue(TensorView x, TensorView weight, TensorView cos_sin, Tenso
   using F = RoundedPrologue;
   rounded_program(
       {eps}, F::x = heads("x", x), F::weight = shared_row("weight", weight),
-      F::cos_sin = repeated(indexed(rows("cos_sin", cos_sin), positions)));
+      F::cos_sin = repeated(indexed(rows("cos_sin", cos_sin), "positions", positions)));
 }
 
 void affine(TensorView x, TensorView shift, TensorView out, float scale) {
