@@ -594,9 +594,8 @@ inline void check_index(const Rows& rows, DebugInfo location) {
     const std::int64_t row =
         is_long ? static_cast<const std::int64_t*>(data)[i] : static_cast<const std::int32_t*>(data)[i];
     if (row < rows.count && (row >= 0 || rows.skips_negative)) continue;
-    rows.raise(
-        location,
-        {"Index out of range: element ", i, " of its index is ", row, ", and there are ", rows.count, " rows"});
+    rows.raise_about_index(
+        location, {"Index out of range: element ", i, " is ", row, ", and ", rows.name, " has ", rows.count, " rows"});
   }
 }
 
@@ -663,18 +662,21 @@ SGL_INLINE void match_segment(
     if (rows.columns != columns)
       rows.raise(location, {"Size mismatch for a row: expected ", columns, " but got ", rows.columns});
     const bool is_for_all = rows.is_shared && !is_written;
-    if (!is_for_all && outer_of(rows) != outer)
+    if (!is_for_all && outer_of(rows) != outer) {
+      if (rows.index != nullptr)
+        rows.raise_about_index(location, {"Size mismatch: expected ", outer, " elements but got ", outer_of(rows)});
       rows.raise(location, {"Size mismatch for the number of rows: expected ", outer, " but got ", outer_of(rows)});
+    }
     if (!is_for_all && rows.inner != inner && (rows.inner != 0 || is_written))
       rows.raise(location, {"Size mismatch for the rows of each: expected ", inner, " but got ", rows.inner});
     std::uint64_t place = (is_for_all ? sgl::kForAll : 0) | (is_value ? sgl::kOneValue : 0);
     if (rows.index != nullptr) {
       const auto index_type = rows.index->dtype();
       if (!is_type<std::int32_t>(index_type) && !is_type<std::int64_t>(index_type))
-        rows.raise(location, {"DType mismatch for its index: expected one of [int32, int64] but got ", index_type});
+        rows.raise_about_index(location, {"DType mismatch: expected one of [int32, int64] but got ", index_type});
       if (!::host::operator==(rows.index->device(), plan.device))
-        rows.raise(
-            location, {"Device mismatch for its index: expected ", plan.device, " but got ", rows.index->device()});
+        rows.raise_about_index(
+            location, {"Device mismatch: expected ", plan.device, " but got ", rows.index->device()});
       place |= is_type<std::int32_t>(index_type) ? sgl::kIndexed : sgl::kLongIndexed;
       if (plan.device.device_type == kDLCPU) check_index(rows, location);
     }
