@@ -177,7 +177,10 @@ def test_a_map_of_rows_of_any_size_and_alignment(programs, device, dtype):
             buffer[first : first + rows * stride] = random(rows * stride, dtype=dtype, device=device)
             x, out = buffer[first:].as_strided((rows, columns), (stride, 1)), torch.full_like(buffer, 7)
             y = out[first:].as_strided((rows, columns), (stride, 1))
-            for shift in (random(rows, columns, dtype=dtype, device=device), random(columns, dtype=dtype, device=device)):
+            for shift in (
+                random(rows, columns, dtype=dtype, device=device),
+                random(columns, dtype=dtype, device=device),
+            ):
                 wanted = torch.full_like(out, 7)
                 wanted[first:].as_strided((rows, columns), (stride, 1)).copy_(x.double() * 3 + shift.double())
                 out.fill_(7)
@@ -461,7 +464,15 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
 )
 def test_every_form_compiles_for_every_architecture(family, arch):
     def build(functor, *numbers):
-        has_fields = functor in ("RMSNorm", "FusedAddRMSNorm", "LayerNorm", "Chained", "Affine", "Attention", "Prologue")
+        has_fields = functor in (
+            "RMSNorm",
+            "FusedAddRMSNorm",
+            "LayerNorm",
+            "Chained",
+            "Affine",
+            "Attention",
+            "Prologue",
+        )
         kernel = "device::row_program" if has_fields else "device::row_program_without_fields"
         arguments = ("row_programs.h", kernel, CppType(f"programs::{functor}"), *numbers)
         try:

@@ -18,6 +18,6 @@ def test_the_table_is_what_the_tuner_writes():
         for vectors, *both in lines
     ]
     per_op = len(table) // 3
-    tables = {op: dict(table[i * per_op :][:per_op]) for i, op in enumerate(tune.FUNCTORS)}
+    tables = {op: dict(table[i * per_op :][:per_op]) for i, op in enumerate(tune.WORKS)}
     chip, torch_version, date = made.groups()
     assert tune.header(tables, file="h200.h", chip=chip, torch=torch_version, date=date) == text

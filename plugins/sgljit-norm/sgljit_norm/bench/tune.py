@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgljit_core import CppType, cache_once
+from sgljit_core import cache_once
 from sgljit_norm.plugin import FAMILY
 
 if TYPE_CHECKING:
@@ -48,13 +48,7 @@ REPLAYS = 5
 Layout = tuple[int, int, bool]  # threads that share a row, threads of a block, whether the next kernel may start first
 Chip = tuple[int, int, int, int]  # multiprocessors, threads of each, major and minor compute capability
 
-# For each op the functor with its number of inputs, shared rows and outputs.
-FUNCTORS: dict[str, tuple[str, int, int, int]] = {
-    "rmsnorm": ("norms::RMSNorm<false>", 1, 1, 1),
-    "fused_add_rmsnorm": ("norms::FusedAddRMSNorm<false>", 2, 1, 2),
-    "layernorm": ("norms::LayerNorm", 1, 2, 1),
-}
-WORKS = dict(zip(FUNCTORS, ("kOneInput", "kMoreInputs", "kTwoPasses"), strict=True))  # the kinds of sgl::RowWork
+WORKS = {"rmsnorm": "kOneInput", "fused_add_rmsnorm": "kMoreInputs", "layernorm": "kTwoPasses"}  # of sgl::RowWork
 
 
 @cache_once
@@ -94,12 +88,10 @@ def layouts(vectors: int) -> list[Layout]:
 
 def build(op: str, dtype: torch.dtype, kernel: tuple[int, int, int]) -> None:
     """Compile a kernel: of a size, with threads that share a row and threads of a block."""
-    functor, *counts = FUNCTORS[op]
     size, *layout = kernel
-    elements = WORD // dtype.itemsize
-    FAMILY.build_variant(
-        "norm.h", "device::row_reduce", CppType(functor), *counts, size, elements, *layout, dtype, dtype
-    )
+    memory = torch.zeros(2 * LEAST_CALLS * size, dtype=dtype, device="cuda")
+    module().set_layout(*layout, False)
+    getattr(module(), op)(*calls_of(op, 1, size, dtype, memory)[0])
 
 
 def calls_of(
@@ -159,7 +151,7 @@ def tune(
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(functools.partial(build, op, dtype), sorted(kernels), chunksize=8))
     tuned, unknown = chip(), (*chip()[:2], 0, 0)
-    work = list(FUNCTORS).index(op)  # as sgl::RowWork
+    work = list(WORKS).index(op)  # as sgl::RowWork
     most = max(2 * size * count for size in sizes for count in tokens) * LEAST_CALLS
     memory = torch.empty(max(ROTATED // dtype.itemsize, most), dtype=dtype, device="cuda").normal_()
     for size, count in itertools.product(sizes, tokens):
@@ -268,7 +260,7 @@ def header(tables: dict[str, dict[int, list[tuple[int, bool]]]], *, file: str, c
 def main() -> None:
     """Measure, print, and write the numbers."""
     parser = argparse.ArgumentParser(description="The best layouts of rows over threads")
-    parser.add_argument("--ops", default=",".join(FUNCTORS), help="which, with commas between")
+    parser.add_argument("--ops", default=",".join(WORKS), help="which, with commas between")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "float16", "bfloat16"])
@@ -277,7 +269,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes, tokens = ([int(number) for number in text.split(",")] for text in (arguments.sizes, arguments.tokens))
     ops = arguments.ops.split(",")
-    if arguments.header and not ({*FUNCTORS} <= {*ops} and {*itertools.chain(*COLUMNS)} <= {*tokens}):
+    if arguments.header and not ({*WORKS} <= {*ops} and {*itertools.chain(*COLUMNS)} <= {*tokens}):
         parser.error("--header needs all ops and numbers of tokens")
     rows, tables = [], {}
     for op in ops:
@@ -294,7 +286,7 @@ def main() -> None:
             tables[op] = lines([*of_op, *tune(op, [LONGEST], tokens, torch.float32)])
     if arguments.header:
         text = header(
-            {op: tables[op] for op in FUNCTORS},
+            {op: tables[op] for op in WORKS},
             file=arguments.header.name,
             chip=torch.cuda.get_device_name(),
             torch=torch.__version__,

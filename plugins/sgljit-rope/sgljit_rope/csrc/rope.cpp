@@ -47,10 +47,10 @@ void launch(const Call& call) {
   if (call.rope_dim != 0 && call.rope_dim != table.columns) [[unlikely]]
     table.raise({}, {"Size mismatch for a row: expected rope_dim, ", call.rope_dim, ", but got ", table.columns});
   const auto angles = repeated(indexed(table, "positions", call.positions));
-  const auto of = [&](const Rows& x, const char* name, const TensorView* weight, auto... cache) {
-    if constexpr (kNormed)
-      return layer.rows(F::x = x, F::weight = shared_row(name, *weight), F::cos_sin = angles, cache...);
-    else return layer.rows(F::x = x, F::cos_sin = angles, cache...);
+  // An operand that a program does not use may be any.
+  const auto of = [&](const Rows& x, const char* name, const TensorView* weight, const Rows& cache) {
+    const auto weights = kNormed ? shared_row(name, *weight) : x;
+    return layer.rows(F::x = x, F::weight = weights, F::cos_sin = angles, F::cache = cache);
   };
   const F f{call.eps, call.offset, sign_of(call.inverse)};
   const auto q = heads("q", call.q), k = heads_like("k", call.k, q, q);
@@ -60,10 +60,10 @@ void launch(const Call& call) {
     };
     const auto k_slots = slots("k_cache", *call.k_cache), v_slots = slots("v_cache", *call.v_cache);
     layer(
-        f, {of(q, "q_weight", call.q_weight), of(k, "k_weight", call.k_weight, F::cache = k_slots),
+        f, {of(q, "q_weight", call.q_weight, q), of(k, "k_weight", call.k_weight, k_slots),
             layer.rows(F::x = heads_like("v", *call.v, q, v_slots), F::cache = v_slots)});
   } else {
-    layer(f, {of(q, "q_weight", call.q_weight), of(k, "k_weight", call.k_weight)});
+    layer(f, {of(q, "q_weight", call.q_weight, q), of(k, "k_weight", call.k_weight, k)});
   }
 }
 

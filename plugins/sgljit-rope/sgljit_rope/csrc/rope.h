@@ -48,7 +48,8 @@ struct Layer {
     const auto cos = row.of_pairs(order, cos_sin, 0, 2), sin = row.of_pairs(order, cos_sin, 1, 2);
     if constexpr (kNormed) {
       const auto weights = row[weight];
-      const float factor = sgl::rsqrt(row.sum([](float v) { return v * v; }, values) / row.size() + eps);
+      const float sum = row.sum([](float v) { return v * v; }, values);
+      const float factor = sgl::rsqrt(sum * (1 / row.size()) + eps);
       const float added = offset;
       const auto normed = sgl::map([=](float v, float w) { return v * factor * (w + added); }, values, weights);
       return row.pairs(order, Rotation{sign}, normed, cos, sin);
@@ -56,19 +57,23 @@ struct Layer {
       return row.pairs(order, Rotation{sign}, values, cos, sin);
     }
   }
+  /// Of q and k alike: one program is a smaller kernel than two.
   template <typename Row>
-  SGL_HD auto operator()(const Row& row, sgl::Segment<0>) const {
+    requires(!kStored)
+  SGL_HD auto operator()(const Row& row) const {
     return sgl::store(x = rotated(row));
   }
-  template <typename Row>
-  SGL_HD auto operator()(const Row& row, sgl::Segment<1>) const {
-    const auto values = rotated(row);
-    if constexpr (kStored) return sgl::store(x = values, cache = values);
-    else return sgl::store(x = values);
-  }
-  template <typename Row>
-  SGL_HD auto operator()(const Row& row, sgl::Segment<2>) const {
-    return sgl::store(cache = row[x]);
+  template <typename Row, int kNumber>
+    requires(kStored)
+  SGL_HD auto operator()(const Row& row, sgl::Segment<kNumber>) const {
+    if constexpr (kNumber == 0) {
+      return sgl::store(x = rotated(row));
+    } else if constexpr (kNumber == 1) {
+      const auto values = rotated(row);
+      return sgl::store(x = values, cache = values);
+    } else {
+      return sgl::store(cache = row[x]);
+    }
   }
 };
 
