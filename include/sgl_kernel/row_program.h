@@ -510,9 +510,9 @@ inline unsigned threads_of_halves(const SegmentPlan& segment) {
 SGL_INLINE sgl::RowShape shape_of(
     const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
     ProgramLayout& layout) {
-  constexpr unsigned kWarp = 32, kBlock = 128;
+  constexpr unsigned kWarp = 32, kBlock = 128, kMapBlock = 256;
   if (segment.is_map) {
-    if (layout.block_threads < kBlock) layout.block_threads = kBlock;
+    if (layout.block_threads < kMapBlock) layout.block_threads = kMapBlock;
     return {0, 0, static_cast<unsigned>(segment.elements), 0, true, segment.has_tail};
   }
   if (segment.is_neox && segment.columns > sgl::RowShape::kMostColumns)
@@ -531,7 +531,7 @@ SGL_INLINE sgl::RowShape shape_of(
         segment.columns, " elements by loads of ", segment.elements);
   if (segment.is_neox) row = {threads_of_halves(segment), kBlock, row.triggers_first};
   // With more short rows than the chip has room for, two vectors a thread: one would wait for its sum as long.
-  const bool is_full = num_rows * row.threads_per_row >= 4LL * chip.num_sms * chip.threads_per_sm;
+  const bool is_full = num_rows * row.threads_per_row >= 1LL * chip.num_sms * chip.threads_per_sm;
   if (is_full && !segment.is_neox && row.threads_per_row > 1 && row.threads_per_row <= kWarp / 2)
     row.threads_per_row /= 2;
   layout.triggers_first = layout.triggers_first && row.triggers_first;

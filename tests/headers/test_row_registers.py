@@ -18,7 +18,7 @@ CSRC = FAMILY.csrc
 
 @pytest.fixture(scope="module")
 def kernels() -> list[str]:
-    """The kernels that these ops ask for with bfloat16, over all numbers of tokens, of rows of 4096 elements and more."""
+    """The kernels that these ops ask for with bfloat16, over all numbers of tokens, for 4096 elements and more."""
     recording = record(["norm"], cuda_arch="9.0a", on_cpu=False, ops=OPS, keep=False)
     labels = [one.spec.label.partition(".")[2] for one in recording.wanted]
     found = [label for label in labels if label.startswith("device.row_program<")]
