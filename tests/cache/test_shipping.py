@@ -301,7 +301,8 @@ def test_prune_by_size_goes_by_last_use_and_a_dry_run_only_says_so(load, sgljit,
     result = sgljit("cache", "prune", "--megabytes", limit, "--dry-run")
     assert f"{unused}\nwould remove 1 artifacts, " in result.stdout, result.stderr
     assert len(artifacts(cache)) == 3
-    assert "removed 1 artifacts" in sgljit("cache", "prune", "--megabytes", limit).stdout
+    result = sgljit("cache", "prune", "--megabytes", limit)
+    assert f"{unused}\nremoved 1 artifacts, " in result.stdout, result.stderr
     assert artifacts(cache) == sorted([oldest, newest])
 
 

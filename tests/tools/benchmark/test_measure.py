@@ -88,9 +88,8 @@ def test_quantiles_come_in_the_order_asked_for(monkeypatch):
 
 
 def test_rates_and_the_share_of_a_copy():
-    figure = Figure(2.0, 1.0, 3.0, num_bytes=8_000_000, flops=4_000_000, copy_microseconds=1.0)
+    figure = Figure(2.0, 1.0, 3.0, num_bytes=8_000_000, copy_microseconds=1.0)
     assert figure.gigabytes_per_second == 4000
-    assert figure.teraflops_per_second == 2
     assert figure.percent_of_copy == 50
     assert math.isnan(Figure(1.0, 1.0, 1.0).percent_of_copy)
 

@@ -51,7 +51,6 @@ class Figure:
         calls: the number of calls in one sample.
         samples: the number of samples.
         num_bytes: read plus written by one call; 0 if not given.
-        flops: operations of one call; 0 if not given.
         copy_microseconds: the time of a plain copy that reads and writes ``num_bytes`` in all; NaN if that is 0.
     """
 
@@ -61,18 +60,12 @@ class Figure:
     calls: int = 1
     samples: int = 1
     num_bytes: int = 0
-    flops: int = 0
     copy_microseconds: float = math.nan
 
     @property
     def gigabytes_per_second(self) -> float:
         """In units of 10^9 bytes, read plus written."""
         return self.num_bytes / self.microseconds / 1e3
-
-    @property
-    def teraflops_per_second(self) -> float:
-        """In units of 10^12 operations."""
-        return self.flops / self.microseconds / 1e6
 
     @property
     def percent_of_copy(self) -> float:
@@ -117,18 +110,16 @@ def measure(
     inputs: Sequence[Arguments] | Callable[[], Arguments] = ((),),
     *,
     num_bytes: int = 0,
-    flops: int = 0,
     device: torch.device | str | None = None,
     graph: bool = True,
     seconds: float = 0.2,
 ) -> Figure:
-    """``run_benchmark`` with rates: bytes moved and operations computed per second.
+    """``run_benchmark`` with a rate: bytes moved per second.
 
     Args:
         fn, inputs, device, graph, seconds: as in ``run_benchmark``.
         num_bytes: the bytes that one call must read plus those that it must write, each once. If given, a plain copy
             is measured too, once in a process for each number of bytes.
-        flops: operations of one call.
 
     Raises:
         ValueError: as in ``run_benchmark``.
@@ -136,7 +127,7 @@ def measure(
     samples, calls, where = _sample(fn, inputs, device, graph, seconds)
     copy = copy_figure(num_bytes, where).microseconds if num_bytes else math.nan
     median, low, high = _quantiles(samples, QUANTILES)
-    return Figure(median, low, high, calls, len(samples), num_bytes, flops, copy)
+    return Figure(median, low, high, calls, len(samples), num_bytes, copy)
 
 
 def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:

@@ -124,7 +124,7 @@ def prune(
         keep=keep,
         dry_run=dry_run,
     )
-    for entry in gone if dry_run else ():
+    for entry in gone:
         typer.echo(f"{decimal(entry.size):>9}  {entry.directory}")
     for path in leftovers:
         typer.echo(f"{'leftover':>9}  {path}")
