@@ -199,9 +199,7 @@ struct Values {
   float values[N];
 };
 
-/// \brief How a row reduction combines the terms of a row. A functor names another than the sum as a member:
-/// `static constexpr auto kReduction = sgl::Reduction::kMax;`, and for a second pass `kSecondReduction`. The maximum
-/// ignores NaN.
+/// \brief How the terms of a row are combined. The maximum ignores NaN.
 enum class Reduction { kSum, kMax };
 
 namespace details {
@@ -230,98 +228,12 @@ SGL_HD Values<kOutputs> call(const F& f, const float (&x)[kInputs], const First&
   return as_values(spread<kInputs>(f, x, first...));
 }
 
-// The optional members of a functor, see row_map.h and row_reduce.h.
+// An optional member of a functor, see row_map.h.
 template <typename F>
 SGL_HD constexpr bool is_one_type() {
   if constexpr (requires { F::kOneType; }) return F::kOneType;
   return false;
 }
-template <typename F>
-inline constexpr bool kCombines = requires { &F::combine; };
-template <typename F>
-inline constexpr bool kHasSecondPass = requires { &F::second_term; };
-template <typename F>
-inline constexpr bool kEstimates = requires { requires F::kFirstEstimates; };
-template <typename F>
-inline constexpr bool kWritesRows = requires { &F::write_row; };
-
-/// The values of an element that the functor keeps: its inputs, or the one that it combines them to.
-template <typename F, int kInputs>
-inline constexpr int kKept = kCombines<F> ? 1 : kInputs;
-
-/// f.combine(x[0], x[1], ...)
-template <int kInputs, typename F>
-SGL_HD float combine_inputs(const F& f, const float (&x)[kInputs]) {
-  return spread<kInputs>([&](auto... values) { return f.combine(values...); }, x);
-}
-
-/// The passes of a row reduction: their terms of one element, and what they make of the reduced terms.
-struct FirstPass {
-  template <int kCount, typename F>
-  SGL_HD static auto terms(const F& f, const float (&x)[kCount]) {
-    return as_values(spread<kCount>([&](auto... values) { return f.term(values...); }, x));
-  }
-  template <typename F, int N>
-  SGL_HD static auto finish(const F& f, const Values<N>& reduced, float size) {
-    if constexpr (N == 1) return f.finish(reduced.values[0], size);
-    else return f.finish(reduced, size);
-  }
-};
-template <typename Statistic>
-struct SecondPass {
-  const Statistic& first;
-
-  template <int kCount, typename F>
-  SGL_HD auto terms(const F& f, const float (&x)[kCount]) const {
-    return as_values(spread<kCount>([&](auto... values) { return f.second_term(first, values...); }, x));
-  }
-  template <typename F, int N>
-  SGL_HD auto finish(const F& f, const Values<N>& reduced, float size) const {
-    if constexpr (N == 1) return f.second_finish(first, reduced.values[0], size);
-    else return f.second_finish(first, reduced, size);
-  }
-};
-
-/// All passes of a row reduction. `reduce(pass)` gives the reduced terms of one, the first of which has `first_size`.
-template <typename F, typename Reduce>
-SGL_HD auto statistic_of(const F& f, float size, const Reduce& reduce, float first_size) {
-  const FirstPass pass;
-  const auto first = pass.finish(f, reduce(pass), first_size);
-  if constexpr (kHasSecondPass<F>) {
-    const SecondPass<decltype(first)> second = {first};
-    return second.finish(f, reduce(second), size);
-  } else {
-    return first;
-  }
-}
-
-template <typename F, typename Reduce>
-SGL_HD auto statistic_of(const F& f, float size, const Reduce& reduce) {
-  return statistic_of(f, size, reduce, size);
-}
-
-template <typename F>
-SGL_HD constexpr bool is_max() {
-  if constexpr (requires { F::kReduction; }) return F::kReduction == Reduction::kMax;
-  return false;
-}
-template <typename F>
-SGL_HD constexpr bool is_second_max() {
-  if constexpr (requires { F::kSecondReduction; }) return F::kSecondReduction == Reduction::kMax;
-  return is_max<F>();
-}
-template <typename Pass>
-inline constexpr bool kIsFirst = false;
-template <>
-inline constexpr bool kIsFirst<const FirstPass&> = true;
-/// Whether a pass takes the maximum of its terms.
-template <typename F, typename Pass>
-inline constexpr bool kIsMax = is_max<F>();
-template <typename F, typename Statistic>
-inline constexpr bool kIsMax<F, SecondPass<Statistic>> = is_second_max<F>();
-template <typename F, typename Pass>
-inline constexpr bool kIsMax<F, const Pass&> = kIsMax<F, Pass>;
-
 template <bool kMax>
 inline constexpr float kIdentity = kMax ? __builtin_bit_cast(float, 0xff800000u) : 0.0f;
 
@@ -345,14 +257,6 @@ SGL_HD void accumulate(Values<N>& reduced, const Values<N>& terms) {
 
 template <typename T>
 SGL_HD T declare() noexcept;
-
-/// The reduced terms of no element.
-template <typename F, int kCount, typename Pass>
-SGL_HD auto identity() {
-  decltype(declare<Pass>().terms(declare<const F&>(), declare<const float (&)[kCount]>())) reduced;
-  for (float& value : reduced.values) value = kIdentity<kIsMax<F, Pass>>;
-  return reduced;
-}
 
 }  // namespace details
 

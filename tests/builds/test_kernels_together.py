@@ -12,7 +12,7 @@ import torch
 TOGETHER = """
 import logging, sys, threading
 import torch
-from sgljit_core import ops, override_cuda_arch
+from sgljit_core import CppType, ops, override_cuda_arch
 from sgljit_norm.plugin import FAMILY
 from sgljit_norm.plugin import FAMILY
 
@@ -35,7 +35,9 @@ def use(i):
             assert x.eq(3).all(), x
         else:
             with override_cuda_arch(9, 0):
-                FAMILY.build_variant("qknorm.cuh", "norms::qknorm", False, 4104, 8, 544, 544, torch.bfloat16)
+                functor = CppType("norms::RMSNorm<false>")
+                shape = 4104 | 8 << 40 | 544 << 48
+                FAMILY.build_variant("norm.h", "device::row_program", functor, 3, 544, 0, True, 0x222, 0x40, shape)
     except BaseException as error:
         failures.append(error)
 

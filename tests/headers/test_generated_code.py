@@ -76,14 +76,20 @@ __global__ void kernel(float* x) { x[threadIdx.x] = device::warp::reduce_sum(x[t
 def test_the_row_of_a_whole_block_is_the_same_number_in_each_thread(tmp_path: Path) -> None:
     """Divided from the thread's number, its address costs registers: two blocks then run where three could."""
     source = """
-#include <sgl_kernel/row_reduce.cuh>
-struct Mean {
-  SGL_HD float term(float x) const { return x; }
-  SGL_HD float finish(float sum, float size) const { return sum / size; }
-  SGL_HD float operator()(float mean, float x) const { return x - mean; }
+#include <sgl_kernel/row_program.h>
+struct Centred {
+  SGL_OPERANDS(x, out)
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    const float mean = row.sum([](float v) { return v; }, values) / row.size();
+    return sgl::store(out = sgl::map([=](float v) { return v - mean; }, values));
+  }
 };
-template __global__ void device::row_reduce<Mean, 1, 0, 1, 12288, 8, 384, 384, bf16_t, bf16_t>(
-    const __grid_constant__ sgl::RowReduceParams<2>, const __grid_constant__ Mean);
+constexpr sgl::RowShape kShape = {12288, 0, 8, 384};
+template __global__ void device::row_program_without_fields<
+    Centred, 2, 384, 0, true, 0x22, sgl::kIsFlat, kShape.number()>(
+    const __grid_constant__ sgl::RowProgramParams<2, 1>);
 """
     text = ptx(source, tmp_path, "90a")
     divided = r"(div|rem|mul\.(hi|wide))\.u32\s+%\w+, %\w+, -?\d{6,};"  # a product with a rounded inverse

@@ -22,42 +22,21 @@ namespace maps { struct Scale { float by; SGL_FIELDS(by) SGL_HD float operator()
 host::RowMap<maps::Add, 2> add{"f.h"};
 host::RowMap<maps::Scale, 1> scale{"f.h"};
 """
-ROW_REDUCE = """\
-#include <sgl_kernel/row_reduce.h>
-namespace norms {
-struct Norm {
-  float eps;
-  SGL_FIELDS(eps)
-  SGL_HD float term(float x) const { return x * x; }
-  SGL_HD float finish(float sum, float size) const { return sgl::rsqrt(sum / size + eps); }
-  SGL_HD float operator()(float factor, float x, float weight) const { return x * factor * weight; }
+PROGRAM = """\
+#include <sgl_kernel/row_program.h>
+namespace rows {
+struct Add {
+  SGL_OPERANDS(a, b, out)
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = sgl::map([](float x, float y) { return x + y; }, row[a], row[b]));
+  }
 };
-struct TwoPasses {
-  SGL_HD float term(float x) const { return x; }
-  SGL_HD float finish(float sum, float size) const { return sum / size; }
-  SGL_HD float second_term(float mean, float x) const { return (x - mean) * (x - mean); }
-  SGL_HD float second_finish(float, float sum, float size) const { return sum / size; }
-  SGL_HD void write_row(long long, float) const {}
-  SGL_HD float operator()(float factor, float x) const { return x * factor; }
-};
-struct Combines {
-  SGL_HD float combine(float a, float b) const { return a + b; }
-  SGL_HD float term(float x) const { return x; }
-  SGL_HD float finish(float sum, float) const { return sum; }
-  SGL_HD float operator()(float factor, float x) const { return x * factor; }
-};
+struct Owner : Add { Owner(const Owner&); };
 }
+using F = rows::Add;
+host::RowProgram<F> add{"f.h"};
 """
-
-
-def reduces(functor: str, arguments: str, before: str, after: str) -> str:
-    """A row reduction of a functor, in which a text is replaced."""
-    assert before in ROW_REDUCE
-    source = ROW_REDUCE.replace(before, after)
-    return f'{source}host::RowReduce<norms::{functor}, {arguments}> rows_of{{"f.h"}};\n'
-
-
-NORM = reduces("Norm", "1, 1", "", "")
 
 HOST = {
     "a parameter that cannot come from Python": (
@@ -174,102 +153,23 @@ HOST = {
         ROW_MAP.replace("float b) const", "float b)"),
         "RowMap: the functor needs float operator()(float, ...) const",
     ),
-    "an input too many for a row reduction": (
-        NORM + "void f(host::Rows x) { rows_of({x, x}, {x}, {x}, {1}); }",
-        "RowReduce: the first braces must hold as many inputs as kInputs, its second argument, which counts no shared "
-        "rows",
+    "an operand too few for a row program": (
+        PROGRAM + "void f(host::Rows x) { add({}, F::a = x, F::out = x); }",
+        "RowProgram: pass each operand that SGL_OPERANDS names once, F::x = rows",
     ),
-    "shared rows too many": (
-        NORM + "void f(host::Rows x) { rows_of({x}, {x, x}, {x}, {1}); }",
-        "RowReduce: the second braces must hold as many shared rows as kShared, its third argument, 0 by default",
+    "an operand twice": (
+        PROGRAM + "void f(host::Rows x) { add({}, F::a = x, F::b = x, F::b = x); }",
+        "RowProgram: pass each operand that SGL_OPERANDS names once, F::x = rows",
     ),
-    "no shared rows where there must be one": (
-        NORM + "void f(host::Rows x) { rows_of({x}, {x}, {1}); }",
-        "RowReduce: pass the shared rows after the inputs, in braces of their own",
+    "one set of rows for a program of two": (
+        PROGRAM + 'host::RowProgram<F, 2> both{"f.h"};\n'
+        "void f(host::Rows x) { both({}, F::a = x, F::b = x, F::out = x); }",
+        "RowProgram: pass the rows of each segment, {program.rows(...), program.rows(...)}",
     ),
-    "an output too many for a row reduction": (
-        NORM + "void f(host::Rows x) { rows_of({x}, {x}, {x, x}, {1}); }",
-        "RowReduce: the last braces must hold as many outputs as kOutputs, its fourth argument, 1 by default",
-    ),
-    "a row reduction without the values of its functor": (
-        NORM + "void f(host::Rows x) { rows_of({x}, {x}, {x}); }",
-        "this functor has fields: pass their values after the outputs, such as {scale, shift}",
-    ),
-    "no term": (
-        reduces("Norm", "1, 1", "float term(float x)", "float terms(float x)"),
-        "RowReduce: the functor needs float term(float, ...) const, with a float for each input, or the one of combine",
-    ),
-    "a term of fewer floats than inputs": (
-        reduces("Norm", "2, 1", "", ""),
-        "RowReduce: the functor needs float term(float, ...) const, with a float for each input, or the one of combine",
-    ),
-    "finish without the size": (
-        reduces("Norm", "1, 1", "float finish(float sum, float size)", "float finish(float sum)"),
-        "RowReduce: the functor needs float finish(float sum, float size) const",
-    ),
-    "finish that takes a float for two terms": (
-        reduces("Norm", "1, 1", "float term(float x) const { return x * x; }", "sgl::Values<2> term(float) const;"),
-        "the sum is sgl::Values<N> if term is",
-    ),
-    "a call operator without the shared row": (
-        reduces("Norm", "1, 1", "float x, float weight) const { return x * factor * weight; }", "float) const;"),
-        "RowReduce: the functor needs float operator()(float factor, float, ...) const: what finish returned",
-    ),
-    "a second term without what finish returned": (
-        reduces("TwoPasses", "1", "float second_term(float mean, float x)", "float second_term(float x, float*)"),
-        "RowReduce: second_term must be float second_term(first, float, ...) const: what finish returned",
-    ),
-    "a second pass that is not finished": (
-        reduces("TwoPasses", "1", "second_finish", "second_end"),
-        "RowReduce: a functor with second_term needs float second_finish(first, float sum, float size) const",
-    ),
-    "a second pass with a misspelt term": (
-        reduces("TwoPasses", "1", "second_term", "second_terms"),
-        "RowReduce: a functor with second_finish needs second_term, one function and no template",
-    ),
-    "a template for the second pass": (
-        reduces("TwoPasses", "1", "second_term(float mean, float x)", "second_term(auto mean, float x)"),
-        "RowReduce: a functor with second_finish needs second_term, one function and no template",
-    ),
-    "more sums than the kernels have memory for": (
-        reduces(
-            "TwoPasses",
-            "1",
-            "float second_term(float mean, float x) const { ",
-            "sgl::Values<4> second_term(float mean, float x) const { ",
-        ),
-        "RowReduce: term and second_term may have four values together",
-    ),
-    "an estimate that no second pass corrects": (
-        reduces("Norm", "1, 1", "  float eps;", "  static constexpr bool kFirstEstimates = true;\n  float eps;"),
-        "RowReduce: kFirstEstimates needs a second pass, second_term and second_finish, which corrects the estimate",
-    ),
-    "a result of a row that cannot be assigned": (
-        reduces(
-            "Norm",
-            "1, 1",
-            "float finish(float sum, float size) const { return sgl::rsqrt(sum / size + eps); }\n"
-            "  SGL_HD float operator()(float factor,",
-            "auto finish(float sum, float) const { struct Fixed { const float sum; }; return Fixed{sum}; }\n"
-            "  SGL_HD float operator()(auto factor,",
-        ),
-        "RowReduce: what finish, or second_finish, returns must be a value",
-    ),
-    "a template for the result of each row": (
-        reduces("TwoPasses", "1", "void write_row(long long, float)", "void write_row(long long, const auto&)"),
-        "RowReduce: write_row must be one function, and no template",
-    ),
-    "a result for each row of another type": (
-        reduces("TwoPasses", "1", "void write_row(long long, float)", "void write_row(float*, float)"),
-        "RowReduce: write_row must be void write_row(long long row, statistic) const",
-    ),
-    "fewer floats combined than inputs": (
-        reduces("Combines", "3, 0, 2", "", ""),
-        "RowReduce: combine must be float combine(float, ...) const, with a float for each input",
-    ),
-    "no output for what is combined": (
-        reduces("Combines", "2, 0, 1", "", ""),
-        "sgl::Values<N> if it returns several outputs",
+    "a program with a constructor of its own": (
+        PROGRAM + 'host::RowProgram<rows::Owner> own{"f.h"};\n'
+        "void f(host::Rows x, const rows::Owner& o) { own(o, F::a = x, F::b = x, F::out = x); }",
+        "RowProgram: the functor must be trivially copyable",
     ),
 }
 
@@ -345,9 +245,7 @@ void f(host::Rows x) {
   scale({x}, {x}, {2});
 }
 """
-    right = [ROW_MAP + calls, NORM + "void f(host::Rows x) { rows_of({x}, {x}, {x}, {1}); }"]
-    right += [reduces("TwoPasses", "1", "", ""), reduces("Combines", "2, 0, 2", "", "")]
-    for source in right:
+    for source in (ROW_MAP + calls, PROGRAM + "void f(host::Rows x) { add({}, F::a = x, F::b = x, F::out = x); }"):
         result = toolbox.compile_host(source, tmp_path)
         assert result.returncode == 0, result.stderr
 

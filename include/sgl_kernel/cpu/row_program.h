@@ -4,7 +4,7 @@
 #include <sgl_kernel/cpu/isa.h>
 #include <sgl_kernel/cpu/parallel.h>
 #include <sgl_kernel/cpu/row_map.h>
-#include <sgl_kernel/cpu/row_reduce.h>
+#include <sgl_kernel/cpu/rows.h>
 #include <sgl_kernel/impl/row_expression.h>
 #include <sgl_kernel/impl/row_program_params.h>
 #include <sgl_kernel/utils.h>

@@ -6,7 +6,7 @@
 
 /// \file impl/norm.cuh
 /// \brief Building blocks of normalisation over rows: the threads that share a row, and the work of each. For kernels
-/// that are ported from SGLang; a new op is a functor of row_reduce.h.
+/// that are ported from SGLang; a new op is a program of row_program.h.
 ///
 /// For whole rows of fp16 or bf16. A warp shares a row of up to 256 elements, a block a longer one, with 16 bytes for
 /// each thread.

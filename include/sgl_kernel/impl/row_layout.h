@@ -4,7 +4,7 @@
 #include <sgl_kernel/runtime.h>
 
 /// \file impl/row_layout.h
-/// \brief How many threads of a device share a row of a row reduction. Host only.
+/// \brief How many threads of a device share a row that it holds in registers. Host only.
 
 namespace sgl {
 
@@ -28,7 +28,7 @@ struct RowLayout {
   }
 };
 
-/// \brief The work of a row reduction: its inputs, and its passes over them.
+/// \brief The work of a row program: its inputs, and its passes over them.
 enum class RowWork { kOneInput, kMoreInputs, kTwoPasses };
 
 /// \brief The most vectors of a row that is held in registers: four for each thread of the largest block.

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HEADERS = sorted((ROOT / "include").rglob("*.*"))
 KERNELS = sorted(f for d in ("plugins", "examples") for f in (ROOT / d).glob("*/*/csrc/**/*.*"))
 FILES = [file.relative_to(ROOT) for file in (*HEADERS, *KERNELS) if file.is_file()]
-FIRST = ("vec.cuh", "tensor.h", "qknorm.cuh", "rmsnorm.cpp")  # the others are checked with the slow tests
+FIRST = ("vec.cuh", "tensor.h", "quant.cuh", "rmsnorm.cpp")  # the others are checked with the slow tests
 
 
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -22,8 +22,8 @@ ops["norm"].rmsnorm(x, torch.ones(128))
 print(round(x.sum().item()))
 with override_cuda_arch(9, 0):
     FAMILY.build_variant(
-        "norm.h", "device::row_reduce", CppType("norms::RMSNorm<false>"), 1, 1, 1, {hidden_size}, 8, 128, 128,
-        torch.bfloat16, torch.bfloat16)
+        "norm.h", "device::row_program", CppType("norms::RMSNorm<false>"), 3, 128, 0, True, 0x222, 0x40,
+        {hidden_size} | 8 << 40 | 128 << 48)
 """
 
 

@@ -19,7 +19,7 @@ Kernel<quant::Params> set_smallest_scale{"quant.cuh", "quant::set_smallest_scale
 Kernel<quant::Params> raise_scale{"quant.cuh", "quant::raise_scale"};
 Kernel<quant::Params> quantize{"quant.cuh", "quant::quantize"};
 RowMap<quant::PerTensor, 1> by_inverse{"quant.h"};
-RowReduce<quant::PerToken, 1> by_row{"quant.h"};
+RowProgram<quant::PerToken> by_row{"quant.h"};
 RowProgram<quant::PerGroup> by_group{"quant.h"};
 
 /// Checks the rules that the row operations leave to the ops: one shape for input and output, the output's dtype, and
@@ -140,10 +140,12 @@ void per_tensor_quant_fp8(TensorView input, TensorView output_q, TensorView outp
 void per_token_quant_fp8(TensorView input, TensorView output_q, TensorView output_s) {
   if (input.ndim() == 0)
     throw Error(kTensorMatchError, "per_token_quant_fp8: input must have at least one dimension: ", input);
-  const auto x = rows("input", input);
+  using F = quant::PerToken;
+  const auto x = rows("input", input).floats();
   const auto q = rows("output_q", output_q);
   check("per_token_quant_fp8", x, q, output_s, true);
-  by_row({x}, {q}, {static_cast<float*>(output_s.data_ptr())});
+  const Rows scales = {"output_s", output_s, output_s.data_ptr(), x.count, 1, 1, false};
+  by_row({}, F::x = x, F::q = q, F::scale = scales);
 }
 
 /// The same with one computed scale for each group of `group_size` elements of a row.

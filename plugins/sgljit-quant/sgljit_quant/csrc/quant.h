@@ -2,7 +2,6 @@
 
 #include <sgl_kernel/quantize.h>
 #include <sgl_kernel/row_map.h>
-#include <sgl_kernel/row_reduce.h>
 
 /// \file quant.h
 /// \brief The functors of quantisation to e4m3, in float: q = x * (1 / scale), where scale = max(|x|) / 448 or is
@@ -14,26 +13,11 @@ namespace quant {
 
 /// \brief A row with a scale of its own.
 struct PerToken {
-  static constexpr auto kReduction = sgl::Reduction::kMax;
-  float* scales;
-  SGL_FIELDS(scales)
+  SGL_OPERANDS(x, q, scale)
 
-  struct Scale {
-    float scale, inverse;
-  };
-
-  SGL_HD float term(float x) const {
-    return sgl::abs(x);
-  }
-  SGL_HD Scale finish(float largest, float) const {
-    const float scale = sgl::fp8_scale(largest);
-    return {scale, 1 / scale};
-  }
-  SGL_HD void write_row(long long row, const Scale& scale) const {
-    scales[row] = scale.scale;
-  }
-  SGL_HD float operator()(const Scale& scale, float x) const {
-    return x * scale.inverse;
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::RowScale::store(row, q, scale, row[x]);
   }
 };
 
