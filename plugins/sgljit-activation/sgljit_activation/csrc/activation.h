@@ -3,7 +3,8 @@
 #include <sgl_kernel/row_program.h>
 
 /// \file activation.h
-/// \brief The activations: a functor of two floats each, and the program of a row. Read by the C++ compiler for the CPU and by NVRTC for the device.
+/// \brief The activations: a functor of two floats each, and the program of a row. Read by the C++ compiler for the CPU
+/// and by NVRTC for the device.
 
 namespace activation {
 
