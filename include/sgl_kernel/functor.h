@@ -192,6 +192,16 @@ SGL_HD float min(float a, float b) {
   return a < b || a != a ? a : b;
 }
 
+/// \brief a * b + c; on a device rounded once. Of a * b + c * d a device's compiler contracts the product that it
+/// likes, which can be another in another kernel: write fma(a, b, c * d) where two kernels must give the same bits.
+SGL_HD float fma(float a, float b, float c) {
+#if defined(__CUDACC__)
+  return ::fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 /// \brief Several results of a functor: `return sgl::Values<2>{{a, b}};`.
 template <int N>
 struct Values {

@@ -720,7 +720,7 @@ SGL_INLINE void match_segment(
   // A warp shares a group, and the threads of a row hold it.
   const bool is_held =
       segment.columns <= sgl::kMaxRowVectors * segment.elements && roles.group_size <= 32 * segment.elements;
-  if (roles.group_size != 0 && !is_held && plan.device.device_type != kDLCPU)
+  if (roles.group_size != 0 && !is_held && segment.columns > 0 && plan.device.device_type != kDLCPU)
     like->raise(
         location, {"groups of ", roles.group_size, " elements need rows at multiples of ", roles.group_size / 32,
                    " elements, and of at most ", sgl::kMaxRowVectors, " loads; got loads of ", segment.elements});

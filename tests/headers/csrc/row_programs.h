@@ -123,7 +123,7 @@ struct Scaled {
 
 struct Rotation {
   SGL_HD sgl::Values<2> operator()(float a, float b, float cos, float sin) const {
-    return {{a * cos - b * sin, b * cos + a * sin}};
+    return {{sgl::fma(a, cos, -b * sin), sgl::fma(b, cos, a * sin)}};
   }
 };
 

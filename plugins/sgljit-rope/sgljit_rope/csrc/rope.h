@@ -12,7 +12,7 @@ struct Rotation {
 
   SGL_HD sgl::Values<2> operator()(float a, float b, float cos, float sin) const {
     const float turned = sin * sign;
-    return {{a * cos - b * turned, b * cos + a * turned}};
+    return {{sgl::fma(a, cos, -b * turned), sgl::fma(b, cos, a * turned)}};
   }
 };
 
