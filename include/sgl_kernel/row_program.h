@@ -83,7 +83,8 @@ struct Roles {
   unsigned writes = 0;
   unsigned writes_value = 0;
   unsigned writes_groups = 0;
-  unsigned pairs = 0;  ///< has one element for each pair, or several
+  unsigned stores_early = 0;  ///< `row.keep(operand, value)`
+  unsigned pairs = 0;         ///< has one element for each pair, or several
   int reductions = 0;
   int sums = 0;  ///< those whose bits depend on the order of the elements: a largest value is none
   int kept = 0;
@@ -144,6 +145,7 @@ struct RoleRow {
   }
   template <int kOperand, typename Of>
   NoRow keep(sgl::Operand<kOperand>, const Of&) const {
+    roles.stores_early |= 1u << kOperand;
     return {};
   }
   template <int kOperand>
@@ -236,6 +238,7 @@ struct SegmentPlan {
   bool has_tail = false;
   bool is_kept = false;  ///< whether the program keeps values, which is for rows in registers
   bool is_neox = false;
+  bool has_groups = false;
 };
 
 /// Checks the operands of one segment, and adds what they say to the plan.
@@ -532,8 +535,8 @@ SGL_INLINE sgl::RowShape shape_of(
   if (segment.is_neox) row = {threads_of_halves(segment), kBlock, row.triggers_first};
   // With more short rows than the chip has room for, two vectors a thread: one would wait for its sum as long.
   const bool is_full = num_rows * row.threads_per_row >= 1LL * chip.num_sms * chip.threads_per_sm;
-  if (is_full && !segment.is_neox && row.threads_per_row > 1 && row.threads_per_row <= kWarp / 2)
-    row.threads_per_row /= 2;
+  const bool may_halve = !segment.is_neox && !segment.has_groups;
+  if (is_full && may_halve && row.threads_per_row > 1 && row.threads_per_row <= kWarp / 2) row.threads_per_row /= 2;
   layout.triggers_first = layout.triggers_first && row.triggers_first;
   if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
   return {
@@ -607,6 +610,10 @@ SGL_INLINE void match_segment(
   int num_inputs = 0;
   for (int i = 0; i < num_operands; ++i) {
     const unsigned bit = 1u << i;
+    if ((roles.stores_early & ~roles.writes & bit) != 0)
+      throw Error(
+          "TypeError", "row program: segment ", number, " keeps a value for operand ", i,
+          ", which it does not store: sgl::store needs it, too");
     if ((roles.asks() & ~bound & bit) != 0)
       throw Error("TypeError", "row program: segment ", number, " uses operand ", i, ", which was not passed");
     const unsigned narrow = roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups;
@@ -619,6 +626,7 @@ SGL_INLINE void match_segment(
   const bool is_one_row = segment.is_map && !roles.uses_size && !has_gaps;
   segment.is_kept = roles.kept > 0;
   segment.is_neox = roles.is_neox;
+  segment.has_groups = roles.group_size != 0;
   const auto outer_of = [](const Rows& rows) { return rows.index != nullptr ? rows.index->numel() : rows.count; };
   const auto outer = outer_of(*like);
   inner = like->inner;

@@ -373,6 +373,9 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
         programs.rmsnorm(x[:2], weight, x[1:], EPS)
     with pytest.raises(ValueError, match="rows of out share memory with each other or with other rows of weight"):
         programs.rmsnorm(x, x[0], x, EPS)
+    said = "row program: segment 0 keeps a value for operand 0, which it does not store: sgl::store needs it, too"
+    with pytest.raises(TypeError, match=said):
+        programs.forgetful(x, out)
     table = torch.ones(4, 64, device=device)
     for index, text in (
         (torch.zeros(3, device=device), "for index, .*DType mismatch: expected one of .int32, int64. but got float32"),

@@ -118,6 +118,13 @@ void affine(TensorView x, TensorView shift, TensorView out, float scale) {
       F::out = rows("out", out));
 }
 
+RowProgram<Forgetful> forgetful_program{"row_programs.h"};
+
+void forgetful(TensorView x, TensorView out) {
+  using F = Forgetful;
+  forgetful_program({}, F::x = rows("x", x), F::out = rows("out", out));
+}
+
 void mean(TensorView x, TensorView out) {
   using F = Mean;
   mean_program({}, F::x = rows("x", x), F::out = rows("out", out));
@@ -189,6 +196,7 @@ SGL_EXPORT(chained, (chained))
 SGL_EXPORT(rounded_prologue, (rounded_prologue))
 SGL_EXPORT(affine, (affine))
 SGL_EXPORT(mean, (mean))
+SGL_EXPORT(forgetful, (forgetful))
 SGL_EXPORT(rope_neox, (rope<sgl::Neox>))
 SGL_EXPORT(rope_interleaved, (rope<sgl::Interleaved>))
 SGL_EXPORT(prologue, (prologue))

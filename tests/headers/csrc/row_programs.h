@@ -302,3 +302,17 @@ struct MostOperands {
 static_assert(MostOperands::kOperands == 15);
 
 }  // namespace programs
+
+namespace programs {
+
+/// Keeps a value for an operand that it does not store.
+struct Forgetful {
+  SGL_OPERANDS(x, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = row.keep(x, row[x]));
+  }
+};
+
+}  // namespace programs
