@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -157,30 +156,6 @@ def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Fig
 
     figure = measure(copy, make, device=device)
     return replace(figure, num_bytes=2 * half, copy_microseconds=figure.microseconds)
-
-
-@contextmanager
-def on_threads(count: int) -> Iterator[None]:
-    """Measure on ``count`` threads, which run on the first ``count`` processors of the calling thread.
-
-    Torch keeps the threads that it has, where they are: measure on one thread and on all in a process, or each count in
-    its own.
-
-    Raises:
-        ValueError: the calling thread may not use so many processors. ``OMP_NUM_THREADS`` limits kernels further.
-    """
-    import torch
-
-    allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    if not 1 <= count <= len(allowed):
-        raise ValueError(f"on_threads: got {count}; expected 1 to {len(allowed)}, the processors of this thread")
-    try:
-        os.sched_setaffinity(0, sorted(allowed)[:count])
-        torch.set_num_threads(count)
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        os.sched_setaffinity(0, allowed)
 
 
 def rotate(make: Callable[[], Arguments]) -> list[Arguments]:

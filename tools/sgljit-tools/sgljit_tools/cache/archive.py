@@ -60,7 +60,7 @@ def unpack(file: Path, root: Path) -> int:
         with zipfile.ZipFile(file) as archive:
             places = _extract(archive, file, staging)
         for place in places:
-            _verify(file, staging / place)
+            _verify(file, staging, place)
         for place in places:  # if one cannot be made, nothing enters
             roots.make(root, *place.parent.parts)
         for place in places:
@@ -98,15 +98,14 @@ def _extract(archive: zipfile.ZipFile, file: Path, staging: Path) -> list[Path]:
     return sorted({Path(member.filename).parent for member in members})
 
 
-def _verify(file: Path, directory: Path) -> None:
+def _verify(file: Path, staging: Path, place: Path) -> None:
     try:
-        artifact = lookup.read(directory)
+        artifact = lookup.read(staging / place)
     except ManifestError as error:
-        raise ArchiveError(f"{file}: {'/'.join(directory.parts[-5:])} is damaged: {error}") from error
+        raise ArchiveError(f"{file}: {place} is damaged: {error}") from error
     if artifact is None:
-        raise ArchiveError(f"{file}: {directory.name} is not there")
+        raise ArchiveError(f"{file}: {place} is not there")
     manifest = artifact.manifest
-    claimed = (manifest.target, manifest.family or "_", manifest.module, manifest.source_key, manifest.entry_name())
-    extra = {path.name for path in directory.iterdir()} - {FILE, manifest.payload}
-    if claimed != directory.parts[-5:] or extra:
-        raise ArchiveError(f"{file}: {'/'.join(directory.parts[-5:])} is not what its manifest says")
+    extra = {path.name for path in artifact.directory.iterdir()} - {FILE, manifest.payload}
+    if manifest.location.path / manifest.entry_name() != place or extra:
+        raise ArchiveError(f"{file}: {place} is not what its manifest says")
