@@ -9,10 +9,11 @@ and write, on as many threads. With CI set in the environment: few rows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 
 from sgljit_activation.bench import bench_activation
 from sgljit_core import ops
-from sgljit_tools.benchmark import is_in_ci, measure, on_threads, rotate
+from sgljit_tools.benchmark import is_in_ci, measure, rotate
 from sgljit_tools.benchmark.results import write_results
 
 Tensors = list[torch.Tensor]
@@ -108,6 +109,19 @@ def measured(case: Case, dtype: torch.dtype, threads: list[int]) -> list[Any]:
         with on_threads(count):
             figures.append(measure(case.run, sets, num_bytes=num_bytes, seconds=0.3))
     return figures
+
+
+@contextlib.contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Measure on so many threads, which run on the first processors of this one. Torch keeps those that it has."""
+    allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    try:
+        os.sched_setaffinity(0, sorted(allowed)[:count])
+        torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        os.sched_setaffinity(0, allowed)
 
 
 def main() -> None:

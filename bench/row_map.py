@@ -12,13 +12,12 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from sgljit_silu_and_mul import reference, silu_and_mul
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
-from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_results
+from sgljit_tools.benchmark.results import sweep, write_results
 
 # The intermediate sizes of Qwen3 0.6B, Llama 3.1 8B and 70B, Qwen3 32B, and a rank of DeepSeek V3's experts.
 HIDDEN = [3072, 14336, 28672, 25600, 2048]
@@ -58,8 +57,7 @@ def main() -> None:
         return measure(runs[provider], make, num_bytes=6 * tokens * hidden, seconds=0.1)
 
     shapes = [(tokens, hidden) for hidden in HIDDEN for tokens in TOKENS[device]]
-    benchmark = make_benchmark("row_map", ["tokens", "hidden"], get_benchmark_range(shapes, [(16, 2048)]), list(runs))
-    rows: list[dict[str, Any]] = with_ratio(sweep(benchmark, run), "sgljit", list(runs)[1:])
+    rows = sweep(run, ["tokens", "hidden"], get_benchmark_range(shapes, [(16, 2048)]), list(runs))
     note = "Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes."
     page = write_results(arguments.output, "Row maps: silu_and_mul", {"bfloat16": rows}, note=note, device=device)
     sys.stdout.write(page)

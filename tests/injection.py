@@ -126,7 +126,7 @@ class Ground:
         artifacts = list((warm / "cache").glob("[!.]*/*/*/*/*/manifest.json"))
         (self._directory / "count").write_text(str(len(artifacts)))
         self.ask(warm, ("give_out",))
-        shutil.move(warm / "tmp" / "out.tar", self._directory / "golden.tar")
+        shutil.move(warm / "tmp" / "out.zip", self._directory / "golden.zip")
         (self._directory / "warm").mkdir()
         shutil.move(warm / "cache", self._directory / "warm" / "cache")
 
@@ -135,7 +135,7 @@ class Ground:
         place = self._directory / str(self._made)
         for name in ("tmp", "run"):
             (place / name).mkdir(parents=True, mode=0o700)
-        for name in ("csrc", "count", "golden.tar"):
+        for name in ("csrc", "count", "golden.zip"):
             (place / name).symlink_to(self._directory / name)
         if warm:
             shutil.copytree(self._directory / "warm" / "cache", place / "cache")

@@ -543,11 +543,11 @@ def test_an_archive_is_not_written_through_a_link_at_a_name_that_can_be_guessed(
     letter = tmp_path / "letter"
     letter.write_text("dear reader")
     place = owned(tmp_path / "shared", ATTACKER, 0o777)
-    for name in (f".a.tar.{os.getpid()}", ".a.tar", "a.tar"):
+    for name in (f".a.zip.{os.getpid()}", ".a.zip", "a.zip"):
         (place / name).symlink_to(letter)
-    assert sgljit_tools.cache.export_archive(place / "a.tar") == 1
+    assert sgljit_tools.cache.export_archive(place / "a.zip") == 1
     assert letter.read_text() == "dear reader"
-    assert not (place / "a.tar").is_symlink()
+    assert not (place / "a.zip").is_symlink()
 
 
 def test_a_tag_that_another_user_planted_makes_no_cache(children, scratch, full):

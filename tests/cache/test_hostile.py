@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import io
 import json
 import os
 import resource
-import tarfile
+import struct
+import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,53 +23,59 @@ from sgljit_tools.errors import ArchiveError
 PLACE = f"cpu/_/m/{'0' * 32}/{'0' * 32}"
 
 
-def _member(name, size=0, **fields):
-    member = tarfile.TarInfo(name)
-    member.size = size
-    for field, value in fields.items():
-        setattr(member, field, value)
-    return member
-
-
-def _tar(*members, content=b""):
+def _zip(*names, content=b"", **fields):
+    """An archive of files with these names, whose headers say what ``fields`` says."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for member in members:
-            tar.addfile(member, io.BytesIO(content[: member.size]) if member.size else None)
+    with warnings.catch_warnings(), zipfile.ZipFile(out, "w") as archive:
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name in names:
+            member = zipfile.ZipInfo(name)
+            for field, value in fields.items():
+                setattr(member, field, value)
+            archive.writestr(member, content, fields.get("compress_type", zipfile.ZIP_DEFLATED))
     return out.getvalue()
 
 
-def _header(kind, size):
-    """A header that claims ``size`` bytes, and zeros in their place."""
-    return _member("header", size, type=kind).tobuf(tarfile.USTAR_FORMAT) + bytes(size)
+def _claiming(size):
+    """An archive whose one file is large, and whose directory says that it has ``size`` bytes."""
+    packed = bytearray(_zip(f"{PLACE}/module.so", content=bytes(BIG)))
+    struct.pack_into("<I", packed, packed.index(b"PK\1\2") + 24, size)
+    return bytes(packed)
 
 
 BIG = 256 << 20
 HOSTILE = {
-    "a bomb": (lambda: _tar(_member(f"{PLACE}/module.so", BIG), content=bytes(BIG)), "holds far more than it can"),
-    "a pax header": (lambda: _header(tarfile.XHDTYPE, BIG), "holds a header of more than"),
-    "a global header": (lambda: _header(tarfile.XGLTYPE, BIG), "holds a header of more than"),
-    "a GNU name": (lambda: _header(tarfile.GNUTYPE_LONGNAME, BIG), "holds a header of more than"),
-    "many headers": (lambda: _header(tarfile.XHDTYPE, 512) * 100_000, "holds a header of more than"),
-    "many members": (lambda: _member("d", type=tarfile.DIRTYPE).tobuf() * 70_000, "holds more than"),
-    "twice": (lambda: _tar(*[_member(f"{PLACE}/module.so")] * 2), f"holds {PLACE}/module.so twice"),
-    "hidden": (lambda: _tar(_member(f".locks/{PLACE[4:]}/module.so")), "holds '.locks/.*is no file of an"),
-    "a hidden file": (lambda: _tar(_member(f"{PLACE}/.module.so")), "is no file of an artifact"),
-    "a long name": (lambda: _tar(_member(f"{PLACE}/{'x' * 256}")), "is no file of an artifact"),
-    "a long target": (lambda: _tar(_member(f"{'x' * 256}{PLACE[3:]}/module.so")), "is no file of an artifact"),
-    "a long family": (lambda: _tar(_member(PLACE.replace("_", "x" * 256) + "/module.so")), "is no file of an artifact"),
-    "long in bytes": (lambda: _tar(_member(f"{PLACE}/{'é' * 200}")), "is no file of an artifact"),
-    "a fifo": (lambda: _tar(_member(f"{PLACE}/module.so", type=tarfile.FIFOTYPE)), "is no file of an artifact"),
-    "a device": (lambda: _tar(_member(f"{PLACE}/module.so", type=tarfile.CHRTYPE)), "is no file of an artifact"),
-    "a hard link": (lambda: _tar(_member(f"{PLACE}/a", type=tarfile.LNKTYPE)), "is no file of an artifact"),
+    "a bomb": (lambda: _zip(f"{PLACE}/module.so", content=bytes(BIG)), "holds far more than it can"),
+    "a bomb that denies it": (lambda: _claiming(99), "is damaged: Bad CRC-32"),
+    "many files": (lambda: _zip(*map(str, range(70_000))), "holds more than 65536 files"),
+    "many directories": (lambda: _zip(*(f"{i}/" for i in range(70_000))), "holds more than 65536 files"),
+    "twice": (lambda: _zip(*[f"{PLACE}/module.so"] * 2), f"holds {PLACE}/module.so twice"),
+    "hidden": (lambda: _zip(f".locks/{PLACE[4:]}/module.so"), "holds '.locks/.*is no file of an"),
+    "a hidden file": (lambda: _zip(f"{PLACE}/.module.so"), "is no file of an artifact"),
+    "a long name": (lambda: _zip(f"{PLACE}/{'x' * 256}"), "is no file of an artifact"),
+    "a long target": (lambda: _zip(f"{'x' * 256}{PLACE[3:]}/module.so"), "is no file of an artifact"),
+    "a long family": (lambda: _zip(PLACE.replace("_", "x" * 256) + "/module.so"), "is no file of an artifact"),
+    "long in bytes": (lambda: _zip(f"{PLACE}/{'é' * 200}"), "is no file of an artifact"),
+    "another compression": (
+        lambda: _zip(f"{PLACE}/module.so", compress_type=zipfile.ZIP_LZMA),
+        "is no file of an artifact",
+    ),
+    "a cipher": (lambda: _ciphered(_zip(f"{PLACE}/module.so")), "is damaged: File .* is encrypted"),
 }
+
+
+def _ciphered(packed):
+    packed = bytearray(packed)
+    for header, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        packed[packed.index(header) + place] |= 1
+    return bytes(packed)
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_archive_is_refused_and_takes_little(cache, tmp_path, kind):
     make, text = HOSTILE[kind]
-    file = tmp_path / "bad.tar.gz"
-    file.write_bytes(gzip.compress(make(), 1))
+    file = tmp_path / "bad.zip"
+    file.write_bytes(make())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (BIG // 2, before[1]))
     try:
@@ -81,9 +88,9 @@ def test_a_hostile_archive_is_refused_and_takes_little(cache, tmp_path, kind):
 
 def test_a_file_of_an_archive_has_a_limit(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(lookup, "LARGEST", 99)
-    (tmp_path / "a.tar").write_bytes(_tar(_member(f"{PLACE}/module.so", 100), content=bytes(100)))
+    (tmp_path / "a.zip").write_bytes(_zip(f"{PLACE}/module.so", content=bytes(100)))
     with pytest.raises(ArchiveError, match=r"module\.so claims 100 bytes"):
-        sgljit_tools.cache.import_archive(tmp_path / "a.tar")
+        sgljit_tools.cache.import_archive(tmp_path / "a.zip")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device"])
@@ -134,7 +141,7 @@ def test_bad_artifacts_neither_break_nor_hide_the_others(load, sgljit, cache, tm
     result = sgljit("cache", "list")
     assert (result.returncode, result.stderr) == (0, "")
     assert {entry.directory for entry in sgljit_tools.cache.verify()} == set(bad)
-    assert sgljit_tools.cache.export_archive(tmp_path / "a.tar") == 1
+    assert sgljit_tools.cache.export_archive(tmp_path / "a.zip") == 1
     assert {entry.directory for entry in sgljit_tools.cache.prune().artifacts} == set(bad) - {foreign}
     assert artifacts(cache) == sorted([whole, foreign])
 
@@ -152,8 +159,8 @@ def test_an_archive_that_cannot_be_opened_is_an_error_with_a_remedy(cache, tmp_p
     for file, reason in ((tmp_path / ("x" * 300), "File name too long"), (tmp_path, "Is a directory")):
         with pytest.raises(errors.StorageError, match=f"import_archive: .*{reason}.*Name another that you may read"):
             sgljit_tools.cache.import_archive(file)
-    with pytest.raises(FileNotFoundError, match=r"nothing\.tar"):
-        sgljit_tools.cache.import_archive(tmp_path / "nothing.tar")
+    with pytest.raises(FileNotFoundError, match=r"nothing\.zip"):
+        sgljit_tools.cache.import_archive(tmp_path / "nothing.zip")
     assert leftovers(cache) == []
 
 

@@ -57,11 +57,11 @@ def variant(place: Path) -> None:
 
 
 def take_in(place: Path) -> None:
-    expect(sgljit_tools.cache.import_archive(place / "golden.tar"), count(place))
+    expect(sgljit_tools.cache.import_archive(place / "golden.zip"), count(place))
 
 
 def give_out(place: Path) -> None:
-    written = sgljit_tools.cache.export_archive(place / "tmp" / "out.tar")
+    written = sgljit_tools.cache.export_archive(place / "tmp" / "out.zip")
     if not log.was_said("artifact_damaged"):  # a warning names what is left out
         expect(written, count(place))
 

@@ -35,13 +35,25 @@ def test_a_module_imports_no_room_above_its_own(module):
     assert not above, f"{module} imports {above}; docs/architecture.md has the order of the rooms"
 
 
-def test_the_core_stays_small():
-    core = code.ROOT / "sgljit_core"
+def lines_of(package: Path) -> Counter[str]:
+    """The lines of a package, by the module or package inside of it."""
     lines = Counter[str]()
-    for path in core.rglob("*.py"):
-        lines[path.relative_to(core).parts[0]] += len(path.read_text().splitlines())
+    for path in package.rglob("*.py"):
+        lines[path.relative_to(package).parts[0]] += len(path.read_text().splitlines())
+    return lines
+
+
+def test_the_core_stays_small():
+    lines = lines_of(code.ROOT / "sgljit_core")
     assert lines.total() <= 8000
     assert max(lines.values()) <= 1300, lines
+
+
+def test_the_three_distributions_stay_small():
+    packages = ("sgljit_core", "tools/sgljit-tools/sgljit_tools", "engines/sgljit-engines/sgljit_engines")
+    lines = {package: lines_of(code.ROOT / package).total() for package in packages}
+    assert min(lines.values()) > 0
+    assert sum(lines.values()) < 12000, lines
 
 
 def test_the_picture_shows_the_imports_of_the_code():

@@ -95,7 +95,7 @@ def test_an_imported_cache_needs_no_compiler(distribution, tmp_path):
     environment.install(*required)
     code = "import torch; from sgljit_core import ops; ops['norm'].rmsnorm(torch.ones(2, 128), torch.ones(128))"
     environment.run_code(code)
-    archive = tmp_path / "kernels.tar.xz"
+    archive = tmp_path / "kernels.zip"
     environment.run("sgljit", "cache", "export", archive)
 
     elsewhere = tmp_path / "elsewhere"

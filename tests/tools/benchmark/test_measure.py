@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 import time
@@ -19,7 +18,6 @@ from sgljit_tools.benchmark import (
     get_benchmark_range,
     is_in_ci,
     measure,
-    on_threads,
     rotate,
     run_benchmark,
 )
@@ -68,23 +66,18 @@ def test_short_calls_are_timed_many_at_a_time():
     assert eventually(holds)
 
 
-def test_quantiles_come_in_the_order_asked_for(monkeypatch):
+def test_the_median_comes_before_the_other_quantiles(monkeypatch):
     """By a clock of the test's own, whose ten samples are 1 to 5 ms, each twice; two calls before are not timed."""
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
 
-    def run(**options) -> tuple[float, ...]:
-        lengths = iter([1e-3, 1e-3, *(n * 1e-3 for n in (4, 1, 3, 2, 5) * 2)])
+    lengths = iter([1e-3, 1e-3, *(n * 1e-3 for n in (4, 1, 3, 2, 5) * 2)])
 
-        def call() -> None:
-            nonlocal now
-            now += next(lengths)
+    def call() -> None:
+        nonlocal now
+        now += next(lengths)
 
-        return run_benchmark(call, device="cpu", seconds=0, **options)
-
-    assert run() == pytest.approx((3000, 1800, 4200))
-    assert run(quantiles=(0, 1, 0.5)) == pytest.approx((1000, 5000, 3000))
-    assert run(quantiles=(0.15,)) == pytest.approx((1350,))
+    assert run_benchmark(call, device="cpu", seconds=0) == pytest.approx((3000, 1800, 4200))
 
 
 def test_rates_and_the_share_of_a_copy():
@@ -166,22 +159,16 @@ def check_copy(size: int, device: str, low: float, high: float) -> None:
     assert eventually(holds)
 
 
-def test_threads_are_those_asked_for_and_the_former_ones_afterwards():
-    before = os.sched_getaffinity(0), torch.get_num_threads()
-    with on_threads(1):
-        assert (len(os.sched_getaffinity(0)), torch.get_num_threads()) == (1, 1)
+def test_a_copy_is_measured_once_for_each_number_of_threads():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
         alone = copy_figure(2**22, "cpu")
-    assert (os.sched_getaffinity(0), torch.get_num_threads()) == before
-    with pytest.raises(RuntimeError, match="within"), on_threads(1):
-        raise RuntimeError("within")
-    assert (os.sched_getaffinity(0), torch.get_num_threads()) == before
-    with on_threads(1):
         assert copy_figure(2**22, "cpu") is alone
         torch.set_num_threads(2)
         assert copy_figure(2**22, "cpu") is not alone
-    for count in (0, len(before[0]) + 1):
-        with pytest.raises(ValueError, match=f"got {count}; expected 1 to {len(before[0])}"), on_threads(count):
-            pass
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_copy_is_as_fast_as_a_copy():

@@ -7,64 +7,36 @@ import re
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sgljit_tools.benchmark import Figure, results
-from sgljit_tools.benchmark.results import (
-    make_benchmark,
-    sweep,
-    to_markdown,
-    with_ratio,
-    write_plot,
-    write_results,
-)
+from sgljit_tools.benchmark.results import sweep, to_markdown, write_plot, write_results
 
 ROWS = [
     {"shape": "1 x 4096", "ours": Figure(1.5, 1.4, 1.6, num_bytes=100, copy_microseconds=1.2), "theirs": 3.0},
     {"shape": "2 x 4096", "ours": Figure(20.0, 19.0, 21.0), "theirs": math.nan, "note": "new"},
 ]
 
-# The fields that triton.testing.Benchmark has.
-BENCHMARK = {
-    "x_names": ["tokens", "hidden"],
-    "x_vals": [(1, 64), [2, 128], 256],
-    "line_arg": "provider",
-    "line_vals": ["a", "b"],
-    "line_names": ["A", "B"],
-    "args": {"dtype": "half"},
-}
-
-
-def call(tokens: int, hidden: int, provider: str, dtype: str) -> object:
-    assert dtype == "half"
-    return (tokens * 1.0, 0.0, 9.0) if provider == "a" else math.nan if tokens == 2 else float(hidden)
-
-
-def check_sweep(spec: object) -> None:
-    rows = sweep(spec, call)
-    assert [(row["tokens"], row["hidden"]) for row in rows] == [(1, 64), (2, 128), (256, 256)]
-    assert [row["A"] for row in rows] == [Figure(float(n), 0.0, 9.0) for n in (1, 2, 256)]
-    assert [row["B"] for row in rows] == [64.0, pytest.approx(math.nan, nan_ok=True), 256.0]
-
 
 def test_a_sweep_calls_every_line_at_every_place():
-    check_sweep(SimpleNamespace(**BENCHMARK))
+    def run(tokens: int, hidden: int, provider: str) -> float:
+        return {"a": tokens, "b": hidden}[provider]
 
-
-def test_a_sweep_takes_tritons_own_benchmark():
-    testing = pytest.importorskip("triton.testing", exc_type=ImportError)
-    check_sweep(testing.Benchmark(**BENCHMARK, plot_name="plot"))
-
-
-def test_a_benchmark_is_made_without_triton():
-    benchmark = make_benchmark("plot", ["tokens", "hidden"], [(1, 64), (2, 128)], ["a", "b"])
-    assert sweep(benchmark, lambda tokens, hidden, provider: f"{tokens} {hidden} {provider}") == [
-        {"tokens": 1, "hidden": 64, "a": "1 64 a", "b": "1 64 b"},
-        {"tokens": 2, "hidden": 128, "a": "2 128 a", "b": "2 128 b"},
+    assert sweep(run, ["tokens", "hidden"], [(1, 64), [2, 128]], ["a", "b"]) == [
+        {"tokens": 1, "hidden": 64, "a": 1, "b": 64, "a / best of the others": 1 / 64},
+        {"tokens": 2, "hidden": 128, "a": 2, "b": 128, "a / best of the others": 2 / 128},
     ]
+
+
+def test_the_ratio_is_to_the_fastest_of_the_others():
+    times = [{"ours": Figure(2.0, 2.0, 2.0), "a": 4.0, "b": math.nan}, {"ours": 3.0, "a": 4.0, "b": 2.0}]
+    times += [{"ours": math.nan, "a": 4.0, "b": 2.0}, {"ours": 1.0, "a": math.nan, "b": math.nan}]
+    rows = sweep(lambda number, provider: times[number][provider], ["number"], [[i] for i in range(4)], list(times[0]))
+    ratios = [row["ours / best of the others"] for row in rows]
+    assert ratios[:2] == [0.5, 1.5]
+    assert all(map(math.isnan, ratios[2:]))
 
 
 def test_a_table_has_every_column_and_leaves_out_what_is_not_known():
@@ -74,14 +46,6 @@ def test_a_table_has_every_column_and_leaves_out_what_is_not_known():
         "| 1 x 4096 | 1.50 (80 %) | 3.000 |  |\n"
         "| 2 x 4096 | 20.00 |  | new |\n"
     )
-
-
-def test_the_ratio_is_to_the_fastest_of_the_others():
-    rows = [{"ours": Figure(2.0, 2.0, 2.0), "a": 4.0, "b": math.nan}, {"ours": 3.0, "a": 4.0, "b": 2.0}, {"ours": 1.0}]
-    ratios = [row["ours / best of the others"] for row in with_ratio(rows, "ours", ["a", "b"])]
-    assert ratios[:2] == [0.5, 1.5]
-    assert math.isnan(ratios[2])
-    assert list(rows[2]) == ["ours"]
 
 
 def test_a_page_names_the_machine_the_day_and_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

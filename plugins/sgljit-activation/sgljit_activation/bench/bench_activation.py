@@ -26,7 +26,7 @@ from torch.nn.functional import gelu, silu
 from sgljit_activation import reference
 from sgljit_core import ops
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
-from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_results
+from sgljit_tools.benchmark.results import sweep, write_results
 
 Run = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -88,7 +88,7 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str
         return measure(runs[provider], lambda: make(rows, size, dtype, device), num_bytes=num_bytes, seconds=0.03)
 
     places = get_benchmark_range(SHAPES[device], SHAPES[device][1:2])
-    rows = with_ratio(sweep(make_benchmark(op, ["rows", "size"], places, list(runs)), run), "sgljit", list(runs)[1:])
+    rows = sweep(run, ["rows", "size"], places, list(runs))
     for row in rows:
         row["copy"] = row["sgljit"].copy_microseconds
     return rows

@@ -20,7 +20,7 @@ import torch
 
 from sgljit_core import ops
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
-from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_results
+from sgljit_tools.benchmark.results import sweep, write_results
 
 Run = Callable[..., object]
 
@@ -107,7 +107,7 @@ def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
 
     shapes = [(tokens, LATENT + ROTATED) for tokens in TOKENS[device]] if latent else SHAPES[device]
     places = get_benchmark_range(shapes, shapes[1:2])
-    return with_ratio(sweep(make_benchmark(op, ["tokens", "size"], places, names), run), "sgljit", names[1:])
+    return sweep(run, ["tokens", "size"], places, names)
 
 
 def main() -> None:

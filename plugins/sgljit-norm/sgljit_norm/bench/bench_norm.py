@@ -29,7 +29,7 @@ from torch.nn.functional import layer_norm, rms_norm
 from sgljit_core import ops
 from sgljit_norm.plugin import FAMILY
 from sgljit_tools.benchmark import Figure, get_benchmark_range, is_in_ci, measure
-from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_plot, write_results
+from sgljit_tools.benchmark.results import sweep, write_plot, write_results
 
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[..., object]
@@ -223,8 +223,7 @@ def table(op: str, dtype: torch.dtype, device: str, peers: Any) -> list[dict[str
         return measure(runs[provider], make, num_bytes=num_bytes, seconds=0.05)
 
     places = get_benchmark_range(shapes, shapes[1:2])
-    benchmark = make_benchmark(op, ["tokens", "size"], places, list(runs))
-    rows = with_ratio(sweep(benchmark, run), "sgljit", list(runs)[1:])
+    rows = sweep(run, ["tokens", "size"], places, list(runs))
     for row in rows:
         row["copy"] = row["sgljit"].copy_microseconds
     return rows

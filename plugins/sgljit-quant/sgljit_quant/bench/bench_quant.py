@@ -24,7 +24,7 @@ import torch
 
 from sgljit_core import ops
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
-from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_plot, write_results
+from sgljit_tools.benchmark.results import sweep, write_plot, write_results
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
@@ -138,8 +138,7 @@ def table(kind: str, device: str, peers: Any) -> list[dict[str, Any]]:
         return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.03)
 
     places = get_benchmark_range(SHAPES[device], [(128, 1024)])
-    benchmark = make_benchmark(kind, ["tokens", "hidden"], places, list(runs))
-    rows = with_ratio(sweep(benchmark, run), "sgljit", list(runs)[1:])
+    rows = sweep(run, ["tokens", "hidden"], places, list(runs))
     for row in rows:
         row["copy"] = row["sgljit"].copy_microseconds
     return rows

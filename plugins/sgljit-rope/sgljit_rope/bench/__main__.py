@@ -23,7 +23,7 @@ from torch.nn.functional import rms_norm
 from sgljit_core import ops
 from sgljit_rope import reference
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
-from sgljit_tools.benchmark.results import make_benchmark, sweep, with_ratio, write_results
+from sgljit_tools.benchmark.results import sweep, write_results
 
 Run = Callable[..., object]
 
@@ -130,7 +130,7 @@ def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
         return measure(kernel, lambda: make(op, tokens, size, device), num_bytes=2 * elements, seconds=0.03)
 
     places = get_benchmark_range(SHAPES[device], SHAPES[device][1:2])
-    return with_ratio(sweep(make_benchmark(op, ["tokens", "size"], places, names), run), "sgljit", names[1:])
+    return sweep(run, ["tokens", "size"], places, names)
 
 
 def main() -> None:

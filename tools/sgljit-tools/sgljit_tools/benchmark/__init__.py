@@ -8,7 +8,6 @@ from .measure import (
     copy_figure,
     get_benchmark_range,
     measure,
-    on_threads,
     rotate,
     run_benchmark,
 )
@@ -20,7 +19,6 @@ __all__ = [
     "get_benchmark_range",
     "is_in_ci",
     "measure",
-    "on_threads",
     "rotate",
     "run_benchmark",
 ]

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Arguments = Sequence[Any]
 
-QUANTILES = (0.5, 0.2, 0.8)
+_QUANTILES = (0.5, 0.2, 0.8)
 _CACHES = 2  # the sets of arguments hold so many times the last cache, so that each set is evicted before its next turn
 _MAX_SETS = 8192  # also the calls in one turn, so the nodes in a graph
 _PIECE = 256 * 2**20  # bytes that are copied at once: one copy of 512 MiB has two thirds of the rate (H200, CUDA 13.0)
@@ -77,11 +76,10 @@ def run_benchmark(
     fn: Callable[..., object],
     inputs: Sequence[Arguments] | Callable[[], Arguments] = ((),),
     *,
-    quantiles: Sequence[float] = QUANTILES,
     device: torch.device | str | None = None,
     graph: bool = True,
     seconds: float = 0.2,
-) -> tuple[float, ...]:
+) -> tuple[float, float, float]:
     """Microseconds of one call of ``fn``: median, 20 % and 80 % quantile, in ``perf_report``'s order.
 
     On CUDA a CUDA graph of calls is replayed between two events, which leaves the host out; on the CPU calls are timed
@@ -91,7 +89,6 @@ def run_benchmark(
         fn: called as ``fn(*arguments)``. One turn is not timed: afterwards ``fn`` must be compiled and warm.
         inputs: sets of arguments that take turns; or a function that makes one, for ``rotate``. Without it, ``fn()``
             finds its data where the previous call left them: usually in a cache.
-        quantiles: of the samples, in the order of the result.
         device: default: that of the first CUDA tensor in ``inputs``, else of any tensor; without tensors, the current
             CUDA device if there is one.
         graph: False for calls that no graph can hold: they are timed by the clock until the device has finished, host
@@ -101,8 +98,8 @@ def run_benchmark(
     Raises:
         ValueError: there is no set of arguments, or ``inputs`` returned the same memory twice.
     """
-    samples, _, _ = _sample(fn, inputs, device, graph, seconds)
-    return _quantiles(samples, quantiles)
+    figure = measure(fn, inputs, device=device, graph=graph, seconds=seconds)
+    return figure.microseconds, figure.low, figure.high
 
 
 def measure(
@@ -124,9 +121,12 @@ def measure(
     Raises:
         ValueError: as in ``run_benchmark``.
     """
+    import torch
+
     samples, calls, where = _sample(fn, inputs, device, graph, seconds)
     copy = copy_figure(num_bytes, where).microseconds if num_bytes else math.nan
-    median, low, high = _quantiles(samples, QUANTILES)
+    values, places = (torch.tensor(numbers, dtype=torch.float64) for numbers in (samples, _QUANTILES))
+    median, low, high = torch.quantile(values, places).tolist()
     return Figure(median, low, high, calls, len(samples), num_bytes, copy)
 
 
@@ -156,30 +156,6 @@ def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Fig
 
     figure = measure(copy, make, device=device)
     return replace(figure, num_bytes=2 * half, copy_microseconds=figure.microseconds)
-
-
-@contextmanager
-def on_threads(count: int) -> Iterator[None]:
-    """Measure on ``count`` threads, which run on the first ``count`` processors of the calling thread.
-
-    Torch keeps the threads that it has, where they are: measure on one thread and on all in a process, or each count in
-    its own.
-
-    Raises:
-        ValueError: the calling thread may not use so many processors. ``OMP_NUM_THREADS`` limits kernels further.
-    """
-    import torch
-
-    allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    if not 1 <= count <= len(allowed):
-        raise ValueError(f"on_threads: got {count}; expected 1 to {len(allowed)}, the processors of this thread")
-    try:
-        os.sched_setaffinity(0, sorted(allowed)[:count])
-        torch.set_num_threads(count)
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        os.sched_setaffinity(0, allowed)
 
 
 def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
@@ -319,11 +295,3 @@ def _graph_of(run: Callable[[int], None]) -> tuple[int, Callable[[], float]]:
     for _ in range(_WARM_UP):
         timed()
     return turns, timed
-
-
-def _quantiles(samples: Sequence[float], quantiles: Sequence[float]) -> tuple[float, ...]:
-    """Quantiles, interpolated linearly between two samples."""
-    import torch
-
-    values, places = (torch.tensor(numbers, dtype=torch.float64) for numbers in (samples, quantiles))
-    return tuple(torch.quantile(values, places).tolist())

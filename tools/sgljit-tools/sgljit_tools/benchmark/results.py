@@ -15,9 +15,8 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .measure import Figure
@@ -29,46 +28,26 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-def make_benchmark(name: str, x_names: Sequence[str], x_vals: Sequence[Any], lines: Sequence[str]) -> Any:
-    """An object with the fields of a ``triton.testing.Benchmark``, for ``sweep``. Needs no triton.
+def sweep(
+    run: Callable[..., Figure | float], names: Sequence[str], places: Iterable[Sequence[Any]], lines: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Call ``run`` for each place and each line; a row for each place.
+
+    A row has one more column: the first line's time divided by that of the fastest of the others. Below 1 is faster.
 
     Args:
-        name: the plot's name.
-        x_names, x_vals: the names of a place's coordinates, and the places.
-        lines: the names of the things to compare at each place, passed as ``provider``.
-    """
-    of_lines = {"line_arg": "provider", "line_vals": [*lines], "line_names": [*lines], "plot_name": name, "args": {}}
-    return SimpleNamespace(x_names=[*x_names], x_vals=[*x_vals], **of_lines)
-
-
-def sweep(benchmark: Any, run: Callable[..., Any]) -> list[dict[str, Any]]:
-    """Call ``run`` for each place and each line of a benchmark; a row for each place.
-
-    Args:
-        benchmark: what ``make_benchmark`` makes, or a ``triton.testing.Benchmark``.
-        run: a function as ``perf_report`` takes it: ``run(**place, **{line_arg: line}, **args)``. Returns a
-            ``Figure``, a number, or (median, low, high) like ``run_benchmark``; NaN if a line does not serve a place.
+        run: ``run(**place, provider=line)``; returns NaN if a line does not serve a place.
+        names, places: the names of a place's coordinates, and the places.
+        lines: the things to compare at each place, ours first.
     """
     rows = []
-    for value in benchmark.x_vals:
-        values = value if isinstance(value, (list, tuple)) else [value] * len(benchmark.x_names)
-        place = dict(zip(benchmark.x_names, values, strict=True))
-        row = dict(place)
-        for line, name in zip(benchmark.line_vals, benchmark.line_names, strict=True):
-            result = run(**place, **{benchmark.line_arg: line}, **benchmark.args)
-            row[name] = Figure(*result) if isinstance(result, tuple) else result
-        rows.append(row)
+    for place in places:
+        coordinates = dict(zip(names, place, strict=True))
+        found = {line: run(**coordinates, provider=line) for line in lines}
+        ours, *others = map(_number, found.values())
+        best = min((time for time in others if not math.isnan(time)), default=math.nan)
+        rows.append({**coordinates, **found, f"{lines[0]} / best of the others": ours / best})
     return rows
-
-
-def with_ratio(rows: Sequence[Row], ours: str, others: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows with one more column: our time divided by that of the fastest of others. Below 1 is faster."""
-
-    def ratio(row: Row) -> float:
-        times = [_number(row[name]) for name in others if name in row]
-        return _number(row[ours]) / min((t for t in times if not math.isnan(t)), default=math.nan)
-
-    return [{**row, f"{ours} / best of the others": ratio(row)} for row in rows]
 
 
 def to_markdown(rows: Sequence[Row]) -> str:

@@ -166,7 +166,7 @@ def export_archive(
     warning.
 
     Raises:
-        ArchiveError: the file's suffix is not .tar, .tar.gz, .tgz or .tar.xz.
+        ArchiveError: the file's suffix is not .zip.
     """
     place = _checked(directory)
     return archive.pack(Path(file), _whole(place, family, target), place)

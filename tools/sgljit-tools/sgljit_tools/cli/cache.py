@@ -134,7 +134,7 @@ def prune(
 
 @app.command("export")
 def export_archive(
-    file: Annotated[Path, typer.Argument(help="The file to write: a .tar, .tar.gz or .tar.xz.")],
+    file: Annotated[Path, typer.Argument(help="The file to write, a .zip.")],
     directory: Directory = None,
     family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
     target: Annotated[str | None, typer.Option(help="Only this target, such as sm_90a.")] = None,

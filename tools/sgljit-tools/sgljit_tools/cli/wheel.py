@@ -72,8 +72,6 @@ def add_artifacts_to_wheel(
             SGLJIT_JIT="on",  # the variable is about compiling on demand, not about this command
         )
         artifacts = [entry for carried in content.rglob(CARRIED) for entry in cache.entries(carried, vouched=True)]
-        if not artifacts:
-            raise WheelError(f"{wheel.name}: nothing was added to it")
         _check_c_library(content, platform)
         _wheel("pack", str(content), "--dest-dir", str(packed), cwd=Path(scratch))
         (pure,) = packed.iterdir()
