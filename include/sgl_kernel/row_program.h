@@ -378,6 +378,14 @@ struct RowProgram {
     m_run(f, segments, location);
   }
 
+  /// \brief Checks what a call checks, and computes nothing: for an op that writes something before the call.
+  template <int... kIndex>
+  static void check(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
+    const auto all = rows(bound...);
+    Call call;
+    s_match(f, {all}, call, all.rows[0].location);
+  }
+
   /// \brief The rows of one segment: each operand of the functor once.
   template <int... kIndex>
   static ProgramRows<kOperands> rows(const sgl::Bound<kIndex, Rows>&... bound) {
@@ -399,14 +407,18 @@ struct RowProgram {
   using Params = sgl::RowProgramParams<kOperands, kSegments>;
   static constexpr bool kHasFields = !__is_empty(F);
 
-  void m_run(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location) {
-    static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
-    details::Roles roles[kSegments];
-    s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
+  /// What is found of the operands of a call.
+  struct Call {
     details::ProgramPlan plan;
     details::SegmentPlan plans[kSegments];
     Params params;
     std::int64_t num_rows = 0;
+  };
+
+  static void s_match(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], Call& call, DebugInfo location) {
+    details::Roles roles[kSegments];
+    s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
+    auto& [plan, plans, params, num_rows] = call;
     params.kept = 0;
     bool is_flat = true;
     for (int i = 0; i < kSegments; ++i) {
@@ -437,15 +449,20 @@ struct RowProgram {
       }
     }
     if (is_flat) plan.places |= sgl::kIsFlat;
-    if (num_rows == 0) return;
-    if (plan.device.device_type == kDLCPU) return m_on_cpu(plan, params, f);
-    m_launch(f, plan, plans, params, num_rows, location, sgl::details::IndexListUpTo<kSegments>{});
+  }
+
+  void m_run(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location) {
+    static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
+    Call call;
+    s_match(f, segments, call, location);
+    if (call.num_rows == 0) return;
+    if (call.plan.device.device_type == kDLCPU) return m_on_cpu(call.plan, call.params, f);
+    m_launch(f, call, location, sgl::details::IndexListUpTo<kSegments>{});
   }
 
   template <std::size_t... I>
-  void m_launch(
-      const F& f, const details::ProgramPlan& plan, const details::SegmentPlan (&plans)[kSegments], Params& params,
-      std::int64_t num_rows, DebugInfo location, sgl::details::IndexList<I...>) {
+  void m_launch(const F& f, Call& call, DebugInfo location, sgl::details::IndexList<I...>) {
+    auto& [plan, plans, params, num_rows] = call;
     const auto chip = runtime::get_chip(plan.device.device_id, location);
     details::ProgramLayout layout;
     sgl::RowShape shapes[] = {details::shape_of(plans[I], num_rows, chip, s_choose, layout)...};
