@@ -64,7 +64,6 @@
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/dtype.h>
 #include <sgl_kernel/impl/row_layout.h>
-#include <sgl_kernel/impl/row_op.h>
 #include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/rows.h>
 #include <sgl_kernel/variant.h>
@@ -752,13 +751,6 @@ SGL_INLINE void match_segment(
   segment.has_tail = segment.columns % segment.elements != 0;
 }
 
-inline MemoryRows memory_of(const Rows& rows) {
-  const auto bytes = rows.element_bytes();
-  const RowDimension outer = {rows.count, rows.stride * bytes};
-  if (rows.element_stride != 1) return {rows.data, bytes, outer, {rows.columns, rows.element_stride * bytes}};
-  return {rows.data, rows.columns * bytes, outer, {rows.inner > 0 ? rows.inner : 1, rows.inner_stride * bytes}};
-}
-
 SGL_INLINE void refuse_meeting_rows(
     const Rows* operands, const Roles& roles, const Rows* others, const Roles& other_roles, int num_operands,
     DebugInfo location) {
@@ -780,13 +772,13 @@ SGL_INLINE void refuse_meeting_rows(
       const bool writes_other = (other_roles.all_writes() >> j & 1) != 0;
       if (!writes_one && (is_one || !writes_other)) continue;
       if (is_one && i == j) {
-        if (rows_overlap(memory_of(one))) refuse(one, one);
+        if (rows_overlap(one.memory())) refuse(one, one);
         continue;
       }
       if (is_one && writes_other && j > i) continue;  // the pair comes again
       const bool is_in_place = is_one && !writes_other && !other.is_shared && other.index == nullptr &&
-                               one.index == nullptr && memory_of(other) == memory_of(one);
-      if (!is_in_place && rows_meet(memory_of(other), memory_of(one))) refuse(one, other);
+                               one.index == nullptr && other.memory() == one.memory();
+      if (!is_in_place && rows_meet(other.memory(), one.memory())) refuse(one, other);
     }
   }
 }
