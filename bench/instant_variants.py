@@ -51,32 +51,47 @@ void silu_and_mul(host::TensorView input, host::TensorView out) {
   TensorMatcher({N, D}).with_dtype<bf16_t>().with_device<kDLCUDA>(device).verify(out);
   D2.set_value(2 * D.unwrap());
   TensorMatcher({N, D2}).with_dtype<bf16_t>().with_device(device).verify(input);
+  constexpr auto kShape = sgl::RowShape{0, 0, 8, 0, true, false}.number();
+  constexpr auto kTypes = sgl::kBf16 | sgl::kBf16 << 4 | sgl::kBf16 << 8;
+  constexpr unsigned kBlock = 128;
   const auto row_bytes = static_cast<std::int64_t>(sizeof(bf16_t)) * D.unwrap();
-  const auto items = static_cast<unsigned>(row_bytes / 16);
   void* value = pointer::offset(input.data_ptr(), row_bytes);
-  const auto params = sgl::RowMapParams<3>{
-      {{input.data_ptr(), 2 * row_bytes}, {value, 2 * row_bytes}, {out.data_ptr(), row_bytes}},
-      items * static_cast<unsigned>(N.unwrap()), items, ~0ull / items + 1, 0};
-  LaunchKernel(div_ceil(params.num_items, sgl::kRowMapThreads), sgl::kRowMapThreads, device.unwrap())(
-      device::row_map<swiglu::SiluAndMul, 2, 1, 8, false, bf16_t, bf16_t>, params, swiglu::SiluAndMul{});
+  sgl::RowProgramParams<3, 1> params = {};
+  auto& rows = params.segments[0];
+  rows.places[0] = {input.data_ptr(), 2 * row_bytes, 0};
+  rows.places[1] = {value, 2 * row_bytes, 0};
+  rows.places[2] = {out.data_ptr(), row_bytes, 0};
+  rows.num_rows = N.unwrap();
+  rows.columns = D.unwrap();
+  rows.vectors = D.unwrap() / 8;
+  rows.vector_inverse = ~0ull / rows.vectors + 1;
+  LaunchKernel(div_ceil(rows.num_rows * rows.vectors, kBlock), kBlock, device.unwrap())(
+      device::row_program_without_fields<
+          swiglu::SiluAndMul, 3, kBlock, 0, true, kTypes, sgl::kIsFlat, kShape>, params);
 }
 """
 NOTHING = """\
 #include <sgl_kernel/tensor.h>
 #include <time.h>
 #include "silu_and_mul.h"
-#include <sgl_kernel/cpu/row_map.h>
+#include <sgl_kernel/cpu/row_program.h>
 void nothing(host::TensorView, host::TensorView) {}
 double kernel_alone(host::TensorView input, host::TensorView out, std::int64_t calls) {
   const auto row_bytes = static_cast<std::int64_t>(sizeof(float)) * out.size(1);
   void* value = host::pointer::offset(input.data_ptr(), row_bytes);
-  const auto job = host::cpu::RowJob<3>{
-      {{input.data_ptr(), 2 * row_bytes}, {value, 2 * row_bytes}, {out.data_ptr(), row_bytes}},
-      out.size(0), out.size(1)};
+  sgl::RowProgramParams<3, 1> params = {};
+  auto& rows = params.segments[0];
+  rows.places[0] = {input.data_ptr(), 2 * row_bytes, 0};
+  rows.places[1] = {value, 2 * row_bytes, 0};
+  rows.places[2] = {out.data_ptr(), row_bytes, 0};
+  rows.num_rows = out.size(0);
+  rows.inner = 1;
+  rows.columns = out.size(1);
+  rows.is_map = true;
   timespec begin, end;
   clock_gettime(CLOCK_MONOTONIC, &begin);
   for (std::int64_t i = 0; i < calls; ++i) {
-    host::cpu::row_map<swiglu::SiluAndMul, 2, 1, float, float>(job, swiglu::SiluAndMul{});
+    host::cpu::row_program<swiglu::SiluAndMul, 3, 1, 0, sgl::kIsFlat>(params, swiglu::SiluAndMul{});
   }
   clock_gettime(CLOCK_MONOTONIC, &end);
   return ((end.tv_sec - begin.tv_sec) * 1e9 + (end.tv_nsec - begin.tv_nsec)) / calls;

@@ -81,16 +81,25 @@ _IN_PLACE_OF = """
     def scale(x: torch.Tensor, out: torch.Tensor) -> None:
         "The body is C++."
 """
-_INCLUDES = "#include <sgl_kernel/row_map.h>\n#include <sgl_kernel/tensor.h>\n"
-_DOUBLE = "struct Double {\n  SGL_HD float operator()(float x) const { return 2.0f * x; }\n};\n"
-_ROW_MAP = (
-    'host::RowMap<scaling::Double, 1> rows_of{"scale.h"};\n'
-    "void scale(host::TensorView x, host::TensorView out) {\n"
-    '  rows_of({host::rows("x", x)}, {host::rows("out", out)});\n'
-    "}\n"
-)
-_SCALE_H = f"#pragma once\n#include <sgl_kernel/row_map.h>\nnamespace scaling {{\n{_DOUBLE}}}\n"
-_SCALE_CPP = f'#include "scale.h"\n{_ROW_MAP}'
+_INCLUDES = "#include <sgl_kernel/row_program.h>\n#include <sgl_kernel/tensor.h>\n"
+_DOUBLE = """
+struct Double {
+  SGL_OPERANDS(x, out)
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = sgl::map([](float v) { return 2.0f * v; }, row[x]));
+  }
+};
+"""
+_SCALE_H = f"#pragma once\n#include <sgl_kernel/row_program.h>\nnamespace scaling {{{_DOUBLE}}}\n"
+_SCALE_CPP = """
+#include "scale.h"
+host::RowProgram<scaling::Double> program{"scale.h"};
+void scale(host::TensorView x, host::TensorView out) {
+  using F = scaling::Double;
+  program({}, F::x = host::rows("x", x), F::out = host::rows("out", out));
+}
+"""
 
 RIGHT = {
     "writes": writing("out.copy_(2 * x.double())"),

@@ -3,11 +3,11 @@
 /// \file functor.h
 /// \brief Functions of one element that every compiler reads: g++ for the CPU, NVRTC and nvcc for the device.
 ///
-/// A functor of a row operation (row_map.h) is written once, in float:
+/// What a row program (row_program.h) computes of each element is written once, in float:
 /// \code
-///   struct Silu {
-///     SGL_HD float operator()(float x) const { return x / (1 + sgl::exp(-x)); }
-///   };
+///   SGL_HD float silu(float x) {
+///     return x / (1 + sgl::exp(-x));
+///   }
 /// \endcode
 /// On the device the functions of namespace `sgl` are CUDA's, within 2 ulp, `sgl::erfc` within 4. On the CPU
 /// `sgl::exp`, within 2 ulp, and `sgl::erfc`, within 9, have no branch and no call, so that a loop over them
@@ -214,36 +214,6 @@ enum class Reduction { kSum, kMax };
 
 namespace details {
 
-/// f(first..., x[0], x[1], ...)
-template <int kCount, typename F, typename... First>
-SGL_HD auto spread(const F& f, const float* x, const First&... first) {
-  static_assert(kCount >= 1 && kCount <= 4, "a row operation takes one to four inputs, with the shared ones");
-  if constexpr (kCount == 1) return f(first..., x[0]);
-  else if constexpr (kCount == 2) return f(first..., x[0], x[1]);
-  else if constexpr (kCount == 3) return f(first..., x[0], x[1], x[2]);
-  else return f(first..., x[0], x[1], x[2], x[3]);
-}
-
-SGL_HD Values<1> as_values(float value) {
-  return {{value}};
-}
-template <int N>
-SGL_HD Values<N> as_values(const Values<N>& values) {
-  return values;
-}
-
-/// The functor's results for one element of each input.
-template <int kOutputs, int kInputs, typename F, typename... First>
-SGL_HD Values<kOutputs> call(const F& f, const float (&x)[kInputs], const First&... first) {
-  return as_values(spread<kInputs>(f, x, first...));
-}
-
-// An optional member of a functor, see row_map.h.
-template <typename F>
-SGL_HD constexpr bool is_one_type() {
-  if constexpr (requires { F::kOneType; }) return F::kOneType;
-  return false;
-}
 template <bool kMax>
 inline constexpr float kIdentity = kMax ? __builtin_bit_cast(float, 0xff800000u) : 0.0f;
 

@@ -64,7 +64,6 @@
 #include <sgl_kernel/deferred.h>
 #include <sgl_kernel/dtype.h>
 #include <sgl_kernel/impl/row_layout.h>
-#include <sgl_kernel/impl/row_op.h>
 #include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/rows.h>
 #include <sgl_kernel/variant.h>
@@ -381,6 +380,14 @@ struct RowProgram {
     m_run(f, segments, location);
   }
 
+  /// \brief Checks what a call checks, and computes nothing: for an op that writes something before the call.
+  template <int... kIndex>
+  static void check(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
+    const auto all = rows(bound...);
+    Call call;
+    s_match(f, {all}, call, all.rows[0].location);
+  }
+
   /// \brief The rows of one segment: each operand of the functor once.
   template <int... kIndex>
   static ProgramRows<kOperands> rows(const sgl::Bound<kIndex, Rows>&... bound) {
@@ -402,14 +409,18 @@ struct RowProgram {
   using Params = sgl::RowProgramParams<kOperands, kSegments>;
   static constexpr bool kHasFields = !__is_empty(F);
 
-  void m_run(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location) {
-    static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
-    details::Roles roles[kSegments];
-    s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
+  /// What is found of the operands of a call.
+  struct Call {
     details::ProgramPlan plan;
     details::SegmentPlan plans[kSegments];
     Params params;
     std::int64_t num_rows = 0;
+  };
+
+  static void s_match(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], Call& call, DebugInfo location) {
+    details::Roles roles[kSegments];
+    s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
+    auto& [plan, plans, params, num_rows] = call;
     params.kept = 0;
     bool is_flat = true;
     for (int i = 0; i < kSegments; ++i) {
@@ -440,15 +451,20 @@ struct RowProgram {
       }
     }
     if (is_flat) plan.places |= sgl::kIsFlat;
-    if (num_rows == 0) return;
-    if (plan.device.device_type == kDLCPU) return m_on_cpu(plan, params, f);
-    m_launch(f, plan, plans, params, num_rows, location, sgl::details::IndexListUpTo<kSegments>{});
+  }
+
+  void m_run(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location) {
+    static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
+    Call call;
+    s_match(f, segments, call, location);
+    if (call.num_rows == 0) return;
+    if (call.plan.device.device_type == kDLCPU) return m_on_cpu(call.plan, call.params, f);
+    m_launch(f, call, location, sgl::details::IndexListUpTo<kSegments>{});
   }
 
   template <std::size_t... I>
-  void m_launch(
-      const F& f, const details::ProgramPlan& plan, const details::SegmentPlan (&plans)[kSegments], Params& params,
-      std::int64_t num_rows, DebugInfo location, sgl::details::IndexList<I...>) {
+  void m_launch(const F& f, Call& call, DebugInfo location, sgl::details::IndexList<I...>) {
+    auto& [plan, plans, params, num_rows] = call;
     const auto chip = runtime::get_chip(plan.device.device_id, location);
     details::ProgramLayout layout;
     sgl::RowShape shapes[] = {details::shape_of(plans[I], num_rows, chip, s_choose, layout)...};
@@ -743,13 +759,6 @@ SGL_INLINE void match_segment(
   segment.has_tail = segment.columns % segment.elements != 0;
 }
 
-inline MemoryRows memory_of(const Rows& rows) {
-  const auto bytes = rows.element_bytes();
-  const RowDimension outer = {rows.count, rows.stride * bytes};
-  if (rows.element_stride != 1) return {rows.data, bytes, outer, {rows.columns, rows.element_stride * bytes}};
-  return {rows.data, rows.columns * bytes, outer, {rows.inner > 0 ? rows.inner : 1, rows.inner_stride * bytes}};
-}
-
 SGL_INLINE void refuse_meeting_rows(
     const Rows* operands, const Roles& roles, const Rows* others, const Roles& other_roles, int num_operands,
     DebugInfo location) {
@@ -771,13 +780,13 @@ SGL_INLINE void refuse_meeting_rows(
       const bool writes_other = (other_roles.all_writes() >> j & 1) != 0;
       if (!writes_one && (is_one || !writes_other)) continue;
       if (is_one && i == j) {
-        if (rows_overlap(memory_of(one))) refuse(one, one);
+        if (rows_overlap(one.memory())) refuse(one, one);
         continue;
       }
       if (is_one && writes_other && j > i) continue;  // the pair comes again
       const bool is_in_place = is_one && !writes_other && !other.is_shared && other.index == nullptr &&
-                               one.index == nullptr && memory_of(other) == memory_of(one);
-      if (!is_in_place && rows_meet(memory_of(other), memory_of(one))) refuse(one, other);
+                               one.index == nullptr && other.memory() == one.memory();
+      if (!is_in_place && rows_meet(other.memory(), one.memory())) refuse(one, other);
     }
   }
 }

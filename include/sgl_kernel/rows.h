@@ -1,6 +1,5 @@
 #pragma once
 
-#include <sgl_kernel/impl/row_map_params.h>
 #include <sgl_kernel/impl/separate.h>
 #include <sgl_kernel/memory_rows.h>
 #include <sgl_kernel/tensor.h>
@@ -34,11 +33,10 @@ struct Rows {
   }
   /// \brief Where the rows lie, for `rows_meet` and `rows_overlap`.
   MemoryRows memory() const {
-    return {data, columns * element_bytes(), {count, stride * element_bytes()}};
-  }
-  /// \brief The rows as kernels take them.
-  sgl::RowOperand operand() const {
-    return {data, stride * element_bytes()};
+    const auto bytes = element_bytes();
+    const RowDimension outer = {count, stride * bytes};
+    if (element_stride != 1) return {data, bytes, outer, {columns, element_stride * bytes}};
+    return {data, columns * bytes, outer, {inner > 0 ? inner : 1, inner_stride * bytes}};
   }
   /// \brief These rows, whose elements are float32, float16 or bfloat16.
   /// \throws TensorMatchError for another dtype.
@@ -116,26 +114,6 @@ heads(const char* name, const TensorView& tensor, std::int64_t size = 0, DebugIn
 /// \brief A tensor [columns] that goes with every row of the others, such as a weight.
 /// \throws TensorMatchError if it has another number of dimensions, or gaps.
 [[nodiscard]] SGL_INLINE Rows shared_row(const char* name, const TensorView& tensor, DebugInfo location = {});
-
-/// \brief What the operands of a row operation have in common.
-struct RowPlan {
-  std::int64_t count;     ///< the number of rows
-  std::int64_t columns;   ///< elements of a row
-  std::int64_t elements;  ///< the most elements, a power of two, that one load or store moves for every operand
-};
-
-/// \brief Checks the operands of a row operation, inputs first: one set of rules for every device.
-///
-/// All have the dtype float32, float16 or bfloat16, the inputs one and the outputs one, which may be float8_e4m3fn;
-/// they are on one device, the CPU or CUDA, and have the same rows and columns, but for inputs that are shared rows. An
-/// input may be an output, row by row.
-/// \param is_one_type whether the outputs must have the inputs' dtype.
-/// \param is_one_by_one whether the elements of a row are independent: rows without gaps are one long row then, and the
-///   elements of a word need not divide the columns.
-/// \throws TensorMatchError naming the operand and the rule; ValueError if a row that is written shares memory, or an
-///   element is not aligned.
-[[nodiscard]] SGL_INLINE RowPlan match_rows(
-    const Rows* operands, int num_inputs, int num_outputs, bool is_one_type, bool is_one_by_one, DebugInfo location);
 
 }  // namespace host
 
@@ -278,86 +256,6 @@ indexed(const Rows& rows, const char* name, const TensorView& index, bool skips_
     result.raise_about_index(
         location, {"Stride mismatch: expected the elements side by side, but got a stride of ", index.stride(0)});
   return result;
-}
-
-namespace details {
-
-/// Refuses memory with which the result would depend on the order of the rows.
-inline void refuse_shared_memory(const Rows* operands, int num_inputs, int num_operands, DebugInfo location) {
-  const auto refuse = [&](const Rows& written, const Rows& other) {
-    raise(
-        "ValueError",
-        {"rows of ", written.name, " share memory with each other or with other rows of ", other.name, ", at ",
-         location, ": ", written.name, " is ", written.tensor, ", ", other.name, " is ", other.tensor,
-         ". Rows with different strides must not overlap, and rows that cannot be proven disjoint count as "
-         "overlapping"});
-  };
-  for (int i = num_inputs; i < num_operands; ++i) {
-    const auto written = operands[i].memory();
-    if (rows_overlap(written)) refuse(operands[i], operands[i]);
-    for (int j = 0; j < i; ++j) {
-      const auto other = operands[j].memory();
-      // A shared row goes with every row, so it may not be written, even if there is one row.
-      const bool is_in_place = j < num_inputs && !operands[j].is_shared && other == written;
-      if (!is_in_place && rows_meet(other, written)) refuse(operands[i], operands[j]);
-    }
-  }
-}
-
-}  // namespace details
-
-SGL_INLINE RowPlan match_rows(
-    const Rows* operands, int num_inputs, int num_outputs, bool is_one_type, bool is_one_by_one, DebugInfo location) {
-  const int num_operands = num_inputs + num_outputs;
-  const Rows* like = operands;  // the others are compared with the first that has rows of its own
-  while (like->is_shared && like < operands + num_inputs) ++like;
-  const Rows& first = *like;
-  RowPlan plan = {first.count, first.columns, sgl::kWordBytes};
-  bool is_whole = is_one_by_one;
-  for (int i = 0; i < num_operands; ++i) {
-    const Rows& rows = operands[i];
-    const auto dtype = rows.tensor.dtype();
-    const Rows& typed = operands[i < num_inputs || is_one_type ? 0 : num_inputs];
-    if (rows.inner != 1 || rows.index != nullptr || rows.element_stride != 1)
-      rows.raise(location, {"this operation takes rows at one stride; heads and indexed rows are for a row program"});
-    const bool is_byte = i >= num_inputs && is_type<__nv_fp8_e4m3>(dtype);
-    if (!is_type<float>(dtype) && !is_type<__half>(dtype) && !is_type<__nv_bfloat16>(dtype) && !is_byte)
-      rows.raise(
-          location, {"DType mismatch: expected one of [float32, float16, bfloat16",
-                     i < num_inputs ? "" : ", float8_e4m3fn", "] but got ", dtype});
-    if (!::host::operator==(dtype, typed.tensor.dtype()))
-      rows.raise(
-          location,
-          {"DType mismatch: expected ", typed.tensor.dtype(), ", the dtype of ", typed.name, ", but got ", dtype});
-    const auto device = rows.tensor.device();
-    if (device.device_type != kDLCPU && device.device_type != kDLCUDA)
-      rows.raise(location, {"Device mismatch: expected one of [cpu, cuda] but got ", device});
-    if (!::host::operator==(device, first.tensor.device()))
-      rows.raise(location, {"Device mismatch: expected ", first.tensor.device(), " but got ", device});
-    if (rows.columns != plan.columns)
-      rows.raise(location, {"Size mismatch for a row: expected ", plan.columns, " but got ", rows.columns});
-    const bool is_for_all = rows.is_shared && i < num_inputs;  // the rows would write to one by turns
-    if (!is_for_all && rows.count != plan.count)
-      rows.raise(location, {"Size mismatch for the number of rows: expected ", plan.count, " but got ", rows.count});
-    is_whole = is_whole && rows.stride == rows.columns;
-    const auto most = sgl::kWordBytes / rows.element_bytes();
-    if (most < plan.elements) plan.elements = most;
-  }
-  if (plan.count == 0 || plan.columns == 0) return plan;
-  details::refuse_shared_memory(operands, num_inputs, num_operands, location);
-  for (int i = 0; i < num_operands; ++i) {
-    const Rows& rows = operands[i];
-    const auto bytes = rows.element_bytes();
-    const auto word = widest_word(
-        rows.data, is_whole || plan.count == 1 ? 0 : rows.stride * bytes, is_one_by_one ? 0 : rows.columns * bytes);
-    if (word < bytes)
-      details::raise(
-          "ValueError", {rows.name, ": its address is not a multiple of its element size, ", bytes, " bytes, at ",
-                         location, ": ", rows.tensor});
-    if (word / bytes < plan.elements) plan.elements = word / bytes;
-  }
-  if (is_whole) plan = {1, plan.count * plan.columns, plan.elements};
-  return plan;
 }
 
 }  // namespace host

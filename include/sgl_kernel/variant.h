@@ -86,7 +86,7 @@ constexpr std::uint64_t fnv1a(const char* text, std::size_t size) noexcept {
 
 }  // namespace details
 
-/// \brief A type as a template argument: `row_map.get(host::type<swiglu::SiluAndMul>, 2)`.
+/// \brief A type as a template argument: `kernel.get(host::type<swiglu::SiluAndMul>, 2)`.
 template <typename T>
 struct Type {};
 template <typename T>

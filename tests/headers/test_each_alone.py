@@ -78,10 +78,10 @@ def test_no_heavy_header_in_a_host_header(header: str, tmp_path: Path) -> None:
 
 def test_a_host_part_has_neither_the_standard_traits_nor_the_loops_for_the_cpu(tmp_path: Path) -> None:
     """They would be a tenth, and a third, of its build."""
-    names = ("deferred", "export", "ffi", "optional", "row_map", "row_program", "runtime", "tensor", "variant")
+    names = ("deferred", "export", "ffi", "optional", "row_program", "runtime", "tensor", "variant")
     (tmp_path / "unit.cpp").write_text("".join(f"#include <sgl_kernel/{name}.h>\n" for name in names))
     command = [toolbox.host_compiler("g++"), "-std=c++20", *toolbox.include_flags(), "unit.cpp"]
-    loops = "elements|half|isa|parallel|row_map|row_program|rows"
+    loops = "elements|half|isa|parallel|row_program|rows"
     heavy = re.compile(rf"/(type_traits|concepts|utility|exception)$|sgl_kernel/cpu/({loops})\.h$")
     assert [file for file in included([*command, "-DSGL_SEPARATE"], tmp_path) if heavy.search(file)] == []
     assert [file for file in included(command, tmp_path) if file.endswith("cpu/row_program.h")] != []

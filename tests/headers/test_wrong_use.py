@@ -15,13 +15,6 @@ VARIANT = """\
 
 MANY = ", ".join(f"x{i}" for i in range(33))
 
-ROW_MAP = """\
-#include <sgl_kernel/row_map.h>
-namespace maps { struct Add { SGL_HD float operator()(float a, float b) const { return a + b; } }; }
-namespace maps { struct Scale { float by; SGL_FIELDS(by) SGL_HD float operator()(float x) const { return by * x; } }; }
-host::RowMap<maps::Add, 2> add{"f.h"};
-host::RowMap<maps::Scale, 1> scale{"f.h"};
-"""
 PROGRAM = """\
 #include <sgl_kernel/row_program.h>
 namespace rows {
@@ -125,34 +118,6 @@ HOST = {
         VARIANT + 'namespace { struct S {}; }\nhost::Kernel<> k{"f", "k"};\nvoid f() { (void)k.get(host::type<S>); }',
         "a kernel's type argument must have a name: no lambda, no unnamed namespace, no function",
     ),
-    "an input too few for a row map": (
-        ROW_MAP + "void f(host::Rows x) { add({x}, {x}); }",
-        "RowMap: the first braces must hold as many inputs as kInputs, its second argument",
-    ),
-    "an input too many for a row map": (
-        ROW_MAP + "void f(host::Rows x) { add({x, x, x}, {x}); }",
-        "RowMap: the first braces must hold as many inputs as kInputs, its second argument",
-    ),
-    "an output too many for a row map": (
-        ROW_MAP + "void f(host::Rows x) { add({x, x}, {x, x}); }",
-        "RowMap: the second braces must hold as many outputs as kOutputs, its third argument, 1 by default",
-    ),
-    "a row map without the values of its functor": (
-        ROW_MAP + "void f(host::Rows x) { scale({x}, {x}); }",
-        "this functor has fields: pass their values after the outputs, such as {scale, shift}",
-    ),
-    "a functor of fewer floats than inputs": (
-        ROW_MAP + 'host::RowMap<maps::Scale, 2> rows_of{"f.h"};',
-        "RowMap: the functor needs float operator()(float, ...) const, with a float for each of kInputs inputs",
-    ),
-    "a functor of one result for two outputs": (
-        ROW_MAP + 'host::RowMap<maps::Add, 2, 2> rows_of{"f.h"};',
-        "for several outputs it returns sgl::Values<kOutputs>",
-    ),
-    "a functor that is not const": (
-        ROW_MAP.replace("float b) const", "float b)"),
-        "RowMap: the functor needs float operator()(float, ...) const",
-    ),
     "an operand too few for a row program": (
         PROGRAM + "void f(host::Rows x) { add({}, F::a = x, F::out = x); }",
         "RowProgram: pass each operand that SGL_OPERANDS names once, F::x = rows",
@@ -239,15 +204,9 @@ void append_to(host::Message& message, const Point& p) { message << "Point " << 
 void g(Point p) { host::RuntimeCheck(p.x == 1, "got ", p); }
 """
     assert toolbox.compile_host(source, tmp_path).returncode == 0
-    calls = """
-void f(host::Rows x) {
-  add({x, x}, {x});
-  scale({x}, {x}, {2});
-}
-"""
-    for source in (ROW_MAP + calls, PROGRAM + "void f(host::Rows x) { add({}, F::a = x, F::b = x, F::out = x); }"):
-        result = toolbox.compile_host(source, tmp_path)
-        assert result.returncode == 0, result.stderr
+    call = "void f(host::Rows x) { add({}, F::a = x, F::b = x, F::out = x); }"
+    result = toolbox.compile_host(PROGRAM + call, tmp_path)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("case", DEVICE)

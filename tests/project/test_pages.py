@@ -160,8 +160,9 @@ def test_every_public_header_is_on_one_page():
 
 def test_declarations_are_shown_without_bodies_and_with_their_comments():
     text = header_pages.header("rows.h")
-    assert "### `host::match_rows`" in text
-    assert "- `is_one_type`: whether the outputs must have the inputs' dtype." in text
+    assert "### `host::rows_like`" in text
+    assert "- throws `TensorMatchError` if it has another number of dimensions, or gaps." in text
+    assert "- `columns`: elements of a row, for the work that it is." in header_pages.header("cpu/rows.h")
     assert "  bool is_shared;  // one row that goes with every row of the others, see `shared_row`\n" in text
     assert "  // Part `i` of each row, cut into `n` parts of equal size.\n" in text
     for header in (header for name, words in placeholders() if name == "headers" for header in words):

@@ -3,7 +3,6 @@
 #include <sgl_kernel/cpu/elements.h>
 #include <sgl_kernel/cpu/isa.h>
 #include <sgl_kernel/cpu/parallel.h>
-#include <sgl_kernel/cpu/row_map.h>
 #include <sgl_kernel/cpu/rows.h>
 #include <sgl_kernel/impl/row_expression.h>
 #include <sgl_kernel/impl/row_program_params.h>

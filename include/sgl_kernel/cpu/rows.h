@@ -107,4 +107,25 @@ void for_rows(std::int64_t num_rows, std::int64_t columns, const Body& body) {
   });
 }
 
+/// \brief Calls `body(Vectors<n>{}, row, first, count)` for pieces of rows that together are all of them, on several
+/// threads if that pays off, in the version for the widest vectors. Threads share a long row too.
+template <typename Body>
+void for_each_piece(std::int64_t num_rows, std::int64_t columns, const Body& body) {
+  constexpr std::int64_t kElementsPerThread = 1 << 17;  // 50-100 us
+  constexpr std::int64_t kMostElements = 1 << 9;        // of a piece
+  if (columns == 0) return;
+  const auto length = columns < kMostElements ? columns : kMostElements;
+  const auto pieces_of_row = div_ceil(columns, length);
+  parallel_for(
+      num_rows * pieces_of_row, div_ceil(kElementsPerThread, length), [&](std::int64_t begin, std::int64_t end) {
+        with_widest_vectors([&](auto vectors) __attribute__((always_inline)) {
+          for (auto piece = begin; piece < end; ++piece) {
+            const auto row = piece / pieces_of_row;
+            const auto first = (piece - row * pieces_of_row) * length;
+            body(vectors, row, first, columns - first < length ? columns - first : length);
+          }
+        });
+      });
+}
+
 }  // namespace host::cpu

@@ -7,6 +7,5 @@
 #undef SGL_BODIES
 #define SGL_BODIES 1
 #include <sgl_kernel/export.h>
-#include <sgl_kernel/impl/row_op.h>
 #include <sgl_kernel/row_program.h>
 #include <sgl_kernel/variant.h>

@@ -8,14 +8,12 @@ namespace {
 using namespace host;
 using namespace programs;
 
-// example: row_program_host
 host::RowProgram<programs::Softmax> softmax_program{"row_programs.h"};
 
 void softmax(host::TensorView x, host::TensorView out) {
   using F = programs::Softmax;
   softmax_program({}, F::x = host::rows("x", x), F::out = host::rows("out", out));
 }
-// end
 
 RowProgram<RMSNorm> rmsnorm_program{"row_programs.h"};
 RowProgram<RMSNorm, 2> qknorm_program{"row_programs.h"};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 
 import plugin_on_disk
@@ -12,7 +13,7 @@ from sgljit_core import TOKENS, TensorSpec, errors
 from sgljit_core.jit.kernels import build
 from sgljit_core.plugins import discovery
 from sgljit_tools.errors import RecordingError
-from sgljit_tools.recording.recorder import record
+from sgljit_tools.recording.recorder import Recording, record
 from sgljit_tools.recording.tensors import Place
 
 OPS = """
@@ -29,17 +30,26 @@ def samples(device):
 """
 FUNCTOR = """
 #pragma once
-#include <sgl_kernel/row_map.h>
+#include <sgl_kernel/row_program.h>
 namespace recorded {
-struct Twice { SGL_HD float operator()(float x) const { return 2 * x; } };
+struct Twice {
+  SGL_OPERANDS(x, out)
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::store(out = sgl::map([](float v) { return 2 * v; }, row[x]));
+  }
+};
 }
 """
 HOST = """
 #include "twice.h"
 #include <sgl_kernel/export.h>
 namespace {
-host::RowMap<recorded::Twice, 1> rows{"twice.h"};
-void twice(host::TensorView x, host::TensorView out) { rows({host::rows("x", x)}, {host::rows("out", out)}); }
+using F = recorded::Twice;
+host::RowProgram<F> program{"twice.h"};
+void twice(host::TensorView x, host::TensorView out) {
+  program({}, F::x = host::rows("x", x), F::out = host::rows("out", out));
+}
 }
 SGL_EXPORT(twice, (twice))
 """
@@ -67,12 +77,17 @@ def install(tmp_path, monkeypatch):
     discovery.rescan()
 
 
+def names(recorded: Recording) -> list[str]:
+    """What was noted, without the template arguments after the functor."""
+    return [re.sub(r", .*>", ">", wanted.spec.label.partition(" of ")[0]) for wanted in recorded.wanted]
+
+
 def test_the_kernels_of_the_device_and_the_loops_of_the_cpu_are_noted(install):
     recorded = record([install()], cuda_arch="9.0", on_cpu=True, tokens=(1, 300))
-    assert [wanted.spec.label.partition(" of ")[0] for wanted in recorded.wanted] == [
+    assert names(recorded) == [
         "recorded.recorded for cpu-x86_64",
-        "recorded.device.row_map<recorded::Twice, 1, 1, 8, false, fp16_t, fp16_t> for sm_90a",
-        "recorded.host.cpu.row_map<recorded::Twice, 1, 1, fp16_t, fp16_t> for cpu-x86_64",
+        "recorded.device.row_program_without_fields<recorded::Twice> for sm_90a",
+        "recorded.host.cpu.row_program<recorded::Twice> for cpu-x86_64",
     ]
 
 
@@ -82,20 +97,19 @@ def test_a_declared_call_that_the_op_refuses_is_an_error_with_the_call(install):
 
 
 CUDA_ALONE = HOST.replace(
-    "{ rows(",
-    """{
-  host::TensorMatcher({-1, -1}).with_dtype<__half>().with_device<kDLCUDA>().verify(x, "x");
-  rows(""",
-).replace("out)}); }", "out)});\n}")
+    "  program(",
+    """  host::TensorMatcher({-1, -1}).with_dtype<__half>().with_device<kDLCUDA>().verify(x, "x");
+  program(""",
+)
 
 
 @pytest.mark.parametrize("calls", ['calls="sgljit_recorded.ops:calls"', 'samples="sgljit_recorded.ops:samples"'])
 def test_an_op_for_cuda_alone_is_recorded_there(install, calls):
     package = install(calls=calls, host=CUDA_ALONE)
     recorded = record([package], cuda_arch="9.0", on_cpu=True, tokens=(1,))
-    assert [wanted.spec.label.partition(" of ")[0] for wanted in recorded.wanted] == [
+    assert names(recorded) == [
         "recorded.recorded for cpu-x86_64",
-        "recorded.device.row_map<recorded::Twice, 1, 1, 8, false, fp16_t, fp16_t> for sm_90a",
+        "recorded.device.row_program_without_fields<recorded::Twice> for sm_90a",
     ]
     assert recorded.stopped == ()
 
@@ -108,7 +122,7 @@ def test_an_op_without_calls_is_named(install):
 def test_what_was_noted_is_compared_with_what_the_host_part_passes(install):
     loop = record([install()], cuda_arch=None, on_cpu=True, tokens=(1,)).wanted[-1]
     build(loop)
-    with pytest.raises(errors.SignatureError, match=r"host::cpu::row_map<.*> of recorded/twice\.h does not take"):
+    with pytest.raises(errors.SignatureError, match=r"host::cpu::row_program<.*> of recorded/twice\.h does not take"):
         build(dataclasses.replace(loop, signature="N3sgl9signatureIFviEEE"))
 
 

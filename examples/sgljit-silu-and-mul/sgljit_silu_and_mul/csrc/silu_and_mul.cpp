@@ -7,12 +7,13 @@
 
 namespace {
 
-host::RowMap<swiglu::SiluAndMul, 2> silu_and_mul_of_rows{"silu_and_mul.h"};
+host::RowProgram<swiglu::SiluAndMul> program{"silu_and_mul.h"};
 
 /// out[t, i] = silu(input[t, i]) * input[t, hidden + i]; on CUDA on the current stream of its device.
 void silu_and_mul(host::TensorView input, host::TensorView out) {
-  const auto rows = host::rows("input", input);
-  silu_and_mul_of_rows({rows.part(0, 2), rows.part(1, 2)}, {host::rows("out", out)});
+  using F = swiglu::SiluAndMul;
+  const auto rows = host::rows("input", input).floats();
+  program({}, F::gate = rows.part(0, 2), F::value = rows.part(1, 2), F::out = host::rows("out", out));
 }
 
 }  // namespace

@@ -12,14 +12,13 @@ namespace {
 using namespace host;
 using quant::kBlockThreads, quant::kMaxThreads, quant::kMaxUnits;
 
-Deferred<float(const sgl::RowOperand&, std::int64_t, std::int64_t, DLDataType)> scale_on_cpu{
+Deferred<float(const void*, std::int64_t, std::int64_t, std::int64_t, DLDataType)> scale_on_cpu{
     "quant_cpu.cpp", "quant::scale_on_cpu"};
 Kernel<quant::Params> quantize_small{"quant.cuh", "quant::quantize_small"};
 Kernel<quant::Params> set_smallest_scale{"quant.cuh", "quant::set_smallest_scale"};
 Kernel<quant::Params> raise_scale{"quant.cuh", "quant::raise_scale"};
-Kernel<quant::Params> quantize{"quant.cuh", "quant::quantize"};
-RowMap<quant::PerTensor, 1> by_inverse{"quant.h"};
-RowProgram<quant::PerToken> by_row{"quant.h"};
+RowProgram<quant::Quantized<sgl::GivenScale>> by_given{"quant.h"};
+RowProgram<quant::Quantized<sgl::RowScale>> by_row{"quant.h"};
 RowProgram<quant::PerGroup> by_group{"quant.h"};
 
 /// Checks the rules that the row operations leave to the ops: one shape for input and output, the output's dtype, and
@@ -70,82 +69,84 @@ std::int64_t in_warps(std::int64_t threads, std::int64_t most) {
   return threads < 32 ? 32 : threads < most ? div_ceil(threads, 32) * 32 : most;
 }
 
-void per_tensor_on_cuda(
-    const Rows (&operands)[2], const RowPlan& plan, float* scale, bool is_static, DebugInfo location) {
+/// Computes the scale of a tensor on CUDA. Returns whether `output_q` is computed as well.
+bool scale_on_cuda(const Rows& input, const Rows& output_q, float* scale, DebugInfo location) {
   constexpr std::int64_t kMaxClusterBlocks = 8;
-  const auto device = operands[0].tensor.device();
-  const auto dtype = operands[0].tensor.dtype();
+  const auto device = input.tensor.device();
+  const auto dtype = input.tensor.dtype();
   const bool pdl = runtime::has_pdl(device.device_id);
-  const std::int64_t sm_count = runtime::get_sm_count(device.device_id);
-  const bool has_tail = plan.columns % plan.elements != 0;
-  const auto units = plan.count * div_ceil(plan.columns, plan.elements);
+  const auto bytes = input.element_bytes();
+  // As many elements as one load and one store of a byte each move at any row.
+  const auto q_stride = output_q.count > 1 ? output_q.stride : 0;
+  const auto word = widest_word(input.data, input.count > 1 ? input.stride * bytes : 0);
+  const auto elements = widest_word(word / bytes, output_q.data, q_stride);
+  const auto vectors = div_ceil(input.columns, elements);
+  const bool has_tail = input.columns % elements != 0;
+  quant::Params params = {
+      .input = input.data,
+      .stride = input.stride * bytes,
+      .num_rows = input.count,
+      .vectors = vectors,
+      .chunks = 0,
+      .tail = static_cast<unsigned>(input.columns % elements),
+      .output = output_q.data,
+      .scale = scale,
+  };
   const auto launch = [&](std::int64_t blocks, std::int64_t threads, const VariantOf<quant::Params>& kernel,
-                          const quant::Params& params, std::int64_t cluster = 1) {
+                          std::int64_t cluster = 1) {
     LaunchKernel(blocks, threads, device, 0, location).enable_cluster(cluster).enable_pdl(pdl)(kernel, params);
   };
   const auto max_blocks = pdl ? kMaxClusterBlocks : 1;  // clusters need sm_90, too
-  if (!is_static && plan.count == 1 && units > 0 && units <= max_blocks * kMaxThreads * kMaxUnits) {
+  if (input.count == 1 && vectors > 0 && vectors <= max_blocks * kMaxThreads * kMaxUnits) {
     constexpr std::int64_t kThreads = 512;  // enough; a barrier of 1024 takes longer
     std::int64_t blocks = 1;
-    while (blocks < max_blocks && blocks * kThreads < units) blocks *= 2;
-    const auto threads = in_warps(div_ceil(units, blocks), kMaxThreads);
-    return for_each_part(operands, plan, [&](const sgl::RowMapParams<2>& rows) {
-      launch(blocks, threads, quantize_small.get(plan.elements, has_tail, blocks > 1, dtype), {rows, scale}, blocks);
-    });
+    while (blocks < max_blocks && blocks * kThreads < vectors) blocks *= 2;
+    const auto threads = in_warps(div_ceil(vectors, blocks), kMaxThreads);
+    launch(blocks, threads, quantize_small.get(elements, has_tail, blocks > 1, dtype), blocks);
+    return true;
   }
-  struct Grid {
-    std::int64_t blocks, threads;
-  };
-  // A block for each chunk: some items of one row for each of its threads.
-  const auto grid_of = [](const sgl::RowMapParams<2>& rows, std::int64_t units_of_thread) {
-    const auto threads = in_warps(div_ceil(std::int64_t{rows.items_per_row}, units_of_thread), kBlockThreads);
-    const auto chunks_of_row = div_ceil(std::int64_t{rows.items_per_row}, threads * units_of_thread);
-    return Grid{rows.num_items / rows.items_per_row * chunks_of_row, threads};
-  };
-  if (!is_static) {
-    constexpr std::int64_t kBlocksPerSm = 8;
-    launch(1, 1, set_smallest_scale.get(), {{}, scale});
-    for_each_part(operands, plan, [&](const sgl::RowMapParams<2>& rows) {
-      const auto [blocks, threads] = grid_of(rows, kMaxUnits);
-      const auto most = sm_count * kBlocksPerSm;
-      launch(blocks < most ? blocks : most, threads, raise_scale.get(plan.elements, has_tail, dtype), {rows, scale});
-    });
-  }
-  // If one unit for each thread does not fill a quarter of the device, more would leave multiprocessors without work.
-  constexpr std::int64_t kThreadsPerSm = 2048;
-  const std::int64_t units_of_thread = units <= sm_count * (kThreadsPerSm / 4) ? 1 : kMaxUnits;
-  for_each_part(operands, plan, [&](const sgl::RowMapParams<2>& rows) {
-    const auto [blocks, threads] = grid_of(rows, units_of_thread);
-    launch(blocks, threads, quantize.get(plan.elements, has_tail, units_of_thread, dtype), {rows, scale});
-  });
+  launch(1, 1, set_smallest_scale.get());
+  if (input.count == 0 || vectors == 0) return false;
+  const auto threads = in_warps(div_ceil(vectors, std::int64_t{kMaxUnits}), kBlockThreads);
+  params.chunks = div_ceil(vectors, threads * kMaxUnits);
+  const auto most = std::int64_t{8} * runtime::get_sm_count(device.device_id);
+  const auto blocks = params.num_rows * params.chunks;
+  launch(blocks < most ? blocks : most, threads, raise_scale.get(elements, has_tail, dtype));
+  return false;
 }
 
 /// q = x * (1 / scale) in e4m3, saturating, with one given or computed scale; on CUDA on the current stream.
 void per_tensor_quant_fp8(TensorView input, TensorView output_q, TensorView output_s, bool is_static) {
+  using F = quant::Quantized<sgl::GivenScale>;
   const DebugInfo location;
   // A row extends until input or output has a gap.
   const auto row_dims = dense_dims(input) < dense_dims(output_q) ? dense_dims(input) : dense_dims(output_q);
   const auto rank = input.ndim() < output_q.ndim() ? input.ndim() : output_q.ndim();
   const auto dims = row_dims > 0 || rank == 0 ? row_dims : 1;
-  const Rows operands[] = {rows("input", input, dims), rows("output_q", output_q, dims)};
-  check("per_tensor_quant_fp8", operands[0], operands[1], output_s, false);
-  const auto plan = match_rows(operands, 1, 1, false, true, location);
-  auto* scale = static_cast<float*>(output_s.data_ptr());
-  if (input.device().device_type != kDLCPU) return per_tensor_on_cuda(operands, plan, scale, is_static, location);
-  if (!is_static) *scale = scale_on_cpu(operands[0].operand(), operands[0].count, operands[0].columns, input.dtype());
-  by_inverse({operands[0]}, {operands[1]}, {1 / *scale}, location);
+  const auto x = rows("input", input, dims).floats();
+  const auto q = rows("output_q", output_q, dims);
+  check("per_tensor_quant_fp8", x, q, output_s, false);
+  auto scale = rows("output_s", output_s, output_s.ndim());
+  scale.is_shared = true;
+  if (!is_static) {
+    by_given.check({}, F::x = x, F::q = q, F::scale = scale);
+    auto* computed = static_cast<float*>(output_s.data_ptr());
+    if (input.device().device_type == kDLCPU)
+      *computed = scale_on_cpu(x.data, x.stride * x.element_bytes(), x.count, x.columns, input.dtype());
+    else if (scale_on_cuda(x, q, computed, location)) return;
+  }
+  by_given({}, F::x = x, F::q = q, F::scale = scale);
 }
 
 /// The same with one computed scale for each row.
 void per_token_quant_fp8(TensorView input, TensorView output_q, TensorView output_s) {
+  using F = quant::Quantized<sgl::RowScale>;
   if (input.ndim() == 0)
     throw Error(kTensorMatchError, "per_token_quant_fp8: input must have at least one dimension: ", input);
-  using F = quant::PerToken;
   const auto x = rows("input", input).floats();
   const auto q = rows("output_q", output_q);
   check("per_token_quant_fp8", x, q, output_s, true);
-  const Rows scales = {"output_s", output_s, output_s.data_ptr(), x.count, 1, 1, false};
-  by_row({}, F::x = x, F::q = q, F::scale = scales);
+  by_row({}, F::x = x, F::q = q, F::scale = rows("output_s", output_s, output_s.ndim() - (input.ndim() - 1)));
 }
 
 /// The same with one computed scale for each group of `group_size` elements of a row.

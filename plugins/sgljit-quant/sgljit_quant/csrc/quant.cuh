@@ -7,39 +7,38 @@
 #include "quant.h"
 
 /// \file quant.cuh
-/// \brief The kernels of quantisation with one scale for all rows. Compiles under NVRTC.
+/// \brief The kernels that compute one scale for all rows. Compiles under NVRTC.
 ///
 /// A computed scale takes one launch if everything fits into the registers of a block or a cluster (`quantize_small`),
-/// else three. Each waits for the completion of the kernel before it before it reads anything. Nothing is kept between
-/// calls: the blocks combine their results in the scale itself.
+/// else three: two that compute it, and the row program that quantises by it. Each waits for the completion of the
+/// kernel before it before it reads anything. Nothing is kept between calls: the blocks combine their results in the
+/// scale itself.
 
 namespace quant {
 
 using namespace device;
 
-/// \brief Items number first, first + step, ... of one row of `T`, held by a thread.
+/// \brief Vectors number first, first + step, ... of one row of `T`, held by a thread.
+/// \tparam kTail whether the last vector of a row is a part of one.
 template <typename T, uint32_t kElements, bool kTail, uint32_t kUnits>
-struct Items {
+struct Vectors {
  public:
-  SGL_DEVICE Items(const sgl::RowMapParams<2>& rows, uint32_t row, uint32_t first, uint32_t step)
-      : m_rows(rows), m_row(row), m_first(first), m_step(step) {
+  SGL_DEVICE Vectors(const Params& params, int64_t row, int64_t first, uint32_t step)
+      : m_params(params), m_first(first), m_step(step) {
+    const void* begin = pointer::offset(params.input, row * params.stride);
 #pragma unroll
     for (uint32_t i = 0; i < kUnits; ++i) {
       m_units[i].fill(T{});
-      if (m_has(i)) m_item(i).load(m_units[i], rows.operands[0]);
+      if (!m_has(i)) continue;
+      if (!m_is_tail(i)) {
+        m_units[i].load(begin, m_at(i));
+        continue;
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kElements; ++j) {
+        if (j < params.tail) m_units[i][j] = load_as<T>(begin, m_at(i) * kElements + j);
+      }
     }
-  }
-  /// \brief Chunk number `index` of all rows: kUnits items of one row for each thread of the block.
-  SGL_DEVICE static Items of_chunk(const sgl::RowMapParams<2>& rows, uint32_t index) {
-    uint32_t row = 0;
-    if (rows.items_per_row < rows.num_items) {  // one row is the usual case, and a division takes long
-      row = index / s_chunks_per_row(rows);
-      index -= row * s_chunks_per_row(rows);
-    }
-    return {rows, row, index * (blockDim.x * kUnits) + threadIdx.x, blockDim.x};
-  }
-  SGL_DEVICE static uint32_t num_chunks(const sgl::RowMapParams<2>& rows) {
-    return rows.num_items / rows.items_per_row * s_chunks_per_row(rows);
   }
 
   /// \brief The largest magnitude, ignoring NaN; two at a time if there is an instruction for it.
@@ -63,44 +62,47 @@ struct Items {
     return result;
   }
 
+  /// \brief The only row by a scale.
   SGL_DEVICE void store(float inverse) const {
-    const PerTensor f = {inverse};
 #pragma unroll
     for (uint32_t i = 0; i < kUnits; ++i) {
       if (!m_has(i)) continue;
-      const auto place = m_item(i);
+      AlignedVector<fp8_e4m3_t, kElements> q;
       if constexpr (kElements > 1) {
-        AlignedVector<fp8x2_e4m3_t, kElements / 2> q;
+        AlignedVector<fp8x2_e4m3_t, kElements / 2> pairs;
 #pragma unroll
         for (uint32_t j = 0; j < kElements; j += 2)
-          q[j / 2] = cast<fp8x2_e4m3_t>(fp32x2_t{f(cast<fp32_t>(m_units[i][j])), f(cast<fp32_t>(m_units[i][j + 1]))});
-        AlignedVector<fp8_e4m3_t, kElements> bytes;
-        memcpy(&bytes, &q, sizeof(q));
-        place.store(bytes, m_rows.operands[1]);
+          pairs[j / 2] = cast<fp8x2_e4m3_t>(
+              fp32x2_t{cast<fp32_t>(m_units[i][j]) * inverse, cast<fp32_t>(m_units[i][j + 1]) * inverse});
+        memcpy(&q, &pairs, sizeof(q));
       } else {
-        AlignedVector<fp8_e4m3_t, 1> q;
-        q[0] = cast<fp8_e4m3_t>(f(cast<fp32_t>(m_units[i][0])));
-        place.store(q, m_rows.operands[1]);
+        q[0] = cast<fp8_e4m3_t>(cast<fp32_t>(m_units[i][0]) * inverse);
+      }
+      if (!m_is_tail(i)) {
+        q.store(m_params.output, m_at(i));
+        continue;
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kElements; ++j) {
+        if (j < m_params.tail) store_as(m_params.output, q[j], m_at(i) * kElements + j);
       }
     }
   }
 
  private:
-  SGL_DEVICE static uint32_t s_chunks_per_row(const sgl::RowMapParams<2>& rows) {
-    return div_ceil(rows.items_per_row, blockDim.x * kUnits);
-  }
-  SGL_DEVICE uint32_t m_at(uint32_t i) const {
-    return m_first + i * m_step;
+  SGL_DEVICE int64_t m_at(uint32_t i) const {
+    return m_first + static_cast<int64_t>(i) * m_step;
   }
   SGL_DEVICE bool m_has(uint32_t i) const {
-    return m_at(i) < m_rows.items_per_row;
+    return m_at(i) < m_params.vectors;
   }
-  SGL_DEVICE RowItem m_item(uint32_t i) const {
-    return {m_row, m_at(i), kTail && m_at(i) == m_rows.items_per_row - 1 ? m_rows.tail : 0};
+  SGL_DEVICE bool m_is_tail(uint32_t i) const {
+    return kTail && m_at(i) == m_params.vectors - 1;
   }
 
-  const sgl::RowMapParams<2>& m_rows;
-  uint32_t m_row, m_first, m_step;
+  const Params& m_params;
+  int64_t m_first;
+  uint32_t m_step;
   AlignedVector<T, kElements> m_units[kUnits];
 };
 
@@ -118,15 +120,21 @@ __global__ void set_smallest_scale(const __grid_constant__ Params params) {
   *params.scale = sgl::fp8_scale(0);
 }
 
-/// \brief Second of three: raise the scale to that of the whole tensor. The blocks of any grid share the chunks.
+/// \brief Second of three: raise the scale to that of the whole tensor. The blocks of any grid share the chunks, each
+/// of which is kMaxUnits vectors of one row for each thread of a block.
+///
+/// They go from the end to the beginning: the caches still hold what was written last, and then what the third kernel
+/// reads first.
 template <uint32_t kElements, bool kTail, typename T>
 __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_constant__ Params params) {
-  using items_t = Items<T, kElements, kTail, kMaxUnits>;
   PDLWaitPrimary();
   float largest = 0.0f;
-  const uint32_t num_chunks = items_t::num_chunks(params.rows);
-  for (uint32_t chunk = blockIdx.x; chunk < num_chunks; chunk += gridDim.x)
-    largest = math::max(largest, items_t::of_chunk(params.rows, chunk).largest());
+  for (int64_t chunk = params.num_rows * params.chunks - 1 - blockIdx.x; chunk >= 0; chunk -= gridDim.x) {
+    // One row is the usual case, and a division takes long.
+    const int64_t row = params.num_rows == 1 ? 0 : chunk / params.chunks;
+    const int64_t first = (chunk - row * params.chunks) * (blockDim.x * kMaxUnits) + threadIdx.x;
+    largest = math::max(largest, Vectors<T, kElements, kTail, kMaxUnits>(params, row, first, blockDim.x).largest());
+  }
   largest = block_max(largest);
   PDLTriggerSecondary();
   if (threadIdx.x == 0) {
@@ -136,25 +144,13 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
   }
 }
 
-/// \brief Third of three, or the only one: quantise by an existing scale. A block for each chunk.
-///
-/// It goes from the end to the beginning: the caches still hold the data that was read or written last.
-template <uint32_t kElements, bool kTail, uint32_t kUnits, typename T>
-__global__ __launch_bounds__(kBlockThreads) void quantize(const __grid_constant__ Params params) {
-  PDLWaitPrimary();
-  const auto x = Items<T, kElements, kTail, kUnits>::of_chunk(params.rows, gridDim.x - 1 - blockIdx.x);
-  const float scale = *static_cast<volatile float*>(params.scale);
-  PDLTriggerSecondary();
-  x.store(1.0f / scale);
-}
-
 /// \brief All three in one, for one row. The grid is one block or, with `kInCluster`, one cluster of up to 8; each
-/// thread holds up to kMaxUnits items.
+/// thread holds up to kMaxUnits vectors.
 template <uint32_t kElements, bool kTail, bool kInCluster, typename T>
 __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_constant__ Params params) {
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
   PDLWaitPrimary();
-  const Items<T, kElements, kTail, kMaxUnits> x(params.rows, 0, thread, gridDim.x * blockDim.x);
+  const Vectors<T, kElements, kTail, kMaxUnits> x(params, 0, thread, gridDim.x * blockDim.x);
   PDLTriggerSecondary();
   float largest = block_max(x.largest());
   if constexpr (kInCluster) {

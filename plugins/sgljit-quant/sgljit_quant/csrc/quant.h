@@ -1,23 +1,23 @@
 #pragma once
 
 #include <sgl_kernel/quantize.h>
-#include <sgl_kernel/row_map.h>
 
 /// \file quant.h
-/// \brief The functors of quantisation to e4m3, in float: q = x * (1 / scale), where scale = max(|x|) / 448 or is
+/// \brief The programs of quantisation to e4m3, in float: q = x * (1 / scale), where scale = max(|x|) / 448 or is
 /// given. Read by the C++ compiler for the CPU and by NVRTC.
 ///
 /// The conversion rounds to nearest even, saturates at 448 and keeps NaN. A maximum ignores NaN.
 
 namespace quant {
 
-/// \brief A row with a scale of its own.
-struct PerToken {
+/// \brief A row by `sgl::GivenScale`, or by a scale of its own, `sgl::RowScale`.
+template <typename Scale>
+struct Quantized {
   SGL_OPERANDS(x, q, scale)
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    return sgl::RowScale::store(row, q, scale, row[x]);
+    return Scale::store(row, q, scale, row[x]);
   }
 };
 
@@ -40,26 +40,23 @@ struct PerGroup {
   }
 };
 
-/// \brief One scale for all.
-struct PerTensor {
-  float inverse;
-  SGL_FIELDS(inverse)
-  SGL_HD float operator()(float x) const {
-    return x * inverse;
-  }
-};
-
-/// \brief The most items that a thread holds at a time, and the most threads of a block: of kernels that hold
-/// everything in registers, and of the others.
+/// \brief The most vectors that a thread holds at a time, and the most threads of a block: of the kernel that holds
+/// everything in registers, and of the other.
 inline constexpr unsigned kMaxUnits = 4;
 inline constexpr unsigned kMaxThreads = 1024;
 inline constexpr unsigned kBlockThreads = 256;
 
-/// \brief The parameters of the kernels for one scale: input and output as items of rows.
+/// \brief The parameters of the kernels that compute one scale: the input as rows of vectors.
 struct Params {
-  sgl::RowMapParams<2> rows;
+  const void* input;
+  long long stride;  ///< from row to row, in bytes
+  long long num_rows;
+  long long vectors;  ///< of a row
+  long long chunks;   ///< of a row, for `raise_scale`
+  unsigned tail;      ///< elements of a row's last vector, which may be a part of one
+  void* output;       ///< of one row, for `quantize_small`
   float* scale;
-  SGL_FIELDS(rows, scale)
+  SGL_FIELDS(input, stride, num_rows, vectors, chunks, tail, output, scale)
 };
 
 }  // namespace quant

@@ -8,12 +8,14 @@
 namespace quant {
 
 /// sgl::fp8_scale of the largest magnitude of all rows of `input`, ignoring NaN.
-float scale_on_cpu(const sgl::RowOperand& input, std::int64_t num_rows, std::int64_t columns, DLDataType dtype) {
+/// \param stride from row to row, in bytes.
+float scale_on_cpu(
+    const void* input, std::int64_t stride, std::int64_t num_rows, std::int64_t columns, DLDataType dtype) {
   std::int32_t largest = 0;  // as bits: those of non-negative floats are ordered like their values
   host::cpu::with_element_type(dtype, [&]<typename T>(T) {
     const auto reduce = [&](auto vectors, std::int64_t row, std::int64_t first,
                             std::int64_t count) __attribute__((always_inline)) {
-      const auto* x = reinterpret_cast<const T*>(static_cast<const char*>(input.data) + row * input.stride) + first;
+      const auto* x = static_cast<const T*>(host::pointer::offset(input, row * stride)) + first;
       const T* const inputs[] = {x};
       const auto visit = [&](auto part, std::int64_t begin, std::int64_t length,
                              const auto& add) __attribute__((always_inline)) {

@@ -14,10 +14,9 @@ from sgljit_quant.plugin import FAMILY
 
 from .helpers import DTYPES, FP8, assert_same_bytes, check, check_per_tensor, check_per_token, family, random
 
-# Template arguments between those of an item (elements, whether the last of a row has fewer) and the dtype.
+# Template arguments between those of a vector (elements, whether the last of a row is a part of one) and the dtype.
 KERNELS = {
     "raise_scale": (),
-    "quantize": (4,),
     "quantize_small": (False,),
 }
 ARCHS = pytest.mark.parametrize(
@@ -35,8 +34,8 @@ ARCHS = pytest.mark.parametrize(
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_compiles_without_a_gpu(name: str, dtype: torch.dtype, arch: tuple[int, int]):
     with override_cuda_arch(*arch):
-        for item in ((1, False), (16 // dtype.itemsize, False), (16 // dtype.itemsize, True)):
-            FAMILY.build_variant("quant.cuh", f"quant::{name}", *item, *KERNELS[name], dtype)
+        for vector in ((1, False), (16 // dtype.itemsize, False), (16 // dtype.itemsize, True)):
+            FAMILY.build_variant("quant.cuh", f"quant::{name}", *vector, *KERNELS[name], dtype)
 
 
 def test_a_cluster_needs_sm_90():

@@ -1,4 +1,4 @@
-"""Row maps (row_map.h): layouts, types, several operands, on the CPU and on a GPU; PyTorch in float64 is the judge."""
+"""Row programs without a reduction: layouts, types, functions, errors. PyTorch in float64 is the judge."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ NAN = float("nan")
 def family(tmp_path_factory):
     toolbox.find()
     site = tmp_path_factory.mktemp("site")
-    csrc = site / "row_maps_on_disk" / "csrc"
+    csrc = site / "maps_on_disk" / "csrc"
     csrc.mkdir(parents=True)
     (csrc.parent / "__init__.py").touch()
-    for name in ("row_maps.h", "row_maps.cpp"):
+    for name in ("maps.h", "maps.cpp"):
         shutil.copy(toolbox.CSRC / name, csrc)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
-        yield KernelFamily("row_maps", "row_maps_on_disk")
+        yield KernelFamily("maps", "maps_on_disk")
 
 
 @pytest.fixture(scope="module")
 def maps(family):
     return family.load_host(
-        "row_maps",
-        cpp_files=["row_maps.cpp"],
+        "maps",
+        cpp_files=["maps.cpp"],
         cpp_wrappers=[(name, name) for name in EXPORTS],
         extra_cflags=toolbox.WARNINGS,
     )
@@ -218,7 +218,8 @@ def refused(name, call, error, text):
     [
         refused("rows", lambda m: m.affine(X, X[:3].clone(), 1, 1), TensorMatchError, "rows: expected 4 but got 3"),
         refused("columns", lambda m: m.affine(X, X[:, :7].clone(), 1, 1), TensorMatchError, "expected 8 but got 7"),
-        refused("dtype", lambda m: m.affine(X.double(), X, 1, 1), TensorMatchError, "bfloat16] but got float64"),
+        refused("dtype", lambda m: m.affine(X.double(), X, 1, 1), TensorMatchError, "float8] but got float64"),
+        refused("floats", lambda m: m.weighted(X.double(), X[0], X[0], X), TensorMatchError, "t16] but got float64"),
         refused("columns apart", lambda m: m.affine(X.T, X.T.clone(), 1, 1), TensorMatchError, "of 1, but got 8"),
         refused(
             "strides",
@@ -265,9 +266,9 @@ def test_an_element_off_its_alignment_is_refused(maps):
 
 def test_a_functor_may_have_a_long_name(family):
     name = "n" + 300 * "a" + "me"
-    functor = (toolbox.CSRC / "row_maps.h").read_text().replace("Affine", name)
+    functor = (toolbox.CSRC / "maps.h").read_text().replace("Affine", name)
     (family.csrc / "long.h").write_text(functor)
-    source = (toolbox.CSRC / "row_maps.cpp").read_text().replace("Affine", name).replace("row_maps.h", "long.h")
+    source = (toolbox.CSRC / "maps.cpp").read_text().replace("Affine", name).replace("maps.h", "long.h")
     (family.csrc / "long.cpp").write_text(source)
     module = family.load_host("long", cpp_files=["long.cpp"], cpp_wrappers=[("affine", "affine")])
     out = torch.empty(4)
@@ -276,11 +277,9 @@ def test_a_functor_may_have_a_long_name(family):
 
 
 def test_a_functor_without_a_name_does_not_compile(family):
-    source = (toolbox.CSRC / "row_maps.cpp").read_text()
-    source = source.replace(
-        "namespace {", "namespace {\nstruct Hidden { float operator()(float x) const { return x; } };\n", 1
-    )
-    source = source.replace("host::RowMap<maps::Affine, 1>", "host::RowMap<Hidden, 1>").replace("{scale, shift}", "{}")
+    source = (toolbox.CSRC / "maps.cpp").read_text()
+    source = source.replace("namespace {", "namespace {\nstruct Hidden : maps::Affine {};\n", 1)
+    source = source.replace("host::RowProgram<maps::Affine>", "host::RowProgram<Hidden>")
     (family.csrc / "hidden.cpp").write_text(source)
     with pytest.raises(CompileError, match="must have a name: no lambda, no unnamed namespace"):
         family.load_host("hidden", cpp_files=["hidden.cpp"], cpp_wrappers=[("affine", "affine")])
