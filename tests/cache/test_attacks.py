@@ -323,6 +323,25 @@ def test_a_lock_file_that_is_a_link_to_our_file_does_not_destroy_it(children, sc
     assert letter.read_text() == "dear reader"
 
 
+@pytest.fixture
+def hold_every_lock(children, cache):
+    """Runs code as a member of the group of a shared cache, in its directory of locks, until they are held."""
+    locks = cache / ".locks"
+    roots.make(cache)
+    locks.mkdir()
+    for directory in (cache, locks):
+        os.chown(directory, 0, GROUP)
+        directory.chmod(0o2770)
+    descriptors = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))\n"
+
+    def hold(code):
+        holder = children.start(descriptors + AS_VICTIM.replace("4001", "4002") + code, directory=str(locks))
+        until(lambda: holder.output == "held\n" or holder.process.exitcode is not None)
+        return holder
+
+    return hold
+
+
 HELD_FIFO = """
 import fcntl, os, time
 for number in range(4096):
@@ -335,16 +354,9 @@ time.sleep(600)
 """
 
 
-def test_locks_that_a_member_of_a_group_holds_for_ever_delay_a_build_and_no_more(children, scratch, cache):
+def test_locks_that_a_member_of_a_group_holds_for_ever_delay_a_build_and_no_more(children, scratch, hold_every_lock):
     """They are FIFOs, whose note nobody ever writes."""
-    roots.make(cache)
-    (cache / ".locks").mkdir()
-    for directory in (cache, cache / ".locks"):
-        os.chown(directory, 0, GROUP)
-        directory.chmod(0o2770)
-    code = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))\n"
-    holder = children.start(code + AS_VICTIM.replace("4001", "4002") + HELD_FIFO, directory=str(cache / ".locks"))
-    until(lambda: holder.output == "held\n")
+    assert hold_every_lock(HELD_FIFO).output == "held\n"
     short = "from sgljit_core.builds import making\nmaking.LOCK_SECONDS = 0.3\n"
     environment = {"SGLJIT_TRUST_SHARED_CACHE": "1", "TMPDIR": str(scratch), "XDG_RUNTIME_DIR": ""}
     output = children.run(short + AS_VICTIM + LOAD, env=environment)
@@ -364,16 +376,9 @@ time.sleep(600)
 """
 
 
-def test_leases_on_locks_do_not_delay_a_build(children, scratch, cache):
+def test_leases_on_locks_do_not_delay_a_build(children, scratch, hold_every_lock):
     """Each makes whoever opens the file wait for 45 s, unless he asks not to."""
-    roots.make(cache)
-    (cache / ".locks").mkdir()
-    for directory in (cache, cache / ".locks"):
-        os.chown(directory, 0, GROUP)
-        directory.chmod(0o2770)
-    code = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))\n"
-    holder = children.start(code + AS_VICTIM.replace("4001", "4002") + LEASED, directory=str(cache / ".locks"))
-    until(lambda: holder.output == "held\n" or holder.process.exitcode is not None)
+    holder = hold_every_lock(LEASED)
     if holder.process.exitcode is not None:
         pytest.skip(f"no leases here: {holder.output}")
     environment = {"SGLJIT_TRUST_SHARED_CACHE": "1", "TMPDIR": str(scratch), "XDG_RUNTIME_DIR": ""}
