@@ -192,8 +192,8 @@ SGL_HD float min(float a, float b) {
   return a < b || a != a ? a : b;
 }
 
-/// \brief a * b + c; on a device rounded once. Of a * b + c * d a device's compiler contracts the product that it
-/// likes, which can be another in another kernel: write fma(a, b, c * d) where two kernels must give the same bits.
+/// \brief a * b + c; a device rounds it once. In a * b + c * d the compiler of a device chooses which product it does
+/// not round, and may choose differently in two kernels. Write fma(a, b, c * d) where both must give the same bits.
 SGL_HD float fma(float a, float b, float c) {
 #if defined(__CUDACC__)
   return ::fmaf(a, b, c);

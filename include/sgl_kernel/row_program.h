@@ -215,7 +215,7 @@ struct RoleRow {
   }
 };
 
-/// What the segments of a call have in common.
+/// What is the same in all segments of a call.
 struct ProgramPlan {
   std::uint64_t types = 0;
   std::uint64_t places = 0;
@@ -285,6 +285,9 @@ SGL_INLINE void choose_registers(
 [[gnu::cold]] SGL_INLINE std::int64_t load_program(
     const char* family, const char* file, Spelling functor, int operands, int segments, std::uint64_t types,
     std::uint64_t places, const char* signature);
+
+/// What `{}` is in place of a functor.
+struct FieldsNeedValues {};
 
 template <typename Params, typename F, bool kHasFields>
 struct ProgramKernel : Kernel<Params, F> {
@@ -379,6 +382,13 @@ struct RowProgram {
   void operator()(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location = {}) {
     m_run(f, segments, location);
   }
+  /// \brief A functor with fields needs their values: `{}`, which would be zeros without a word, is ambiguous.
+  template <int... kIndex>
+    requires(!__is_empty(F))
+  void operator()(details::FieldsNeedValues, const sgl::Bound<kIndex, Rows>&...) = delete;
+  void operator()(details::FieldsNeedValues, const ProgramRows<kOperands> (&)[kSegments], DebugInfo = {})
+    requires(!__is_empty(F))
+  = delete;
 
   /// \brief Checks what a call checks, and computes nothing: for an op that writes something before the call.
   template <int... kIndex>

@@ -131,6 +131,17 @@ HOST = {
         "void f(host::Rows x) { both({}, F::a = x, F::b = x, F::out = x); }",
         "RowProgram: pass the rows of each segment, {program.rows(...), program.rows(...)}",
     ),
+    "no values for a functor with fields": (
+        PROGRAM.replace("SGL_OPERANDS(a, b, out)", "SGL_OPERANDS(a, b, out)\n  float scale;\n  SGL_FIELDS(scale)")
+        + "void f(host::Rows x) { add({}, F::a = x, F::b = x, F::out = x); }",
+        "FieldsNeedValues",
+    ),
+    "no values for a functor with fields and several sets of rows": (
+        PROGRAM.replace("SGL_OPERANDS(a, b, out)", "SGL_OPERANDS(a, b, out)\n  float scale;\n  SGL_FIELDS(scale)")
+        + 'host::RowProgram<F, 2> both{"f.h"};\n'
+        "void f(const host::ProgramRows<3>& rows) { both({}, {rows, rows}); }",
+        "FieldsNeedValues",
+    ),
     "a program with a constructor of its own": (
         PROGRAM + 'host::RowProgram<rows::Owner> own{"f.h"};\n'
         "void f(host::Rows x, const rows::Owner& o) { own(o, F::a = x, F::b = x, F::out = x); }",
