@@ -105,95 +105,95 @@ struct NoRow {};
 template <int kSize>
 using NoGroups = sgl::details::Grouped<kSize, NoRow>;
 
-/// A row that is none: it notes what a program asks for.
+/// A row that is none: it notes what a program asks for. Each call asks; with all of it inlined the answer is constant.
 struct RoleRow {
  public:
   mutable Roles roles;
 
   /// What the program of a segment asks for.
   template <int kNumber, typename F>
-  static Roles roles_of(const F& f) {
+  [[gnu::always_inline]] static Roles roles_of(const F& f) {
     const RoleRow row;
     row.finish(sgl::details::run_segment<kNumber>(f, row));
     return row.roles;
   }
 
-  float size() const {
+  [[gnu::always_inline]] float size() const {
     roles.uses_size = true;
     return 1;
   }
   template <int kOperand>
-  NoRow operator[](sgl::Operand<kOperand>) const {
+  [[gnu::always_inline]] NoRow operator[](sgl::Operand<kOperand>) const {
     roles.reads |= 1u << kOperand;
     return {};
   }
   template <int kOperand>
-  float value(sgl::Operand<kOperand>) const {
+  [[gnu::always_inline]] float value(sgl::Operand<kOperand>) const {
     roles.reads_value |= 1u << kOperand;
     return 1;
   }
   template <int kSize, typename Of>
-  NoGroups<kSize> keep(const sgl::details::Grouped<kSize, Of>&) const {
+  [[gnu::always_inline]] NoGroups<kSize> keep(const sgl::details::Grouped<kSize, Of>&) const {
     ++roles.kept;
     return {};
   }
   template <typename Of>
-  NoRow keep(const Of&) const {
+  [[gnu::always_inline]] NoRow keep(const Of&) const {
     ++roles.kept;
     return {};
   }
   template <int kOperand, typename Of>
-  NoRow keep(sgl::Operand<kOperand>, const Of&) const {
+  [[gnu::always_inline]] NoRow keep(sgl::Operand<kOperand>, const Of&) const {
     roles.stores_early |= 1u << kOperand;
     return {};
   }
   template <int kOperand>
-  float rough_mean(sgl::Operand<kOperand> operand) const {
+  [[gnu::always_inline]] float rough_mean(sgl::Operand<kOperand> operand) const {
     (*this)[operand];
     ++roles.reductions;
     ++roles.sums;
     return 0;
   }
   template <int kOperand, typename Of>
-  NoRow round(sgl::Operand<kOperand>, const Of&) const {
+  [[gnu::always_inline]] NoRow round(sgl::Operand<kOperand>, const Of&) const {
     return {};
   }
   template <typename M, typename Of>
-  auto reduce(const M&, const Of&) const {
+  [[gnu::always_inline]] auto reduce(const M&, const Of&) const {
     ++roles.reductions;
     ++roles.sums;
     return M::identity();
   }
   template <typename Order, int kOperand>
-  NoRow of_pairs(Order, sgl::Operand<kOperand>, int = 0, int count = 1) const {
+  [[gnu::always_inline]] NoRow of_pairs(Order, sgl::Operand<kOperand>, int = 0, int count = 1) const {
     roles.pairs |= 1u << kOperand;
     roles.parts_of_pairs = count;
     return {};
   }
   template <typename Order, typename F, typename Of, typename... Others>
-  NoRow pairs(Order, const F&, const Of& of, const Others&...) const {
+  [[gnu::always_inline]] NoRow pairs(Order, const F&, const Of& of, const Others&...) const {
     roles.is_neox = __is_same(Order, sgl::Neox);
     return keep(of);
   }
   template <typename F, typename... Of>
-  auto sum(const F&, const Of&...) const {
+  [[gnu::always_inline]] auto sum(const F&, const Of&...) const {
     ++roles.sums;
     return m_reduced<sgl::details::Terms<F, Of...>>();
   }
   template <typename F, typename... Of>
-  auto max(const F&, const Of&...) const {
+  [[gnu::always_inline]] auto max(const F&, const Of&...) const {
     return m_reduced<sgl::details::Terms<F, Of...>>();
   }
   template <int kSize, typename F, typename... Of>
-  NoGroups<kSize> sum(sgl::Groups<kSize>, const F&, const Of&...) const {
+  [[gnu::always_inline]] NoGroups<kSize> sum(sgl::Groups<kSize>, const F&, const Of&...) const {
     return m_grouped<kSize>();
   }
   template <int kSize, typename F, typename... Of>
-  NoGroups<kSize> max(sgl::Groups<kSize>, const F&, const Of&...) const {
+  [[gnu::always_inline]] NoGroups<kSize> max(sgl::Groups<kSize>, const F&, const Of&...) const {
     return m_grouped<kSize>();
   }
   template <int... kIndex, typename... T>
-  void finish(const sgl::Stores<sgl::Bound<kIndex, T>...>&) const {
+  [[gnu::always_inline]] void finish(const sgl::Stores<sgl::Bound<kIndex, T>...>&) const {
     ((sgl::details::kIsNumber<T>         ? roles.writes_value |= 1u << kIndex
       : sgl::details::kGroupSize<T> != 0 ? roles.writes_groups |= 1u << kIndex
                                          : roles.writes |= 1u << kIndex),
@@ -202,14 +202,14 @@ struct RoleRow {
 
  private:
   template <int kSize>
-  NoGroups<kSize> m_grouped() const {
+  [[gnu::always_inline]] NoGroups<kSize> m_grouped() const {
     ++roles.reductions;
     ++roles.kept;
     roles.group_size = kSize;
     return {};
   }
   template <typename Terms>
-  auto m_reduced() const {
+  [[gnu::always_inline]] auto m_reduced() const {
     ++roles.reductions;
     return Terms::result(Terms::template identity<false>());
   }
@@ -375,8 +375,8 @@ struct RowProgram {
   template <int... kIndex>
   void operator()(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
     static_assert(kSegments == 1, "RowProgram: pass the rows of each segment, {program.rows(...), program.rows(...)}");
-    const auto all = rows(bound...);
-    m_run(f, {all}, all.rows[0].location);
+    const ProgramRows<kOperands> all[] = {rows(bound...)};
+    m_run(f, all, all[0].rows[0].location);
   }
   /// \brief The same for several sets of rows.
   void operator()(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location = {}) {
@@ -393,9 +393,9 @@ struct RowProgram {
   /// \brief Checks what a call checks, and computes nothing: for an op that writes something before the call.
   template <int... kIndex>
   static void check(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
-    const auto all = rows(bound...);
+    const ProgramRows<kOperands> all[] = {rows(bound...)};
     Call call;
-    s_match(f, {all}, call, all.rows[0].location);
+    s_match(f, all, call, all[0].rows[0].location);
   }
 
   /// \brief The rows of one segment: each operand of the functor once.
@@ -442,9 +442,9 @@ struct RowProgram {
       segment.columns = plans[i].columns;
       segment.paired = plans[i].paired;
       segment.vectors = div_ceil(plans[i].columns, plans[i].elements);
-      segment.vector_inverse =
-          segment.vectors <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.vectors) + 1;
       segment.is_map = plans[i].is_map;
+      const bool divides = segment.is_map && segment.vectors > 1;
+      segment.vector_inverse = divides ? ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.vectors) + 1 : 0;
       if (segment.columns == 0 && roles[i].writes_value == 0) segment.num_rows = 0;
       num_rows += segment.num_rows;
       is_flat = is_flat && segment.inner == 1;
@@ -501,7 +501,8 @@ struct RowProgram {
   }
 
   template <std::size_t... I>
-  static void s_ask(const F& f, details::Roles (&roles)[kSegments], sgl::details::IndexList<I...>) {
+  [[gnu::always_inline]] static void s_ask(
+      const F& f, details::Roles (&roles)[kSegments], sgl::details::IndexList<I...>) {
     ((roles[I] = details::RoleRow::roles_of<static_cast<int>(I)>(f)), ...);
   }
 
@@ -643,7 +644,7 @@ SGL_INLINE void match_segment(
     if ((roles.asks() & ~bound & bit) != 0)
       throw Error("TypeError", "row program: segment ", number, " uses operand ", i, ", which was not passed");
     const unsigned narrow = roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups;
-    const bool is_whole = (roles.asks() & ~narrow & bit) != 0 && !operands[i].is_shared && operands[i].inner != 0;
+    const bool is_whole = (roles.asks() & ~narrow & bit) != 0 && !operands[i].is_shared && operands[i].inner != Rows::kForAllInner;
     if (is_whole && like == nullptr) like = operands + i;
     if ((roles.asks() & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i].has_no_gaps();
   }
@@ -654,8 +655,9 @@ SGL_INLINE void match_segment(
   segment.is_neox = roles.is_neox;
   segment.has_groups = roles.group_size != 0;
   const auto outer_of = [](const Rows& rows) { return rows.index != nullptr ? rows.index->numel() : rows.count; };
+  const auto inner_of = [](const Rows& rows) { return rows.inner == Rows::kForAllInner ? 1 : rows.inner; };
   const auto outer = outer_of(*like);
-  inner = like->inner;
+  inner = inner_of(*like);
   num_rows = outer * inner;
   if (number == 0) plan.device = like->tensor.device();
   segment.columns = like->columns;
@@ -701,8 +703,8 @@ SGL_INLINE void match_segment(
         rows.raise_about_index(location, {"Size mismatch: expected ", outer, " elements but got ", outer_of(rows)});
       rows.raise(location, {"Size mismatch for the number of rows: expected ", outer, " but got ", outer_of(rows)});
     }
-    if (!is_for_all && rows.inner != inner && (rows.inner != 0 || is_written))
-      rows.raise(location, {"Size mismatch for the rows of each: expected ", inner, " but got ", rows.inner});
+    if (!is_for_all && inner_of(rows) != inner && (rows.inner != Rows::kForAllInner || is_written))
+      rows.raise(location, {"Size mismatch for the rows of each: expected ", inner, " but got ", inner_of(rows)});
     std::uint64_t place = (is_for_all ? sgl::kForAll : 0) | (is_value ? sgl::kOneValue : 0);
     if (rows.index != nullptr) {
       const auto index_type = rows.index->dtype();
@@ -782,21 +784,23 @@ SGL_INLINE void refuse_meeting_rows(
          "overlapping"});
   };
   for (int i = 0; i < num_operands; ++i) {
+    const Rows& one = operands[i];
+    const bool writes_one = (roles.all_writes() >> i & 1) != 0;
+    if ((roles.asks() >> i & 1) == 0 || (is_one && !writes_one)) continue;
+    const auto memory = one.memory();
     for (int j = 0; j < num_operands; ++j) {
-      const Rows& one = operands[i];
       const Rows& other = others[j];
-      if ((roles.asks() >> i & 1) == 0 || (other_roles.asks() >> j & 1) == 0) continue;
-      const bool writes_one = (roles.all_writes() >> i & 1) != 0;
       const bool writes_other = (other_roles.all_writes() >> j & 1) != 0;
-      if (!writes_one && (is_one || !writes_other)) continue;
+      if ((other_roles.asks() >> j & 1) == 0 || (!writes_one && !writes_other)) continue;
       if (is_one && i == j) {
-        if (rows_overlap(one.memory())) refuse(one, one);
+        if (rows_overlap(memory)) refuse(one, one);
         continue;
       }
       if (is_one && writes_other && j > i) continue;  // the pair comes again
+      const auto of_other = other.memory();
       const bool is_in_place = is_one && !writes_other && !other.is_shared && other.index == nullptr &&
-                               one.index == nullptr && other.memory() == one.memory();
-      if (!is_in_place && rows_meet(other.memory(), one.memory())) refuse(one, other);
+                               one.index == nullptr && of_other == memory;
+      if (!is_in_place && rows_meet(of_other, memory)) refuse(one, other);
     }
   }
 }

@@ -13,6 +13,9 @@ namespace host {
 
 /// \brief A tensor argument as rows of elements without gaps, at one stride. A small value; it owns nothing.
 struct Rows {
+  /// \brief In place of a number of inner rows: there is one, which goes with all inner rows of the others.
+  static constexpr std::int64_t kForAllInner = -1;
+
   const char* name;  ///< of the argument, in errors
   TensorView tensor;
   void* data;
@@ -20,7 +23,7 @@ struct Rows {
   std::int64_t columns;           ///< elements of a row
   std::int64_t stride;            ///< from row to row, in elements
   bool is_shared;                 ///< one row that goes with every row of the others, see `shared_row`
-  std::int64_t inner = 1;         ///< rows of each of the `count`; 0: one, which goes with all inner rows of the others
+  std::int64_t inner = 1;         ///< rows of each of the `count`, or `kForAllInner`
   std::int64_t inner_stride = 0;  ///< from inner row to inner row, in elements
   const TensorView* index = nullptr;  ///< its elements count the rows, and say which ones they are
   const char* index_name = nullptr;   ///< of the argument, in errors
@@ -36,7 +39,7 @@ struct Rows {
     const auto bytes = element_bytes();
     const RowDimension outer = {count, stride * bytes};
     if (element_stride != 1) return {data, bytes, outer, {columns, element_stride * bytes}};
-    return {data, columns * bytes, outer, {inner > 0 ? inner : 1, inner_stride * bytes}};
+    return {data, columns * bytes, outer, {inner == kForAllInner ? 1 : inner, inner_stride * bytes}};
   }
   /// \brief These rows, whose elements are float32, float16 or bfloat16.
   /// \throws TensorMatchError for another dtype.
@@ -91,7 +94,8 @@ heads(const char* name, const TensorView& tensor, std::int64_t size = 0, DebugIn
 /// \brief Rows that go with all inner rows of the others, one by one: the angles of a token, for each of its heads.
 [[nodiscard]] inline Rows repeated(const Rows& rows) {
   auto result = rows;
-  result.inner = 0;
+  result.inner = Rows::kForAllInner;
+  result.inner_stride = 0;
   return result;
 }
 

@@ -391,6 +391,10 @@ def test_wrong_operands_are_named_with_the_rule(programs, device):
         programs.rope_neox(x[:, None], x[:, None].clone(), torch.ones(4, 66, device=device), torch.zeros(3).long())
     with pytest.raises(TensorMatchError, match="expected whole groups of 128 but got 64"):
         programs.per_group_128(x, x.to(torch.float8_e4m3fn), x[:, :1])
+    headless, cache = torch.empty(3, 0, 64, device=device), torch.zeros(3, 1, 64, device=device)
+    slots = torch.arange(3, device=device)
+    with pytest.raises(TensorMatchError, match=r"for k_cache.*(?s:.)*rows of each: expected 0 but got 1"):
+        programs.store(headless, headless, cache, cache.clone(), slots)
 
 
 def test_an_index_out_of_range_is_refused_on_the_cpu(programs):

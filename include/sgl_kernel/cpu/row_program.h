@@ -102,8 +102,8 @@ struct ProgramRow {
         m_begin(begin),
         m_end(end),
         m_paired(segment.paired),
-        m_outer(row / segment.inner),
-        m_inner(row % segment.inner),
+        m_outer(segment.inner == 1 ? row : row / segment.inner),  // which takes as long as some elements
+        m_inner(segment.inner == 1 ? 0 : row % segment.inner),
         m_memory(memory) {}
 
   /// \brief The number of elements.

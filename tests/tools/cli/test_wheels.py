@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import zipfile
@@ -16,15 +19,23 @@ import pytest
 USE = """
 import torch
 from sgljit_core import CppType, ops, override_cuda_arch
-from sgljit_norm.plugin import FAMILY
-x = torch.full((2, 128), 3.0)
-ops["norm"].rmsnorm(x, torch.ones(128))
-print(round(x.sum().item()))
+from sgljit_silu_and_mul.plugin import FAMILY
+out = torch.empty(2, 256)
+ops["silu_and_mul"].silu_and_mul(torch.full((2, 512), 2.0), out)
+print(round(out.sum().item()))
 with override_cuda_arch(9, 0):
-    FAMILY.build_variant(
-        "norm.h", "device::row_program", CppType("norms::RMSNorm<false>"), 3, 128, 0, True, 0x222, 0x40,
-        {hidden_size} | 8 << 40 | 128 << 48)
+    FAMILY.build_variant("silu_and_mul.h", {kernel}, CppType({functor}), *{numbers})
 """
+
+
+def uses(wheel: Path) -> tuple[str, str]:
+    """Programs that use what a wheel carries: one a kernel of it, the other one that it does not carry."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = sorted(name for name in archive.namelist() if re.search(r"/sm_90a/.*/manifest\.json$", name))
+        module, functor, *numbers = json.loads(archive.read(names[0]))["manifest"]["markers"]
+    numbers = [number == "true" if number in ("true", "false") else int(number.rstrip("u")) for number in numbers]
+    parts = {"kernel": repr(module.replace("device.", "device::")), "functor": repr(functor)}
+    return USE.format(numbers=numbers, **parts), USE.format(numbers=[*numbers[:-1], numbers[-1] + 1], **parts)
 
 
 def add_artifacts(
@@ -99,9 +110,9 @@ def test_a_package_that_is_not_in_the_wheel_is_refused(example, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_serves_a_machine_without_compilers_from_an_empty_cache(distribution, tmp_path):
-    core, norm = distribution("sgljit-core"), distribution("sgljit-norm")
-    done = add_artifacts(norm.wheel, tmp_path, "--cuda-arch", "9.0", "--cuda-arch", "10.0")
+def test_it_serves_a_machine_without_compilers_from_an_empty_cache(distribution, example, tmp_path):
+    core = distribution("sgljit-core")
+    done = add_artifacts(example.wheel, tmp_path, "--cuda-arch", "9.0", "--cuda-arch", "10.0")
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     assert "-py3-none-linux_" in wheel.name
@@ -109,32 +120,36 @@ def test_it_serves_a_machine_without_compilers_from_an_empty_cache(distribution,
     assert {"sm_90a", "sm_100a"} < carried
     assert any(name.startswith("cpu-") for name in carried)
 
-    environment = isolated.Environment(tmp_path / "environment", [core, norm])
-    environment.install(core, dataclasses.replace(norm, wheel=wheel))
+    environment = isolated.Environment(tmp_path / "environment", [core, example])
+    environment.install(core, dataclasses.replace(example, wheel=wheel))
     bare = {**environment.variables, "PATH": "/nowhere", "SGLJIT_JIT": "error"}
-    use = [environment.python, "-c"]
-    assert isolated.run(*use, USE.format(hidden_size=4096), cwd=tmp_path, env=bare).endswith("256\n")
+    carries, carries_not = uses(wheel)
+    said = isolated.run(environment.python, "-c", carries, cwd=tmp_path, env=bare)
+    assert said.endswith(f"{round(512 * 4 / (1 + math.exp(-2)))}\n")
     other = subprocess.run(
-        [*use, USE.format(hidden_size=4104)], cwd=tmp_path, env=bare, stderr=subprocess.PIPE, text=True
+        [environment.python, "-c", carries_not], cwd=tmp_path, env=bare, stderr=subprocess.PIPE, text=True
     )
     assert "CompileForbiddenError" in other.stderr
     assert not list((environment.home / ".cache").rglob("*.cubin"))
 
 
 @pytest.mark.slow
-def test_what_it_carries_is_passed_over_where_the_plugins_own_sources_differ(distribution, tmp_path, monkeypatch):
-    core, norm = distribution("sgljit-core"), distribution("sgljit-norm")
+def test_what_it_carries_is_passed_over_where_the_plugins_own_sources_differ(
+    distribution, example, tmp_path, monkeypatch
+):
+    core = distribution("sgljit-core")
     monkeypatch.setenv("SGLJIT_JIT", "error")  # it forbids what is compiled on demand
-    done = add_artifacts(norm.wheel, tmp_path, "--cuda-arch", "9.0", "--platform", "manylinux_2_36_x86_64")
+    done = add_artifacts(example.wheel, tmp_path, "--cuda-arch", "9.0", "--platform", "manylinux_2_36_x86_64")
     monkeypatch.delenv("SGLJIT_JIT")
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*-py3-none-manylinux_2_36_x86_64.whl")
-    environment = isolated.Environment(tmp_path / "environment", [core, norm])
-    environment.install(core, dataclasses.replace(norm, wheel=wheel))
+    environment = isolated.Environment(tmp_path / "environment", [core, example])
+    environment.install(core, dataclasses.replace(example, wheel=wheel))
+    program, _ = uses(wheel)
 
     def use():
         return subprocess.run(
-            [environment.python, "-c", USE.format(hidden_size=4096)],
+            [environment.python, "-c", program],
             cwd=tmp_path,
             env={**environment.variables, "SGLJIT_JIT": "error"},
             stderr=subprocess.PIPE,
@@ -145,11 +160,11 @@ def test_what_it_carries_is_passed_over_where_the_plugins_own_sources_differ(dis
     core_header.write_text(core_header.read_text() + "\n// another release of the core, of the same ABI\n")
     used = use()
     assert used.returncode == 0, used.stderr
-    header = environment.site / "sgljit_norm" / "csrc" / "norm_args.h"
+    header = environment.site / "sgljit_silu_and_mul" / "csrc" / "silu_and_mul.h"
     header.write_text(header.read_text() + "\n// another version\n")
     refused = use()
     assert "CompileForbiddenError" in refused.stderr
-    assert "norm_args.h changed" in refused.stderr
+    assert "silu_and_mul.h changed" in refused.stderr
 
 
 @pytest.mark.parametrize(

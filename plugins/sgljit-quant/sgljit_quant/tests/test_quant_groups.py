@@ -138,6 +138,7 @@ BAD = {
     "dtype of output_s": ({"output_s": torch.zeros(3, 2).half()}, "output_s", "expected float32 but got float16"),
     "rows of output_q": ({"output_q": torch.zeros(2, 256).to(FP8)}, "output_q", "expected 3 but got 2"),
     "size of output_q": ({"output_q": torch.zeros(3, 384).to(FP8)}, "output_q", "expected 2 but got 3"),
+    "input without elements": ({"input": torch.zeros(3, 0)}, "output_q", "expected 0 but got 2"),
     "rows of output_s": ({"output_s": torch.zeros(4, 2)}, "output_s", "the number of rows: expected 3 but got 4"),
     "groups": ({"output_s": torch.zeros(3, 3)}, "output_s", "expected 2 but got 3"),
     "dimensions of output_s": ({"output_s": torch.zeros(3)}, "output_s", "expected 2 but got 1"),
