@@ -425,14 +425,14 @@ struct RowProgram {
     details::SegmentPlan plans[kSegments];
     Params params;
     std::int64_t num_rows = 0;
+    bool is_flat = true;  ///< no segment has inner rows: on a device a kernel of its own
   };
 
   static void s_match(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], Call& call, DebugInfo location) {
     details::Roles roles[kSegments];
     s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
-    auto& [plan, plans, params, num_rows] = call;
+    auto& [plan, plans, params, num_rows, is_flat] = call;
     params.kept = 0;
-    bool is_flat = true;
     for (int i = 0; i < kSegments; ++i) {
       auto& segment = params.segments[i];
       details::match_segment(
@@ -460,7 +460,6 @@ struct RowProgram {
           details::refuse_meeting_rows(segments[j].rows, roles[j], segments[i].rows, roles[i], kOperands, location);
       }
     }
-    if (is_flat) plan.places |= sgl::kIsFlat;
   }
 
   void m_run(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location) {
@@ -474,7 +473,7 @@ struct RowProgram {
 
   template <std::size_t... I>
   void m_launch(const F& f, Call& call, DebugInfo location, sgl::details::IndexList<I...>) {
-    auto& [plan, plans, params, num_rows] = call;
+    auto& [plan, plans, params, num_rows, is_flat] = call;
     const auto chip = runtime::get_chip(plan.device.device_id, location);
     details::ProgramLayout layout;
     sgl::RowShape shapes[] = {details::shape_of(plans[I], num_rows, chip, s_choose, layout)...};
@@ -488,8 +487,8 @@ struct RowProgram {
                                  : div_ceil(segment.num_rows, std::int64_t{layout.block_threads / shapes[i].threads});
     }
     const auto kernel = m_kernel.get(
-        type<F>, kOperands, layout.block_threads, layout.least_blocks, layout.holds_for_all, plan.types, plan.places,
-        shapes[I].number()...);
+        type<F>, kOperands, layout.block_threads, layout.least_blocks, layout.holds_for_all, plan.types,
+        plan.places | (is_flat ? sgl::kIsFlat : 0), shapes[I].number()...);
     LaunchKernel launch(blocks, layout.block_threads, plan.device, 0, location);
     launch.enable_pdl(chip.has_pdl());
     if constexpr (kHasFields) launch(kernel, params, f);
