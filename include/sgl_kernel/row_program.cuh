@@ -396,6 +396,13 @@ struct ProgramRow {
     return kept;
   }
 
+  /// \brief One element of an operand, in each thread that asks.
+  template <int kOperand>
+  SGL_DEVICE float at(sgl::Operand<kOperand>, int64_t column) const {
+    const void* row = m_find<kOperand>();
+    return m_is_there<kOperand>(row) ? cast<fp32_t>(static_cast<const element_t<kOperand>*>(row)[column]) : 0.0f;
+  }
+
   /// \brief The value that an operand has for this row.
   template <int kOperand>
   SGL_DEVICE auto value(sgl::Operand<kOperand>) const {
@@ -412,14 +419,14 @@ struct ProgramRow {
     return sgl::map([](float value) { return cast<fp32_t>(cast<T>(value)); }, of);
   }
 
-  /// \brief The elements of a value by a monoid: `M::of(element, column)` and `M::merge(a, b)` are of its `State`, of
-  /// at most 16 bytes; `M::identity()` changes nothing. `merge` is associative and commutative. In each thread.
+  /// \brief The elements of a value by a monoid: `of(element, column)` and `merge(a, b)` are of its state, of at most
+  /// 16 bytes; `identity()` changes nothing. `merge` is associative and commutative. In each thread.
   template <typename M, typename Of>
-  SGL_DEVICE auto reduce(const M&, const Of& of) const {
+  SGL_DEVICE auto reduce(const M& monoid, const Of& of) const {
     PDLTriggerSecondary();
-    auto state = M::identity();
+    auto state = monoid.identity();
     if (m_has_row) {
-      m_each([&](const auto& part) {
+      m_each([&, monoid](const auto& part) {
         const auto& opened = of.open(part);
 #pragma unroll
         for (uint32_t j = 0; j < kUnits; ++j) {
@@ -427,14 +434,14 @@ struct ProgramRow {
           opened.get(j, floats);
 #pragma unroll
           for (uint32_t n = 0; n < kTogether; ++n)
-            state = M::merge(state, M::of(floats[n], part.index * kElements + j * kTogether + n));
+            state = monoid.merge(state, monoid.of(floats[n], part.index * kElements + j * kTogether + n));
         }
       });
     }
     constexpr uint32_t kLanes = kThreads < kWarpThreads ? kThreads : kWarpThreads;
 #pragma unroll
     for (uint32_t distance = kLanes / 2; distance > 0; distance /= 2)
-      state = M::merge(state, details::shuffled(state, distance));
+      state = monoid.merge(state, details::shuffled(state, distance));
     if constexpr (kThreads > kWarpThreads) {
       using State = decltype(state);
       static_assert(sizeof(State) <= kMostTerms * sizeof(float), "row.reduce: a state has at most 16 bytes");
@@ -442,9 +449,27 @@ struct ProgramRow {
       if (threadIdx.x % kWarpThreads == 0) states[threadIdx.x / kWarpThreads] = state;
       __syncthreads();
       state = states[0];
-      for (uint32_t warp = 1; warp < kThreads / kWarpThreads; ++warp) state = M::merge(state, states[warp]);
+      for (uint32_t warp = 1; warp < kThreads / kWarpThreads; ++warp) state = monoid.merge(state, states[warp]);
     }
     return state;
+  }
+
+  /// \brief The states `next(0)`, `next(1)`, ... which all threads compute. Thread i % kThreads holds number i.
+  template <typename Next>
+  SGL_DEVICE auto list(int size, const Next& next) const {
+    constexpr int kMost = kIsHeld && kColumns < sgl::kMostListed ? kColumns : sgl::kMostListed;
+    constexpr int kListed = div_ceil(kMost, static_cast<int>(kThreads));
+    sgl::details::List<decltype(next(0)), kListed> list;
+    list.size = size;
+#pragma unroll 1
+    for (int i = 0; i < size; ++i) {
+      const auto state = next(i);
+#pragma unroll
+      for (int k = 0; k < kListed; ++k) {
+        if (i == m_listed(k)) list.states[k] = state;
+      }
+    }
+    return list;
   }
 
   /// \brief The sum of `term` of the elements of values, a float or `sgl::Values`, in each thread.
@@ -497,6 +522,11 @@ struct ProgramRow {
   }
 
  private:
+  /// Which state of a list is number k of this thread.
+  SGL_DEVICE int m_listed(int k) const {
+    return k * static_cast<int>(kThreads) + static_cast<int>(m_thread);
+  }
+
   /// The largest power of two that is at most `n`.
   SGL_UNCALLED static constexpr uint32_t m_power_of_two(uint32_t n) {
     return n < 2 ? n : 2 * m_power_of_two(n / 2);
@@ -680,7 +710,18 @@ struct ProgramRow {
 
   template <int kOperand, typename T>
   SGL_DEVICE void m_store_value(const sgl::Bound<kOperand, T>& output) const {
-    if constexpr (sgl::details::kIsNumber<T>) {
+    if constexpr (sgl::details::kIsListed<T>) {
+      using U = element_t<kOperand>;
+      const auto& [f, list] = output.value;
+      void* place = m_find<kOperand>();
+      if (!m_is_there<kOperand>(place)) return;
+      const auto distance = m_segment.more[kOperand].group_stride;
+#pragma unroll
+      for (int k = 0; k < static_cast<int>(sizeof(list.states) / sizeof(list.states[0])); ++k) {
+        const int i = m_listed(k);
+        if (i < list.size) *static_cast<U*>(pointer::offset(place, i * distance)) = static_cast<U>(f(list.states[k]));
+      }
+    } else if constexpr (sgl::details::kIsNumber<T>) {
       static_assert(has(kOperand, sgl::kOneValue), "a number is stored to an operand with one value for each row");
       void* place = m_find<kOperand>();
       if (m_thread == 0 && m_is_there<kOperand>(place))

@@ -84,9 +84,11 @@ struct Roles {
   unsigned writes_groups = 0;
   unsigned stores_early = 0;  ///< `row.keep(operand, value)`
   unsigned pairs = 0;         ///< has one element for each pair, or several
+  unsigned writes_list = 0;   ///< those of `writes_value` that have `list_size` values for each row
   int reductions = 0;
   int sums = 0;  ///< those whose bits depend on the order of the elements: a largest value is none
   int kept = 0;
+  int list_size = 0;  ///< the states of the program's longest list
   int parts_of_pairs = 1;
   int group_size = 0;
   bool is_neox = false;
@@ -128,6 +130,11 @@ struct RoleRow {
     return {};
   }
   template <int kOperand>
+  [[gnu::always_inline]] float at(sgl::Operand<kOperand> operand, std::int64_t) const {
+    (*this)[operand];
+    return 0;
+  }
+  template <int kOperand>
   [[gnu::always_inline]] float value(sgl::Operand<kOperand>) const {
     roles.reads_value |= 1u << kOperand;
     return 1;
@@ -159,10 +166,16 @@ struct RoleRow {
     return {};
   }
   template <typename M, typename Of>
-  [[gnu::always_inline]] auto reduce(const M&, const Of&) const {
+  [[gnu::always_inline]] auto reduce(const M& monoid, const Of&) const {
     ++roles.reductions;
     ++roles.sums;
-    return M::identity();
+    return monoid.identity();
+  }
+  template <typename Next>
+  [[gnu::always_inline]] auto list(int size, const Next& next) const {
+    ++roles.reductions;
+    if (roles.list_size < size) roles.list_size = size;
+    return sgl::details::List<decltype(next(0)), 1>{{next(0)}, size};
   }
   template <typename Order, int kOperand>
   [[gnu::always_inline]] NoRow of_pairs(Order, sgl::Operand<kOperand>, int = 0, int count = 1) const {
@@ -194,6 +207,7 @@ struct RoleRow {
   }
   template <int... kIndex, typename... T>
   [[gnu::always_inline]] void finish(const sgl::Stores<sgl::Bound<kIndex, T>...>&) const {
+    ((roles.writes_list |= unsigned{sgl::details::kIsListed<T>} << kIndex), ...);
     ((sgl::details::kIsNumber<T>         ? roles.writes_value |= 1u << kIndex
       : sgl::details::kGroupSize<T> != 0 ? roles.writes_groups |= 1u << kIndex
                                          : roles.writes |= 1u << kIndex),
@@ -643,7 +657,8 @@ SGL_INLINE void match_segment(
     if ((roles.asks() & ~bound & bit) != 0)
       throw Error("TypeError", "row program: segment ", number, " uses operand ", i, ", which was not passed");
     const unsigned narrow = roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups;
-    const bool is_whole = (roles.asks() & ~narrow & bit) != 0 && !operands[i].is_shared && operands[i].inner != Rows::kForAllInner;
+    const bool is_whole =
+        (roles.asks() & ~narrow & bit) != 0 && !operands[i].is_shared && operands[i].inner != Rows::kForAllInner;
     if (is_whole && like == nullptr) like = operands + i;
     if ((roles.asks() & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i].has_no_gaps();
   }
@@ -662,6 +677,10 @@ SGL_INLINE void match_segment(
   segment.columns = like->columns;
   segment.elements = sgl::kWordBytes;
   segment.least_bytes = sgl::kWordBytes;
+  if (roles.list_size > sgl::kMostListed || roles.list_size > segment.columns)
+    throw Error(
+        "ValueError", "row program: a list of ", roles.list_size, " states; it has at most ",
+        std::int64_t{sgl::kMostListed}, ", and one for each of the ", segment.columns, " elements of a row");
   for (int i = 0; i < num_operands; ++i) {
     const Rows& rows = operands[i];
     const unsigned bit = 1u << i;
@@ -683,14 +702,15 @@ SGL_INLINE void match_segment(
       rows.raise(location, {"Device mismatch: expected ", plan.device, " but got ", device});
     const bool is_of_pairs = (roles.pairs & bit) != 0;
     if (is_of_pairs) match_pairs(rows, roles, segment, location);
-    const bool is_of_groups = (roles.writes_groups & bit) != 0;
+    const bool is_of_groups = (roles.writes_groups & bit) != 0, is_list = (roles.writes_list & bit) != 0;
     if (roles.group_size != 0 && segment.columns % roles.group_size != 0)
       like->raise(
           location,
           {"Size mismatch for a row: expected whole groups of ", roles.group_size, " but got ", segment.columns});
-    if (rows.element_stride != 1 && !is_of_groups)
+    if (rows.element_stride != 1 && !is_of_groups && !is_list)
       rows.raise(location, {"Stride mismatch: expected the elements of a row side by side"});
-    const auto columns = is_value       ? 1
+    const auto columns = is_list        ? roles.list_size
+                         : is_value     ? 1
                          : is_of_pairs  ? rows.columns
                          : is_of_groups ? segment.columns / roles.group_size
                                         : segment.columns;

@@ -143,6 +143,35 @@ def test_a_monoid_and_a_value_of_integers_for_each_row(programs, device, dtype):
 
 @each_device
 @each_dtype
+def test_a_list_of_what_a_row_is_reduced_to_by_a_monoid_with_a_field(programs, device, dtype):
+    for rows, columns in SHAPES:
+        x = random(rows, columns, dtype=dtype, device=device)
+        order = x.float().sort(stable=True, descending=True)
+        for size, index in ((0, torch.int32), (1, torch.int64), (min(columns, 32), torch.int32)):
+            largest = torch.full((rows, 2 * size), NAN, device=device)[:, ::2]
+            found = torch.full((size, rows), -1, dtype=index, device=device).t()
+            programs.ranked(x, largest, found, size)
+            assert torch.equal(found.long(), order.indices[:, :size])
+            assert torch.equal(largest, order.values[:, :size] + torch.arange(size, device=device))
+
+
+@each_device
+def test_a_list_that_does_not_fit_is_refused(programs, device):
+    x, numbers = torch.ones(3, 40, device=device), torch.empty(3, 33, device=device)
+    for columns, size in ((40, 33), (4, 5)):
+        text = f"a list of {size} states; it has at most 32, and one for each of the {columns} elements of a row"
+        with pytest.raises(ValueError, match=text):
+            programs.ranked(x[:, :columns], numbers[:, :size], numbers[:, :size].int(), size)
+    with pytest.raises(TensorMatchError, match=r"(?s)for columns.*Size mismatch for a row: expected 4 but got 5"):
+        programs.ranked(x, numbers[:, :4], numbers[:, :5].int(), 4)
+    with pytest.raises(TensorMatchError, match=r"(?s)for largest.*DType mismatch: expected one of .float32, int32, "):
+        programs.ranked(x, numbers[:, :4].half(), numbers[:, :4].int(), 4)
+    with pytest.raises(ValueError, match="rows of largest share memory with each other"):
+        programs.ranked(x, numbers[:1, :4].expand(3, 4), numbers[:, :4].int(), 4)
+
+
+@each_device
+@each_dtype
 def test_a_chain_that_rounds_in_between_is_two_calls(programs, device, dtype):
     """The same bits: what the second stage gets is what the first call would have stored."""
     for rows, columns in SHAPES:
@@ -455,6 +484,9 @@ KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for a
     ("Rope<sgl::Interleaved>", 3, 128, 0, True, 0x202, 0x020, shape(128, 64, 8, 16), shape(128, 64, 8, 16)),
     ("ArgMax", 3, 512, 0, True, 0x602, FLAT | 0x880, shape(4096, 0, 8, 512)),
     ("ArgMax", 3, 128, 0, True, 0x502, FLAT | 0x880, shape(128, 0, 8, 16)),
+    ("Ranked", 3, 512, 0, True, 0x502, FLAT | 0x880, shape(4096, 0, 8, 512)),
+    ("Ranked", 3, 256, 0, True, 0x602, FLAT | 0x880, shape(32, 0, 8, 4)),
+    ("Ranked", 3, 1024, 0, True, 0x500, FLAT | 0x880, shape(0, 0, 1, 1024)),
     ("Chained", 3, 512, 0, True, 0x032, FLAT | 0x800, shape(4096, 0, 8, 512)),
     ("Copy", 2, 128, 0, True, 0x22, 0x20, IS_MAP | shape(0, 0, 8, 0), IS_MAP | shape(0, 0, 8, 0)),
     ("Affine", 3, 128, 0, True, 0x222, FLAT | 0x040, IS_MAP | HAS_TAIL | shape(0, 0, 8, 0)),
@@ -476,6 +508,7 @@ def test_every_form_compiles_for_every_architecture(family, arch):
             "FusedAddRMSNorm",
             "LayerNorm",
             "Chained",
+            "Ranked",
             "Affine",
             "Attention",
             "Prologue",

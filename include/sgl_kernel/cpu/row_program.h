@@ -171,6 +171,12 @@ struct ProgramRow {
     return m_reduce<sgl::Reduction::kSum>(terms, 0, length) / static_cast<float>(length);
   }
 
+  /// \brief One element of an operand.
+  template <int kOperand>
+  [[gnu::always_inline]] float at(sgl::Operand<kOperand>, std::int64_t column) const {
+    return to_float(static_cast<const element_t<kOperand>*>(m_find<kOperand>())[column]);
+  }
+
   /// \brief The value that an operand has for this row.
   template <int kOperand>
   [[gnu::always_inline]] auto value(sgl::Operand<kOperand>) const {
@@ -184,21 +190,31 @@ struct ProgramRow {
     return sgl::map([](float value) { return to_float(from_float<T>(value)); }, of);
   }
 
-  /// \brief The elements of a value by a monoid: `M::of(element, column)` and `M::merge(a, b)` are of its `State`, of
-  /// at most 16 bytes; `M::identity()` changes nothing. `merge` is associative and commutative.
+  /// \brief The elements of a value by a monoid: `of(element, column)` and `merge(a, b)` are of its state, of at most
+  /// 16 bytes; `identity()` changes nothing. `merge` is associative and commutative.
   template <typename M, typename Of>
-  [[gnu::always_inline]] auto reduce(const M&, const Of& of) const {
-    auto state = M::identity();
+  [[gnu::always_inline]] auto reduce(const M& monoid, const Of& of) const {
+    auto state = monoid.identity();
     m_each_part(0, m_columns, [&]<int kSize>(const details::RowPart<kSize>& part) __attribute__((always_inline)) {
       constexpr int kTogether = kSize > 1 && kInPairs ? 2 : 1;
       const auto opened = of.open(part);
       for (std::int64_t j = 0; j < part.length / kTogether; ++j) {
         float floats[kTogether];
         opened.get(j, floats);
-        for (int n = 0; n < kTogether; ++n) state = M::merge(state, M::of(floats[n], part.first + j * kTogether + n));
+        for (int n = 0; n < kTogether; ++n)
+          state = monoid.merge(state, monoid.of(floats[n], part.first + j * kTogether + n));
       }
     });
     return state;
+  }
+
+  /// \brief The states `next(0)`, `next(1)`, ...
+  template <typename Next>
+  [[gnu::always_inline]] auto list(int size, const Next& next) const {
+    sgl::details::List<decltype(next(0)), sgl::kMostListed> list;
+    list.size = size;
+    for (int i = 0; i < size; ++i) list.states[i] = next(i);
+    return list;
   }
 
   /// \brief The sum of `term` of the elements of values, a float or `sgl::Values`.
@@ -383,7 +399,14 @@ struct ProgramRow {
 
   template <int kOperand, typename T>
   [[gnu::always_inline]] void m_store_value(const sgl::Bound<kOperand, T>& output) const {
-    if constexpr (sgl::details::kIsNumber<T>) {
+    if constexpr (sgl::details::kIsListed<T>) {
+      using U = element_t<kOperand>;
+      const auto& [f, list] = output.value;
+      auto* place = static_cast<void*>(m_find<kOperand>());
+      const auto distance = m_segment.more[kOperand].group_stride;
+      for (int i = 0; i < list.size; ++i)
+        *static_cast<U*>(pointer::offset(place, i * distance)) = static_cast<U>(f(list.states[i]));
+    } else if constexpr (sgl::details::kIsNumber<T>) {
       *static_cast<element_t<kOperand>*>(m_find<kOperand>()) = static_cast<element_t<kOperand>>(output.value);
     } else if constexpr (sgl::details::kGroupSize<T> != 0) {
       using U = element_t<kOperand>;

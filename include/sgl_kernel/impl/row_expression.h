@@ -55,6 +55,9 @@ inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 template <int kNumber>
 struct Segment {};
 
+/// \brief The most states of a list, see `row.list`.
+inline constexpr int kMostListed = 32;
+
 /// \brief How the elements of a row make pairs: i with i + half, or 2i with 2i + 1.
 struct Neox {};
 struct Interleaved {};
@@ -195,6 +198,27 @@ inline constexpr bool kIsNumber<long> = true;
 template <>
 inline constexpr bool kIsNumber<long long> = true;
 
+/// States that a row is reduced to one after the other. On a device each thread holds some of them.
+template <typename State, int kHeld>
+struct List {
+  static constexpr bool kIsList = true;
+  State states[kHeld];
+  int size;
+};
+
+/// A number of each state of a list: so many values for each row.
+template <typename F, typename Of>
+struct Listed {
+  F f;
+  Of list;
+};
+template <typename T>
+inline constexpr bool kIsListed = false;
+template <typename F, typename Of>
+inline constexpr bool kIsListed<Listed<F, Of>> = true;
+template <typename F, typename Of>
+inline constexpr bool kIsNumber<Listed<F, Of>> = true;
+
 /// The terms of a reduction.
 template <typename F, typename... Of>
 struct Terms : MappedTo<AsTerms, F, Of...> {
@@ -225,6 +249,13 @@ SGL_HD auto map(const F& f, const First& first, const Of&... of) {
   if constexpr (kSize != 0 && ((details::kGroupSize<Of> == kSize) && ...))
     return details::Grouped<kSize, Result>{{f, {{first}, {of}...}}};
   else return Result{f, {{first}, {of}...}};
+}
+
+/// \brief The numbers `f` of the states of a list.
+template <typename F, typename Of>
+  requires(Of::kIsList)
+SGL_HD details::Listed<F, Of> map(const F& f, const Of& list) {
+  return {f, list};
 }
 
 namespace details {

@@ -86,11 +86,18 @@ void scaled(TensorView x, TensorView scale, TensorView out) {
 }
 
 RowProgram<ArgMax> argmax_program{"row_programs.h"};
+RowProgram<Ranked> ranked_program{"row_programs.h"};
 RowProgram<Chained> chained_program{"row_programs.h"};
 
 void argmax(TensorView x, TensorView largest, TensorView index) {
   using F = ArgMax;
   argmax_program({}, F::x = rows("x", x), F::largest = rows("largest", largest), F::index = rows("index", index));
+}
+
+void ranked(TensorView x, TensorView largest, TensorView columns, int size) {
+  using F = Ranked;
+  ranked_program(
+      {size}, F::x = rows("x", x), F::largest = values("largest", largest), F::columns = values("columns", columns));
 }
 
 void chained(TensorView x, TensorView out, TensorView scale, float eps) {
@@ -190,6 +197,7 @@ SGL_EXPORT(store, (store))
 SGL_EXPORT(gather, (gather))
 SGL_EXPORT(scaled, (scaled))
 SGL_EXPORT(argmax, (argmax))
+SGL_EXPORT(ranked, (ranked))
 SGL_EXPORT(chained, (chained))
 SGL_EXPORT(rounded_prologue, (rounded_prologue))
 SGL_EXPORT(affine, (affine))

@@ -195,6 +195,42 @@ struct ArgMax {
   }
 };
 
+/// The largest element behind another one in the order of `LargestAt`.
+struct LargestBehind {
+  LargestAt::State last;
+
+  SGL_HD static LargestAt::State identity() {
+    return LargestAt::identity();
+  }
+  SGL_HD LargestAt::State of(float value, long long column) const {
+    const bool is_behind = value < last.value || (value == last.value && column > last.column);
+    return is_behind ? LargestAt::of(value, column) : identity();
+  }
+  SGL_HD static LargestAt::State merge(const LargestAt::State& a, const LargestAt::State& b) {
+    return LargestAt::merge(a, b);
+  }
+};
+
+struct Ranked {
+  SGL_OPERANDS(x, largest, columns)
+  int size;
+  SGL_FIELDS(size)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    using State = LargestAt::State;
+    const auto values = row[x];
+    State last = {sgl::kInfinity, -1};
+    const auto ranked = row.list(size, [&](int i) {
+      last = row.reduce(LargestBehind{last}, values);
+      return State{row.at(x, last.column) + static_cast<float>(i), last.column};
+    });
+    return sgl::store(
+        largest = sgl::map([](const State& one) { return one.value; }, ranked),
+        columns = sgl::map([](const State& one) { return one.column; }, ranked));
+  }
+};
+
 // The stages of a chain: each takes a row, and a value but for the first.
 struct Norm {
   float eps;
