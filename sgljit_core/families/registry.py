@@ -137,7 +137,7 @@ def register_all(*families: str) -> None:
 
 def first_party(family: str) -> str | None:
     """The project's own distribution that has a family, installed or not; None if none of them has it."""
-    own = ("activation", "hicache", "kvcache", "norm", "quant", "rope", "wait_value")
+    own = ("activation", "hicache", "kvcache", "moe", "norm", "quant", "rope", "sampling", "wait_value")
     return f"sgljit-{family.replace('_', '-')}" if family in own else None
 
 

@@ -540,7 +540,7 @@ def test_every_installed_entry_point_loads():
 
 
 def test_every_declared_op_of_every_installed_family_can_be_had():
-    for family in ("activation", "norm", "quant", "rope", "kvcache", "hicache", "wait_value"):
+    for family in ("activation", "norm", "quant", "rope", "kvcache", "moe", "sampling", "hicache", "wait_value"):
         for name in dir(ops[family]):
             assert callable(getattr(ops[family], name))
 

@@ -17,6 +17,8 @@ FAMILIES = {
     "quant": 3,
     "rope": 5,
     "kvcache": 3,
+    "moe": 2,
+    "sampling": 2,
     "hicache": 5,
     "wait_value": 3,
     "add_constant": 1,

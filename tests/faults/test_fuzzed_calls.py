@@ -10,7 +10,7 @@ import fuzz
 import pytest
 import torch
 
-FAMILIES = ("activation", "norm", "quant", "rope", "kvcache", "hicache", "wait_value")
+FAMILIES = ("activation", "norm", "quant", "rope", "kvcache", "moe", "sampling", "hicache", "wait_value")
 CALLS = 12_500
 
 

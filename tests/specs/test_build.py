@@ -82,7 +82,7 @@ WITHOUT_SAMPLES = {"can_use_hicache_jit_kernel", "check_timeouts"}  # which ask 
 
 def test_every_op_of_ours_has_a_reference_and_samples_which_are_arguments_by_name():
     seen = 0
-    for family in ("activation", "norm", "quant", "rope", "kvcache", "hicache", "wait_value"):
+    for family in ("activation", "norm", "quant", "rope", "kvcache", "moe", "sampling", "hicache", "wait_value"):
         for op in loading.load(family).declared().values():
             if op.name in WITHOUT_SAMPLES:
                 assert op.samples is op.reference is None

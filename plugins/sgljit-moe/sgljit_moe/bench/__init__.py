@@ -1,0 +1,1 @@
+"""The benchmark of the family, a script: ``python -m sgljit_moe.bench``."""

@@ -1,0 +1,110 @@
+"""How fast are the ops of the family against torch.compile and PyTorch?
+
+    python -m sgljit_moe.bench [--device cpu|cuda] [--output FILE]
+
+Gates of bfloat16, renormalised weights; the experts of models. With CI set in the environment: one small shape for each
+op.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sgljit_core import ops
+from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
+from sgljit_tools.benchmark.results import sweep, write_results
+
+TOKENS = {"cuda": (1, 8, 64, 512, 4096, 16384), "cpu": (1, 64, 1024)}
+# Experts of a model and of a token, groups, and how many of these: Qwen3-MoE and gpt-oss; DeepSeek V3 and Kimi K2.
+MODELS = {
+    "topk_softmax": ((128, 8, 1, 1), (32, 4, 1, 1)),
+    "topk_sigmoid": ((256, 8, 8, 4), (384, 8, 1, 1)),
+}
+
+
+def plain(op: str, groups: int, topk_group: int) -> Callable[..., None]:
+    """The op in plain PyTorch."""
+
+    def run(weights: Any, ids: Any, gates: Any, bias: Any) -> None:
+        scores = gates.float().softmax(-1) if op == "topk_softmax" else gates.float().sigmoid()
+        choice = scores if bias is None else scores + bias
+        if topk_group < groups:
+            grouped = choice.unflatten(-1, (groups, -1))
+            best = grouped.topk(2, dim=-1).values.sum(-1).topk(topk_group, dim=-1).indices
+            inside = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=gates.device).scatter_(-1, best, True)
+            choice = grouped.masked_fill(~inside[..., None], -torch.inf).flatten(-2)
+        chosen = choice.topk(weights.shape[-1], dim=-1).indices
+        found = scores.gather(-1, chosen)
+        weights.copy_(found / found.sum(-1, keepdim=True))
+        ids.copy_(chosen)
+
+    return run
+
+
+def make(op: str, tokens: int, experts: int, k: int, device: str) -> tuple[Any, ...]:
+    """Weights, ids, gates and, for sigmoid, a bias."""
+    gates = torch.randn(tokens, experts, device=device).bfloat16()
+    bias = torch.randn(experts, device=device) / 4 if op == "topk_sigmoid" else None
+    ids = torch.empty(tokens, k, dtype=torch.int32, device=device)
+    return torch.empty(tokens, k, device=device), ids, gates, bias
+
+
+def ours(op: str, groups: int, topk_group: int) -> Callable[..., None]:
+    """The op itself."""
+
+    def run(weights: Any, ids: Any, gates: Any, bias: Any) -> None:
+        options = {"correction_bias": bias, "num_expert_group": groups, "topk_group": topk_group}
+        getattr(ops["moe"], op)(weights, ids, gates, True, **options)
+
+    return run
+
+
+def table(op: str, device: str) -> list[dict[str, Any]]:
+    """One table: rows by shape, columns by provider."""
+    names = ["sgljit", "PyTorch"]
+    names += ["torch.compile"] if device == "cuda" else []  # on the CPU it would time a C++ compiler's vectors
+
+    def run(tokens: int, experts: int, k: int, groups: int, topk_group: int, provider: str) -> Figure | float:
+        torch.compiler.reset()  # each shape is compiled separately
+        reference = plain(op, groups, topk_group)
+        kernel = {"sgljit": ours(op, groups, topk_group), "PyTorch": reference}.get(provider)
+        kernel = torch.compile(reference, dynamic=False) if kernel is None else kernel
+        check(kernel, reference, make(op, 9, experts, k, device))
+        num_bytes = tokens * (2 * experts + 8 * k)
+        return measure(kernel, lambda: make(op, tokens, experts, k, device), num_bytes=num_bytes, seconds=0.03)
+
+    places = [(tokens, *sizes) for sizes in MODELS[op] for tokens in TOKENS[device]]
+    return sweep(
+        run, ["tokens", "experts", "k", "groups", "topk_group"], get_benchmark_range(places, places[1:2]), names
+    )
+
+
+def check(run: Callable[..., None], reference: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Check that a kernel computes the op: a figure of another computation would mean nothing."""
+    weights, ids, *rest = arguments
+    wanted = torch.empty_like(weights)
+    reference(wanted, ids.clone(), *rest)
+    run(weights, ids, *rest)
+    torch.testing.assert_close(weights, wanted, rtol=1e-3, atol=1e-6)  # gates may be equal: their ids are in any order
+
+
+def main() -> None:
+    """Measure, print the page, and write it."""
+    parser = argparse.ArgumentParser(description="Time of the choice of experts")
+    parser.add_argument("--device", choices=list(TOKENS), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, help="write the page here")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    tables = {op: table(op, arguments.device) for op in MODELS}
+    note = "Gates of bfloat16. Microseconds per call, median; in brackets, the percent of a copy of as many bytes."
+    sys.stdout.write(write_results(arguments.output, "Routing", tables, note=note, device=arguments.device))
+
+
+if __name__ == "__main__":
+    main()

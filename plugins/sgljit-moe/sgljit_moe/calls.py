@@ -1,0 +1,60 @@
+"""The calls to build ahead for, by op: the experts of models, with ids of int32, as engines have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sgljit_core import TOKENS, TensorSpec
+
+if TYPE_CHECKING:
+    from sgljit_engines.shapes import ModelShape
+
+Calls = Iterator[dict[str, Any]]
+
+# By the ``model_type`` of a config: experts, and how many of a token. Models of one type can differ.
+_SOFTMAX = {
+    "qwen3_moe": ((128, 8),),
+    "gpt_oss": ((32, 4), (128, 4)),
+    "mixtral": ((8, 2),),
+}
+_SIGMOID = {
+    "deepseek_v3": ((256, 8),),
+    "kimi_k2": ((384, 8),),
+    "glm4_moe": ((128, 8), (160, 8)),
+    "minimax_m2": ((256, 8),),
+}
+_GROUPS = {"deepseek_v3": {"num_expert_group": 8, "topk_group": 4}}
+
+
+def topk_softmax(model: ModelShape | None) -> Calls:
+    """Qwen3-MoE, gpt-oss and Mixtral: the weights are renormalised."""
+    for _, call in _calls(_SOFTMAX, model):
+        yield call
+
+
+def topk_sigmoid(model: ModelShape | None) -> Calls:
+    """DeepSeek V3, Kimi K2, GLM-4.5 and MiniMax M2: with a bias, and DeepSeek's with groups."""
+    for model_type, call in _calls(_SIGMOID, model):
+        bias = TensorSpec(call["gating_output"].shape[1:], "float32")
+        yield {**call, "correction_bias": bias, **_GROUPS.get(model_type, {})}
+
+
+def _calls(
+    models: dict[str, tuple[tuple[int, int], ...]], model: ModelShape | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for model_type, sizes in models.items():
+        if model is not None and model.model_type != model_type:
+            continue
+        # Engines compute gates in the model's dtype or in float32.
+        for dtype in dict.fromkeys(("float32", "bfloat16" if model is None else model.dtype)):
+            for experts, k in sizes:
+                yield (
+                    model_type,
+                    {
+                        "topk_weights": TensorSpec((TOKENS, k), "float32"),
+                        "topk_ids": TensorSpec((TOKENS, k), "int32"),
+                        "gating_output": TensorSpec((TOKENS, experts), dtype),
+                        "renormalize": True,
+                    },
+                )

@@ -1,0 +1,74 @@
+"""The functions users call. Their bodies are C++: csrc/topk.cpp checks, chooses a kernel and launches it."""
+
+from __future__ import annotations
+
+import torch
+
+from .plugin import FAMILY
+
+
+@FAMILY.op(mutates=("topk_weights", "topk_ids"))
+def topk_softmax(
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool = False,
+    *,
+    correction_bias: torch.Tensor | None = None,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """The ``k`` experts of each token with the highest score, best first, and their weights, in one launch.
+
+    The score of an expert is the softmax of its token's gates, its weight the score times ``routed_scaling_factor``.
+    With ``renormalize`` the weights are first divided by their sum, as a softmax of the chosen gates alone is. What is
+    ranked is the gate, which has the order of the scores, or with a ``correction_bias`` the score plus the bias.
+
+    Of equal experts the one with the lower index comes first. NaN comes after all numbers, -infinity too; so the ids of
+    a token are different, and always of experts. A weight that is computed of NaN is NaN: with a NaN or an infinite
+    gate, or with gates that are all -infinity, a softmax is, as PyTorch's.
+
+    With ``num_expert_group`` the experts are groups of neighbours, of which the ``topk_group`` with the highest score
+    are chosen; all experts of a token are from these. The score of a group is the highest of its experts', or with a
+    bias the sum of its two highest, bias included; equal groups and NaN are ranked as experts are. All is computed in
+    float32. No token: a no-op.
+
+    Args:
+        topk_weights: [tokens, k], float32, with any strides; written.
+        topk_ids: [tokens, k], int32 or int64, with any strides; written.
+        gating_output: [tokens, experts], float16, bfloat16 or float32, on a CUDA device or the CPU. Rows may be apart.
+        renormalize: whether the weights are divided by their sum, plus 1e-20.
+        correction_bias: [experts], float16, bfloat16 or float32; it counts for the choice alone.
+        num_expert_group: from 1 to 32; it divides the experts.
+        topk_group: from 1 to ``num_expert_group``. ``k`` is at most 32, and at most the experts of so many groups.
+        routed_scaling_factor: of the weights.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: an output shares memory with itself or another argument; ``num_expert_group`` or ``topk_group`` is
+            out of range.
+    """
+
+
+@FAMILY.op(mutates=("topk_weights", "topk_ids"))
+def topk_sigmoid(
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool = False,
+    *,
+    correction_bias: torch.Tensor | None = None,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """As ``topk_softmax``, with the sigmoid of each gate as the score of its expert.
+
+    Args:
+        topk_weights, topk_ids, gating_output, renormalize, correction_bias, num_expert_group, topk_group,
+            routed_scaling_factor: as in ``topk_softmax``.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``topk_softmax``.
+    """

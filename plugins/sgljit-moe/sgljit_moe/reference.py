@@ -1,0 +1,84 @@
+"""The ops in plain PyTorch and float64, to compare the kernels with."""
+
+from __future__ import annotations
+
+import torch
+
+
+def topk_softmax(
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool = False,
+    *,
+    correction_bias: torch.Tensor | None = None,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """The experts with the highest gate, or with the highest softmax plus bias."""
+    gates = gating_output.double()
+    scores = gates.softmax(-1)
+    ids = _choose(gates, scores, topk_ids, correction_bias, num_expert_group, topk_group)
+    if renormalize and correction_bias is None:
+        # A softmax of the chosen, but by the largest of all: what was not chosen makes no NaN.
+        chosen = gates.gather(-1, ids)
+        scores = torch.zeros_like(gates).scatter(-1, ids, (chosen - _numbers(gates).amax(-1, keepdim=True)).exp())
+    _weigh(topk_weights, scores.gather(-1, ids), renormalize, routed_scaling_factor)
+
+
+def topk_sigmoid(
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool = False,
+    *,
+    correction_bias: torch.Tensor | None = None,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """The experts with the highest gate, or with the highest sigmoid plus bias."""
+    gates = gating_output.double()
+    scores = gates.sigmoid()
+    ids = _choose(gates, scores, topk_ids, correction_bias, num_expert_group, topk_group)
+    _weigh(topk_weights, scores.gather(-1, ids), renormalize, routed_scaling_factor)
+
+
+def _numbers(values: torch.Tensor) -> torch.Tensor:
+    return values.where(~values.isnan(), -torch.inf)
+
+
+def _weigh(weights: torch.Tensor, chosen: torch.Tensor, renormalize: bool, scale: float) -> None:
+    if renormalize:
+        chosen = chosen / (chosen.sum(-1, keepdim=True) + 1e-20)
+    weights.copy_(chosen * scale)
+
+
+def _choose(
+    gates: torch.Tensor,
+    scores: torch.Tensor,
+    topk_ids: torch.Tensor,
+    bias: torch.Tensor | None,
+    num_expert_group: int,
+    topk_group: int,
+) -> torch.Tensor:
+    """The chosen experts, which are written, and as int64."""
+    choice = gates if bias is None else scores + bias.double()
+    order = _order(choice)
+    if topk_group < num_expert_group:
+        groups = choice.unflatten(-1, (num_expert_group, -1))
+        best = groups.gather(-1, _order(groups)[..., : 1 if bias is None else 2]).sum(-1)
+        chosen = _order(best)[:, :topk_group]
+        size = gates.shape[-1] // num_expert_group
+        inside = (order[..., None] // size == chosen[:, None, :]).any(-1)
+        order = order[inside].view(len(order), topk_group * size)
+    ids = order[:, : topk_ids.shape[-1]]
+    topk_ids.copy_(ids)
+    return ids
+
+
+def _order(values: torch.Tensor) -> torch.Tensor:
+    """The columns from the largest value to the smallest, of equal ones the lower first; NaN is behind all."""
+    order = _numbers(values).sort(stable=True, descending=True).indices
+    return order.gather(-1, values.gather(-1, order).isnan().byte().sort(stable=True).indices)

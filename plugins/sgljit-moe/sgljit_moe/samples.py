@@ -1,0 +1,56 @@
+"""Arguments for each op by name, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+Sample = dict[str, Any]
+
+# Experts, how many of them, and the groups, by the dtype of gates: Qwen3-MoE, DeepSeek V3, Kimi K2, gpt-oss, DeepSeek
+# V2, and odd ones.
+MODELS = {
+    torch.bfloat16: ((128, 8, 1, 1), (256, 8, 8, 4), (32, 4, 1, 1), (160, 6, 8, 3)),
+    torch.float16: ((128, 8, 1, 1),),
+    torch.float32: ((384, 8, 1, 1), (256, 8, 8, 4), (1, 1, 1, 1), (57, 3, 19, 5), (7, 7, 1, 1), (4097, 32, 1, 1)),
+}
+
+
+def topk_softmax(device: torch.device) -> Iterator[Sample]:
+    """Every dtype of gates and of ids, with and without bias, groups and renormalisation; dense and strided rows."""
+    for (dtype, models), tokens in itertools.product(MODELS.items(), (0, 1, 37)):
+        for experts, k, groups, topk_group in models:
+            yield from _samples(dtype, tokens, experts, k, groups, topk_group, device)
+
+
+topk_sigmoid = topk_softmax
+
+
+def _samples(
+    dtype: torch.dtype, tokens: int, experts: int, k: int, groups: int, topk_group: int, device: torch.device
+) -> Iterator[Sample]:
+    both = torch.randn(tokens, 2 * experts, device=device).to(dtype)
+    ids = torch.int64 if dtype == torch.float16 else torch.int32
+    bias = torch.randn(experts, device=device) / 4
+    for renormalize, gates in enumerate((both[:, :experts].contiguous(), both[:, experts:])):
+        yield {
+            "topk_weights": torch.empty(tokens, k, device=device),
+            "topk_ids": torch.empty(tokens, k, dtype=ids, device=device),
+            "gating_output": gates,
+            "renormalize": bool(renormalize),
+            "num_expert_group": groups,
+            "topk_group": topk_group,
+        }
+        yield {
+            "topk_weights": torch.empty(k, tokens, device=device).t(),
+            "topk_ids": torch.empty(tokens, k + 1, dtype=ids, device=device)[:, 1:],
+            "gating_output": gates,
+            "renormalize": not renormalize,
+            "correction_bias": bias,
+            "num_expert_group": groups,
+            "topk_group": topk_group,
+            "routed_scaling_factor": 2.5,
+        }
