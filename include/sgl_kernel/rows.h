@@ -19,12 +19,12 @@ struct Rows {
   const char* name;  ///< of the argument, in errors
   TensorView tensor;
   void* data;
-  std::int64_t count;             ///< the number of rows
-  std::int64_t columns;           ///< elements of a row
-  std::int64_t stride;            ///< from row to row, in elements
-  bool is_shared;                 ///< one row that goes with every row of the others, see `shared_row`
-  std::int64_t inner = 1;         ///< rows of each of the `count`, or `kForAllInner`
-  std::int64_t inner_stride = 0;  ///< from inner row to inner row, in elements
+  std::int64_t count;                 ///< the number of rows
+  std::int64_t columns;               ///< elements of a row
+  std::int64_t stride;                ///< from row to row, in elements
+  bool is_shared;                     ///< one row that goes with every row of the others, see `shared_row`
+  std::int64_t inner = 1;             ///< rows of each of the `count`, or `kForAllInner`
+  std::int64_t inner_stride = 0;      ///< from inner row to inner row, in elements
   const TensorView* index = nullptr;  ///< its elements count the rows, and say which ones they are
   const char* index_name = nullptr;   ///< of the argument, in errors
   bool skips_negative = false;        ///< a row whose index is negative is not written

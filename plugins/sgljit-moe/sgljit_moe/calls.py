@@ -40,6 +40,15 @@ def topk_sigmoid(model: ModelShape | None) -> Calls:
         yield {**call, "correction_bias": bias, **_GROUPS.get(model_type, {})}
 
 
+def moe_sum(model: ModelShape | None) -> Calls:
+    """With and without weights. A kernel serves any hidden size and any number of experts."""
+    for dtype in ("bfloat16", "float16") if model is None else (model.dtype,):
+        hidden = 4096 if model is None else model.hidden_size
+        call = {"input": TensorSpec((TOKENS, 8, hidden), dtype), "output": TensorSpec((TOKENS, hidden), dtype)}
+        yield call
+        yield {**call, "topk_weights": TensorSpec((TOKENS, 8), "float32")}
+
+
 def _calls(
     models: dict[str, tuple[tuple[int, int], ...]], model: ModelShape | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The functions users call. Their bodies are C++: csrc/topk.cpp checks, chooses a kernel and launches it."""
+"""The functions users call. Their bodies are C++: csrc/*.cpp check, choose kernels and launch them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def topk_softmax(
     """The ``k`` experts of each token with the highest score, best first, and their weights, in one launch.
 
     The score of an expert is the softmax of its token's gates, its weight the score times ``routed_scaling_factor``.
-    With ``renormalize`` the weights are first divided by their sum, as a softmax of the chosen gates alone is. What is
-    ranked is the gate, which has the order of the scores, or with a ``correction_bias`` the score plus the bias.
+    With ``renormalize`` the weights are first divided by their sum, as a softmax of the chosen gates alone is. Experts
+    are ranked by their gate, which has the order of the scores, or with a ``correction_bias`` by the score plus the
+    bias.
 
-    Of equal experts the one with the lower index comes first. NaN comes after all numbers, -infinity too; so the ids of
-    a token are different, and always of experts. A weight that is computed of NaN is NaN: with a NaN or an infinite
-    gate, or with gates that are all -infinity, a softmax is, as PyTorch's.
+    The first of several equal experts comes first. NaN comes after all numbers, -infinity too; so the ids of a token
+    are different, and always of experts. A weight that is computed of NaN is NaN: with a NaN or an infinite gate, or
+    with gates that are all -infinity, a softmax is, as PyTorch's.
 
     With ``num_expert_group`` the experts are groups of neighbours, of which the ``topk_group`` with the highest score
     are chosen; all experts of a token are from these. The score of a group is the highest of its experts', or with a
@@ -71,4 +72,30 @@ def topk_sigmoid(
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``topk_softmax``.
+    """
+
+
+@FAMILY.op(mutates=("output",))
+def moe_sum(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output: torch.Tensor,
+    topk_weights: torch.Tensor | None = None,
+    *,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """The sum of the results of each token's experts, weighted if there are weights, in one launch.
+
+    ``output[t] = routed_scaling_factor * sum(topk_weights[t, i] * input[t, i])``, added in float32 from the first
+    expert to the last and rounded once. No token: a no-op; no expert: zeros.
+
+    Args:
+        input: [tokens, k, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU. Tokens and experts may be
+            any distance apart; elements of a row may not.
+        output: [tokens, hidden], of the dtype of ``input``; rows may be apart; written.
+        topk_weights: [tokens, k], float32, with any strides.
+        routed_scaling_factor: of each sum.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: ``output`` shares memory with itself or another argument.
     """

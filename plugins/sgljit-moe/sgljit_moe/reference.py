@@ -45,6 +45,20 @@ def topk_sigmoid(
     _weigh(topk_weights, scores.gather(-1, ids), renormalize, routed_scaling_factor)
 
 
+def moe_sum(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output: torch.Tensor,
+    topk_weights: torch.Tensor | None = None,
+    *,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """Rounded once, to the dtype of ``output``."""
+    rows = input.double()
+    if topk_weights is not None:
+        rows = rows * topk_weights.double()[..., None]
+    output.copy_(rows.sum(1) * routed_scaling_factor)
+
+
 def _numbers(values: torch.Tensor) -> torch.Tensor:
     return values.where(~values.isnan(), -torch.inf)
 

@@ -29,6 +29,19 @@ def topk_softmax(device: torch.device) -> Iterator[Sample]:
 topk_sigmoid = topk_softmax
 
 
+def moe_sum(device: torch.device) -> Iterator[Sample]:
+    """Every dtype, with and without weights; dense and strided rows, whole loads and not."""
+    for dtype, tokens, (k, hidden) in itertools.product(
+        (torch.bfloat16, torch.float16, torch.float32), (0, 1, 9), ((8, 2048), (6, 1000), (4, 7), (1, 1), (0, 64))
+    ):
+        both = torch.randn(tokens, k, 2 * hidden, device=device).to(dtype)
+        output = torch.empty(tokens, 2 * hidden, dtype=dtype, device=device)
+        yield {"input": both[..., :hidden].contiguous(), "output": output[:, :hidden].contiguous()}
+        weights = torch.rand(k, tokens, device=device).t()
+        strided = {"input": both[..., hidden:], "output": output[:, hidden:], "topk_weights": weights}
+        yield {**strided, "routed_scaling_factor": 2.5}
+
+
 def _samples(
     dtype: torch.dtype, tokens: int, experts: int, k: int, groups: int, topk_group: int, device: torch.device
 ) -> Iterator[Sample]:

@@ -1,4 +1,4 @@
-"""What becomes of logits, for sgljit: ``from sgljit_sampling import argmax``.
+"""Softmax and arg-max of logits for sgljit: ``from sgljit_sampling import argmax``.
 
 Importing the package imports nothing else; an op is imported, and torch with it, when it is first named.
 """

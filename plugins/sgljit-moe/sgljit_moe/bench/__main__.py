@@ -2,8 +2,8 @@
 
     python -m sgljit_moe.bench [--device cpu|cuda] [--output FILE]
 
-Gates of bfloat16, renormalised weights; the experts of models. With CI set in the environment: one small shape for each
-op.
+In bfloat16, with renormalised weights; the experts of models. The bytes of a call are those that are read and written.
+With CI set in the environment: one small shape for each op.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ MODELS = {
     "topk_softmax": ((128, 8, 1, 1), (32, 4, 1, 1)),
     "topk_sigmoid": ((256, 8, 8, 4), (384, 8, 1, 1)),
 }
+
+# Experts of a token, and the hidden size: Qwen3-MoE and DeepSeek V3.
+SUMS = ((8, 4096), (8, 7168))
 
 
 def plain(op: str, groups: int, topk_group: int) -> Callable[..., None]:
@@ -65,10 +68,13 @@ def ours(op: str, groups: int, topk_group: int) -> Callable[..., None]:
     return run
 
 
+def providers(device: str) -> list[str]:
+    """The names of the columns."""
+    return ["sgljit", "PyTorch"] + (["torch.compile"] if device == "cuda" else [])  # which on the CPU times g++
+
+
 def table(op: str, device: str) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
-    names = ["sgljit", "PyTorch"]
-    names += ["torch.compile"] if device == "cuda" else []  # on the CPU it would time a C++ compiler's vectors
 
     def run(tokens: int, experts: int, k: int, groups: int, topk_group: int, provider: str) -> Figure | float:
         torch.compiler.reset()  # each shape is compiled separately
@@ -80,9 +86,34 @@ def table(op: str, device: str) -> list[dict[str, Any]]:
         return measure(kernel, lambda: make(op, tokens, experts, k, device), num_bytes=num_bytes, seconds=0.03)
 
     places = [(tokens, *sizes) for sizes in MODELS[op] for tokens in TOKENS[device]]
-    return sweep(
-        run, ["tokens", "experts", "k", "groups", "topk_group"], get_benchmark_range(places, places[1:2]), names
-    )
+    shape = ["tokens", "experts", "k", "groups", "topk_group"]
+    return sweep(run, shape, get_benchmark_range(places, places[1:2]), providers(device))
+
+
+def plain_sum(rows: Any, output: Any) -> None:
+    """``moe_sum`` in plain PyTorch."""
+    torch.sum(rows, 1, out=output)
+
+
+def table_of_sums(device: str) -> list[dict[str, Any]]:
+    """The same for ``moe_sum``."""
+
+    def make(tokens: int, k: int, hidden: int) -> tuple[Any, ...]:
+        rows = torch.randn(tokens, k, hidden, device=device).bfloat16()
+        return rows, torch.empty(tokens, hidden, device=device, dtype=torch.bfloat16)
+
+    def run(tokens: int, k: int, hidden: int, provider: str) -> Figure | float:
+        torch.compiler.reset()
+        kernel = {"sgljit": ops["moe"].moe_sum, "PyTorch": plain_sum}.get(provider)
+        kernel = torch.compile(plain_sum, dynamic=False) if kernel is None else kernel
+        rows, output = make(9, k, hidden)
+        kernel(rows, output)
+        torch.testing.assert_close(output, rows.float().sum(1).bfloat16())
+        num_bytes = 2 * tokens * hidden * (k + 1)
+        return measure(kernel, lambda: make(tokens, k, hidden), num_bytes=num_bytes, seconds=0.03)
+
+    places = [(tokens, *sizes) for sizes in SUMS for tokens in TOKENS[device]]
+    return sweep(run, ["tokens", "k", "hidden"], get_benchmark_range(places, places[1:2]), providers(device))
 
 
 def check(run: Callable[..., None], reference: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -96,14 +127,14 @@ def check(run: Callable[..., None], reference: Callable[..., None], arguments: t
 
 def main() -> None:
     """Measure, print the page, and write it."""
-    parser = argparse.ArgumentParser(description="Time of the choice of experts")
+    parser = argparse.ArgumentParser(description="Time of the kernels of mixture-of-experts layers")
     parser.add_argument("--device", choices=list(TOKENS), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    tables = {op: table(op, arguments.device) for op in MODELS}
-    note = "Gates of bfloat16. Microseconds per call, median; in brackets, the percent of a copy of as many bytes."
-    sys.stdout.write(write_results(arguments.output, "Routing", tables, note=note, device=arguments.device))
+    tables = {op: table(op, arguments.device) for op in MODELS} | {"moe_sum": table_of_sums(arguments.device)}
+    note = "bfloat16. Microseconds per call, median; in brackets, the percent of a copy of as many bytes."
+    sys.stdout.write(write_results(arguments.output, "Mixture of experts", tables, note=note, device=arguments.device))
 
 
 if __name__ == "__main__":
