@@ -394,8 +394,12 @@ struct RowProgram {
   template <int... kIndex>
   static void check(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
     const ProgramRows<kOperands> all[] = {rows(bound...)};
+    check(f, all, all[0].rows[0].location);
+  }
+  /// \brief The same for several sets of rows.
+  static void check(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location = {}) {
     Call call;
-    s_match(f, all, call, all[0].rows[0].location);
+    s_match(f, segments, call, location);
   }
 
   /// \brief The rows of one segment: each operand of the functor once.
@@ -643,7 +647,8 @@ SGL_INLINE void match_segment(
     if ((roles.asks() & ~bound & bit) != 0)
       throw Error("TypeError", "row program: segment ", number, " uses operand ", i, ", which was not passed");
     const unsigned narrow = roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups;
-    const bool is_whole = (roles.asks() & ~narrow & bit) != 0 && !operands[i].is_shared && operands[i].inner != Rows::kForAllInner;
+    const bool is_whole =
+        (roles.asks() & ~narrow & bit) != 0 && !operands[i].is_shared && operands[i].inner != Rows::kForAllInner;
     if (is_whole && like == nullptr) like = operands + i;
     if ((roles.asks() & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i].has_no_gaps();
   }

@@ -19,12 +19,12 @@ struct Rows {
   const char* name;  ///< of the argument, in errors
   TensorView tensor;
   void* data;
-  std::int64_t count;             ///< the number of rows
-  std::int64_t columns;           ///< elements of a row
-  std::int64_t stride;            ///< from row to row, in elements
-  bool is_shared;                 ///< one row that goes with every row of the others, see `shared_row`
-  std::int64_t inner = 1;         ///< rows of each of the `count`, or `kForAllInner`
-  std::int64_t inner_stride = 0;  ///< from inner row to inner row, in elements
+  std::int64_t count;                 ///< the number of rows
+  std::int64_t columns;               ///< elements of a row
+  std::int64_t stride;                ///< from row to row, in elements
+  bool is_shared;                     ///< one row that goes with every row of the others, see `shared_row`
+  std::int64_t inner = 1;             ///< rows of each of the `count`, or `kForAllInner`
+  std::int64_t inner_stride = 0;      ///< from inner row to inner row, in elements
   const TensorView* index = nullptr;  ///< its elements count the rows, and say which ones they are
   const char* index_name = nullptr;   ///< of the argument, in errors
   bool skips_negative = false;        ///< a row whose index is negative is not written
@@ -59,9 +59,16 @@ struct Rows {
       raise(location, {"a row of ", n, " parts has parts 0 to ", n - 1, ", got part ", i});
     if (columns % n != 0) [[unlikely]]
       raise(location, {"each row must consist of ", n, " parts of equal size, got ", columns, " elements"});
+    return slice(i * (columns / n), columns / n, location);
+  }
+  /// \brief Columns `first` to `first + n - 1` of each row.
+  /// \throws TensorMatchError if a row has not so many.
+  Rows slice(std::int64_t first, std::int64_t n, DebugInfo location = {}) const {
+    if (first < 0 || n < 0 || n > columns - first) [[unlikely]]
+      raise(location, {"Size mismatch for a row: expected at least ", first, " + ", n, " elements but got ", columns});
     auto result = *this;
-    result.columns = columns / n;
-    result.data = static_cast<char*>(data) + i * result.columns * element_bytes();
+    result.columns = n;
+    result.data = static_cast<char*>(data) + first * element_bytes();
     return result;
   }
   /// \brief Throw a TensorMatchError about this argument.
