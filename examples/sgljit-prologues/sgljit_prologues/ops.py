@@ -27,7 +27,7 @@ def qwen3(
     slots: torch.Tensor,
     eps: float = 1e-6,
 ) -> None:
-    """What comes before the attention of Qwen3: RMSNorm and rotation of q's and k's heads, and the store of k and v.
+    """The prologue of Qwen3's attention: RMSNorm and rotation of q's and k's heads, and the store of k and v.
 
     Args:
         q: [tokens, heads, head_dim], any slice whose heads have no gaps inside; written in place.
@@ -93,7 +93,7 @@ def deepseek_v3(
     slots: torch.Tensor,
     eps: float = 1e-6,
 ) -> None:
-    """What comes after the first projections of multi-head latent attention: DeepSeek V3.
+    """The prologue of DeepSeek V3's multi-head latent attention, behind the first projections.
 
     RMSNorm of both latents; the positional part of k is rotated, pairs of 2i and 2i + 1; the latent of k and v and that
     part go to the cache.
