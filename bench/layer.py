@@ -50,7 +50,7 @@ class Model:
     nope_dim: int = 0
 
     def tensors(self, tokens: int, device: str) -> Tensors:
-        """What matrix products and attention would have left, the weights, and a cache; bfloat16."""
+        """The results of matrix products and attention, the weights, and a cache; bfloat16."""
 
         def randn(*shape: int) -> torch.Tensor:
             return torch.randn(shape, device=device).bfloat16()
