@@ -233,7 +233,8 @@ struct RoleRow {
 struct ProgramPlan {
   std::uint64_t types = 0;
   std::uint64_t places = 0;
-  unsigned seen = 0;  ///< the operands of `types` and `places`
+  std::uint64_t forms = 0;  ///< of the segments, see row_program_params.h
+  unsigned seen = 0;        ///< the operands of `types` and `places`
   DLDevice device{};
 };
 
@@ -297,8 +298,8 @@ SGL_INLINE void choose_registers(
 
 /// The address of a program's loop for the CPU.
 [[gnu::cold]] SGL_INLINE std::int64_t load_program(
-    const char* family, const char* file, Spelling functor, int operands, int segments, std::uint64_t types,
-    std::uint64_t places, const char* signature);
+    const char* family, const char* file, Spelling functor, int operands, int segments, const ProgramPlan& plan,
+    const char* signature);
 
 /// What `{}` is in place of a functor.
 struct FieldsNeedValues {};
@@ -338,9 +339,8 @@ struct ProgramOnCpu {
   };
 
   [[gnu::cold, gnu::noinline]] function_t m_load(const ProgramPlan& plan) {
-    const auto function = reinterpret_cast<function_t>(load_program(
-        SGL_FAMILY, m_file, type_spelling<F>(), kOperands, kSegments, plan.types, plan.places,
-        signature_name<function_t>()));
+    const auto function = reinterpret_cast<function_t>(
+        load_program(SGL_FAMILY, m_file, type_spelling<F>(), kOperands, kSegments, plan, signature_name<function_t>()));
     ::pthread_mutex_lock(&m_mutex);
     for (auto& known : m_known) {
       if (known.function != nullptr) continue;
@@ -378,6 +378,7 @@ struct RowProgram {
  public:
   static constexpr int kOperands = F::kOperands;
   static_assert(kOperands <= sgl::kMostOperands, "RowProgram: a program has at most 15 operands");
+  static_assert(kSegments <= 32, "RowProgram: a call has at most 32 sets of rows");
 
   /// \param file the file of the functor, relative to the family's csrc; a literal.
   explicit constexpr RowProgram(const char* file) noexcept
@@ -408,8 +409,12 @@ struct RowProgram {
   template <int... kIndex>
   static void check(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
     const ProgramRows<kOperands> all[] = {rows(bound...)};
+    check(f, all, all[0].rows[0].location);
+  }
+  /// \brief The same for several sets of rows.
+  static void check(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location = {}) {
     Call call;
-    s_match(f, all, call, all[0].rows[0].location);
+    s_match(f, segments, call, location);
   }
 
   /// \brief The rows of one segment: each operand of the functor once.
@@ -456,8 +461,10 @@ struct RowProgram {
       segment.columns = plans[i].columns;
       segment.paired = plans[i].paired;
       segment.vectors = div_ceil(plans[i].columns, plans[i].elements);
-      segment.is_map = plans[i].is_map;
-      const bool divides = segment.is_map && segment.vectors > 1;
+      const bool divides = plans[i].is_map && segment.vectors > 1;
+      plan.forms |=
+          static_cast<std::uint64_t>((plans[i].is_map ? sgl::kIsMap : 0) | (plans[i].is_kept ? sgl::kKeeps : 0))
+          << 2 * i;
       segment.vector_inverse = divides ? ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.vectors) + 1 : 0;
       if (segment.columns == 0 && roles[i].writes_value == 0) segment.num_rows = 0;
       num_rows += segment.num_rows;
@@ -825,12 +832,13 @@ SGL_INLINE void refuse_meeting_rows(
 }
 
 SGL_INLINE std::int64_t load_program(
-    const char* family, const char* file, Spelling functor, int operands, int segments, std::uint64_t types,
-    std::uint64_t places, const char* signature) {
+    const char* family, const char* file, Spelling functor, int operands, int segments, const ProgramPlan& plan,
+    const char* signature) {
   Message symbol;
   symbol << "host::cpu::row_program<";
   symbol.append(functor.text, functor.size);
-  symbol << ", " << operands << ", " << segments << ", " << types << "u, " << places << "u>";
+  symbol << ", " << operands << ", " << segments << ", " << plan.types << "u, " << plan.places << "u, " << plan.forms
+         << "u>";
   return ask_core("sgljit.deferred", {family, file, symbol.c_str(), signature});
 }
 

@@ -59,9 +59,16 @@ struct Rows {
       raise(location, {"a row of ", n, " parts has parts 0 to ", n - 1, ", got part ", i});
     if (columns % n != 0) [[unlikely]]
       raise(location, {"each row must consist of ", n, " parts of equal size, got ", columns, " elements"});
+    return slice(i * (columns / n), columns / n, location);
+  }
+  /// \brief Columns `first` to `first + n - 1` of each row.
+  /// \throws TensorMatchError if a row has not so many.
+  Rows slice(std::int64_t first, std::int64_t n, DebugInfo location = {}) const {
+    if (first < 0 || n < 0 || n > columns - first) [[unlikely]]
+      raise(location, {"Size mismatch for a row: expected at least ", first, " + ", n, " elements but got ", columns});
     auto result = *this;
-    result.columns = columns / n;
-    result.data = static_cast<char*>(data) + i * result.columns * element_bytes();
+    result.columns = n;
+    result.data = static_cast<char*>(data) + first * element_bytes();
     return result;
   }
   /// \brief Throw a TensorMatchError about this argument.

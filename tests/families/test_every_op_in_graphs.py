@@ -23,6 +23,7 @@ FAMILIES = {
     "wait_value": 3,
     "add_constant": 1,
     "silu_and_mul": 1,
+    "prologues": 6,
 }
 ARGUMENTS = {"can_use_hicache_jit_kernel": [{"element_size": 1024}], "check_timeouts": [{}]}
 

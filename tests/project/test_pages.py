@@ -32,6 +32,7 @@ ELSEWHERE = {
     "docs/architecture.md": "project/test_pages.py",
     "docs/headers.md": "headers/test_docs.py",
     "docs/port.md": "headers/test_ports.py",
+    "docs/prologue.md": "families/test_prologues.py",
     "docs/tutorial.md": "project/test_tutorial.py",
     "docs/variants.md": "project/test_variants_page.py",
 }

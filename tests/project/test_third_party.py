@@ -14,6 +14,7 @@ class Example:
     family: str
     use: str
     prints: str
+    op: str = ""
 
     @property
     def package(self) -> str:
@@ -24,11 +25,13 @@ class Example:
         return self.package.replace("_", "-")
 
 
+GEMMA3 = "x, sum = torch.zeros(1, 2), torch.ones(1, 2); op(x, sum, x[0].clone(), sum[0].clone()); print(x.round(), sum)"
 EXAMPLES = [
     Example("add_constant", "print(op(torch.arange(3, dtype=torch.int32), 40).tolist())", "[40, 41, 42]\n"),
     Example(
         "silu_and_mul", "out = torch.ones(1, 2); op(torch.zeros(1, 4), out); print(out.tolist())", "[[0.0, 0.0]]\n"
     ),
+    Example("prologues", GEMMA3, "tensor([[2., 2.]]) tensor([[1., 1.]])\n", op="gemma3"),
 ]
 
 
@@ -64,7 +67,7 @@ def test_installed_it_is_found_and_runs_and_uninstalled_it_is_gone(example, dist
 
     environment.install(plugin)
     assert environment.run_code(families) == f"['{example.family}']\n"
-    op = f"import sgljit_core, torch; op = sgljit_core.ops['{example.family}'].{example.family}"
+    op = f"import sgljit_core, torch; op = sgljit_core.ops['{example.family}'].{example.op or example.family}"
     assert environment.run_code(f"{op}\n{example.use}") == example.prints
 
     # Its own tests, as its user would run them.

@@ -36,10 +36,13 @@ class Repository:
 
     Attributes:
         match: what the layer computes.
+        in_graphs: whether the op stays in graphs of torch.compile. Else the layer's own code does, which the compiler
+            fuses with what is around it; an op that stands alone there costs more than it saves.
         give_up: called with the layer, the op and the error where an op cannot be built.
     """
 
     match: Norm | GatedMLP
+    in_graphs: bool
     give_up: GiveUp
 
     def __str__(self) -> str:
@@ -49,12 +52,13 @@ class Repository:
         """The class whose ``forward`` takes the place of the layer's. It has nothing else, as ``kernels`` wants it."""
         op = getattr(ops[self.match.family], self.match.op)
         if isinstance(self.match, Norm):
-            return _norm(op, self.match.eps_name, self.give_up)
-        return _gated_mlp(op, self.give_up)
+            return _norm(op, self.match.eps_name, self.in_graphs, self.give_up)
+        return _gated_mlp(op, self.in_graphs, self.give_up)
 
 
-def _norm(op: Op, eps_name: str, give_up: GiveUp) -> type[nn.Module]:
+def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp) -> type[nn.Module]:
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
+    is_compiling = torch.compiler.is_compiling
 
     class RMSNorm(nn.Module):
         can_torch_compile = True
@@ -66,6 +70,7 @@ def _norm(op: Op, eps_name: str, give_up: GiveUp) -> type[nn.Module]:
             if (
                 is_grad_enabled()
                 or self.training
+                or (not in_graphs and is_compiling())
                 or type(hidden_states) is not plain
                 or dtype is not weight.dtype
                 or dtype not in _DTYPES
@@ -91,15 +96,16 @@ def _norm(op: Op, eps_name: str, give_up: GiveUp) -> type[nn.Module]:
     return RMSNorm
 
 
-def _gated_mlp(op: Op, give_up: GiveUp) -> type[nn.Module]:
+def _gated_mlp(op: Op, in_graphs: bool, give_up: GiveUp) -> type[nn.Module]:
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
+    is_compiling = torch.compiler.is_compiling
 
     class GatedMLP(nn.Module):
         can_torch_compile = True
         has_backward = False
 
         def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-            if is_grad_enabled() or self.training:
+            if is_grad_enabled() or self.training or (not in_graphs and is_compiling()):
                 return type(self).forward(self, hidden_states)  # type: ignore[no-any-return]
             gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
             if (

@@ -49,7 +49,7 @@ class _Replaced:
         self.op, self.forward, self.before = op, forward, before
 
 
-def enable(model: nn.Module) -> dict[str, str]:
+def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
     """Let the layers of a model run on sgljit's ops, wherever no gradient is wanted.
 
     >>> enable(model)
@@ -65,6 +65,8 @@ def enable(model: nn.Module) -> dict[str, str]:
 
     Args:
         model: a model of transformers, or any module. Its parameters may be on any device.
+        in_graphs: keep the ops in graphs of ``torch.compile``, too. By default a layer is its own code there: the
+            compiler fuses it with what is around it, and an op that stands alone costs more than it saves.
 
     Returns:
         The op of each replaced layer, by the layer's name. Empty if nothing was done; a log line says why.
@@ -83,7 +85,7 @@ def enable(model: nn.Module) -> dict[str, str]:
                 f"model first"
             )
         wanted = ADAPTER.start(device=_devices(model))
-        done = _replace(model, wanted) if wanted else {}
+        done = _replace(model, wanted, in_graphs) if wanted else {}
         _models.add(model)
     return done
 
@@ -117,7 +119,7 @@ def disable(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def enabled(model: nn.Module) -> Iterator[nn.Module]:
+def enabled(model: nn.Module, *, in_graphs: bool = False) -> Iterator[nn.Module]:
     """``enable`` for the length of a ``with`` block.
 
     >>> with enabled(model):
@@ -126,14 +128,14 @@ def enabled(model: nn.Module) -> Iterator[nn.Module]:
     Raises:
         AlreadyEnabledError and the others of ``enable``, and at the end those of ``disable``.
     """
-    enable(model)
+    enable(model, in_graphs=in_graphs)
     try:
         yield model
     finally:
         disable(model)
 
 
-def _replace(model: nn.Module, wanted: frozenset[str]) -> dict[str, str]:
+def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[str, str]:
     """Replace what can be replaced, and log which layers run on which op. If it raises, nothing is replaced."""
     found = {name: (layer, of) for name, layer in model.named_modules() if (of := match(layer)) is not None}
     foreign = {name: layer for name, (layer, _) in found.items() if not _is_own(layer)}
@@ -150,7 +152,11 @@ def _replace(model: nn.Module, wanted: frozenset[str]) -> dict[str, str]:
     try:
         for name, (layer, of) in found.items():
             is_free = of.op in wanted and name not in foreign
-            if is_free and ADAPTER.attempt(of.op, functools.partial(_try, layer, of)) and _kernelize(layer, of):
+            if (
+                is_free
+                and ADAPTER.attempt(of.op, functools.partial(_try, layer, of))
+                and _kernelize(layer, of, in_graphs)
+            ):
                 done[name] = of.op
     except BaseException:
         for name in done:
@@ -182,7 +188,7 @@ def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
                 op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
 
 
-def _kernelize(layer: nn.Module, of: Norm | GatedMLP) -> bool:
+def _kernelize(layer: nn.Module, of: Norm | GatedMLP, in_graphs: bool) -> bool:
     """Put the op in through the mapping of ``kernels``; whether it is in.
 
     A stand-in without parts is what ``kernels`` sees: it would give each part of a layer another ``forward``, too.
@@ -196,7 +202,7 @@ def _kernelize(layer: nn.Module, of: Norm | GatedMLP) -> bool:
         replace_kernel_forward_from_hub(cls, cls.__name__)
     try:
         # To kernels, the device is a key of the mapping alone; the ops run on all that they can.
-        mapping = {str(cls.kernel_layer_name): {"cpu": Repository(of, _give_up)}}
+        mapping = {str(cls.kernel_layer_name): {"cpu": Repository(of, in_graphs, _give_up)}}
         with use_kernel_mapping(mapping, inherit_mapping=False), _logging_untouched():
             kernelize(bare, mode=Mode.INFERENCE | Mode.TORCH_COMPILE, device="cpu")
     finally:

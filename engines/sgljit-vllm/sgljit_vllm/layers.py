@@ -1,8 +1,13 @@
-"""vLLM's norms and activations as layers that call sgljit, or vLLM's own code for what sgljit does not support."""
+"""vLLM's norms and activations as layers that call sgljit, or vLLM's own code for what sgljit does not support.
+
+The ops take the place of vLLM's kernels, where vLLM would call these. Where it takes its native code instead, as for a
+model that inductor compiles, that stays: the compiler and vLLM's passes fuse it, and see through no op.
+"""
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -72,19 +77,14 @@ class _Norm:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         weight = self.weight
-        _announce(weight.device.type)
-        able = not envs.VLLM_BATCH_INVARIANT and getattr(self, "variance_size_override", None) is None
+        is_wanted = _announce(self, weight.device.type)
+        able = is_wanted and not envs.VLLM_BATCH_INVARIANT
+        able = able and getattr(self, "variance_size_override", None) is None
         able = able and getattr(self, "has_weight", True) and weight.dtype in _DTYPES
         kind = current_platform.device_type if weight.device.type == "meta" else weight.device.type
         able = able and kind in _DEVICES
         self._has_plain = able and _norm_works(self._plain, 0, weight, kind)
         self._has_fused = able and _norm_works(self._fused, 1, weight, kind)
-
-    def forward_native(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
-        """Where custom ops are off, as under inductor, and on every platform without a forward of its own."""
-        if self._takes(x, residual):
-            return self._ours(x, residual)
-        return super().forward_native(x, residual)  # type: ignore[misc, no-any-return]
 
     def forward_cuda(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
         if self._takes(x, residual):
@@ -92,7 +92,9 @@ class _Norm:
         return super().forward_cuda(x, residual)  # type: ignore[misc, no-any-return]
 
     def forward_cpu(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
-        return self.forward_native(x, residual)
+        if self._takes(x, residual):
+            return self._ours(x, residual)
+        return super().forward_cpu(x, residual)  # type: ignore[misc, no-any-return]
 
     def _takes(self, x: torch.Tensor, residual: torch.Tensor | None) -> bool:
         weight = self.weight
@@ -147,17 +149,11 @@ class _Activation:
         kind = torch.get_default_device().type
         self._device = current_platform.device_type if kind == "meta" else kind
         self._dtype = torch.get_default_dtype()
-        _announce(kind)
+        is_wanted = _announce(self, kind)
         self._op = self._ops[getattr(self, "approximate", "")]
-        able = self._dtype in _DTYPES and self._device in _DEVICES
+        able = is_wanted and self._dtype in _DTYPES and self._device in _DEVICES
         rows = functools.partial(torch.zeros, 1, _WHOLE, dtype=self._dtype, device=self._device)
         self._has_op = able and _works(self._op, (self._dtype, self._device), lambda: self._op(rows()))
-
-    def forward_native(self, x: torch.Tensor) -> torch.Tensor:
-        """Where custom ops are off, as under inductor, and on every platform without a forward of its own."""
-        if self._takes(x):
-            return self._op(x.contiguous())
-        return super().forward_native(x)  # type: ignore[misc, no-any-return]
 
     def forward_cuda(self, x: torch.Tensor) -> torch.Tensor:
         if self._takes(x):
@@ -165,7 +161,9 @@ class _Activation:
         return super().forward_cuda(x)  # type: ignore[misc, no-any-return]
 
     def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
-        return self.forward_native(x)
+        if self._takes(x):
+            return self._op(x.contiguous())
+        return super().forward_cpu(x)  # type: ignore[misc, no-any-return]
 
     def _takes(self, x: torch.Tensor) -> bool:
         fits = x.dtype == self._dtype and x.device.type == self._device and x.shape[-1] % _WHOLE == 0
@@ -184,9 +182,20 @@ class SgljitGeluAndMul(_Activation, GeluAndMul):
     _ops = {"none": gelu_and_mul, "tanh": gelu_tanh_and_mul}  # noqa: RUF012
 
 
+def _announce(layer: Any, device: str) -> bool:
+    """Say once what runs; whether vLLM calls the kernel of a layer, as ``custom_ops`` decide, or its native code."""
+    is_wanted = bool(layer.enabled())
+    _say_what_runs(is_wanted, device)
+    return is_wanted
+
+
 @functools.cache
-def _announce(device: str) -> None:
-    ADAPTER.announce(_used, device)
+def _say_what_runs(is_wanted: bool, device: str) -> None:
+    if is_wanted:
+        ADAPTER.announce(_used, device)
+    else:
+        text = "leaves layers whose custom op is off to vLLM's native code, which the compiler fuses"
+        ADAPTER.say(logging.INFO, "engine_native", text)
 
 
 def _norm_works(op: Callable[..., None], num_residuals: int, weight: torch.Tensor, device: str) -> bool:

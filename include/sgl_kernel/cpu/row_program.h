@@ -428,61 +428,88 @@ struct ProgramRow {
 
 namespace details {
 
+/// A row and what a program has found of it, to be stored later; made in place.
+template <typename Row, typename Stores>
+struct Found {
+  union {
+    Row row;
+  };
+  union {
+    Stores stores;
+  };
+
+  Found() {}
+};
+
 /// The rows of segment number `kNumber`.
 ///
 /// Short rows are reduced several at a time, before anything is stored: from the first term of a row to what is made of
-/// its sum the processor waits most of the time.
-template <int kNumber, std::uint64_t kTypes, std::uint64_t kPlaces, typename F, int kOperands, int kSegments>
+/// its sum the processor waits most of the time. A loop, not four copies, which would take as much longer to compile.
+template <
+    int kNumber, unsigned kForm, std::uint64_t kTypes, std::uint64_t kPlaces, typename F, int kOperands, int kSegments>
 void run_segment(
     const sgl::RowSegment<kOperands>& segment, const sgl::RowProgramParams<kOperands, kSegments>& params, const F& f) {
   constexpr std::int64_t kShort = 2048, kTogether = 4;
   const auto program = [&](const auto& row)
                            __attribute__((always_inline)) { return sgl::details::run_segment<kNumber>(f, row); };
-  if (segment.is_map) {
-    return for_each_piece(
+  if constexpr ((kForm & sgl::kIsMap) != 0) {
+    for_each_piece(
         segment.num_rows, segment.columns,
         [&]<int kFloats>(Vectors<kFloats>, std::int64_t row, std::int64_t first, std::int64_t count)
             __attribute__((always_inline)) {
               const ProgramRow<kOperands, kTypes, kPlaces, kFloats> piece(segment, row, nullptr, first, first + count);
               piece.finish(program(piece));
             });
-  }
-  for_rows(
-      segment.num_rows, segment.columns,
-      [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
-        const auto bytes = static_cast<std::size_t>(params.kept * segment.columns) * sizeof(float);
-        auto* memory = static_cast<float*>(bytes > 0 ? ::operator new(bytes) : nullptr);
-        const auto view = [&](std::int64_t row) __attribute__((always_inline)) {
-          return ProgramRow<kOperands, kTypes, kPlaces, kFloats>(segment, row, memory, 0, segment.columns);
-        };
-        auto row = begin;
-        if (bytes == 0 && segment.columns <= kShort) {
-          for (; row + kTogether <= end; row += kTogether) {
-            const decltype(view(row)) rows[] = {view(row), view(row + 1), view(row + 2), view(row + 3)};
-            const decltype(program(rows[0])) stores[] = {
-                program(rows[0]), program(rows[1]), program(rows[2]), program(rows[3])};
-            for (int i = 0; i < kTogether; ++i) rows[i].finish(stores[i]);
+  } else {
+    for_rows(
+        segment.num_rows, segment.columns,
+        [&]<int kFloats>(Vectors<kFloats>, std::int64_t begin, std::int64_t end) __attribute__((always_inline)) {
+          float* memory = nullptr;
+          if constexpr ((kForm & sgl::kKeeps) != 0)
+            memory = static_cast<float*>(
+                ::operator new(static_cast<std::size_t>(params.kept * segment.columns) * sizeof(float)));
+          using Row = ProgramRow<kOperands, kTypes, kPlaces, kFloats>;
+          auto first = begin;
+          if constexpr ((kForm & sgl::kKeeps) == 0) {
+            for (; segment.columns <= kShort && first + kTogether <= end; first += kTogether) {
+              Found<Row, decltype(program(Row(segment, 0, nullptr, 0, 0)))> found[kTogether];
+              SGL_ROLLED_LOOP
+              for (std::int64_t i = 0; i < kTogether; ++i) {
+                auto& one = found[i];
+                ::new (&one.row) Row(segment, first + i, memory, 0, segment.columns);
+                ::new (&one.stores) auto(program(one.row));
+              }
+              SGL_ROLLED_LOOP
+              for (std::int64_t i = 0; i < kTogether; ++i) {
+                const auto row = found[i].row;  // local: what is stored cannot change them
+                const auto stores = found[i].stores;
+                row.finish(stores);
+              }
+            }
           }
-        }
-        for (; row < end; ++row) {
-          const auto one = view(row);
-          one.finish(program(one));
-        }
-        if (memory != nullptr) ::operator delete(memory);
-      });
+          for (; first < end; ++first) {
+            const Row row(segment, first, memory, 0, segment.columns);
+            row.finish(program(row));
+          }
+          ::operator delete(memory);
+        });
+  }
 }
 
 }  // namespace details
 
 /// \brief Rows by a program; all is written when it returns. An output may be an input.
-template <typename F, int kOperands, int kSegments, std::uint64_t kTypes, std::uint64_t kPlaces>
+/// \tparam kForms of the segments, see row_program_params.h.
+template <typename F, int kOperands, int kSegments, std::uint64_t kTypes, std::uint64_t kPlaces, std::uint64_t kForms>
 void row_program(const sgl::RowProgramParams<kOperands, kSegments>& params, const F& f) {
   using Row = ProgramRow<kOperands, kTypes, kPlaces, 1>;
   if constexpr (requires(const Row& row) { f(row); }) {
-    for (const auto& segment : params.segments) details::run_segment<0, kTypes, kPlaces>(segment, params, f);
+    for (const auto& segment : params.segments)
+      details::run_segment<0, kForms & 3, kTypes, kPlaces>(segment, params, f);
   } else {
     [&]<std::size_t... I>(sgl::details::IndexList<I...>) {
-      (details::run_segment<static_cast<int>(I), kTypes, kPlaces>(params.segments[I], params, f), ...);
+      (details::run_segment<static_cast<int>(I), (kForms >> 2 * I & 3), kTypes, kPlaces>(params.segments[I], params, f),
+       ...);
     }(sgl::details::IndexListUpTo<kSegments>{});
   }
 }

@@ -29,6 +29,9 @@ struct RowPlaceMore {
 inline constexpr unsigned kIndexed = 1, kLongIndexed = 2, kForAll = 4, kOneValue = 8;
 /// \brief Among these bits: no segment has inner rows.
 inline constexpr unsigned long long kIsFlat = 1ull << 63;
+/// \brief What a program is, two bits for each segment: each element is computed from the same element of the others; a
+/// row keeps values in memory of its own.
+inline constexpr unsigned kIsMap = 1, kKeeps = 2;
 /// \brief The most operands of a program.
 inline constexpr int kMostOperands = 15;
 
@@ -55,9 +58,8 @@ struct RowSegment {
   long long paired;                   ///< the first elements of a row, which make pairs; 0 for none
   long long vectors;                  ///< of a row; the last may be a part of one
   unsigned long long vector_inverse;  ///< 2^64 / vectors, rounded up; 0 for one
-  bool is_map;  ///< whether each element is computed from the same element of the others: threads may share a row
   RowPlaceMore more[kOperands];
-  SGL_FIELDS(places, num_rows, inner, inverse, first_block, columns, paired, vectors, vector_inverse, is_map, more)
+  SGL_FIELDS(places, num_rows, inner, inverse, first_block, columns, paired, vectors, vector_inverse, more)
 };
 
 /// \brief The parameters of a program.

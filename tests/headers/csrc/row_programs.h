@@ -20,6 +20,8 @@ struct Softmax {
 }  // namespace programs
 // end
 
+#include <sgl_kernel/stages.h>
+
 namespace programs {
 
 struct Square {
@@ -121,12 +123,6 @@ struct Scaled {
   }
 };
 
-struct Rotation {
-  SGL_HD sgl::Values<2> operator()(float a, float b, float cos, float sin) const {
-    return {{sgl::fma(a, cos, -b * sin), sgl::fma(b, cos, a * sin)}};
-  }
-};
-
 template <typename Order>
 struct Rope {
   SGL_OPERANDS(x, cos_sin, out)
@@ -136,7 +132,7 @@ struct Rope {
     constexpr Order order;
     const auto values = row[x];
     const auto cos = row.of_pairs(order, cos_sin, 0, 2), sin = row.of_pairs(order, cos_sin, 1, 2);
-    return sgl::store(out = row.pairs(order, Rotation{}, values, cos, sin));
+    return sgl::store(out = row.pairs(order, sgl::Rotation{}, values, cos, sin));
   }
 };
 
@@ -156,9 +152,8 @@ struct Prologue {
     const auto values = row[x];
     const auto weights = row[weight];
     const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
-    const float factor = sgl::rsqrt(row.sum([](float v) { return v * v; }, values) / row.size() + eps);
-    const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
-    const auto rotated = row.pairs(sgl::neox, Rotation{}, normed, cos, sin);
+    const auto normed = sgl::rms_normed<false>(row, values, weights, eps);
+    const auto rotated = row.pairs(sgl::neox, sgl::Rotation{}, normed, cos, sin);
     return sgl::store(x = rotated, cache = rotated);
   }
 };
@@ -273,7 +268,7 @@ struct RoundedPrologue {
     const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
     const float factor = sgl::rsqrt(row.sum(Square{}, values) * (1 / row.size()) + eps);
     const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
-    return sgl::store(x = row.pairs(sgl::neox, Rotation{}, row.round(x, normed), cos, sin));
+    return sgl::store(x = row.pairs(sgl::neox, sgl::Rotation{}, row.round(x, normed), cos, sin));
   }
 };
 
@@ -315,7 +310,7 @@ struct Attention {
     const auto cos = row.of_pairs(sgl::neox, cos_sin, 0, 2), sin = row.of_pairs(sgl::neox, cos_sin, 1, 2);
     const float factor = sgl::rsqrt(row.sum(Square{}, values) * (1 / row.size()) + eps);
     const auto normed = sgl::map([=](float v, float w) { return v * factor * w; }, values, weights);
-    return row.pairs(sgl::neox, Rotation{}, normed, cos, sin);
+    return row.pairs(sgl::neox, sgl::Rotation{}, normed, cos, sin);
   }
   template <typename Row>
   SGL_HD auto operator()(const Row& row, sgl::Segment<0>) const {

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[3] / "bench" / "cpu.py"
 
 
+@pytest.mark.slow
 def test_the_page_has_each_op_on_one_core_and_on_all(tmp_path: Path):
     page = tmp_path / "cpu.md"
     command = [sys.executable, str(SCRIPT), "--dtypes", "bfloat16", "--output", str(page)]

@@ -84,16 +84,26 @@ def test_in_half_precision_an_mlp_is_at_least_as_exact(name, dtype, device):
     assert (ours.double() - exact).square().mean() < (own - exact).square().mean()
 
 
+@pytest.mark.parametrize("in_graphs", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_model_is_one_graph(name, device):
+def test_a_compiled_model_is_one_graph_with_ops_where_they_are_wanted(name, in_graphs, device):
     net, ids = model(name, device=device), prompt(device)
+    graphs = []
+
+    def note(graph, _inputs):
+        graphs.append(graph)
+        return graph
+
     with torch.no_grad():
         expected = net(ids, use_cache=False).logits
-        sgljit_transformers.enable(net)
+        layers = sgljit_transformers.enable(net, in_graphs=in_graphs)
         torch.compiler.reset()
-        compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+        compiled = torch.compile(net, fullgraph=True, backend=note)
         actual = compiled(ids, use_cache=False).logits
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    (graph,) = graphs
+    ours = [node for node in graph.graph.nodes if "sgljit" in str(node.target)]
+    assert len(ours) == (len(layers) if in_graphs else 0)
 
 
 def test_a_model_that_was_compiled_before_still_computes_the_same():

@@ -76,7 +76,7 @@ def main() -> None:
         # bfloat16 ends in an illegal instruction in vLLM's own library on processors without AMX.
         llm = LLM(
             directory, skip_tokenizer_init=True, enforce_eager=eager, dtype="float32",
-            max_model_len=256, seed=0,
+            max_model_len=256, seed=0, compilation_config={"custom_ops": ["all"]} if "custom" in sys.argv[2:] else None,
         )  # fmt: skip
         sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, detokenize=False)
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling, use_tqdm=False)

@@ -97,9 +97,14 @@ def test_a_list_of_ops_chooses():
 
 
 @needs_vllm
-def test_under_inductor_where_vllm_would_take_forward_native():
+def test_a_model_that_inductor_compiles_is_vllms_own_unless_its_custom_ops_are_on():
     theirs, _, _ = generate("qwen3", engines="off")
-    ours, _, printed = generate("qwen3", "compiled", engines="strict")
+    ours, calls, printed = generate("qwen3", "compiled", "count", engines="strict")
+    assert ours == theirs
+    assert calls == {}
+    assert "leaves layers whose custom op is off to vLLM's native code" in printed
+    assert "runs on" not in printed
+    ours, _, printed = generate("qwen3", "compiled", "custom", engines="strict")
     assert ours == theirs
     assert "RMSNorm runs on rmsnorm" in printed
 
@@ -182,7 +187,7 @@ def test_each_activation_agrees_with_float64():
             for x in (torch.randn(7, 96), torch.randn(0, 96), torch.randn(2, 3, 96), torch.randn(96)):
                 before = x.clone()
                 gate, up = x.double().chunk(2, dim=-1)
-                for way in (layer, layer.forward_native, layer.forward_cpu, layer.forward_cuda):
+                for way in (layer, layer.forward_cpu, layer.forward_cuda):
                     torch.testing.assert_close(way(x), (activation(gate) * up).float(), rtol=1e-5, atol=1e-5)
                 assert torch.equal(x, before)
             strided = torch.randn(5, 4, 192)[:, 1:3, :96]

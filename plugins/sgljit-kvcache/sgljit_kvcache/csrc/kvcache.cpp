@@ -62,11 +62,7 @@ void set_mla_kv_buffer(TensorView kv_buffer, TensorView loc, TensorView k_nope, 
   if (buffer.columns != columns) [[unlikely]]
     buffer.raise(
         {}, {"Size mismatch for a row: expected ", columns, ", those of k_nope and k_rope, but got ", buffer.columns});
-  auto first = buffer, second = buffer;
-  first.columns = nope.columns;
-  second.columns = rope.columns;
-  second.data = static_cast<char*>(buffer.data) + nope.columns * buffer.element_bytes();
-  copy({}, {stored(nope, first), stored(rope, second)});
+  copy({}, {stored(nope, buffer.slice(0, nope.columns)), stored(rope, buffer.slice(nope.columns, rope.columns))});
 }
 
 }  // namespace

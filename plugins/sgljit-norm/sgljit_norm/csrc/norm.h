@@ -1,26 +1,13 @@
 #pragma once
 
-#include <sgl_kernel/row_program.h>
+#include <sgl_kernel/stages.h>
 
 /// \file norm.h
 /// \brief The normalisations of a row, in float. Read by the C++ compiler for the CPU and by NVRTC.
 
 namespace norms {
 
-/// \brief x / sqrt(mean(x^2) + eps) * weight for the values x of a row; Gemma's form multiplies by 1 + weight.
-template <bool kPlusOne, typename Row, typename Values, typename Weights>
-SGL_HD auto rms_normed(const Row& row, const Values& values, const Weights& weights, float eps) {
-  const float sum = row.sum([](float x) { return x * x; }, values);
-  const float factor = sgl::rsqrt(sum * (1 / row.size()) + eps);
-  return sgl::map(
-      [=](float x, float weight) {
-        const float y = x * factor;
-        return kPlusOne ? y * weight + y : y * weight;  // one instruction, and fewer registers than 1 + weight
-      },
-      values, weights);
-}
-
-/// \brief `rms_normed`.
+/// \brief `sgl::rms_normed`.
 template <bool kPlusOne>
 struct RMSNorm {
   SGL_OPERANDS(x, weight, out)
@@ -31,11 +18,11 @@ struct RMSNorm {
   SGL_HD auto operator()(const Row& row) const {
     const auto values = row[x];
     const auto weights = row[weight];
-    return sgl::store(out = rms_normed<kPlusOne>(row, values, weights, eps));
+    return sgl::store(out = sgl::rms_normed<kPlusOne>(row, values, weights, eps));
   }
 };
 
-/// \brief `rms_normed` of the sum of two rows, before that is rounded and stored to the residual.
+/// \brief `sgl::rms_normed` of the sum of two rows, before that is rounded and stored to the residual.
 template <bool kPlusOne>
 struct FusedAddRMSNorm {
   SGL_OPERANDS(x, residual, weight)
@@ -47,8 +34,8 @@ struct FusedAddRMSNorm {
     const auto values = row[x];
     const auto residuals = row[residual];
     const auto weights = row[weight];
-    const auto sum = row.keep(residual, sgl::map([](float a, float b) { return a + b; }, values, residuals));
-    return sgl::store(residual = sum, x = rms_normed<kPlusOne>(row, sum, weights, eps));
+    const auto sum = row.keep(residual, sgl::map(sgl::Plus{}, values, residuals));
+    return sgl::store(residual = sum, x = sgl::rms_normed<kPlusOne>(row, sum, weights, eps));
   }
 };
 

@@ -20,7 +20,7 @@ struct RMSNormQuant {
   SGL_HD auto operator()(const Row& row) const {
     const auto values = row[x];
     const auto weights = row[weight];
-    const auto normed = rms_normed<false>(row, values, weights, eps);
+    const auto normed = sgl::rms_normed<false>(row, values, weights, eps);
     if constexpr (kRounds) return Scale::store(row, q, scale, row.round(x, normed));
     else return Scale::store(row, q, scale, normed);
   }
@@ -38,8 +38,8 @@ struct FusedAddRMSNormQuant {
     const auto values = row[x];
     const auto residuals = row[residual];
     const auto weights = row[weight];
-    const auto added = row.keep(residual, sgl::map([](float a, float b) { return a + b; }, values, residuals));
-    const auto normed = rms_normed<false>(row, added, weights, eps);
+    const auto added = row.keep(residual, sgl::map(sgl::Plus{}, values, residuals));
+    const auto normed = sgl::rms_normed<false>(row, added, weights, eps);
     if constexpr (kRounds) return Scale::store(row, q, scale, row.round(x, normed), residual = added);
     else return Scale::store(row, q, scale, normed, residual = added);
   }

@@ -8,9 +8,10 @@
 namespace {
 
 using namespace host;
+using rope::Norm;
 
-template <typename Order, bool kNormed, bool kStored>
-RowProgram<rope::Layer<Order, kNormed, kStored>, kStored ? 3 : 2> program{"rope.h"};
+template <typename Order, Norm kNorm, bool kStored>
+RowProgram<rope::Layer<Order, kNorm, kStored>, kStored ? 3 : 2> program{"rope.h"};
 template <typename Order>
 RowProgram<rope::Given<Order>, 2> given_program{"rope.h"};
 
@@ -20,7 +21,8 @@ struct Call {
   std::int64_t rope_dim;
   bool is_neox, inverse;
   const TensorView *q_weight = nullptr, *k_weight = nullptr;
-  float eps = 0, offset = 0;
+  float eps = 0;
+  bool gemma = false;
   const TensorView *v = nullptr, *k_cache = nullptr, *v_cache = nullptr, *out_loc = nullptr;
 };
 
@@ -39,20 +41,20 @@ Rows heads_like(const char* name, const TensorView& tensor, const Rows& q, const
   return x;
 }
 
-template <typename Order, bool kNormed, bool kStored>
+template <typename Order, Norm kNorm, bool kStored>
 void launch(const Call& call) {
-  auto& layer = program<Order, kNormed, kStored>;
-  using F = rope::Layer<Order, kNormed, kStored>;
+  auto& layer = program<Order, kNorm, kStored>;
+  using F = rope::Layer<Order, kNorm, kStored>;
   const auto table = rows("cos_sin_cache", call.cos_sin);
   if (call.rope_dim != 0 && call.rope_dim != table.columns) [[unlikely]]
     table.raise({}, {"Size mismatch for a row: expected rope_dim, ", call.rope_dim, ", but got ", table.columns});
   const auto angles = repeated(indexed(table, "positions", call.positions));
   // An operand that a program does not use may be any.
   const auto of = [&](const Rows& x, const char* name, const TensorView* weight, const Rows& cache) {
-    const auto weights = kNormed ? shared_row(name, *weight) : x;
+    const auto weights = kNorm != Norm::kNone ? shared_row(name, *weight) : x;
     return layer.rows(F::x = x, F::weight = weights, F::cos_sin = angles, F::cache = cache);
   };
-  const F f{call.eps, call.offset, sign_of(call.inverse)};
+  const F f{call.eps, sign_of(call.inverse)};
   const auto q = heads("q", call.q), k = heads_like("k", call.k, q, q);
   if constexpr (kStored) {
     const auto slots = [&](const char* name, const TensorView& cache) {
@@ -67,40 +69,45 @@ void launch(const Call& call) {
   }
 }
 
-template <bool kNormed, bool kStored>
-void run(const Call& call) {
-  if (call.eps < 0) [[unlikely]]
+template <Norm kNorm, bool kStored>
+void in_order(const Call& call) {
+  return call.is_neox ? launch<sgl::Neox, kNorm, kStored>(call) : launch<sgl::Interleaved, kNorm, kStored>(call);
+}
+
+template <bool kStored>
+void normed(const Call& call) {
+  if (!(call.eps >= 0)) [[unlikely]]
     throw Error("ValueError", "eps must be at least 0, got ", call.eps);
-  return call.is_neox ? launch<sgl::Neox, kNormed, kStored>(call) : launch<sgl::Interleaved, kNormed, kStored>(call);
+  return call.gemma ? in_order<Norm::kGemma, kStored>(call) : in_order<Norm::kPlain, kStored>(call);
 }
 
 void apply_rope(
     TensorView q, TensorView k, TensorView cos_sin, TensorView positions, bool is_neox, int64_t rope_dim,
     bool inverse) {
-  run<false, false>({q, k, cos_sin, positions, rope_dim, is_neox, inverse});
+  in_order<Norm::kNone, false>({q, k, cos_sin, positions, rope_dim, is_neox, inverse});
 }
 
 void apply_rope_with_kvcache(
     TensorView q, TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView cos_sin,
     TensorView positions, TensorView out_loc, bool is_neox, int64_t rope_dim) {
-  run<false, true>(
-      {q, k, cos_sin, positions, rope_dim, is_neox, false, nullptr, nullptr, 0, 0, &v, &k_cache, &v_cache, &out_loc});
+  in_order<Norm::kNone, true>(
+      {q, k, cos_sin, positions, rope_dim, is_neox, false, nullptr, nullptr, 0, false, &v, &k_cache, &v_cache,
+       &out_loc});
 }
 
 void norm_rope(
     TensorView q, TensorView k, TensorView q_weight, TensorView k_weight, TensorView cos_sin, TensorView positions,
     float eps, bool is_neox, int64_t rope_dim, bool gemma) {
-  run<true, false>(
-      {q, k, cos_sin, positions, rope_dim, is_neox, false, &q_weight, &k_weight, eps, gemma ? 1.0f : 0.0f});
+  normed<false>({q, k, cos_sin, positions, rope_dim, is_neox, false, &q_weight, &k_weight, eps, gemma});
 }
 
 void norm_rope_with_kvcache(
     TensorView q, TensorView k, TensorView v, TensorView q_weight, TensorView k_weight, TensorView k_cache,
     TensorView v_cache, TensorView cos_sin, TensorView positions, TensorView out_loc, float eps, bool is_neox,
     int64_t rope_dim, bool gemma) {
-  run<true, true>(
-      {q, k, cos_sin, positions, rope_dim, is_neox, false, &q_weight, &k_weight, eps, gemma ? 1.0f : 0.0f, &v, &k_cache,
-       &v_cache, &out_loc});
+  normed<true>(
+      {q, k, cos_sin, positions, rope_dim, is_neox, false, &q_weight, &k_weight, eps, gemma, &v, &k_cache, &v_cache,
+       &out_loc});
 }
 
 template <typename Order>

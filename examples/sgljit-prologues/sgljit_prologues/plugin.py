@@ -1,0 +1,5 @@
+"""The family, as data. The entry point in pyproject.toml names it; this module imports no torch."""
+
+from sgljit_core import KernelFamily
+
+FAMILY = KernelFamily(name="prologues", package="sgljit_prologues", host=["prologues.cpp"])

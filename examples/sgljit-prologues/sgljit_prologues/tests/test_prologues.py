@@ -1,0 +1,98 @@
+"""Each prologue against PyTorch in float64, and what wrong arguments get."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from sgljit_core import ops
+from sgljit_core.errors import TensorMatchError
+
+from sgljit_prologues import reference
+from sgljit_prologues.yarn import cos_sin_table
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]  # skipped where there is no GPU
+NAMES = ("qwen3", "qwen3_next", "gpt_oss", "deepseek_v3", "gemma3", "minimax_m2")
+CLOSE = {torch.bfloat16: 2**-8, torch.float32: 2**-20}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    torch.manual_seed(1)
+
+
+def samples(name, device):
+    return getattr(reference, f"samples_of_{name}")(device)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_agrees_with_torch(name, device):
+    for sample in samples(name, device):
+        ours, theirs = copy.deepcopy(sample), copy.deepcopy(sample)
+        getattr(ops["prologues"], name)(**ours)
+        getattr(reference, name)(**theirs)
+        for key, wanted in theirs.items():
+            close = CLOSE.get(wanted.dtype, 0)
+            torch.testing.assert_close(ours[key].double(), wanted.double(), rtol=2 * close, atol=2 * close)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_else_of_the_projection_is_written(name, device):
+    *_, sample = samples(name, device)
+    before = copy.deepcopy(sample)
+    getattr(ops["prologues"], name)(**sample)
+    written = {"q", "q_and_gate", "q_latent", "x", "residual", "k_cache", "v_cache", "kv_cache"}
+    written |= {"k"} if name == "minimax_m2" else set()
+    for key, value in sample.items():
+        assert torch.equal(value, before[key]) == (key not in written), key
+    if name == "qwen3":
+        cache, slots = sample["k_cache"], sample["slots"]
+        untouched = [slot for slot in range(len(cache)) if slot not in slots.tolist()]
+        assert len(untouched) == 4, "one token of five is not stored"
+        assert not cache[untouched].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_does_not_fit_is_refused_before_anything_is_written(name, device):
+    *_, sample = samples(name, device)
+    last = "before" if name == "gemma3" else "positions"
+    sample[last] = sample[last][:-1]
+    before = copy.deepcopy(sample)
+    with pytest.raises(TensorMatchError, match=rf"(?s)match failed for {last}, Tensor.* expected .* but got "):
+        getattr(ops["prologues"], name)(**sample)
+    for key, value in sample.items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_a_slot_out_of_range_is_refused_on_the_cpu():
+    for name in ("qwen3", "minimax_m2"):
+        *_, sample = samples(name, torch.device("cpu"))
+        sample["slots"][0] = 8
+        before = sample["q"].clone()
+        with pytest.raises(TensorMatchError, match="element 0 is 8, and k_cache has 8 rows"):
+            getattr(ops["prologues"], name)(**sample)
+        assert torch.equal(sample["q"], before), "also where a launch comes before"
+
+
+def test_the_table_of_yarn_keeps_fast_pairs_and_slows_the_others():
+    """With the numbers of gpt-oss."""
+    table = cos_sin_table(4, 64, theta=150_000.0, factor=32.0, original_positions=4096)
+    amplitude = 0.1 * math.log(32) + 1
+    assert table.shape == (4, 64)
+    assert table[0].tolist() == pytest.approx([amplitude] * 32 + [0.0] * 32)
+    cos, sin = (table[1].double() / amplitude).chunk(2)
+    angles = torch.atan2(sin, cos)
+    plain = 150_000.0 ** (-torch.arange(32, dtype=torch.float64) / 32)
+    kept, slowed = plain * 4096 / (2 * math.pi) > 32, plain * 4096 / (2 * math.pi) < 1
+    assert 0 < kept.sum() < 32
+    assert 0 < slowed.sum() < 32
+    torch.testing.assert_close(angles[kept], plain[kept], rtol=1e-6, atol=0)
+    torch.testing.assert_close(angles[slowed], plain[slowed] / 32, rtol=1e-3, atol=1e-8)
+    assert (angles[:-1] > angles[1:]).all()
