@@ -140,9 +140,10 @@ torch.manual_seed(0)
 
 
 def in_vllm(code: str, **environment: str) -> str:
-    """Run code with vLLM's layers at hand."""
+    """Run code with vLLM's layers at hand, of a model that vLLM's kernels run."""
     body = textwrap.indent(textwrap.dedent(code), "    ")
-    script = f"{LAYERS}with set_current_vllm_config(VllmConfig()), torch.inference_mode():\n{body}"
+    config = 'VllmConfig(compilation_config={"custom_ops": ["all"]})'
+    script = f"{LAYERS}with set_current_vllm_config({config}), torch.inference_mode():\n{body}"
     return run(sys.executable, "-c", script, VLLM_TARGET_DEVICE="cpu", **environment)
 
 
