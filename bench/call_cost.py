@@ -4,6 +4,10 @@ rmsnorm of 1 x 64 float32 on the CPU, in nanoseconds: the op, the function that 
 ``torch.add``, in turns; the best of all turns counts. In grad mode, under ``torch.no_grad`` and under
 ``torch.inference_mode``, into ``out`` and in place.
 
+Then the op by its name in ``torch.ops``, and as a node of a graph of torch.compile, beside ops of the same schema that
+do nothing: one in C++, registered with torch's stable ABI, and one in Python. A node's time is the difference between
+two graphs, by their numbers of nodes.
+
     python bench/call_cost.py [--output bench/results/call_cost.md]
 """
 
@@ -18,13 +22,14 @@ from typing import Any
 
 import torch
 
-from sgljit_core import ops
+from sgljit_core import load_jit, ops
 from sgljit_norm import rmsnorm
 from sgljit_norm.plugin import FAMILY
 from sgljit_tools.benchmark import results
 
 TURNS, CALLS = 100, 1000
 LIMIT = 1.30
+FEW, MANY = 2, 42  # nodes of a graph
 MODES: dict[str, Callable[[], Any]] = {
     "grad mode": contextlib.nullcontext,
     "no_grad": torch.no_grad,
@@ -32,14 +37,14 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-def in_turns(calls: dict[str, Callable[[int], None]]) -> dict[str, float]:
-    """Nanoseconds of one call of each: the best of all turns."""
+def in_turns(calls: dict[str, Callable[[int], None]], number: int = CALLS) -> dict[str, float]:
+    """Nanoseconds of one call of each: the best of all turns, of a number of calls each."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(TURNS):
         for name, repeat in calls.items():
             start = time.perf_counter()
-            repeat(CALLS)
-            best[name] = min(best[name], (time.perf_counter() - start) / CALLS * 1e9)
+            repeat(number)
+            best[name] = min(best[name], (time.perf_counter() - start) / number * 1e9)
     return best
 
 
@@ -68,16 +73,63 @@ def measure(mode: str, in_place: bool) -> dict[str, Any]:
     return {"mode": mode, "writes": "input" if in_place else "out", **found, "op / exported": ratio}
 
 
+def empty_ops() -> tuple[torch.library.Library, dict[str, Any]]:
+    """Ops with the schema of rmsnorm that do nothing, and what keeps them."""
+    library = torch.library.Library("sgljit_call_cost", "FRAGMENT")
+    for name in ("native", "python"):
+        library.define(f"{name}(Tensor input, Tensor weight, Tensor(a!) out, float eps=1e-06) -> ()")
+        library.impl(name, lambda *_: None, "Meta")
+    library.impl("python", lambda *_: None, "CompositeExplicitAutograd")
+    source = Path(__file__).with_name("empty_op.cpp")
+    load_jit("empty_op", cpp_files=[source], cpp_wrappers=[("implement", "implement")]).implement(library.ns, "native")
+    packets = torch.ops.sgljit_call_cost
+    return library, {"native": packets.native.default, "python": packets.python.default}
+
+
+def graph(op: Callable[..., Any], nodes: int) -> Callable[..., None]:
+    """A compiled function of so many calls; each has code of its own, as torch.compile keeps a few graphs for one."""
+    scope: dict[str, Any] = {"op": op}
+    exec("def f(x, weight, out):\n" + " op(x, weight, out, 1e-6)\n" * nodes, scope)
+    return torch.compile(scope["f"], fullgraph=True)
+
+
+def by_name(mode: str, empty: dict[str, Any]) -> dict[str, Any]:
+    x, weight, out = torch.randn(1, 64), torch.ones(64), torch.empty(1, 64)
+    names = {"x": x, "weight": weight, "out": out}
+    (overload,) = torch.ops.sgljit_norm.rmsnorm.overloads()
+    called = {"op": getattr(torch.ops.sgljit_norm.rmsnorm, overload), **empty}
+    with MODES[mode]():
+        exported = {"exported": repeated("f(x, weight, out, 1e-6)", f=FAMILY.host_module().rmsnorm, **names)}
+        eager = in_turns({k: repeated("f(x, weight, out, 1e-6)", f=f, **names) for k, f in called.items()} | exported)
+        graphs = {
+            (k, n): repeated("f(x, weight, out)", f=graph(f, n), **names)
+            for k, f in called.items()
+            for n in (FEW, MANY)
+        }
+        for run in graphs.values():
+            run(2)
+        whole = in_turns(graphs, 10)
+    nodes = {f"{k} in a graph": (whole[k, MANY] - whole[k, FEW]) / (MANY - FEW) for k in called}
+    ratio = (nodes["op in a graph"] - eager["exported"]) / nodes["native in a graph"]
+    return {"mode": mode, **eager, **nodes, "(op in a graph - exported) / native in a graph": ratio}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the page here as well")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     rows = [measure(mode, in_place) for mode in MODES for in_place in (False, True)]
+    library, empty = empty_ops()
+    named = [by_name(mode, empty) for mode in MODES]
     note = (
         f"Nanoseconds of a call of rmsnorm, 1 x 64 float32 on the CPU: the best of {TURNS} turns of {CALLS} calls. "
-        f'"looked up" is `ops["norm"].rmsnorm(...)`. The goal is op / exported <= {LIMIT:.2f}.'
+        f'"looked up" is `ops["norm"].rmsnorm(...)`. The goal is op / exported <= {LIMIT:.2f}.\n\n'
+        f"In torch.ops: the op by its name, and as a node of a graph of torch.compile. {library.ns} has ops of the "
+        f'same schema that do nothing, "native" in C++ and "python" in Python.'
     )
-    print(results.write_results(options.output, "Cost of a call", {"": rows}, note=note))
+    tables = {"": rows, "In torch.ops": named}
+    print(results.write_results(options.output, "Cost of a call", tables, note=note))
 
 
 if __name__ == "__main__":

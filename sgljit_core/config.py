@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from .errors import ConfigError
 
@@ -80,7 +80,6 @@ _VARIABLES = (
     "XDG_CACHE_HOME",
     "XDG_RUNTIME_DIR",
 )
-_JIT: tuple[Mode, ...] = ("on", "warn", "error")
 
 
 def settings() -> Settings:
@@ -112,7 +111,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         path=raw.get("PATH", os.defpath),
         search=tuple(raw.get(name, "") for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
         prebuilt=tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", p) for p in prebuilt if p),
-        jit=_one_of(given, "SGLJIT_JIT", _JIT),
+        jit=_one_of(given, "SGLJIT_JIT", get_args(Mode)),
         jobs=_jobs(given),
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
         cache_home=_cache_home(given),

@@ -78,8 +78,7 @@ def core_include() -> Path:
     for candidate in candidates:
         if (candidate / "sgl_kernel").is_dir():
             return candidate
-    listed = ", ".join(str(c) for c in candidates)
-    raise SourceNotFoundError(f"sgl_kernel headers not found in {listed}; reinstall sgljit-core")
+    raise SourceNotFoundError("sgl_kernel headers not found in {} or {}; reinstall sgljit-core".format(*candidates))
 
 
 def package_directory(package: str) -> Path:

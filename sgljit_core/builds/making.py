@@ -264,8 +264,7 @@ def _locked(request: Request[T]) -> Iterator[None]:
         if paths.is_chosen(request.root):
             raise
     except OSError as error:  # no lock, no sharing of the work: that is all
-        label = request.named.label
-        text = f"{request.root} cannot be locked ({_reason(error)}); building {label} unlocked"
+        text = f"{request.root} cannot be locked ({_reason(error)}); building {request.named.label} unlocked"
         log.log(logging.INFO, "no_lock", text)
     try:
         yield

@@ -93,8 +93,7 @@ class Manifest:
 
     def entry_name(self) -> str:
         """The name of the artifact's directory below its source key."""
-        observed = f".{keys.key(self.observed)[:8]}" if self.observed else ""
-        return self.toolchain_key + observed
+        return self.toolchain_key + (f".{keys.key(self.observed)[:8]}" if self.observed else "")
 
     def dump(self) -> bytes:
         """The text of the file."""

@@ -237,8 +237,7 @@ def _environment(toolchain: Toolchain, directory: Path) -> dict[str, str]:
 
 def _dependencies(file: Path) -> list[str]:
     r"""The files that a compiler read, from the make rule it wrote: "target: file file \" with escaped blanks."""
-    text = file.read_text(errors="surrogateescape").replace("\\\n", " ")
-    _, _, files = text.partition(": ")
+    _, _, files = file.read_text(errors="surrogateescape").replace("\\\n", " ").partition(": ")
     return [re.sub(r"\\([ #\\])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\.|\S)+", files)]
 
 

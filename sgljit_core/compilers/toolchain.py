@@ -65,9 +65,8 @@ class Toolchain:
         for candidate in candidates:
             if candidate.is_file():
                 return candidate
-        searched = [str(candidate) for candidate in candidates]
         raise ToolchainNotFoundError(
-            "libcudart_static.a", needed_for="CUDA kernels", searched=searched, remedy=_CUDA_REMEDY
+            "libcudart_static.a", needed_for="CUDA kernels", searched=[*map(str, candidates)], remedy=_CUDA_REMEDY
         )
 
 
@@ -226,7 +225,6 @@ def processor() -> str:
 
 @functools.cache
 def _processor() -> str:
-    text = Path("/proc/cpuinfo").read_text()
-    first = text.partition("\n\n")[0].splitlines()
+    first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     lines = [line for line in first if line.startswith(("vendor_id", "model", "flags", "Features", "CPU "))]
     return hashlib.sha256("\n".join(line for line in lines if "MHz" not in line).encode()).hexdigest()[:16]

@@ -33,8 +33,7 @@ def check(what: str, declared: str, own: str) -> None:
 
 def _lines(name: str) -> list[str]:
     """The result and the fields of all parameters, for people; the name itself where it cannot be read."""
-    text = _demangled(f"_Z{name}").removeprefix("sgl::signature<").removesuffix(">")
-    result, _, parameters = _cut(text, "(")
+    result, _, parameters = _cut(_demangled(f"_Z{name}").removeprefix("sgl::signature<").removesuffix(">"), "(")
     if not parameters:
         return [name]
     lines = list(_described("the result", result.strip()))

@@ -191,9 +191,8 @@ def _trusted(is_below_open: bool) -> tuple[int, ...]:
 def _owner_of_all() -> int:
     """The owner of ``/``, where root has no name of its own: it owns the compilers and the interpreter, too."""
     owner = Path("/").stat().st_uid
-    overflow = Path("/proc/sys/kernel/overflowuid")
     try:
-        is_nameless = owner == int(overflow.read_text())
+        is_nameless = owner == int(Path("/proc/sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):
         return _ROOT
     return owner if is_nameless else _ROOT

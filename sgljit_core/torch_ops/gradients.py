@@ -1,41 +1,54 @@
 """Refusing gradients: no op has one.
 
 An argument that requires grad is refused, as PyTorch refuses to write to a leaf. So is an argument with
-a tangent of forward-mode differentiation.
+a tangent of forward-mode differentiation. The check is the op's kernel for the autograd key, which a tracer passes too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch.autograd import forward_ad
+from torch import Tensor, is_grad_enabled
+from torch.autograd.forward_ad import unpack_dual
+from torch.library import Library
 
 from sgljit_core.errors import InferenceOnlyError
 
+from .tensors import PLAIN
 
-def refuse_gradients(library: torch.library.Library, overload: Any, op: str, names: Sequence[str]) -> None:
-    """Register the check for a library op, in front of whatever would run.
+_backend_is_next: dict[int, bool] = {}  # by a set of dispatch keys, as a number
+
+
+def refuse_gradients(library: Library, overload: Any, run: Callable[..., Any], op: str, names: Sequence[str]) -> None:
+    """Register the check for a library op, in front of whatever would run, which is ``run`` where a backend is next.
 
     Errors call it ``op``, and its arguments ``names``, which are in the schema's order.
     """
 
     def check(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        number = keyset.raw_repr()
+        # So a graph calls; what follows takes longer than the whole call. Where forward-mode differentiation is
+        # under way, and a tensor may have a tangent, none is its own primal.
+        if not is_grad_enabled() and _backend_is_next.get(number) and unpack_dual(PLAIN).primal is PLAIN:
+            return run(*args, **kwargs)
         for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, torch.Tensor) and (why := _refusal(tensor)):
+                if isinstance(tensor, Tensor) and (why := _refusal(tensor)):
                     raise InferenceOnlyError(
                         f"{op}(): {argument} {why}, and this op is for inference only: it has no gradient. Call it "
                         f"under torch.no_grad() or torch.inference_mode(), or pass {argument}.detach()"
                     )
         # The next in order: all but the autograd key that led here.
-        return overload.redispatch(keyset.remove(keyset.highestPriorityTypeId()), *args, **kwargs)
+        rest = keyset.remove(keyset.highestPriorityTypeId())
+        if number not in _backend_is_next:
+            _backend_is_next[number] = rest.highestPriorityTypeId().name in ("CPU", "CUDA")
+        return overload.redispatch(rest, *args, **kwargs)
 
     library.impl(overload, check, "Autograd", with_keyset=True)
 
 
-def _refusal(tensor: torch.Tensor) -> str:
-    if tensor.requires_grad and torch.is_grad_enabled():
+def _refusal(tensor: Tensor) -> str:
+    if tensor.requires_grad and is_grad_enabled():
         return "requires grad"
-    return "has a tangent" if forward_ad.unpack_dual(tensor).tangent is not None else ""
+    return "has a tangent" if unpack_dual(tensor).tangent is not None else ""

@@ -23,11 +23,6 @@ from .gradients import refuse_gradients
 from .schema import ORDER, Declaration, Form
 from .tracing import Constant
 
-with torch.inference_mode(False):
-    # All ops share it, and none looks at it. A first use may be under a default device or on fake tensors, and what
-    # torch.empty makes there would keep the ops from running: this function makes a tensor of the CPU anywhere.
-    _ORDER_STATE = torch.frombuffer(bytearray(1), dtype=torch.uint8)
-
 
 @dataclass(frozen=True)
 class LibraryOps:
@@ -51,8 +46,7 @@ def define(
         library.define(f"{form.name}.{overload_name}{schema}")
         overloads.append(getattr(getattr(getattr(torch.ops, library.ns), form.name), overload_name))
     scope: dict[str, Any] = {}
-    text = _statements(declaration, scope)
-    function, runs = generate(declaration, exports, text, overloads, scope)
+    function, runs = generate(declaration, exports, _statements(declaration, scope), overloads, scope)
     for form, overload, run in zip(forms, overloads, runs, strict=True):
         library.impl(overload, run, "CompositeExplicitAutograd")
         if declaration.only_writes:  # register_fake would do, but reads source files for its messages
@@ -60,7 +54,7 @@ def define(
         else:
             torch.library.register_fake(overload, _fake(declaration, form, run), lib=library)
         if declaration.takes_tensors:
-            refuse_gradients(library, overload, f"{family}.{declaration.name}", form.names)
+            refuse_gradients(library, overload, run, f"{family}.{declaration.name}", form.names)
     return function, LibraryOps(overloads, forms), library
 
 
@@ -73,7 +67,7 @@ def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
     if not declaration.takes_tensors:
         scope["sgl_is_compiling"] = torch.compiler.is_compiling
         if declaration.returns_nothing:
-            scope[ORDER.name] = _ORDER_STATE
+            scope[ORDER.name] = tensors.PLAIN
             traced = "sgl_route0({passed0})"
         else:  # it asks about this machine: graphs hold the answer
             scope["sgl_constant"] = Constant(ask)
@@ -81,8 +75,7 @@ def _statements(declaration: Declaration, scope: dict[str, Any]) -> str:
         return f"  if sgl_is_compiling():\n   return {traced}\n  return {{body}}"
     text = "" if declaration.has_lists else _direct(declaration, scope)
     if declaration.returns_out:
-        made = _made(declaration, scope)
-        return f"{made}{text}  sgl_route0({{passed0}})\n  return {declaration.out}"
+        return f"{_made(declaration, scope)}{text}  sgl_route0({{passed0}})\n  return {declaration.out}"
     if declaration.out is not None:
         text += f"  if {declaration.out} is None:\n   return sgl_route1({{passed1}})\n"
     return text + "  return sgl_route0({passed0})"

@@ -182,8 +182,7 @@ class Declaration:
             mutates = self.mutates if self.takes_tensors else (ORDER.name,) * self.returns_nothing
             return [_form(self.name, parameters, mutates)]
         index = list(self.signature.parameters).index(self.out)
-        empty = inspect.Parameter.empty
-        required = [parameter.replace(default=empty) for parameter in self.parameters[: index + 1]]
+        required = [parameter.replace(default=parameter.empty) for parameter in self.parameters[: index + 1]]
         required[index] = required[index].replace(annotation=torch.Tensor)
         writes_out = _form(self.name, [*required, *self.parameters[index + 1 :]], self.mutates)
         if self.inplace is None:
@@ -216,5 +215,4 @@ class Declaration:
 
 def _form(name: str, parameters: Sequence[inspect.Parameter], mutates: Sequence[str]) -> Form:
     names = [parameter.name for parameter in parameters]
-    renamed = [p.replace(name=f"{p.name}_") if p.name in _TAKEN else p for p in parameters]
-    return Form(name, renamed, names, mutates)
+    return Form(name, [p.replace(name=f"{p.name}_") if p.name in _TAKEN else p for p in parameters], names, mutates)

@@ -19,6 +19,11 @@ from sgljit_core.errors import TensorMatchError
 # symbolic size can itself fail, with a TypeError.
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError)
 
+with torch.inference_mode(False):
+    # All ops share it, and none looks at it. A first use may be under a default device or on fake tensors, and what
+    # torch.empty makes there would keep the ops from running: this function makes a tensor of the CPU anywhere.
+    PLAIN = torch.frombuffer(bytearray(1), dtype=torch.uint8)
+
 _AT_PHDR = 3  # of <sys/auxv.h>: where the executable's program headers are
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from sgljit_core import errors
 from sgljit_norm import fused_add_rmsnorm, layernorm, rmsnorm
@@ -55,6 +59,49 @@ def test_by_its_name_in_torch_ops_too(weight):
         torch.ops.sgljit_norm.fused_add_rmsnorm(
             torch.ones(2, 4), residual=torch.ones(2, 4, requires_grad=True), weight=torch.ones(4)
         )
+
+
+def redispatches(function) -> int:
+    """How often a call leads to the dispatcher a second time."""
+    found = []
+    sys.setprofile(lambda frame, event, _: found.append(event == "call" and frame.f_code.co_name == "redispatch"))
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return sum(found)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # make_dual, of itself
+def test_a_call_of_a_graph_asks_the_dispatcher_once_and_a_gradient_is_refused_all_the_same(weight):
+    """Graphs call ``torch.ops`` without grad mode, and a second question takes nearly as long as the rest."""
+    x = torch.ones(2, 4)
+    call = torch.no_grad()(functools.partial(torch.ops.sgljit_norm.rmsnorm_, x))
+    call(weight)
+    assert redispatches(lambda: call(weight)) == 0
+    with forward_ad.dual_level():
+        assert redispatches(lambda: call(weight)) == 1
+        dual = forward_ad.make_dual(torch.ones(4), torch.ones(4))
+        with pytest.raises(errors.InferenceOnlyError, match="weight has a tangent"):
+            call(dual)
+    assert redispatches(lambda: call(weight)) == 0
+    with pytest.raises(errors.InferenceOnlyError, match="weight requires grad"):
+        torch.ops.sgljit_norm.rmsnorm_(x, weight)
+
+
+def test_a_tracer_sees_a_call_without_grad_mode_like_any_other():
+    @torch.no_grad()
+    def f(x):
+        y = x + 1
+        torch.ops.sgljit_norm.rmsnorm_(y, torch.ones(4))
+        return y
+
+    x = torch.ones(2, 4)
+    expected = f(x)
+    assert redispatches(lambda: f(x)) == 0
+    graph = make_fx(f)(x)
+    assert "sgljit_norm.rmsnorm_" in graph.code
+    assert torch.equal(graph(x), expected)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
