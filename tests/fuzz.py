@@ -55,7 +55,7 @@ def tensors(rng: random.Random, tensor: torch.Tensor, others: list[torch.Tensor]
         lambda: torch.empty(tensor.numel() + 3, dtype=tensor.dtype)[3:].view(tensor.shape).copy_(tensor),
         lambda: tensor.to("meta"),
         lambda: tensor.to_sparse() if tensor.is_floating_point() and tensor.dtype != torch.float8_e4m3fn else tensor,
-        lambda: tensor.float().requires_grad_(),
+        lambda: tensor.float().clone().requires_grad_(),  # another argument may be the same tensor
         lambda: torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else tensor,
         lambda: rng.choice(others),
         lambda: rng.choice(OTHERS),
