@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import re
@@ -41,6 +42,21 @@ def private_cache(run_directory: Path):
         patch.setenv("XDG_RUNTIME_DIR", os.fspath(runtime))
         patch.setenv("SGLJIT_JOBS", str(2 * len(os.sched_getaffinity(0))))
         yield cache
+
+
+@pytest.fixture(autouse=True)
+def shared_gpu(request: pytest.FixtureRequest, run_directory: Path):
+    """The processes of a run share one GPU's memory: a test returns what it took, and one at a time takes very much."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    import torch  # not at the top: tests of what is imported run in this process, too
+
+    with (run_directory / "gpu.lock").open("w") as lock:
+        if re.search("more_than_2_31|more_elements_than_32", request.node.name):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        torch.cuda.empty_cache()
 
 
 # `make test-gpu` runs where nothing may be installed: what is not there must not stop the tests that need a GPU.
