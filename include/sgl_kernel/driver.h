@@ -18,7 +18,7 @@ namespace host::driver {
 using result_t = int;
 using device_t = int;
 using context_t = void*;
-using function_t = void*;
+using kernel_t = void*;  // a CUkernel, which belongs to no context: functions below that take a CUfunction take it, too
 
 inline constexpr result_t kSuccess = 0;
 
@@ -49,7 +49,6 @@ struct LaunchConfig {
 
 /// \brief CUfunction_attribute and CUdevice_attribute numbers.
 inline constexpr int kMaxDynamicSharedSizeBytes = 8;
-inline constexpr int kSharedSizeBytes = 1;
 inline constexpr int kMultiprocessorCount = 16;
 inline constexpr int kMaxThreadsPerMultiprocessor = 39;
 inline constexpr int kComputeCapabilityMajor = 75;
@@ -87,11 +86,10 @@ struct Api {
   result_t (*CtxPopCurrent)(context_t*);
   result_t (*DevicePrimaryCtxRetain)(context_t*, device_t);
   result_t (*DeviceGetAttribute)(int*, int, device_t);
-  result_t (*FuncSetAttribute)(function_t, int, int);
-  result_t (*FuncGetAttribute)(int*, int, function_t);
-  result_t (*OccupancyMaxActiveBlocksPerMultiprocessor)(int*, function_t, int, std::size_t);
-  result_t (*OccupancyAvailableDynamicSMemPerBlock)(std::size_t*, function_t, int, int);
-  result_t (*LaunchKernelEx)(const LaunchConfig*, function_t, void**, void**);
+  result_t (*KernelGetAttribute)(int*, int, kernel_t, device_t);
+  result_t (*OccupancyMaxActiveBlocksPerMultiprocessor)(int*, kernel_t, int, std::size_t);
+  result_t (*OccupancyAvailableDynamicSMemPerBlock)(std::size_t*, kernel_t, int, int);
+  result_t (*LaunchKernelEx)(const LaunchConfig*, kernel_t, void**, void**);
   result_t (*PointerGetAttributes)(unsigned, const int*, void**, const void*);
   result_t (*MemHostAlloc)(void**, std::size_t, unsigned);
   result_t (*MemcpyDtoHAsync)(void*, const void*, std::size_t, native_stream_t);
@@ -162,8 +160,7 @@ inline constexpr const char* kNames[] = {
     "cuCtxPopCurrent_v2",
     "cuDevicePrimaryCtxRetain",
     "cuDeviceGetAttribute",
-    "cuFuncSetAttribute",
-    "cuFuncGetAttribute",
+    "cuKernelGetAttribute",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
     "cuOccupancyAvailableDynamicSMemPerBlock",
     "cuLaunchKernelEx",

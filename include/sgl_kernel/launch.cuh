@@ -4,8 +4,6 @@
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
-#include <pthread.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -94,27 +92,29 @@ inline runtime_error_t enqueue(const LaunchConfig& config, DebugInfo location, c
       kernel, dim3(grid.x, grid.y, grid.z), dim3(block.x, block.y, block.z), arguments, dynamic_smem, stream);
 }
 #else
-/// Raises a kernel's limit of dynamic shared memory on the current device. It is never lowered.
-inline runtime_error_t allow_dynamic_smem(const void* kernel, std::size_t bytes) {
-  if (bytes > INT32_MAX) return ::cudaErrorInvalidValue;  // no block has as much, and the limit is an int
-  // Under a lock, or the lower of two limits could be set last.
-  static ::pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  ::pthread_mutex_lock(&mutex);
+/// Raises a kernel's limit of dynamic shared memory to the most that a block of the current device has. Everybody sets
+/// the same value, so nobody lowers another's, and the driver is asked once for each kernel and device.
+inline runtime_error_t allow_dynamic_smem(const void* kernel) {
+  int device = 0, most = 0;
+  if (const auto error = ::cudaGetDevice(&device); error != ::cudaSuccess) return error;
+  static std::uint64_t raised[256] = {};  // a kernel whose place another one took is asked about again
+  const auto key = reinterpret_cast<std::uint64_t>(kernel) << 8 | static_cast<std::uint8_t>(device);
+  auto& place = raised[(key ^ key >> 12) & 255];
+  if (__atomic_load_n(&place, __ATOMIC_RELAXED) == key) return ::cudaSuccess;
   ::cudaFuncAttributes own;
   auto error = ::cudaFuncGetAttributes(&own, kernel);
-  if (error == ::cudaSuccess && bytes + own.sharedSizeBytes > kSmemWithoutAsking) {
-    const auto wanted = static_cast<int>(bytes);
+  if (error == ::cudaSuccess)
+    error = ::cudaDeviceGetAttribute(&most, ::cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error == ::cudaSuccess)
     error = ::cudaFuncSetAttribute(
-        kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize,
-        wanted > own.maxDynamicSharedSizeBytes ? wanted : own.maxDynamicSharedSizeBytes);
-  }
-  ::pthread_mutex_unlock(&mutex);
+        kernel, ::cudaFuncAttributeMaxDynamicSharedMemorySize, most - static_cast<int>(own.sharedSizeBytes));
+  if (error == ::cudaSuccess) __atomic_store_n(&place, key, __ATOMIC_RELAXED);
   return error;
 }
 
 inline runtime_error_t enqueue(const LaunchConfig& launch, DebugInfo, const void* kernel, void** arguments) {
   if (launch.dynamic_smem != 0) {
-    const auto error = allow_dynamic_smem(kernel, launch.dynamic_smem);
+    const auto error = allow_dynamic_smem(kernel);
     if (error != ::cudaSuccess) return error;
   }
   ::cudaLaunchAttribute attributes[2];

@@ -82,9 +82,6 @@ namespace details {
 [[noreturn, gnu::cold]] SGL_INLINE void raise_device_error(
     int error, const char* name, const char* explanation, DebugInfo location, const LaunchConfig* launch = nullptr);
 
-/// A kernel that uses more shared memory than this, static and dynamic, must have its limit raised before the launch.
-inline constexpr std::size_t kSmemWithoutAsking = 48 * 1024;
-
 }  // namespace details
 
 /// \brief Launch a kernel: `LaunchKernel(grid, block, device)(kernel, args...)`.
@@ -94,7 +91,7 @@ inline constexpr std::size_t kSmemWithoutAsking = 48 * 1024;
 /// launched: no elements, no work, no error. An error of the launch is thrown with its name, the location of this
 /// constructor and the configuration. It does not wait: an error of the kernel itself surfaces at a later call.
 ///
-/// It raises the kernel's limit itself where static and dynamic shared memory exceed 48 KiB together.
+/// A kernel may have all the shared memory that a block of the device has: nobody needs to raise its limit.
 struct LaunchKernel {
  public:
   [[nodiscard]] SGL_INLINE explicit LaunchKernel(

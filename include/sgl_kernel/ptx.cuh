@@ -21,7 +21,11 @@ namespace device::ptx {
 
 /// \brief Makes the compiler forget what it knows of a word, such as a value that it was computed from. No instruction.
 SGL_DEVICE void forget(uint32_t& word) {
+#if defined(USE_ROCM)
+  asm volatile("" : "+v"(word));  // each thread's own: "r" is a scalar register, which the wave shares
+#else
   asm volatile("" : "+r"(word));
+#endif
 }
 
 // ---- programmatic dependent launch ----

@@ -73,8 +73,7 @@ template <typename Kernel>
   if (dynamic_smem != 0) {
     if (dynamic_smem > details::most_dynamic_smem(reinterpret_cast<const void*>(kernel), location)) return 0;
     // The answer is 0 beyond the kernel's current limit, too.
-    RuntimeDeviceCheck(
-        host::details::allow_dynamic_smem(reinterpret_cast<const void*>(kernel), dynamic_smem), location);
+    RuntimeDeviceCheck(host::details::allow_dynamic_smem(reinterpret_cast<const void*>(kernel)), location);
   }
 #endif
   RuntimeDeviceCheck(
@@ -98,8 +97,7 @@ template <typename Kernel>
     Kernel* kernel, int num_blocks, int block_size, DebugInfo location = {}) -> std::size_t {
   std::size_t bytes = 0;
   // The answer never exceeds the kernel's current limit, so that is raised to its maximum first.
-  const auto most = details::most_dynamic_smem(reinterpret_cast<const void*>(kernel), location);
-  RuntimeDeviceCheck(host::details::allow_dynamic_smem(reinterpret_cast<const void*>(kernel), most), location);
+  RuntimeDeviceCheck(host::details::allow_dynamic_smem(reinterpret_cast<const void*>(kernel)), location);
   RuntimeDeviceCheck(
       ::cudaOccupancyAvailableDynamicSMemPerBlock(
           &bytes, reinterpret_cast<const void*>(kernel), num_blocks, block_size),

@@ -126,7 +126,8 @@ TemplateArg template_argument(const T& value) noexcept {
 
 [[gnu::cold]] SGL_INLINE void append_to(Message& message, const TemplateArg& argument);
 
-/// A kernel that is loaded on a device. Made once, then read by any thread; only the shared memory limit ever grows.
+/// A kernel that is loaded on a device. Made once, then read by any thread. The core has raised its limit of dynamic
+/// shared memory to what the device has.
 struct LoadedKernel {
   static constexpr std::size_t kMaxArgs = 12;
 
@@ -135,8 +136,7 @@ struct LoadedKernel {
   std::uint32_t num_args;
   TemplateArg args[kMaxArgs];
 
-  driver::function_t function = nullptr;
-  std::uint32_t dynamic_smem_limit = 0;
+  driver::kernel_t kernel = nullptr;
 };
 
 struct Variants;
@@ -403,7 +403,7 @@ SGL_INLINE Variants::Kernel& Variants::make(const Variant& variant, std::int32_t
       ask_core("sgljit.variant", {m_family, m_file, expression.c_str(), m_signature.name()}, device_id);
   auto* kernel = new Kernel{variant.m_hash, device_id, variant.m_num_args, {}};
   std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
-  kernel->function = reinterpret_cast<driver::function_t>(address);
+  kernel->kernel = reinterpret_cast<driver::kernel_t>(address);
   return insert(variant, kernel);
 }
 
@@ -441,39 +441,13 @@ SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
   __atomic_store_n(&table.slots[i], kernel, __ATOMIC_RELEASE);
 }
 
-[[gnu::cold, gnu::noinline]] inline void raise_dynamic_smem_limit(
-    LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
-  RuntimeCheck(location, bytes <= INT32_MAX, "no block has ", bytes, " bytes of shared memory");
-  // Under a lock, or the lower of two limits could be set last.
-  static ::pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  ::pthread_mutex_lock(&mutex);
-  // The limit belongs to the function, which others may launch: it is never lowered.
-  const auto& api = driver::api();
-  int limit = 0, in_use = 0;
-  auto status = api.FuncGetAttribute(&limit, driver::kMaxDynamicSharedSizeBytes, kernel.function);
-  if (status == driver::kSuccess) status = api.FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function);
-  const auto wanted = static_cast<int>(bytes) > limit ? static_cast<int>(bytes) : limit;
-  if (status == driver::kSuccess && bytes + static_cast<std::size_t>(in_use) > kSmemWithoutAsking)
-    status = api.FuncSetAttribute(kernel.function, driver::kMaxDynamicSharedSizeBytes, wanted);
-  if (status == driver::kSuccess && bytes > kernel.dynamic_smem_limit)
-    __atomic_store_n(&kernel.dynamic_smem_limit, static_cast<std::uint32_t>(bytes), __ATOMIC_RELEASE);
-  ::pthread_mutex_unlock(&mutex);
-  driver::check(status, location);
-}
-
-/// Raise the kernel's limit of dynamic shared memory, once for each higher value. Without that it is 48 KiB less the
-/// static shared memory, which is not known here.
-inline void allow_dynamic_smem(LoadedKernel& kernel, std::size_t bytes, DebugInfo location) {
-  if (bytes > __atomic_load_n(&kernel.dynamic_smem_limit, __ATOMIC_ACQUIRE)) [[unlikely]]
-    raise_dynamic_smem_limit(kernel, bytes, location);
-}
-
 SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Variant& variant, void** arguments) {
   if (config.grid.is_empty()) return;
   const auto device_id = runtime::this_device(config.device_id);
   const runtime::DeviceGuard guard(device_id, location);
-  LoadedKernel& kernel = variant.on(device_id);
-  if (config.dynamic_smem != 0) allow_dynamic_smem(kernel, config.dynamic_smem, location);
+  const LoadedKernel& loaded = variant.on(device_id);
+  const std::size_t dynamic_smem = config.dynamic_smem;
+  RuntimeCheck(location, dynamic_smem <= INT32_MAX, "no block has ", dynamic_smem, " bytes of shared memory");
   driver::LaunchAttribute attributes[2];
   driver::LaunchConfig native = {
       config.grid.x,
@@ -482,7 +456,7 @@ SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Var
       config.block.x,
       config.block.y,
       config.block.z,
-      static_cast<unsigned>(config.dynamic_smem),
+      static_cast<unsigned>(dynamic_smem),
       config.stream,
       attributes,
       0};
@@ -497,38 +471,24 @@ SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Var
     attribute.id = driver::LaunchAttribute::kClusterDimension;
     attribute.value.cluster = {cluster.x, cluster.y, cluster.z};
   }
-  driver::check(driver::api().LaunchKernelEx(&native, kernel.function, arguments, nullptr), location, &config);
+  driver::check(driver::api().LaunchKernelEx(&native, loaded.kernel, arguments, nullptr), location, &config);
 }
 
 }  // namespace details
 
 namespace runtime {
 
-namespace details {
-
-/// The most dynamic shared memory that a block of `kernel` can have, beside its static one.
-inline std::size_t most_dynamic_smem(const host::details::LoadedKernel& kernel, DebugInfo location) {
-  int in_use = 0;
-  driver::check(driver::api().FuncGetAttribute(&in_use, driver::kSharedSizeBytes, kernel.function), location);
-  return get_max_dynamic_smem(kernel.device_id, location) - static_cast<std::size_t>(in_use);
-}
-
-}  // namespace details
-
 SGL_INLINE auto get_blocks_per_sm(
     const Variant& variant, std::int32_t block_dim, std::size_t dynamic_smem, std::int32_t device_id,
     DebugInfo location) -> std::uint32_t {
   device_id = this_device(device_id);
   const DeviceGuard guard(device_id, location);
-  auto& kernel = variant.on(device_id);
-  if (dynamic_smem != 0) {
-    if (dynamic_smem > details::most_dynamic_smem(kernel, location)) return 0;
-    host::details::allow_dynamic_smem(kernel, dynamic_smem, location);
-  }
-  int blocks = 0;
-  driver::check(
-      driver::api().OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.function, block_dim, dynamic_smem),
-      location);
+  const auto kernel = variant.on(device_id).kernel;
+  const auto& api = driver::api();
+  int limit = 0, blocks = 0;
+  driver::check(api.KernelGetAttribute(&limit, driver::kMaxDynamicSharedSizeBytes, kernel, device_id), location);
+  if (dynamic_smem > static_cast<std::size_t>(limit)) return 0;
+  driver::check(api.OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block_dim, dynamic_smem), location);
   return static_cast<std::uint32_t>(blocks);
 }
 
@@ -536,12 +496,9 @@ SGL_INLINE auto get_available_dynamic_smem_per_block(
     const Variant& variant, int num_blocks, int block_size, std::int32_t device_id, DebugInfo location) -> std::size_t {
   device_id = this_device(device_id);
   const DeviceGuard guard(device_id, location);
-  auto& kernel = variant.on(device_id);
-  // The answer never exceeds the kernel's current limit, so raise that to its maximum first.
-  host::details::allow_dynamic_smem(kernel, details::most_dynamic_smem(kernel, location), location);
+  const auto kernel = variant.on(device_id).kernel;
   std::size_t bytes = 0;
-  driver::check(
-      driver::api().OccupancyAvailableDynamicSMemPerBlock(&bytes, kernel.function, num_blocks, block_size), location);
+  driver::check(driver::api().OccupancyAvailableDynamicSMemPerBlock(&bytes, kernel, num_blocks, block_size), location);
   return bytes;
 }
 

@@ -101,7 +101,7 @@ def _deferred_spec(sources: Sources, file: str, symbol: str) -> BuildSpec:
 
 
 def _answer_variant(family: str, file: str, expression: str, signature: str, device_id: int) -> int:
-    """The address of a kernel (a ``CUfunction``) of the type ``signature``. Called from C++, by any thread."""
+    """The address of a kernel (a ``CUkernel``) of the type ``signature``. Called from C++, by any thread."""
     sources = _sources_of(family, file)
 
     def load() -> int:

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from sgljit_core.errors import DriverError
 
 _NEEDS_NEWER_DRIVER = {200, 209, 222, 223}  # invalid image, no binary for the GPU, unsupported PTX or JIT
+_STATIC_SMEM, _MOST_DYNAMIC_SMEM, _MOST_SMEM_OF_A_BLOCK = 1, 8, 97  # attributes of a kernel, and of a device
 
 
 def load_kernel(cubin: bytes, symbol: str, device_id: int, label: str, compiler: str) -> int:
-    """Load a cubin on a device and return the address of its kernel (a ``CUfunction``), for the life of the process.
+    """Load a cubin on a device and return the address of its kernel (a ``CUkernel``), for the life of the process.
 
-    Messages have the kernel's ``label`` and the version of its ``compiler``. Raises DriverError: the driver refuses.
+    It runs in any context of the device, and may have all of a block's shared memory: nobody else sets its limit.
+    Messages have its ``label`` and the version of its ``compiler``. Raises DriverError: the driver refuses.
     """
     driver = _driver()
     with _context(device_id):
@@ -32,9 +34,14 @@ def load_kernel(cubin: bytes, symbol: str, device_id: int, label: str, compiler:
             )
         _check(status)
         _check(driver.cuLibraryGetKernel(ctypes.byref(kernel), library, symbol.encode()))
+        # Loaded now, since a first launch may be in a graph capture, where the driver loads nothing.
         _check(driver.cuKernelGetFunction(ctypes.byref(function), kernel))
-    assert function.value is not None
-    return function.value
+        static, most = ctypes.c_int(), ctypes.c_int()
+        _check(driver.cuKernelGetAttribute(ctypes.byref(static), _STATIC_SMEM, kernel, device_id))
+        _check(driver.cuDeviceGetAttribute(ctypes.byref(most), _MOST_SMEM_OF_A_BLOCK, device_id))
+        _check(driver.cuKernelSetAttribute(_MOST_DYNAMIC_SMEM, most.value - static.value, kernel, device_id))
+    assert kernel.value is not None
+    return kernel.value
 
 
 def supported_major() -> int | None:
@@ -62,22 +69,16 @@ def _driver() -> ctypes.CDLL:
     return library
 
 
-@functools.cache  # retained once, for the life of the process
-def _primary_context(device_id: int) -> ctypes.c_void_p:
-    context = ctypes.c_void_p()
-    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device_id))
-    return context
-
-
 @contextmanager
 def _context(device_id: int) -> Iterator[None]:
-    """Make a device's primary context, the one that PyTorch uses, current."""
-    driver, popped = _driver(), ctypes.c_void_p()
-    _check(driver.cuCtxPushCurrent_v2(_primary_context(device_id)))
+    """Make a device's primary context, the one that PyTorch uses, current. It is never released, as PyTorch's."""
+    driver, context = _driver(), ctypes.c_void_p()
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device_id))
+    _check(driver.cuCtxPushCurrent_v2(context))
     try:
         yield
     finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(popped))
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
 
 
 def _check(status: int) -> None:

@@ -55,6 +55,7 @@ __global__ __launch_bounds__(64) void fill(int* data, int length, int value) {
   if (i < length) data[i] = smem[threadIdx.x] * factor;
 }
 __global__ void plain(int* data) { *data = 7; }
+__global__ void multiprocessor(int* data) { asm("mov.u32 %0, %%smid;" : "=r"(data[blockIdx.x])); }
 }  // namespace scaling
 """
 
@@ -80,6 +81,7 @@ namespace {
 host::Kernel<scaling::Params> scale_kernel{"scaling.cuh", "scaling::scale"};
 host::Kernel<int*, int, int> fill_kernel{"scaling.cuh", "scaling::fill"};
 host::Kernel<int> plain_kernel{"scaling.cuh", "scaling::plain"};
+host::Kernel<int*> multiprocessor_kernel{"scaling.cuh", "scaling::multiprocessor"};
 host::Kernel<> unknown_kernel{"scaling.cuh", "scaling::nothing"};
 host::Deferred<void(const scaling::Params&, int)> scale_on_cpu{"scaling_cpu.cpp", "scale_on_cpu"};
 
@@ -103,6 +105,10 @@ void fill(host::TensorView x, int value, bool twice, std::int64_t smem) {
 }
 void wrong_type(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(plain_kernel.get(), 7); }
 void unknown(host::TensorView x) { host::LaunchKernel(1, 1, x.device())(unknown_kernel.get(1)); }
+void multiprocessor(host::TensorView x) {
+  const auto params = match(x);
+  host::LaunchKernel(params.length, 32, x.device())(multiprocessor_kernel.get(), static_cast<int*>(params.data));
+}
 std::int64_t occupancy(host::TensorView x, std::int64_t smem) {
   return host::runtime::get_blocks_per_sm(
       fill_kernel.get(scaling::Mode::kOnce), 64, smem, x.device().device_id);
@@ -122,7 +128,7 @@ void scale_on_cpu(const scaling::Params& params, int factor) {
 }
 """
 
-EXPORTS = ["scale3", "fill", "wrong_type", "unknown", "occupancy", "room"]
+EXPORTS = ["scale3", "fill", "wrong_type", "unknown", "multiprocessor", "occupancy", "room"]
 
 
 def make_family(site: Path, name: str, **replaced: str) -> KernelFamily:
@@ -333,7 +339,7 @@ def test_an_unknown_kernel_names_those_that_there_are(family):
     first = str(caught.value).splitlines()[0]
     assert "scaling::scael<3, false, fp32_t>" in first
     assert "scaling.cuh has line 5: template <int kFactor, bool kNegate, typename T> scale; " in first
-    assert first.endswith("line 20: plain. A kernel is named with its namespace")
+    assert first.endswith("line 20: plain; line 21: multiprocessor. A kernel is named with its namespace")
 
 
 def test_a_package_in_a_zip_is_told_that_it_must_be_unpacked(family):
@@ -854,6 +860,25 @@ class TestOnAGpu:
         thread.join()
         torch.cuda.synchronize()
         assert y.eq(-3).all()
+
+    def test_it_keeps_to_the_multiprocessors_of_a_green_context(self, family):
+        contexts = pytest.importorskip("torch.cuda.green_contexts")
+        module = load(family)
+        x = torch.full((10_000,), -1, dtype=torch.int32, device="cuda")
+        module.multiprocessor(x)  # loaded in the primary context
+        everywhere = len(x.unique())
+        try:
+            context = contexts.GreenContext.create(num_sms=16, device_id=0)
+        except RuntimeError as error:
+            pytest.skip(f"no green context here: {error}")
+        context.set_context()
+        try:
+            module.multiprocessor(x.fill_(-1))
+            torch.cuda.synchronize()
+        finally:
+            context.pop_context()
+        assert x.min() >= 0
+        assert len(x.unique()) <= 16 < everywhere
 
     def test_many_threads_meet_a_new_variant_at_once(self, family):
         module = load(family)

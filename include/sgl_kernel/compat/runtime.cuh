@@ -80,13 +80,12 @@ inline int attribute_of(::cudaDeviceAttr which, int device_id) {
   return address;
 }
 
-/// \brief Allow a kernel `bytes` bytes of dynamic shared memory on the current device.
+/// \brief Allow a kernel `bytes` bytes of dynamic shared memory on the current device, and more where it has more.
 template <typename Kernel>
 void set_max_dynamic_smem(Kernel* kernel, std::size_t bytes) {
-  RuntimeDeviceCheck(
-      ::cudaFuncSetAttribute(
-          reinterpret_cast<const void*>(kernel), ::cudaFuncAttributeMaxDynamicSharedMemorySize,
-          static_cast<int>(bytes)));
+  const auto address = reinterpret_cast<const void*>(kernel);
+  RuntimeDeviceCheck(bytes <= details::most_dynamic_smem(address, {}) ? ::cudaSuccess : ::cudaErrorInvalidValue);
+  RuntimeDeviceCheck(host::details::allow_dynamic_smem(address));
 }
 
 /// \brief Ask for a share of L1 as shared memory, in percent.

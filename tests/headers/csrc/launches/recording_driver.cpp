@@ -3,12 +3,10 @@
 /// context.
 
 #define cuCtxGetDevice null_get_device
-#define cuKernelGetFunction null_get_function
 #define cuLaunchKernelEx null_launch
 #define cuLibraryGetKernel null_get_kernel
 #include "null_driver.cpp"
 #undef cuCtxGetDevice
-#undef cuKernelGetFunction
 #undef cuLaunchKernelEx
 #undef cuLibraryGetKernel
 
@@ -19,10 +17,6 @@ SGL_DRIVER cuCtxGetDevice(int*) {
 }
 SGL_DRIVER cuLibraryGetKernel(void** kernel, void*, const char* name) {
   *kernel = strdup(name);
-  return 0;
-}
-SGL_DRIVER cuKernelGetFunction(void** function, void* kernel) {
-  *function = kernel;
   return 0;
 }
 

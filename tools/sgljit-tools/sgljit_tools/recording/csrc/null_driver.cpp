@@ -93,12 +93,11 @@ SGL_DRIVER cuLibraryGetKernel(void** kernel, void*, const char*) {
 SGL_DRIVER cuKernelGetFunction(void** function, void*) {
   return give(function);
 }
-SGL_DRIVER cuFuncSetAttribute(void*, int, int) {
+SGL_DRIVER cuKernelSetAttribute(int, int, void*, int) {
   return 0;
 }
-SGL_DRIVER cuFuncGetAttribute(int* value, int, void*) {
-  *value = 0;
-  return 0;
+SGL_DRIVER cuKernelGetAttribute(int* value, int attribute, void*, int device) {
+  return attribute == 8 ? cuDeviceGetAttribute(value, 97, device) : (*value = 0);  // all of the block's shared memory
 }
 SGL_DRIVER cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, std::size_t) {
   *blocks = 1;
