@@ -49,6 +49,19 @@ def moe_sum(model: ModelShape | None) -> Calls:
         yield {**call, "topk_weights": TensorSpec((TOKENS, 8), "float32")}
 
 
+def moe_align_block_size(model: ModelShape | None) -> Calls:
+    """One block and a cluster. A kernel serves any number of experts, and any size of blocks."""
+    del model
+    yield {
+        "topk_ids": TensorSpec((TOKENS, 8), "int32"),
+        "num_experts": 256,
+        "block_size": 64,
+        "sorted_token_ids": TensorSpec((1 << 24,), "int32"),
+        "expert_ids": TensorSpec((1 << 18,), "int32"),
+        "num_tokens_post_pad": TensorSpec((1,), "int32"),
+    }
+
+
 def _calls(
     models: dict[str, tuple[tuple[int, int], ...]], model: ModelShape | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -59,6 +59,31 @@ def moe_sum(
     output.copy_(rows.sum(1) * routed_scaling_factor)
 
 
+def moe_align_block_size(
+    topk_ids: torch.Tensor,
+    num_experts: int,
+    block_size: int,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_pad: torch.Tensor,
+) -> None:
+    """A stable sort of the pairs whose id is an expert."""
+    ids = topk_ids.flatten().long()
+    pairs = ((ids >= 0) & (ids < num_experts)).nonzero()[:, 0]
+    pairs = pairs[ids[pairs].sort(stable=True).indices]
+    experts = ids[pairs]
+    counts = experts.bincount(minlength=num_experts)
+    blocks = (counts + block_size - 1) // block_size
+    shifts = (blocks.cumsum(0) - blocks) * block_size - (counts.cumsum(0) - counts)  # by the padding before
+    places = torch.arange(len(pairs), device=ids.device) + shifts[experts]
+    sorted_token_ids.fill_(len(ids))
+    sorted_token_ids[places] = pairs.int()
+    of_blocks = torch.arange(num_experts, device=ids.device).repeat_interleave(blocks)
+    expert_ids.fill_(-1)
+    expert_ids[: len(of_blocks)] = of_blocks
+    num_tokens_post_pad.fill_(len(of_blocks) * block_size)
+
+
 def _numbers(values: torch.Tensor) -> torch.Tensor:
     return values.where(~values.isnan(), -torch.inf)
 
