@@ -75,6 +75,29 @@ def topk_sigmoid(
     """
 
 
+@FAMILY.op(mutates=("topk_weights", "topk_ids"))
+def topk_sqrtsoftplus(
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool = False,
+    *,
+    correction_bias: torch.Tensor | None = None,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """As ``topk_softmax``, with the score sqrt(log(1 + exp(gate))).
+
+    Args:
+        topk_weights, topk_ids, gating_output, renormalize, correction_bias, num_expert_group, topk_group,
+            routed_scaling_factor: as in ``topk_softmax``.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``topk_softmax``.
+    """
+
+
 @FAMILY.op(mutates=("output",))
 def moe_sum(
     input: torch.Tensor,  # noqa: A002 - the name that engines pass it by

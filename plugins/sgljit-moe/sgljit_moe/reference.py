@@ -45,6 +45,24 @@ def topk_sigmoid(
     _weigh(topk_weights, scores.gather(-1, ids), renormalize, routed_scaling_factor)
 
 
+def topk_sqrtsoftplus(
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool = False,
+    *,
+    correction_bias: torch.Tensor | None = None,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """The experts with the highest gate, or with the highest score plus bias."""
+    gates = gating_output.double()
+    scores = torch.nn.functional.softplus(gates, threshold=50).sqrt()  # from 50 on it is the gate
+    ids = _choose(gates, scores, topk_ids, correction_bias, num_expert_group, topk_group)
+    _weigh(topk_weights, scores.gather(-1, ids), renormalize, routed_scaling_factor)
+
+
 def moe_sum(
     input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
     output: torch.Tensor,

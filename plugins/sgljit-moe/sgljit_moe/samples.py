@@ -26,7 +26,7 @@ def topk_softmax(device: torch.device) -> Iterator[Sample]:
             yield from _samples(dtype, tokens, experts, k, groups, topk_group, device)
 
 
-topk_sigmoid = topk_softmax
+topk_sigmoid = topk_sqrtsoftplus = topk_softmax
 
 
 def moe_sum(device: torch.device) -> Iterator[Sample]:

@@ -21,10 +21,17 @@ from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_results
 
 TOKENS = {"cuda": (1, 8, 64, 512, 4096, 16384), "cpu": (1, 64, 1024)}
-# Experts of a model and of a token, groups, and how many of these: Qwen3-MoE and gpt-oss; DeepSeek V3 and Kimi K2.
+# Experts of a model and of a token, groups, and how many of these: Qwen3-MoE and gpt-oss; DeepSeek V3 and Kimi K2;
+# DeepSeek V4.
 MODELS = {
     "topk_softmax": ((128, 8, 1, 1), (32, 4, 1, 1)),
     "topk_sigmoid": ((256, 8, 8, 4), (384, 8, 1, 1)),
+    "topk_sqrtsoftplus": ((256, 6, 1, 1),),
+}
+SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "topk_softmax": lambda gates: gates.softmax(-1),
+    "topk_sigmoid": torch.sigmoid,
+    "topk_sqrtsoftplus": lambda gates: torch.nn.functional.softplus(gates).sqrt(),
 }
 
 # Experts of a token, and the hidden size: Qwen3-MoE and DeepSeek V3.
@@ -38,7 +45,7 @@ def plain(op: str, groups: int, topk_group: int) -> Callable[..., None]:
     """The op in plain PyTorch."""
 
     def run(weights: Any, ids: Any, gates: Any, bias: Any) -> None:
-        scores = gates.float().softmax(-1) if op == "topk_softmax" else gates.float().sigmoid()
+        scores = SCORES[op](gates.float())
         choice = scores if bias is None else scores + bias
         if topk_group < groups:
             grouped = choice.unflatten(-1, (groups, -1))
@@ -54,9 +61,9 @@ def plain(op: str, groups: int, topk_group: int) -> Callable[..., None]:
 
 
 def make(op: str, tokens: int, experts: int, k: int, device: str) -> tuple[Any, ...]:
-    """Weights, ids, gates and, for sigmoid, a bias."""
+    """Weights, ids, gates and, but for softmax, a bias."""
     gates = torch.randn(tokens, experts, device=device).bfloat16()
-    bias = torch.randn(experts, device=device) / 4 if op == "topk_sigmoid" else None
+    bias = torch.randn(experts, device=device) / 4 if op != "topk_softmax" else None
     ids = torch.empty(tokens, k, dtype=torch.int32, device=device)
     return torch.empty(tokens, k, device=device), ids, gates, bias
 
