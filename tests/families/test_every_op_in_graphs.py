@@ -17,7 +17,7 @@ FAMILIES = {
     "quant": 3,
     "rope": 5,
     "kvcache": 3,
-    "moe": 3,
+    "moe": 5,
     "sampling": 2,
     "hicache": 5,
     "wait_value": 3,

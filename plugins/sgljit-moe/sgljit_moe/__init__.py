@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ._version import __version__
 
-__all__ = ["__version__", "moe_sum", "topk_sigmoid", "topk_softmax"]
+__all__ = ["__version__", "moe_align_block_size", "moe_sum", "topk_sigmoid", "topk_softmax", "topk_sqrtsoftplus"]
 
 if TYPE_CHECKING:
-    from .ops import moe_sum, topk_sigmoid, topk_softmax
+    from .ops import moe_align_block_size, moe_sum, topk_sigmoid, topk_softmax, topk_sqrtsoftplus
 else:
     from sgljit_core.lazy import attributes
 

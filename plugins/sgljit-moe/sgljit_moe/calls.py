@@ -11,19 +11,21 @@ if TYPE_CHECKING:
     from sgljit_engines.shapes import ModelShape
 
 Calls = Iterator[dict[str, Any]]
+Models = dict[str, tuple[tuple[int, int], ...]]
 
 # By the ``model_type`` of a config: experts, and how many of a token. Models of one type can differ.
-_SOFTMAX = {
+_SOFTMAX: Models = {
     "qwen3_moe": ((128, 8),),
     "gpt_oss": ((32, 4), (128, 4)),
     "mixtral": ((8, 2),),
 }
-_SIGMOID = {
+_SIGMOID: Models = {
     "deepseek_v3": ((256, 8),),
     "kimi_k2": ((384, 8),),
     "glm4_moe": ((128, 8), (160, 8)),
     "minimax_m2": ((256, 8),),
 }
+_SQRT_SOFTPLUS: Models = {"deepseek_v4": ((256, 6), (384, 6))}
 _GROUPS = {"deepseek_v3": {"num_expert_group": 8, "topk_group": 4}}
 
 
@@ -35,7 +37,16 @@ def topk_softmax(model: ModelShape | None) -> Calls:
 
 def topk_sigmoid(model: ModelShape | None) -> Calls:
     """DeepSeek V3, Kimi K2, GLM-4.5 and MiniMax M2: with a bias, and DeepSeek's with groups."""
-    for model_type, call in _calls(_SIGMOID, model):
+    return _biased(_SIGMOID, model)
+
+
+def topk_sqrtsoftplus(model: ModelShape | None) -> Calls:
+    """DeepSeek V4: with a bias."""
+    return _biased(_SQRT_SOFTPLUS, model)
+
+
+def _biased(models: Models, model: ModelShape | None) -> Calls:
+    for model_type, call in _calls(models, model):
         bias = TensorSpec(call["gating_output"].shape[1:], "float32")
         yield {**call, "correction_bias": bias, **_GROUPS.get(model_type, {})}
 
@@ -49,9 +60,20 @@ def moe_sum(model: ModelShape | None) -> Calls:
         yield {**call, "topk_weights": TensorSpec((TOKENS, 8), "float32")}
 
 
-def _calls(
-    models: dict[str, tuple[tuple[int, int], ...]], model: ModelShape | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def moe_align_block_size(model: ModelShape | None) -> Calls:
+    """One block and a cluster. A kernel serves any number of experts, and any size of blocks."""
+    del model
+    yield {
+        "topk_ids": TensorSpec((TOKENS, 8), "int32"),
+        "num_experts": 256,
+        "block_size": 64,
+        "sorted_token_ids": TensorSpec((1 << 24,), "int32"),
+        "expert_ids": TensorSpec((1 << 18,), "int32"),
+        "num_tokens_post_pad": TensorSpec((1,), "int32"),
+    }
+
+
+def _calls(models: Models, model: ModelShape | None) -> Iterator[tuple[str, dict[str, Any]]]:
     for model_type, sizes in models.items():
         if model is not None and model.model_type != model_type:
             continue

@@ -75,6 +75,29 @@ def topk_sigmoid(
     """
 
 
+@FAMILY.op(mutates=("topk_weights", "topk_ids"))
+def topk_sqrtsoftplus(
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool = False,
+    *,
+    correction_bias: torch.Tensor | None = None,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """As ``topk_softmax``, with the score sqrt(log(1 + exp(gate))).
+
+    Args:
+        topk_weights, topk_ids, gating_output, renormalize, correction_bias, num_expert_group, topk_group,
+            routed_scaling_factor: as in ``topk_softmax``.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``topk_softmax``.
+    """
+
+
 @FAMILY.op(mutates=("output",))
 def moe_sum(
     input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
@@ -98,4 +121,37 @@ def moe_sum(
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
         ValueError: ``output`` shares memory with itself or another argument.
+    """
+
+
+@FAMILY.op(mutates=("sorted_token_ids", "expert_ids", "num_tokens_post_pad"))
+def moe_align_block_size(
+    topk_ids: torch.Tensor,
+    num_experts: int,
+    block_size: int,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_pad: torch.Tensor,
+) -> None:
+    """The pairs of a token and an expert in the order of the experts, in blocks of one expert each, in one launch.
+
+    A pair is named by its index in ``topk_ids``, read row by row. The pairs of an expert follow each other in ascending
+    order, in every run, and are padded to a multiple of ``block_size`` with ``topk_ids.numel()``, as is the rest of
+    ``sorted_token_ids``. A pair whose id is no expert, such as -1, is left out.
+
+    Args:
+        topk_ids: [tokens, k], int32 or int64, contiguous, on a CUDA device or the CPU.
+        num_experts: from 1 to 2048.
+        block_size: at least 1.
+        sorted_token_ids: [size], int32; written. ``size`` is at least ``blocks * block_size``, where ``blocks`` is
+            ``pairs`` if there are fewer pairs than experts, else ``num_experts + (pairs - num_experts) // block_size``;
+            ``pairs + num_experts * (block_size - 1)`` is always enough.
+        expert_ids: [size], int32; the expert of each block, and -1 behind the last; written. ``size`` is at least
+            ``blocks``.
+        num_tokens_post_pad: [1], int32; the pairs with their padding; written.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
+        ValueError: an output shares memory with another argument; ``num_experts`` or ``block_size`` is out of range; so
+            many padded pairs have no int32.
     """

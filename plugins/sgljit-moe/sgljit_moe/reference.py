@@ -45,6 +45,24 @@ def topk_sigmoid(
     _weigh(topk_weights, scores.gather(-1, ids), renormalize, routed_scaling_factor)
 
 
+def topk_sqrtsoftplus(
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool = False,
+    *,
+    correction_bias: torch.Tensor | None = None,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """The experts with the highest gate, or with the highest score plus bias."""
+    gates = gating_output.double()
+    scores = torch.nn.functional.softplus(gates, threshold=50).sqrt()  # from 50 on it is the gate
+    ids = _choose(gates, scores, topk_ids, correction_bias, num_expert_group, topk_group)
+    _weigh(topk_weights, scores.gather(-1, ids), renormalize, routed_scaling_factor)
+
+
 def moe_sum(
     input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
     output: torch.Tensor,
@@ -57,6 +75,31 @@ def moe_sum(
     if topk_weights is not None:
         rows = rows * topk_weights.double()[..., None]
     output.copy_(rows.sum(1) * routed_scaling_factor)
+
+
+def moe_align_block_size(
+    topk_ids: torch.Tensor,
+    num_experts: int,
+    block_size: int,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_pad: torch.Tensor,
+) -> None:
+    """A stable sort of the pairs whose id is an expert."""
+    ids = topk_ids.flatten().long()
+    pairs = ((ids >= 0) & (ids < num_experts)).nonzero()[:, 0]
+    pairs = pairs[ids[pairs].sort(stable=True).indices]
+    experts = ids[pairs]
+    counts = experts.bincount(minlength=num_experts)
+    blocks = (counts + block_size - 1) // block_size
+    shifts = (blocks.cumsum(0) - blocks) * block_size - (counts.cumsum(0) - counts)  # by the padding before
+    places = torch.arange(len(pairs), device=ids.device) + shifts[experts]
+    sorted_token_ids.fill_(len(ids))
+    sorted_token_ids[places] = pairs.int()
+    of_blocks = torch.arange(num_experts, device=ids.device).repeat_interleave(blocks)
+    expert_ids.fill_(-1)
+    expert_ids[: len(of_blocks)] = of_blocks
+    num_tokens_post_pad.fill_(len(of_blocks) * block_size)
 
 
 def _numbers(values: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def topk_softmax(device: torch.device) -> Iterator[Sample]:
             yield from _samples(dtype, tokens, experts, k, groups, topk_group, device)
 
 
-topk_sigmoid = topk_softmax
+topk_sigmoid = topk_sqrtsoftplus = topk_softmax
 
 
 def moe_sum(device: torch.device) -> Iterator[Sample]:
@@ -40,6 +40,32 @@ def moe_sum(device: torch.device) -> Iterator[Sample]:
         weights = torch.rand(k, tokens, device=device).t()
         strided = {"input": both[..., hidden:], "output": output[:, hidden:], "topk_weights": weights}
         yield {**strided, "routed_scaling_factor": 2.5}
+
+
+def moe_align_block_size(device: torch.device) -> Iterator[Sample]:
+    """Both types of ids, some of no expert; no pair, few, one block's and a cluster's; outputs larger than needed."""
+    cases = (
+        (0, 8, 256, 64),
+        (1, 1, 1, 1),
+        (1, 8, 256, 64),
+        (7, 3, 57, 5),
+        (600, 2, 8, 16),
+        (333, 8, 384, 128),
+        (1000, 8, 256, 64),
+        (2001, 5, 2048, 7),
+    )
+    for (tokens, k, experts, block_size), dtype in itertools.product(cases, (torch.int32, torch.int64)):
+        ids = torch.randint(-1, experts + 1, (tokens, k), device=device).to(dtype)
+        size = tokens * k + experts * (block_size - 1)
+        sorted_token_ids = torch.empty(size + 3, dtype=torch.int32, device=device)
+        yield {
+            "topk_ids": ids,
+            "num_experts": experts,
+            "block_size": block_size,
+            "sorted_token_ids": sorted_token_ids[3:] if dtype == torch.int64 else sorted_token_ids,
+            "expert_ids": torch.empty(size // block_size + 2, dtype=torch.int32, device=device),
+            "num_tokens_post_pad": torch.empty(1, dtype=torch.int32, device=device),
+        }
 
 
 def _samples(

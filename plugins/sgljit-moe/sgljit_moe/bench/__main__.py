@@ -21,21 +21,31 @@ from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_results
 
 TOKENS = {"cuda": (1, 8, 64, 512, 4096, 16384), "cpu": (1, 64, 1024)}
-# Experts of a model and of a token, groups, and how many of these: Qwen3-MoE and gpt-oss; DeepSeek V3 and Kimi K2.
+# Experts of a model and of a token, groups, and how many of these: Qwen3-MoE and gpt-oss; DeepSeek V3 and Kimi K2;
+# DeepSeek V4.
 MODELS = {
     "topk_softmax": ((128, 8, 1, 1), (32, 4, 1, 1)),
     "topk_sigmoid": ((256, 8, 8, 4), (384, 8, 1, 1)),
+    "topk_sqrtsoftplus": ((256, 6, 1, 1),),
+}
+SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "topk_softmax": lambda gates: gates.softmax(-1),
+    "topk_sigmoid": torch.sigmoid,
+    "topk_sqrtsoftplus": lambda gates: torch.nn.functional.softplus(gates).sqrt(),
 }
 
 # Experts of a token, and the hidden size: Qwen3-MoE and DeepSeek V3.
 SUMS = ((8, 4096), (8, 7168))
+
+# Experts of a model and of a token, and the size of a block: Qwen3-MoE and DeepSeek V3.
+ORDERS = ((128, 8, 64), (256, 8, 128))
 
 
 def plain(op: str, groups: int, topk_group: int) -> Callable[..., None]:
     """The op in plain PyTorch."""
 
     def run(weights: Any, ids: Any, gates: Any, bias: Any) -> None:
-        scores = gates.float().softmax(-1) if op == "topk_softmax" else gates.float().sigmoid()
+        scores = SCORES[op](gates.float())
         choice = scores if bias is None else scores + bias
         if topk_group < groups:
             grouped = choice.unflatten(-1, (groups, -1))
@@ -51,9 +61,9 @@ def plain(op: str, groups: int, topk_group: int) -> Callable[..., None]:
 
 
 def make(op: str, tokens: int, experts: int, k: int, device: str) -> tuple[Any, ...]:
-    """Weights, ids, gates and, for sigmoid, a bias."""
+    """Weights, ids, gates and, but for softmax, a bias."""
     gates = torch.randn(tokens, experts, device=device).bfloat16()
-    bias = torch.randn(experts, device=device) / 4 if op == "topk_sigmoid" else None
+    bias = torch.randn(experts, device=device) / 4 if op != "topk_softmax" else None
     ids = torch.empty(tokens, k, dtype=torch.int32, device=device)
     return torch.empty(tokens, k, device=device), ids, gates, bias
 
@@ -116,6 +126,46 @@ def table_of_sums(device: str) -> list[dict[str, Any]]:
     return sweep(run, ["tokens", "k", "hidden"], get_benchmark_range(places, places[1:2]), providers(device))
 
 
+def plain_align(ids: Any, experts: int, block_size: int, sorted_ids: Any, block_experts: Any, padded: Any) -> None:
+    """``moe_align_block_size`` in plain PyTorch."""
+    flat, order = ids.flatten().long().sort(stable=True)
+    counts = torch.zeros(experts, dtype=torch.int64, device=ids.device).scatter_add_(0, flat, torch.ones_like(flat))
+    blocks = (counts + block_size - 1) // block_size
+    behind = blocks.cumsum(0)
+    shifts = (behind - blocks) * block_size - (counts.cumsum(0) - counts)
+    sorted_ids.fill_(len(flat))
+    sorted_ids[torch.arange(len(flat), device=ids.device) + shifts[flat]] = order.int()
+    found = torch.searchsorted(behind, torch.arange(len(block_experts), device=ids.device), right=True)
+    block_experts.copy_(found.where(found < experts, -1))
+    padded.copy_(behind[-1:] * block_size)
+
+
+def table_of_orders(device: str) -> list[dict[str, Any]]:
+    """The same for ``moe_align_block_size``."""
+
+    def make(tokens: int, experts: int, k: int, block_size: int) -> tuple[Any, ...]:
+        ids = torch.rand(tokens, experts, device=device).topk(k).indices.int()
+        blocks = min(tokens * k, experts + (tokens * k - experts) // block_size)
+        sizes = (blocks * block_size, blocks, 1)
+        return ids, experts, block_size, *(torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
+
+    def run(tokens: int, experts: int, k: int, block_size: int, provider: str) -> Figure | float:
+        torch.compiler.reset()
+        kernel = {"sgljit": ops["moe"].moe_align_block_size, "PyTorch": plain_align}.get(provider)
+        kernel = torch.compile(plain_align, dynamic=False) if kernel is None else kernel
+        arguments = make(9, experts, k, block_size)
+        wanted = [torch.empty_like(output) for output in arguments[3:]]
+        plain_align(*arguments[:3], *wanted)
+        kernel(*arguments)
+        assert all(map(torch.equal, arguments[3:], wanted))
+        num_bytes = 4 * sum(x.numel() for x in make(tokens, experts, k, block_size) if isinstance(x, torch.Tensor))
+        return measure(kernel, lambda: make(tokens, experts, k, block_size), num_bytes=num_bytes, seconds=0.03)
+
+    places = [(tokens, *sizes) for sizes in ORDERS for tokens in TOKENS[device]]
+    shape = ["tokens", "experts", "k", "block_size"]
+    return sweep(run, shape, get_benchmark_range(places, places[1:2]), providers(device))
+
+
 def check(run: Callable[..., None], reference: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Check that a kernel computes the op: a figure of another computation would mean nothing."""
     weights, ids, *rest = arguments
@@ -132,7 +182,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    tables = {op: table(op, arguments.device) for op in MODELS} | {"moe_sum": table_of_sums(arguments.device)}
+    tables = {op: table(op, arguments.device) for op in MODELS}
+    tables |= {"moe_sum": table_of_sums(arguments.device), "moe_align_block_size": table_of_orders(arguments.device)}
     note = "bfloat16. Microseconds per call, median; in brackets, the percent of a copy of as many bytes."
     sys.stdout.write(write_results(arguments.output, "Mixture of experts", tables, note=note, device=arguments.device))
 

@@ -60,3 +60,4 @@ void topk(
 
 SGL_EXPORT(topk_softmax, (topk<moe::Softmax>))
 SGL_EXPORT(topk_sigmoid, (topk<moe::Sigmoid>))
+SGL_EXPORT(topk_sqrtsoftplus, (topk<moe::SqrtSoftplus>))

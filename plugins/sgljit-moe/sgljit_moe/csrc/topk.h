@@ -45,13 +45,29 @@ struct Next {
   }
 };
 
-struct Sigmoid {
+/// \brief A score that each gate has by itself.
+struct OfOneGate {
   template <typename Row, typename Value>
-  SGL_HD static Sigmoid of(const Row&, const Value&, bool) {
-    return {};
-  }
+  SGL_HD OfOneGate(const Row&, const Value&, bool) {}
+};
+
+struct Sigmoid : OfOneGate {
+  using OfOneGate::OfOneGate;
   SGL_HD float operator()(float gate) const {
     return 1 / (1 + sgl::exp(-gate));
+  }
+};
+
+/// \brief The square root of log(1 + exp(gate)), which is `gate` above 0 and log(1 + power), with a power up to 1.
+struct SqrtSoftplus : OfOneGate {
+  using OfOneGate::OfOneGate;
+  SGL_HD float operator()(float gate) const {
+    const float power = sgl::exp(-sgl::abs(gate)), ratio = power / (2 + power), square = ratio * ratio;
+    // log(1 + power) is 2 artanh(ratio): its series keeps all digits of small powers, and vectorises on the CPU.
+    constexpr float kSeries[] = {2.0f / 13, 2.0f / 11, 2.0f / 9, 2.0f / 7, 2.0f / 5, 2.0f / 3, 2.0f};
+    float sum = 2.0f / 15;
+    for (const float term : kSeries) sum = sum * square + term;
+    return sgl::sqrt(sgl::max(gate, 0) + ratio * sum);
   }
 };
 
@@ -60,10 +76,9 @@ struct Softmax {
 
   /// \param is_whole whether the scores of all experts have a sum of 1.
   template <typename Row, typename Value>
-  SGL_HD static Softmax of(const Row& row, const Value& gates, bool is_whole) {
-    const float largest = row.max([](float gate) { return gate; }, gates);
-    if (!is_whole) return {largest, 1};
-    return {largest, 1 / row.sum([=](float gate) { return sgl::exp(gate - largest); }, gates)};
+  SGL_HD Softmax(const Row& row, const Value& gates, bool is_whole)
+      : largest(row.max([](float gate) { return gate; }, gates)), factor(1) {
+    if (is_whole) factor = 1 / row.sum([largest = largest](float gate) { return sgl::exp(gate - largest); }, gates);
   }
   SGL_HD float operator()(float gate) const {
     return sgl::exp(gate - largest) * factor;
@@ -88,7 +103,7 @@ struct TopK {
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
     const auto values = row[gates];
-    const auto score = Score::of(row, values, kBiased || !renormalizes);
+    const Score score(row, values, kBiased || !renormalizes);
     const auto ranked = m_ranked(row, values, score);
     const auto groups = m_groups(row, ranked);
     Key last = 0;

@@ -12,7 +12,7 @@ from sgljit_moe.plugin import FAMILY
 
 family = ops["moe"]
 NAN, INF = float("nan"), float("inf")
-OPS = ("topk_softmax", "topk_sigmoid")
+OPS = ("topk_softmax", "topk_sigmoid", "topk_sqrtsoftplus")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -49,10 +49,23 @@ def test_known_weights(device):
     torch.testing.assert_close(weights.cpu(), torch.tensor([[1.5, 1.0]]))  # a softmax of the chosen, scaled
     weights, _ = choose(gates, 2, "topk_sigmoid")
     torch.testing.assert_close(weights.cpu(), torch.tensor([[3 / 4, 2 / 3]]))  # x / (1 + x)
+    weights, _ = choose(gates, 2, "topk_sqrtsoftplus")
+    torch.testing.assert_close(weights.cpu(), torch.tensor([[4.0, 3.0]]).log().sqrt())  # log(1 + x)
     bias = torch.tensor([0.0, -1, 0, 1], device=device)
     weights, ids = choose(gates, 2, "topk_sigmoid", correction_bias=bias, renormalize=True)
     assert ids.tolist() == [[3, 2]]  # 0 + 1 and 2 / 3
     torch.testing.assert_close(weights.cpu(), torch.tensor([[0.0, 1.0]]))  # of the scores alone
+
+
+def test_a_softplus_has_all_digits_of_every_gate(device):
+    gates = torch.cat([torch.linspace(-60, 60, 4001), torch.tensor([-87.0, 1e-30, 3e38, INF, -INF, NAN])]).view(-1, 1)
+    wanted = torch.nn.functional.softplus(gates.double(), threshold=50).sqrt().float()
+    weights, _ = choose(gates.to(device), 1, "topk_sqrtsoftplus")
+    torch.testing.assert_close(weights.cpu(), wanted, rtol=2**-21, atol=0, equal_nan=True)
+    bias = torch.zeros(1, device=device)
+    assert torch.equal(
+        choose(gates.to(device), 1, "topk_sqrtsoftplus", correction_bias=bias)[0].isnan().cpu(), wanted.isnan()
+    )
 
 
 def test_groups_are_ranked_by_one_expert_or_by_two(device):
@@ -80,7 +93,7 @@ def test_of_equal_experts_the_first_comes_first_and_nan_last(op, dtype, device):
     bias = torch.zeros(4, device=device)
     # A group whose second expert is NaN has a sum of NaN.
     grouped = {"num_expert_group": 2, "topk_group": 1, "correction_bias": bias}
-    wanted = [[2, 3]] if op == "topk_sigmoid" else [[0, 1]]  # all of a softmax is NaN then
+    wanted = [[0, 1]] if op == "topk_softmax" else [[2, 3]]  # all of a softmax is NaN then
     assert ids([NAN, 1, -9, -9], k=2, **grouped) == wanted
 
 
