@@ -19,6 +19,7 @@ using result_t = int;
 using device_t = int;
 using context_t = void*;
 using kernel_t = void*;  // a CUkernel, which belongs to no context: functions below that take a CUfunction take it, too
+using function_t = void*;  // a CUfunction: a kernel in one context
 
 inline constexpr result_t kSuccess = 0;
 
@@ -82,14 +83,16 @@ struct Api {
   result_t (*GetErrorString)(result_t, const char**);
   result_t (*DriverGetVersion)(int*);
   result_t (*CtxGetDevice)(device_t*);
+  result_t (*CtxGetCurrent)(context_t*);
   result_t (*CtxPushCurrent)(context_t);
   result_t (*CtxPopCurrent)(context_t*);
   result_t (*DevicePrimaryCtxRetain)(context_t*, device_t);
   result_t (*DeviceGetAttribute)(int*, int, device_t);
   result_t (*KernelGetAttribute)(int*, int, kernel_t, device_t);
+  result_t (*KernelGetFunction)(function_t*, kernel_t);
   result_t (*OccupancyMaxActiveBlocksPerMultiprocessor)(int*, kernel_t, int, std::size_t);
   result_t (*OccupancyAvailableDynamicSMemPerBlock)(std::size_t*, kernel_t, int, int);
-  result_t (*LaunchKernelEx)(const LaunchConfig*, kernel_t, void**, void**);
+  result_t (*LaunchKernelEx)(const LaunchConfig*, function_t, void**, void**);
   result_t (*PointerGetAttributes)(unsigned, const int*, void**, const void*);
   result_t (*MemHostAlloc)(void**, std::size_t, unsigned);
   result_t (*MemcpyDtoHAsync)(void*, const void*, std::size_t, native_stream_t);
@@ -156,11 +159,13 @@ inline constexpr const char* kNames[] = {
     "cuGetErrorString",
     "cuDriverGetVersion",
     "cuCtxGetDevice",
+    "cuCtxGetCurrent",
     "cuCtxPushCurrent_v2",
     "cuCtxPopCurrent_v2",
     "cuDevicePrimaryCtxRetain",
     "cuDeviceGetAttribute",
     "cuKernelGetAttribute",
+    "cuKernelGetFunction",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
     "cuOccupancyAvailableDynamicSMemPerBlock",
     "cuLaunchKernelEx",

@@ -114,6 +114,7 @@ inline runtime_error_t allow_dynamic_smem(const void* kernel) {
 
 inline runtime_error_t enqueue(const LaunchConfig& launch, DebugInfo, const void* kernel, void** arguments) {
   if (launch.dynamic_smem != 0) {
+    if (launch.dynamic_smem > INT32_MAX) return ::cudaErrorInvalidValue;  // no block has as much, and CUDA cuts it off
     const auto error = allow_dynamic_smem(kernel);
     if (error != ::cudaSuccess) return error;
   }

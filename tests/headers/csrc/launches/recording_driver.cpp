@@ -2,16 +2,22 @@
 /// \brief The driver of dry runs, which also writes each launch to the file that RECORD names. Threads have no current
 /// context.
 
+#define cuCtxGetCurrent null_get_current
 #define cuCtxGetDevice null_get_device
 #define cuLaunchKernelEx null_launch
 #define cuLibraryGetKernel null_get_kernel
 #include "null_driver.cpp"
+#undef cuCtxGetCurrent
 #undef cuCtxGetDevice
 #undef cuLaunchKernelEx
 #undef cuLibraryGetKernel
 
 #include <cstdio>
 
+SGL_DRIVER cuCtxGetCurrent(void** context) {
+  *context = nullptr;
+  return 0;
+}
 SGL_DRIVER cuCtxGetDevice(int*) {
   return 201;  // no context
 }

@@ -51,6 +51,9 @@ SGL_DRIVER cuCtxGetDevice(int* device) {
   *device = 0;
   return 0;
 }
+SGL_DRIVER cuCtxGetCurrent(void** context) {
+  return give(context);
+}
 SGL_DRIVER cuCtxPushCurrent_v2(void*) {
   return 0;
 }
@@ -90,8 +93,9 @@ SGL_DRIVER cuLibraryLoadData(void** library, const void*, void*, void*, unsigned
 SGL_DRIVER cuLibraryGetKernel(void** kernel, void*, const char*) {
   return give(kernel);
 }
-SGL_DRIVER cuKernelGetFunction(void** function, void*) {
-  return give(function);
+SGL_DRIVER cuKernelGetFunction(void** function, void* kernel) {
+  *function = kernel;
+  return 0;
 }
 SGL_DRIVER cuKernelSetAttribute(int, int, void*, int) {
   return 0;
