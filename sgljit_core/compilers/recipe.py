@@ -10,8 +10,8 @@ from .includes import Root, Scan
 
 _COMMON = ("-std=c++20", "-O3")
 # Without -fno-gnu-unique all libraries of the process share the statics of templates and inline functions, so that a
-# second module's one-time initialiser is skipped.
-_HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
+# second module's one-time initialiser is skipped. With errno a loop that takes a square root has no vectors.
+_HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-math-errno")
 # The units of the core's own functions (sgl_kernel/impl/separate.h), and the macro that announces them to the others.
 _CORE_UNITS = ("messages.cpp", "kernels.cpp")
 _SEPARATE = ("-DSGL_SEPARATE",)

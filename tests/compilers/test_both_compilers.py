@@ -90,7 +90,7 @@ def run(case):
     torch.cuda.synchronize()
     left = [result, *arguments.values()]
     left = [contents(tensor) for tensor in left if isinstance(tensor, torch.Tensor)]
-    return family, op, [tensor.cpu().contiguous().view(torch.uint8) for tensor in left]
+    return family, op, [tensor.cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8) for tensor in left]
 
 def cases():
     for spec, _ in families():
