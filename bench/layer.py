@@ -29,14 +29,20 @@ from sgljit_tools.benchmark.results import sweep, write_results
 Tensors = dict[str, torch.Tensor]
 Step = Callable[[Tensors], object]
 
+TITLE = "The small work of a decoder layer"
 EPS = 1e-6
 POSITIONS = 4096
 TOKENS = {"cuda": (1, 8, 64, 512, 4096), "cpu": (1, 64)}
+BLOCK = 64  # pairs of a token and an expert that one block of a grouped product takes
 
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes of a layer. With a ``kv_rank`` its attention is latent: DeepSeek's."""
+    """The sizes of a layer.
+
+    With a ``kv_rank`` its attention is latent: DeepSeek's. With ``experts`` it routes tokens to them, and
+    ``intermediate`` is the size of what all tokens share beside them, if there is such.
+    """
 
     name: str
     hidden: int
@@ -48,6 +54,11 @@ class Model:
     q_rank: int = 0
     kv_rank: int = 0
     nope_dim: int = 0
+    experts: int = 0
+    chosen: int = 0  # of a token
+    expert_size: int = 0
+    has_sigmoid: bool = False
+    scale: float = 1.0
 
     def tensors(self, tokens: int, device: str) -> Tensors:
         """The results of matrix products and attention, the weights, and a cache; bfloat16."""
@@ -64,6 +75,7 @@ class Model:
             "second_weight": randn(self.hidden),
             "gate_up": randn(tokens, 2 * self.intermediate),
             "activated": randn(tokens, self.intermediate),
+            **(self._of_experts(tokens, device) if self.experts else {}),
             "cos_sin": torch.cat([angles.cos(), angles.sin()], 1),
             "positions": torch.randint(0, POSITIONS, (tokens,), device=device),
             "slots": torch.randperm(tokens, device=device),
@@ -92,11 +104,40 @@ class Model:
             "v_cache": randn(tokens, self.kv_heads, self.head_dim),
         }
 
+    def _of_experts(self, tokens: int, device: str) -> Tensors:
+        """The gates, float32, and the results of grouped products; and what routing and ordering write."""
+        pairs = tokens * self.chosen
+        blocks = min(pairs, self.experts + (pairs - self.experts) // BLOCK)
+        sizes = {"ids": (tokens, self.chosen), "sorted": (blocks * BLOCK,), "block_experts": (blocks,), "padded": (1,)}
+        return {
+            "gates": torch.randn(tokens, self.experts, device=device),
+            "bias": torch.randn(self.experts, device=device) / 4,
+            "weights": torch.zeros(tokens, self.chosen, device=device),
+            **{name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()},
+            "expert_gate_up": torch.randn(pairs, 2 * self.expert_size, device=device).bfloat16(),
+            "expert_activated": torch.zeros(pairs, self.expert_size, device=device).bfloat16(),
+            "expert_results": torch.randn(tokens, self.chosen, self.hidden, device=device).bfloat16(),
+            "expert_sum": torch.zeros(tokens, self.hidden, device=device).bfloat16(),
+        }
+
 
 MODELS = (
     Model("Qwen3 8B", 4096, 32, 8, 128, 12288, norms_heads=True),
     Model("Llama 3 70B", 8192, 64, 8, 128, 28672),
     Model("DeepSeek V3, a dense layer", 7168, 128, 1, 64, 18432, q_rank=1536, kv_rank=512, nope_dim=128),
+    Model("Qwen3 30B-A3B", 2048, 32, 4, 128, 0, norms_heads=True, experts=128, chosen=8, expert_size=768),
+    Model(
+        "Kimi K2",
+        *(7168, 64, 1, 64, 2048),
+        q_rank=1536,
+        kv_rank=512,
+        nope_dim=128,
+        experts=384,
+        chosen=8,
+        expert_size=2048,
+        has_sigmoid=True,
+        scale=2.827,
+    ),
 )
 
 
@@ -131,7 +172,30 @@ def sgljit(model: Model, _peers: Any) -> list[Step]:
     def gate(t: Tensors) -> None:
         activation.silu_and_mul(t["gate_up"], out=t["activated"])
 
-    return [first, *([latents, rotation] if model.kv_rank else [attention]), second, gate]
+    def routing(t: Tensors) -> None:
+        chosen = (t["weights"], t["ids"], t["gates"], True)
+        if model.has_sigmoid:
+            ops["moe"].topk_sigmoid(*chosen, correction_bias=t["bias"], routed_scaling_factor=model.scale)
+        else:
+            ops["moe"].topk_softmax(*chosen)
+
+    def order(t: Tensors) -> None:
+        written = (t["sorted"], t["block_experts"], t["padded"])
+        ops["moe"].moe_align_block_size(t["ids"], model.experts, BLOCK, *written)
+
+    def expert_gate(t: Tensors) -> None:
+        activation.silu_and_mul(t["expert_gate_up"], out=t["expert_activated"])
+
+    def expert_sum(t: Tensors) -> None:
+        ops["moe"].moe_sum(t["expert_results"], t["expert_sum"])
+
+    between = [latents, rotation] if model.kv_rank else [attention]
+    return [first, *between, second, *_mlp(model, gate, [routing, order, expert_gate, expert_sum])]
+
+
+def _mlp(model: Model, gate: Step, of_experts: list[Step]) -> list[Step]:
+    """The steps behind the second norm."""
+    return [*([gate] if model.intermediate else []), *(of_experts if model.experts else [])]
 
 
 def sglang(model: Model, peers: Any) -> list[Step]:
@@ -167,13 +231,24 @@ def sglang(model: Model, peers: Any) -> list[Step]:
     def second(t: Tensors) -> None:
         add_norm(t["after_attention"], t["residual"], t["second_weight"], EPS)
 
+    def routing(t: Tensors) -> None:
+        score = "sigmoid" if model.has_sigmoid else "softmax"
+        peers.topk(score)(t["weights"], t["ids"], t["gates"], t["bias"], model.scale)
+
+    def order(t: Tensors) -> None:
+        peers.moe_align()(t["ids"], model.experts, BLOCK, t["sorted"], t["block_experts"], t["padded"])
+
+    def expert_sum(t: Tensors) -> None:
+        peers.topk_sum()(t["expert_results"], t["expert_sum"])
+
+    of_experts = [routing, order, lambda t: gate(t["expert_gate_up"], t["expert_activated"]), expert_sum]
     between = [q_latent, kv_latent, rotation, store] if model.kv_rank else [attention]
     return [
         first,
         *([heads] if model.norms_heads else []),
         *between,
         second,
-        lambda t: gate(t["gate_up"], t["activated"]),
+        *_mlp(model, lambda t: gate(t["gate_up"], t["activated"]), of_experts),
     ]
 
 
@@ -221,11 +296,40 @@ def pytorch(model: Model, _peers: Any, dtype: torch.dtype = torch.float32) -> li
     def second(t: Tensors) -> None:
         add_norm(t["after_attention"], t["residual"], t["second_weight"])
 
-    def gate(t: Tensors) -> None:
-        gates, values = t["gate_up"].to(dtype).chunk(2, -1)
-        t["activated"].copy_(torch.nn.functional.silu(gates) * values)
+    def silu_and_mul(x: torch.Tensor, out: torch.Tensor) -> None:
+        gates, values = x.to(dtype).chunk(2, -1)
+        out.copy_(torch.nn.functional.silu(gates) * values)
 
-    return [first, *([latents, rotation] if model.kv_rank else [attention]), second, gate]
+    def routing(t: Tensors) -> None:
+        gates = t["gates"].to(dtype)
+        scores = gates.sigmoid() if model.has_sigmoid else gates.softmax(-1)
+        ids = (scores + t["bias"] if model.has_sigmoid else scores).topk(model.chosen).indices
+        weights = scores.gather(-1, ids)
+        t["ids"].copy_(ids)
+        t["weights"].copy_(weights / weights.sum(-1, keepdim=True) * model.scale)
+
+    def order(t: Tensors) -> None:
+        ids = t["ids"].flatten().long()
+        in_order = ids.argsort(stable=True)
+        counts = torch.zeros(model.experts, dtype=torch.long, device=ids.device).scatter_add_(
+            0, ids, torch.ones_like(ids)
+        )
+        ends = ((counts + BLOCK - 1) // BLOCK).cumsum(0)  # of each expert's blocks
+        starts = (ends - (counts + BLOCK - 1) // BLOCK) * BLOCK - (counts.cumsum(0) - counts)
+        sorted_ids = ids[in_order]
+        t["sorted"].fill_(ids.numel())
+        t["sorted"][torch.arange(ids.numel(), device=ids.device) + starts[sorted_ids]] = in_order.int()
+        blocks = torch.arange(t["block_experts"].numel(), device=ids.device)
+        experts = torch.searchsorted(ends, blocks, right=True)
+        t["block_experts"].copy_(torch.where(blocks < ends[-1], experts, -1))
+        t["padded"].copy_(ends[-1:] * BLOCK)
+
+    def expert_sum(t: Tensors) -> None:
+        t["expert_sum"].copy_(t["expert_results"].to(dtype).sum(1))
+
+    of_experts = [routing, order, lambda t: silu_and_mul(t["expert_gate_up"], t["expert_activated"]), expert_sum]
+    between = [latents, rotation] if model.kv_rank else [attention]
+    return [first, *between, second, *_mlp(model, lambda t: silu_and_mul(t["gate_up"], t["activated"]), of_experts)]
 
 
 def compiled(model: Model, peers: Any) -> list[Step]:
@@ -240,7 +344,10 @@ PROVIDERS: dict[str, Callable[[Model, Any], list[Step]]] = {
     "torch.compile": compiled,
     "PyTorch": pytorch,
 }
-WRITTEN = ("x", "residual", "after_attention", "activated", "q", "q_latent", "k_cache", "v_cache", "kv_cache")
+WRITTEN = (
+    *("x", "residual", "after_attention", "activated", "q", "q_latent", "k_cache", "v_cache", "kv_cache"),
+    *("weights", "ids", "padded", "expert_activated", "expert_sum"),
+)
 
 
 def check(model: Model, steps: list[Step], device: str) -> None:
@@ -252,9 +359,12 @@ def check(model: Model, steps: list[Step], device: str) -> None:
     for step in pytorch(model, None, torch.float64):
         step(wanted)
     for name in WRITTEN:
-        if name in wanted:
+        if name in wanted and wanted[name].numel() > 0:
             error = (got[name].double() - wanted[name].double()).norm() / wanted[name].double().norm()
             assert error <= 0.01, f"{model.name}: {name} differs by {error:.3f}"
+    if model.experts:
+        used = int(wanted["padded"]) // BLOCK
+        assert torch.equal(got["block_experts"][:used], wanted["block_experts"][:used]), f"{model.name}: block_experts"
 
 
 def launches(run: Callable[[], object]) -> int:
@@ -292,7 +402,7 @@ def table(model: Model, device: str, peers: Any, counted: dict[str, int]) -> lis
 
 
 def main() -> None:
-    """Measure, print the page, and write it with a plot beside it."""
+    """Measure, print the page, and write it after each model: compiling takes minutes, and may be cut short."""
     parser = argparse.ArgumentParser(description="Time of a decoder layer's small work")
     parser.add_argument("--device", choices=list(TOKENS), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
@@ -304,17 +414,14 @@ def main() -> None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
     tables: dict[str, list[dict[str, Any]]] = {}
-    lines = ["bfloat16. Microseconds of one layer's small work, median."]
+    page, lines = "", ["bfloat16. Microseconds of one layer's small work, median."]
     for model in MODELS:
         counted: dict[str, int] = {}
         tables[model.name] = table(model, arguments.device, peers, counted)
         if counted:
             told = ", ".join(f"{name} {number}" for name, number in counted.items())
             lines.append(f"Launches of {model.name}: {told}.")
-    note = "\n".join(lines)
-    page = write_results(
-        arguments.output, "The small work of a decoder layer", tables, note=note, device=arguments.device
-    )
+        page = write_results(arguments.output, TITLE, tables, note="\n".join(lines), device=arguments.device)
     sys.stdout.write(page)
 
 
