@@ -125,7 +125,7 @@ def rmsnorm_quant_fp8(
     """``rmsnorm`` in FP8. With a float64 tensor as ``output_q``: the quotient that is rounded to it."""
     y = input.new_empty(input.shape, dtype=torch.float64)
     rmsnorm(input, weight, y, eps)
-    _quantize(y.to(input.dtype).double() if round_first else y, output_q, output_s, is_static)
+    _quantize(_rounded(y, input.dtype) if round_first else y, output_q, output_s, is_static)
 
 
 def fused_add_rmsnorm_quant_fp8(
@@ -143,7 +143,13 @@ def fused_add_rmsnorm_quant_fp8(
     y = input.double() + residual.double()
     residual.copy_(y)
     rmsnorm(y, weight, None, eps)
-    _quantize(y.to(input.dtype).double() if round_first else y, output_q, output_s, is_static)
+    _quantize(_rounded(y, input.dtype) if round_first else y, output_q, output_s, is_static)
+
+
+def _rounded(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.float64:  # a check that widens the arguments asks again with the kernel's own
+        raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, and that is not float64")
+    return y.to(dtype).double()
 
 
 def _quantize(y: torch.Tensor, output_q: torch.Tensor, output_s: torch.Tensor, is_static: bool) -> None:
