@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import pickle
@@ -21,7 +20,6 @@ from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_engines.shapes import read_config
 from sgljit_tools.cli import prepare as command
 from sgljit_tools.recording.null_driver import compiled
-from sgljit_tools.recording.process import in_a_process
 from sgljit_tools.recording.recorder import record
 
 
@@ -61,7 +59,7 @@ RUN_OPS = {
 }
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize(
     "model", [pytest.param(name, marks=() if name == "qwen3" else pytest.mark.slow) for name in MODELS]
 )
@@ -74,7 +72,7 @@ def test_what_is_built_is_what_a_run_asks_for(shape, tmp_path, model, device):
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if device == "cuda":
         environment |= {
-            "LD_PRELOAD": in_a_process(functools.partial(compiled, "9.0", str(tmp_path / "driver"))),
+            "LD_PRELOAD": compiled("9.0", str(tmp_path / "driver")),
             "CUDA_VISIBLE_DEVICES": "",
         }
     line = [sys.executable, model_run.__file__, str(question), str(answer), device]
