@@ -41,7 +41,7 @@ def test_samples_of_all_layers(name: str):
         assert_same_bytes(got, pool)
 
 
-@pytest.mark.parametrize("first", range(0, 1000, 100))
+@pytest.mark.parametrize("first", [0, 100, *(pytest.param(x, marks=pytest.mark.slow) for x in range(200, 1000, 100))])
 def test_a_thousand_random_transfers(first: int):
     for seed in range(first, first + 100):
         random_transfer(seed, "cpu")

@@ -35,7 +35,9 @@ from .helpers import (
 
 norm = ops["norm"]
 each_op = pytest.mark.parametrize("op", OPS)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+each_dtype = pytest.mark.parametrize(
+    "dtype", [pytest.param(x, marks=pytest.mark.slow) if x is torch.float16 else x for x in DTYPES], ids=str
+)
 
 
 @each_op

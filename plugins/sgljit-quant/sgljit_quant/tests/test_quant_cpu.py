@@ -11,15 +11,19 @@ from sgljit_quant import reference, samples
 
 from .helpers import DTYPES, FP8, assert_same_bytes, check, check_per_tensor, check_per_token, family, random
 
+each_dtype = pytest.mark.parametrize(
+    "dtype", [pytest.param(x, marks=pytest.mark.slow) if x is torch.float16 else x for x in DTYPES], ids=str
+)
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+@each_dtype
 @pytest.mark.parametrize("columns", [1, 2, 7, 31, 64, 65, 1000, 4096, 16384, 100_003])
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_any_size(rows: int, columns: int, dtype: torch.dtype):
     check(random(rows, columns, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_dtype
 @pytest.mark.parametrize("shape", [(4097, 256), (300_000, 2), (1, 1_000_003)])
 def test_enough_for_every_thread(shape: tuple[int, int], dtype: torch.dtype):
     check(random(*shape, dtype=dtype))
@@ -46,7 +50,7 @@ def test_samples_against_the_reference(name: str):
         assert_same_bytes(s, expected_s)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_dtype
 @pytest.mark.parametrize("gap", [0, 3, 16])
 def test_rows_may_be_apart(gap: int, dtype: torch.dtype):
     buffer = random(13, 3 * 80, dtype=dtype)
@@ -111,7 +115,7 @@ def test_floats_around_every_e4m3_and_every_tie():
     assert torch.equal(quantized(x), nearest_e4m3(x))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_dtype
 def test_the_largest_magnitude_becomes_448(dtype: torch.dtype):
     x = torch.tensor([[1.0, -3.5, 2.0], [0.1, 0.2, -0.4]], dtype=dtype)
     q, s = torch.empty(2, 3, dtype=FP8), torch.empty(2, 1)
@@ -122,7 +126,7 @@ def test_the_largest_magnitude_becomes_448(dtype: torch.dtype):
     assert q[0].tolist() == [128, -448, 256]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_dtype
 def test_zeros_stay_zero_and_their_scale_is_not_zero(dtype: torch.dtype):
     x = torch.zeros(2, 100, dtype=dtype)
     x[1] = -0.0
@@ -157,7 +161,7 @@ def test_one_outlier():
     check(x)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_dtype
 def test_nan_stays_where_it_is(dtype: torch.dtype):
     clean = random(2, 100, dtype=dtype)
     x = clean.clone()
@@ -171,7 +175,7 @@ def test_nan_stays_where_it_is(dtype: torch.dtype):
     check(torch.full((2, 9), math.nan, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_dtype
 def test_infinity_saturates_and_comes_back_as_infinity(dtype: torch.dtype):
     x = random(2, 100, dtype=dtype)
     x[1, 5], x[1, 6], x[1, 7] = math.inf, -math.inf, math.nan
