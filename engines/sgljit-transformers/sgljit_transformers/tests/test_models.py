@@ -51,7 +51,7 @@ def calls(net: torch.nn.Module, ids: torch.Tensor) -> Counter[str]:
     return Counter({event.key: event.count for event in profile.key_averages()})
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_in_half_precision_a_norm_is_at_least_as_exact(name, dtype, device):
     net = model(name, dtype, device)
@@ -68,7 +68,7 @@ def test_in_half_precision_a_norm_is_at_least_as_exact(name, dtype, device):
             assert (ours.double() - exact).abs().max() <= own * 1.001  # it rounds once where most models round twice
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 def test_in_half_precision_an_mlp_is_at_least_as_exact(name, dtype, device):
     """It rounds the product alone, where a model rounds the activation, too. One rounding more or less is luck."""
@@ -85,7 +85,9 @@ def test_in_half_precision_an_mlp_is_at_least_as_exact(name, dtype, device):
 
 
 @pytest.mark.parametrize("in_graphs", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [x if x in ("qwen3", "gemma3") else pytest.param(x, marks=pytest.mark.slow) for x in MODELS]
+)
 def test_a_compiled_model_is_one_graph_with_ops_where_they_are_wanted(name, in_graphs, device):
     net, ids = model(name, device=device), prompt(device)
     graphs = []

@@ -509,9 +509,13 @@ def test_a_capture_that_may_not_build_an_op_costs_that_call_alone(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[True, True]\n"
     assert "failed, and" not in done.stderr
-    strict = run(_CAPTURED, tmp_path / "strict", SGLJIT_ENGINES="strict")
-    assert strict.returncode == 1
-    assert "CaptureError" in strict.stderr
+
+
+@pytest.mark.slow  # a process that imports transformers
+def test_strict_raises_where_a_capture_may_not_build_an_op(tmp_path):
+    done = run(_CAPTURED, tmp_path, SGLJIT_ENGINES="strict")
+    assert done.returncode == 1
+    assert "CaptureError" in done.stderr
 
 
 _MOVED = """
@@ -529,7 +533,8 @@ _MOVED = """
 """
 
 
-@pytest.mark.parametrize(("jit", "left"), [pytest.param("on", 11, marks=pytest.mark.slow), ("error", 0)])
+@pytest.mark.slow  # a process that imports transformers
+@pytest.mark.parametrize(("jit", "left"), [("on", 11), ("error", 0)])
 def test_a_model_that_moves_runs_on_the_op_if_that_can_be_built_there(tmp_path, jit, left):
     done = run(_MOVED, tmp_path, SGLJIT_JIT=jit)
     assert done.returncode == 0, done.stderr
