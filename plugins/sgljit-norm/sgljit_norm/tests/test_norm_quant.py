@@ -20,6 +20,7 @@ FP8 = torch.float8_e4m3fn
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, torch.finfo(torch.float32).max
 OPS = ["rmsnorm_quant_fp8", "fused_add_rmsnorm_quant_fp8"]
 each_op = pytest.mark.parametrize("op", OPS)
+one_op = pytest.mark.parametrize("op", [OPS[0], pytest.param(OPS[1], marks=pytest.mark.slow)])
 each_dtype = pytest.mark.parametrize(
     "dtype", [x if x is torch.bfloat16 else pytest.param(x, marks=pytest.mark.slow) for x in DTYPES], ids=str
 )  # each compiles programs of its own
@@ -74,7 +75,7 @@ def check(op: str, call: Call, s: torch.Tensor, is_static: bool = False) -> None
     assert (wide[:, 16 + size :] == 0x55).all()
 
 
-@each_op
+@one_op
 @each_dtype
 def test_any_size_and_scale(op: str, dtype: torch.dtype, device: torch.device):
     torch.manual_seed(0)
@@ -87,7 +88,7 @@ def test_any_size_and_scale(op: str, dtype: torch.dtype, device: torch.device):
             check(op, call, torch.empty(size // 128, rows + 3, device=device).t()[:rows])
 
 
-@pytest.mark.parametrize("op", [OPS[0], pytest.param(OPS[1], marks=pytest.mark.slow)])
+@one_op
 def test_rows_may_be_apart_and_the_weight_of_another_dtype(op: str, device: torch.device):
     wide = torch.randn(5, 1000, device=device).bfloat16()
     for first, size in ((8, 256), (0, 512), (3, 100)):
