@@ -12,7 +12,15 @@ import pytest
 from packaging.version import Version
 
 OTHERS = [name for name in isolated.PROJECTS if name != "sgljit-core"]
+# The quick tests build these, one of each kind.
+QUICK = {"sgljit-core", "sgljit-tools", "sgljit-engines", "sgljit-hicache"}
 WITH_TESTS = [name for name in OTHERS if any((isolated.ROOT / isolated.PROJECTS[name]).glob("*/tests"))]
+
+
+def each(names):
+    return pytest.mark.parametrize(
+        "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    )
 
 
 def tree(root: Path, *directories: str) -> set[str]:
@@ -41,7 +49,7 @@ def test_the_core_wheel_has_the_package_and_the_headers(distribution):
     }
 
 
-@pytest.mark.parametrize("name", isolated.PROJECTS)
+@each(isolated.PROJECTS)
 def test_a_description_has_no_link_that_an_index_cannot_follow(distribution, name):
     """An index shows it without the repository. A link into the repository is absolute, or gone."""
     metadata = distribution(name).metadata
@@ -66,7 +74,7 @@ def test_the_core_sdist_has_what_the_wheel_is_built_from(distribution):
     assert core.sdist_files - {".gitignore"} == documents | sources
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@each(OTHERS)
 def test_the_files_of_another_distribution_are_its_whole_package(distribution, name):
     other = distribution(name)
     package = package_of(other.project)
@@ -78,16 +86,16 @@ def test_the_files_of_another_distribution_are_its_whole_package(distribution, n
     assert other.sdist_files - {".gitignore"} == documents | sources
 
 
-def test_each_distribution_has_a_version_and_a_changelog_of_its_own(distribution):
-    for name in isolated.PROJECTS:
-        built = distribution(name)
-        changelog = (built.project / "CHANGELOG.md").read_text(encoding="utf-8")
-        newest = re.search(r"^## \[?(\d[\w.]*)", changelog, re.MULTILINE)
-        assert newest, f"{name}: no release in its CHANGELOG.md"
-        assert newest[1] == built.metadata["Version"], name
+@each(isolated.PROJECTS)
+def test_each_distribution_has_a_version_and_a_changelog_of_its_own(distribution, name):
+    built = distribution(name)
+    changelog = (built.project / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[?(\d[\w.]*)", changelog, re.MULTILINE)
+    assert newest, f"{name}: no release in its CHANGELOG.md"
+    assert newest[1] == built.metadata["Version"], name
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@each(OTHERS)
 def test_each_takes_later_releases_of_the_core(distribution, name):
     running = Version(distribution("sgljit-core").metadata["Version"])
     later = Version(f"{running.major}.{running.minor}.{running.micro + 1}")
@@ -106,6 +114,7 @@ def serving(distribution, tmp_path_factory) -> isolated.Environment:
     return environment
 
 
+@pytest.mark.slow
 def test_the_core_and_a_family_run_without_tools_and_terminal_libraries(serving):
     code = """
         import importlib.util, sys, torch
@@ -123,6 +132,7 @@ def test_the_core_and_a_family_run_without_tools_and_terminal_libraries(serving)
     serving.run_code(textwrap.dedent(code))
 
 
+@pytest.mark.slow
 def test_without_the_tools_the_core_says_in_one_line_where_the_command_is(serving):
     run = [serving.python, "-m", "sgljit_core", "list"]
     done = subprocess.run(run, cwd=serving.home, env=serving.variables, capture_output=True, text=True)
