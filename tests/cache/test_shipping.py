@@ -479,7 +479,13 @@ def test_building_ahead_into_a_cache_that_takes_nothing_fails(tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "number"),
-    [("norm", 35), ("quant", 11), ("rope", 11), ("kvcache", 5), ("moe", 11), ("sampling", 7), ("hicache", 3)],
+    [
+        ("sampling", 7),
+        *(
+            pytest.param(*family, marks=pytest.mark.slow)  # compiles all of its programs for the CPU
+            for family in (("norm", 35), ("quant", 11), ("rope", 15), ("kvcache", 5), ("moe", 11), ("hicache", 3))
+        ),
+    ],
 )
 def test_without_a_device_a_family_is_explained_for_the_cpu(sgljit, cache, family, number):
     result = sgljit("cache", "why", family, CUDA_VISIBLE_DEVICES="")

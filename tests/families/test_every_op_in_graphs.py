@@ -25,6 +25,7 @@ FAMILIES = {
     "silu_and_mul": 1,
     "prologues": 6,
 }
+OF_EXAMPLES = {"add_constant", "silu_and_mul", "prologues"}
 ARGUMENTS = {"can_use_hicache_jit_kernel": [{"element_size": 1024}], "check_timeouts": [{}]}
 
 
@@ -39,21 +40,30 @@ OPS = [pytest.param(op, id=f"{family}.{op.name}") for family in FAMILIES for op 
 
 
 def form(op):
-    """What the ops of a family differ in on their way into a graph."""
+    """What ops differ in on their way into a graph."""
     (form, *others) = op.library.forms
-    return op.family, len(others), len(form.mutates)
+    return len(others), len(form.mutates)
 
 
-def first_of_each_form():
-    """The ops that take tensors; the quick tests take one of each form, the slow ones the others."""
+def form_in_family(op):
+    """The same, of the ops of a family; those of the examples count as one."""
+    return op.family not in OF_EXAMPLES and (op.family, form(op))
+
+
+def first_of_each(kind, without=()):
+    """All ops but some; the quick tests take the first of each kind, the slow ones the others."""
     seen = set()
     for param in OPS:
         (op,) = param.values
-        if op.name in ARGUMENTS:
+        if op.name in without:
             continue
-        marks = [pytest.mark.slow] if form(op) in seen else []
-        seen.add(form(op))
+        marks = [pytest.mark.slow] if kind(op) in seen else []
+        seen.add(kind(op))
         yield pytest.param(op, id=param.id, marks=marks)
+
+
+each_op = pytest.mark.parametrize("op", list(first_of_each(form_in_family)))
+each_op_of_tensors = pytest.mark.parametrize("op", list(first_of_each(form, ARGUMENTS)))
 
 
 UTILS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -86,7 +96,7 @@ def fresh(arguments):
     return {name: copied(value) for name, value in arguments.items()}
 
 
-@pytest.mark.parametrize("op", OPS)
+@each_op
 def test_opcheck_finds_nothing(op):
     for overload, form in zip(op.library.overloads, op.library.forms, strict=True):
         own_names = dict(zip(form.names, (parameter.name for parameter in form.parameters), strict=True))
@@ -108,7 +118,7 @@ def test_opcheck_finds_nothing(op):
         assert checked, overload
 
 
-@pytest.mark.parametrize("op", [param for param in OPS if param.values[0].name not in ARGUMENTS])
+@pytest.mark.parametrize("op", list(first_of_each(lambda op: None, ARGUMENTS)))
 def test_a_call_writes_to_what_the_schema_names_and_to_nothing_else(op):
     """What opcheck's test_schema asks, of every dtype and of every sample."""
     (form, *others) = op.library.forms
@@ -159,7 +169,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("op", list(first_of_each_form()))
+@each_op_of_tensors
 def test_every_graph_gives_the_results_of_an_eager_call(op, way):
     torch.compiler.reset()
     for arguments in map(fresh, samples(op, 3)[1:]):
@@ -170,7 +180,7 @@ def test_every_graph_gives_the_results_of_an_eager_call(op, way):
         torch.testing.assert_close(list(found), list(expected), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("op", [param for param in OPS if param.values[0].name not in ARGUMENTS])
+@each_op_of_tensors
 def test_fake_tensors_give_the_shape_of_an_eager_call_and_run_nothing(op):
     arguments = samples(op, 3)[1]
     expected = op.function(**fresh(arguments))

@@ -75,7 +75,13 @@ def test_any_layout_gives_the_result_and_nothing_else_is_written(maps, device, d
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("dtype", "out_dtype"), list(itertools.product(DTYPES, DTYPES)))
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] if torch.float16 in pair else [])
+        for pair in itertools.product(DTYPES, DTYPES)
+    ],
+)
 def test_inputs_and_outputs_may_have_two_types(maps, device, dtype, out_dtype):
     x = torch.randn(5, 136, device=device).to(dtype)
     out = torch.full(x.shape, NAN, dtype=out_dtype, device=device)

@@ -43,7 +43,7 @@ def test_tvm_ffis_names_are_there_after_tensor_h_alone_and_cost_none_of_its_head
         module.sum(torch.arange(4.0), torch.ones(3))
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("where", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_they_are_tvm_ffis_own_where_a_file_of_the_build_includes_its_headers(where: str, tmp_path: Path) -> None:
     (tmp_path / "object.h").write_text(
         "#include <tvm/ffi/container/tensor.h>\ninline int rank(tvm::ffi::Tensor x) { return x.ndim(); }\n"

@@ -13,7 +13,7 @@ from sgljit_core import CppType, KernelFamily, override_cuda_arch, parallel_comp
 from sgljit_core.errors import CompileError, TensorMatchError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+DTYPES = [torch.bfloat16, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.float16))]
 CLOSE = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 EPS = 1e-6
 NAN = float("nan")

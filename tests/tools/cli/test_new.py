@@ -169,9 +169,16 @@ def test_the_command_says_what_to_do_next(here):
 @pytest.mark.parametrize(
     ("device", "chosen"),
     [
-        ("cpu", "by_hand or refused or signatures or dry_run"),
+        ("cpu", "by_hand or refused or signatures"),
+        pytest.param("cpu", "by_hand or refused or signatures or dry_run", marks=pytest.mark.slow),
         pytest.param("cuda", "by_hand or results or layouts or stream or graph", marks=pytest.mark.gpu),
     ],
+)
+@pytest.mark.parametrize(
+    "road",
+    [Road.VARIANTS, pytest.param(Road.LOAD_JIT, marks=pytest.mark.slow)],
+    ids=lambda road: road.value,
+    indirect=True,
 )
 def test_what_it_writes_passes_its_tests_and_the_checks_without_being_edited(here, road, device, chosen):
     new.new_distribution("acme-kernels", "acme", "double", road)  # a word of C++

@@ -145,8 +145,11 @@ def test_wrong_use_of_the_command_is_refused(run, arguments, text):
     "command",
     [
         ("sgljit_core", "test", "door", "--device", "cuda"),
-        ("sgljit_core", "test", "door", "--device", "cuda", "--json"),
-        ("pytest", "-q", "-p", "no:cacheprovider", "--sgljit-family", "door", "--sgljit-device", "cuda", "."),
+        pytest.param(("sgljit_core", "test", "door", "--device", "cuda", "--json"), marks=pytest.mark.slow),
+        pytest.param(
+            ("pytest", "-q", "-p", "no:cacheprovider", "--sgljit-family", "door", "--sgljit-device", "cuda", "."),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_device_that_is_named_and_is_not_there_is_an_error(run, command):

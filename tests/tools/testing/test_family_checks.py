@@ -39,6 +39,7 @@ def test_a_dry_run_uses_no_driver_of_the_machine(family):
     assert "CUDA_ERROR" not in said
 
 
+@pytest.mark.slow  # compiles the kernels of a family
 def test_a_dry_run_makes_the_tensor_that_an_op_makes_and_returns():
     try:
         said = dry_run(loading.load("activation"))
