@@ -12,14 +12,14 @@ from sgljit_tools.recording.recorder import record
 
 from .toolbox import compile_cuda
 
-OPS = ["rmsnorm", *(pytest.param(op, marks=pytest.mark.slow) for op in ("fused_add_rmsnorm", "layernorm"))]
+OPS = frozenset({"rmsnorm", "fused_add_rmsnorm", "layernorm"})
 CSRC = FAMILY.csrc
 
 
-@pytest.fixture(params=OPS)
-def kernels(request: pytest.FixtureRequest) -> list[str]:
-    """The kernels that an op asks for with bfloat16, over all numbers of tokens, for 4096 elements and more."""
-    recording = record(["norm"], cuda_arch="9.0a", on_cpu=False, ops=frozenset({request.param}), keep=False)
+@pytest.fixture(scope="module")
+def kernels() -> list[str]:
+    """The kernels that these ops ask for with bfloat16, over all numbers of tokens, for 4096 elements and more."""
+    recording = record(["norm"], cuda_arch="9.0a", on_cpu=False, ops=OPS, keep=False)
     labels = [one.spec.label.partition(".")[2] for one in recording.wanted]
     found = [label for label in labels if label.startswith("device.row_program<")]
     names = [name.replace("device.", "device::", 1).replace(" for sm_90a", "") for name in found]
@@ -28,6 +28,7 @@ def kernels(request: pytest.FixtureRequest) -> list[str]:
     return [name for name in names if columns[name] >= 4096 and types[name] in (0x222, 0x2222)]
 
 
+@pytest.mark.slow  # nvcc compiles tens of kernels
 def test_rows_in_registers_spill_few_of_them(kernels: list[str], tmp_path: Path):
     """And a multiprocessor holds the blocks that a kernel asks for: else the compiler warns, which is an error here."""
     lines = [f'#include "{CSRC}/norm.h"']
@@ -38,5 +39,5 @@ def test_rows_in_registers_spill_few_of_them(kernels: list[str], tmp_path: Path)
     built = compile_cuda("\n".join(lines), tmp_path, "-Xptxas", "-v", arch="90a")
     assert built.returncode == 0, built.stderr
     spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", built.stderr)]
-    assert len(spilled) == len(kernels) > 6
+    assert len(spilled) == len(kernels) > 20
     assert max(spilled) <= 64, "sixteen registers"
