@@ -52,7 +52,7 @@ def silu_and_mul_quant_fp8(
     y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64))
     if round_first:
         if input.dtype == torch.float64:  # a check that widens the arguments asks again with the kernel's own
-            raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, and that is not float64")
+            raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, which is not float64")
         y = y.to(input.dtype).double()
     if is_static:
         output_q.copy_((y / output_s.double()).clamp(-448, 448))

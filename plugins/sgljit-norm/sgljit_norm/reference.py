@@ -148,7 +148,7 @@ def fused_add_rmsnorm_quant_fp8(
 
 def _rounded(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.float64:  # a check that widens the arguments asks again with the kernel's own
-        raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, and that is not float64")
+        raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, which is not float64")
     return y.to(dtype).double()
 
 
