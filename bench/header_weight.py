@@ -40,7 +40,8 @@ def phase_sum(includes: tuple[str, ...], tools: toolchain.Toolchain) -> float:
         command = [
             *(str(tools.nvcc.path), f"-ccbin={tools.cxx.path}", f"--time={times}"),
             *("-gencode=arch=compute_90a,code=sm_90a", "-DSGL_CUDA_ARCH=900", "-std=c++20", "-O3"),
-            *("--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden,-fno-gnu-unique,-fno-math-errno", "-DSGL_SEPARATE"),
+            *("--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden,-fno-gnu-unique,-fno-math-errno"),
+            *("-DSGL_SEPARATE",),
             *(f"-I{paths.core_include()}", "-isystem", str(paths.tvm_ffi_include())),
             *("-c", str(unit), "-o", str(Path(directory, "unit.o"))),
         ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 
 from sgljit_core import ops
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
-from sgljit_tools.benchmark.results import sweep, write_results
+from sgljit_tools.benchmark.results import sweep, write_plot, write_results
 
 Tensors = dict[str, torch.Tensor]
 Step = Callable[[Tensors], object]
@@ -401,6 +401,29 @@ def table(model: Model, device: str, peers: Any, counted: dict[str, int]) -> lis
     return sweep(run, ["tokens"], [(n,) for n in get_benchmark_range(TOKENS[device], (2,))], names)
 
 
+def _tokens_of(row: Mapping[str, Any]) -> str:
+    return f"{row['tokens']} tokens"
+
+
+def pictures(tables: dict[str, list[dict[str, Any]]], output: Path) -> dict[str, Path]:
+    """A plot beside the page for each of the others that is on all its tables: our time divided by theirs."""
+    drawn = {}
+    for other in ("torch.compile", "SGLang"):
+        if not all(other in row for rows in tables.values() for row in rows):
+            continue
+        by_tokens: dict[int, dict[str, Any]] = {}
+        for model, table_of_model in tables.items():
+            for row in table_of_model:
+                ratio = row["sgljit"].microseconds / row[other].microseconds
+                by_tokens.setdefault(row["tokens"], {"tokens": row["tokens"]})[model] = ratio
+        picture = output.with_name(f"{output.stem}_{other.lower().replace('.', '_')}.svg")
+        title = f"The small work of a layer: our time divided by that of {other}"
+        rows = list(by_tokens.values())
+        if write_plot(picture, rows, list(tables), place=_tokens_of, quantity="ratio", title=title):
+            drawn[title] = Path(picture.name)
+    return drawn
+
+
 def main() -> None:
     """Measure, print the page, and write it after each model: compiling takes minutes, and may be cut short."""
     parser = argparse.ArgumentParser(description="Time of a decoder layer's small work")
@@ -421,7 +444,9 @@ def main() -> None:
         if counted:
             told = ", ".join(f"{name} {number}" for name, number in counted.items())
             lines.append(f"Launches of {model.name}: {told}.")
-        page = write_results(arguments.output, TITLE, tables, note="\n".join(lines), device=arguments.device)
+        plots = pictures(tables, arguments.output) if arguments.output is not None else {}
+        note = "\n".join(lines)
+        page = write_results(arguments.output, TITLE, tables, note=note, plots=plots, device=arguments.device)
     sys.stdout.write(page)
 
 

@@ -189,6 +189,7 @@ with override_cuda_arch(8, 0):
 """
 
 
+@pytest.mark.slow
 def test_two_targets_in_one_process(children, csrc, cache):
     (csrc / "empty.cu").write_text("int arch() { return SGL_CUDA_ARCH; }\n")
     assert children.run(TWO_TARGETS) == "800 900\nTrue\n"

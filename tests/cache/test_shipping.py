@@ -408,6 +408,7 @@ def number(x: torch.Tensor, i: int) -> None:
 """
 
 
+@pytest.mark.slow
 def test_a_family_is_built_ahead_explained_and_kept_when_stale_ones_go(sgljit, load, cache, tmp_path):
     site = tmp_path / "site"
     package = plugin_on_disk.install(site, "sgljit-many", "many")

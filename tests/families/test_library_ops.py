@@ -359,13 +359,8 @@ print(len(ticks))
 """
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "torch.device('meta')",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("FakeTensorMode()", "torch.inference_mode()")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["torch.device('meta')", "FakeTensorMode()", "torch.inference_mode()"])
 def test_an_op_without_tensors_runs_in_graphs_wherever_it_was_declared(mode):
     """As an engine that makes a model without weights declares it."""
     done = python(FIRST_USE_OF_TICK.format(mode=mode))

@@ -6,9 +6,9 @@ import injection
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["symlink", "memfd"])
 def test_a_warm_start_survives_where_no_link_and_no_memory_file_can_be_made(ground, kind):
-    """A sample of what follows, and a test that faults are met."""
     tally = injection.campaign(ground, "load, warm", (kind,))
     assert tally.failures == []
     assert tally.fired > 0

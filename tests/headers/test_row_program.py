@@ -170,6 +170,7 @@ def test_a_list_that_does_not_fit_is_refused(programs, device):
         programs.ranked(x, numbers[:1, :4].expand(3, 4), numbers[:, :4].int(), 4)
 
 
+@pytest.mark.slow
 @each_device
 @each_dtype
 def test_a_chain_that_rounds_in_between_is_two_calls(programs, device, dtype):

@@ -18,10 +18,9 @@ from sgljit_core.plugins import discovery
 from sgljit_tools.testing import Fault, NotApplicable, check_op
 from sgljit_tools.testing.suite import checks_of_family
 
-# Faults of a family that are found quickly, at least one for each check.
+# Faults of a family that are found quickly.
 QUICK = {
     "swallowed_compile_error",
-    "statics_shared_by_two_plugins",
     "a_kernel_name_that_only_a_launch_asks_for",
 }
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "testing.md").read_text()
@@ -65,7 +64,8 @@ def quick(names: Iterable[str], chosen: set[str]) -> list[Any]:
     return [pytest.param(name, marks=() if name in chosen else pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", quick(RIGHT, {"cpp"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
 def test_a_right_op_passes_all_checks(install, name):
     assert outcomes(install(name, RIGHT[name])) == {}
 

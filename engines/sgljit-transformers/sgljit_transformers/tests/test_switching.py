@@ -474,6 +474,7 @@ _FAILING = """
 """
 
 
+@pytest.mark.slow
 def test_an_op_that_cannot_be_built_is_one_warning(tmp_path):
     done = run(_FAILING, tmp_path, SGLJIT_JIT="error")
     assert done.returncode == 0, done.stderr
@@ -504,6 +505,7 @@ _CAPTURED = """
 """
 
 
+@pytest.mark.slow
 def test_a_capture_that_may_not_build_an_op_costs_that_call_alone(tmp_path):
     done = run(_CAPTURED, tmp_path)
     assert done.returncode == 0, done.stderr

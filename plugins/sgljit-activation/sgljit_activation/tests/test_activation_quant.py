@@ -73,6 +73,7 @@ def check(x: torch.Tensor, s: torch.Tensor, is_static: bool = False) -> None:
     assert (wide[:, 16 + size :] == 0x55).all()
 
 
+@pytest.mark.slow
 @each_dtype
 def test_any_size_and_scale(dtype: torch.dtype, device: torch.device):
     torch.manual_seed(0)

@@ -87,6 +87,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 def test_a_model_has_the_kernels_of_its_loads_and_backups_built_ahead():
     """Of two models: one whose rows have two kernels, and one whose rows have one."""
     for row_bytes in (2048, 16384):

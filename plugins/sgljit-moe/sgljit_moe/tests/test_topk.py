@@ -29,7 +29,7 @@ def choose(gates, k, op="topk_softmax", **options):
     return weights, ids
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [x if x == "topk_sigmoid" else pytest.param(x, marks=pytest.mark.slow) for x in OPS])
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.float16))]
 )
@@ -73,6 +73,7 @@ def test_a_softplus_has_all_digits_of_every_gate(device):
     )
 
 
+@pytest.mark.slow
 def test_groups_are_ranked_by_one_expert_or_by_two(device):
     scores = torch.tensor([[0.9, 0.1, 0.1, 0.6, 0.7, 0.1]], device=device)
     gates = scores.logit()

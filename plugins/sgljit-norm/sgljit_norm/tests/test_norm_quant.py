@@ -75,6 +75,7 @@ def check(op: str, call: Call, s: torch.Tensor, is_static: bool = False) -> None
     assert (wide[:, 16 + size :] == 0x55).all()
 
 
+@pytest.mark.slow
 @one_op
 @each_dtype
 def test_any_size_and_scale(op: str, dtype: torch.dtype, device: torch.device):
@@ -88,6 +89,7 @@ def test_any_size_and_scale(op: str, dtype: torch.dtype, device: torch.device):
             check(op, call, torch.empty(size // 128, rows + 3, device=device).t()[:rows])
 
 
+@pytest.mark.slow
 @one_op
 def test_rows_may_be_apart_and_the_weight_of_another_dtype(op: str, device: torch.device):
     wide = torch.randn(5, 1000, device=device).bfloat16()
