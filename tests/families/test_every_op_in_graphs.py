@@ -25,7 +25,6 @@ FAMILIES = {
     "silu_and_mul": 1,
     "prologues": 6,
 }
-OF_EXAMPLES = {"add_constant", "silu_and_mul", "prologues"}
 ARGUMENTS = {"can_use_hicache_jit_kernel": [{"element_size": 1024}], "check_timeouts": [{}]}
 
 
@@ -45,11 +44,6 @@ def form(op):
     return len(others), len(form.mutates)
 
 
-def form_in_family(op):
-    """The same, of the ops of a family; those of the examples count as one."""
-    return op.family not in OF_EXAMPLES and (op.family, form(op))
-
-
 def first_of_each(kind, without=()):
     """All ops but some; the quick tests take the first of each kind, the slow ones the others."""
     seen = set()
@@ -62,7 +56,7 @@ def first_of_each(kind, without=()):
         yield pytest.param(op, id=param.id, marks=marks)
 
 
-each_op = pytest.mark.parametrize("op", list(first_of_each(form_in_family)))
+each_op = pytest.mark.parametrize("op", list(first_of_each(form)))
 each_op_of_tensors = pytest.mark.parametrize("op", list(first_of_each(form, ARGUMENTS)))
 
 

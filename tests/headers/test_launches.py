@@ -86,6 +86,7 @@ def launched(driver: Path, tmp_path: Path) -> Callable[[str], tuple[str, list[li
     return run
 
 
+@pytest.mark.slow
 def test_two_enums_of_one_value_are_two_kernels(launched):
     _, ((added, *_), (multiplied, *_), (again, *_)) = launched("add(x, 0); multiply(x); add(x, 0)")
     assert "Add" in added

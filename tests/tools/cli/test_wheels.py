@@ -203,6 +203,7 @@ def test_a_file_that_is_no_wheel_is_refused_with_the_command_that_makes_one(tmp_
         assert f"{path} is not a wheel; make one first: pip wheel --no-deps" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_family_without_calls_and_samples_is_refused_by_name(tmp_path):
     (tmp_path / "built").mkdir()
     source = isolated.copy_sources(isolated.ROOT / "examples" / "sgljit-add-constant", tmp_path)

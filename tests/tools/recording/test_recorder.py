@@ -104,13 +104,8 @@ CUDA_ALONE = HOST.replace(
 )
 
 
-@pytest.mark.parametrize(
-    "calls",
-    [
-        pytest.param('calls="sgljit_recorded.ops:calls"', marks=pytest.mark.slow),
-        'samples="sgljit_recorded.ops:samples"',
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", ['calls="sgljit_recorded.ops:calls"', 'samples="sgljit_recorded.ops:samples"'])
 def test_an_op_for_cuda_alone_is_recorded_there(install, calls):
     package = install(calls=calls, host=CUDA_ALONE)
     recorded = record([package], cuda_arch="9.0", on_cpu=True, tokens=(1,))

@@ -18,11 +18,6 @@ from sgljit_core.plugins import discovery
 from sgljit_tools.testing import Fault, NotApplicable, check_op
 from sgljit_tools.testing.suite import checks_of_family
 
-# Faults of a family that are found quickly.
-QUICK = {
-    "swallowed_compile_error",
-    "a_kernel_name_that_only_a_launch_asks_for",
-}
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "testing.md").read_text()
 
 
@@ -57,11 +52,6 @@ def outcomes(family: str, device: str = "cpu") -> dict[str, str]:
         except Fault as fault:
             found[check.name] = str(fault)
     return found
-
-
-def quick(names: Iterable[str], chosen: set[str]) -> list[Any]:
-    """The chosen ones run with the quick tests, the others, which take seconds each, with the slow ones."""
-    return [pytest.param(name, marks=() if name in chosen else pytest.mark.slow) for name in names]
 
 
 @pytest.mark.slow
@@ -101,7 +91,10 @@ def test_what_the_declaration_shows_is_refused(install, name):
     assert "ops.py:" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", quick(OF_FAMILIES, QUICK))
+@pytest.mark.parametrize(
+    "name",
+    [x if x == "swallowed_compile_error" else pytest.param(x, marks=pytest.mark.slow) for x in OF_FAMILIES],
+)
 def test_a_fault_of_a_family_is_found_by_its_check(install, name):
     expected, ops = OF_FAMILIES[name]
     family = install(name, ops)
