@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import plugin_on_disk
 import pytest
