@@ -4,6 +4,7 @@
 #include <sgl_kernel/utils.h>
 
 #include <dlpack/dlpack.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
