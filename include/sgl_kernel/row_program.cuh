@@ -245,7 +245,8 @@ struct ProgramRow {
   static constexpr uint32_t kElements = kRow.elements, kThreads = kRow.threads;
   static constexpr bool kIsHeld = kColumns > 0, kIsMap = kRow.is_map;
   static constexpr uint32_t kVectors = kColumns / kElements;
-  static constexpr uint32_t kHeld = kIsHeld ? div_ceil(kVectors, kThreads) : 1;
+  static constexpr uint32_t kBlocks = kRow.blocks, kAllThreads = kBlocks * kThreads;
+  static constexpr uint32_t kHeld = kIsHeld ? div_ceil(kVectors, kAllThreads) : 1;
   static constexpr uint32_t kTogether = kElements % 2 == 0 ? 2 : 1;
   static constexpr uint32_t kUnits = kElements / kTogether;
   static constexpr uint32_t kHalfHeld =
@@ -260,7 +261,7 @@ struct ProgramRow {
   }
 
  public:
-  /// \param thread of those that share the row.
+  /// \param thread of those that share the row, in all blocks.
   SGL_DEVICE ProgramRow(const sgl::RowSegment<kOperands>& segment, int64_t row, int64_t thread, float* smem)
       : m_segment(segment), m_outer(row), m_thread(static_cast<decltype(m_thread)>(thread)), m_smem(smem) {
     if constexpr ((kPlaces & sgl::kIsFlat) == 0) {
@@ -451,6 +452,7 @@ struct ProgramRow {
       state = states[0];
       for (uint32_t warp = 1; warp < kThreads / kWarpThreads; ++warp) state = monoid.merge(state, states[warp]);
     }
+    m_merge_blocks(state, [&](const auto& a, const auto& b) { return monoid.merge(a, b); });
     return state;
   }
 
@@ -519,6 +521,7 @@ struct ProgramRow {
     if constexpr (!kIsMap) PDLTriggerSecondary();  // a map's next kernel would take issue slots from this one
     if (!m_has_row) return;
     m_finish(stores.outputs, sgl::details::IndexListUpTo<sizeof...(Output)>{});
+    if constexpr (kBlocks > 1) ptx::cluster_sync();  // the others read this block's shared memory
   }
 
  private:
@@ -537,6 +540,27 @@ struct ProgramRow {
   SGL_DEVICE float* m_next_smem() const {
     m_turn ^= 1;
     return m_smem + m_turn * kMostTerms * kWarpThreads;
+  }
+
+  /// The results of the blocks that share the row: the same bits in every thread of all. It follows a reduction of the
+  /// block, whose turn it takes.
+  template <typename T, typename Merge>
+  SGL_DEVICE void m_merge_blocks(T& value, const Merge& merge) const {
+    if constexpr (kBlocks > 1) {
+      static_assert(kThreads > kWarpThreads && sizeof(T) <= kMostTerms * sizeof(float));
+      void* own = m_smem + (2 * kWarpThreads + m_turn) * kMostTerms;
+      if (threadIdx.x == 0) memcpy(own, &value, sizeof(value));
+      ptx::cluster_sync();
+      const uint32_t address = ptx::cluster_map(own, threadIdx.x % kBlocks);
+      uint32_t words[sizeof(T) / sizeof(uint32_t)];
+#pragma unroll
+      for (uint32_t i = 0; i < sizeof(T) / sizeof(uint32_t); ++i)
+        words[i] = ptx::load_cluster(address + i * sizeof(uint32_t));
+      memcpy(&value, words, sizeof(value));
+#pragma unroll
+      for (uint32_t distance = kBlocks / 2; distance > 0; distance /= 2)
+        value = merge(value, details::shuffled(value, distance));
+    }
   }
 
   SGL_UNCALLED static constexpr bool m_is_indexed(int operand) {
@@ -587,11 +611,11 @@ struct ProgramRow {
     } else if constexpr (kIsHeld) {
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k) {
-        const uint32_t index = k * kThreads + static_cast<uint32_t>(m_thread);
-        if ((k + 1) * kThreads <= kVectors || index < kVectors) body(details::RowPart{k, index});
+        const uint32_t index = k * kAllThreads + static_cast<uint32_t>(m_thread);
+        if ((k + 1) * kAllThreads <= kVectors || index < kVectors) body(details::RowPart{k, index});
       }
     } else {
-      for (int64_t index = m_thread; index < m_segment.columns / kElements; index += kThreads)
+      for (int64_t index = m_thread; index < m_segment.columns / kElements; index += kAllThreads)
         body(details::RowPart{0, index});
     }
   }
@@ -653,6 +677,10 @@ struct ProgramRow {
     static_assert(reduced_t::kCount <= kMostTerms, "row_program: at most four values are reduced at once");
     if constexpr (kThreads > kWarpThreads) {
       cta::all_reduce<kThreads>(reduced.values, m_next_smem(), sgl::details::kIdentity<kMax>, op);
+      m_merge_blocks(reduced, [](auto a, const auto& b) {
+        sgl::details::accumulate<kMax>(a, b);
+        return a;
+      });
     } else {
 #pragma unroll
       for (float& value : reduced.values) value = warp::details::reduce<kThreads>(value, kFullMask, op);
@@ -802,9 +830,10 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
   // The compiler does not know that threadIdx.x is below kThreads: it would divide, and hold an address for each
   // thread.
   constexpr bool kIsBlock = kBlock == kThreads;
-  const int64_t row = kIsBlock ? block : block * (kBlock / kThreads) + threadIdx.x / kThreads;
+  const int64_t row = kIsBlock ? block / kRow.blocks : block * (kBlock / kThreads) + threadIdx.x / kThreads;
   if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of a part of a warp take part in reductions
-  const Row view(segment, row, kIsBlock ? threadIdx.x : threadIdx.x % kThreads, smem);
+  const int64_t first = kRow.blocks > 1 ? block % kRow.blocks * kThreads : 0;
+  const Row view(segment, row, first + (kIsBlock ? threadIdx.x : threadIdx.x % kThreads), smem);
   PDLWaitPrimary();
   view.finish(sgl::details::run_segment<kNumber>(f, view));
 }
@@ -832,7 +861,8 @@ SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kSh
 #if defined(__CUDA_ARCH__) || !defined(__NVCC__)
   constexpr int kSegments = sizeof...(kShapes);
   constexpr uint64_t kShape = kFirstOf<kShapes...>;
-  alignas(16) __shared__ float smem[2 * kMostTerms * kWarpThreads];
+  constexpr uint32_t kOfBlock = sgl::RowShape::of(kShape).blocks > 1;  // a result that the others of the cluster read
+  alignas(16) __shared__ float smem[2 * kMostTerms * (kWarpThreads + kOfBlock)];
   if (params.triggers_first) PDLTriggerSecondary();
   int number = 0;
 #pragma unroll

@@ -287,8 +287,9 @@ struct ProgramLayout {
 using choose_layout_t = sgl::RowLayout (*)(unsigned, sgl::RowWork, long long, const runtime::Chip&);
 
 /// The shape of a segment's rows; of a row that a whole block shares, before the block is known. Adds to the block.
+/// \param is_only whether the call has no other segment: all its blocks may form clusters.
 SGL_INLINE sgl::RowShape shape_of(
-    const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
+    const SegmentPlan& segment, bool is_only, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
     ProgramLayout& layout);
 
 /// Completes the shapes, and decides what the registers are for.
@@ -497,7 +498,7 @@ struct RowProgram {
     auto& [plan, plans, params, num_rows, is_flat] = call;
     const auto chip = runtime::get_chip(plan.device.device_id, location);
     details::ProgramLayout layout;
-    sgl::RowShape shapes[] = {details::shape_of(plans[I], num_rows, chip, s_choose, layout)...};
+    sgl::RowShape shapes[] = {details::shape_of(plans[I], kSegments == 1, num_rows, chip, s_choose, layout)...};
     details::choose_registers(plans, shapes, kSegments, chip, layout);
     params.triggers_first = layout.triggers_first;
     std::int64_t blocks = 0;
@@ -505,13 +506,15 @@ struct RowProgram {
       params.segments[i].first_block = blocks;
       const auto& segment = params.segments[i];
       blocks += shapes[i].is_map ? div_ceil(segment.num_rows * segment.vectors, std::int64_t{layout.block_threads})
-                                 : div_ceil(segment.num_rows, std::int64_t{layout.block_threads / shapes[i].threads});
+                                 : div_ceil(segment.num_rows, std::int64_t{layout.block_threads / shapes[i].threads}) *
+                                       shapes[i].blocks;
     }
     const auto kernel = m_kernel.get(
         type<F>, kOperands, layout.block_threads, layout.least_blocks, layout.holds_for_all, plan.types,
         plan.places | (is_flat ? sgl::kIsFlat : 0), shapes[I].number()...);
     LaunchKernel launch(blocks, layout.block_threads, plan.device, 0, location);
     launch.enable_pdl(chip.has_pdl());
+    if (shapes[0].blocks > 1) launch.enable_cluster(shapes[0].blocks);
     if constexpr (kHasFields) launch(kernel, params, f);
     else launch(kernel, params);
   }
@@ -558,7 +561,7 @@ inline unsigned threads_of_halves(const SegmentPlan& segment) {
 }
 
 SGL_INLINE sgl::RowShape shape_of(
-    const SegmentPlan& segment, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
+    const SegmentPlan& segment, bool is_only, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
     ProgramLayout& layout) {
   constexpr unsigned kWarp = 32, kBlock = 128, kMapBlock = 256;
   if (segment.is_map) {
@@ -579,6 +582,11 @@ SGL_INLINE sgl::RowShape shape_of(
     throw Error(
         "ValueError", "row program: rows with pairs have at most ", std::int64_t{sgl::kMaxRowVectors}, " loads, got ",
         segment.columns, " elements by loads of ", segment.elements);
+  const bool is_wide = segment.elements > 1 && segment.elements * segment.element_bytes >= 8;
+  const auto shared = is_only && !row.is_resident()
+                          ? sgl::share_row(vectors, is_wide ? segment.elements : 0, num_rows, chip)
+                          : sgl::SharedRow{};
+  if (shared.blocks > 1) row = {shared.is_held ? shared.threads : 0, shared.threads, row.triggers_first};
   if (segment.is_neox) row = {threads_of_halves(segment), kBlock, row.triggers_first};
   // With more short rows than the chip has room for, two vectors a thread: one would wait for its sum as long.
   const bool is_full = num_rows * row.threads_per_row >= 1LL * chip.num_sms * chip.threads_per_sm;
@@ -587,8 +595,13 @@ SGL_INLINE sgl::RowShape shape_of(
   layout.triggers_first = layout.triggers_first && row.triggers_first;
   if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
   return {
-      row.is_resident() ? static_cast<unsigned>(segment.columns) : 0, static_cast<unsigned>(segment.paired),
-      static_cast<unsigned>(segment.elements), row.threads_per_row <= kWarp ? row.threads_per_row : 0};
+      row.is_resident() ? static_cast<unsigned>(segment.columns) : 0,
+      static_cast<unsigned>(segment.paired),
+      static_cast<unsigned>(segment.elements),
+      row.threads_per_row <= kWarp ? row.threads_per_row : 0,
+      false,
+      false,
+      shared.blocks};
 }
 
 SGL_INLINE void choose_registers(
@@ -607,7 +620,7 @@ SGL_INLINE void choose_registers(
     auto& shape = shapes[i];
     if (shape.is_map) continue;
     if (shape.threads == 0) shape.threads = layout.block_threads;
-    const auto held = div_ceil(segment.columns / segment.elements, std::int64_t{shape.threads});
+    const auto held = div_ceil(segment.columns / segment.elements, std::int64_t{shape.threads} * shape.blocks);
     const auto for_row = held * segment.elements * segment.read_bytes / kWord;
     const auto for_all = held * segment.elements * segment.shared_bytes / kWord;
     const auto needed =

@@ -32,6 +32,10 @@ struct Chip {
   [[nodiscard]] constexpr bool has_pdl() const {
     return cc_major >= 9;
   }
+  /// \brief Whether blocks can be launched in clusters, of up to 8 (`LaunchKernel::enable_cluster`).
+  [[nodiscard]] constexpr bool has_clusters() const {
+    return cc_major >= 9;
+  }
 };
 
 /// \brief The chip of a device. The driver is asked once in a process.

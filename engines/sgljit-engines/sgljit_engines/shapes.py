@@ -76,6 +76,7 @@ class ModelShape:
         rms_norm: whether it has RMSNorm layers, as far as is known.
         activation: that of its MLPs: "silu", "gelu", "gelu_tanh", or "" for any other.
         mlp_sizes: elements of a token inside of the gated MLPs of this rank; empty where there are none.
+        vocabulary: the elements of a row of logits; 0 where the config does not say.
         traits: what the type of model does beside its config.
         notes: sentences about what is not covered.
     """
@@ -94,6 +95,7 @@ class ModelShape:
     rms_norm: bool
     activation: str
     mlp_sizes: tuple[int, ...]
+    vocabulary: int
     traits: Traits
     notes: tuple[str, ...]
 
@@ -153,6 +155,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         rms_norm=rms_norm,
         activation=_ACTIVATIONS.get(str(text.get("hidden_activation") or text.get("hidden_act")), ""),
         mlp_sizes=_mlp_sizes(file, text, tensor_parallel) if traits.gated_mlp else (),
+        vocabulary=_integer(file, text, "vocab_size", 0),
         traits=traits,
         notes=tuple(notes),
     )

@@ -106,4 +106,30 @@ constexpr RowLayout layout_rows(
   return generic_layout(vectors);
 }
 
+/// \brief How blocks share a row that is too long for one.
+struct SharedRow {
+  unsigned blocks = 1;
+  unsigned threads = 0;  ///< of each
+  bool is_held = false;  ///< in registers; else it is read in each pass
+};
+
+/// \brief The blocks of a cluster that share a row of `vectors` vectors. As many as hold it in registers, so that it is
+/// read once; and more where few rows would leave multiprocessors without one.
+/// \param elements of a vector; 0 if rows with such vectors are not held.
+constexpr SharedRow share_row(
+    long long vectors, long long elements, long long num_rows, const host::runtime::Chip& chip) {
+  constexpr long long kMostBlocks = 8, kMostThreads = 1024, kWarp = 32, kMostFloats = 32;
+  if (!chip.has_clusters()) return {};
+  const auto ceil = [](long long a, long long b) { return (a + b - 1) / b; };
+  const bool is_held = elements > 0 && ceil(vectors, kMostBlocks * kMostThreads) * elements <= kMostFloats;
+  long long blocks = 1;
+  while (blocks < kMostBlocks && ((is_held && vectors > blocks * kMaxRowVectors) ||
+                                  (2 * blocks * num_rows <= chip.num_sms && vectors >= 2 * blocks * kMostThreads)))
+    blocks *= 2;
+  if (blocks == 1 || blocks * num_rows > kMaxBlocks) return {};
+  const auto held = ceil(vectors, blocks * kMostThreads);
+  const auto threads = is_held ? ceil(ceil(vectors, blocks * held), kWarp) * kWarp : kMostThreads;
+  return {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), is_held};
+}
+
 }  // namespace sgl

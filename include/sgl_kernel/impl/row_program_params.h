@@ -81,19 +81,23 @@ struct RowShape {
   unsigned threads;       ///< that share a row
   bool is_map = false;    ///< each thread has one vector, of any row
   bool has_tail = false;  ///< the last vector of a row is a part of one; in a map only
+  unsigned blocks = 1;    ///< that share a row, a cluster of 1, 2, 4 or 8
 
   SGL_UNCALLED constexpr unsigned long long number() const {
     const auto at = [](unsigned long long bits, int place) { return bits << place; };
-    return columns | at(paired, 20) | at(elements, 40) | at(is_map, 46) | at(has_tail, 47) | at(threads, 48);
+    const unsigned doublings = (blocks > 1) + (blocks > 2) + (blocks > 4);
+    return columns | at(paired, 20) | at(elements, 40) | at(is_map, 46) | at(has_tail, 47) | at(threads, 48) |
+           at(doublings, 60);
   }
   SGL_UNCALLED static constexpr RowShape of(unsigned long long number) {
     return {
         static_cast<unsigned>(number) & kMostColumns,
         static_cast<unsigned>(number >> 20) & kMostColumns,
         static_cast<unsigned>(number >> 40) & 63,
-        static_cast<unsigned>(number >> 48),
+        static_cast<unsigned>(number >> 48) & 4095,
         (number >> 46 & 1) != 0,
         (number >> 47 & 1) != 0,
+        1u << (number >> 60),
     };
   }
 };

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Calls = Iterator[dict[str, Any]]
 
-# One that vectors divide, and one that they do not: the kernels of long rows serve any vocabulary.
+# Of Qwen3, and one that vectors do not divide, whose kernel serves any such vocabulary.
 _VOCABULARIES = (151936, 50257)
 
 
@@ -32,5 +32,5 @@ def argmax(model: ModelShape | None) -> Calls:
 def _logits(model: ModelShape | None) -> Iterator[TensorSpec]:
     dtypes = ("float32", "bfloat16") if model is None else dict.fromkeys(("float32", model.dtype))
     for dtype in dtypes:
-        for vocabulary in _VOCABULARIES:
+        for vocabulary in (model.vocabulary,) if model is not None and model.vocabulary else _VOCABULARIES:
             yield TensorSpec((TOKENS, vocabulary), dtype)

@@ -76,6 +76,21 @@ def test_rows_of_any_size(device):
         torch.testing.assert_close(output, x.double().softmax(-1).float(), rtol=2**-18, atol=0)
 
 
+@pytest.mark.parametrize("rows", [1, 16, 17, 66, pytest.param(300, marks=pytest.mark.slow)])
+def test_few_and_many_rows_of_a_vocabulary(rows, device):
+    """On CUDA the number of blocks that share a row depends on how many rows there are."""
+    torch.manual_seed(0)
+    for vocabulary in (32000, 50257, 151936):
+        x = torch.randn(rows, vocabulary, device=device)
+        at = torch.randint(vocabulary, (rows,), device=device)
+        x[torch.arange(rows, device=device), at] = 9
+        ids, wanted = torch.empty(rows, dtype=torch.int64, device=device), x.double().softmax(-1).float()
+        family.argmax(x, ids)
+        assert torch.equal(ids, at)
+        family.softmax(x, x)
+        torch.testing.assert_close(x, wanted, rtol=2**-18, atol=0)
+
+
 BAD = {
     "shape": ("softmax", ones(2, 8), ones(2, 7), "output", "for a row: expected 8 but got 7"),
     "rows": ("softmax", ones(2, 8), ones(3, 8), "output", "dimension 0: expected 2 but got 3"),
