@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Calls = Iterator[dict[str, Any]]
 
-# Of Qwen3, and one that vectors do not divide, whose kernel serves any such vocabulary.
+# That of Qwen3, and one that vectors do not divide: its kernel serves all such vocabularies.
 _VOCABULARIES = (151936, 50257)
 
 
