@@ -1,9 +1,13 @@
 """How does a model change to sgljit's ops, and back?
 
-Each layer that computes what an op does gets another ``forward``, as an attribute of that one layer: no class changes,
-and no other model. It goes through the public mapping of the ``kernels`` package, one layer at a time, because
-``kernelize`` on a whole model also replaces what it has no kernel for. The layer keeps its former ``forward`` beside
-it, and ``disable`` puts that back.
+Each layer that computes what an op does gets another ``forward``, as an attribute of that one layer, and no other model
+changes. The layer keeps its former ``forward`` beside it, and ``disable`` puts that back.
+
+The ``kernels`` package does the same to the layers that its ``kernelize`` finds, and transformers calls that on a whole
+model (``use_kernels = True``), and again with each change between training and inference. It gives a layer without a
+kernel its class's own ``forward``. So the class of an enabled layer gets a condition, which is what ``kernelize`` asks
+whether it may replace a layer: it may not while the layer is ours. The condition stays, and lets all other layers pass.
+Rejected: putting the ops in by ``kernelize``, which logs lines for each layer with the root logger.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
@@ -26,8 +30,8 @@ from sgljit_core.errors import CaptureError, TensorMatchError
 
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
-from .forwards import Repository
-from .layers import GatedMLP, Norm, match, without_parts
+from .forwards import Forward, forward_of
+from .layers import GatedMLP, Norm, match
 
 __all__ = ["disable", "enable", "enabled"]
 
@@ -45,8 +49,18 @@ class _Replaced:
         before: its attribute ``forward`` before; None for a layer without such an attribute, which is the rule.
     """
 
-    def __init__(self, op: str, forward: object, before: object | None) -> None:
+    def __init__(self, op: str, forward: object, before: Any) -> None:
         self.op, self.forward, self.before = op, forward, before
+
+
+class _Condition:
+    """What ``kernelize`` asks a class: a layer that is ours stays, and the class's own condition decides on others."""
+
+    def __init__(self, own: Callable[[nn.Module], bool] | None) -> None:
+        self.own = own
+
+    def __call__(self, layer: nn.Module) -> bool:
+        return not _is_ours(layer) and (self.own is None or self.own(layer))
 
 
 def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
@@ -107,7 +121,7 @@ def disable(model: nn.Module) -> None:
         if model not in _models and not layers:
             raise NotEnabledError(f"{_name(model)} is not enabled; call sgljit_transformers.enable(model) first")
         for name, layer in layers.items():
-            if vars(layer).get("forward") != getattr(layer, _OURS).forward:
+            if vars(layer).get("forward") != getattr(layer, _OURS).forward and not _is_own(layer):
                 raise ForeignForwardError(
                     f"{_name(model)}: since enable(), something else has replaced the forward of {name or 'the model'} "
                     f"({_text(vars(layer).get('forward'))}); take that away first, then call disable() again"
@@ -149,14 +163,14 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
         )
         _warn(ForeignForwardError, text)
     done: dict[str, str] = {}
+    forwards: dict[Norm | GatedMLP, Forward] = {}
     try:
         for name, (layer, of) in found.items():
             is_free = of.op in wanted and name not in foreign
-            if (
-                is_free
-                and ADAPTER.attempt(of.op, functools.partial(_try, layer, of))
-                and _kernelize(layer, of, in_graphs)
-            ):
+            if is_free and ADAPTER.attempt(of.op, functools.partial(_try, layer, of)):
+                if of not in forwards:
+                    forwards[of] = forward_of(of, in_graphs, _give_up)
+                _put_in(layer, of, forwards[of])
                 done[name] = of.op
     except BaseException:
         for name in done:
@@ -188,44 +202,14 @@ def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
                 op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
 
 
-def _kernelize(layer: nn.Module, of: Norm | GatedMLP, in_graphs: bool) -> bool:
-    """Put the op in through the mapping of ``kernels``; whether it is in.
-
-    A stand-in without parts is what ``kernels`` sees: it would give each part of a layer another ``forward``, too.
-    """
-    from kernels import Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
-
+def _put_in(layer: nn.Module, of: Norm | GatedMLP, forward: Forward) -> None:
+    bound = MethodType(forward, layer)
+    setattr(layer, _OURS, _Replaced(of.op, bound, vars(layer).get("forward")))
+    layer.forward = bound
     cls: Any = type(layer)
-    bare = without_parts(layer)
-    is_named = hasattr(cls, "kernel_layer_name")
-    if not is_named:  # as Gemma's: the mapping reaches it while the class has a name
-        replace_kernel_forward_from_hub(cls, cls.__name__)
-    try:
-        # To kernels, the device is a key of the mapping alone; the ops run on all that they can.
-        mapping = {str(cls.kernel_layer_name): {"cpu": Repository(of, in_graphs, _give_up)}}
-        with use_kernel_mapping(mapping, inherit_mapping=False), _logging_untouched():
-            kernelize(bare, mode=Mode.INFERENCE | Mode.TORCH_COMPILE, device="cpu")
-    finally:
-        if not is_named:
-            del cls.kernel_layer_name, cls.kernel_condition
-    function = getattr(vars(bare).get("forward"), "__func__", None)
-    if function in (None, cls.forward):  # switched off by DISABLE_KERNEL_MAPPING=1
-        return False
-    forward = MethodType(function, layer)
-    setattr(layer, _OURS, _Replaced(of.op, forward, vars(layer).get("forward")))
-    layer.forward = forward
-    return True
-
-
-@contextlib.contextmanager
-def _logging_untouched() -> Iterator[None]:
-    """Keep ``kernels`` from configuring the root logger, which it does where that has no handler."""
-    root, handler = logging.getLogger(), logging.NullHandler()
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
+    own = getattr(cls, "kernel_condition", None)
+    if hasattr(cls, "kernel_layer_name") and not isinstance(own, _Condition):
+        cls.kernel_condition = _Condition(own)
 
 
 def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
@@ -252,15 +236,11 @@ def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
 
 def _restore(layer: nn.Module) -> None:
     replaced: _Replaced = vars(layer).pop(_OURS)
-    if vars(layer).get("forward") == replaced.forward:
-        _put_back(layer, replaced.before)
-
-
-def _put_back(layer: nn.Module, before: Any) -> None:
-    if before is None:
-        vars(layer).pop("forward", None)
-    else:
-        layer.forward = before
+    if vars(layer).get("forward") == replaced.forward or _is_own(layer):
+        if replaced.before is None:
+            vars(layer).pop("forward", None)
+        else:
+            layer.forward = replaced.before
 
 
 def _is_ours(layer: nn.Module) -> bool:
