@@ -336,5 +336,4 @@ class KernelFamily:
         from sgljit_core.specs.arguments import make_cpp_args
 
         expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
-        sources = kernels.Sources(self.name, self.csrc, paths.build_root(build_directory))
-        kernels.build_kernel(sources, file, expression)
+        kernels.build_kernel(kernels.Sources(self.name, self.csrc, paths.build_root(build_directory)), file, expression)

@@ -8,6 +8,7 @@ one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from sgljit_core import ops
 from sgljit_core.errors import InferenceOnlyError, SgljitError, TensorMatchError
+from sgljit_engines import Use
 
 from .adapter import ADAPTER
 from .layers import GatedMLP, Norm
@@ -35,7 +37,7 @@ Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 GiveUp = Callable[[nn.Module, str, Exception], None]
 
 
-def forward_of(of: Norm | GatedMLP, in_graphs: bool, give_up: GiveUp) -> Forward:
+def forward_of(of: Norm | GatedMLP, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     """The function that takes the place of a layer's ``forward``.
 
     Args:
@@ -43,21 +45,24 @@ def forward_of(of: Norm | GatedMLP, in_graphs: bool, give_up: GiveUp) -> Forward
         in_graphs: whether the op stays in graphs of torch.compile. Else the layer's own code does, which the compiler
             fuses with what is around it; an op that stands alone there costs more than it saves.
         give_up: called with the layer, the op and the error where an op cannot be built.
+        use: where calls are counted, but for those in compiled graphs.
     """
     op = getattr(ops[of.family], of.op)
     if isinstance(of, Norm):
-        return _norm(op, of.eps_name, in_graphs, give_up)
-    return _gated_mlp(op, in_graphs, give_up)
+        return _norm(op, of.eps_name, in_graphs, give_up, use)
+    return _gated_mlp(op, in_graphs, give_up, use)
 
 
-def _own(layer: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+def _own(layer: nn.Module, hidden_states: torch.Tensor, use: Use) -> torch.Tensor:
     """The layer's own code. If gradients alone are the reason, one warning says so: few models in eval() want them."""
-    if not layer.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        ADAPTER.warn_once("engine_gradients", _GRADIENTS)
+    if not torch.compiler.is_compiling():
+        use.own_calls += 1
+        if not layer.training and torch.is_grad_enabled():
+            ADAPTER.say_once(logging.WARNING, "engine_gradients", _GRADIENTS)
     return type(layer).forward(layer, hidden_states)  # type: ignore[no-any-return]
 
 
-def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp) -> Forward:
+def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
     is_compiling = torch.compiler.is_compiling
 
@@ -72,34 +77,36 @@ def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp) -> Forward:
             or dtype is not weight.dtype
             or dtype not in _DTYPES
         ):
-            return _own(self, hidden_states)
+            return _own(self, hidden_states, use)
         try:
             x = hidden_states
             if not x.is_contiguous():
                 x = x.flatten(0, -2)  # a copy only where tokens are at more than one stride
                 if x.stride(-1) != 1:
-                    return _own(self, hidden_states)
+                    return _own(self, hidden_states, use)
             out = empty_like(x)
             op(x, weight, out, getattr(self, eps_name))
         except _NOT_TAKEN:
-            return _own(self, hidden_states)
+            return _own(self, hidden_states, use)
         except (SgljitError, OSError) as error:
             give_up(self, op.__name__, error)
-            return _own(self, hidden_states)
+            return _own(self, hidden_states, use)
         except _NO_RULE:
-            return _own(self, hidden_states)
+            return _own(self, hidden_states, use)
+        if not in_graphs or not is_compiling():
+            use.calls += 1
         return out if x is hidden_states else out.view(hidden_states.shape)
 
     return forward
 
 
-def _gated_mlp(op: Op, in_graphs: bool, give_up: GiveUp) -> Forward:
+def _gated_mlp(op: Op, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
     is_compiling = torch.compiler.is_compiling
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         if is_grad_enabled() or self.training or (not in_graphs and is_compiling()):
-            return _own(self, hidden_states)
+            return _own(self, hidden_states, use)
         gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
         if (
             type(gate) is plain
@@ -112,14 +119,17 @@ def _gated_mlp(op: Op, in_graphs: bool, give_up: GiveUp) -> Forward:
             try:
                 activated = op(gate, empty_like(gate), up)
             except _NOT_TAKEN:
-                activated = self.act_fn(gate) * up
+                pass
             except (SgljitError, OSError) as error:
                 give_up(self, op.__name__, error)
-                activated = self.act_fn(gate) * up
             except _NO_RULE:
-                activated = self.act_fn(gate) * up
-        else:
-            activated = self.act_fn(gate) * up
-        return self.down_proj(activated)  # type: ignore[no-any-return]
+                pass
+            else:
+                if not in_graphs or not is_compiling():
+                    use.calls += 1
+                return self.down_proj(activated)  # type: ignore[no-any-return]
+        if not is_compiling():
+            use.own_calls += 1
+        return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
 
     return forward

@@ -18,15 +18,17 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from sgljit_core import ops
+from sgljit_core import ops as families
+from sgljit_core import stats
 from sgljit_core.errors import CaptureError, TensorMatchError
+from sgljit_engines import Use
 
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
@@ -44,17 +46,17 @@ class _Replaced:
     """The op that a layer runs on, and what the layer had.
 
     Attributes:
-        op: the op.
+        use: the op, and where its layers are counted; a copy of a layer has its own, as no report counts it.
         forward: the ``forward`` that it was given.
         before: its attribute ``forward`` before; None for a layer without such an attribute, which is the rule.
     """
 
-    def __init__(self, op: str, forward: object, before: Any) -> None:
-        self.op, self.forward, self.before = op, forward, before
+    def __init__(self, use: Use, forward: object, before: Any) -> None:
+        self.use, self.forward, self.before = use, forward, before
 
 
 class _Condition:
-    """What ``kernelize`` asks a class: a layer that is ours stays, and the class's own condition decides on others."""
+    """``kernelize`` asks it about each layer of a class: ours stay, and the class's own condition decides on others."""
 
     def __init__(self, own: Callable[[nn.Module], bool] | None) -> None:
         self.own = own
@@ -63,7 +65,7 @@ class _Condition:
         return not _is_ours(layer) and (self.own is None or self.own(layer))
 
 
-def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
+def enable(model: nn.Module, *, ops: str = "on", in_graphs: bool = False) -> dict[str, str]:
     """Let the layers of a model run on sgljit's ops, wherever no gradient is wanted.
 
     >>> enable(model)
@@ -79,6 +81,9 @@ def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
 
     Args:
         model: a model of transformers, or any module. Its parameters may be on any device.
+        ops: the ops to use, as ``SGLJIT_ENGINES`` names them: "on", "off", or a list of families and ops such as
+            "norm,-norm.gemma_rmsnorm". An op is used if both allow it. A family of which nothing is used is not
+            imported.
         in_graphs: keep the ops in graphs of ``torch.compile``, too. By default a layer is its own code there: the
             compiler fuses it with what is around it, and an op that stands alone costs more than it saves.
 
@@ -89,6 +94,7 @@ def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
         AlreadyEnabledError: the model is enabled, or a part of it is.
         UnsupportedModelError, ForeignForwardError, sgljit_engines.errors.UnsupportedEngineError: with
             ``SGLJIT_ENGINES=strict``, where a warning would say that nothing, or not all, is replaced.
+        sgljit_core.errors.ConfigError: ``ops`` or ``SGLJIT_ENGINES`` names what no adapter has.
         TypeError: it is no module.
     """
     _check_module(model)
@@ -98,7 +104,7 @@ def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
                 f"{_name(model)} is enabled, or holds a part that is; call sgljit_transformers.disable() with the same "
                 f"model first"
             )
-        wanted = ADAPTER.start(device=_devices(model))
+        wanted = ADAPTER.start(ops)
         done = _replace(model, wanted, in_graphs) if wanted else {}
         _models.add(model)
     return done
@@ -133,7 +139,7 @@ def disable(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def enabled(model: nn.Module, *, in_graphs: bool = False) -> Iterator[nn.Module]:
+def enabled(model: nn.Module, *, ops: str = "on", in_graphs: bool = False) -> Iterator[nn.Module]:
     """``enable`` for the length of a ``with`` block.
 
     >>> with enabled(model):
@@ -142,7 +148,7 @@ def enabled(model: nn.Module, *, in_graphs: bool = False) -> Iterator[nn.Module]
     Raises:
         AlreadyEnabledError and the others of ``enable``, and at the end those of ``disable``.
     """
-    enable(model, in_graphs=in_graphs)
+    enable(model, ops=ops, in_graphs=in_graphs)
     try:
         yield model
     finally:
@@ -151,6 +157,7 @@ def enabled(model: nn.Module, *, in_graphs: bool = False) -> Iterator[nn.Module]
 
 def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[str, str]:
     """Replace what can be replaced, and log which layers run on which op. If it raises, nothing is replaced."""
+    start = stats()
     found = {name: (layer, of) for name, layer in model.named_modules() if (of := match(layer)) is not None}
     foreign = {name: layer for name, (layer, _) in found.items() if not _is_own(layer)}
     if not found:
@@ -163,14 +170,20 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
         )
         _warn(ForeignForwardError, text)
     done: dict[str, str] = {}
-    forwards: dict[Norm | GatedMLP, Forward] = {}
+    answers: dict[Hashable, bool] = {}
+    forwards: dict[Hashable, Forward] = {}
     try:
         for name, (layer, of) in found.items():
-            is_free = of.op in wanted and name not in foreign
-            if is_free and ADAPTER.attempt(of.op, functools.partial(_try, layer, of)):
-                if of not in forwards:
-                    forwards[of] = forward_of(of, in_graphs, _give_up)
-                _put_in(layer, of, forwards[of])
+            kind = _kind(layer, of)
+            if of.op not in wanted:
+                ADAPTER.use(of.op, kind).why = "switched off"
+            elif name in foreign:
+                ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
+            elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
+                use = ADAPTER.use(of.op, kind)
+                if (of, kind) not in forwards:
+                    forwards[of, kind] = forward_of(of, in_graphs, _give_up, use)
+                _put_in(layer, use, forwards[of, kind])
                 done[name] = of.op
     except BaseException:
         for name in done:
@@ -178,10 +191,27 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
         raise
     counts = Counter((type(found[name][0]).__name__, op) for name, op in done.items())
     text = ", ".join(f"{count} {layer} on {op}" for (layer, op), count in counts.items()) or "no layer is replaced"
-    kept = len(found) - len(done)
-    text += f"; {kept} more keep their own code" if kept else ""
-    ADAPTER.say(logging.INFO, "engine_model", f"with {_name(model)}: {text}", layers=done)
+    own = Counter(type(layer).__name__ for name, (layer, _) in found.items() if name not in done)
+    text += "".join(f", {count} {layer} on their own code" for layer, count in own.items())
+    if (seconds := stats().seconds - start.seconds) > 0:
+        text += f"; compiled in {seconds:.1f} s"
+    where = f"with {ADAPTER.versions()}, {_name(model)} on {_devices(model)}"
+    ADAPTER.say(logging.INFO, "engine_model", f"{where}: {text}", layers=done)
     return done
+
+
+def _weight(layer: nn.Module, of: Norm | GatedMLP) -> torch.Tensor | None:
+    """The weight that says where a layer is, and which kernel it needs; None where a projection has no plain one."""
+    weight: Any = getattr(layer if isinstance(of, Norm) else layer.gate_proj, "weight", None)
+    weight = weight.detach() if isinstance(weight, nn.Parameter) else None
+    return weight if type(weight) is torch.Tensor else None
+
+
+def _kind(layer: nn.Module, of: Norm | GatedMLP) -> tuple[object, ...]:
+    """The op, class, size, dtype and device of a layer: one kernel serves all layers with these."""
+    weight = _weight(layer, of)
+    rest = () if weight is None else (weight.shape[0], weight.dtype, weight.device)
+    return (of.op, type(layer).__name__, *rest)
 
 
 def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
@@ -189,11 +219,10 @@ def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
 
     A weight that the op does not take needs nothing built: the layer's own code will run.
     """
-    weight: Any = getattr(layer if isinstance(of, Norm) else layer.gate_proj, "weight", None)
-    weight = weight.detach() if isinstance(weight, nn.Parameter) else None
-    if type(weight) is not torch.Tensor or weight.device.type not in ("cpu", "cuda"):
+    weight = _weight(layer, of)
+    if weight is None or weight.device.type not in ("cpu", "cuda"):
         return
-    op, size = getattr(ops[of.family], of.op), weight.shape[0]
+    op, size = getattr(families[of.family], of.op), weight.shape[0]
     with contextlib.suppress(TensorMatchError):
         if isinstance(of, Norm):
             op(weight.new_ones(1, size), weight, None, 1e-6)
@@ -202,10 +231,11 @@ def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
                 op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
 
 
-def _put_in(layer: nn.Module, of: Norm | GatedMLP, forward: Forward) -> None:
+def _put_in(layer: nn.Module, use: Use, forward: Forward) -> None:
     bound = MethodType(forward, layer)
-    setattr(layer, _OURS, _Replaced(of.op, bound, vars(layer).get("forward")))
+    setattr(layer, _OURS, _Replaced(use, bound, vars(layer).get("forward")))
     layer.forward = bound
+    use.layers += 1
     cls: Any = type(layer)
     own = getattr(cls, "kernel_condition", None)
     if hasattr(cls, "kernel_layer_name") and not isinstance(own, _Condition):
@@ -230,12 +260,13 @@ def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
     with _lock:
         layers = {layer, *(other for model in _models for other in model.modules())}
         for other in layers:
-            if _is_ours(other) and getattr(other, _OURS).op == op:
+            if _is_ours(other) and getattr(other, _OURS).use.op == op:
                 _restore(other)
 
 
 def _restore(layer: nn.Module) -> None:
     replaced: _Replaced = vars(layer).pop(_OURS)
+    replaced.use.layers -= 1
     if vars(layer).get("forward") == replaced.forward or _is_own(layer):
         if replaced.before is None:
             vars(layer).pop("forward", None)

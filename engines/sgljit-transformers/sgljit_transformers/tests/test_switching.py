@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,8 @@ import torch
 from torch.autograd import forward_ad
 
 import sgljit_transformers
+from sgljit_core.errors import ConfigError
+from sgljit_engines import report
 from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_transformers import adapter, errors
 
@@ -184,8 +187,9 @@ def test_the_context_manager_disables_also_after_an_error():
 def test_the_log_says_which_layers_run_on_what(said):
     sgljit_transformers.enable(model("qwen3"))
     assert "with transformers 5." in said()
-    assert "Qwen3ForCausalLM: 9 Qwen3RMSNorm on rmsnorm, 2 Qwen3MLP on silu_and_mul" in said()
-    assert "on cpu" in said()
+    assert "Qwen3ForCausalLM on cpu: 9 Qwen3RMSNorm on rmsnorm, 2 Qwen3MLP on silu_and_mul" in said()
+    assert "gemma" not in said()
+    assert "gelu" not in said()
 
 
 def test_a_model_that_is_called_with_gradients_is_one_warning(said):
@@ -227,6 +231,88 @@ def test_a_list_of_ops_chooses(monkeypatch):
     assert len(sgljit_transformers.enable(model("gemma3"))) == 13
     monkeypatch.setenv("SGLJIT_ENGINES", "silu_and_mul")
     assert set(sgljit_transformers.enable(model("llama")).values()) == {"silu_and_mul"}
+
+
+def test_the_op_that_is_not_chosen_is_the_models_own_code_bit_for_bit(said):
+    net, ids = model("qwen3"), prompt()
+    with torch.no_grad():
+        own, mlps = net(ids).logits, [layer.mlp for layer in net.model.layers]
+        with sgljit_transformers.enabled(net, ops="norm,-activation.silu_and_mul"):
+            assert len(ours(net)) == 9
+            assert not any("forward" in vars(mlp) for mlp in mlps)
+        assert set(sgljit_transformers.enable(net, ops="-norm").values()) == {"silu_and_mul"}
+        sgljit_transformers.disable(net)
+        with sgljit_transformers.enabled(net, ops="off"):
+            assert torch.equal(net(ids).logits, own)
+    assert "2 Qwen3MLP on silu_and_mul, 9 Qwen3RMSNorm on their own code" in said()
+    assert said().count("does nothing: SGLJIT_ENGINES=on and ops='off'") == 1
+
+
+@pytest.mark.parametrize("by", ["ops", "SGLJIT_ENGINES"])
+def test_a_name_that_no_adapter_has_is_an_error_and_changes_nothing(by, monkeypatch):
+    net = model("llama")
+    before = attributes(net)
+    if by == "SGLJIT_ENGINES":
+        monkeypatch.setenv(by, "rmsnrom")
+    with pytest.raises(ConfigError, match=rf"^{by} must be .*No adapter has 'rmsnrom'; there are norm\.rmsnorm, "):
+        sgljit_transformers.enable(net, **({"ops": "rmsnrom"} if by == "ops" else {}))
+    assert attributes(net) == before
+    monkeypatch.delenv("SGLJIT_ENGINES", raising=False)
+    assert sgljit_transformers.enable(net)
+
+
+@pytest.fixture
+def uses(monkeypatch):
+    """The report of this test alone."""
+    monkeypatch.setattr("sgljit_engines.adapter.USES", uses := {})
+    monkeypatch.setattr("sgljit_engines.uses.USES", uses)
+    return lambda: {use.kind: use for use in report()}
+
+
+def test_a_report_has_each_kind_of_layer_and_counts_its_calls(uses):
+    net, ids = model("qwen3"), prompt()
+    net.model.norm.forward = give_own
+    sgljit_transformers.enable(net, ops="norm")
+    del net.model.norm.forward
+    with torch.inference_mode():
+        net(ids)
+        net(ids)
+    net(ids)
+    of_head, of_mlp, of_hidden, of_last = uses().values()
+    assert (of_head.kind, of_head.op, of_head.why, of_head.layers) == ("Qwen3RMSNorm 16 float32 cpu", "rmsnorm", "", 4)
+    assert (of_head.calls, of_head.own_calls) == (8, 4)
+    assert (of_hidden.kind, of_hidden.layers, of_hidden.calls) == ("Qwen3RMSNorm 64 float32 cpu", 4, 8)
+    assert (of_mlp.kind, of_mlp.op, of_mlp.why) == ("Qwen3MLP 96 float32 cpu", "silu_and_mul", "switched off")
+    assert (of_last.kind, of_last.layers) == ("Qwen3RMSNorm 64 float32 cpu model.norm", 0)
+    assert of_last.why.endswith("give_own is its forward")
+    sgljit_transformers.disable(net)
+    assert all(use.layers == 0 for use in uses().values())
+
+
+def test_an_mlp_counts_as_well(uses):
+    mlp, x = model("llama").model.layers[0].mlp, torch.randn(2, 64)
+    sgljit_transformers.enable(mlp)
+    with torch.inference_mode():
+        mlp(x)
+        mlp.up_proj.register_forward_hook(lambda _module, _input, out: columns(out))
+        mlp(x)
+    mlp(x)
+    (use,) = uses().values()
+    assert (use.layers, use.calls, use.own_calls) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("make", [lambda: model("llama").model.norm, lambda: model("llama").model.layers[0].mlp])
+@pytest.mark.parametrize("in_graphs", [False, True])
+def test_a_compiled_layer_counts_nothing_and_is_compiled_once(make, in_graphs, uses):
+    layer, graphs = make(), []
+    sgljit_transformers.enable(layer, in_graphs=in_graphs)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph)
+    with torch.inference_mode():
+        for _ in range(3):
+            compiled(torch.randn(2, 64))
+    (use,) = uses().values()
+    assert (use.calls, use.own_calls, len(graphs)) == (0, 0, 1)
 
 
 def test_enable_twice_is_an_error_and_changes_nothing():
@@ -308,7 +394,7 @@ def test_an_enable_that_fails_half_way_replaces_nothing(monkeypatch):
     net.model.layers[0].mlp.norm = norms(model("llama"))["model.norm"]  # of another op
     before = attributes(net)
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
-    monkeypatch.setattr(type(adapter.ADAPTER), "attempt", failing_for("rmsnorm"))
+    monkeypatch.setattr(type(adapter.ADAPTER), "attempt_once", failing_for("rmsnorm"))
     with pytest.raises(OSError, match="no space"):
         sgljit_transformers.enable(net)
     assert attributes(net) == before
@@ -317,13 +403,13 @@ def test_an_enable_that_fails_half_way_replaces_nothing(monkeypatch):
 def failing_for(name):
     """An attempt as that of SGLJIT_ENGINES=strict, where one op cannot be built."""
 
-    def attempt(_adapter, op, call):
+    def attempt_once(_adapter, op, call, _answers, _key):
         if op == name:
             raise OSError("no space")
         call()
         return True
 
-    return attempt
+    return attempt_once
 
 
 def test_a_forward_that_came_afterwards_must_go_first():
@@ -585,6 +671,34 @@ def test_an_op_that_cannot_be_built_is_one_warning(tmp_path):
     assert done.stdout == "0 replaced\n"
     assert done.stderr.count("rmsnorm failed, and RMSNorm runs on the engine's own code") == 1
     assert "CompileForbiddenError" in done.stderr
+
+
+def test_a_broken_compiler_is_one_warning_and_no_line_claims_more(tmp_path):
+    broken = tmp_path / "broken-cxx"
+    broken.write_text('#!/bin/sh\ncase "$*" in *version*|*-E*) exec g++ "$@";; esac\necho "error: boom" >&2\nexit 1\n')
+    broken.chmod(0o755)
+    logged = 'import logging; logging.basicConfig(level="INFO", format="%(levelname)s %(name)s %(message)s")'
+    done = run(logged + textwrap.dedent(_FAILING), tmp_path, SGLJIT_CXX=str(broken))
+    assert done.returncode == 0, done.stderr
+    assert re.findall("^WARNING sgljit .*failed, and RMSNorm", done.stderr, re.MULTILINE)
+    assert len(re.findall("^WARNING sgljit", done.stderr, re.MULTILINE)) == 1
+    assert " runs on rmsnorm" not in done.stderr
+    assert " on silu_and_mul" not in done.stderr
+    assert "on cpu: no layer is replaced, 9 Qwen3RMSNorm on their own code, 2 Qwen3MLP on their own" in done.stderr
+
+
+@pytest.mark.slow  # a process that imports transformers
+@pytest.mark.parametrize(("left_out", "op"), [("activation", "rmsnorm"), ("norm", "silu_and_mul")])
+def test_a_family_of_which_nothing_is_used_is_not_imported(left_out, op, tmp_path):
+    code = f"""
+        import sys
+        net = model("qwen3")
+        print(set(sgljit_transformers.enable(net).values()), "sgljit_{left_out}" in sys.modules)
+        generate(net, prompt())
+        print("sgljit_{left_out}" in sys.modules)
+    """
+    done = run(code, tmp_path, SGLJIT_ENGINES=f"-{left_out}")
+    assert done.stdout == f"{{'{op}'}} False\nFalse\n", done.stderr
 
 
 @pytest.mark.slow  # a process that imports transformers
