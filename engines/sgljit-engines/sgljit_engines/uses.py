@@ -13,7 +13,7 @@ class Use:
     Attributes:
         adapter: the distribution of the adapter.
         part: what of the engine it is, such as "RMSNorm".
-        kind: its class, size, dtype and device, as far as the adapter tells layers apart.
+        kind: its class, size, dtype and device, those that the adapter names.
         op: the op for it.
         why: why the engine's own code runs instead; "" where the op runs.
         source: where the op's code was found: "compiled", a tier of ``sgljit_core.stats``, "" for code that was loaded.
