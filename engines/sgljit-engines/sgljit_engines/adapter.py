@@ -22,8 +22,6 @@ from sgljit_core.errors import CaptureError, ConfigError, InferenceOnlyError, Sg
 from .errors import UnsupportedEngineError
 from .uses import USES, Use
 
-GROUP = "sgljit.engines"  # of the entry points that name adapters
-
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
@@ -211,7 +209,7 @@ def _setting() -> tuple[str, bool]:
 
 
 def _installed_adapters() -> Mapping[str, Adapter]:
-    return {point.name: point.load() for point in importlib_metadata.entry_points(group=GROUP)}
+    return {point.name: point.load() for point in importlib_metadata.entry_points(group="sgljit.engines")}
 
 
 def engine_ops(engine: str | None) -> frozenset[str] | None:

@@ -217,18 +217,19 @@ def _kind(layer: nn.Module, of: Norm | GatedMLP) -> tuple[object, ...]:
 def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
     """Call the op for a layer's size, dtype and device: what must be built for these is built now.
 
-    A weight that the op does not take needs nothing built: the layer's own code will run.
+    Raises:
+        TensorMatchError: the op does not take the weight of a norm. That of a projection may be quantised.
     """
     weight = _weight(layer, of)
     if weight is None or weight.device.type not in ("cpu", "cuda"):
         return
     op, size = getattr(families[of.family], of.op), weight.shape[0]
+    if isinstance(of, Norm):
+        op(weight.new_ones(1, size), weight, None, 1e-6)
+        return
     with contextlib.suppress(TensorMatchError):
-        if isinstance(of, Norm):
-            op(weight.new_ones(1, size), weight, None, 1e-6)
-        else:
-            for tokens in (1, 8):  # rows that end in an incomplete load, and rows that do not
-                op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
+        for tokens in (1, 8):  # rows that end in an incomplete load, and rows that do not
+            op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
 
 
 def _put_in(layer: nn.Module, use: Use, forward: Forward) -> None:

@@ -289,6 +289,15 @@ def test_a_report_has_each_kind_of_layer_and_counts_its_calls(uses):
     assert all(use.layers == 0 for use in uses().values())
 
 
+def test_a_norm_of_a_dtype_that_the_op_does_not_take_is_not_said_to_run_on_it(uses, said):
+    layer = torch.nn.RMSNorm(64, eps=1e-6, dtype=torch.float64)
+    assert sgljit_transformers.enable(layer) == {}
+    (use,) = uses().values()
+    assert (use.kind, use.why) == ("RMSNorm 64 float64 cpu", "the op does not take it")
+    assert "no layer is replaced, 1 RMSNorm on their own code" in said()
+    sgljit_transformers.disable(layer)
+
+
 def test_an_mlp_counts_as_well(uses):
     mlp, x = model("llama").model.layers[0].mlp, torch.randn(2, 64)
     sgljit_transformers.enable(mlp)
