@@ -310,7 +310,14 @@ def test_an_mlp_counts_as_well(uses):
     assert (use.layers, use.calls, use.own_calls) == (1, 1, 2)
 
 
-@pytest.mark.parametrize("make", [lambda: model("llama").model.norm, lambda: model("llama").model.layers[0].mlp])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: model("llama").model.norm,
+        lambda: model("llama").model.layers[0].mlp,
+        lambda: transposed(model("llama").model.layers[0].mlp),
+    ],
+)
 @pytest.mark.parametrize("in_graphs", [False, True])
 def test_a_compiled_layer_counts_nothing_and_is_compiled_once(make, in_graphs, uses):
     layer, graphs = make(), []
