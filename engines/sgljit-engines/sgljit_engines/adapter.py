@@ -113,8 +113,7 @@ class Adapter:
         """The entry of ``report`` for a kind of call. The adapter may change it."""
         parts = (part for part in (key if isinstance(key, tuple) else (key,)) if part != op)
         kind = " ".join(str(part).removeprefix("torch.") for part in parts) or "any"
-        found = Use(self.distribution, self.parts[op], kind, op)
-        return USES.setdefault((self.distribution, op, kind), found)
+        return USES.setdefault((self.distribution, op, kind), Use(self.distribution, self.parts[op], kind, op))
 
     def _works(self, op: str, call: Callable[[], object]) -> bool | None:
         """Whether a call of an op ran; None if the capture of a CUDA graph forbids the build that decides it."""
@@ -208,8 +207,12 @@ def _setting() -> tuple[str, bool]:
     return ",".join(others) or "on", others != words
 
 
+def _points() -> Mapping[str, importlib_metadata.EntryPoint]:
+    return {point.name: point for point in importlib_metadata.entry_points(group="sgljit.engines")}
+
+
 def _installed_adapters() -> Mapping[str, Adapter]:
-    return {point.name: point.load() for point in importlib_metadata.entry_points(group="sgljit.engines")}
+    return {name: point.load() for name, point in _points().items()}
 
 
 def engine_ops(engine: str | None) -> frozenset[str] | None:
@@ -218,14 +221,14 @@ def engine_ops(engine: str | None) -> frozenset[str] | None:
     Raises:
         UnsupportedEngineError: ``engine`` is the name of no entry point in the group ``sgljit.engines``.
     """
-    adapters = _installed_adapters()
-    if engine is not None and engine not in adapters:
+    points = _points()
+    if engine is not None and engine not in points:
         raise UnsupportedEngineError(
-            f"no installed adapter is for the engine {engine!r} (installed: {', '.join(sorted(adapters)) or 'none'}). "
+            f"no installed adapter is for the engine {engine!r} (installed: {', '.join(sorted(points)) or 'none'}). "
             f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
         )
-    chosen = (adapter for name, adapter in adapters.items() if engine in (None, name))
-    return frozenset(op for adapter in chosen for op in adapter.parts) if adapters else None
+    chosen = (point.load() for name, point in points.items() if engine in (None, name))
+    return frozenset(op for adapter in chosen for op in adapter.parts) if points else None
 
 
 def _installed(distribution: str) -> str | None:

@@ -32,13 +32,11 @@ class Traits:
     gated_mlp: bool = True
 
 
-_PLAIN = Traits()
-
 # By the ``model_type`` of a config, which is that of the text model where a model has several parts. The tests of
 # sgljit-transformers compare each row with the model that transformers makes of it.
 _PLAIN_TYPES = ("deepseek_v2", "deepseek_v3", "granite", "llama", "ministral", "mistral", "phi3", "qwen2", "qwen2_moe")
 MODEL_TYPES: Mapping[str, Traits] = {
-    **dict.fromkeys((*_PLAIN_TYPES, "smollm3"), _PLAIN),
+    **dict.fromkeys((*_PLAIN_TYPES, "smollm3"), Traits()),
     **dict.fromkeys(("gemma", "gemma2"), Traits(one_plus=True)),
     **dict.fromkeys(("gpt_oss", "mixtral"), Traits(gated_mlp=False)),
     "gemma3_text": Traits(one_plus=True, qk_norm="head"),
@@ -57,8 +55,7 @@ class ModelShape:
         dtype: the name of the torch.dtype that it runs in, such as "bfloat16".
         hidden_size: elements of a token's hidden state.
         head_dim: elements of a head.
-        query_heads, kv_heads: heads of this rank.
-        all_query_heads, all_kv_heads: heads of all ranks together.
+        query_heads, kv_heads, all_query_heads, all_kv_heads: heads of this rank, and of all ranks together.
         latent_sizes: for multi-head latent attention, the sizes of the compressed queries and keys, which are
             normalised; empty for other models.
         cache_row: elements of one token in one cache of one layer of this rank: all heads, or the latent vector.
@@ -125,7 +122,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     head_dim = _integer(file, text, "head_dim", hidden // heads or None)
     latent = tuple(_integer(file, text, key) for key in ("q_lora_rank", "kv_lora_rank") if text.get(key) is not None)
     is_latent = text.get("kv_lora_rank") is not None
-    traits = MODEL_TYPES.get(model_type, _PLAIN)
+    traits = MODEL_TYPES.get(model_type, Traits())
     of_rank, kv_of_rank = _shared(heads, kv_heads, tensor_parallel, is_latent)
     return ModelShape(
         model_type=model_type,
