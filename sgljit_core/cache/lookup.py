@@ -105,10 +105,7 @@ def find(
 
 
 def find_of_another_core(
-    tiers: Sequence[Tier],
-    location: Location,
-    source: Mapping[str, str],
-    serves: Callable[[Mapping[str, str]], bool],
+    tiers: Sequence[Tier], location: Location, source: Mapping[str, str], serves: Callable[[Mapping[str, str]], bool]
 ) -> Search:
     """Look for an artifact of the same sources that a plugin carries, compiled with another release of the core.
 

@@ -53,11 +53,7 @@ def _is_separate(spec: BuildSpec) -> bool:
 
 
 def _generate(
-    name: str,
-    before: str,
-    files: Sequence[str],
-    inline: tuple[str, Sequence[str]],
-    wrappers: Sequence[tuple[str, str]],
+    name: str, before: str, files: Sequence[str], inline: tuple[str, Sequence[str]], wrappers: Sequence[tuple[str, str]]
 ) -> str:
     keyword, texts = inline
     if not files and not texts:

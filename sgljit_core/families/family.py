@@ -226,9 +226,8 @@ class KernelFamily:
 
     def _make_room(self, declaration: Declaration, place: str, execution: object) -> None:
         """Drop the op that is declared anew, and what an earlier execution of its file left; refuse to drop another."""
-        new = {form.name for form in declaration.forms}
         for name, op in tuple(self._declared.items()):
-            if new.isdisjoint(form.name for form in op.library.forms):
+            if {form.name for form in declaration.forms}.isdisjoint(form.name for form in op.library.forms):
                 continue
             if (name, op.place) != (declaration.name, place) and not op.is_left_over(place, execution):
                 raise InvalidFamilyError(f"{declaration.where}: the family has this op already, from {op.place}")
@@ -336,5 +335,4 @@ class KernelFamily:
         from sgljit_core.specs.arguments import make_cpp_args
 
         expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
-        sources = kernels.Sources(self.name, self.csrc, paths.build_root(build_directory))
-        kernels.build_kernel(sources, file, expression)
+        kernels.build_kernel(kernels.Sources(self.name, self.csrc, paths.build_root(build_directory)), file, expression)

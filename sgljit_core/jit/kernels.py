@@ -51,8 +51,7 @@ _kernels: OncePerKey[tuple[Sources, str, str, str, int], int] = OncePerKey()
 def load_host(sources: Sources, spec: BuildSpec) -> Module:
     """Load a family's host part and answer its requests from now on."""
     target = arch.target_in_use()
-    beside = functools.partial(prepare, sources, target) if target else None
-    module = load_module(spec, sources.root, beside)
+    module = load_module(spec, sources.root, functools.partial(prepare, sources, target) if target else None)
     _served[sources.family] = sources
     _register()  # not before: it imports tvm_ffi, for which a compile leaves time
     return module

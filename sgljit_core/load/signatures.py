@@ -22,8 +22,7 @@ def check(what: str, declared: str, own: str) -> None:
     declared, own = (name.removeprefix("_Z") for name in (declared, own))
     if declared == own:
         return
-    pairs = zip_longest(_lines(declared), _lines(own))
-    passed, taken = next(((a, b) for a, b in pairs if a != b), (declared, own))
+    passed, taken = next(((a, b) for a, b in zip_longest(_lines(declared), _lines(own)) if a != b), (declared, own))
     has, passes = (text or f"no {other.partition(': ')[0]}" for text, other in ((taken, passed), (passed, taken)))
     raise SignatureError(
         f"{what} does not take what the host part passes: it has {has}, and the host part has {passes}. "

@@ -24,9 +24,7 @@ def is_dead(name: str) -> bool | None:
     """Whether a process has ended; None where that is unknown: it is of another machine, or no process has the name."""
     parts = _NAME.fullmatch(name)
     try:
-        if parts is None or parts[1] != _machine():
-            return None
-        return _started(int(parts[2])) != int(parts[3])
+        return None if parts is None or parts[1] != _machine() else _started(int(parts[2])) != int(parts[3])
     except OSError:
         return None
 

@@ -78,8 +78,7 @@ def walk(path: Path, *, make: bool = False, sticky: bool = False) -> int:
                 continue
             os.close(descriptor)
             here, descriptor = (entry if name != ".." else here.parent), child
-            status = os.fstat(child)
-            open_to_all = check(here, status, child, is_below_open=open_to_all, sticky=True, is_last=not names)
+            open_to_all = check(here, os.fstat(child), child, is_below_open=open_to_all, sticky=True, is_last=not names)
         if open_to_all and not sticky:
             check(here, os.fstat(descriptor), descriptor)
     except BaseException:

@@ -39,17 +39,13 @@ def generate(
     """
     declared, parameters, by_position = declaration.function, declaration.parameters, exports is not None
     names = [parameter.name for parameter in parameters]
-    calls = {
-        "body": f"sgl_body({as_arguments(parameters, names, by_position)})",
-        "arguments": ", ".join(names),
-    }
+    calls = {"body": f"sgl_body({as_arguments(parameters, names, by_position)})", "arguments": ", ".join(names)}
     runs = []
     for number, (form, overload) in enumerate(zip(declaration.forms, overloads, strict=True)):
         scope[f"sgl_route{number}"] = overload
         calls[f"passed{number}"] = as_arguments(form.parameters, form.names)
         passed = as_arguments(parameters, [form.own_names.get(name, "None") for name in names], by_position)
-        takes = _takes(form.parameters, scope)
-        runs.append(f"def sgl_run{number}({takes}):\n return sgl_body({passed})\n")
+        runs.append(f"def sgl_run{number}({_takes(form.parameters, scope)}):\n return sgl_body({passed})\n")
     _run(
         declared,
         f"def {declared.__name__}({_takes(parameters, scope)}):\n{text.format(**calls)}\n{''.join(runs)}",

@@ -203,9 +203,8 @@ class Declaration:
         annotation = None if self.only_writes else self.signature.return_annotation
         signature = inspect.Signature(form.parameters, return_annotation=annotation)
         prototype.__signature__ = signature  # type: ignore[attr-defined]
-        mutates = [form.own_names[name] for name in form.mutates]
         try:
-            return torch.library.infer_schema(prototype, mutates_args=mutates)
+            return torch.library.infer_schema(prototype, mutates_args=[form.own_names[name] for name in form.mutates])
         except (ValueError, TypeError) as error:
             raise InvalidFamilyError(
                 f"{self.where}: its signature is no torch.library schema: {error}. Annotate every parameter and the "

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from sgljit_core import errors
-from sgljit_engines import Adapter
+from sgljit_core.builds.record import Stats
+from sgljit_engines import Adapter, Use, report
 from sgljit_engines.errors import UnsupportedEngineError
 
 
@@ -18,59 +19,99 @@ def say(caplog):
     return lambda logger="sgljit": [(r.levelname, r.getMessage()) for r in caplog.records if r.name == logger]
 
 
+NORMS = {"rmsnorm": "RMSNorm", "fused_add_rmsnorm": "RMSNorm with a residual"}
+ACTIVATIONS = {"silu_and_mul": "SiluAndMul"}
+
+
 def adapter(**changes) -> Adapter:
     """One of pytest, which is installed."""
-    ops = {"rmsnorm": "RMSNorm", "fused_add_rmsnorm": "RMSNorm with a residual"}
+    ops = {"norm": NORMS, "activation": ACTIVATIONS}
     return Adapter(**{"distribution": "sgljit-core", "engine": {"pytest": ">=8"}, "ops": ops, **changes})
 
 
-def test_all_ops_are_used_and_one_line_says_so(say):
-    assert adapter().start("cuda") == {"rmsnorm", "fused_add_rmsnorm"}
+ALL = {*NORMS, *ACTIVATIONS}
+
+
+@pytest.fixture(autouse=True)
+def another_adapter(monkeypatch):
+    """The only one that is installed."""
+    other = adapter(ops={"activation": {"gelu_and_mul": "GeluAndMul"}})
+    monkeypatch.setattr("sgljit_engines.adapter._installed_adapters", lambda: {"other": other})
+
+
+def test_all_ops_are_used_and_a_line_says_of_each_that_runs_where(say):
+    one = adapter()
+    assert one.start() == ALL
+    assert not say(), "nothing runs yet"
+    for _ in range(2):
+        assert one.attempt("rmsnorm", lambda: None)
     ((level, text),) = say()
     assert level == "INFO"
-    assert f"with pytest {pytest.__version__}: RMSNorm runs on rmsnorm; " in text
-    assert "RMSNorm with a residual runs on fused_add_rmsnorm on cuda" in text
+    assert text.endswith(f"with pytest {pytest.__version__}: RMSNorm runs on rmsnorm")
 
 
-@pytest.mark.parametrize("value", ["rmsnorm", " rmsnorm ", "rmsnorm,strict", "STRICT, RMSNorm"])
-def test_a_list_chooses(value, monkeypatch, say):
+@pytest.mark.parametrize(
+    ("value", "used"),
+    [
+        ("rmsnorm", {"rmsnorm"}),
+        (" rmsnorm ", {"rmsnorm"}),
+        ("rmsnorm,strict", {"rmsnorm"}),
+        ("STRICT, RMSNorm", {"rmsnorm"}),
+        ("norm", set(NORMS)),
+        ("norm.rmsnorm", {"rmsnorm"}),
+        ("norm,-norm.rmsnorm", {"fused_add_rmsnorm"}),
+        ("norm,-activation.silu_and_mul", set(NORMS)),
+        ("-rmsnorm", ALL - {"rmsnorm"}),
+        ("-norm, strict", set(ACTIVATIONS)),
+        ("strict,on", ALL),
+        ("-rmsnorm,silu_and_mul,rmsnorm", {"silu_and_mul"}),
+        ("gelu_and_mul,norm", set(NORMS)),  # an op of other adapters alone
+        *((unset, ALL) for unset in ("", "  ", "on", "On")),
+    ],
+)
+def test_a_list_chooses(value, used, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", value)
-    assert adapter().start() == {"rmsnorm"}
-    assert "switched off by SGLJIT_ENGINES: fused_add_rmsnorm" in say()[0][1]
+    assert adapter().start() == used
+    if "strict" not in value.lower() and value.strip():
+        monkeypatch.delenv("SGLJIT_ENGINES")
+        assert adapter().start(value) == used
 
 
-def test_a_name_that_is_no_op_is_named(monkeypatch, say):
-    monkeypatch.setenv("SGLJIT_ENGINES", "rmsnrom")
-    assert adapter().start() == frozenset()
-    assert "no op is used" in say()[0][1]
-    assert "SGLJIT_ENGINES names rmsnrom, which this adapter does not have" in say()[0][1]
+def test_both_choices_must_allow_an_op(monkeypatch, say):
+    monkeypatch.setenv("SGLJIT_ENGINES", "-rmsnorm")
+    assert adapter().start("norm") == {"fused_add_rmsnorm"}
+    assert not say()
+    assert adapter().start("rmsnorm") == frozenset()
+    assert say()[0][1].endswith("does nothing: SGLJIT_ENGINES=-rmsnorm and ops='rmsnorm'")
 
 
-@pytest.mark.parametrize("value", ["", "  ", "on", "On"])
-def test_unset_blank_and_on_are_all(value, monkeypatch):
+@pytest.mark.parametrize("value", ["off", "gelu_and_mul", "-norm,-activation"])
+def test_nothing_is_a_line_once(value, monkeypatch, say):
     monkeypatch.setenv("SGLJIT_ENGINES", value)
-    assert len(adapter().start()) == 2
-
-
-def test_off_is_nothing(monkeypatch, say):
-    monkeypatch.setenv("SGLJIT_ENGINES", "off")
-    assert adapter(engine={"no-such-engine": ">=1"}).start() == frozenset()
+    one = adapter(engine={"no-such-engine": ">=1"})
+    for _ in range(2):
+        assert one.start() == frozenset()
     ((level, text),) = say()
-    assert (level, text.endswith("does nothing: SGLJIT_ENGINES=off")) == ("INFO", True)
+    assert (level, text.endswith(f"does nothing: SGLJIT_ENGINES={value}")) == ("INFO", True)
 
 
-@pytest.mark.parametrize("value", ["off,rmsnorm", "on,strict", "rmsnorm,,layernorm", "rms norm", "0.5", ","])
-def test_a_value_that_is_none_is_refused(value, monkeypatch):
+@pytest.mark.parametrize(
+    "value",
+    ["rmsnrom", "off,rmsnorm", "-on", "rmsnorm,,layernorm", "rms norm", "0.5", ",", "norm.silu_and_mul", "--norm"],
+)
+def test_a_name_that_no_adapter_has_is_an_error_that_names_those_there_are(value, monkeypatch):
+    there = r"there are norm\.rmsnorm, norm\.fused_add_rmsnorm, activation\.silu_and_mul, activation\.gelu_and_mul$"
     monkeypatch.setenv("SGLJIT_ENGINES", value)
-    with pytest.raises(errors.ConfigError, match="SGLJIT_ENGINES must be on, off, strict, or names of ops"):
-        adapter().start()
+    with pytest.raises(errors.ConfigError, match=rf"^SGLJIT_ENGINES must be on, off, or names of ops .*; {there}"):
+        adapter(engine={"no-such-engine": ">=1"}).start()
+    monkeypatch.delenv("SGLJIT_ENGINES")
+    with pytest.raises(errors.ConfigError, match=rf"^ops must be on, off, or names of ops .*; {there}"):
+        adapter().start(value)
 
 
 UNSUPPORTED = {
     "missing": ({"engine": {"no-such-engine": ">=1,<2"}}, "no-such-engine is not installed. Install a version >=1,<2"),
     "older": ({"engine": {"pytest": ">=1000"}}, "and it was tested with pytest>=1000. Install such a "),
-    "beside": ({"beside": {"no-such-helper": ">=3"}}, "no-such-helper is not installed"),
-    "beside older": ({"beside": {"packaging": "<1"}}, "and it was tested with packaging<1"),
 }
 
 
@@ -103,16 +144,8 @@ def test_pre_releases_and_local_versions_are_versions(monkeypatch):
         assert bool(adapter().start()) == fits, version
 
 
-def test_the_line_may_come_later(say):
-    one = adapter()
-    used = one.start(announce=False)
-    assert not say()
-    one.announce(used, "cpu")
-    assert say()[0][1].endswith("fused_add_rmsnorm on cpu")
-
-
 def test_messages_go_to_the_engines_logger(say):
-    adapter(logger="engine.sgljit").start()
+    adapter(logger="engine.sgljit").attempt("rmsnorm", lambda: None)
     assert len(say("engine.sgljit")) == 1
     assert not say()
 
@@ -130,10 +163,70 @@ def test_a_failure_is_one_warning_and_the_op_is_not_tried_again(error, say):
     assert not one.attempt("rmsnorm", lambda: calls.append(2))
     assert one.attempt("fused_add_rmsnorm", lambda: calls.append(3))
     assert calls == [1, 3]
-    ((level, text),) = say()
+    ((_, _), (level, text), (_, _)) = say()
     assert level == "WARNING"
     assert "rmsnorm failed, and RMSNorm runs on the engine's own code until the process ends" in text
     assert text.endswith(f"{type(error).__name__}: {error}")
+
+
+def no_compiler(needed_for: str) -> Exception:
+    return errors.ToolchainNotFoundError("g++", needed_for=needed_for, searched=["/usr/bin"], remedy="Install it.")
+
+
+def test_a_cause_that_several_ops_share_is_one_warning(say):
+    one = adapter()
+    assert not one.attempt("rmsnorm", lambda: fail(no_compiler("norm.norm")))
+    assert not one.attempt("silu_and_mul", lambda: fail(no_compiler("activation.activation")))
+    assert not one.attempt("fused_add_rmsnorm", lambda: fail(OSError("no space")))
+    assert [level for level, _ in say()] == ["WARNING", "INFO", "WARNING"]
+    assert all("failed, and" in text for _, text in say())
+
+
+@pytest.fixture
+def no_uses(monkeypatch):
+    monkeypatch.setattr("sgljit_engines.adapter.USES", uses := {})
+    monkeypatch.setattr("sgljit_engines.uses.USES", uses)
+
+
+def test_a_report_says_what_kinds_of_calls_run_on(no_uses):
+    one, answers = adapter(distribution="sgljit-some"), {}
+    one.attempt_once("rmsnorm", lambda: None, answers, ("rmsnorm", 64, "cpu"))
+    one.attempt_once("rmsnorm", lambda: fail(errors.TensorMatchError("rank 5")), answers, ("rmsnorm", 7, "cpu"))
+    one.attempt_once("silu_and_mul", lambda: fail(OSError("no space")), answers, "silu_and_mul")
+    use = one.use("rmsnorm", ("rmsnorm", 64, "cpu"))
+    use.calls += 3
+    found = report()
+    assert found == [
+        Use("sgljit-some", "RMSNorm", "64 cpu", "rmsnorm", calls=3),
+        Use("sgljit-some", "RMSNorm", "7 cpu", "rmsnorm", why="the op does not take it"),
+        Use("sgljit-some", "SiluAndMul", "any", "silu_and_mul", why="OSError: no space"),
+    ]
+    use.calls += 1
+    assert found[0].calls == 3, "a report does not change"
+    assert not one.attempt("rmsnorm", lambda: fail(OSError("no disk")))
+    assert [use.why for use in report()] == ["OSError: no disk", "OSError: no disk", "OSError: no space"]
+
+
+def test_a_report_says_where_code_came_from(no_uses, monkeypatch):
+    counts = [Stats({"cache": 1}, 0, {}, 0.0, 0), Stats({"cache": 3}, 0, {}, 0.0, 0)]
+    counts += [counts[1], Stats({"cache": 3}, 2, {"compiled": 2}, 1.5, 0)]
+    monkeypatch.setattr("sgljit_core.stats", lambda: counts.pop(0))
+    one, answers = adapter(), {}
+    assert one.attempt_once("rmsnorm", lambda: None, answers, 64)
+    assert one.attempt_once("rmsnorm", lambda: None, answers, 128)
+    assert [(use.kind, use.source, use.seconds) for use in report()] == [("64", "cache", 0.0), ("128", "compiled", 1.5)]
+
+
+def test_the_text_of_a_report_has_80_columns(no_uses):
+    one = adapter()
+    one.use("rmsnorm", ("Qwen3RMSNorm", 2048, "bfloat16", "cuda:0")).__dict__.update(source="cache", calls=12, layers=4)
+    one.use("silu_and_mul", "Qwen3MLP").why = "switched off"
+    assert str(report()) == (
+        "sgljit-core: RMSNorm (Qwen3RMSNorm 2048 bfloat16 cuda:0) runs on rmsnorm (cache,\n"
+        "    0.00 s); 4 layers, 12 calls, 0 of its own code\n"
+        "sgljit-core: SiluAndMul (Qwen3MLP) runs on the engine's own code, not\n"
+        "    silu_and_mul: switched off"
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,10 +235,10 @@ def test_a_failure_is_one_warning_and_the_op_is_not_tried_again(error, say):
 def test_a_call_that_the_op_does_not_take_is_the_engines_alone(error, say):
     one = adapter()
     assert not one.attempt("rmsnorm", lambda: fail(error))
+    assert not say()
     calls = []
     assert one.attempt("rmsnorm", lambda: calls.append(1))
     assert calls == [1]
-    assert not say()
 
 
 @pytest.mark.parametrize("error", [errors.TensorMatchError("rank 5"), errors.InvalidBuildError("broken build")])

@@ -2,5 +2,6 @@
 
 from ._version import __version__
 from .adapter import Adapter
+from .uses import Report, Use, report
 
-__all__ = ["Adapter", "__version__"]
+__all__ = ["Adapter", "Report", "Use", "__version__", "report"]

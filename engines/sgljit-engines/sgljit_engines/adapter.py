@@ -6,6 +6,7 @@ own code runs for an op that cannot be built. ``SGLJIT_ENGINES=strict`` makes an
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
@@ -19,8 +20,7 @@ from sgljit_core import log
 from sgljit_core.errors import CaptureError, ConfigError, InferenceOnlyError, SgljitError, TensorMatchError
 
 from .errors import UnsupportedEngineError
-
-GROUP = "sgljit.engines"  # of the entry points that name adapters
+from .uses import USES, Use
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,71 +31,56 @@ class Adapter:
         distribution: the adapter's distribution, such as "sgljit-vllm".
         engine: the distributions that are the engine, with the versions that the adapter was tested with, such as
             ``{"vllm": ">=0.32,<0.34"}``. The first that is installed counts.
-        ops: the ops that the adapter can use, each with the name of what it replaces there:
-            ``{"rmsnorm": "RMSNorm"}``. ``SGLJIT_ENGINES`` chooses among them.
-        beside: distributions that must be there as well, all of them, with their tested versions.
+        ops: by family the ops that the adapter can use, each with the name of what it replaces there:
+            ``{"norm": {"rmsnorm": "RMSNorm"}}``. ``SGLJIT_ENGINES`` chooses among them.
         logger: the logger of its messages. One below the engine's own is printed as the engine's messages are.
     """
 
     distribution: str
     engine: Mapping[str, str]
-    ops: Mapping[str, str]
-    beside: Mapping[str, str] = field(default_factory=dict)
+    ops: Mapping[str, Mapping[str, str]]
     logger: str = "sgljit"
-    _lost: set[str] = field(default_factory=set, init=False, repr=False)
+    _lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is lost
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
-    def start(self, device: str = "", *, announce: bool = True) -> frozenset[str]:
-        """Decide which ops are used, and log one line that says so.
+    @functools.cached_property
+    def parts(self) -> Mapping[str, str]:
+        """By op, what it replaces."""
+        return {op: part for ops in self.ops.values() for op, part in ops.items()}
+
+    def start(self, ops: str = "on") -> frozenset[str]:
+        """The names of the ops to use; where there is none, a line of the log says why.
 
         Args:
-            device: where they run, such as "cuda", for the line.
-            announce: whether to log the line; an engine that sets up its logging later calls ``announce`` then.
-
-        Returns:
-            The ops to use, of ``ops``. Empty with ``SGLJIT_ENGINES=off``, and, after a warning, where the engine is
-            not installed or its version is not among those tested.
+            ops: a choice as that of ``SGLJIT_ENGINES``, without ``strict``. An op is used if both allow it.
 
         Raises:
-            ConfigError: ``SGLJIT_ENGINES`` cannot be read.
-            UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and the engine is not one that the adapter supports.
+            ConfigError: ``SGLJIT_ENGINES`` or ``ops`` cannot be read, or names what no adapter has.
+            UnsupportedEngineError: with ``SGLJIT_ENGINES=strict``, where the engine's version would be a warning.
         """
-        allowed, strict = _permissions()
-        if allowed == frozenset():
-            self.say(logging.INFO, "engine_off", "does nothing: SGLJIT_ENGINES=off")
-            return frozenset()
-        if reason := self._unsupported():
+        value, strict = _setting()
+        used = self._choose("SGLJIT_ENGINES", value) & self._choose("ops", ops)
+        if not used:
+            argument = f" and ops={ops!r}" if ops != "on" else ""
+            self.say_once(logging.INFO, "engine_off", f"does nothing: SGLJIT_ENGINES={value}{argument}")
+        elif reason := self._unsupported():
             if strict:
                 raise UnsupportedEngineError(f"{self._name()}: {reason}")
             self.say(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
             return frozenset()
-        used = frozenset(self.ops) if allowed is None else allowed & self.ops.keys()
-        if announce:
-            self.announce(used, device)
         return used
 
-    def announce(self, used: frozenset[str], device: str = "") -> None:
-        """Log the line of ``start``: the versions, which part of the engine runs on which op, what is left out."""
-        versions = ", ".join(f"{name} {found}" for name in (*self.engine, *self.beside) if (found := _installed(name)))
-        runs = "; ".join(f"{part} runs on {op}" for op, part in self.ops.items() if op in used)
-        parts = [runs + (f" on {device}" if device else "") if runs else "no op is used"]
-        if left := [op for op in self.ops if op not in used]:
-            parts.append(f"switched off by SGLJIT_ENGINES: {', '.join(left)}")
-        if unknown := sorted((_permissions()[0] or frozenset()) - self.ops.keys()):
-            parts.append(f"SGLJIT_ENGINES names {', '.join(unknown)}, which this adapter does not have")
-        self.say(logging.INFO, "engine_start", f"with {versions}: {'. '.join(parts)}", ops=sorted(used))
+    def versions(self) -> str:
+        """The engine's distributions that are installed, with their versions."""
+        return ", ".join(f"{name} {found}" for name in self.engine if (found := _installed(name)))
 
     def attempt(self, op: str, call: Callable[[], object]) -> bool:
         """Call an op where it may have to be built; whether it ran.
 
-        False means that the engine's own code must run. Where the op cannot be built, one warning says why, and from
-        then on nothing is called for it. A tensor that the op does not take, and a build that a capture of a CUDA graph
-        forbids, leave this call alone to the engine. An error of the engine's data, such as an index outside of a
-        cache, passes.
-
-        Args:
-            op: the op, one of ``ops``.
-            call: the call, which must not have written anything if it raises.
+        False means that the engine's own code must run. Where the op cannot be built, a warning says why, one for each
+        cause, and from then on nothing is called for it. A tensor that the op does not take, and a build that a capture
+        of a CUDA graph forbids, leave this call alone to the engine. An error of the engine's data, such as an index
+        outside of a cache, passes. A call that raises must not have written anything.
 
         Raises:
             SgljitError, OSError: the failure itself, with ``SGLJIT_ENGINES=strict``.
@@ -105,20 +90,30 @@ class Adapter:
     def attempt_once(
         self, op: str, call: Callable[[], object], answers: MutableMapping[Any, bool], key: Hashable
     ) -> bool:
-        """``attempt``, once for each kind of call; whether the op works for it.
+        """``attempt``, once for each ``key``, a kind of call; whether the op works for it, which ``answers`` keeps.
 
-        After a build that the capture of a CUDA graph forbids, the next question tries again.
-
-        Args:
-            answers: where the answers are kept.
-            key: the kind of call.
+        After a build that the capture of a CUDA graph forbids, the next question tries again. ``report`` shows it.
         """
+        from sgljit_core import stats
+
         if key not in answers:
+            before = stats()
             works = self._works(op, call)
             if works is None:
                 return False
             answers[key] = works
+            use, now = self.use(op, key), stats()
+            use.why = "" if works else self._lost.get(op, "the op does not take it")
+            use.seconds += now.seconds - before.seconds
+            tiers = ", ".join(tier for tier, hits in now.hits.items() if hits > before.hits.get(tier, 0))
+            use.source = "compiled" if works and now.builds != before.builds else tiers or use.source
         return answers[key]
+
+    def use(self, op: str, key: Hashable) -> Use:
+        """The entry of ``report`` for a kind of call. The adapter may change it."""
+        parts = (part for part in (key if isinstance(key, tuple) else (key,)) if part != op)
+        kind = " ".join(str(part).removeprefix("torch.") for part in parts) or "any"
+        return USES.setdefault((self.distribution, op, kind), Use(self.distribution, self.parts[op], kind, op))
 
     def _works(self, op: str, call: Callable[[], object]) -> bool | None:
         """Whether a call of an op ran; None if the capture of a CUDA graph forbids the build that decides it."""
@@ -133,29 +128,59 @@ class Adapter:
                 return None
             if isinstance(error, InferenceOnlyError | TensorMatchError):
                 return False
-            self._lost.add(op)
+            cause = f"{type(error).__name__}: {getattr(error, 'cause', error)}"
+            level = logging.INFO if cause in self._lost.values() else logging.WARNING  # a broken compiler fails all ops
+            self._lost[op] = cause
+            for use in (use for use in USES.values() if (use.adapter, use.op) == (self.distribution, op)):
+                use.why = cause
             text = (
-                f"{op} failed, and {self.ops[op]} runs on the engine's own code until the process ends "
+                f"{op} failed, and {self.parts[op]} runs on the engine's own code until the process ends "
                 f"(SGLJIT_ENGINES=strict raises instead): {type(error).__name__}: {error}"
             )
-            self.say(logging.WARNING, "engine_fallback", text, op=op, error=error)
+            self.say(level, "engine_fallback", text, op=op, error=error)
             return False
+        if op not in self._said:
+            self._said.add(op)
+            self.say(logging.INFO, "engine_op", f"with {self.versions()}: {self.parts[op]} runs on {op}", op=op)
         return True
 
     @property
     def strict(self) -> bool:
         """Whether ``SGLJIT_ENGINES`` asks for errors in place of the engine's own code."""
-        return _permissions()[1]
+        return _setting()[1]
 
     def say(self, level: int, event: str, text: str, **data: object) -> None:
         """Log a text behind the adapter's name, where the engine's messages go; ``data`` is the record's."""
         log.log(level, event, f"{self._name()} {text}", self.logger, adapter=self.distribution, **data)
 
-    def warn_once(self, event: str, text: str) -> None:
-        """Log a warning, if this process has not given it yet."""
+    def say_once(self, level: int, event: str, text: str) -> None:
+        """``say``, if this process has not said it yet."""
         if text not in self._said:
             self._said.add(text)
-            self.say(logging.WARNING, event, text)
+            self.say(level, event, text)
+
+    def _choose(self, source: str, value: str) -> frozenset[str]:
+        """The ops that ``on``, ``off`` or a list allows: those it names, of all if it only takes some away."""
+        words = [word.strip() for word in value.lower().split(",")]
+        if words in (["on"], ["off"]):
+            return frozenset(self.parts if words == ["on"] else ())
+        chosen: dict[bool, set[str]] = {True: set(), False: set()}
+        for word in words:
+            name = word.removeprefix("-")
+            if not (found := self.named(name)) and not any(one.named(name) for one in _installed_adapters().values()):
+                adapters = {self.distribution: self, **_installed_adapters()}.values()
+                known = {f"{family}.{op}": None for one in adapters for family, ops in one.ops.items() for op in ops}
+                raise ConfigError(
+                    f"{source} must be on, off, or names of ops and families with commas between them, each with - in "
+                    f"front if it is switched off; got {value!r}. No adapter has {name!r}; there are {', '.join(known)}"
+                )
+            chosen[word == name] |= found
+        return frozenset(self.parts if all(word[0] == "-" for word in words) else chosen[True]) - chosen[False]
+
+    def named(self, name: str) -> set[str]:
+        """The ops that a name stands for: that of a family, of an op, or FAMILY.OP."""
+        pairs = ((family, op) for family, ops in self.ops.items() for op in ops)
+        return {op for family, op in pairs if name in (family, op, f"{family}.{op}")}
 
     def _name(self) -> str:
         return f"{self.distribution} {_installed(self.distribution) or '(not installed)'}"
@@ -163,55 +188,47 @@ class Adapter:
     def _unsupported(self) -> str:
         """Why nothing can be done; empty if it can."""
         engine = next((name for name in self.engine if _installed(name)), next(iter(self.engine)))
-        for name, tested in {engine: self.engine[engine], **self.beside}.items():
-            version = _installed(name)
-            if version is None:
-                return f"{name} is not installed. Install a version {tested}"
-            if not SpecifierSet(tested).contains(version, prereleases=True):
-                return (
-                    f"{name} {version} is installed, and it was tested with {name}{tested}. Install such a version of "
-                    f"{name}, or a release of {self.distribution} for {name} {version}"
-                )
-        return ""
-
-
-def _permissions() -> tuple[frozenset[str] | None, bool]:
-    """The ops that ``SGLJIT_ENGINES`` allows adapters, None for all; and whether they raise in place of falling back.
-
-    Raises:
-        ConfigError: its value is none of ``on`` (the default), ``off``, or ``strict`` and names of ops.
-    """
-    value = os.environ.get("SGLJIT_ENGINES", "").strip().lower() or "on"
-    words = [word.strip() for word in value.split(",")]
-    if value in ("on", "off"):
-        return (None if value == "on" else frozenset()), False
-    if {"on", "off"} & {*words} or not all(word.isidentifier() for word in words):
-        raise ConfigError(
-            f"SGLJIT_ENGINES must be on, off, strict, or names of ops separated by commas, with or without strict; "
-            f"got {value!r}"
+        version, tested = _installed(engine), self.engine[engine]
+        if version is None:
+            return f"{engine} is not installed. Install a version {tested}"
+        if SpecifierSet(tested).contains(version, prereleases=True):
+            return ""
+        return (
+            f"{engine} {version} is installed, and it was tested with {engine}{tested}. Install such a version of "
+            f"{engine}, or a release of {self.distribution} for {engine} {version}"
         )
-    return frozenset(words) - {"strict"} or None, "strict" in words
+
+
+def _setting() -> tuple[str, bool]:
+    """The choice of ``SGLJIT_ENGINES``, and whether adapters raise in place of falling back."""
+    value = os.environ.get("SGLJIT_ENGINES", "").strip() or "on"
+    words = [word.strip() for word in value.split(",")]
+    others = [word for word in words if word.lower() != "strict"]
+    return ",".join(others) or "on", others != words
+
+
+def _points() -> Mapping[str, importlib_metadata.EntryPoint]:
+    return {point.name: point for point in importlib_metadata.entry_points(group="sgljit.engines")}
+
+
+def _installed_adapters() -> Mapping[str, Adapter]:
+    return {name: point.load() for name, point in _points().items()}
 
 
 def engine_ops(engine: str | None) -> frozenset[str] | None:
-    """The ops that an engine's adapter uses; without an engine, those of all installed adapters.
-
-    None stands for all ops: there is no adapter, so that it is open who calls what.
-
-    Args:
-        engine: the name of an entry point in the group ``sgljit.engines``, which names the adapter's ``Adapter``.
+    """The ops of an engine's adapter, or else of all installed adapters; None, for all ops, where there is no adapter.
 
     Raises:
-        UnsupportedEngineError: no adapter for this engine is installed.
+        UnsupportedEngineError: ``engine`` is the name of no entry point in the group ``sgljit.engines``.
     """
-    points = {point.name: point for point in importlib_metadata.entry_points(group=GROUP)}
+    points = _points()
     if engine is not None and engine not in points:
         raise UnsupportedEngineError(
             f"no installed adapter is for the engine {engine!r} (installed: {', '.join(sorted(points)) or 'none'}). "
             f"The project's own are sgljit-sglang, sgljit-transformers and sgljit-vllm: install that of your engine"
         )
-    chosen = list(points.values()) if engine is None else [points[engine]]
-    return frozenset(op for point in chosen for op in point.load().ops) if chosen else None
+    chosen = (point.load() for name, point in points.items() if engine in (None, name))
+    return frozenset(op for adapter in chosen for op in adapter.parts) if points else None
 
 
 def _installed(distribution: str) -> str | None:

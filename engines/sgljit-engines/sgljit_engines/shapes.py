@@ -32,29 +32,17 @@ class Traits:
     gated_mlp: bool = True
 
 
-_PLAIN, _HEADS = Traits(), Traits(qk_norm="head")
-
 # By the ``model_type`` of a config, which is that of the text model where a model has several parts. The tests of
 # sgljit-transformers compare each row with the model that transformers makes of it.
+_PLAIN_TYPES = ("deepseek_v2", "deepseek_v3", "granite", "llama", "ministral", "mistral", "phi3", "qwen2", "qwen2_moe")
 MODEL_TYPES: Mapping[str, Traits] = {
-    "deepseek_v2": _PLAIN,
-    "deepseek_v3": _PLAIN,
-    "gemma": Traits(one_plus=True),
-    "gemma2": Traits(one_plus=True),
+    **dict.fromkeys((*_PLAIN_TYPES, "smollm3"), Traits()),
+    **dict.fromkeys(("gemma", "gemma2"), Traits(one_plus=True)),
+    **dict.fromkeys(("gpt_oss", "mixtral"), Traits(gated_mlp=False)),
     "gemma3_text": Traits(one_plus=True, qk_norm="head"),
-    "gpt_oss": Traits(gated_mlp=False),
-    "granite": _PLAIN,
-    "llama": _PLAIN,
-    "ministral": _PLAIN,
-    "mistral": _PLAIN,
-    "mixtral": Traits(gated_mlp=False),
     "olmo2": Traits(qk_norm="all"),
-    "phi3": _PLAIN,
-    "qwen2": _PLAIN,
-    "qwen2_moe": _PLAIN,
-    "qwen3": _HEADS,
+    "qwen3": Traits(qk_norm="head"),
     "qwen3_moe": Traits(qk_norm="head", gated_mlp=False),
-    "smollm3": _PLAIN,
 }
 
 
@@ -67,8 +55,7 @@ class ModelShape:
         dtype: the name of the torch.dtype that it runs in, such as "bfloat16".
         hidden_size: elements of a token's hidden state.
         head_dim: elements of a head.
-        query_heads, kv_heads: heads of this rank.
-        all_query_heads, all_kv_heads: heads of all ranks together.
+        query_heads, kv_heads, all_query_heads, all_kv_heads: heads of this rank, and of all ranks together.
         latent_sizes: for multi-head latent attention, the sizes of the compressed queries and keys, which are
             normalised; empty for other models.
         cache_row: elements of one token in one cache of one layer of this rank: all heads, or the latent vector.
@@ -137,9 +124,8 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
     head_dim = _integer(file, text, "head_dim", hidden // heads or None)
     latent = tuple(_integer(file, text, key) for key in ("q_lora_rank", "kv_lora_rank") if text.get(key) is not None)
     is_latent = text.get("kv_lora_rank") is not None
-    traits = MODEL_TYPES.get(model_type, _PLAIN)
+    traits = MODEL_TYPES.get(model_type, Traits())
     of_rank, kv_of_rank = _shared(heads, kv_heads, tensor_parallel, is_latent)
-    latent_row = latent[-1] + _integer(file, text, "qk_rope_head_dim", 0) if is_latent else 0
     return ModelShape(
         model_type=model_type,
         dtype=_dtype(file, {"dtype": dtype}, text, config),
@@ -150,7 +136,7 @@ def read_config(path: Path, tensor_parallel: int = 1, dtype: str | None = None) 
         all_query_heads=heads,
         all_kv_heads=kv_heads,
         latent_sizes=latent if is_latent else (),
-        cache_row=latent_row or kv_of_rank * head_dim,
+        cache_row=latent[-1] + _integer(file, text, "qk_rope_head_dim", 0) if is_latent else kv_of_rank * head_dim,
         caches=1 if is_latent else 2,
         rms_norm=rms_norm,
         activation=_ACTIVATIONS.get(str(text.get("hidden_activation") or text.get("hidden_act")), ""),
@@ -188,16 +174,13 @@ def _dtype(file: Path, *configs: Mapping[str, Any]) -> str:
 
 
 # The names of transformers. Some differ in how they compute the same.
+_TANH = ("gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh")
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "gelu_python": "gelu",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+    **dict.fromkeys(_TANH, "gelu_tanh"),
 }
 
 

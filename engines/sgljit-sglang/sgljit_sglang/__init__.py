@@ -13,18 +13,24 @@ ADAPTER = Adapter(
     distribution="sgljit-sglang",
     engine={"sglang": ">=0.5.23,<0.5.24"},
     ops={
-        "rmsnorm": "RMSNorm",
-        "fused_add_rmsnorm": "RMSNorm with a residual",
-        "gemma_rmsnorm": "GemmaRMSNorm",
-        "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
-        "fused_inplace_qknorm": "the norm of q and k",
-        "silu_and_mul": "SiluAndMul",
-        "gelu_and_mul": "GeluAndMul",
-        "gelu_tanh_and_mul": "GeluAndMul by tanh",
-        "transfer_hicache_one_layer": "the load of a HiCache layer",
-        "transfer_hicache_one_layer_mla": "the load of a HiCache layer of MLA",
-        "transfer_hicache_all_layer": "the backup of HiCache",
-        "transfer_hicache_all_layer_mla": "the backup of HiCache of MLA",
+        "norm": {
+            "rmsnorm": "RMSNorm",
+            "fused_add_rmsnorm": "RMSNorm with a residual",
+            "gemma_rmsnorm": "GemmaRMSNorm",
+            "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
+            "fused_inplace_qknorm": "the norm of q and k",
+        },
+        "activation": {
+            "silu_and_mul": "SiluAndMul",
+            "gelu_and_mul": "GeluAndMul",
+            "gelu_tanh_and_mul": "GeluAndMul by tanh",
+        },
+        "hicache": {
+            "transfer_hicache_one_layer": "the load of a HiCache layer",
+            "transfer_hicache_one_layer_mla": "the load of a HiCache layer of MLA",
+            "transfer_hicache_all_layer": "the backup of HiCache",
+            "transfer_hicache_all_layer_mla": "the backup of HiCache of MLA",
+        },
     },
 )
 
@@ -39,8 +45,7 @@ def register() -> None:
         sgljit_core.errors.ConfigError: ``SGLJIT_ENGINES`` cannot be read.
         sgljit_engines.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and SGLang is not one that was tested.
     """
-    used = ADAPTER.start("cuda")
-    if used:
+    if used := ADAPTER.start():
         from . import activations, hooks, norms
 
         norms.replace(used)

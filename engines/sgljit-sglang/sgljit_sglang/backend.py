@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ def give_backend(layer: Any, forward: Callable[..., Any]) -> None:
     if layer.forward_plugin is not BaseFusedOp.forward_plugin:
         other = f"{layer.forward_plugin.__module__}.{layer.forward_plugin.__qualname__}"
         text = f"leaves {layer.__name__} to {other}, the backend of another plugin"
-        ADAPTER.warn_once("engine_conflict", text)
+        ADAPTER.say_once(logging.WARNING, "engine_conflict", text)
         return
     forward.of_sgljit = True  # type: ignore[attr-defined]
     layer.forward_plugin = forward

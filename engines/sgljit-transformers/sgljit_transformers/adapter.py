@@ -6,16 +6,16 @@ from sgljit_engines import Adapter
 
 __all__ = ["ADAPTER"]
 
-# pyproject.toml has the versions, too.
+# pyproject.toml has the version, too.
 ADAPTER = Adapter(
     distribution="sgljit-transformers",
     engine={"transformers": ">=5.20,<5.23"},
-    beside={"kernels": ">=0.17.2,<0.18"},
     ops={
-        "rmsnorm": "RMSNorm",
-        "gemma_rmsnorm": "RMSNorm with 1 + weight",
-        "silu_and_mul": "the activation of an MLP with silu",
-        "gelu_and_mul": "the activation of an MLP with gelu",
-        "gelu_tanh_and_mul": "the activation of an MLP with gelu by tanh",
+        "norm": {"rmsnorm": "RMSNorm", "gemma_rmsnorm": "RMSNorm with 1 + weight"},
+        "activation": {
+            "silu_and_mul": "the activation of an MLP with silu",
+            "gelu_and_mul": "the activation of an MLP with gelu",
+            "gelu_tanh_and_mul": "the activation of an MLP with gelu by tanh",
+        },
     },
 )

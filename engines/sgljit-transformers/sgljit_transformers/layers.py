@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["GatedMLP", "Norm", "match", "without_parts"]
+__all__ = ["GatedMLP", "Norm", "match"]
 
 _EPS_NAMES = ("variance_epsilon", "eps")
 _FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -128,10 +128,10 @@ def _gated_mlp(layer: nn.Module) -> GatedMLP | None:
     for dtype in (torch.float32, torch.bfloat16):
         generator = torch.Generator().manual_seed(0)
         x, gate, up, down = ((torch.randn(2, 3, 40, generator=generator) * 8).to(dtype) for _ in range(4))
-        bare = without_parts(layer)
+        bare = _without_parts(layer)
         for part, result in zip(_PARTS, (gate, up, down), strict=True):
             bare.add_module(part, _StandIn(result))
-        bare.add_module("act_fn", without_parts(activation))
+        bare.add_module("act_fn", _without_parts(activation))
         given: list[torch.Tensor] = []
         try:
             with torch.no_grad():
@@ -166,7 +166,7 @@ def _results(
     scales = torch.tensor([1.0, eps**0.5]).reshape(1, 2, 1)
     x = (torch.randn(2, 2, size, generator=generator) * scales).to(dtype)
     weight = torch.empty(size).uniform_(0.5, 1.5, generator=generator).to(dtype)
-    bare = without_parts(layer)
+    bare = _without_parts(layer)
     bare.weight = nn.Parameter(weight, requires_grad=False)
     try:
         with torch.no_grad():
@@ -175,7 +175,7 @@ def _results(
         return None, x, weight
 
 
-def without_parts(layer: nn.Module) -> nn.Module:
+def _without_parts(layer: nn.Module) -> nn.Module:
     """A layer of the same class and attributes, without parameters, parts, hooks, or a ``forward`` of its own."""
     bare: nn.Module = object.__new__(type(layer))
     nn.Module.__init__(bare)

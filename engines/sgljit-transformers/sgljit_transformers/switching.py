@@ -1,9 +1,13 @@
 """How does a model change to sgljit's ops, and back?
 
-Each layer that computes what an op does gets another ``forward``, as an attribute of that one layer: no class changes,
-and no other model. It goes through the public mapping of the ``kernels`` package, one layer at a time, because
-``kernelize`` on a whole model also replaces what it has no kernel for. The layer keeps its former ``forward`` beside
-it, and ``disable`` puts that back.
+Each layer that computes what an op does gets another ``forward``, as an attribute of that one layer, and no other model
+changes. The layer keeps its former ``forward`` beside it, and ``disable`` puts that back.
+
+The ``kernels`` package does the same to the layers that its ``kernelize`` finds, and transformers calls that on a whole
+model (``use_kernels = True``), and again with each change between training and inference. It gives a layer without a
+kernel its class's own ``forward``. So the class of an enabled layer gets a condition, which is what ``kernelize`` asks
+whether it may replace a layer: it may not while the layer is ours. The condition stays, and lets all other layers pass.
+Rejected: putting the ops in by ``kernelize``, which logs lines for each layer with the root logger.
 """
 
 from __future__ import annotations
@@ -14,20 +18,22 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from sgljit_core import ops
+from sgljit_core import ops as families
+from sgljit_core import stats
 from sgljit_core.errors import CaptureError, TensorMatchError
+from sgljit_engines import Use
 
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
-from .forwards import Repository
-from .layers import GatedMLP, Norm, match, without_parts
+from .forwards import Forward, forward_of
+from .layers import GatedMLP, Norm, match
 
 __all__ = ["disable", "enable", "enabled"]
 
@@ -40,16 +46,26 @@ class _Replaced:
     """The op that a layer runs on, and what the layer had.
 
     Attributes:
-        op: the op.
+        use: the op, and where its layers are counted; a copy of a layer has its own, as no report counts it.
         forward: the ``forward`` that it was given.
         before: its attribute ``forward`` before; None for a layer without such an attribute, which is the rule.
     """
 
-    def __init__(self, op: str, forward: object, before: object | None) -> None:
-        self.op, self.forward, self.before = op, forward, before
+    def __init__(self, use: Use, forward: object, before: Any) -> None:
+        self.use, self.forward, self.before = use, forward, before
 
 
-def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
+class _Condition:
+    """``kernelize`` asks it about each layer of a class: ours stay, and the class's own condition decides on others."""
+
+    def __init__(self, own: Callable[[nn.Module], bool] | None) -> None:
+        self.own = own
+
+    def __call__(self, layer: nn.Module) -> bool:
+        return not _is_ours(layer) and (self.own is None or self.own(layer))
+
+
+def enable(model: nn.Module, *, ops: str = "on", in_graphs: bool = False) -> dict[str, str]:
     """Let the layers of a model run on sgljit's ops, wherever no gradient is wanted.
 
     >>> enable(model)
@@ -65,6 +81,9 @@ def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
 
     Args:
         model: a model of transformers, or any module. Its parameters may be on any device.
+        ops: the ops to use, as ``SGLJIT_ENGINES`` names them: "on", "off", or a list of families and ops such as
+            "norm,-norm.gemma_rmsnorm". An op is used if both allow it. A family of which nothing is used is not
+            imported.
         in_graphs: keep the ops in graphs of ``torch.compile``, too. By default a layer is its own code there: the
             compiler fuses it with what is around it, and an op that stands alone costs more than it saves.
 
@@ -75,6 +94,7 @@ def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
         AlreadyEnabledError: the model is enabled, or a part of it is.
         UnsupportedModelError, ForeignForwardError, sgljit_engines.errors.UnsupportedEngineError: with
             ``SGLJIT_ENGINES=strict``, where a warning would say that nothing, or not all, is replaced.
+        sgljit_core.errors.ConfigError: ``ops`` or ``SGLJIT_ENGINES`` names what no adapter has.
         TypeError: it is no module.
     """
     _check_module(model)
@@ -84,7 +104,7 @@ def enable(model: nn.Module, *, in_graphs: bool = False) -> dict[str, str]:
                 f"{_name(model)} is enabled, or holds a part that is; call sgljit_transformers.disable() with the same "
                 f"model first"
             )
-        wanted = ADAPTER.start(device=_devices(model))
+        wanted = ADAPTER.start(ops)
         done = _replace(model, wanted, in_graphs) if wanted else {}
         _models.add(model)
     return done
@@ -107,7 +127,7 @@ def disable(model: nn.Module) -> None:
         if model not in _models and not layers:
             raise NotEnabledError(f"{_name(model)} is not enabled; call sgljit_transformers.enable(model) first")
         for name, layer in layers.items():
-            if vars(layer).get("forward") != getattr(layer, _OURS).forward:
+            if vars(layer).get("forward") != getattr(layer, _OURS).forward and not _is_own(layer):
                 raise ForeignForwardError(
                     f"{_name(model)}: since enable(), something else has replaced the forward of {name or 'the model'} "
                     f"({_text(vars(layer).get('forward'))}); take that away first, then call disable() again"
@@ -119,7 +139,7 @@ def disable(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def enabled(model: nn.Module, *, in_graphs: bool = False) -> Iterator[nn.Module]:
+def enabled(model: nn.Module, *, ops: str = "on", in_graphs: bool = False) -> Iterator[nn.Module]:
     """``enable`` for the length of a ``with`` block.
 
     >>> with enabled(model):
@@ -128,7 +148,7 @@ def enabled(model: nn.Module, *, in_graphs: bool = False) -> Iterator[nn.Module]
     Raises:
         AlreadyEnabledError and the others of ``enable``, and at the end those of ``disable``.
     """
-    enable(model, in_graphs=in_graphs)
+    enable(model, ops=ops, in_graphs=in_graphs)
     try:
         yield model
     finally:
@@ -137,6 +157,7 @@ def enabled(model: nn.Module, *, in_graphs: bool = False) -> Iterator[nn.Module]
 
 def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[str, str]:
     """Replace what can be replaced, and log which layers run on which op. If it raises, nothing is replaced."""
+    start = stats()
     found = {name: (layer, of) for name, layer in model.named_modules() if (of := match(layer)) is not None}
     foreign = {name: layer for name, (layer, _) in found.items() if not _is_own(layer)}
     if not found:
@@ -149,14 +170,20 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
         )
         _warn(ForeignForwardError, text)
     done: dict[str, str] = {}
+    answers: dict[Hashable, bool] = {}
+    forwards: dict[Hashable, Forward] = {}
     try:
         for name, (layer, of) in found.items():
-            is_free = of.op in wanted and name not in foreign
-            if (
-                is_free
-                and ADAPTER.attempt(of.op, functools.partial(_try, layer, of))
-                and _kernelize(layer, of, in_graphs)
-            ):
+            kind = _kind(layer, of)
+            if of.op not in wanted:
+                ADAPTER.use(of.op, kind).why = "switched off"
+            elif name in foreign:
+                ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
+            elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
+                use = ADAPTER.use(of.op, kind)
+                if (of, kind) not in forwards:
+                    forwards[of, kind] = forward_of(of, in_graphs, _give_up, use)
+                _put_in(layer, use, forwards[of, kind])
                 done[name] = of.op
     except BaseException:
         for name in done:
@@ -164,68 +191,56 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
         raise
     counts = Counter((type(found[name][0]).__name__, op) for name, op in done.items())
     text = ", ".join(f"{count} {layer} on {op}" for (layer, op), count in counts.items()) or "no layer is replaced"
-    kept = len(found) - len(done)
-    text += f"; {kept} more keep their own code" if kept else ""
-    ADAPTER.say(logging.INFO, "engine_model", f"with {_name(model)}: {text}", layers=done)
+    own = Counter(type(layer).__name__ for name, (layer, _) in found.items() if name not in done)
+    text += "".join(f", {count} {layer} on their own code" for layer, count in own.items())
+    if (seconds := stats().seconds - start.seconds) > 0:
+        text += f"; compiled in {seconds:.1f} s"
+    where = f"with {ADAPTER.versions()}, {_name(model)} on {_devices(model)}"
+    ADAPTER.say(logging.INFO, "engine_model", f"{where}: {text}", layers=done)
     return done
+
+
+def _weight(layer: nn.Module, of: Norm | GatedMLP) -> torch.Tensor | None:
+    """The weight that says where a layer is, and which kernel it needs; None where a projection has no plain one."""
+    weight: Any = getattr(layer if isinstance(of, Norm) else layer.gate_proj, "weight", None)
+    weight = weight.detach() if isinstance(weight, nn.Parameter) else None
+    return weight if type(weight) is torch.Tensor else None
+
+
+def _kind(layer: nn.Module, of: Norm | GatedMLP) -> tuple[object, ...]:
+    """The op, class, size, dtype and device of a layer: one kernel serves all layers with these."""
+    weight = _weight(layer, of)
+    rest = () if weight is None else (weight.shape[0], weight.dtype, weight.device)
+    return (of.op, type(layer).__name__, *rest)
 
 
 def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
     """Call the op for a layer's size, dtype and device: what must be built for these is built now.
 
-    A weight that the op does not take needs nothing built: the layer's own code will run.
+    Raises:
+        TensorMatchError: the op does not take the weight of a norm. That of a projection may be quantised.
     """
-    weight: Any = getattr(layer if isinstance(of, Norm) else layer.gate_proj, "weight", None)
-    weight = weight.detach() if isinstance(weight, nn.Parameter) else None
-    if type(weight) is not torch.Tensor or weight.device.type not in ("cpu", "cuda"):
+    weight = _weight(layer, of)
+    if weight is None or weight.device.type not in ("cpu", "cuda"):
         return
-    op, size = getattr(ops[of.family], of.op), weight.shape[0]
+    op, size = getattr(families[of.family], of.op), weight.shape[0]
+    if isinstance(of, Norm):
+        op(weight.new_ones(1, size), weight, None, 1e-6)
+        return
     with contextlib.suppress(TensorMatchError):
-        if isinstance(of, Norm):
-            op(weight.new_ones(1, size), weight, None, 1e-6)
-        else:
-            for tokens in (1, 8):  # rows that end in an incomplete load, and rows that do not
-                op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
+        for tokens in (1, 8):  # rows that end in an incomplete load, and rows that do not
+            op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
 
 
-def _kernelize(layer: nn.Module, of: Norm | GatedMLP, in_graphs: bool) -> bool:
-    """Put the op in through the mapping of ``kernels``; whether it is in.
-
-    A stand-in without parts is what ``kernels`` sees: it would give each part of a layer another ``forward``, too.
-    """
-    from kernels import Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
-
+def _put_in(layer: nn.Module, use: Use, forward: Forward) -> None:
+    bound = MethodType(forward, layer)
+    setattr(layer, _OURS, _Replaced(use, bound, vars(layer).get("forward")))
+    layer.forward = bound
+    use.layers += 1
     cls: Any = type(layer)
-    bare = without_parts(layer)
-    is_named = hasattr(cls, "kernel_layer_name")
-    if not is_named:  # as Gemma's: the mapping reaches it while the class has a name
-        replace_kernel_forward_from_hub(cls, cls.__name__)
-    try:
-        # To kernels, the device is a key of the mapping alone; the ops run on all that they can.
-        mapping = {str(cls.kernel_layer_name): {"cpu": Repository(of, in_graphs, _give_up)}}
-        with use_kernel_mapping(mapping, inherit_mapping=False), _logging_untouched():
-            kernelize(bare, mode=Mode.INFERENCE | Mode.TORCH_COMPILE, device="cpu")
-    finally:
-        if not is_named:
-            del cls.kernel_layer_name, cls.kernel_condition
-    function = getattr(vars(bare).get("forward"), "__func__", None)
-    if function in (None, cls.forward):  # switched off by DISABLE_KERNEL_MAPPING=1
-        return False
-    forward = MethodType(function, layer)
-    setattr(layer, _OURS, _Replaced(of.op, forward, vars(layer).get("forward")))
-    layer.forward = forward
-    return True
-
-
-@contextlib.contextmanager
-def _logging_untouched() -> Iterator[None]:
-    """Keep ``kernels`` from configuring the root logger, which it does where that has no handler."""
-    root, handler = logging.getLogger(), logging.NullHandler()
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
+    own = getattr(cls, "kernel_condition", None)
+    if hasattr(cls, "kernel_layer_name") and not isinstance(own, _Condition):
+        cls.kernel_condition = _Condition(own)
 
 
 def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
@@ -246,21 +261,18 @@ def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
     with _lock:
         layers = {layer, *(other for model in _models for other in model.modules())}
         for other in layers:
-            if _is_ours(other) and getattr(other, _OURS).op == op:
+            if _is_ours(other) and getattr(other, _OURS).use.op == op:
                 _restore(other)
 
 
 def _restore(layer: nn.Module) -> None:
     replaced: _Replaced = vars(layer).pop(_OURS)
-    if vars(layer).get("forward") == replaced.forward:
-        _put_back(layer, replaced.before)
-
-
-def _put_back(layer: nn.Module, before: Any) -> None:
-    if before is None:
-        vars(layer).pop("forward", None)
-    else:
-        layer.forward = before
+    replaced.use.layers -= 1
+    if vars(layer).get("forward") == replaced.forward or _is_own(layer):
+        if replaced.before is None:
+            vars(layer).pop("forward", None)
+        else:
+            layer.forward = replaced.before
 
 
 def _is_ours(layer: nn.Module) -> bool:

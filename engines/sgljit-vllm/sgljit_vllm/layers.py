@@ -53,7 +53,7 @@ def replace(used: frozenset[str]) -> None:
             continue
         if other is not None:
             text = f"leaves {name} to {other.__module__}.{other.__qualname__}, which replaced it before"
-            ADAPTER.warn_once("engine_conflict", text)
+            ADAPTER.say_once(logging.WARNING, "engine_conflict", text)
             continue
         registered = layer.name
         CustomOp.register_oot(name=name)(ours)
@@ -77,8 +77,7 @@ class _Norm:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         weight = self.weight
-        is_wanted = _announce(self, weight.device.type)
-        able = is_wanted and not envs.VLLM_BATCH_INVARIANT
+        able = _is_wanted(self) and not envs.VLLM_BATCH_INVARIANT
         able = able and getattr(self, "variance_size_override", None) is None
         able = able and getattr(self, "has_weight", True) and weight.dtype in _DTYPES
         kind = current_platform.device_type if weight.device.type == "meta" else weight.device.type
@@ -149,9 +148,8 @@ class _Activation:
         kind = torch.get_default_device().type
         self._device = current_platform.device_type if kind == "meta" else kind
         self._dtype = torch.get_default_dtype()
-        is_wanted = _announce(self, kind)
         self._op = self._ops[getattr(self, "approximate", "")]
-        able = is_wanted and self._dtype in _DTYPES and self._device in _DEVICES
+        able = _is_wanted(self) and self._dtype in _DTYPES and self._device in _DEVICES
         rows = functools.partial(torch.zeros, 1, _WHOLE, dtype=self._dtype, device=self._device)
         self._has_op = able and _works(self._op, (self._dtype, self._device), lambda: self._op(rows()))
 
@@ -182,20 +180,13 @@ class SgljitGeluAndMul(_Activation, GeluAndMul):
     _ops = {"none": gelu_and_mul, "tanh": gelu_tanh_and_mul}  # noqa: RUF012
 
 
-def _announce(layer: Any, device: str) -> bool:
-    """Say once what runs; whether vLLM calls the kernel of a layer, as ``custom_ops`` decide, or its native code."""
-    is_wanted = bool(layer.enabled())
-    _say_what_runs(is_wanted, device)
-    return is_wanted
-
-
-@functools.cache
-def _say_what_runs(is_wanted: bool, device: str) -> None:
-    if is_wanted:
-        ADAPTER.announce(_used, device)
-    else:
-        text = "leaves layers whose custom op is off to vLLM's native code, which the compiler fuses"
-        ADAPTER.say(logging.INFO, "engine_native", text)
+def _is_wanted(layer: Any) -> bool:
+    """Whether vLLM calls the kernel of a layer, as ``custom_ops`` decide, or its native code, which one line says."""
+    if layer.enabled():
+        return True
+    text = "leaves layers whose custom op is off to vLLM's native code, which the compiler fuses"
+    ADAPTER.say_once(logging.INFO, "engine_native", text)
+    return False
 
 
 def _norm_works(op: Callable[..., None], num_residuals: int, weight: torch.Tensor, device: str) -> bool:

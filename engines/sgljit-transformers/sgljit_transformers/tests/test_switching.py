@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,8 @@ import torch
 from torch.autograd import forward_ad
 
 import sgljit_transformers
+from sgljit_core.errors import ConfigError
+from sgljit_engines import report
 from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_transformers import adapter, errors
 
@@ -24,6 +27,7 @@ from .tiny import model, norms, prompt
 @pytest.fixture(autouse=True)
 def by_default(monkeypatch):
     monkeypatch.delenv("SGLJIT_ENGINES", raising=False)
+    adapter.ADAPTER._said.clear()
 
 
 @pytest.fixture
@@ -33,9 +37,11 @@ def said(caplog):
 
 
 def attributes(net):
-    """Every attribute of every module, and of its class, by identity."""
+    """Every attribute of every module, and of its class but for kernelize's condition, by identity."""
     instances = {name: {key: id(value) for key, value in vars(module).items()} for name, module in net.named_modules()}
     classes = {cls: {key: id(value) for key, value in vars(cls).items()} for cls in {type(m) for m in net.modules()}}
+    for cls in classes:
+        classes[cls].pop("kernel_condition", None)
     return instances, classes
 
 
@@ -75,6 +81,98 @@ def test_other_models_and_other_layers_are_not_touched():
     assert {name for name, module in net.named_modules() if "forward" in vars(module)} == set(changed)
 
 
+def ours(net):
+    """The layers that run on an op, by name."""
+    return {name for name, layer in net.named_modules() if layer.forward.__module__ == "sgljit_transformers.forwards"}
+
+
+STEPS = {
+    "enable": sgljit_transformers.enable,
+    "disable": sgljit_transformers.disable,
+    "kernels": lambda net: setattr(net, "use_kernels", True),
+    "retrain": lambda net: net.train().eval(),  # kernelizes again, where kernels are used
+    "part": lambda net: sgljit_transformers.enable(net.model),
+}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "enable kernels",
+        "kernels enable",
+        "kernels enable retrain",
+        "enable kernels retrain disable kernels enable",
+        "kernels enable disable enable retrain",
+        "part kernels retrain",
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_kernels_of_transformers_may_be_switched_on_at_any_time(name, steps):
+    net, ids = model(name), prompt()
+    classes = attributes(net)[1]
+    with torch.no_grad():
+        own = net(ids).logits
+        on_ops = sgljit_transformers.enable(net)
+        expected = net(ids).logits
+        sgljit_transformers.disable(net)
+        for step in steps.split():
+            STEPS[step](net)
+        assert ours(net) == set(on_ops)
+        assert torch.equal(net(ids).logits, expected)
+        sgljit_transformers.disable(net)
+        assert not ours(net)
+        assert torch.equal(net(ids).logits, own)
+        sgljit_transformers.enable(net)
+        assert ours(net) == set(on_ops)
+        sgljit_transformers.disable(net)
+    assert attributes(net)[1] == classes
+
+
+class Doubled(torch.nn.Module):
+    """A kernel as of the Hub."""
+
+    def forward(self, hidden_states):
+        return 2 * hidden_states
+
+
+def test_a_mapping_of_kernels_reaches_the_layers_of_other_models_as_ever():
+    from kernels import Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
+
+    class Repository:
+        def load(self):
+            return Doubled
+
+    class Plain(torch.nn.RMSNorm):
+        pass
+
+    replace_kernel_forward_from_hub(Plain, "Plain", lambda layer: layer.eps == 1e-6)
+    net, other, third = Plain(8, 1e-6), Plain(8, 1e-6), Plain(8, 1e-5)
+    sgljit_transformers.enable(net)
+    with use_kernel_mapping({"Plain": {"cpu": Repository()}}, inherit_mapping=False):
+        for layer in (net, other, third):
+            kernelize(layer, mode=Mode.INFERENCE, device="cpu")
+    assert ours(net) == {""}
+    assert other.forward.__func__ is Doubled.forward
+    assert "forward" not in vars(third), "the class had a condition, and it counts"
+    sgljit_transformers.disable(net)
+    assert "forward" not in vars(net)
+
+
+def give_own(layer):
+    layer.forward = type(layer).forward.__get__(layer)
+
+
+@pytest.mark.parametrize("taken", [lambda layer: vars(layer).pop("forward"), give_own])
+def test_a_layer_that_has_its_own_forward_back_is_no_obstacle(taken):
+    net = model("llama")
+    before = attributes(net)
+    done = sgljit_transformers.enable(net)
+    taken(net.model.norm)
+    sgljit_transformers.disable(net)
+    assert attributes(net) == before
+    assert sgljit_transformers.enable(net) == done
+
+
 def test_the_context_manager_disables_also_after_an_error():
     net = model("llama")
     before = attributes(net)
@@ -89,8 +187,32 @@ def test_the_context_manager_disables_also_after_an_error():
 def test_the_log_says_which_layers_run_on_what(said):
     sgljit_transformers.enable(model("qwen3"))
     assert "with transformers 5." in said()
-    assert "Qwen3ForCausalLM: 9 Qwen3RMSNorm on rmsnorm, 2 Qwen3MLP on silu_and_mul" in said()
-    assert "on cpu" in said()
+    assert "Qwen3ForCausalLM on cpu: 9 Qwen3RMSNorm on rmsnorm, 2 Qwen3MLP on silu_and_mul" in said()
+    assert "gemma" not in said()
+    assert "gelu" not in said()
+
+
+def test_a_model_that_is_called_with_gradients_is_one_warning(said):
+    net, ids = model("qwen3"), prompt()
+    sgljit_transformers.enable(net)
+    with torch.no_grad():
+        net(ids)
+    net.train()
+    net(ids)
+    assert "gradients" not in said()
+    net.eval()
+    for _ in range(2):
+        net(ids)
+    assert said().count("a model in eval() that is called while gradients are enabled") == 1
+    assert "Call it inside of torch.inference_mode(), or torch.no_grad()" in said()
+
+
+@pytest.mark.parametrize("make", [lambda: model("llama").model.norm, lambda: model("llama").model.layers[0].mlp])
+def test_each_kind_of_layer_warns_of_gradients(make, said):
+    layer = make()
+    sgljit_transformers.enable(layer)
+    layer(torch.randn(2, 64))
+    assert said().count("while gradients are enabled") == 1
 
 
 def test_off_does_nothing_and_disable_takes_it(monkeypatch, said):
@@ -109,6 +231,104 @@ def test_a_list_of_ops_chooses(monkeypatch):
     assert len(sgljit_transformers.enable(model("gemma3"))) == 13
     monkeypatch.setenv("SGLJIT_ENGINES", "silu_and_mul")
     assert set(sgljit_transformers.enable(model("llama")).values()) == {"silu_and_mul"}
+
+
+def test_the_op_that_is_not_chosen_is_the_models_own_code_bit_for_bit(said):
+    net, ids = model("qwen3"), prompt()
+    with torch.no_grad():
+        own, mlps = net(ids).logits, [layer.mlp for layer in net.model.layers]
+        with sgljit_transformers.enabled(net, ops="norm,-activation.silu_and_mul"):
+            assert len(ours(net)) == 9
+            assert not any("forward" in vars(mlp) for mlp in mlps)
+        assert set(sgljit_transformers.enable(net, ops="-norm").values()) == {"silu_and_mul"}
+        sgljit_transformers.disable(net)
+        with sgljit_transformers.enabled(net, ops="off"):
+            assert torch.equal(net(ids).logits, own)
+    assert "2 Qwen3MLP on silu_and_mul, 9 Qwen3RMSNorm on their own code" in said()
+    assert said().count("does nothing: SGLJIT_ENGINES=on and ops='off'") == 1
+
+
+@pytest.mark.parametrize("by", ["ops", "SGLJIT_ENGINES"])
+def test_a_name_that_no_adapter_has_is_an_error_and_changes_nothing(by, monkeypatch):
+    net = model("llama")
+    before = attributes(net)
+    if by == "SGLJIT_ENGINES":
+        monkeypatch.setenv(by, "rmsnrom")
+    with pytest.raises(ConfigError, match=rf"^{by} must be .*No adapter has 'rmsnrom'; there are norm\.rmsnorm, "):
+        sgljit_transformers.enable(net, **({"ops": "rmsnrom"} if by == "ops" else {}))
+    assert attributes(net) == before
+    monkeypatch.delenv("SGLJIT_ENGINES", raising=False)
+    assert sgljit_transformers.enable(net)
+
+
+@pytest.fixture
+def uses(monkeypatch):
+    """The report of this test alone."""
+    monkeypatch.setattr("sgljit_engines.adapter.USES", uses := {})
+    monkeypatch.setattr("sgljit_engines.uses.USES", uses)
+    return lambda: {use.kind: use for use in report()}
+
+
+def test_a_report_has_each_kind_of_layer_and_counts_its_calls(uses):
+    net, ids = model("qwen3"), prompt()
+    net.model.norm.forward = give_own
+    sgljit_transformers.enable(net, ops="norm")
+    del net.model.norm.forward
+    with torch.inference_mode():
+        net(ids)
+        net(ids)
+    net(ids)
+    of_head, of_mlp, of_hidden, of_last = uses().values()
+    assert (of_head.kind, of_head.op, of_head.why, of_head.layers) == ("Qwen3RMSNorm 16 float32 cpu", "rmsnorm", "", 4)
+    assert (of_head.calls, of_head.own_calls) == (8, 4)
+    assert (of_hidden.kind, of_hidden.layers, of_hidden.calls) == ("Qwen3RMSNorm 64 float32 cpu", 4, 8)
+    assert (of_mlp.kind, of_mlp.op, of_mlp.why) == ("Qwen3MLP 96 float32 cpu", "silu_and_mul", "switched off")
+    assert (of_last.kind, of_last.layers) == ("Qwen3RMSNorm 64 float32 cpu model.norm", 0)
+    assert of_last.why.endswith("give_own is its forward")
+    sgljit_transformers.disable(net)
+    assert all(use.layers == 0 for use in uses().values())
+
+
+def test_a_norm_of_a_dtype_that_the_op_does_not_take_is_not_said_to_run_on_it(uses, said):
+    layer = torch.nn.RMSNorm(64, eps=1e-6, dtype=torch.float64)
+    assert sgljit_transformers.enable(layer) == {}
+    (use,) = uses().values()
+    assert (use.kind, use.why) == ("RMSNorm 64 float64 cpu", "the op does not take it")
+    assert "no layer is replaced, 1 RMSNorm on their own code" in said()
+    sgljit_transformers.disable(layer)
+
+
+def test_an_mlp_counts_as_well(uses):
+    mlp, x = model("llama").model.layers[0].mlp, torch.randn(2, 64)
+    sgljit_transformers.enable(mlp)
+    with torch.inference_mode():
+        mlp(x)
+        mlp.up_proj.register_forward_hook(lambda _module, _input, out: columns(out))
+        mlp(x)
+    mlp(x)
+    (use,) = uses().values()
+    assert (use.layers, use.calls, use.own_calls) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: model("llama").model.norm,
+        lambda: model("llama").model.layers[0].mlp,
+        lambda: transposed(model("llama").model.layers[0].mlp),
+    ],
+)
+@pytest.mark.parametrize("in_graphs", [False, True])
+def test_a_compiled_layer_counts_nothing_and_is_compiled_once(make, in_graphs, uses):
+    layer, graphs = make(), []
+    sgljit_transformers.enable(layer, in_graphs=in_graphs)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph)
+    with torch.inference_mode():
+        for _ in range(3):
+            compiled(torch.randn(2, 64))
+    (use,) = uses().values()
+    assert (use.calls, use.own_calls, len(graphs)) == (0, 0, 1)
 
 
 def test_enable_twice_is_an_error_and_changes_nothing():
@@ -190,7 +410,7 @@ def test_an_enable_that_fails_half_way_replaces_nothing(monkeypatch):
     net.model.layers[0].mlp.norm = norms(model("llama"))["model.norm"]  # of another op
     before = attributes(net)
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
-    monkeypatch.setattr(type(adapter.ADAPTER), "attempt", failing_for("rmsnorm"))
+    monkeypatch.setattr(type(adapter.ADAPTER), "attempt_once", failing_for("rmsnorm"))
     with pytest.raises(OSError, match="no space"):
         sgljit_transformers.enable(net)
     assert attributes(net) == before
@@ -199,13 +419,13 @@ def test_an_enable_that_fails_half_way_replaces_nothing(monkeypatch):
 def failing_for(name):
     """An attempt as that of SGLJIT_ENGINES=strict, where one op cannot be built."""
 
-    def attempt(_adapter, op, call):
+    def attempt_once(_adapter, op, call, _answers, _key):
         if op == name:
             raise OSError("no space")
         call()
         return True
 
-    return attempt
+    return attempt_once
 
 
 def test_a_forward_that_came_afterwards_must_go_first():
@@ -221,31 +441,17 @@ def test_a_forward_that_came_afterwards_must_go_first():
     sgljit_transformers.disable(net)
 
 
-@pytest.mark.parametrize("package", ["transformers", "kernels"])
-def test_an_untested_version_is_a_sentence(package, monkeypatch, said):
-    known = adapter.ADAPTER.engine if package == "transformers" else adapter.ADAPTER.beside
-    monkeypatch.setitem(known, package, "<0.1")
+def test_an_untested_version_is_a_sentence(monkeypatch, said):
+    monkeypatch.setitem(adapter.ADAPTER.engine, "transformers", "<0.1")
     net = model("llama")
     before = attributes(net)
     assert sgljit_transformers.enable(net) == {}
     assert attributes(net) == before
-    assert f"tested with {package}<0.1" in said()
+    assert "tested with transformers<0.1" in said()
     sgljit_transformers.disable(net)
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
-    with pytest.raises(UnsupportedEngineError, match=package):
+    with pytest.raises(UnsupportedEngineError, match="transformers"):
         sgljit_transformers.enable(net)
-
-
-@pytest.mark.parametrize("package", ["transformers", "kernels"])
-def test_a_missing_package_is_a_sentence(package, monkeypatch, said):
-    known = adapter.ADAPTER.engine if package == "transformers" else adapter.ADAPTER.beside
-    version = known.pop(package)
-    monkeypatch.setitem(known, f"no-{package}", version)
-    try:
-        assert sgljit_transformers.enable(model("llama")) == {}
-    finally:
-        known[package] = version
-    assert f"no-{package} is not installed" in said()
 
 
 # What the op does not take goes to the model's own code.
@@ -483,6 +689,34 @@ def test_an_op_that_cannot_be_built_is_one_warning(tmp_path):
     assert "CompileForbiddenError" in done.stderr
 
 
+def test_a_broken_compiler_is_one_warning_and_no_line_claims_more(tmp_path):
+    broken = tmp_path / "broken-cxx"
+    broken.write_text('#!/bin/sh\ncase "$*" in *version*|*-E*) exec g++ "$@";; esac\necho "error: boom" >&2\nexit 1\n')
+    broken.chmod(0o755)
+    logged = 'import logging; logging.basicConfig(level="INFO", format="%(levelname)s %(name)s %(message)s")'
+    done = run(logged + textwrap.dedent(_FAILING), tmp_path, SGLJIT_CXX=str(broken))
+    assert done.returncode == 0, done.stderr
+    assert re.findall("^WARNING sgljit .*failed, and RMSNorm", done.stderr, re.MULTILINE)
+    assert len(re.findall("^WARNING sgljit", done.stderr, re.MULTILINE)) == 1
+    assert " runs on rmsnorm" not in done.stderr
+    assert " on silu_and_mul" not in done.stderr
+    assert "on cpu: no layer is replaced, 9 Qwen3RMSNorm on their own code, 2 Qwen3MLP on their own" in done.stderr
+
+
+@pytest.mark.slow  # a process that imports transformers
+@pytest.mark.parametrize(("left_out", "op"), [("activation", "rmsnorm"), ("norm", "silu_and_mul")])
+def test_a_family_of_which_nothing_is_used_is_not_imported(left_out, op, tmp_path):
+    code = f"""
+        import sys
+        net = model("qwen3")
+        print(set(sgljit_transformers.enable(net).values()), "sgljit_{left_out}" in sys.modules)
+        generate(net, prompt())
+        print("sgljit_{left_out}" in sys.modules)
+    """
+    done = run(code, tmp_path, SGLJIT_ENGINES=f"-{left_out}")
+    assert done.stdout == f"{{'{op}'}} False\nFalse\n", done.stderr
+
+
 @pytest.mark.slow  # a process that imports transformers
 def test_strict_raises_where_an_op_cannot_be_built(tmp_path):
     done = run(_FAILING, tmp_path, SGLJIT_JIT="error", SGLJIT_ENGINES="strict")
@@ -545,23 +779,15 @@ def test_a_model_that_moves_runs_on_the_op_if_that_can_be_built_there(tmp_path, 
 
 
 @pytest.mark.slow  # a process that imports transformers
-def test_the_mapping_of_kernels_may_be_switched_off(tmp_path):
-    code = """
-        net = model("gemma3")
-        print(sgljit_transformers.enable(net), [layer for layer in net.modules() if "forward" in vars(layer)])
-    """
-    done = run(code, tmp_path, DISABLE_KERNEL_MAPPING="1")
-    assert done.stdout == "{} []\n", done.stderr
-
-
-@pytest.mark.slow  # a process that imports transformers
 def test_without_the_names_of_the_hub_all_is_the_same(tmp_path):
     done = run("print(len(sgljit_transformers.enable(model('qwen3'))))", tmp_path, USE_HUB_KERNELS="0")
     assert done.stdout == "11\n", done.stderr
 
 
-@pytest.mark.slow  # a process that imports transformers
-def test_the_root_logger_is_left_alone(tmp_path):
-    code = "import logging; sgljit_transformers.enable(model('llama')); print(logging.getLogger().handlers)"
-    done = run(code, tmp_path)
-    assert done.stdout == "[]\n", done.stderr
+def test_nothing_but_the_adapter_and_the_core_logs_and_no_logger_changes(caplog):
+    caplog.set_level(logging.DEBUG)
+    root = logging.getLogger()
+    before = vars(root).copy(), root.handlers.copy()
+    sgljit_transformers.enable(model("llama"))
+    assert {record.name for record in caplog.records} == {"sgljit"}
+    assert (vars(root), root.handlers) == before

@@ -83,8 +83,10 @@ def test_the_same_tokens_come_out(model, expected):
     assert ours == theirs
     assert calls.keys() == expected.keys()
     assert all(expected[op] <= calls[op] <= expected[op] + 24 for op in expected), calls
-    assert "RMSNorm runs on rmsnorm; RMSNorm with a residual runs on fused_add_rmsnorm" in printed
-    assert " on cpu" in printed
+    for op in expected:
+        assert (
+            len(re.findall(rf"sgljit-vllm \S+ with vllm\S* \S+: [\w ]+ runs on {op}$", printed, re.MULTILINE)) == 1
+        ), op
 
 
 @needs_vllm
@@ -93,7 +95,7 @@ def test_a_list_of_ops_chooses():
     ours, calls, printed = generate("qwen3", "count", engines="strict,rmsnorm")
     assert ours == theirs
     assert calls.keys() == {"rmsnorm"}
-    assert "switched off by SGLJIT_ENGINES: fused_add_rmsnorm, gemma_rmsnorm, gemma_fused_add_rmsnorm, silu" in printed
+    assert printed.count(" runs on ") == 1
 
 
 @needs_vllm

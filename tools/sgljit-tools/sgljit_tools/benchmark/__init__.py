@@ -2,15 +2,7 @@
 
 from sgljit_tools.environment import is_in_ci
 
-from .measure import (
-    Figure,
-    cache_bytes,
-    copy_figure,
-    get_benchmark_range,
-    measure,
-    rotate,
-    run_benchmark,
-)
+from .measure import Figure, cache_bytes, copy_figure, get_benchmark_range, measure, rotate, run_benchmark
 
 __all__ = [
     "Figure",

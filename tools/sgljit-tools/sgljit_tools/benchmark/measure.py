@@ -190,8 +190,7 @@ def cache_bytes(device: torch.device | str) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     texts = (file.read_text() for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
-    sizes = (int(found[1]) * 1024 for text in texts if (found := re.match(r"(\d+)K$", text)))
-    return max([_CPU_CACHE, *sizes])
+    return max([_CPU_CACHE, *(int(found[1]) * 1024 for text in texts if (found := re.match(r"(\d+)K$", text)))])
 
 
 def _storages(arguments: Arguments) -> dict[tuple[torch.device, int], int]:

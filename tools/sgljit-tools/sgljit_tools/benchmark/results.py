@@ -79,8 +79,7 @@ def machine(device: torch.device | str | None = None) -> str:
 
 def command() -> str:
     """The command line of this process, with only the name of each absolute path."""
-    arguments = [Path(a).name if Path(a).is_absolute() else a for a in sys.orig_argv]
-    return shlex.join(["python", *arguments[1:]])
+    return shlex.join(["python", *(Path(a).name if Path(a).is_absolute() else a for a in sys.orig_argv[1:])])
 
 
 def write_results(

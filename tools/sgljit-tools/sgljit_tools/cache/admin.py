@@ -85,8 +85,7 @@ def entries(directory: Path | None = None, *, vouched: bool = False) -> list[Ent
         vouched: the root is as trusted as the plugin that carries it, so it does not matter who can write it.
     """
     place = _checked(directory, vouched=vouched)
-    root = None if vouched else place
-    return [_entry(path, root) for path in _artifact_directories(place)]
+    return [_entry(path, None if vouched else place) for path in _artifact_directories(place)]
 
 
 @_failing_plainly("verify")

@@ -70,8 +70,7 @@ def why(
     Exit status 1 if one is not. Without a device and without --cuda-arch it reports what is for the CPU.
     """
     with target_of(cuda_arch):
-        builders = builds_ahead([ops[family].__name__], keep=False)
-        answers = [explain(builder) for builder in builders]
+        answers = [explain(builder) for builder in builds_ahead([ops[family].__name__], keep=False)]
     for answer in answers:
         typer.echo(str(answer))
     hits = [answer for answer in answers if answer.artifact is not None]
@@ -115,8 +114,7 @@ def prune(
     keep = None
     if stale:
         with target_of(cuda_arch):
-            builders = builds_ahead(discovery.installed(), keep=False, is_complete=True)
-            keep = [explain(builder) for builder in builders]
+            keep = [explain(builder) for builder in builds_ahead(discovery.installed(), keep=False, is_complete=True)]
     gone, leftovers = admin.prune(
         directory,
         older_than=None if days is None else days * 86400,

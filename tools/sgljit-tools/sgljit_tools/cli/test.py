@@ -43,8 +43,7 @@ def run_tests(
     packages = []
     for name in sorted(ops) if every else families or ():
         family = ops[name].__name__
-        tests = loading.load(family).tests
-        if (spec := importlib.util.find_spec(tests)) is not None:
+        if (spec := importlib.util.find_spec(loading.load(family).tests)) is not None:
             # A directory, which needs no __init__.py; or one module.
             packages += list(spec.submodule_search_locations or [str(spec.origin)])
         command += ["--sgljit-family", family]

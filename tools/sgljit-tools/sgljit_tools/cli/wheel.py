@@ -79,8 +79,7 @@ def add_artifacts_to_wheel(
         (tagged,) = packed.iterdir()
         into.mkdir(parents=True, exist_ok=True)
         # Nobody can put a link where a random name will be.
-        partial = shutil.copy(tagged, into / f".{tagged.name}.{os.urandom(8).hex()}")
-        made = Path(partial).replace(into / tagged.name)
+        made = Path(shutil.copy(tagged, into / f".{tagged.name}.{os.urandom(8).hex()}")).replace(into / tagged.name)
     targets = " and ".join(sorted({artifact.directory.parents[3].name for artifact in artifacts}))
     typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
 

@@ -81,8 +81,7 @@ def record(
     with tempfile.TemporaryDirectory(prefix="driver-", dir=private.process_directory()) as place:
         if re.search(r"[\s:{}]", place):
             raise RecordingError(f"LD_PRELOAD takes no path with a space, a colon or a brace: {place}")
-        driver = compiled(cuda_arch, place)
-        return in_a_process(call, **environment, CUDA_VISIBLE_DEVICES="", LD_PRELOAD=driver)
+        return in_a_process(call, **environment, CUDA_VISIBLE_DEVICES="", LD_PRELOAD=compiled(cuda_arch, place))
 
 
 def _record(

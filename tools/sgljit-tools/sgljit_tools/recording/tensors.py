@@ -145,5 +145,4 @@ class Place:
             for i in range(spec.count):
                 ctypes.c_uint64.from_address(address + 8 * i).value = self._address(spec.of)
             return Shaped(table, address, (_CUDA if device == "cuda" and spec.on_device else _CPU, 0))
-        kind = _CPU if device == "cpu" else _CUDA_HOST if spec.pinned else _CUDA
-        return Shaped(spec, self._address(spec), (kind, 0))
+        return Shaped(spec, self._address(spec), (_CPU if device == "cpu" else _CUDA_HOST if spec.pinned else _CUDA, 0))

@@ -57,8 +57,7 @@ def dry_run(family: KernelFamily) -> str:
             raise NotApplicable(f"no host part asks for a kernel{stopped}")
         parallel_compile([functools.partial(build, wanted) for wanted in kernels])
     except SgljitError as error:
-        failures = error.failures if isinstance(error, ParallelCompileError) else [error]
-        for failure in failures:
+        for failure in error.failures if isinstance(error, ParallelCompileError) else [error]:
             if isinstance(failure, ToolchainNotFoundError):
                 raise NotApplicable(str(failure)) from error
         raise Fault(str(error)) from error

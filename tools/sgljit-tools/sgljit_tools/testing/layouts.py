@@ -106,8 +106,7 @@ def _resized(news: Mapping[int, int], value: torch.Tensor) -> torch.Tensor:
     chosen = value.view(torch.uint8) if is_byte else value
     for dimension, size in enumerate(value.shape):
         if size in news:
-            indices = torch.arange(news[size], device=value.device) % size
-            chosen = chosen.index_select(dimension, indices)
+            chosen = chosen.index_select(dimension, torch.arange(news[size], device=value.device) % size)
     return chosen.view(value.dtype)
 
 

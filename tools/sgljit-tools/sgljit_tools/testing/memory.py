@@ -101,8 +101,7 @@ class Guarded:
 
     def damage(self, mutates: Collection[str]) -> str | None:
         """Which byte a call has written that ``mutates`` does not name, in words; None where there is none."""
-        found = (block.damage(mutates) for block in self._blocks)
-        return next((text for text in found if text is not None), None)
+        return next((text for text in (block.damage(mutates) for block in self._blocks) if text is not None), None)
 
 
 class _Block:

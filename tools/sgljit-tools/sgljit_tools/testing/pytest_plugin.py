@@ -18,10 +18,7 @@ from sgljit_tools.errors import NoDeviceError
 if TYPE_CHECKING:
     from .suite import Check
 
-_MARKERS = (
-    "gpu: needs a CUDA device; skipped, with the reason, where there is none",
-    "slow: slow by nature",
-)
+_MARKERS = ("gpu: needs a CUDA device; skipped, with the reason, where there is none", "slow: slow by nature")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -117,9 +114,7 @@ class CheckItem(pytest.Item):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         from .subject import Fault
 
-        if isinstance(excinfo.value, Fault):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
+        return str(excinfo.value) if isinstance(excinfo.value, Fault) else super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         file, _, line = self._check.place.rpartition(":")

@@ -46,8 +46,7 @@ def code_of(family: str) -> tuple[list[str], list[str], int]:
             faults.append(f"{answer.op}: its code does not compile, and it gives a result all the same")
         elif before.loaded and not answer.loaded and not answer.error:
             faults.append(f"{answer.op}: where its code may not be compiled, it gives a result all the same")
-    shared = {text for answer in usual for text in answer.shared}
-    return faults, sorted(shared), sum(answer.loaded for answer in usual)
+    return faults, sorted({text for answer in usual for text in answer.shared}), sum(answer.loaded for answer in usual)
 
 
 class _Answer(NamedTuple):
