@@ -253,6 +253,7 @@ struct SegmentPlan {
   bool is_kept = false;  ///< whether the program keeps values, which is for rows in registers
   bool is_neox = false;
   bool has_groups = false;
+  bool reads_again = false;  ///< whether elements are needed after a reduction of them
 };
 
 /// Checks the operands of one segment, and adds what they say to the plan.
@@ -582,9 +583,9 @@ SGL_INLINE sgl::RowShape shape_of(
     throw Error(
         "ValueError", "row program: rows with pairs have at most ", std::int64_t{sgl::kMaxRowVectors}, " loads, got ",
         segment.columns, " elements by loads of ", segment.elements);
-  const bool is_wide = segment.elements > 1 && segment.elements * segment.element_bytes >= 8;
+  const bool may_hold = segment.reads_again && segment.elements > 1 && segment.elements * segment.element_bytes >= 8;
   const auto shared = is_only && !row.is_resident()
-                          ? sgl::share_row(vectors, is_wide ? segment.elements : 0, num_rows, chip)
+                          ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
                           : sgl::SharedRow{};
   if (shared.blocks > 1) row = {shared.is_held ? shared.threads : 0, shared.threads, row.triggers_first};
   if (segment.is_neox) row = {threads_of_halves(segment), kBlock, row.triggers_first};
@@ -688,6 +689,7 @@ SGL_INLINE void match_segment(
   segment.is_kept = roles.kept > 0;
   segment.is_neox = roles.is_neox;
   segment.has_groups = roles.group_size != 0;
+  segment.reads_again = roles.reductions + (roles.writes != 0) > 1;
   const auto outer_of = [](const Rows& rows) { return rows.index != nullptr ? rows.index->numel() : rows.count; };
   const auto inner_of = [](const Rows& rows) { return rows.inner == Rows::kForAllInner ? 1 : rows.inner; };
   const auto outer = outer_of(*like);

@@ -115,7 +115,7 @@ struct SharedRow {
 
 /// \brief The blocks of a cluster that share a row of `vectors` vectors. As many as hold it in registers, so that it is
 /// read once; and more where few rows would leave multiprocessors without one.
-/// \param elements of a vector; 0 if rows with such vectors are not held.
+/// \param elements of a vector; 0 if holding the row gains nothing: its vectors are narrow, or one pass reads it.
 constexpr SharedRow share_row(
     long long vectors, long long elements, long long num_rows, const host::runtime::Chip& chip) {
   constexpr long long kMostBlocks = 8, kMostThreads = 1024, kWarp = 32, kMostFloats = 32;
