@@ -16,7 +16,6 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -51,10 +50,11 @@ def make_once(finder: Finder[T]) -> T:
     if request.tools is None:  # damaged artifacts stay: the next process shall hear about them too
         raise _no_toolchain(finder)
     record.missed()
-    with _locked(request):
-        found = finder.find_again()
-        if found is not None:
-            return found[0]
+    with contextlib.ExitStack() as held:
+        for _ in _until_locked(request, held):
+            found = finder.find_again()
+            if found is not None:
+                return found[0]
         with record.announced(request.named, request.location.source_key, request.root) as run:
             return _make(request, run)
 
@@ -253,34 +253,35 @@ def _check_room(staging: Path) -> None:
         raise
 
 
-@contextmanager
-def _locked(request: Request[T]) -> Iterator[None]:
-    """Hold the lock of an artifact, if that is possible in time."""
-    held: FileLock | None = None
+def _until_locked(request: Request[T], held: contextlib.ExitStack) -> Iterator[None]:
+    """Take the lock of an artifact, if that is possible in time; ``held`` gives it back.
+
+    The caller looks for the artifact after each attempt. Waiters that looked under the lock alone would keep each other
+    out: those that try at the same moment try again at the same moment, and each time one of them gets it.
+    """
+    label = request.named.label
     try:
-        lock = FileLock(store.lock_path(request.root, request.location), request.named.label)
-        held = lock if _wait(lock, request.named.label) else None
+        lock = FileLock(store.lock_path(request.root, request.location), label)
+        held.callback(lock.release)
+        yield from _attempts(lock, label)
+        return
     except (errors.UntrustedCacheError, errors.NotACacheError):
         if paths.is_chosen(request.root):
             raise
     except OSError as error:  # no lock, no sharing of the work: that is all
-        text = f"{request.root} cannot be locked ({_reason(error)}); building {request.named.label} unlocked"
+        text = f"{request.root} cannot be locked ({_reason(error)}); building {label} unlocked"
         log.log(logging.INFO, "no_lock", text)
-    try:
-        yield
-    finally:
-        if held is not None:
-            held.release()
+    yield
 
 
-def _wait(lock: FileLock, label: str) -> bool:
-    """Wait for a lock: whether it is held now. Says for whom when it takes long."""
-    if lock.try_acquire():
-        return True
+def _attempts(lock: FileLock, label: str) -> Iterator[None]:
+    """Try to take a lock until it is held or ``LOCK_SECONDS`` are over. Says for whom it waits when it takes long."""
     reported = False
     for seconds in back_off(LOCK_SECONDS):
-        if lock.try_acquire():
-            return True
+        is_held = lock.try_acquire()
+        yield
+        if is_held:
+            return
         if not reported and seconds >= _REPORT_SECONDS:
             reported = True
             holder = lock.holder()
@@ -289,4 +290,3 @@ def _wait(lock: FileLock, label: str) -> bool:
     holder = lock.holder()
     text = f"{holder} has held the lock of {label} for more than {LOCK_SECONDS:g} s; compiling it here as well"
     log.log(logging.WARNING, "lock_timeout", text, build=label, holder=holder)
-    return False

@@ -27,15 +27,15 @@ _LONGEST_NOTE = 4096
 
 
 def back_off(seconds: float) -> Iterator[float]:
-    """Sleep a little longer each time, for at most ``seconds`` in all; yields the seconds since the first sleep.
+    """Yield the seconds since the start: at once, then after pauses, for at most ``seconds`` in all.
 
-    Nobody is woken when another process gives a lock back, so a waiter looks again. From 5 ms it doubles to 0.5 s.
+    Nobody is woken when another process gives a lock back, so a waiter looks again: after 5 ms, then after an eighth of
+    the time that it has waited, at most 0.5 s.
     """
     start = time.monotonic()
-    pause = _SHORTEST
-    while (left := start + seconds - time.monotonic()) > 0:
-        time.sleep(min(pause, left))
-        pause = min(2 * pause, _LONGEST)
+    yield 0.0
+    while (waited := time.monotonic() - start) < seconds:
+        time.sleep(min(max(_SHORTEST, waited / 8), _LONGEST, seconds - waited))
         yield time.monotonic() - start
 
 

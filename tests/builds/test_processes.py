@@ -86,6 +86,20 @@ def test_after_the_deadline_a_waiter_compiles_itself(children, compiler, cache):
     assert len(artifacts(cache)) == 1
 
 
+def test_a_waiter_takes_what_is_published_while_another_holds_the_lock(children, compiler):
+    """So waiters that look at the same moment do not keep each other out."""
+    compiler.hold()
+    builder = children.start()
+    until(compiler.is_held)
+    waiter = children.start()
+    children.run(WAIT_FOR.format(seconds=0.3) + LOAD, env={"SGLJIT_CXX": "g++"})  # it compiles and publishes
+    assert waiter.join().endswith("1\n")
+    assert builder.process.is_alive()
+    compiler.let_go()
+    assert builder.join() == "1\n"
+    assert compiler.calls() == 1
+
+
 def test_threads_that_want_the_same_module_get_the_same_object(load, compiler):
     found = []
     threads = [threading.Thread(target=lambda: found.append(load())) for _ in range(8)]

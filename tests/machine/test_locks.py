@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from sgljit_core.machine import locks
 from sgljit_core.machine.locks import FileLock
 
 TRY = "import sys\nfrom pathlib import Path\nfrom sgljit_core.machine.locks import FileLock\n"
@@ -80,3 +83,19 @@ def test_a_file_that_cannot_be_locked_is_an_error_each_time(tmp_path):
     for _ in range(2):
         with pytest.raises(FileNotFoundError):
             lock.try_acquire()
+
+
+def test_a_waiter_loses_an_eighth_of_the_time_and_looks_at_the_end(monkeypatch):
+    now = 0.0
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    looks = list(locks.back_off(300))
+    assert looks[0] == 0
+    assert looks[-1] == pytest.approx(300)
+    for earlier, later in itertools.pairwise(looks):
+        assert later - earlier <= min(max(0.005, earlier / 8), 0.5) + 1e-9
+    assert len(looks) < 700
