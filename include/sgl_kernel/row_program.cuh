@@ -521,7 +521,9 @@ struct ProgramRow {
     if constexpr (!kIsMap) PDLTriggerSecondary();  // a map's next kernel would take issue slots from this one
     if (!m_has_row) return;
     m_finish(stores.outputs, sgl::details::IndexListUpTo<sizeof...(Output)>{});
+#if SGL_ARCH_HOPPER_OR_GREATER && !defined(USE_ROCM)
     if constexpr (kBlocks > 1) ptx::cluster_sync();  // the others read this block's shared memory
+#endif
   }
 
  private:
@@ -546,6 +548,7 @@ struct ProgramRow {
   /// block, whose turn it takes.
   template <typename T, typename Merge>
   SGL_DEVICE void m_merge_blocks(T& value, const Merge& merge) const {
+#if SGL_ARCH_HOPPER_OR_GREATER && !defined(USE_ROCM)
     if constexpr (kBlocks > 1) {
       static_assert(kThreads > kWarpThreads && sizeof(T) <= kMostTerms * sizeof(float));
       void* own = m_smem + (2 * kWarpThreads + m_turn) * kMostTerms;
@@ -561,6 +564,9 @@ struct ProgramRow {
       for (uint32_t distance = kBlocks / 2; distance > 0; distance /= 2)
         value = merge(value, details::shuffled(value, distance));
     }
+#else
+    static_assert(kBlocks == 1, "row_program: clusters of blocks need sm_90");
+#endif
   }
 
   SGL_UNCALLED static constexpr bool m_is_indexed(int operand) {
