@@ -226,8 +226,9 @@ class KernelFamily:
 
     def _make_room(self, declaration: Declaration, place: str, execution: object) -> None:
         """Drop the op that is declared anew, and what an earlier execution of its file left; refuse to drop another."""
+        new = {form.name for form in declaration.forms}
         for name, op in tuple(self._declared.items()):
-            if {form.name for form in declaration.forms}.isdisjoint(form.name for form in op.library.forms):
+            if new.isdisjoint(form.name for form in op.library.forms):
                 continue
             if (name, op.place) != (declaration.name, place) and not op.is_left_over(place, execution):
                 raise InvalidFamilyError(f"{declaration.where}: the family has this op already, from {op.place}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 
 import pytest
@@ -11,6 +12,7 @@ from headers import toolbox
 
 from sgljit_core import CppType, KernelFamily, override_cuda_arch, parallel_compile
 from sgljit_core.errors import CompileError, TensorMatchError
+from sgljit_tools.recording.recorder import record
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.bfloat16, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.float16))]
@@ -468,6 +470,24 @@ def test_what_cannot_work_is_an_error_of_the_compiler(tmp_path, text):
 def shape(columns: int, paired: int, elements: int, threads: int, doublings: int = 0) -> int:
     """The number of a ``sgl::RowShape``, which 2**doublings blocks share."""
     return columns | paired << 20 | elements << 40 | threads << 48 | doublings << 60
+
+
+def test_a_cluster_shares_a_long_row_where_the_chip_has_clusters():
+    """As the host part of an op asks for kernels, for 1 to 16384 rows of 151,936 and of 50,257 columns."""
+    found = {}
+    for target in ("8.0", "9.0a"):
+        recording = record(["sampling"], cuda_arch=target, on_cpu=False, keep=False)
+        labels = "\n".join(one.spec.label for one in recording.wanted)
+        for functor, number in re.findall(r"row_program\w*<sampling::(\w+), .*?(\d+)>", labels):
+            columns, blocks = int(number) & (1 << 20) - 1, 1 << (int(number) >> 60)
+            found.setdefault((target, functor, columns), set()).add(blocks)
+    assert found == {
+        ("8.0", "Softmax", 0): {1},
+        ("8.0", "ArgMax", 0): {1},
+        ("9.0a", "Softmax", 151936): {8},  # in registers: it is needed again
+        ("9.0a", "Softmax", 0): {1, 2, 4, 8},  # fewer blocks, the more rows there are
+        ("9.0a", "ArgMax", 0): {1, 2, 4, 8},
+    }
 
 
 FLAT, IS_MAP, HAS_TAIL = 1 << 63, 1 << 46, 1 << 47

@@ -16,7 +16,7 @@ from typing import Any
 import importlib_metadata
 from packaging.specifiers import SpecifierSet
 
-from sgljit_core import log
+from sgljit_core import log, stats
 from sgljit_core.errors import CaptureError, ConfigError, InferenceOnlyError, SgljitError, TensorMatchError
 
 from .errors import UnsupportedEngineError
@@ -94,8 +94,6 @@ class Adapter:
 
         After a build that the capture of a CUDA graph forbids, the next question tries again. ``report`` shows it.
         """
-        from sgljit_core import stats
-
         if key not in answers:
             before = stats()
             works = self._works(op, call)

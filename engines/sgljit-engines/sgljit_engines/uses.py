@@ -37,7 +37,7 @@ class Use:
     def __str__(self) -> str:
         runs = f"the engine's own code, not {self.op}: {self.why}" if self.why else self.op
         source = f" ({self.source}, {self.seconds:.2f} s)" if self.source else ""
-        counts = f"; {self.layers} layers, {self.calls} calls, {self.own_calls} of its own code" if self.calls else ""
+        counts = f"; layers {self.layers}, calls {self.calls}, of its own code {self.own_calls}" if self.layers else ""
         text = f"{self.adapter}: {self.part} ({self.kind}) runs on {runs}{source}{counts}"
         return textwrap.fill(text, 80, subsequent_indent="    ")
 

@@ -38,9 +38,9 @@ void launch(moe::Align& params, DLDevice device, DLDataType type) {
   constexpr std::int64_t kMostBlocks = 8, kMostWarps = 32;
   constexpr std::int64_t kPairsOfBlock = 4096;  // one block sorts so many sooner than a cluster meets
   constexpr std::int64_t kSmem = 48 * 1024 - 512;
-  const bool is_new = runtime::has_pdl(device.device_id);  // and has clusters
+  const auto chip = runtime::get_chip(device.device_id);
   const std::int64_t pairs = params.num_pairs, experts = params.num_experts;
-  const auto blocks = is_new && pairs > kPairsOfBlock ? kMostBlocks : 1;
+  const auto blocks = chip.has_clusters() && pairs > kPairsOfBlock ? kMostBlocks : 1;
   const auto least = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
   const auto useful = div_ceil(pairs > experts ? pairs : experts, kLanes);
   const auto warps = least(least(useful, kMostWarps), kSmem / (4 * experts) - 3);
@@ -48,7 +48,7 @@ void launch(moe::Align& params, DLDevice device, DLDataType type) {
   const auto smem = static_cast<std::size_t>(4 * experts * (warps + 3));  // see the kernel
   LaunchKernel(blocks, warps * kLanes, device, smem)
       .enable_cluster(blocks)
-      .enable_pdl(is_new)(align.get(blocks > 1, type), params);
+      .enable_pdl(chip.has_pdl())(align.get(blocks > 1, type), params);
 }
 
 void moe_align_block_size(
