@@ -3,6 +3,8 @@
 #include <sgl_kernel/impl/word.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <initializer_list>
 
 /// \file memory_rows.h
@@ -97,6 +99,18 @@ inline bool rows_meet(const MemoryRows& a, const MemoryRows& b) {
   const auto stride = stride_of(a.outer, b.outer);
   if (stride == 0) return !inner_apart(distance) || a.outer.count > 1 || b.outer.count > 1;
   return !(stride >= inner_a && stride >= inner_b && folded(stride, distance, inner_apart));
+}
+
+/// \brief Whether to check the indices of rows: as SGLJIT_CHECK_INDICES says, 1 or 0, which is read once; else
+/// `otherwise`.
+inline bool checks_indices(bool otherwise) {
+  enum class Setting { kNone, kOff, kOn };
+  static const Setting setting = [] {
+    const char* text = std::getenv("SGLJIT_CHECK_INDICES");
+    if (text == nullptr || text[0] == '\0') return Setting::kNone;
+    return std::strcmp(text, "0") == 0 ? Setting::kOff : Setting::kOn;
+  }();
+  return setting == Setting::kNone ? otherwise : setting == Setting::kOn;
 }
 
 }  // namespace host

@@ -271,6 +271,12 @@ struct ProgramRow {
     m_has_row = kAllHaveRows || row < segment.num_rows;
   }
 
+  /// \brief Waits for the kernel before this one, and reads the indexes of the row: all at once, as rows wait for them.
+  SGL_DEVICE void begin() {
+    PDLWaitPrimary();
+    m_read_indexes(sgl::details::IndexListUpTo<kOperands>{});
+  }
+
   /// \brief The number of elements.
   SGL_DEVICE float size() const {
     return static_cast<float>(kIsHeld ? kColumns : m_segment.columns);
@@ -593,17 +599,26 @@ struct ProgramRow {
     return static_cast<uint32_t>(m_segment.columns) % kElements;
   }
 
+  /// The index of this row for an operand. The compiler drops those that the program does not use.
+  template <int kOperand>
+  SGL_DEVICE int64_t m_index_of() const {
+    const void* index = m_segment.more[kOperand].index;
+    // A segment that does not use the operand has none.
+    if (!m_is_indexed(kOperand) || !m_has_row || index == nullptr) return -1;
+    using Index = details::conditional_t<has(kOperand, sgl::kIndexed), int32_t, int64_t>;
+    return static_cast<const Index*>(index)[m_outer];
+  }
+  template <size_t... I>
+  SGL_DEVICE void m_read_indexes(sgl::details::IndexList<I...>) {
+    ((m_indexes[I] = m_index_of<I>()), ...);
+  }
+
   /// Where the row of an operand begins; null if there is none.
   template <int kOperand>
   SGL_DEVICE void* m_find() const {
     const auto& place = m_segment.places[kOperand];
     if constexpr (has(kOperand, sgl::kForAll)) return place.data;
-    int64_t outer = m_outer;
-    if (m_is_indexed(kOperand) && !m_has_row) return nullptr;
-    if constexpr (has(kOperand, sgl::kIndexed))
-      outer = static_cast<const int32_t*>(m_segment.more[kOperand].index)[outer];
-    if constexpr (has(kOperand, sgl::kLongIndexed))
-      outer = static_cast<const int64_t*>(m_segment.more[kOperand].index)[outer];
+    const int64_t outer = m_is_indexed(kOperand) ? m_indexes[kOperand] : m_outer;
     if (m_is_indexed(kOperand) && outer < 0) return nullptr;
     if constexpr ((kPlaces & sgl::kIsFlat) != 0) return pointer::offset(place.data, outer * place.stride);
     else return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
@@ -808,6 +823,7 @@ struct ProgramRow {
   const sgl::RowSegment<kOperands>& m_segment;
   int64_t m_outer;
   int64_t m_inner = 0;
+  int64_t m_indexes[kOperands];
   details::conditional_t<kIsMap, int64_t, uint32_t> m_thread;
   bool m_has_row;
   float* m_smem;
@@ -828,8 +844,8 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
     if (vector >= segment.num_rows * segment.vectors) return;
     const int64_t row =
         segment.vector_inverse == 0 ? vector : static_cast<int64_t>(__umul64hi(vector, segment.vector_inverse));
-    const Row view(segment, row, vector - row * segment.vectors, smem);
-    PDLWaitPrimary();
+    Row view(segment, row, vector - row * segment.vectors, smem);
+    view.begin();
     return view.finish(sgl::details::run_segment<kNumber>(f, view));
   }
   constexpr uint32_t kThreads = kRow.is_map ? kBlock : kRow.threads;
@@ -839,8 +855,8 @@ SGL_DEVICE void run_segment(const F& f, const sgl::RowSegment<kOperands>& segmen
   const int64_t row = kIsBlock ? block / kRow.blocks : block * (kBlock / kThreads) + threadIdx.x / kThreads;
   if (kThreads == kWarpThreads && row >= segment.num_rows) return;  // lanes of a part of a warp take part in reductions
   const int64_t first = kRow.blocks > 1 ? block % kRow.blocks * kThreads : 0;
-  const Row view(segment, row, first + (kIsBlock ? threadIdx.x : threadIdx.x % kThreads), smem);
-  PDLWaitPrimary();
+  Row view(segment, row, first + (kIsBlock ? threadIdx.x : threadIdx.x % kThreads), smem);
+  view.begin();
   view.finish(sgl::details::run_segment<kNumber>(f, view));
 }
 

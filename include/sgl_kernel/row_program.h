@@ -254,6 +254,7 @@ struct SegmentPlan {
   bool is_neox = false;
   bool has_groups = false;
   bool reads_again = false;  ///< whether elements are needed after a reduction of them
+  bool has_sums = false;     ///< whose bits depend on how many elements a vector has
 };
 
 /// Checks the operands of one segment, and adds what they say to the plan.
@@ -552,10 +553,10 @@ inline unsigned element_code(DLDataType dtype) {
                                          : sgl::kNoElement;
 }
 
-/// Whether each thread has both elements of its pairs of i and i + half: a warp's threads share a row.
-inline unsigned threads_of_halves(const SegmentPlan& segment) {
+/// The threads of a warp that share a row, so that each has both elements of its pairs of i and i + half.
+inline unsigned threads_of_halves(std::int64_t paired, std::int64_t elements) {
   constexpr unsigned kWarp = 32;
-  const auto vectors = static_cast<unsigned>(segment.paired / 2 / segment.elements);
+  const auto vectors = static_cast<unsigned>(paired / 2 / elements);
   unsigned threads = 1;
   while (threads < kWarp && vectors % (2 * threads) == 0) threads *= 2;
   return threads;
@@ -588,7 +589,14 @@ SGL_INLINE sgl::RowShape shape_of(
                           ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
                           : sgl::SharedRow{};
   if (shared.blocks > 1) row = {shared.is_held ? shared.threads : 0, shared.threads, row.triggers_first};
-  if (segment.is_neox) row = {threads_of_halves(segment), kBlock, row.triggers_first};
+  auto elements = segment.elements;
+  if (segment.is_neox) {
+    // A whole warp is done with a row sooner than a few threads with wide vectors, where the chip has room for it.
+    const bool has_room = 2 * kWarp * num_rows <= 1LL * chip.num_sms * chip.threads_per_sm;
+    while (has_room && !segment.has_sums && elements > 1 && threads_of_halves(segment.paired, elements) < kWarp)
+      elements /= 2;
+    row = {threads_of_halves(segment.paired, elements), kBlock, row.triggers_first};
+  }
   // With more short rows than the chip has room for, two vectors a thread: one would wait for its sum as long.
   const bool is_full = num_rows * row.threads_per_row >= 1LL * chip.num_sms * chip.threads_per_sm;
   const bool may_halve = !segment.is_neox && !segment.has_groups;
@@ -598,7 +606,7 @@ SGL_INLINE sgl::RowShape shape_of(
   return {
       row.is_resident() ? static_cast<unsigned>(segment.columns) : 0,
       static_cast<unsigned>(segment.paired),
-      static_cast<unsigned>(segment.elements),
+      static_cast<unsigned>(elements),
       row.threads_per_row <= kWarp ? row.threads_per_row : 0,
       false,
       false,
@@ -621,9 +629,9 @@ SGL_INLINE void choose_registers(
     auto& shape = shapes[i];
     if (shape.is_map) continue;
     if (shape.threads == 0) shape.threads = layout.block_threads;
-    const auto held = div_ceil(segment.columns / segment.elements, std::int64_t{shape.threads} * shape.blocks);
-    const auto for_row = held * segment.elements * segment.read_bytes / kWord;
-    const auto for_all = held * segment.elements * segment.shared_bytes / kWord;
+    const auto held = div_ceil(segment.columns / shape.elements, std::int64_t{shape.threads} * shape.blocks);
+    const auto for_row = held * shape.elements * segment.read_bytes / kWord;
+    const auto for_all = held * shape.elements * segment.shared_bytes / kWord;
     const auto needed =
         for_row + (segment.least_bytes < kWord ? 40 : 24);  // of short elements some are floats at a time
     std::int64_t blocks = 3;
@@ -650,16 +658,41 @@ inline void match_pairs(const Rows& rows, const Roles& roles, SegmentPlan& segme
   segment.paired = paired;
 }
 
-/// Refuses an index on the CPU that names rows which are not there.
-inline void check_index(const Rows& rows, DebugInfo location) {
+/// Refuses an index that names rows which are not there: its elements from `first` on, which are at `data`.
+inline void check_index(
+    const Rows& rows, const void* data, std::int64_t first, std::int64_t count, DebugInfo location) {
   const bool is_long = is_type<std::int64_t>(rows.index->dtype());
-  const void* data = rows.index->data_ptr();
-  for (std::int64_t i = 0; i < rows.index->numel(); ++i) {
+  for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t row =
         is_long ? static_cast<const std::int64_t*>(data)[i] : static_cast<const std::int32_t*>(data)[i];
     if (row < rows.count && (row >= 0 || rows.skips_negative)) continue;
     rows.raise_about_index(
-        location, {"Index out of range: element ", i, " is ", row, ", and ", rows.name, " has ", rows.count, " rows"});
+        location,
+        {"Index out of range: element ", first + i, " is ", row, ", and ", rows.name, " has ", rows.count, " rows"});
+  }
+}
+
+/// The same of an index on a device: copies it to the host, which waits for all that is in the stream before.
+[[gnu::cold, gnu::noinline]] inline void check_index_of_device(const Rows& rows, DLDevice device, DebugInfo location) {
+  constexpr std::int64_t kCopied = 1024;
+  std::int64_t copy[kCopied] = {};
+  const auto& api = driver::api();
+  const runtime::DeviceGuard guard{device.device_id, location};
+  const auto stream = LaunchKernel::resolve_device(device);
+  int is_capturing = 0;
+  driver::check(api.StreamIsCapturing(stream, &is_capturing), location);
+  if (is_capturing != 0)
+    rows.raise_about_index(
+        location, {"An index cannot be checked while the stream is being captured, because the host waits for it: "
+                   "capture without SGLJIT_CHECK_INDICES=1"});
+  const std::int64_t length = rows.index->numel(), bytes = rows.index->dtype().bits / 8;
+  const auto* data = static_cast<const char*>(rows.index->data_ptr());
+  for (std::int64_t first = 0; first < length; first += kCopied) {
+    const auto count = length - first < kCopied ? length - first : kCopied;
+    driver::check(
+        api.MemcpyDtoHAsync(copy, data + first * bytes, static_cast<std::size_t>(count * bytes), stream), location);
+    driver::check(api.StreamSynchronize(stream), location);
+    check_index(rows, copy, first, count, location);
   }
 }
 
@@ -690,6 +723,7 @@ SGL_INLINE void match_segment(
   segment.is_neox = roles.is_neox;
   segment.has_groups = roles.group_size != 0;
   segment.reads_again = roles.reductions + (roles.writes != 0) > 1;
+  segment.has_sums = roles.sums > 0;
   const auto outer_of = [](const Rows& rows) { return rows.index != nullptr ? rows.index->numel() : rows.count; };
   const auto inner_of = [](const Rows& rows) { return rows.inner == Rows::kForAllInner ? 1 : rows.inner; };
   const auto outer = outer_of(*like);
@@ -755,7 +789,11 @@ SGL_INLINE void match_segment(
         rows.raise_about_index(
             location, {"Device mismatch: expected ", plan.device, " but got ", rows.index->device()});
       place |= is_type<std::int32_t>(index_type) ? sgl::kIndexed : sgl::kLongIndexed;
-      if (plan.device.device_type == kDLCPU) check_index(rows, location);
+      const bool on_cpu = plan.device.device_type == kDLCPU;
+      if (checks_indices(on_cpu)) {
+        if (on_cpu) check_index(rows, rows.index->data_ptr(), 0, rows.index->numel(), location);
+        else check_index_of_device(rows, plan.device, location);
+      }
     }
     const auto types = static_cast<std::uint64_t>(code) << 4 * i;
     const auto places = place << 4 * i;

@@ -19,7 +19,8 @@ def store_cache(
         v: like ``k``, of its dtype, with a number and a size of heads of its own.
         k_cache, v_cache: [slots, heads, dim] or [slots, row], like ``k`` and ``v``.
         indices: [tokens], int32 or int64: the slot of each token; a token with a negative one is skipped. Two tokens
-            must not have one slot. On the CPU one out of range is refused; on CUDA nobody looks.
+            must not have one slot. On the CPU one out of range is refused; on CUDA only with
+            ``SGLJIT_CHECK_INDICES=1``, which makes the host wait.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above.
@@ -35,8 +36,7 @@ def gather_cache(
 
     Args:
         k_cache, v_cache: as in ``store_cache``.
-        indices: [tokens], int32 or int64. On the CPU one out of range is refused, negative ones too; on CUDA nobody
-            looks.
+        indices: [tokens], int32 or int64. One out of range, which a negative one is too: as in ``store_cache``.
         k, v: as in ``store_cache``; they are written.
 
     Raises:

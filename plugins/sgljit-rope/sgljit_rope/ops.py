@@ -29,7 +29,7 @@ def apply_rope_inplace(
         k: like ``q``, of its dtype, with a number of heads of its own.
         cos_sin_cache: [positions, rope_dim], a cosine for each pair, then a sine for each; float32 as a rule.
         positions: [tokens], int32 or int64, rows of ``cos_sin_cache``. On the CPU one out of range is refused; on CUDA
-            nobody looks.
+            only with ``SGLJIT_CHECK_INDICES=1``, which makes the host wait.
         is_neox: whether element i goes with i + rope_dim / 2; else 2i goes with 2i + 1.
         rope_dim: the elements of a head that are rotated, the first; the others stay. 0: as ``cos_sin_cache`` says.
         inverse: turn by the negative angle, which undoes a rotation.
@@ -84,7 +84,7 @@ def apply_rope_inplace_with_kvcache(
         v: [tokens, heads, v_head_dim], of the dtype of ``q``; only read.
         k_cache, v_cache: [slots, heads, head_dim] and [slots, heads, v_head_dim], with the heads of ``k`` and of ``v``.
         out_loc: [tokens], int32 or int64: the slot of each token; a token with a negative one is not stored. Two tokens
-            must not have one slot. On the CPU one out of range is refused; on CUDA nobody looks.
+            must not have one slot. One out of range: as for ``positions``.
 
     Raises:
         sgljit_core.errors.TensorMatchError, ValueError: as ``apply_rope_inplace``.

@@ -8,8 +8,6 @@
 #include <sgl_kernel/utils.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 
 #include "hicache_params.h"
 
@@ -67,12 +65,7 @@ struct Options {
   /// \brief Whether to check indices: as the call says, or SGLJIT_CHECK_INDICES, or else on the CPU, where it costs
   /// little. The variable is read once, at the first transfer that leaves it open.
   bool checks(bool on_cpu) const {
-    static const host::Optional<bool> by_environment = [] {
-      const char* text = std::getenv("SGLJIT_CHECK_INDICES");
-      if (text == nullptr || text[0] == '\0') return host::Optional<bool>{};
-      return host::Optional<bool>{std::strcmp(text, "0") != 0};
-    }();
-    return check_indices.value_or(by_environment.value_or(on_cpu));
+    return check_indices.has_value() ? *check_indices : host::checks_indices(on_cpu);
   }
 };
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -39,6 +43,54 @@ def test_nan_and_float8_keep_their_bits(device):
         family.store_cache(k, v, *caches, slots)
         for x, cache in zip((k, v), caches, strict=True):
             assert torch.equal(cache.view(words)[slots], x.view(words))
+
+
+CHECKED = """
+import torch
+from sgljit_core import ops
+from sgljit_core.errors import TensorMatchError
+family = ops["kvcache"]
+k, v = (torch.ones(2000, 1, 8, device="cuda") for _ in "kv")
+caches = [torch.zeros(2000, 1, 8, device="cuda") for _ in "kv"]
+slots = torch.arange(2000, device="cuda", dtype=torch.{dtype})
+slots[1] = -1
+family.store_cache(k, v, *caches, slots)
+assert caches[0].sum() == 1999 * 8
+slots[1500] = 2000
+for read in (False, True):
+    slots[1] = 1
+    call = (*caches, slots, k, v) if read else (k, v, *caches, slots)
+    try:
+        (family.gather_cache if read else family.store_cache)(*call)
+    except TensorMatchError as error:
+        assert "Index out of range: element 1500 is 2000, and k_cache has 2000 rows" in str(error), error
+    else:
+        raise AssertionError("not refused")
+slots[1500] = -1
+try:
+    family.gather_cache(*caches, slots, k, v)
+except TensorMatchError as error:
+    assert "element 1500 is -1" in str(error), error
+slots.fill_(0)
+slots.copy_(torch.arange(2000))
+graph = torch.cuda.CUDAGraph()
+try:
+    with torch.cuda.graph(graph):
+        family.store_cache(k, v, *caches, slots)
+except TensorMatchError as error:
+    assert "capture without SGLJIT_CHECK_INDICES=1" in str(error), error
+else:
+    raise AssertionError("captured")
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_slots_on_a_gpu_are_checked_where_the_environment_says_so(dtype):
+    script = (sys.executable, "-c", CHECKED.format(dtype=dtype))
+    environment = {**os.environ, "SGLJIT_CHECK_INDICES": "1"}
+    result = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def stored(device, **changed):
