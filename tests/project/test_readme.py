@@ -114,8 +114,9 @@ def test_the_table_of_variables_is_complete():
     read = {name for text in sources for name in re.findall(r"\bSGLJIT_[A-Z]+(?:_[A-Z]+)*\b", text)}
     engines = isolated.ROOT / "engines" / "sgljit-engines" / "sgljit_engines" / "adapter.py"
     read |= {*re.findall(r"\bSGLJIT_[A-Z]+", engines.read_text(encoding="utf-8"))}
-    kernels = (path.read_text(encoding="utf-8") for path in (isolated.ROOT / "plugins").glob("*/*/csrc/*"))
-    read |= {name for text in kernels for name in re.findall(r'getenv\("(SGLJIT_[A-Z_]+)"\)', text)}
+    places = (isolated.ROOT.glob("include/sgl_kernel/**/*.h"), isolated.ROOT.glob("plugins/*/*/csrc/*"))
+    texts = (path.read_text(encoding="utf-8") for place in places for path in place)
+    read |= {name for text in texts for name in re.findall(r'getenv\("(SGLJIT_[A-Z_]+)"\)', text)}
     assert documented == read
 
 

@@ -138,7 +138,8 @@ def assert_accurate(
     for name, tensor in got.items():
         if tensor.numel() == 0:
             continue
-        limit = relative_error(from_pytorch[name], wanted[name]) * 1.001  # the order of a sum may flip a rare rounding
+        # The order of a sum may flip a rare rounding, and errors of float32 may go with those of the result's dtype.
+        limit = relative_error(from_pytorch[name], wanted[name]) * 1.002
         if tensor.dtype == torch.float32:
             limit = max(limit, 2 * torch.finfo(torch.float32).eps)
         assert relative_error(tensor, wanted[name]) <= limit, name
