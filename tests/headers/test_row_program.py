@@ -490,6 +490,17 @@ def test_a_cluster_shares_a_long_row_where_the_chip_has_clusters():
     }
 
 
+def test_a_warp_shares_each_of_few_rows_with_pairs_unless_a_sum_depends_on_it():
+    """As rope's host part asks for kernels, for heads of 128: the elements of a vector, and the threads."""
+    ops = frozenset({"apply_rope_inplace", "fused_qk_norm_rope"})
+    found = {}
+    for one in record(["rope"], cuda_arch="9.0a", on_cpu=False, ops=ops, keep=False).wanted:
+        for norm, number in re.findall(r"row_program<rope::Layer<.*Norm::(\w+), .*, (\d+)>", one.spec.label):
+            if int(number) & (1 << 20) - 1 == 128:
+                found.setdefault(norm, set()).add((int(number) >> 40 & 63, int(number) >> 48 & 4095))
+    assert found == {"kNone": {(2, 32), (8, 8)}, "kPlain": {(8, 8)}}
+
+
 FLAT, IS_MAP, HAS_TAIL = 1 << 63, 1 << 46, 1 << 47
 KERNELS = [  # functor, operands, threads of a block, blocks, whether rows for all are held, types, places, shapes
     ("Softmax", 2, 512, 0, True, 0x22, FLAT, shape(4096, 0, 8, 512)),
