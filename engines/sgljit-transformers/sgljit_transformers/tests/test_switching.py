@@ -689,6 +689,7 @@ def test_an_op_that_cannot_be_built_is_one_warning(tmp_path):
     assert "CompileForbiddenError" in done.stderr
 
 
+@pytest.mark.slow  # a process that imports transformers and starts a compiler for each op
 def test_a_broken_compiler_is_one_warning_and_no_line_claims_more(tmp_path):
     broken = tmp_path / "broken-cxx"
     broken.write_text('#!/bin/sh\ncase "$*" in *version*|*-E*) exec g++ "$@";; esac\necho "error: boom" >&2\nexit 1\n')

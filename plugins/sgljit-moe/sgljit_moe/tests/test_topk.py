@@ -29,7 +29,12 @@ def choose(gates, k, op="topk_softmax", **options):
     return weights, ids
 
 
-@pytest.mark.parametrize("op", [x if x == "topk_sigmoid" else pytest.param(x, marks=pytest.mark.slow) for x in OPS])
+each_op = pytest.mark.parametrize(  # each op and dtype is a loop for the CPU to compile
+    "op", [x if x == "topk_sigmoid" else pytest.param(x, marks=pytest.mark.slow) for x in OPS]
+)
+
+
+@each_op
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.float16))]
 )
@@ -86,7 +91,7 @@ def test_groups_are_ranked_by_one_expert_or_by_two(device):
     assert choose(gates, 2, "topk_sigmoid", **alone)[1].tolist() == [[4, 3]]
 
 
-@pytest.mark.parametrize("op", OPS)
+@each_op
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_equal_experts_the_first_comes_first_and_nan_last(op, dtype, device):
     def ids(*rows, k=4, **options):
