@@ -229,17 +229,26 @@ struct RoleRow {
   }
 };
 
-/// What is the same in all segments of a call.
+/// What is the same in all segments of a call, and what they are together.
 struct ProgramPlan {
   std::uint64_t types = 0;
   std::uint64_t places = 0;
   std::uint64_t forms = 0;  ///< of the segments, see row_program_params.h
   unsigned seen = 0;        ///< the operands of `types` and `places`
   DLDevice device{};
+  std::int64_t num_rows = 0;
+  long long kept = 0;
+  bool is_flat = true;  ///< no segment has inner rows: on a device a kernel of its own
 };
 
 /// The rows of one segment.
 struct SegmentPlan {
+  long long num_rows = 0;
+  long long inner = 0;
+  std::uint64_t inverse = 0;  ///< as in `sgl::RowSegment`, with the next two
+  std::int64_t vectors = 0;
+  std::uint64_t vector_inverse = 0;
+  long long first_block = 0;
   std::int64_t columns = 0;
   std::int64_t paired = 0;         ///< the first elements of a row, which make pairs
   std::int64_t elements = 0;       ///< of a vector
@@ -257,16 +266,17 @@ struct SegmentPlan {
   bool has_sums = false;     ///< whose bits depend on how many elements a vector has
 };
 
-/// Checks the operands of one segment, and adds what they say to the plan.
-/// \throws TensorMatchError naming the operand and the rule; ValueError if rows that are written share memory.
-SGL_INLINE void match_segment(
-    const Rows* operands, int num_operands, unsigned bound, int number, const Roles& roles, ProgramPlan& plan,
-    SegmentPlan& segment, long long& num_rows, long long& inner, DebugInfo location);
+/// The operands of one segment, by their index.
+struct SegmentRows {
+  const Rows* const* rows;
+  unsigned bound;  ///< a bit for each operand that was passed; the others' rows are any
+};
 
-/// Refuses memory with which the result would depend on the order of the rows: of one segment, or of two.
-SGL_INLINE void refuse_meeting_rows(
-    const Rows* operands, const Roles& roles, const Rows* others, const Roles& other_roles, int num_operands,
-    DebugInfo location);
+/// Checks the operands of a call, and fills in the plans.
+/// \throws TensorMatchError naming the operand and the rule; ValueError if rows that are written share memory.
+SGL_INLINE void match_program(
+    const SegmentRows* segments, const Roles* roles, int num_segments, int num_operands, ProgramPlan& plan,
+    SegmentPlan* plans, DebugInfo location);
 
 inline sgl::RowPlace place_of(const Rows& rows) {
   const auto bytes = rows.element_bytes();
@@ -283,83 +293,101 @@ struct ProgramLayout {
   unsigned least_blocks = 0;   ///< blocks of a multiprocessor that the compiler leaves registers for, or 0
   bool holds_for_all = true;   ///< whether registers are left for rows for all beside the others
   bool triggers_first = true;  ///< as in `sgl::RowLayout`
+  bool has_pdl = false;
+  std::int64_t blocks = 0;
 };
 
 /// How many threads share a row of so many vectors.
 using choose_layout_t = sgl::RowLayout (*)(unsigned, sgl::RowWork, long long, const runtime::Chip&);
 
-/// The shape of a segment's rows; of a row that a whole block shares, before the block is known. Adds to the block.
-/// \param is_only whether the call has no other segment: all its blocks may form clusters.
-SGL_INLINE sgl::RowShape shape_of(
-    const SegmentPlan& segment, bool is_only, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
-    ProgramLayout& layout);
+/// The blocks and the shapes of a call on a device.
+SGL_INLINE void lay_out(
+    const ProgramPlan& plan, SegmentPlan* plans, sgl::RowShape* shapes, int num_segments, choose_layout_t choose,
+    ProgramLayout& layout, DebugInfo location);
 
-/// Completes the shapes, and decides what the registers are for.
-SGL_INLINE void choose_registers(
-    const SegmentPlan* segments, sgl::RowShape* shapes, int num_segments, const runtime::Chip& chip,
-    ProgramLayout& layout);
-
-/// The address of a program's loop for the CPU.
-[[gnu::cold]] SGL_INLINE std::int64_t load_program(
-    const char* family, const char* file, Spelling functor, int operands, int segments, const ProgramPlan& plan,
-    const char* signature);
+SGL_INLINE void launch_program(
+    Variants& kernel, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
+    const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments, void** arguments, DebugInfo location);
 
 /// What `{}` is in place of a functor.
 struct FieldsNeedValues {};
 
-template <typename Params, typename F, bool kHasFields>
-struct ProgramKernel : Kernel<Params, F> {
-  using Kernel<Params, F>::Kernel;
-};
-template <typename Params, typename F>
-struct ProgramKernel<Params, F, false> : Kernel<Params> {
-  using Kernel<Params>::Kernel;
-};
-
 /// A program's loops for the CPU: a function for the types and places of its operands, compiled when it is first
 /// called. A table that is full asks the core each time.
-template <typename F, int kOperands, int kSegments>
 struct ProgramOnCpu {
  public:
-  using Params = sgl::RowProgramParams<kOperands, kSegments>;
+  explicit constexpr ProgramOnCpu(const char* file, const char* family = SGL_FAMILY) noexcept
+      : m_file(file), m_family(family) {}
 
-  explicit constexpr ProgramOnCpu(const char* file) noexcept : m_file(file) {}
-
-  void operator()(const ProgramPlan& plan, const Params& params, const F& f) {
-    for (auto& known : m_known) {
-      const auto function = __atomic_load_n(&known.function, __ATOMIC_ACQUIRE);
-      if (function == nullptr) break;
-      if (known.types == plan.types && known.places == plan.places) return function(params, f);
-    }
-    m_load(plan)(params, f);
-  }
+  /// \param signature of the function, the name of its type
+  SGL_INLINE std::int64_t find(
+      const TemplateArg& functor, int operands, int segments, const ProgramPlan& plan, const char* signature);
 
  private:
-  using function_t = void (*)(const Params&, const F&);
   struct Known {
     std::uint64_t types, places;
-    function_t function;
+    std::int64_t function;
   };
 
-  [[gnu::cold, gnu::noinline]] function_t m_load(const ProgramPlan& plan) {
-    const auto function = reinterpret_cast<function_t>(
-        load_program(SGL_FAMILY, m_file, type_spelling<F>(), kOperands, kSegments, plan, signature_name<function_t>()));
-    ::pthread_mutex_lock(&m_mutex);
-    for (auto& known : m_known) {
-      if (known.function != nullptr) continue;
-      known.types = plan.types;
-      known.places = plan.places;
-      __atomic_store_n(&known.function, function, __ATOMIC_RELEASE);
-      break;
-    }
-    ::pthread_mutex_unlock(&m_mutex);
-    return function;
-  }
+  [[gnu::cold]] SGL_INLINE std::int64_t m_load(
+      const TemplateArg& functor, int operands, int segments, const ProgramPlan& plan, const char* signature);
 
   const char* m_file;
+  const char* m_family;
   Known m_known[16] = {};
   ::pthread_mutex_t m_mutex = PTHREAD_MUTEX_INITIALIZER;
 };
+
+/// What a call does of which only the numbers of operands and segments matter: compiled for these, not for each
+/// functor.
+template <int kOperands, int kSegments>
+struct ProgramCall {
+ public:
+  ProgramPlan plan;
+  sgl::RowProgramParams<kOperands, kSegments> params;
+
+  [[gnu::noinline]] void match(const SegmentRows (&segments)[kSegments], const Roles* roles, DebugInfo location) {
+    match_program(segments, roles, kSegments, kOperands, plan, m_plans, location);
+    params.kept = plan.kept;
+    for (int i = 0; i < kSegments; ++i) {
+      const auto& from = m_plans[i];
+      auto& segment = params.segments[i];
+      segment.num_rows = from.num_rows;
+      segment.inner = from.inner;
+      segment.inverse = from.inverse;
+      segment.columns = from.columns;
+      segment.paired = from.paired;
+      segment.vectors = from.vectors;
+      segment.vector_inverse = from.vector_inverse;
+      for (int n = 0; n < kOperands; ++n) {
+        segment.places[n] = place_of(*segments[i].rows[n]);
+        segment.more[n] = more_of(*segments[i].rows[n]);
+      }
+    }
+  }
+
+  /// \param fields of the functor, or null if it has none
+  [[gnu::noinline]] void launch(
+      Variants& kernel, const TemplateArg& functor, choose_layout_t choose, const void* fields, DebugInfo location) {
+    ProgramLayout layout;
+    sgl::RowShape shapes[kSegments];
+    lay_out(plan, m_plans, shapes, kSegments, choose, layout, location);
+    params.triggers_first = layout.triggers_first;
+    for (int i = 0; i < kSegments; ++i) params.segments[i].first_block = m_plans[i].first_block;
+    void* arguments[] = {&params, const_cast<void*>(fields), nullptr};
+    launch_program(kernel, functor, kOperands, plan, layout, shapes, kSegments, arguments, location);
+  }
+
+ private:
+  SegmentPlan m_plans[kSegments];
+};
+
+/// The type of a program's kernel.
+template <typename Params, typename F>
+constexpr const std::type_info& program_signature() noexcept {
+  if constexpr (__is_empty(F)) return typeid(sgl::signature<sgl::described<void(Params)>>);
+  else return typeid(sgl::signature<sgl::described<void(Params, F)>>);
+}
 
 }  // namespace details
 
@@ -369,6 +397,34 @@ struct ProgramRows {
   Rows rows[kOperands];
   unsigned bound;  ///< a bit for each operand that was passed; the others' rows are any
 };
+
+namespace details {
+
+template <int kOperands>
+[[gnu::noinline]] ProgramRows<kOperands> copied(const Rows* const (&rows)[kOperands], unsigned bound) {
+  return [&]<std::size_t... I>(sgl::details::IndexList<I...>) -> ProgramRows<kOperands> {
+    return {{*rows[I]...}, bound};
+  }(sgl::details::IndexListUpTo<kOperands>{});
+}
+
+/// The rows of a call's segments where the caller has them.
+template <int kOperands, int kSegments>
+struct SegmentPointers {
+  const Rows* rows[kSegments][kOperands];
+  SegmentRows segments[kSegments];
+
+  explicit SegmentPointers(const ProgramRows<kOperands> (&of)[kSegments]) {
+    for (int i = 0; i < kSegments; ++i) {
+      for (int n = 0; n < kOperands; ++n) rows[i][n] = &of[i].rows[n];
+      segments[i] = {rows[i], of[i].bound};
+    }
+  }
+};
+
+/// The template arguments of a program's kernel, besides one for each segment.
+inline constexpr int kProgramArgs = 7;
+
+}  // namespace details
 
 /// \brief An op that computes rows from rows, as its functor says. A global variable.
 ///
@@ -385,7 +441,10 @@ struct RowProgram {
 
   /// \param file the file of the functor, relative to the family's csrc; a literal.
   explicit constexpr RowProgram(const char* file) noexcept
-      : m_kernel(file, kHasFields ? "device::row_program" : "device::row_program_without_fields"), m_on_cpu(file) {}
+      : m_kernel(
+            file, kHasFields ? "device::row_program" : "device::row_program_without_fields", SGL_FAMILY,
+            details::program_signature<Params, F>()),
+        m_on_cpu(file) {}
 
   /// \brief Computes the outputs of all rows. On CUDA it launches on the current stream of their device, and returns at
   /// once.
@@ -393,12 +452,13 @@ struct RowProgram {
   template <int... kIndex>
   void operator()(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
     static_assert(kSegments == 1, "RowProgram: pass the rows of each segment, {program.rows(...), program.rows(...)}");
-    const ProgramRows<kOperands> all[] = {rows(bound...)};
-    m_run(f, all, all[0].rows[0].location);
+    const Bindings all(bound...);
+    m_run(f, {all.rows()}, all.by_index[0]->location);
   }
   /// \brief The same for several sets of rows.
   void operator()(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location = {}) {
-    m_run(f, segments, location);
+    const Pointers pointers(segments);
+    m_run(f, pointers.segments, location);
   }
   /// \brief A functor with fields needs their values: `{}`, which would be zeros without a word, is ambiguous.
   template <int... kIndex>
@@ -411,114 +471,77 @@ struct RowProgram {
   /// \brief Checks what a call checks, and computes nothing: for an op that writes something before the call.
   template <int... kIndex>
   static void check(const F& f, const sgl::Bound<kIndex, Rows>&... bound) {
-    const ProgramRows<kOperands> all[] = {rows(bound...)};
-    check(f, all, all[0].rows[0].location);
+    static_assert(kSegments == 1, "RowProgram: pass the rows of each segment, {program.rows(...), program.rows(...)}");
+    const Bindings all(bound...);
+    Call call;
+    s_match(f, {all.rows()}, call, all.by_index[0]->location);
   }
   /// \brief The same for several sets of rows.
   static void check(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location = {}) {
+    const Pointers pointers(segments);
     Call call;
-    s_match(f, segments, call, location);
+    s_match(f, pointers.segments, call, location);
   }
 
   /// \brief The rows of one segment: each operand of the functor once.
   template <int... kIndex>
   static ProgramRows<kOperands> rows(const sgl::Bound<kIndex, Rows>&... bound) {
-    constexpr unsigned kBound = ((1u << kIndex) | ... | 0u);
-    static_assert(
-        __builtin_popcount(kBound) == sizeof...(kIndex) &&
-            (sgl::details::kHasSegments<F, details::RoleRow> || kBound == (1u << kOperands) - 1),
-        "RowProgram: pass each operand that SGL_OPERANDS names once, F::x = rows");
-    const Rows* by_index[kOperands] = {};
-    ((by_index[kIndex] = &bound.value), ...);
-    const Rows* any = nullptr;
-    for (const auto* rows : by_index) any = rows != nullptr ? rows : any;
-    return [&]<std::size_t... I>(sgl::details::IndexList<I...>) -> ProgramRows<kOperands> {
-      return {{*(by_index[I] != nullptr ? by_index[I] : any)...}, kBound};
-    }(sgl::details::IndexListUpTo<kOperands>{});
+    const Bindings all(bound...);
+    return details::copied<kOperands>(all.by_index, all.bound);
   }
 
  private:
+  using Call = details::ProgramCall<kOperands, kSegments>;
+  using Pointers = details::SegmentPointers<kOperands, kSegments>;
   using Params = sgl::RowProgramParams<kOperands, kSegments>;
   static constexpr bool kHasFields = !__is_empty(F);
 
-  /// What is found of the operands of a call.
-  struct Call {
-    details::ProgramPlan plan;
-    details::SegmentPlan plans[kSegments];
-    Params params;
-    std::int64_t num_rows = 0;
-    bool is_flat = true;  ///< no segment has inner rows: on a device a kernel of its own
+  /// The rows of one segment where the caller has them.
+  struct Bindings {
+    const Rows* by_index[kOperands] = {};
+    unsigned bound;
+
+    template <int... kIndex>
+    [[gnu::always_inline]] explicit Bindings(const sgl::Bound<kIndex, Rows>&... all)
+        : bound(((1u << kIndex) | ... | 0u)) {
+      constexpr unsigned kBound = ((1u << kIndex) | ... | 0u);
+      static_assert(
+          __builtin_popcount(kBound) == sizeof...(kIndex) &&
+              (sgl::details::kHasSegments<F, details::RoleRow> || kBound == (1u << kOperands) - 1),
+          "RowProgram: pass each operand that SGL_OPERANDS names once, F::x = rows");
+      ((by_index[kIndex] = &all.value), ...);
+      if constexpr (kBound != (1u << kOperands) - 1) {
+        const Rows* any = nullptr;
+        for (const auto* rows : by_index) any = rows != nullptr ? rows : any;
+        for (auto& rows : by_index) rows = rows != nullptr ? rows : any;
+      }
+    }
+    details::SegmentRows rows() const {
+      return {by_index, bound};
+    }
   };
 
-  static void s_match(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], Call& call, DebugInfo location) {
+  static void s_match(const F& f, const details::SegmentRows (&segments)[kSegments], Call& call, DebugInfo location) {
     details::Roles roles[kSegments];
     s_ask(f, roles, sgl::details::IndexListUpTo<kSegments>{});
-    auto& [plan, plans, params, num_rows, is_flat] = call;
-    params.kept = 0;
-    for (int i = 0; i < kSegments; ++i) {
-      auto& segment = params.segments[i];
-      details::match_segment(
-          segments[i].rows, kOperands, segments[i].bound, i, roles[i], plan, plans[i], segment.num_rows, segment.inner,
-          location);
-      segment.inverse = segment.inner <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.inner) + 1;
-      segment.columns = plans[i].columns;
-      segment.paired = plans[i].paired;
-      segment.vectors = div_ceil(plans[i].columns, plans[i].elements);
-      const bool divides = plans[i].is_map && segment.vectors > 1;
-      plan.forms |=
-          static_cast<std::uint64_t>((plans[i].is_map ? sgl::kIsMap : 0) | (plans[i].is_kept ? sgl::kKeeps : 0))
-          << 2 * i;
-      segment.vector_inverse = divides ? ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.vectors) + 1 : 0;
-      if (segment.columns == 0 && roles[i].writes_value == 0) segment.num_rows = 0;
-      num_rows += segment.num_rows;
-      is_flat = is_flat && segment.inner == 1;
-      if (params.kept < roles[i].kept) params.kept = roles[i].kept;
-      for (int n = 0; n < kOperands; ++n) {
-        segment.places[n] = details::place_of(segments[i].rows[n]);
-        segment.more[n] = details::more_of(segments[i].rows[n]);
-      }
-    }
-    for (int i = 1; i < kSegments; ++i) {
-      for (int j = 0; j < i; ++j) {
-        if (params.segments[j].num_rows > 0 && params.segments[i].num_rows > 0)
-          details::refuse_meeting_rows(segments[j].rows, roles[j], segments[i].rows, roles[i], kOperands, location);
-      }
-    }
+    call.match(segments, roles, location);
   }
 
-  void m_run(const F& f, const ProgramRows<kOperands> (&segments)[kSegments], DebugInfo location) {
+  void m_run(const F& f, const details::SegmentRows (&segments)[kSegments], DebugInfo location) {
     static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
+    static_assert(
+        details::kProgramArgs + kSegments <= details::LoadedKernel::kMaxArgs,
+        "a variant takes at most 12 template arguments");
     Call call;
     s_match(f, segments, call, location);
-    if (call.num_rows == 0) return;
-    if (call.plan.device.device_type == kDLCPU) return m_on_cpu(call.plan, call.params, f);
-    m_launch(f, call, location, sgl::details::IndexListUpTo<kSegments>{});
-  }
-
-  template <std::size_t... I>
-  void m_launch(const F& f, Call& call, DebugInfo location, sgl::details::IndexList<I...>) {
-    auto& [plan, plans, params, num_rows, is_flat] = call;
-    const auto chip = runtime::get_chip(plan.device.device_id, location);
-    details::ProgramLayout layout;
-    sgl::RowShape shapes[] = {details::shape_of(plans[I], kSegments == 1, num_rows, chip, s_choose, layout)...};
-    details::choose_registers(plans, shapes, kSegments, chip, layout);
-    params.triggers_first = layout.triggers_first;
-    std::int64_t blocks = 0;
-    for (int i = 0; i < kSegments; ++i) {
-      params.segments[i].first_block = blocks;
-      const auto& segment = params.segments[i];
-      blocks += shapes[i].is_map ? div_ceil(segment.num_rows * segment.vectors, std::int64_t{layout.block_threads})
-                                 : div_ceil(segment.num_rows, std::int64_t{layout.block_threads / shapes[i].threads}) *
-                                       shapes[i].blocks;
-    }
-    const auto kernel = m_kernel.get(
-        type<F>, kOperands, layout.block_threads, layout.least_blocks, layout.holds_for_all, plan.types,
-        plan.places | (is_flat ? sgl::kIsFlat : 0), shapes[I].number()...);
-    LaunchKernel launch(blocks, layout.block_threads, plan.device, 0, location);
-    launch.enable_pdl(chip.has_pdl());
-    if (shapes[0].blocks > 1) launch.enable_cluster(shapes[0].blocks);
-    if constexpr (kHasFields) launch(kernel, params, f);
-    else launch(kernel, params);
+    if (call.plan.num_rows == 0) return;
+    const auto functor = details::template_argument(type<F>);
+    if (call.plan.device.device_type != kDLCPU)
+      return call.launch(m_kernel, functor, s_choose, kHasFields ? &f : nullptr, location);
+    using function_t = void (*)(const Params&, const F&);
+    const auto function =
+        m_on_cpu.find(functor, kOperands, kSegments, call.plan, details::signature_name<function_t>());
+    reinterpret_cast<function_t>(function)(call.params, f);
   }
 
   static sgl::RowLayout s_choose(unsigned vectors, sgl::RowWork work, long long num_rows, const runtime::Chip& chip) {
@@ -531,8 +554,8 @@ struct RowProgram {
     ((roles[I] = details::RoleRow::roles_of<static_cast<int>(I)>(f)), ...);
   }
 
-  details::ProgramKernel<Params, F, kHasFields> m_kernel;
-  details::ProgramOnCpu<F, kOperands, kSegments> m_on_cpu;
+  details::Variants m_kernel;
+  details::ProgramOnCpu m_on_cpu;
 };
 
 }  // namespace host
@@ -562,7 +585,9 @@ inline unsigned threads_of_halves(std::int64_t paired, std::int64_t elements) {
   return threads;
 }
 
-SGL_INLINE sgl::RowShape shape_of(
+/// The shape of a segment's rows; of a row that a whole block shares, before the block is known. Adds to the block.
+/// \param is_only whether the call has no other segment: all its blocks may form clusters.
+inline sgl::RowShape shape_of(
     const SegmentPlan& segment, bool is_only, std::int64_t num_rows, const runtime::Chip& chip, choose_layout_t choose,
     ProgramLayout& layout) {
   constexpr unsigned kWarp = 32, kBlock = 128, kMapBlock = 256;
@@ -613,7 +638,8 @@ SGL_INLINE sgl::RowShape shape_of(
       shared.blocks};
 }
 
-SGL_INLINE void choose_registers(
+/// Completes the shapes, and decides what the registers are for.
+inline void choose_registers(
     const SegmentPlan* segments, sgl::RowShape* shapes, int num_segments, const runtime::Chip& chip,
     ProgramLayout& layout) {
   constexpr std::int64_t kWord = 4, kWarps = 4 * 32;  // a warp for each scheduler of a multiprocessor
@@ -641,6 +667,43 @@ SGL_INLINE void choose_registers(
     if (blocks < least) least = blocks;
   }
   if (is_bound && !layout.holds_for_all) layout.least_blocks = static_cast<unsigned>(least);
+}
+
+SGL_INLINE void lay_out(
+    const ProgramPlan& plan, SegmentPlan* plans, sgl::RowShape* shapes, int num_segments, choose_layout_t choose,
+    ProgramLayout& layout, DebugInfo location) {
+  const auto chip = runtime::get_chip(plan.device.device_id, location);
+  layout.has_pdl = chip.has_pdl();
+  for (int i = 0; i < num_segments; ++i)
+    shapes[i] = shape_of(plans[i], num_segments == 1, plan.num_rows, chip, choose, layout);
+  choose_registers(plans, shapes, num_segments, chip, layout);
+  for (int i = 0; i < num_segments; ++i) {
+    auto& segment = plans[i];
+    segment.first_block = layout.blocks;
+    layout.blocks +=
+        shapes[i].is_map
+            ? div_ceil(segment.num_rows * segment.vectors, std::int64_t{layout.block_threads})
+            : div_ceil(segment.num_rows, std::int64_t{layout.block_threads / shapes[i].threads}) * shapes[i].blocks;
+  }
+}
+
+SGL_INLINE void launch_program(
+    Variants& kernel, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
+    const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments, void** arguments, DebugInfo location) {
+  TemplateArg args[LoadedKernel::kMaxArgs] = {
+      functor,
+      template_argument(num_operands),
+      template_argument(layout.block_threads),
+      template_argument(layout.least_blocks),
+      template_argument(layout.holds_for_all),
+      template_argument(plan.types),
+      template_argument(plan.places | (plan.is_flat ? sgl::kIsFlat : 0))};
+  for (int i = 0; i < num_segments; ++i) args[kProgramArgs + i] = template_argument(shapes[i].number());
+  const auto variant = Variant::of(kernel, args, static_cast<std::uint32_t>(kProgramArgs + num_segments));
+  LaunchKernel native(layout.blocks, layout.block_threads, plan.device, 0, location);
+  native.enable_pdl(layout.has_pdl);
+  if (shapes[0].blocks > 1) native.enable_cluster(shapes[0].blocks);
+  launch(native.config(), location, variant, arguments);
 }
 
 /// An operand with elements for pairs says how many elements make pairs.
@@ -696,9 +759,17 @@ inline void check_index(
   }
 }
 
-SGL_INLINE void match_segment(
-    const Rows* operands, int num_operands, unsigned bound, int number, const Roles& roles, ProgramPlan& plan,
-    SegmentPlan& segment, long long& num_rows, long long& inner, DebugInfo location) {
+/// Refuses memory with which the result would depend on the order of the rows: of one segment, or of two.
+inline void refuse_meeting_rows(
+    const Rows* const* operands, const Roles& roles, const Rows* const* others, const Roles& other_roles,
+    int num_operands, DebugInfo location);
+
+/// Checks the operands of one segment, and adds what they say to the plan.
+inline void match_segment(
+    const Rows* const* operands, int num_operands, unsigned bound, int number, const Roles& roles, ProgramPlan& plan,
+    SegmentPlan& segment, DebugInfo location) {
+  auto& num_rows = segment.num_rows;
+  auto& inner = segment.inner;
   const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
   bool has_gaps = false;
   int num_inputs = 0;
@@ -712,11 +783,11 @@ SGL_INLINE void match_segment(
       throw Error("TypeError", "row program: segment ", number, " uses operand ", i, ", which was not passed");
     const unsigned narrow = roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups;
     const bool is_whole =
-        (roles.asks() & ~narrow & bit) != 0 && !operands[i].is_shared && operands[i].inner != Rows::kForAllInner;
-    if (is_whole && like == nullptr) like = operands + i;
-    if ((roles.asks() & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i].has_no_gaps();
+        (roles.asks() & ~narrow & bit) != 0 && !operands[i]->is_shared && operands[i]->inner != Rows::kForAllInner;
+    if (is_whole && like == nullptr) like = operands[i];
+    if ((roles.asks() & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i]->has_no_gaps();
   }
-  if (like == nullptr) like = operands;
+  if (like == nullptr) like = operands[0];
   segment.is_map = roles.reductions == 0 && roles.kept == 0 && (roles.pairs | roles.writes_value) == 0;
   const bool is_one_row = segment.is_map && !roles.uses_size && !has_gaps;
   segment.is_kept = roles.kept > 0;
@@ -738,7 +809,7 @@ SGL_INLINE void match_segment(
         "ValueError", "row program: a list of ", roles.list_size, " states; it has at most ",
         std::int64_t{sgl::kMostListed}, ", and one for each of the ", segment.columns, " elements of a row");
   for (int i = 0; i < num_operands; ++i) {
-    const Rows& rows = operands[i];
+    const Rows& rows = *operands[i];
     const unsigned bit = 1u << i;
     if ((roles.asks() & bit) == 0) continue;
     const bool is_value = ((roles.reads_value | roles.writes_value) & bit) != 0;
@@ -850,9 +921,9 @@ SGL_INLINE void match_segment(
   segment.has_tail = segment.columns % segment.elements != 0;
 }
 
-SGL_INLINE void refuse_meeting_rows(
-    const Rows* operands, const Roles& roles, const Rows* others, const Roles& other_roles, int num_operands,
-    DebugInfo location) {
+inline void refuse_meeting_rows(
+    const Rows* const* operands, const Roles& roles, const Rows* const* others, const Roles& other_roles,
+    int num_operands, DebugInfo location) {
   const bool is_one = operands == others;
   const auto refuse = [&](const Rows& written, const Rows& other) {
     raise(
@@ -863,12 +934,12 @@ SGL_INLINE void refuse_meeting_rows(
          "overlapping"});
   };
   for (int i = 0; i < num_operands; ++i) {
-    const Rows& one = operands[i];
+    const Rows& one = *operands[i];
     const bool writes_one = (roles.all_writes() >> i & 1) != 0;
     if ((roles.asks() >> i & 1) == 0 || (is_one && !writes_one)) continue;
     const auto memory = one.memory();
     for (int j = 0; j < num_operands; ++j) {
-      const Rows& other = others[j];
+      const Rows& other = *others[j];
       const bool writes_other = (other_roles.all_writes() >> j & 1) != 0;
       if ((other_roles.asks() >> j & 1) == 0 || (!writes_one && !writes_other)) continue;
       if (is_one && i == j) {
@@ -884,15 +955,59 @@ SGL_INLINE void refuse_meeting_rows(
   }
 }
 
-SGL_INLINE std::int64_t load_program(
-    const char* family, const char* file, Spelling functor, int operands, int segments, const ProgramPlan& plan,
-    const char* signature) {
+SGL_INLINE void match_program(
+    const SegmentRows* segments, const Roles* roles, int num_segments, int num_operands, ProgramPlan& plan,
+    SegmentPlan* plans, DebugInfo location) {
+  for (int i = 0; i < num_segments; ++i) {
+    auto& segment = plans[i];
+    match_segment(segments[i].rows, num_operands, segments[i].bound, i, roles[i], plan, segment, location);
+    segment.inverse = segment.inner <= 1 ? 0 : ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.inner) + 1;
+    segment.vectors = div_ceil(segment.columns, segment.elements);
+    const bool divides = segment.is_map && segment.vectors > 1;
+    plan.forms |= static_cast<std::uint64_t>((segment.is_map ? sgl::kIsMap : 0) | (segment.is_kept ? sgl::kKeeps : 0))
+                  << 2 * i;
+    segment.vector_inverse = divides ? ~std::uint64_t{0} / static_cast<std::uint64_t>(segment.vectors) + 1 : 0;
+    if (segment.columns == 0 && roles[i].writes_value == 0) segment.num_rows = 0;
+    plan.num_rows += segment.num_rows;
+    plan.is_flat = plan.is_flat && segment.inner == 1;
+    if (plan.kept < roles[i].kept) plan.kept = roles[i].kept;
+  }
+  for (int i = 1; i < num_segments; ++i) {
+    for (int j = 0; j < i; ++j) {
+      if (plans[j].num_rows > 0 && plans[i].num_rows > 0)
+        refuse_meeting_rows(segments[j].rows, roles[j], segments[i].rows, roles[i], num_operands, location);
+    }
+  }
+}
+
+SGL_INLINE std::int64_t ProgramOnCpu::find(
+    const TemplateArg& functor, int operands, int segments, const ProgramPlan& plan, const char* signature) {
+  for (auto& known : m_known) {
+    const auto function = __atomic_load_n(&known.function, __ATOMIC_ACQUIRE);
+    if (function == 0) break;
+    if (known.types == plan.types && known.places == plan.places) return function;
+  }
+  return m_load(functor, operands, segments, plan, signature);
+}
+
+SGL_INLINE std::int64_t ProgramOnCpu::m_load(
+    const TemplateArg& functor, int operands, int segments, const ProgramPlan& plan, const char* signature) {
   Message symbol;
   symbol << "host::cpu::row_program<";
-  symbol.append(functor.text, functor.size);
+  symbol.append(functor.type, functor.type_size);
   symbol << ", " << operands << ", " << segments << ", " << plan.types << "u, " << plan.places << "u, " << plan.forms
          << "u>";
-  return ask_core("sgljit.deferred", {family, file, symbol.c_str(), signature});
+  const auto function = ask_core("sgljit.deferred", {m_family, m_file, symbol.c_str(), signature});
+  ::pthread_mutex_lock(&m_mutex);
+  for (auto& known : m_known) {
+    if (known.function != 0) continue;
+    known.types = plan.types;
+    known.places = plan.places;
+    __atomic_store_n(&known.function, function, __ATOMIC_RELEASE);
+    break;
+  }
+  ::pthread_mutex_unlock(&m_mutex);
+  return function;
 }
 
 }  // namespace host::details

@@ -164,18 +164,34 @@ struct Variant {
   explicit Variant(details::Variants& table, const Args&... args) noexcept
       : m_table(&table), m_num_args(sizeof...(Args)), m_args{details::template_argument(args)...} {
     static_assert(sizeof...(Args) <= details::LoadedKernel::kMaxArgs, "a variant takes at most 12 template arguments");
+    m_set_hash();
+  }
+
+  /// \brief The same for arguments whose number is not known to the compiler, at most 12.
+  static Variant of(details::Variants& table, const details::TemplateArg* args, std::uint32_t num_args) noexcept {
+    Variant result(table);
+    result.m_num_args = num_args;
+    for (std::uint32_t i = 0; i < num_args; ++i) result.m_args[i] = args[i];
+    result.m_hash = kNoHash;  // anew: the constructor ended that of no arguments
+    result.m_set_hash();
+    return result;
+  }
+
+ private:
+  static constexpr std::uint64_t kNoHash = 14695981039346656037u;
+
+  void m_set_hash() noexcept {
     for (std::uint32_t i = 0; i < m_num_args; ++i)
       m_hash = (m_hash ^ static_cast<std::uint64_t>(m_args[i].value)) * 1099511628211u;
     m_hash ^= m_hash >> 29;  // the table uses the low bits
   }
 
- private:
   friend struct details::Variants;
 
   SGL_INLINE bool m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept;
 
   details::Variants* m_table;
-  std::uint64_t m_hash = 14695981039346656037u;
+  std::uint64_t m_hash = kNoHash;
   std::uint32_t m_num_args;
   details::TemplateArg m_args[details::LoadedKernel::kMaxArgs];
 };

@@ -13,7 +13,7 @@ _COMMON = ("-std=c++20", "-O3")
 # second module's one-time initialiser is skipped. With errno a loop that takes a square root has no vectors.
 _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-math-errno")
 # The units of the core's own functions (sgl_kernel/impl/separate.h), and the macro that announces them to the others.
-_CORE_UNITS = ("messages.cpp", "kernels.cpp")
+_CORE_UNITS = ("messages.cpp", "kernels.cpp", "programs.cpp")
 _SEPARATE = ("-DSGL_SEPARATE",)
 # The header before the files of a port, so that they find the names of SGLang's headers.
 _PORT_HEADER = "sgl_kernel/compat/sglang.h"

@@ -7,5 +7,4 @@
 #undef SGL_BODIES
 #define SGL_BODIES 1
 #include <sgl_kernel/export.h>
-#include <sgl_kernel/row_program.h>
 #include <sgl_kernel/variant.h>
