@@ -62,7 +62,7 @@ def test_a_description_has_no_link_that_an_index_cannot_follow(distribution, nam
 
 def test_the_cores_description_has_the_words_of_its_links(distribution):
     description = distribution("sgljit-core").metadata.get_payload()
-    assert "on an H200 (the whole page):" in description
+    assert "on an H100 (the whole page):" in description
     assert "(docs/testing.md)" in description
     assert not re.search(r"^!", description, re.MULTILINE)  # an image whose file an index does not have
 

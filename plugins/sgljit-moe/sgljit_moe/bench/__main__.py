@@ -1,14 +1,18 @@
-"""How fast are the ops of the family against torch.compile and PyTorch?
+"""How fast are the ops of the family against SGLang's kernels, torch.compile and PyTorch?
 
-    python -m sgljit_moe.bench [--device cpu|cuda] [--output FILE]
+    python -m sgljit_moe.bench [--device cpu|cuda] [--peers DIR] [--output FILE]
 
-In bfloat16, with renormalised weights; the experts of models. The bytes of a call are those that are read and written.
-With CI set in the environment: one small shape for each op.
+Gates of float32, rows of bfloat16, renormalised weights; the experts of models. SGLang's kernels are measured from
+``--peers``, a folder with a ``peers.py`` that offers them. torch.compile is measured for sums: of a sort or a top-k it
+makes PyTorch's own kernel, or one that takes it ten seconds to choose. The bytes of a call are those that are read and
+written. With CI set in the environment: one small shape for each op.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +66,7 @@ def plain(op: str, groups: int, topk_group: int) -> Callable[..., None]:
 
 def make(op: str, tokens: int, experts: int, k: int, device: str) -> tuple[Any, ...]:
     """Weights, ids, gates and, but for softmax, a bias."""
-    gates = torch.randn(tokens, experts, device=device).bfloat16()
+    gates = torch.randn(tokens, experts, device=device)
     bias = torch.randn(experts, device=device) / 4 if op != "topk_softmax" else None
     ids = torch.empty(tokens, k, dtype=torch.int32, device=device)
     return torch.empty(tokens, k, device=device), ids, gates, bias
@@ -78,26 +82,38 @@ def ours(op: str, groups: int, topk_group: int) -> Callable[..., None]:
     return run
 
 
-def providers(device: str) -> list[str]:
-    """The names of the columns."""
-    return ["sgljit", "PyTorch"] + (["torch.compile"] if device == "cuda" else [])  # which on the CPU times g++
+def measured(kernel: Callable[..., None], make: Callable[[], tuple[Any, ...]], num_bytes: int, provider: str) -> Figure:
+    """A figure on data from memory, but for PyTorch: its many kernels for each call would make graphs of 200,000."""
+    inputs = [make() for _ in range(64)] if provider == "PyTorch" else make
+    return measure(kernel, inputs, num_bytes=num_bytes, seconds=0.03)
 
 
-def table(op: str, device: str) -> list[dict[str, Any]]:
+def sglang(peers: Any, op: str) -> Callable[..., None]:
+    """SGLang's kernel for an op with one group."""
+    kernel = peers.topk(op.removeprefix("topk_"))
+    return lambda weights, ids, gates, bias: kernel(weights, ids, gates, bias, 1.0)
+
+
+def table(op: str, device: str, peers: Any) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
+    has_peer = peers is not None and op != "topk_sqrtsoftplus"
 
     def run(tokens: int, experts: int, k: int, groups: int, topk_group: int, provider: str) -> Figure | float:
-        torch.compiler.reset()  # each shape is compiled separately
+        if provider == "SGLang" and groups > 1:
+            return math.nan
         reference = plain(op, groups, topk_group)
-        kernel = {"sgljit": ours(op, groups, topk_group), "PyTorch": reference}.get(provider)
-        kernel = torch.compile(reference, dynamic=False) if kernel is None else kernel
+        if provider == "SGLang":
+            kernel = sglang(peers, op)
+        else:
+            kernel = ours(op, groups, topk_group) if provider == "sgljit" else reference
         check(kernel, reference, make(op, 9, experts, k, device))
-        num_bytes = tokens * (2 * experts + 8 * k)
-        return measure(kernel, lambda: make(op, tokens, experts, k, device), num_bytes=num_bytes, seconds=0.03)
+        num_bytes = tokens * (4 * experts + 8 * k)
+        return measured(kernel, lambda: make(op, tokens, experts, k, device), num_bytes, provider)
 
     places = [(tokens, *sizes) for sizes in MODELS[op] for tokens in TOKENS[device]]
     shape = ["tokens", "experts", "k", "groups", "topk_group"]
-    return sweep(run, shape, get_benchmark_range(places, places[1:2]), providers(device))
+    names = ["sgljit", *(["SGLang"] if has_peer else []), "PyTorch"]
+    return sweep(run, shape, get_benchmark_range(places, places[1:2]), names)
 
 
 def plain_sum(rows: Any, output: Any) -> None:
@@ -105,7 +121,7 @@ def plain_sum(rows: Any, output: Any) -> None:
     torch.sum(rows, 1, out=output)
 
 
-def table_of_sums(device: str) -> list[dict[str, Any]]:
+def table_of_sums(device: str, peers: Any) -> list[dict[str, Any]]:
     """The same for ``moe_sum``."""
 
     def make(tokens: int, k: int, hidden: int) -> tuple[Any, ...]:
@@ -113,9 +129,13 @@ def table_of_sums(device: str) -> list[dict[str, Any]]:
         return rows, torch.empty(tokens, hidden, device=device, dtype=torch.bfloat16)
 
     def run(tokens: int, k: int, hidden: int, provider: str) -> Figure | float:
-        torch.compiler.reset()
-        kernel = {"sgljit": ops["moe"].moe_sum, "PyTorch": plain_sum}.get(provider)
-        kernel = torch.compile(plain_sum, dynamic=False) if kernel is None else kernel
+        torch.compiler.reset()  # each shape is compiled separately
+        if provider == "SGLang":
+            kernel = peers.topk_sum()
+        elif provider == "sgljit":
+            kernel = ops["moe"].moe_sum
+        else:
+            kernel = plain_sum if provider == "PyTorch" else torch.compile(plain_sum, dynamic=False)
         rows, output = make(9, k, hidden)
         kernel(rows, output)
         torch.testing.assert_close(output, rows.float().sum(1).bfloat16())
@@ -123,7 +143,9 @@ def table_of_sums(device: str) -> list[dict[str, Any]]:
         return measure(kernel, lambda: make(tokens, k, hidden), num_bytes=num_bytes, seconds=0.03)
 
     places = [(tokens, *sizes) for sizes in SUMS for tokens in TOKENS[device]]
-    return sweep(run, ["tokens", "k", "hidden"], get_benchmark_range(places, places[1:2]), providers(device))
+    names = ["sgljit", *(["SGLang"] if peers is not None else []), "PyTorch"]
+    names += ["torch.compile"] if device == "cuda" else []  # on the CPU it would time a C++ compiler's vectors
+    return sweep(run, ["tokens", "k", "hidden"], get_benchmark_range(places, places[1:2]), names)
 
 
 def plain_align(ids: Any, experts: int, block_size: int, sorted_ids: Any, block_experts: Any, padded: Any) -> None:
@@ -140,7 +162,7 @@ def plain_align(ids: Any, experts: int, block_size: int, sorted_ids: Any, block_
     padded.copy_(behind[-1:] * block_size)
 
 
-def table_of_orders(device: str) -> list[dict[str, Any]]:
+def table_of_orders(device: str, peers: Any) -> list[dict[str, Any]]:
     """The same for ``moe_align_block_size``."""
 
     def make(tokens: int, experts: int, k: int, block_size: int) -> tuple[Any, ...]:
@@ -150,20 +172,31 @@ def table_of_orders(device: str) -> list[dict[str, Any]]:
         return ids, experts, block_size, *(torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
 
     def run(tokens: int, experts: int, k: int, block_size: int, provider: str) -> Figure | float:
-        torch.compiler.reset()
-        kernel = {"sgljit": ops["moe"].moe_align_block_size, "PyTorch": plain_align}.get(provider)
-        kernel = torch.compile(plain_align, dynamic=False) if kernel is None else kernel
+        if provider == "SGLang":
+            kernel = peers.moe_align()
+        else:
+            kernel = ops["moe"].moe_align_block_size if provider == "sgljit" else plain_align
         arguments = make(9, experts, k, block_size)
-        wanted = [torch.empty_like(output) for output in arguments[3:]]
-        plain_align(*arguments[:3], *wanted)
-        kernel(*arguments)
-        assert all(map(torch.equal, arguments[3:], wanted))
+        check_order(kernel, arguments, block_size)
         num_bytes = 4 * sum(x.numel() for x in make(tokens, experts, k, block_size) if isinstance(x, torch.Tensor))
-        return measure(kernel, lambda: make(tokens, experts, k, block_size), num_bytes=num_bytes, seconds=0.03)
+        return measured(kernel, lambda: make(tokens, experts, k, block_size), num_bytes, provider)
 
     places = [(tokens, *sizes) for sizes in ORDERS for tokens in TOKENS[device]]
     shape = ["tokens", "experts", "k", "block_size"]
-    return sweep(run, shape, get_benchmark_range(places, places[1:2]), providers(device))
+    names = ["sgljit", *(["SGLang"] if peers is not None else []), "PyTorch"]
+    return sweep(run, shape, get_benchmark_range(places, places[1:2]), names)
+
+
+def check_order(run: Callable[..., None], arguments: tuple[Any, ...], block_size: int) -> None:
+    """The same of an order. SGLang's may have an expert's pairs in any order, and leaves unused blocks as they are."""
+    sorted_ids, block_experts, padded = wanted = [torch.empty_like(output) for output in arguments[3:]]
+    plain_align(*arguments[:3], *wanted)
+    run(*arguments)
+    end = int(padded)
+    assert torch.equal(arguments[5], padded)
+    assert torch.equal(arguments[4][: end // block_size], block_experts[: end // block_size])
+    in_blocks = [ids[:end].view(-1, block_size).sort().values for ids in (arguments[3], sorted_ids)]
+    assert torch.equal(*in_blocks)
 
 
 def check(run: Callable[..., None], reference: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -179,12 +212,21 @@ def main() -> None:
     """Measure, print the page, and write it."""
     parser = argparse.ArgumentParser(description="Time of the kernels of mixture-of-experts layers")
     parser.add_argument("--device", choices=list(TOKENS), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    tables = {op: table(op, arguments.device) for op in MODELS}
-    tables |= {"moe_sum": table_of_sums(arguments.device), "moe_align_block_size": table_of_orders(arguments.device)}
-    note = "bfloat16. Microseconds per call, median; in brackets, the percent of a copy of as many bytes."
+    peers = None
+    if arguments.peers is not None:
+        sys.path.insert(0, str(arguments.peers))
+        peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
+    tables = {op: table(op, arguments.device, peers) for op in MODELS}
+    tables["moe_sum"] = table_of_sums(arguments.device, peers)
+    tables["moe_align_block_size"] = table_of_orders(arguments.device, peers)
+    note = (
+        "Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes. PyTorch's "
+    )
+    note += "calls of up to 1 MB find their data in the last cache, but for `moe_sum`."
     sys.stdout.write(write_results(arguments.output, "Mixture of experts", tables, note=note, device=arguments.device))
 
 
