@@ -305,6 +305,8 @@ SGL_INLINE void lay_out(
     const ProgramPlan& plan, SegmentPlan* plans, sgl::RowShape* shapes, int num_segments, choose_layout_t choose,
     ProgramLayout& layout, DebugInfo location);
 
+/// Launches the kernel of a call on the current stream.
+/// \param arguments the addresses of the kernel's parameters, with null at the end.
 SGL_INLINE void launch_program(
     Variants& kernel, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
     const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments, void** arguments, DebugInfo location);
@@ -338,8 +340,8 @@ struct ProgramOnCpu {
   ::pthread_mutex_t m_mutex = PTHREAD_MUTEX_INITIALIZER;
 };
 
-/// What a call does of which only the numbers of operands and segments matter: compiled for these, not for each
-/// functor.
+/// The part of a call that depends on the numbers of operands and segments, and not on the functor. It is compiled once
+/// for each pair of these numbers.
 template <int kOperands, int kSegments>
 struct ProgramCall {
  public:

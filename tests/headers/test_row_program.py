@@ -176,7 +176,7 @@ def test_a_list_that_does_not_fit_is_refused(programs, device):
 @each_device
 @each_dtype
 def test_a_chain_that_rounds_in_between_is_two_calls(programs, device, dtype):
-    """What the second stage gets is what the first call would have stored: the same bits if both sum in one order."""
+    """The second stage gets the values that the first call alone would store. The bits agree if the sums do."""
     for rows, columns in SHAPES:
         x = 3 * random(rows, columns, dtype=dtype, device=device)
         between = poisoned(x)
