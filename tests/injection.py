@@ -220,12 +220,13 @@ def ground(directory: Path) -> Iterator[Ground]:
         made.close()
 
 
-def campaign(on: Ground, name: str, kinds: tuple[str, ...] = tuple(ERRNOS)) -> Tally:
-    """Every fault of some kinds in one scenario."""
+def campaign(on: Ground, name: str, kinds: tuple[str, ...] = tuple(ERRNOS), step: int = 1) -> Tally:
+    """The faults of some kinds in one scenario, at every call or at one of ``step``; each class of errnos begins at
+    another call."""
     tally = Tally()
     for kind in kinds:
-        for alike in ERRNOS[kind]:
-            n = 0
+        for number, alike in enumerate(ERRNOS[kind]):
+            n = number % step
             while on.fault(name, kind, n, alike[n % len(alike)], tally):
-                n += 1
+                n += step
     return tally
