@@ -15,7 +15,7 @@
 #endif
 
 /// \file device.cuh
-/// \brief Basics of device code: names of the floating-point types, programmatic dependent launch, pointers.
+/// \brief Basics of device code: names of the element types, programmatic dependent launch, pointers.
 ///
 /// Compiles under NVRTC.
 
@@ -24,6 +24,8 @@ using fp32x2_t = float2;
 using fp32x4_t = float4;
 using fp16_t = __half;
 using fp16x2_t = __half2;
+using int8x2_t = char2;
+using uint8x2_t = uchar2;
 #if defined(USE_ROCM)
 using bf16_t = __hip_bfloat16;
 using bf16x2_t = __hip_bfloat162;

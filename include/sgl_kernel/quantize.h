@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file quantize.h
-/// \brief Quantisation to float8_e4m3fn as the last stage of a row program: q = value * (1 / scale).
+/// \brief Quantisation to float8_e4m3fn or int8 as the last stage of a row program: q = value * (1 / scale).
 ///
 /// \code
 ///   template <typename Scale>
@@ -14,17 +14,24 @@
 ///     }
 ///   };
 /// \endcode
-/// `Scale` is `sgl::GivenScale`, `sgl::RowScale` or `sgl::GroupScale<128>`. The conversion rounds to nearest even,
-/// saturates at 448 and keeps NaN. A maximum ignores NaN.
+/// `Scale` is `sgl::GivenScale`, `sgl::RowScale`, `sgl::GroupScale<128>` or `sgl::GroupExponent<128>`. The dtype of `q`
+/// says what a value becomes: the conversion rounds to nearest even, saturates at 448, or at -128 and 127, and keeps
+/// NaN, which is 0 in int8. A maximum ignores NaN.
 
 #include <sgl_kernel/row_program.h>
 
 namespace sgl {
 
-/// \brief The scale that makes 448 of a largest magnitude, bounded so that its inverse is finite and not zero.
-SGL_HD float fp8_scale(float largest) {
+/// \brief The scale that makes `limit` of a largest magnitude, bounded so that its inverse is finite and not zero.
+SGL_HD float scale_for(float largest, float limit) {
   constexpr float kSmallest = 0x1p-126f, kLargest = 0x1.fffffep127f;
-  return sgl::min(sgl::max(largest / 448.0f, kSmallest), kLargest);
+  return sgl::min(sgl::max(largest / limit, kSmallest), kLargest);
+}
+
+/// \brief A positive number as the bits of the next power of two, which is itself or above, and 2^127 at most.
+SGL_HD unsigned power_of_two_bits(float x) {
+  // Its exponent, one more if the fraction has a bit.
+  return (__builtin_bit_cast(unsigned, sgl::min(x, 0x1p127f)) + 0x7fffff) & 0xff800000;
 }
 
 /// \brief One scale for all rows, which is read.
@@ -43,7 +50,7 @@ struct RowScale {
   template <typename Row, int kQ, int kScale, typename Value, typename... Others>
   SGL_HD static auto store(
       const Row& row, Operand<kQ> q, Operand<kScale> scale, const Value& value, const Others&... others) {
-    const float found = fp8_scale(row.max([](float v) { return sgl::abs(v); }, value));
+    const float found = scale_for(row.max([](float v) { return sgl::abs(v); }, value), row.largest_of(q));
     const float inverse = 1 / found;
     return sgl::store(others..., q = sgl::map([=](float v) { return v * inverse; }, value), scale = found);
   }
@@ -56,10 +63,32 @@ struct GroupScale {
   SGL_HD static auto store(
       const Row& row, Operand<kQ> q, Operand<kScales> scales, const Value& value, const Others&... others) {
     const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
-    const auto found = row.keep(sgl::map([](float v) { return fp8_scale(v); }, largest));
+    const float limit = row.largest_of(q);
+    const auto found = row.keep(sgl::map([=](float v) { return scale_for(v, limit); }, largest));
     const auto inverse = row.keep(sgl::map([](float v) { return 1 / v; }, found));
     const auto quantized = sgl::map([](float v, float inverted) { return v * inverted; }, value, inverse);
     return sgl::store(others..., q = quantized, scales = found);
+  }
+};
+
+/// \brief A power of two for each group of `kSize` neighbours of a row, not below the scale of `GroupScale` of a
+/// magnitude of at least `least`. Its exponent is written, plus 127, to a byte: float8_e8m0fnu.
+template <int kSize>
+struct GroupExponent {
+  template <typename Row, int kQ, int kExponents, typename Value>
+  SGL_HD static auto store(
+      const Row& row, Operand<kQ> q, Operand<kExponents> exponents, const Value& value, float least) {
+    const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
+    const float limit = row.largest_of(q);
+    const auto power = row.keep(
+        sgl::map(
+            [=](float v) { return __builtin_bit_cast(float, power_of_two_bits(scale_for(sgl::max(v, least), limit))); },
+            largest));
+    const auto inverse = row.keep(sgl::map([](float v) { return 1 / v; }, power));
+    const auto biased =
+        sgl::map([](float v) { return static_cast<float>(__builtin_bit_cast(unsigned, v) >> 23); }, power);
+    const auto quantized = sgl::map([](float v, float inverted) { return v * inverted; }, value, inverse);
+    return sgl::store(q = quantized, exponents = biased);
   }
 };
 
@@ -69,12 +98,13 @@ struct GroupScale {
 
 namespace host {
 
-/// \brief The rows of a tensor of float8_e4m3fn, one for each of `like`.
+/// \brief The rows of a tensor of float8_e4m3fn or int8, one for each of `like`.
 /// \throws TensorMatchError as `rows_like`, and if the tensor has another dtype.
-inline Rows fp8_rows(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {}) {
-  const auto result = rows_like(like, name, tensor, location);
-  if (!is_type<__nv_fp8_e4m3>(tensor.dtype())) [[unlikely]]
-    result.raise(location, {"DType mismatch: expected float8_e4m3fn but got ", tensor.dtype()});
+inline Rows quantized_rows(const Rows& like, const char* name, const TensorView& tensor, DebugInfo location = {}) {
+  auto result = rows_like(like, name, tensor, location);
+  if (!is_type<__nv_fp8_e4m3>(tensor.dtype()) && !is_type<std::int8_t>(tensor.dtype())) [[unlikely]]
+    result.raise(location, {"DType mismatch: expected float8_e4m3fn or int8 but got ", tensor.dtype()});
+  result.takes_bytes = true;
   return result;
 }
 

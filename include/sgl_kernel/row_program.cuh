@@ -37,6 +37,14 @@ struct ElementOf<sgl::kFp8E5M2> {
   using type = fp8_e5m2_t;
 };
 template <>
+struct ElementOf<sgl::kInt8> {
+  using type = int8_t;
+};
+template <>
+struct ElementOf<sgl::kUInt8> {
+  using type = uint8_t;
+};
+template <>
 struct ElementOf<sgl::kInt32> {
   using type = int32_t;
 };
@@ -280,6 +288,12 @@ struct ProgramRow {
   /// \brief The number of elements.
   SGL_DEVICE float size() const {
     return static_cast<float>(kIsHeld ? kColumns : m_segment.columns);
+  }
+  /// \brief The largest magnitude that elements of an operand's type have on both sides of zero: 448 for e4m3, 127 for
+  /// int8.
+  template <int kOperand>
+  SGL_DEVICE static float largest_of(sgl::Operand<kOperand>) {
+    return sgl::largest_of(sgl::four_bits(kTypes, kOperand));
   }
 
   /// \brief The elements of an operand.

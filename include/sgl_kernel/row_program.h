@@ -125,6 +125,10 @@ struct RoleRow {
     return 1;
   }
   template <int kOperand>
+  [[gnu::always_inline]] static float largest_of(sgl::Operand<kOperand>) {
+    return 1;
+  }
+  template <int kOperand>
   [[gnu::always_inline]] NoRow operator[](sgl::Operand<kOperand>) const {
     roles.reads |= 1u << kOperand;
     return {};
@@ -573,6 +577,8 @@ inline unsigned element_code(DLDataType dtype) {
          : is_type<__nv_bfloat16>(dtype) ? sgl::kBf16
          : is_type<__nv_fp8_e4m3>(dtype) ? sgl::kFp8E4M3
          : is_type<__nv_fp8_e5m2>(dtype) ? sgl::kFp8E5M2
+         : is_type<std::int8_t>(dtype)   ? sgl::kInt8
+         : is_type<std::uint8_t>(dtype)  ? sgl::kUInt8
          : is_type<std::int32_t>(dtype)  ? sgl::kInt32
          : is_type<std::int64_t>(dtype)  ? sgl::kInt64
                                          : sgl::kNoElement;
@@ -819,11 +825,15 @@ inline void match_segment(
     const auto dtype = rows.tensor.dtype();
     const auto code = element_code(dtype);
     const bool is_integer = code == sgl::kInt32 || code == sgl::kInt64;
-    if (code == sgl::kNoElement || (is_value ? code != sgl::kFp32 && !is_integer : is_integer))
+    const bool is_byte = code == sgl::kInt8 || code == sgl::kUInt8;
+    const bool is_refused = is_value ? code != sgl::kFp32 && !is_integer : is_integer || (is_byte && !rows.takes_bytes);
+    if (code == sgl::kNoElement || is_refused)
       rows.raise(
-          location, {"DType mismatch: expected ",
-                     is_value ? "one of [float32, int32, int64]" : "one of [float32, float16, bfloat16, float8]",
-                     " but got ", dtype});
+          location, {"DType mismatch: expected one of [",
+                     is_value           ? "float32, int32, int64"
+                     : rows.takes_bytes ? "float32, float16, bfloat16, float8, int8, uint8"
+                                        : "float32, float16, bfloat16, float8",
+                     "] but got ", dtype});
     const auto device = rows.tensor.device();
     if (device.device_type != kDLCPU && device.device_type != kDLCUDA)
       rows.raise(location, {"Device mismatch: expected one of [cpu, cuda] but got ", device});

@@ -29,6 +29,7 @@ struct Rows {
   const char* index_name = nullptr;   ///< of the argument, in errors
   bool skips_negative = false;        ///< a row whose index is negative is not written
   std::int64_t element_stride = 1;    ///< between the elements of a row, which can be more than 1 for `values`
+  bool takes_bytes = false;           ///< whether a program takes int8 and uint8 here, which most would round to
   DebugInfo location = {};            ///< where the argument became rows, in errors
 
   std::int64_t element_bytes() const {

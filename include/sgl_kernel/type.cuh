@@ -12,6 +12,8 @@
 /// | `bf16_t`     | `bf16x2_t`     |                |
 /// | `fp8_e4m3_t` | `fp8x2_e4m3_t` | `fp8x4_e4m3_t` |
 /// | `fp8_e5m2_t` | `fp8x2_e5m2_t` | `fp8x4_e5m2_t` |
+/// | `int8_t`     | `int8x2_t`     |                |
+/// | `uint8_t`    | `uint8x2_t`    |                |
 ///
 /// Compiles under NVRTC.
 
@@ -25,7 +27,8 @@ namespace device {
 /// \brief Convert a value, or a pack element by element: `cast<fp32x2_t>(fp16x2_t{1, 2})` is `float2{1, 2}`.
 ///
 /// Rounds to nearest even. To fp8, a finite value out of range becomes the largest one of its sign (448 for e4m3, 57344
-/// for e5m2), where PyTorch's conversion gives NaN (e4m3) or infinity (e5m2). A conversion without an instruction goes
+/// for e5m2), where PyTorch's conversion gives NaN (e4m3) or infinity (e5m2). From floats to `int8_t` and `uint8_t`,
+/// too, what is out of range becomes the nearest value, and NaN becomes 0. A conversion without an instruction goes
 /// through fp32, exactly. Each thread acts by itself, in a few instructions.
 template <typename To, typename From>
 [[nodiscard]] SGL_DEVICE To cast(const From& value) {
@@ -69,6 +72,12 @@ SGL_DEVICE float2 to_fp32x2(fp8x2_e4m3_t x) {
 SGL_DEVICE float2 to_fp32x2(fp8x2_e5m2_t x) {
   return static_cast<float2>(x);
 }
+SGL_DEVICE float2 to_fp32x2(int8x2_t x) {
+  return {static_cast<float>(x.x), static_cast<float>(x.y)};
+}
+SGL_DEVICE float2 to_fp32x2(uint8x2_t x) {
+  return {static_cast<float>(x.x), static_cast<float>(x.y)};
+}
 SGL_DEVICE float4 to_fp32x4(float4 x) {
   return x;
 }
@@ -77,6 +86,18 @@ SGL_DEVICE float4 to_fp32x4(fp8x4_e4m3_t x) {
 }
 SGL_DEVICE float4 to_fp32x4(fp8x4_e5m2_t x) {
   return static_cast<float4>(x);
+}
+
+/// The nearest integer, the even one of two, within a range.
+SGL_DEVICE int narrow_to_integer(float x, int least, int most) {
+  const int nearest = __float2int_rn(x);  // saturates, and makes 0 of NaN
+  return nearest < least ? least : nearest > most ? most : nearest;
+}
+SGL_DEVICE int8_t narrow_to_int8(float x) {
+  return static_cast<int8_t>(narrow_to_integer(x, -128, 127));
+}
+SGL_DEVICE uint8_t narrow_to_uint8(float x) {
+  return static_cast<uint8_t>(narrow_to_integer(x, 0, 255));
 }
 
 template <typename T>
@@ -160,21 +181,37 @@ struct dtype_trait<fp8_e5m2_t> : device::details::DTypeTraitBase<fp8_e5m2_t, fp8
   }
 };
 
-#define SGL_DEFINE_PAIR(TYPE, ELEMENT, PACKED, NARROW)                                         \
-  template <>                                                                                  \
-  struct dtype_trait<TYPE> : device::details::DTypeTraitBase<TYPE, ELEMENT, PACKED, 2> {       \
-    template <typename From>                                                                   \
-    SGL_DEVICE static TYPE from(const From& value) {                                           \
-      if constexpr (device::details::is_same<TYPE, From>) {                                    \
-        return value;                                                                          \
-      } else {                                                                                 \
-        static_assert(                                                                         \
-            device::details::WidensToFp32x2<From>,                                             \
-            "device::cast to a pair takes a pair: fp32x2_t, fp16x2_t, bf16x2_t or fp8x2_*_t"); \
-        const float2 wide = device::details::to_fp32x2(value);                                 \
-        return NARROW;                                                                         \
-      }                                                                                        \
-    }                                                                                          \
+template <>
+struct dtype_trait<int8_t> : device::details::DTypeTraitBase<int8_t, int8_t, int8x2_t, 1> {
+  template <typename From>
+  SGL_DEVICE static int8_t from(const From& value) {
+    return device::details::convert_scalar<int8_t>(value, [](float x) { return device::details::narrow_to_int8(x); });
+  }
+};
+
+template <>
+struct dtype_trait<uint8_t> : device::details::DTypeTraitBase<uint8_t, uint8_t, uint8x2_t, 1> {
+  template <typename From>
+  SGL_DEVICE static uint8_t from(const From& value) {
+    return device::details::convert_scalar<uint8_t>(value, [](float x) { return device::details::narrow_to_uint8(x); });
+  }
+};
+
+#define SGL_DEFINE_PAIR(TYPE, ELEMENT, PACKED, NARROW)                                                    \
+  template <>                                                                                             \
+  struct dtype_trait<TYPE> : device::details::DTypeTraitBase<TYPE, ELEMENT, PACKED, 2> {                  \
+    template <typename From>                                                                              \
+    SGL_DEVICE static TYPE from(const From& value) {                                                      \
+      if constexpr (device::details::is_same<TYPE, From>) {                                               \
+        return value;                                                                                     \
+      } else {                                                                                            \
+        static_assert(                                                                                    \
+            device::details::WidensToFp32x2<From>,                                                        \
+            "device::cast to a pair takes a pair: fp32x2_t, fp16x2_t, bf16x2_t, fp8x2_*_t, (u)int8x2_t"); \
+        const float2 wide = device::details::to_fp32x2(value);                                            \
+        return NARROW;                                                                                    \
+      }                                                                                                   \
+    }                                                                                                     \
   }
 
 SGL_DEFINE_PAIR(fp32x2_t, fp32_t, fp32x4_t, wide);
@@ -182,6 +219,12 @@ SGL_DEFINE_PAIR(fp16x2_t, fp16_t, void, __float22half2_rn(wide));
 SGL_DEFINE_PAIR(bf16x2_t, bf16_t, void, __float22bfloat162_rn(wide));
 SGL_DEFINE_PAIR(fp8x2_e4m3_t, fp8_e4m3_t, fp8x4_e4m3_t, fp8x2_e4m3_t(wide));
 SGL_DEFINE_PAIR(fp8x2_e5m2_t, fp8_e5m2_t, fp8x4_e5m2_t, fp8x2_e5m2_t(wide));
+SGL_DEFINE_PAIR(
+    int8x2_t, int8_t, void,
+    (int8x2_t{device::details::narrow_to_int8(wide.x), device::details::narrow_to_int8(wide.y)}));
+SGL_DEFINE_PAIR(
+    uint8x2_t, uint8_t, void,
+    (uint8x2_t{device::details::narrow_to_uint8(wide.x), device::details::narrow_to_uint8(wide.y)}));
 #undef SGL_DEFINE_PAIR
 
 #define SGL_DEFINE_FOUR(TYPE, ELEMENT)                                                                                 \

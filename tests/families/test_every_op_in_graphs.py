@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FAMILIES = {
     "activation": 4,
     "norm": 10,
-    "quant": 3,
+    "quant": 5,
     "rope": 5,
     "kvcache": 3,
     "moe": 5,

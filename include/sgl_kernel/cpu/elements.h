@@ -63,6 +63,17 @@ template <typename T>
   *reinterpret_cast<HalfWord*>(to) =
       static_cast<std::uint16_t>(choose(0xff, fp8_e4m3_bits<0>(from[0]), fp8_e4m3_bits<8>(from[1])));
 }
+template <typename T>
+[[gnu::always_inline]] inline void write_integers(const float (&from)[2], T* to) {
+  const auto lower = integer_bits<T>(from[0]) & 0xff, upper = integer_bits<T>(from[1]) & 0xff;
+  *reinterpret_cast<HalfWord*>(to) = static_cast<std::uint16_t>(lower | upper << 8);
+}
+[[gnu::always_inline]] inline void write(const float (&from)[2], std::int8_t* to) {
+  write_integers(from, to);
+}
+[[gnu::always_inline]] inline void write(const float (&from)[2], std::uint8_t* to) {
+  write_integers(from, to);
+}
 
 }  // namespace details
 

@@ -96,7 +96,16 @@ inline constexpr std::uint32_t kHalfOverflow = 143u << 23;        // 2^16
 #endif
 }
 
-/// \brief A float rounded to T: `float`, `fp16_t`, `bf16_t` or `fp8_e4m3_t`, which saturates at 448.
+[[gnu::always_inline]] inline float to_float(std::int8_t x) {
+  return x;
+}
+
+[[gnu::always_inline]] inline float to_float(std::uint8_t x) {
+  return x;
+}
+
+/// \brief A float rounded to T: `float`, `fp16_t`, `bf16_t`, `fp8_e4m3_t`, which saturates at 448, `std::int8_t` or
+/// `std::uint8_t`, which saturate, too, and are 0 for NaN.
 template <typename T>
 T from_float(float x) = delete;
 
@@ -169,6 +178,34 @@ template <>
 [[gnu::always_inline]] inline fp8_e4m3_t from_float<fp8_e4m3_t>(float x) {
   // Shifted down at last: a compiler would narrow each part by itself.
   return {static_cast<std::uint8_t>(details::fp8_e4m3_bits<24>(x) >> 24)};
+}
+
+namespace details {
+
+/// x rounded to an integer of 8 bits; the other bits are anything.
+template <typename T>
+[[gnu::always_inline]] inline std::uint32_t integer_bits(float x) {
+  constexpr bool kSigned = static_cast<T>(-1) < 0;
+  constexpr std::uint32_t k127 = 0x42fe0000, k128 = 0x43000000, k255 = 0x437f0000;
+  const auto magnitude = to_bits(x) & kMagnitude;
+  const auto is_negative = static_cast<std::uint32_t>(static_cast<std::int32_t>(to_bits(x)) >> 31);
+  const auto is_nan = mask_less(kInfinity, magnitude);
+  const auto most = kSigned ? choose(is_negative, k128, k127) : ~is_negative & k255;
+  const auto saturated = smaller(magnitude, most) & ~is_nan;
+  // The addition rounds: the sum is 1.5 * 2^23, whose last bit is that of 1, and the integer.
+  return to_bits(from_bits(saturated | (is_negative << 31)) + 0x1.8p23f);
+}
+
+}  // namespace details
+
+template <>
+[[gnu::always_inline]] inline std::int8_t from_float<std::int8_t>(float x) {
+  return static_cast<std::int8_t>(details::integer_bits<std::int8_t>(x));
+}
+
+template <>
+[[gnu::always_inline]] inline std::uint8_t from_float<std::uint8_t>(float x) {
+  return static_cast<std::uint8_t>(details::integer_bits<std::uint8_t>(x));
 }
 
 #if defined(__x86_64__)

@@ -36,6 +36,14 @@ struct ElementOf<sgl::kFp8E4M3> {
   using type = fp8_e4m3_t;
 };
 template <>
+struct ElementOf<sgl::kInt8> {
+  using type = std::int8_t;
+};
+template <>
+struct ElementOf<sgl::kUInt8> {
+  using type = std::uint8_t;
+};
+template <>
 struct ElementOf<sgl::kInt32> {
   using type = std::int32_t;
 };
@@ -91,7 +99,8 @@ struct ProgramRow {
   // Two of bf16 are the halves of a word, see `kTogether`; so all must be of 16 bits or less.
   static constexpr bool kInPairs = kFloats > 1 && s_any(sgl::kBf16) && !s_any(sgl::kFp32) && !s_any(sgl::kFp16);
   static constexpr bool kInChunks = kInPairs || (kFloats > 4 && s_any(sgl::kFp16));
-  static constexpr std::int64_t kChunkSize = s_any(sgl::kFp8E4M3) ? 64 : 32;
+  static constexpr bool kHasBytes = s_any(sgl::kFp8E4M3) || s_any(sgl::kInt8) || s_any(sgl::kUInt8);
+  static constexpr std::int64_t kChunkSize = kHasBytes ? 64 : 32;
 
  public:
   /// \param begin, end the elements that are stored, in a map; all otherwise.
@@ -109,6 +118,12 @@ struct ProgramRow {
   /// \brief The number of elements.
   [[gnu::always_inline]] float size() const {
     return static_cast<float>(m_columns);
+  }
+  /// \brief The largest magnitude that elements of an operand's type have on both sides of zero: 448 for e4m3, 127 for
+  /// int8.
+  template <int kOperand>
+  [[gnu::always_inline]] static float largest_of(sgl::Operand<kOperand>) {
+    return sgl::largest_of(sgl::four_bits(kTypes, kOperand));
   }
 
   /// \brief The elements of an operand.

@@ -36,9 +36,15 @@ inline constexpr unsigned kIsMap = 1, kKeeps = 2;
 inline constexpr int kMostOperands = 15;
 
 /// \brief The element types of operands, four bits for each operand of a program.
-inline constexpr unsigned kFp32 = 0, kFp16 = 1, kBf16 = 2, kFp8E4M3 = 3, kFp8E5M2 = 4, kNoElement = 15;
+inline constexpr unsigned kFp32 = 0, kFp16 = 1, kBf16 = 2, kFp8E4M3 = 3, kFp8E5M2 = 4, kInt8 = 7, kUInt8 = 8;
+inline constexpr unsigned kNoElement = 15;
 /// \brief Those that a value for each row may have besides float32.
 inline constexpr unsigned kInt32 = 5, kInt64 = 6;
+
+/// \brief The largest magnitude that elements of a type have on both sides of zero.
+SGL_UNCALLED constexpr float largest_of(unsigned code) {
+  return code == kInt8 ? 127.0f : code == kFp8E4M3 ? 448.0f : code == kFp8E5M2 ? 57344.0f : 0.0f;
+}
 
 SGL_UNCALLED constexpr unsigned four_bits(unsigned long long bits, int operand) {
   return static_cast<unsigned>(bits >> 4 * operand & 15);

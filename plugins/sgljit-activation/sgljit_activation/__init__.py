@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 
 from ._version import __version__
 
-__all__ = ["__version__", "gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul", "silu_and_mul_quant_fp8"]
+__all__ = [
+    "__version__",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "silu_and_mul",
+    "silu_and_mul_quant",
+]
 
 if TYPE_CHECKING:
-    from .ops import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, silu_and_mul_quant_fp8
+    from .ops import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, silu_and_mul_quant
 else:
     from sgljit_core.lazy import attributes
 

@@ -31,7 +31,7 @@ def gelu_tanh_and_mul(model: ModelShape | None) -> Calls:
     return _calls(model, "gelu_tanh")
 
 
-def silu_and_mul_quant_fp8(model: ModelShape | None) -> Calls:
+def silu_and_mul_quant(model: ModelShape | None) -> Calls:
     """Usual sizes; a model's config doesn't say what is quantised, and how."""
     for dtype in ("float16", "bfloat16") if model is None else ():
         rows = {"input": TensorSpec((TOKENS, 2 * 4096), dtype), "output_q": TensorSpec((TOKENS, 4096), "float8_e4m3fn")}

@@ -88,7 +88,7 @@ def gelu_tanh_and_mul(  # type: ignore[empty-body]  # it is C++
 
 
 @FAMILY.op(mutates=("output_q", "output_s"))
-def silu_and_mul_quant_fp8(
+def silu_and_mul_quant(
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     output_q: torch.Tensor,
     output_s: torch.Tensor,
@@ -96,17 +96,18 @@ def silu_and_mul_quant_fp8(
     is_static: bool = False,
     round_first: bool = False,
 ) -> None:
-    """``output_q = silu(gate) * up / output_s`` in FP8 (e4m3), with the activation of ``silu_and_mul``.
+    """``output_q = silu(gate) * up / output_s`` in FP8 or int8, with the activation of ``silu_and_mul``.
 
-    Computed in float32, as ``y * (1 / output_s)`` of ``y = silu(gate) * up``, and rounded to the nearest e4m3, ties to
-    even; beyond 448, its largest value, saturated. A computed scale is ``max(abs(y)) / 448`` of a row or a group, but
-    at least 2**-126, which is the scale of zeros, and at most float32's largest value, which is the scale where there
-    is an infinity. NaN becomes NaN and does not count towards the scale. One launch; no row, or no column: a no-op.
+    Computed in float32, as ``y * (1 / output_s)`` of ``y = silu(gate) * up``, rounded to the nearest value of
+    ``output_q``, ties to even, and saturated: e4m3 at 448, int8 at -128 and 127. A computed scale is ``max(abs(y)) /
+    448``, for int8 ``/ 127``, of a row or a group, but at least 2**-126, which is the scale of zeros, and at most
+    float32's largest value, which is the scale where there is an infinity. NaN becomes NaN, in int8 0, and does not
+    count towards the scale. One launch; no row, or no column: a no-op.
 
     Args:
         input: [..., 2 * d], float16, bfloat16 or float32, on a CUDA device or the CPU: the gate, then ``up``. Rows may
             be any one distance apart, their elements may not.
-        output_q: [..., d], float8_e4m3fn, with a row distance of its own.
+        output_q: [..., d], float8_e4m3fn or int8, with a row distance of its own.
         output_s: float32. [1] if ``is_static``: the scale, which is read. Else with any strides, and written: [rows, 1]
             for a scale of each row, or [rows, d / 128] for one of each 128 neighbours. For d = 128 these are the same.
         is_static: whether the scale is given. It should be positive; this is not checked.

@@ -40,7 +40,7 @@ def gelu_tanh_and_mul(
     return _activated(lambda x: x * torch.sigmoid(twice * (x + 0.044715 * x**3)), input, out, up)
 
 
-def silu_and_mul_quant_fp8(
+def silu_and_mul_quant(
     input: torch.Tensor,  # noqa: A002 - as the op
     output_q: torch.Tensor,
     output_s: torch.Tensor,
@@ -48,20 +48,22 @@ def silu_and_mul_quant_fp8(
     is_static: bool = False,
     round_first: bool = False,
 ) -> None:
-    """``silu(gate) * up`` in FP8. With a float64 tensor as ``output_q``: the quotient that is rounded to it."""
+    """``silu(gate) * up`` in FP8 or int8. With a float64 tensor as ``output_q``: the quotient for FP8, not rounded."""
+    is_int8 = output_q.dtype is torch.int8
+    limit = 127 if is_int8 else 448
     y = silu_and_mul(input, input.new_empty(output_q.shape, dtype=torch.float64))
     if round_first:
         if input.dtype == torch.float64:  # a check that widens the arguments asks again with the kernel's own
             raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, which is not float64")
         y = y.to(input.dtype).double()
     if is_static:
-        output_q.copy_((y / output_s.double()).clamp(-448, 448))
-        return
-    groups = y.reshape(*output_s.shape, y.shape[-1] // max(1, output_s.shape[-1]))
-    largest = groups.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(-1)
-    output_s.copy_((largest / 448).clamp(2.0**-126, torch.finfo(torch.float32).max))
-    quotient = groups / output_s.double()[..., None]
-    output_q.copy_(quotient.clamp(-448, 448).reshape(output_q.shape))
+        quotient = y / output_s.double()
+    else:
+        groups = y.reshape(*output_s.shape, y.shape[-1] // max(1, output_s.shape[-1]))
+        largest = groups.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(-1)
+        output_s.copy_((largest / limit).clamp(2.0**-126, torch.finfo(torch.float32).max))
+        quotient = (groups / output_s.double()[..., None]).reshape(output_q.shape)
+    output_q.copy_(quotient.nan_to_num(nan=0.0).round().clamp(-128, 127) if is_int8 else quotient.clamp(-448, 448))
 
 
 def _activated(

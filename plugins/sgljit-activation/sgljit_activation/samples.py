@@ -25,7 +25,7 @@ def silu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
 gelu_and_mul = gelu_tanh_and_mul = silu_and_mul
 
 
-def silu_and_mul_quant_fp8(device: torch.device) -> Iterator[dict[str, Any]]:
+def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:
     """Every dtype and kind of scale, with the activation rounded first and not; dense and strided rows."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         for size in (65, 128, 384, 4096):

@@ -10,7 +10,7 @@ from ._version import __version__
 __all__ = [
     "__version__",
     "fused_add_rmsnorm",
-    "fused_add_rmsnorm_quant_fp8",
+    "fused_add_rmsnorm_quant",
     "fused_inplace_qknorm",
     "fused_inplace_qknorm_across_heads",
     "gemma_fused_add_rmsnorm",
@@ -18,13 +18,13 @@ __all__ = [
     "gemma_rmsnorm",
     "layernorm",
     "rmsnorm",
-    "rmsnorm_quant_fp8",
+    "rmsnorm_quant",
 ]
 
 if TYPE_CHECKING:
     from .ops import (
         fused_add_rmsnorm,
-        fused_add_rmsnorm_quant_fp8,
+        fused_add_rmsnorm_quant,
         fused_inplace_qknorm,
         fused_inplace_qknorm_across_heads,
         gemma_fused_add_rmsnorm,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         gemma_rmsnorm,
         layernorm,
         rmsnorm,
-        rmsnorm_quant_fp8,
+        rmsnorm_quant,
     )
 else:
     from sgljit_core.lazy import attributes

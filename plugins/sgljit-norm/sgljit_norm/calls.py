@@ -69,7 +69,7 @@ def layernorm(model: ModelShape | None) -> Calls:
         yield {"input": _rows(size, dtype), "weight": weight}
 
 
-def rmsnorm_quant_fp8(model: ModelShape | None) -> Calls:
+def rmsnorm_quant(model: ModelShape | None) -> Calls:
     """Usual hidden states; a model's config doesn't say what is quantised, and how."""
     for size in _HIDDEN_SIZES if model is None else ():
         for dtype in _HALVES:
@@ -81,9 +81,9 @@ def rmsnorm_quant_fp8(model: ModelShape | None) -> Calls:
             yield {**rows, "output_s": TensorSpec((1,), "float32"), "is_static": True}
 
 
-def fused_add_rmsnorm_quant_fp8(model: ModelShape | None) -> Calls:
-    """As ``rmsnorm_quant_fp8``."""
-    for call in rmsnorm_quant_fp8(model):
+def fused_add_rmsnorm_quant(model: ModelShape | None) -> Calls:
+    """As ``rmsnorm_quant``."""
+    for call in rmsnorm_quant(model):
         yield {**call, "residual": call["input"]}
 
 

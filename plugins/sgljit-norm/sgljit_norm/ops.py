@@ -206,7 +206,7 @@ def layernorm(
 
 
 @FAMILY.op(mutates=("output_q", "output_s"))
-def rmsnorm_quant_fp8(
+def rmsnorm_quant(
     input: torch.Tensor,  # noqa: A002 - as rmsnorm
     weight: torch.Tensor,
     output_q: torch.Tensor,
@@ -216,18 +216,18 @@ def rmsnorm_quant_fp8(
     is_static: bool = False,
     round_first: bool = False,
 ) -> None:
-    """``output_q = y / output_s`` in FP8 (e4m3), with ``y = input / sqrt(mean(input**2, -1) + eps) * weight``.
+    """``output_q = y / output_s`` in FP8 or int8, with ``y = input / sqrt(mean(input**2, -1) + eps) * weight``.
 
-    Computed in float32, as ``y * (1 / output_s)``, and rounded to the nearest e4m3, ties to even; beyond 448, its
-    largest value, saturated. A computed scale is ``max(abs(y)) / 448`` of a row or a group, but at least 2**-126, which
-    is the scale of zeros, and at most float32's largest value. A row with NaN or an infinity is quantised as
-    ``rmsnorm`` computes it: NaN becomes NaN and does not count towards the scale. One launch; no row, or no column: a
-    no-op.
+    Computed in float32, as ``y * (1 / output_s)``, rounded to the nearest value of ``output_q``, ties to even, and
+    saturated: e4m3 at 448, int8 at -128 and 127. A computed scale is ``max(abs(y)) / 448``, for int8 ``/ 127``, of a
+    row or a group, but at least 2**-126, which is the scale of zeros, and at most float32's largest value. A row with
+    NaN or an infinity is quantised as ``rmsnorm`` computes it: NaN becomes NaN, in int8 0, and does not count towards
+    the scale. One launch; no row, or no column: a no-op.
 
     Args:
         input: [tokens, hidden], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.
         weight: [hidden], contiguous, float16, bfloat16 or float32.
-        output_q: float8_e4m3fn, of the input's shape, with a row stride of its own.
+        output_q: float8_e4m3fn or int8, of the input's shape, with a row stride of its own.
         output_s: float32. [1] if ``is_static``: the scale, which is read. Else with any strides, and written:
             [tokens, 1] for a scale of each row, or [tokens, hidden / 128] for one of each 128 neighbours. For a hidden
             size of 128 these are the same.
@@ -242,7 +242,7 @@ def rmsnorm_quant_fp8(
 
 
 @FAMILY.op(mutates=("residual", "output_q", "output_s"))
-def fused_add_rmsnorm_quant_fp8(
+def fused_add_rmsnorm_quant(
     input: torch.Tensor,  # noqa: A002 - as rmsnorm
     residual: torch.Tensor,
     weight: torch.Tensor,
@@ -253,22 +253,22 @@ def fused_add_rmsnorm_quant_fp8(
     is_static: bool = False,
     round_first: bool = False,
 ) -> None:
-    """``residual = input + residual``, then ``output_q = rmsnorm(residual) / output_s`` in FP8 (e4m3).
+    """``residual = input + residual``, then ``output_q = rmsnorm(residual) / output_s`` in FP8 or int8.
 
     The sum is normalised in float32, before it is rounded to the dtype of ``residual``. ``input`` stays as it is. The
-    rest is as in ``rmsnorm_quant_fp8``.
+    rest is as in ``rmsnorm_quant``.
 
     Args:
-        input: [tokens, hidden], as in ``rmsnorm_quant_fp8``.
+        input: [tokens, hidden], as in ``rmsnorm_quant``.
         residual: float16, bfloat16 or float32, of the input's shape, with a row stride of its own, and in memory of its
             own.
         weight: [hidden], contiguous, float16, bfloat16 or float32.
-        output_q: float8_e4m3fn, of the input's shape.
+        output_q: float8_e4m3fn or int8, of the input's shape.
         output_s: float32: [1], which is read, if ``is_static``; else [tokens, 1] or [tokens, hidden / 128].
         eps: at least 0; added to the mean of squares.
         is_static: whether the scale is given.
         round_first: whether what is quantised is rounded to the input's dtype first.
 
     Raises:
-        sgljit_core.errors.TensorMatchError, ValueError: as ``rmsnorm_quant_fp8``.
+        sgljit_core.errors.TensorMatchError, ValueError: as ``rmsnorm_quant``.
     """

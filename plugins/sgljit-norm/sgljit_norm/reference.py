@@ -112,7 +112,7 @@ def layernorm(
     (input if out is None else out).copy_(result if bias is None else result + bias.double())
 
 
-def rmsnorm_quant_fp8(
+def rmsnorm_quant(
     input: torch.Tensor,  # noqa: A002 - as in rmsnorm
     weight: torch.Tensor,
     output_q: torch.Tensor,
@@ -122,13 +122,13 @@ def rmsnorm_quant_fp8(
     is_static: bool = False,
     round_first: bool = False,
 ) -> None:
-    """``rmsnorm`` in FP8. With a float64 tensor as ``output_q``: the quotient that is rounded to it."""
+    """``rmsnorm`` in FP8 or int8. With a float64 tensor as ``output_q``: the quotient that is rounded to it."""
     y = input.new_empty(input.shape, dtype=torch.float64)
     rmsnorm(input, weight, y, eps)
     _quantize(_rounded(y, input.dtype) if round_first else y, output_q, output_s, is_static)
 
 
-def fused_add_rmsnorm_quant_fp8(
+def fused_add_rmsnorm_quant(
     input: torch.Tensor,  # noqa: A002 - as in rmsnorm
     residual: torch.Tensor,
     weight: torch.Tensor,
@@ -139,7 +139,7 @@ def fused_add_rmsnorm_quant_fp8(
     is_static: bool = False,
     round_first: bool = False,
 ) -> None:
-    """``fused_add_rmsnorm`` in FP8: the residual gets the sum, and ``input`` stays."""
+    """``fused_add_rmsnorm`` in FP8 or int8: the residual gets the sum, and ``input`` stays."""
     y = input.double() + residual.double()
     residual.copy_(y)
     rmsnorm(y, weight, None, eps)
@@ -153,11 +153,13 @@ def _rounded(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _quantize(y: torch.Tensor, output_q: torch.Tensor, output_s: torch.Tensor, is_static: bool) -> None:
+    is_int8 = output_q.dtype is torch.int8
+    limit = 127 if is_int8 else 448
     if is_static:
-        output_q.copy_((y / output_s.double()).clamp(-448, 448))
-        return
-    groups = y.reshape(*output_s.shape, y.shape[-1] // max(1, output_s.shape[-1]))
-    largest = groups.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(-1)
-    output_s.copy_((largest / 448).clamp(2.0**-126, torch.finfo(torch.float32).max))
-    quotient = groups / output_s.double()[..., None]
-    output_q.copy_(quotient.clamp(-448, 448).reshape(output_q.shape))
+        quotient = y / output_s.double()
+    else:
+        groups = y.reshape(*output_s.shape, y.shape[-1] // max(1, output_s.shape[-1]))
+        largest = groups.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(-1)
+        output_s.copy_((largest / limit).clamp(2.0**-126, torch.finfo(torch.float32).max))
+        quotient = (groups / output_s.double()[..., None]).reshape(output_q.shape)
+    output_q.copy_(quotient.nan_to_num(nan=0.0).round().clamp(-128, 127) if is_int8 else quotient.clamp(-448, 448))

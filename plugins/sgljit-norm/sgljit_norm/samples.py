@@ -74,7 +74,7 @@ def layernorm(device: torch.device) -> Iterator[Sample]:
         yield {**sample, "bias": None}
 
 
-def rmsnorm_quant_fp8(device: torch.device) -> Iterator[Sample]:
+def rmsnorm_quant(device: torch.device) -> Iterator[Sample]:
     """Every dtype and kind of scale, rounded first and not; dense and strided rows."""
     for dtype in _DTYPES:
         for size in (64, 65, 128, 384, 4096):
@@ -89,9 +89,9 @@ def rmsnorm_quant_fp8(device: torch.device) -> Iterator[Sample]:
                     yield {**sample, "output_s": scale, "eps": 1e-5, "is_static": True}
 
 
-def fused_add_rmsnorm_quant_fp8(device: torch.device) -> Iterator[Sample]:
-    """As in ``rmsnorm_quant_fp8``."""
-    for sample in rmsnorm_quant_fp8(device):
+def fused_add_rmsnorm_quant(device: torch.device) -> Iterator[Sample]:
+    """As in ``rmsnorm_quant``."""
+    for sample in rmsnorm_quant(device):
         yield {**sample, "residual": torch.randn_like(sample["input"])}
 
 

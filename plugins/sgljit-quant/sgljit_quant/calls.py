@@ -35,7 +35,22 @@ def per_token_group_quant_fp8(model: ModelShape | None) -> Iterator[dict[str, An
     """Groups of 128 elements. Their kernels serve any hidden size, and any layout of the scales."""
     for dtype in ("float16", "bfloat16", "float32") if model is None else ():
         yield {**_rows(4096, dtype), "output_s": TensorSpec((TOKENS, 4096 // 128), "float32")}
+        packed = TensorSpec((TOKENS, 4096 // 512), "int32")
+        yield {**_rows(4096, dtype), "output_s": packed, "scale_ue8m0": True}
 
 
-def _rows(size: int, dtype: str) -> dict[str, TensorSpec]:
-    return {"input": TensorSpec((TOKENS, size), dtype), "output_q": TensorSpec((TOKENS, size), "float8_e4m3fn")}
+def per_token_quant_int8(model: ModelShape | None) -> Iterator[dict[str, Any]]:
+    """Hidden states of one usual size, and rows of any."""
+    for dtype in ("float16", "bfloat16") if model is None else ():
+        for size in (4096, _ANY_SIZE):
+            yield {**_rows(size, dtype, "int8"), "output_s": TensorSpec((TOKENS, 1), "float32")}
+
+
+def per_token_group_quant_int8(model: ModelShape | None) -> Iterator[dict[str, Any]]:
+    """As ``per_token_group_quant_fp8``."""
+    for dtype in ("float16", "bfloat16") if model is None else ():
+        yield {**_rows(4096, dtype, "int8"), "output_s": TensorSpec((TOKENS, 4096 // 128), "float32")}
+
+
+def _rows(size: int, dtype: str, quantized: str = "float8_e4m3fn") -> dict[str, TensorSpec]:
+    return {"input": TensorSpec((TOKENS, size), dtype), "output_q": TensorSpec((TOKENS, size), quantized)}

@@ -84,14 +84,63 @@ def per_token_group_quant_fp8(
             one stride; elements of a row may not.
         output_q: float8_e4m3fn, of the input's shape, with a row stride of its own.
         output_s: [tokens, hidden / group_size], float32, with any strides: row-major, column-major, or with padding as
-            ``column_major_scales`` makes it. Padding is not written.
+            ``column_major_scales`` makes it. Padding is not written. Or, with ``scale_ue8m0`` and groups of 128,
+            [tokens, ceil(hidden / 512)], int32, with any strides: four exponents to a word, each plus 127, the first in
+            the lowest byte, as ``packed_scales`` makes it. Bytes beyond the groups are not written.
         group_size: elements of a group, which divide the hidden size.
         eps: at least 0; the magnitude of a group counts as no less.
-        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most. It is stored as float32.
+        scale_ue8m0: whether each scale is rounded up to a power of two, 2**127 at most.
 
     Raises:
         sgljit_core.errors.TensorMatchError: a tensor's shape, strides, dtype or device is not as above, or
             ``group_size`` does not divide the hidden size.
         ValueError: an output shares memory with itself or another argument; ``group_size`` is not positive; ``eps`` is
-            negative or NaN.
+            negative or NaN; ``output_s`` is int32 without ``scale_ue8m0`` or for groups of another size.
+    """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
+def per_token_quant_int8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+) -> None:
+    """``output_q = input / output_s`` in int8, with one scale for each row.
+
+    ``output_s = max(abs(row)) / 127``, with the limits of ``per_tensor_quant_fp8``. ``output_q = row * (1 / output_s)``
+    in float32, rounded to the nearest integer, ties to even, and saturated at -128 and 127. NaN becomes 0 and does not
+    count towards the scale; an infinity becomes 127 or -128, and the finite elements of its row become 0. One launch.
+
+    Args:
+        input: [..., hidden], as in ``per_token_quant_fp8``.
+        output_q: int8, of the input's shape, with a row stride of its own.
+        output_s: [...] or [..., 1], float32, contiguous: where the scales are written.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``per_token_quant_fp8``.
+    """
+
+
+@FAMILY.op(mutates=("output_q", "output_s"))
+def per_token_group_quant_int8(
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    group_size: int = 128,
+    *,
+    eps: float = 1e-10,
+) -> None:
+    """``output_q = input / output_s`` in int8, with one scale for each group of neighbours in a row.
+
+    ``output_s = max(max(abs(group)), eps) / 127``; the rest is as in ``per_token_quant_int8``.
+
+    Args:
+        input: [tokens, hidden], as in ``per_token_group_quant_fp8``.
+        output_q: int8, of the input's shape, with a row stride of its own.
+        output_s: [tokens, hidden / group_size], float32, with any strides.
+        group_size: elements of a group, which divide the hidden size.
+        eps: at least 0; the magnitude of a group counts as no less.
+
+    Raises:
+        sgljit_core.errors.TensorMatchError, ValueError: as ``per_token_group_quant_fp8``.
     """

@@ -37,6 +37,23 @@ def per_token_group_quant_fp8(device: torch.device) -> Iterator[Sample]:
                     sample = {"input": one, "output_q": _quantized(one), "output_s": scales, "group_size": group_size}
                     yield sample
                     yield {**sample, "eps": 0.5, "scale_ue8m0": True}
+                    if group_size == 128:
+                        packed = torch.zeros(tokens, -(-groups // 4), dtype=torch.int32, device=device)
+                        yield {**sample, "output_s": packed, "scale_ue8m0": True}
+
+
+def per_token_quant_int8(device: torch.device) -> Iterator[Sample]:
+    """As ``per_token_quant_fp8``."""
+    for sample in per_token_quant_fp8(device):
+        yield {**sample, "output_q": torch.empty_like(sample["output_q"], dtype=torch.int8)}
+
+
+def per_token_group_quant_int8(device: torch.device) -> Iterator[Sample]:
+    """As ``per_token_group_quant_fp8``."""
+    for sample in per_token_group_quant_fp8(device):
+        if sample["output_s"].dtype is torch.float32:
+            kept = {name: value for name, value in sample.items() if name != "scale_ue8m0"}
+            yield {**kept, "output_q": torch.empty_like(sample["output_q"], dtype=torch.int8)}
 
 
 def _quantized(x: torch.Tensor) -> torch.Tensor:

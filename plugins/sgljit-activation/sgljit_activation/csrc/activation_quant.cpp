@@ -22,12 +22,11 @@ void run(bool round_first, const Rows& gate, const Rows& up, const Rows& q, cons
 }
 
 /// output_q = silu(gate) * up / output_s for the gate and up of each row of `input`; on CUDA on the current stream.
-void silu_and_mul_quant_fp8(
-    TensorView input, TensorView output_q, TensorView output_s, bool is_static, bool round_first) {
+void silu_and_mul_quant(TensorView input, TensorView output_q, TensorView output_s, bool is_static, bool round_first) {
   constexpr std::int64_t kGroup = 128;
   const auto x = rows("input", input).floats();
   const auto gate = x.part(0, 2), up = x.part(1, 2);
-  const auto q = fp8_rows(x, "output_q", output_q);
+  const auto q = quantized_rows(x, "output_q", output_q);
   if (is_static) return run<sgl::GivenScale>(round_first, gate, up, q, given_scale("output_s", output_s));
   const auto scale = of_groups(scales("output_s", output_s));
   if (scale.inner == 1) return run<sgl::RowScale>(round_first, gate, up, q, scale);
@@ -37,4 +36,4 @@ void silu_and_mul_quant_fp8(
 
 }  // namespace
 
-SGL_EXPORT(silu_and_mul_quant_fp8, (silu_and_mul_quant_fp8))
+SGL_EXPORT(silu_and_mul_quant, (silu_and_mul_quant))

@@ -62,9 +62,9 @@ def check(x: torch.Tensor, s: torch.Tensor, is_static: bool = False) -> None:
     before, given = x.clone(), s.clone()
     wide = torch.full((rows, size + 32), 0x55, dtype=torch.uint8, device=x.device)
     q = wide[:, 16 : 16 + size].view(FP8)
-    family.silu_and_mul_quant_fp8(x, q, s, is_static=is_static)
+    family.silu_and_mul_quant(x, q, s, is_static=is_static)
     check_accurate(x, q, s, is_static)
-    family.silu_and_mul_quant_fp8(x, q, s, is_static=is_static, round_first=True)
+    family.silu_and_mul_quant(x, q, s, is_static=is_static, round_first=True)
     expected_q, expected_s = chain(x, given, is_static)
     assert torch.equal(q.view(torch.uint8), expected_q.to(torch.uint8))
     assert torch.equal(s, expected_s)
@@ -97,12 +97,12 @@ def test_rows_may_be_apart_and_begin_anywhere(dtype: torch.dtype, device: torch.
 
 @each_dtype
 def test_samples_against_the_reference(dtype: torch.dtype, device: torch.device):
-    chosen = [sample for sample in samples.silu_and_mul_quant_fp8(device) if sample["input"].dtype == dtype]
+    chosen = [sample for sample in samples.silu_and_mul_quant(device) if sample["input"].dtype == dtype]
     assert chosen
     for sample in chosen:
-        family.silu_and_mul_quant_fp8(**sample)
+        family.silu_and_mul_quant(**sample)
         wanted = {**sample, "output_q": sample["output_q"].double(), "output_s": sample["output_s"].double()}
-        reference.silu_and_mul_quant_fp8(**wanted)
+        reference.silu_and_mul_quant(**wanted)
         torch.testing.assert_close(sample["output_s"].double(), wanted["output_s"], rtol=2**-7, atol=0)
         torch.testing.assert_close(sample["output_q"].double(), wanted["output_q"], rtol=2**-4 * 1.1, atol=2**-9)
 
@@ -111,7 +111,7 @@ def test_no_row_and_no_column(device: torch.device):
     for rows, size in ((0, 256), (3, 0)):
         x, q = torch.ones(rows, 2 * size, device=device), torch.empty(rows, size, dtype=FP8, device=device)
         for s in (torch.ones(rows, 1, device=device), torch.ones(rows, size // 128, device=device)):
-            family.silu_and_mul_quant_fp8(x, q, s)
+            family.silu_and_mul_quant(x, q, s)
             assert (s == 2.0**-126).all(), "a row without elements has the smallest scale"
 
 
@@ -125,7 +125,7 @@ def test_zeros_nan_and_infinity_stay_in_their_group(dtype: torch.dtype, device: 
     x = torch.cat([gate, up], 1)
     q, s = torch.empty(1, 512, dtype=FP8, device=device), torch.empty(1, 4, device=device)
     for round_first in (False, True):
-        family.silu_and_mul_quant_fp8(x, q, s, round_first=round_first)
+        family.silu_and_mul_quant(x, q, s, round_first=round_first)
         assert s[0].tolist() == pytest.approx([SMALLEST_SCALE, LARGEST_SCALE, SMALLEST_SCALE, 20 / 448], rel=1e-6)
         bytes_ = q.view(torch.uint8)[0]
         assert (bytes_[:128] == 0).all()
@@ -137,7 +137,11 @@ def test_zeros_nan_and_infinity_stay_in_their_group(dtype: torch.dtype, device: 
 BAD = {
     "dtype of input": ({"input": torch.zeros(3, 512).int()}, "input", "float16, bfloat16] but got int32"),
     "odd": ({"input": torch.zeros(3, 511)}, "input", "2 parts of equal size, got 511 elements"),
-    "dtype of output_q": ({"output_q": torch.zeros(3, 256)}, "output_q", "expected float8_e4m3fn but got float32"),
+    "dtype of output_q": (
+        {"output_q": torch.zeros(3, 256)},
+        "output_q",
+        "expected float8_e4m3fn or int8 but got float32",
+    ),
     "rows of output_q": ({"output_q": torch.zeros(2, 256).to(FP8)}, "output_q", "expected 3 but got 2"),
     "size of output_q": ({"output_q": torch.zeros(3, 255).to(FP8)}, "output_q", "expected 256 but got 255"),
     "dtype of output_s": ({"output_s": torch.zeros(3, 1).half()}, "output_s", "expected float32 but got float16"),
@@ -170,7 +174,7 @@ def test_what_does_not_match_is_refused_with_the_cause(case: str, device: torch.
     change, name, text = BAD[case]
     call = good_call(device) | {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in change.items()}
     with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{re.escape(text)}"):
-        family.silu_and_mul_quant_fp8(**call)
+        family.silu_and_mul_quant(**call)
 
 
 def test_arguments_that_share_memory(device: torch.device):
@@ -181,4 +185,4 @@ def test_arguments_that_share_memory(device: torch.device):
         {"output_q": call["input"].view(FP8)[:, :256]},
     ):
         with pytest.raises(ValueError, match="share memory with each other or with other rows of"):
-            family.silu_and_mul_quant_fp8(**call | change)
+            family.silu_and_mul_quant(**call | change)

@@ -27,13 +27,13 @@ void with_scales(const TensorView& output_s, bool is_static, bool round_first, c
 }
 
 /// output_q = rmsnorm(input) / output_s, row by row; on CUDA on the current stream of its device.
-void rmsnorm_quant_fp8(
+void rmsnorm_quant(
     TensorView input, TensorView weight, TensorView output_q, TensorView output_s, double eps, bool is_static,
     bool round_first) {
   const auto x = tokens("input", input, 2);
   const auto w = shared_row("weight", weight).floats();
-  const auto q = fp8_rows(x, "output_q", output_q);
-  const auto least = checked_eps("rmsnorm_quant_fp8", eps);
+  const auto q = quantized_rows(x, "output_q", output_q);
+  const auto least = checked_eps("rmsnorm_quant", eps);
   const auto call = [&]<typename F>(RowProgram<F>& rows_of, const Rows& scale) {
     rows_of({least}, F::x = x, F::weight = w, F::q = q, F::scale = scale);
   };
@@ -41,14 +41,14 @@ void rmsnorm_quant_fp8(
 }
 
 /// residual = input + residual, then output_q = rmsnorm(residual) / output_s, from the sum before it is rounded.
-void fused_add_rmsnorm_quant_fp8(
+void fused_add_rmsnorm_quant(
     TensorView input, TensorView residual, TensorView weight, TensorView output_q, TensorView output_s, double eps,
     bool is_static, bool round_first) {
   const auto x = tokens("input", input, 2);
   const auto r = rows_like(x, "residual", residual).floats();
   const auto w = shared_row("weight", weight).floats();
-  const auto q = fp8_rows(x, "output_q", output_q);
-  const auto least = checked_eps("fused_add_rmsnorm_quant_fp8", eps);
+  const auto q = quantized_rows(x, "output_q", output_q);
+  const auto least = checked_eps("fused_add_rmsnorm_quant", eps);
   const auto call = [&]<typename F>(RowProgram<F>& rows_of, const Rows& scale) {
     rows_of({least}, F::x = x, F::residual = r, F::weight = w, F::q = q, F::scale = scale);
   };
@@ -57,5 +57,5 @@ void fused_add_rmsnorm_quant_fp8(
 
 }  // namespace
 
-SGL_EXPORT(rmsnorm_quant_fp8, (rmsnorm_quant_fp8))
-SGL_EXPORT(fused_add_rmsnorm_quant_fp8, (fused_add_rmsnorm_quant_fp8))
+SGL_EXPORT(rmsnorm_quant, (rmsnorm_quant))
+SGL_EXPORT(fused_add_rmsnorm_quant, (fused_add_rmsnorm_quant))

@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROUNDED = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 FP8 = torch.float8_e4m3fn
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, torch.finfo(torch.float32).max
-OPS = ["rmsnorm_quant_fp8", "fused_add_rmsnorm_quant_fp8"]
+OPS = ["rmsnorm_quant", "fused_add_rmsnorm_quant"]
 each_op = pytest.mark.parametrize("op", OPS)
 one_op = pytest.mark.parametrize("op", [OPS[0], pytest.param(OPS[1], marks=pytest.mark.slow)])
 each_dtype = pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_rounded_first_it_is_a_norm_and_a_quantisation(op: str, dtype: torch.dty
         s, q = torch.empty(33, 1), torch.empty(33, size, dtype=FP8)
         run = {name: value.clone() for name, value in call.items()}
         getattr(norm, op)(**run, output_q=q, output_s=s, round_first=True)
-        getattr(norm, op.removesuffix("_quant_fp8"))(**call)
+        getattr(norm, op.removesuffix("_quant"))(**call)
         y = call["input"].float()
         scale = y.abs().amax(-1, keepdim=True) / 448
         assert torch.equal(s, scale)
@@ -180,7 +180,7 @@ def test_a_product_beyond_float32_is_infinite_and_saturates(device: torch.device
     x, weight = torch.ones(1, 256, device=device), torch.full((256,), 1.0, device=device)
     x[0, 0], weight[0] = 1e4, 3e38
     q, s = torch.empty(1, 256, dtype=FP8, device=device), torch.empty(1, 2, device=device)
-    norm.rmsnorm_quant_fp8(x, weight, q, s)
+    norm.rmsnorm_quant(x, weight, q, s)
     assert s[0, 0] == LARGEST_SCALE
     assert q[0, :2].float().tolist() == [448, 0]
     assert (q[0, 128:].float() == 448).all()
@@ -191,7 +191,11 @@ BAD = {
     "dimensions of input": ({"input": torch.zeros(1, 3, 256)}, "input", "expected 2 but got 3"),
     "dtype of weight": ({"weight": torch.zeros(256).to(FP8)}, "weight", "bfloat16] but got float8_e4m3fn"),
     "size of weight": ({"weight": torch.zeros(255)}, "weight", "expected 256 but got 255"),
-    "dtype of output_q": ({"output_q": torch.zeros(3, 256)}, "output_q", "expected float8_e4m3fn but got float32"),
+    "dtype of output_q": (
+        {"output_q": torch.zeros(3, 256)},
+        "output_q",
+        "expected float8_e4m3fn or int8 but got float32",
+    ),
     "rows of output_q": ({"output_q": torch.zeros(2, 256).to(FP8)}, "output_q", "expected 3 but got 2"),
     "size of output_q": ({"output_q": torch.zeros(3, 255).to(FP8)}, "output_q", "expected 256 but got 255"),
     "dtype of output_s": ({"output_s": torch.zeros(3, 1).half()}, "output_s", "expected float32 but got float16"),
@@ -224,13 +228,13 @@ def test_what_does_not_match_is_refused_with_the_cause(case: str, device: torch.
     call = good_call(OPS[0], device)
     call |= {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in change.items()}
     with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{re.escape(text)}"):
-        norm.rmsnorm_quant_fp8(**call)
+        norm.rmsnorm_quant(**call)
 
 
 def test_a_residual_that_does_not_match(device: torch.device):
     for residual in (torch.zeros(3, 256).int(), torch.zeros(2, 256), torch.zeros(3, 255)):
         with pytest.raises(TensorMatchError, match=r"^Tensor match failed for residual, "):
-            norm.fused_add_rmsnorm_quant_fp8(**good_call(OPS[1], device) | {"residual": residual.to(device)})
+            norm.fused_add_rmsnorm_quant(**good_call(OPS[1], device) | {"residual": residual.to(device)})
 
 
 @each_op

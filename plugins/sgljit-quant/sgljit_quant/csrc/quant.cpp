@@ -20,10 +20,23 @@ Kernel<quant::Params> raise_scale{"quant.cuh", "quant::raise_scale"};
 RowProgram<quant::Quantized<sgl::GivenScale>> by_given{"quant.h"};
 RowProgram<quant::Quantized<sgl::RowScale>> by_row{"quant.h"};
 RowProgram<quant::PerGroup> by_group{"quant.h"};
+RowProgram<quant::PackedGroups> by_word{"quant.h"};
+RowProgram<quant::PackedGroups, 2> by_word_and_rest{"quant.h"};
+
+template <typename T>
+inline constexpr const char* kTokenOp = "per_token_quant_fp8";
+template <>
+inline constexpr const char* kTokenOp<std::int8_t> = "per_token_quant_int8";
+template <typename T>
+inline constexpr const char* kGroupOp = "per_token_group_quant_fp8";
+template <>
+inline constexpr const char* kGroupOp<std::int8_t> = "per_token_group_quant_int8";
 
 /// Checks the rules that the row operations leave to the ops: one shape for input and output, the output's dtype, and
 /// the scales.
+/// \tparam T of the output.
 /// \throws TensorMatchError naming the tensor and the rule; ValueError if the scales share memory or are not aligned.
+template <typename T>
 void check(const char* op, const Rows& input, const Rows& output_q, const TensorView& scales, bool per_row) {
   const auto& x = input.tensor;
   const auto& q = output_q.tensor;
@@ -36,8 +49,8 @@ void check(const char* op, const Rows& input, const Rows& output_q, const Tensor
     }
     return true;
   };
-  if (!is_type<__nv_fp8_e4m3>(q.dtype())) [[unlikely]]
-    refuse("output_q must be float8_e4m3fn, got ", q.dtype(), ": ", q);
+  if (!is_type<T>(q.dtype())) [[unlikely]]
+    refuse("output_q must be ", dtype_of<T>::value, ", got ", q.dtype(), ": ", q);
   if (q.ndim() != rank || !begins_as_input(q, rank)) [[unlikely]]
     refuse("output_q must have the shape of input: output_q is ", q, ", input is ", x);
   if (!is_type<float>(scales.dtype())) [[unlikely]]
@@ -125,7 +138,7 @@ void per_tensor_quant_fp8(TensorView input, TensorView output_q, TensorView outp
   const auto dims = row_dims > 0 || rank == 0 ? row_dims : 1;
   const auto x = rows("input", input, dims).floats();
   const auto q = rows("output_q", output_q, dims);
-  check("per_tensor_quant_fp8", x, q, output_s, false);
+  check<__nv_fp8_e4m3>("per_tensor_quant_fp8", x, q, output_s, false);
   auto scale = rows("output_s", output_s, output_s.ndim());
   scale.is_shared = true;
   if (!is_static) {
@@ -139,32 +152,101 @@ void per_tensor_quant_fp8(TensorView input, TensorView output_q, TensorView outp
 }
 
 /// The same with one computed scale for each row.
-void per_token_quant_fp8(TensorView input, TensorView output_q, TensorView output_s) {
+/// \tparam T of output_q.
+template <typename T>
+void per_token_quant(TensorView input, TensorView output_q, TensorView output_s) {
   using F = quant::Quantized<sgl::RowScale>;
   if (input.ndim() == 0)
-    throw Error(kTensorMatchError, "per_token_quant_fp8: input must have at least one dimension: ", input);
+    throw Error(kTensorMatchError, kTokenOp<T>, ": input must have at least one dimension: ", input);
   const auto x = rows("input", input).floats();
-  const auto q = rows("output_q", output_q);
-  check("per_token_quant_fp8", x, q, output_s, true);
+  auto q = rows("output_q", output_q);
+  q.takes_bytes = true;
+  check<T>(kTokenOp<T>, x, q, output_s, true);
   by_row({}, F::x = x, F::q = q, F::scale = rows("output_s", output_s, output_s.ndim() - (input.ndim() - 1)));
 }
 
+/// The exponents of groups, four to a word of `output_s`; the bytes of a last word beyond the groups are left.
+void quantize_packed(
+    const Rows& x, const Rows& q, const TensorView& output_s, std::int64_t group_size, float eps, bool scale_ue8m0) {
+  using F = quant::PackedGroups;
+  constexpr std::int64_t kWord = 4, kGroup = F::kGroup;
+  if (group_size != kGroup || !scale_ue8m0) [[unlikely]]
+    throw Error(
+        "ValueError", kGroupOp<__nv_fp8_e4m3>, ": output_s of int32 holds exponents of groups of ", kGroup,
+        ", so it needs group_size=", kGroup, " and scale_ue8m0=True, got group_size=", group_size,
+        ", scale_ue8m0=", scale_ue8m0 ? "True" : "False");
+  const auto words = values("output_s", output_s);
+  const auto groups = div_ceil(x.columns, kGroup);
+  if (x.columns % kGroup != 0 || words.count != x.count || words.columns != div_ceil(groups, kWord)) [[unlikely]]
+    words.raise(
+        {}, {"Size mismatch: expected [", x.count, ", ", div_ceil(groups, kWord), "], a word for each ", kWord * kGroup,
+             " elements of a row of whole groups of ", kGroup, "; input has ", x.columns});
+  const std::int64_t shape[] = {words.count, words.columns, kWord};
+  const std::int64_t strides[] = {words.stride * kWord, words.element_stride * kWord, 1};
+  DLTensor bytes = {
+      words.data,
+      output_s.device(),
+      3,
+      dtype_of<std::uint8_t>::value,
+      const_cast<std::int64_t*>(shape),
+      const_cast<std::int64_t*>(strides),
+      0};
+  const TensorView view(&bytes);
+  auto exponents = heads("output_s", view);
+  exponents.takes_bytes = true;
+  // The `count` words from `first` on, each of `groups_each` groups.
+  const auto part = [&](std::int64_t first, std::int64_t count, std::int64_t groups_each) {
+    const auto size = groups_each * kGroup, begin = first * kWord * kGroup;
+    auto bytes_of = exponents.slice(0, groups_each);
+    bytes_of.data = static_cast<char*>(exponents.data) + first * exponents.inner_stride;
+    bytes_of.inner = count;
+    return by_word.rows(
+        F::x = in_groups(x.slice(begin, count * size), size), F::q = in_groups(q.slice(begin, count * size), size),
+        F::exponents = bytes_of);
+  };
+  const auto whole = groups / kWord, rest = groups % kWord;
+  if (rest == 0) return by_word({eps}, {part(0, whole, kWord)});
+  if (whole == 0) return by_word({eps}, {part(0, 1, rest)});
+  by_word_and_rest({eps}, {part(0, whole, kWord), part(whole, 1, rest)});
+}
+
 /// The same with one computed scale for each group of `group_size` elements of a row.
-void per_token_group_quant_fp8(
-    TensorView input, TensorView output_q, TensorView output_s, std::int64_t group_size, double eps, bool scale_ue8m0) {
+/// \tparam T of output_q.
+template <typename T>
+void quantize_groups(
+    const TensorView& input, const TensorView& output_q, const TensorView& output_s, std::int64_t group_size,
+    double eps, bool scale_ue8m0) {
   using F = quant::PerGroup;
   if (!(eps >= 0)) [[unlikely]]
-    throw Error("ValueError", "per_token_group_quant_fp8: eps must be at least 0, got ", eps);
+    throw Error("ValueError", kGroupOp<T>, ": eps must be at least 0, got ", eps);
+  const auto least = static_cast<float>(eps);
   const auto x = rows("input", input).floats();
+  auto q = rows_like(x, "output_q", output_q);
+  q.takes_bytes = true;
+  if (!is_type<T>(output_q.dtype())) [[unlikely]]
+    q.raise({}, {"DType mismatch: expected ", dtype_of<T>::value, " but got ", output_q.dtype()});
+  if (__is_same(T, __nv_fp8_e4m3) && is_type<std::int32_t>(output_s.dtype()))
+    return quantize_packed(x, q, output_s, group_size, least, scale_ue8m0);
   const auto groups = in_groups(x, group_size);
-  const auto q = in_groups(fp8_rows(x, "output_q", output_q), group_size);
   by_group(
-      {static_cast<float>(eps), scale_ue8m0}, F::x = groups, F::q = q,
+      {least, scale_ue8m0}, F::x = groups, F::q = in_groups(q, group_size),
       F::scale = of_groups(scales("output_s", output_s)));
+}
+
+void per_token_group_quant_fp8(
+    TensorView input, TensorView output_q, TensorView output_s, std::int64_t group_size, double eps, bool scale_ue8m0) {
+  quantize_groups<__nv_fp8_e4m3>(input, output_q, output_s, group_size, eps, scale_ue8m0);
+}
+
+void per_token_group_quant_int8(
+    TensorView input, TensorView output_q, TensorView output_s, std::int64_t group_size, double eps) {
+  quantize_groups<std::int8_t>(input, output_q, output_s, group_size, eps, false);
 }
 
 }  // namespace
 
 SGL_EXPORT(per_tensor_quant_fp8, (per_tensor_quant_fp8))
-SGL_EXPORT(per_token_quant_fp8, (per_token_quant_fp8))
+SGL_EXPORT(per_token_quant_fp8, (per_token_quant<__nv_fp8_e4m3>))
+SGL_EXPORT(per_token_quant_int8, (per_token_quant<std::int8_t>))
 SGL_EXPORT(per_token_group_quant_fp8, (per_token_group_quant_fp8))
+SGL_EXPORT(per_token_group_quant_int8, (per_token_group_quant_int8))

@@ -117,7 +117,7 @@ SGL_DEVICE float block_max(float value) {
 /// \brief First of three. One thread.
 __global__ void set_smallest_scale(const __grid_constant__ Params params) {
   PDLWaitPrimary();
-  *params.scale = sgl::fp8_scale(0);
+  *params.scale = scale_for_e4m3(0);
 }
 
 /// \brief Second of three: raise the scale to that of the whole tensor. The blocks of any grid share the chunks, each
@@ -138,7 +138,7 @@ __global__ __launch_bounds__(kBlockThreads) void raise_scale(const __grid_consta
   largest = block_max(largest);
   PDLTriggerSecondary();
   if (threadIdx.x == 0) {
-    const float scale = sgl::fp8_scale(largest);
+    const float scale = scale_for_e4m3(largest);
     // Most blocks no longer change the scale: a read is cheaper than a turn at the atomic.
     if (scale > *static_cast<volatile float*>(params.scale)) atomic::max(params.scale, scale);
   }
@@ -165,7 +165,7 @@ __global__ __launch_bounds__(kMaxThreads) void quantize_small(const __grid_const
     static_assert(!kInCluster, "quantize_small: clusters of blocks need sm_90");
 #endif
   }
-  const float scale = sgl::fp8_scale(largest);
+  const float scale = scale_for_e4m3(largest);
   if (thread == 0) *params.scale = scale;
   x.store(1.0f / scale);
 #if SGL_ARCH_HOPPER_OR_GREATER

@@ -3,10 +3,10 @@
 #include <sgl_kernel/quantize.h>
 
 /// \file quant.h
-/// \brief The programs of quantisation to e4m3, in float: q = x * (1 / scale), where scale = max(|x|) / 448 or is
-/// given. Read by the C++ compiler for the CPU and by NVRTC.
+/// \brief The programs of quantisation to e4m3 and int8, in float: q = x * (1 / scale), where scale = max(|x|) / 448,
+/// or / 127, or is given. Read by the C++ compiler for the CPU and by NVRTC.
 ///
-/// The conversion rounds to nearest even, saturates at 448 and keeps NaN. A maximum ignores NaN.
+/// The conversion is that of quantize.h.
 
 namespace quant {
 
@@ -31,14 +31,32 @@ struct PerGroup {
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
     const auto values = row[x];
-    const float exact = sgl::fp8_scale(sgl::max(row.max([](float v) { return sgl::abs(v); }, values), eps));
-    // Its exponent, one more if the fraction has a bit; the largest power of two is 2^127.
-    const auto bits = __builtin_bit_cast(unsigned, sgl::min(exact, 0x1p127f)) + 0x7fffff;
-    const float found = rounds_up ? __builtin_bit_cast(float, bits & 0xff800000) : exact;
+    const float largest = row.max([](float v) { return sgl::abs(v); }, values);
+    const float exact = sgl::scale_for(sgl::max(largest, eps), row.largest_of(q));
+    const float found = rounds_up ? __builtin_bit_cast(float, sgl::power_of_two_bits(exact)) : exact;
     const float inverse = 1 / found;
     return sgl::store(q = sgl::map([=](float v) { return v * inverse; }, values), scale = found);
   }
 };
+
+/// \brief A row of up to four groups of `kGroup` elements, whose scales are exponents, the bytes of one word.
+struct PackedGroups {
+  static constexpr int kGroup = 128;
+
+  SGL_OPERANDS(x, q, exponents)
+  float eps;
+  SGL_FIELDS(eps)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    return sgl::GroupExponent<kGroup>::store(row, q, exponents, row[x], eps);
+  }
+};
+
+/// \brief The scale of per-tensor quantisation, to e4m3.
+SGL_HD float scale_for_e4m3(float largest) {
+  return sgl::scale_for(largest, sgl::largest_of(sgl::kFp8E4M3));
+}
 
 /// \brief The most vectors that a thread holds at a time, and the most threads of a block: of the kernel that holds
 /// everything in registers, and of the other.

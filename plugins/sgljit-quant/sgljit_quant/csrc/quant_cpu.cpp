@@ -7,7 +7,7 @@
 
 namespace quant {
 
-/// sgl::fp8_scale of the largest magnitude of all rows of `input`, ignoring NaN.
+/// The scale of the largest magnitude of all rows of `input`, ignoring NaN.
 /// \param stride from row to row, in bytes.
 float scale_on_cpu(
     const void* input, std::int64_t stride, std::int64_t num_rows, std::int64_t columns, DLDataType dtype) {
@@ -34,7 +34,7 @@ float scale_on_cpu(
     };
     host::cpu::for_each_piece(num_rows, columns, reduce);
   });
-  return sgl::fp8_scale(__builtin_bit_cast(float, largest));
+  return scale_for_e4m3(__builtin_bit_cast(float, largest));
 }
 
 }  // namespace quant
