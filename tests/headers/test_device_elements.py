@@ -64,6 +64,23 @@ def test_cast(module, source: torch.dtype, target: torch.dtype, pack: int) -> No
     assert_same_bits(out, wanted)
 
 
+@pytest.mark.parametrize("pack", [1, 2])
+@pytest.mark.parametrize(("name", "target"), [("int8", torch.int8), ("uint8", torch.uint8)])
+def test_cast_between_floats_and_bytes(module, name: str, target: torch.dtype, pack: int) -> None:
+    """To bytes: the nearest, the even one of two, saturated, and 0 for NaN."""
+    limits = torch.iinfo(target)
+    for source in NAMES:
+        values = every_value(source)
+        out = torch.full(values.shape, 99, dtype=target, device="cuda")
+        getattr(module, f"cast_{NAMES[source]}_{name}")(out, values, pack)
+        wanted = values.float().nan_to_num(nan=0.0).round().clamp(limits.min, limits.max).to(target)
+        assert torch.equal(out, wanted), source
+    values = torch.arange(limits.min, limits.max + 1, device="cuda").to(target)
+    out = torch.full((256,), torch.nan, device="cuda")
+    getattr(module, f"cast_{name}_float32")(out, values, pack)
+    assert torch.equal(out, values.float())
+
+
 @pytest.mark.parametrize("narrow", [E4M3, E5M2], ids=NAMES.get)
 def test_cast_of_four(module, narrow: torch.dtype) -> None:
     values = every_value(narrow)
