@@ -1,0 +1,105 @@
+"""What of a graph is put on ops of ours, and what stays the compiler's, and why?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx
+
+from . import add_norm, heads
+from .adapter import ADAPTER
+from .graphs import Refused
+from .heads import Heads, Tables
+from .norms import norms
+from .ops import HEADS
+from .records import Graph
+from .rotations import rotations
+
+__all__ = ["rewrite"]
+
+
+def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+    """Put ops in the place of the chains of a graph.
+
+    Args:
+        graph: an ATen graph without writes.
+        ops: the ops that may be used, each with the types of devices that it may be used on.
+        record: gets what was done.
+    """
+    _add_norms(graph, _heads(graph, ops, record), ops, record)
+
+
+def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> set[fx.Node]:
+    """Fuse the chains of heads, two neighbours at a time; the results of all norms of heads, fused or not."""
+    by_result = {norm.out: norm for norm in norms(graph)}
+    found: list[Heads | Refused] = []
+    for rotation in rotations(graph):
+        try:
+            found.append(heads.heads_of(rotation, by_result))
+        except Refused as refused:
+            found.append(refused)
+    of_heads = {one.norm.out for one in found if isinstance(one, Heads) and one.norm is not None}
+    rotated = {one.out for one in found if isinstance(one, Heads)}
+    tables = Tables()
+    while found:
+        one = found.pop(0)
+        if isinstance(one, Refused):
+            record.left["rope", str(one)] += 1
+        elif not found or isinstance(found[0], Refused):
+            record.left["rope", "q and k are not side by side"] += 1
+        elif _pair(graph, one, found[0], rotated, ops, record, tables):
+            found.pop(0)
+    return of_heads
+
+
+def _pair(
+    graph: fx.Graph, q: Heads, k: Heads, rotated: set[fx.Node], ops: Mapping[str, frozenset[str]], record: Graph, tables: Tables
+) -> bool:
+    """Fuse the heads of q and k, with the store where the graph has it; whether it could be done."""
+    store = heads.store_of(k, rotated)
+    if store is None and (store := heads.store_of(q, rotated)) is not None:
+        q, k = k, q
+    for stores in ((store, None) if store is not None else (None,)):
+        op = HEADS[q.norm is not None, stores is not None]
+        try:
+            _check_use(ops, op, q.source)
+            heads.fuse(graph, q, k, stores, tables)
+        except Refused as refused:
+            _left(record, op, heads.kind_of(q, k), str(refused))
+        else:
+            _put(record, op, heads.kind_of(q, k))
+            return True
+    return False
+
+
+def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+    """Fuse each norm behind an addition, but for some others."""
+    for norm in list(norms(graph)):
+        if norm.out in others:
+            continue
+        op, kind = add_norm.op_of(norm), add_norm.kind_of(norm)
+        try:
+            add_norm.addends(norm)
+            _check_use(ops, op, norm.x)
+            add_norm.fuse(graph, norm)
+        except Refused as refused:
+            _left(record, op, kind, str(refused))
+        else:
+            _put(record, op, kind)
+
+
+def _check_use(ops: Mapping[str, frozenset[str]], op: str, node: fx.Node) -> None:
+    if node.meta["val"].device.type not in ops.get(op, ()):
+        raise Refused("switched off")
+
+
+def _put(record: Graph, op: str, kind: tuple[object, ...]) -> None:
+    record.chains[ADAPTER.parts[op]] += 1
+    ADAPTER.use(op, (op, *kind)).layers += 1
+
+
+def _left(record: Graph, op: str, kind: tuple[object, ...], reason: str) -> None:
+    record.left[ADAPTER.parts[op], reason] += 1
+    use = ADAPTER.use(op, (op, *kind, "left"))
+    use.why = reason
+    use.own_calls += 1
