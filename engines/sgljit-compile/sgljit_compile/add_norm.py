@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
-from .graphs import Editor, Refused, Values, aten, ends_a_kernel, erase, is_call, same_layout, same_shape, value
+from .graphs import (
+    Editor,
+    Refused,
+    Values,
+    args,
+    aten,
+    ends_a_kernel,
+    is_call,
+    is_dense,
+    is_known,
+    replace,
+    same_layout,
+    same_shape,
+    value,
+)
 from .norms import Norm
 from .ops import ADD_NORM, overload, works
 
-__all__ = ["addends", "fuse", "kind_of", "op_of"]
+__all__ = ["fuse", "is_behind_addition", "kind_of", "op_of"]
 
 
 def op_of(norm: Norm) -> str:
@@ -31,7 +46,7 @@ def fuse(graph: fx.Graph, norm: Norm) -> None:
         Refused: the graph stays as it is, for a reason.
     """
     total, values = norm.x, Values(graph)
-    first, second = addends(norm)
+    first, second = _addends(total)
     if norm.leaks:
         raise Refused("something takes a value inside of it, such as the sum in float32")
     if values.order[norm.weight] > values.order[total]:
@@ -40,51 +55,64 @@ def fuse(graph: fx.Graph, norm: Norm) -> None:
         _check(values, addend, other, total)
     editor = Editor(graph, total)
     try:
-        size = total.meta["val"].shape[-1]
-        flat = [editor.view(addend, -1, size) for addend in (first, second)]
-        written = {"input": (flat[0], ()), "residual": (flat[1], ())}
-        _try(norm, flat)
-        results = editor.write(overload(op_of(norm)), written, {"weight": norm.weight, "eps": norm.eps})
-        shape = [editor.size(first, dim) for dim in range(total.meta["val"].dim())]
-        normed, summed = (editor.view(result, *shape) for result in results)
+        rows = [_rows(editor, addend) for addend in (first, second)]
+        _try(norm, [view for _, view in rows])
+        written = {name: row for name, (row, _) in zip(("input", "residual"), rows, strict=True)}
+        normed, summed = editor.write(overload(op_of(norm)), written, {"weight": norm.weight, "eps": norm.eps})
         for old, new in ((norm.out, normed), (total, summed)):
             if not same_layout(old.meta["val"], new.meta["val"]):
                 raise Refused("its result would have other strides")
     except Refused:
         editor.undo()
         raise
-    for old, new in ((norm.out, normed), (total, summed)):
-        new.meta = {**old.meta, **new.meta}
-        old.replace_all_uses_with(new)
-    erase(graph, {*norm.nodes, total})
+    replace(graph, {norm.out: normed, total: summed}, norm.nodes)
 
 
-def _try(norm: Norm, flat: list[fx.Node]) -> None:
+def _rows(editor: Editor, addend: fx.Node) -> tuple[tuple[fx.Node, tuple[Any, ...]], torch.Tensor]:
+    """An addend [..., size] as a base with its view [rows, size], and the fake tensor of that view.
+
+    The base is the addend itself: the compiler has to write it out for the op, once, and not its copy.
+
+    Raises:
+        Refused: its strides allow no such view.
+    """
+    tensor = addend.meta["val"]
+    offset = tensor.storage_offset()
+    if not is_dense(tensor) or not is_known(offset) or tensor.dim() < 2:
+        raise Refused("its addends are not contiguous")
+    *outer, size = (editor.size(addend, dim) for dim in range(tensor.dim()))
+    return (addend, ([editor.product(*outer), size], [size, 1], offset)), tensor.view(-1, size)
+
+
+def _try(norm: Norm, flat: list[torch.Tensor]) -> None:
     """Whether the op takes these rows.
 
     Raises:
         Refused: it does not, or it cannot be built.
     """
-    rows, op = flat[0].meta["val"], op_of(norm)
-    arguments = {"input": rows, "residual": flat[1].meta["val"], "weight": norm.weight.meta["val"], "eps": norm.eps}
+    op = op_of(norm)
+    arguments = {"input": flat[0], "residual": flat[1], "weight": norm.weight.meta["val"], "eps": norm.eps}
     if not works(op, kind_of(norm), arguments):
         raise Refused(f"{op} does not take it, or cannot be built")
 
 
-def addends(norm: Norm) -> tuple[fx.Node, fx.Node]:
-    """The two values whose sum is normalised.
+def is_behind_addition(norm: Norm) -> bool:
+    """Whether the input of a norm is a sum of two tensors."""
+    total = norm.x
+    return is_call(total, aten.add.Tensor) and not total.kwargs and all(isinstance(x, fx.Node) for x in args(total))
+
+
+def _addends(total: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The two values of a sum.
 
     Raises:
-        Refused: it is no such sum.
+        Refused: they are not like the sum.
     """
-    total = norm.x
-    if not is_call(total, aten.add.Tensor) or total.kwargs or len(total.args) != 2:
-        raise Refused("no addition is right before it")
-    first, second = total.args
-    tensors = [value(first), value(second), value(total)]
-    if None in tensors or not same_shape(*tensors) or first is second:  # type: ignore[arg-type]
+    first, second = args(total)
+    tensors = [x for node in (first, second, total) if (x := value(node)) is not None]
+    if len(tensors) != 3 or not same_shape(*tensors) or first is second:
         raise Refused("its addends differ in shape or dtype")
-    return first, second  # type: ignore[return-value]
+    return first, second
 
 
 def _check(values: Values, addend: fx.Node, other: fx.Node, total: fx.Node) -> None:

@@ -69,7 +69,8 @@ def sgljit(
     return compiled
 
 
-sgljit.reset = inductor.reset  # type: ignore[attr-defined] - torch.compiler.reset() calls it
+_backend: Any = sgljit
+_backend.reset = inductor.reset  # torch.compiler.reset() calls it
 
 
 def _ops(chains: str | None, devices: Sequence[str]) -> dict[str, frozenset[str]]:

@@ -7,6 +7,7 @@ of reads and writes is that of the values.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .inductor import writing
 
@@ -22,13 +24,17 @@ __all__ = [
     "Editor",
     "Refused",
     "Values",
+    "args",
     "aten",
     "convert",
     "ends_a_kernel",
-    "erase",
+    "equal",
     "is_call",
+    "is_dense",
+    "is_known",
     "number",
     "pairs",
+    "replace",
     "same_layout",
     "same_shape",
     "value",
@@ -47,7 +53,7 @@ def is_call(node: Any, *targets: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
 
-_MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm")
+_MATRIX_PRODUCTS = [[name] for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm")]
 _GENERATED = ("aten", "prims")  # the namespaces of ops that the compiler generates code for
 
 
@@ -56,15 +62,24 @@ def ends_a_kernel(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if is_call(node, operator.getitem):
-        return ends_a_kernel(node.args[0])  # type: ignore[arg-type]
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return node.target is torch.ops.higher_order.auto_functionalized_v2
-    return node.target.namespace not in _GENERATED or node.target._schema.name.partition("::")[2] in _MATRIX_PRODUCTS
+        return ends_a_kernel(args(node)[0])
+    namespace = getattr(node.target, "namespace", "")
+    return namespace not in ("", *_GENERATED) or str(node.target).split(".")[1:2] in _MATRIX_PRODUCTS
 
 
-def erase(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
-    """Take away those of some nodes that nothing takes any more."""
-    unused = set(nodes)
+def replace(graph: fx.Graph, results: Mapping[fx.Node, fx.Node], nodes: Iterable[fx.Node]) -> None:
+    """Let new nodes take the place of old ones, and take away what nothing takes any more.
+
+    Args:
+        graph: where all of them are.
+        results: by old node, the new one.
+        nodes: what may go.
+    """
+    for old, new in results.items():
+        if "stack_trace" in old.meta:
+            new.meta["stack_trace"] = old.meta["stack_trace"]
+        old.replace_all_uses_with(new)
+    unused = {*results, *nodes}
     for node in reversed(list(graph.nodes)):
         if node in unused and not node.users:
             graph.erase_node(node)
@@ -74,6 +89,16 @@ def value(node: Any) -> torch.Tensor | None:
     """The fake tensor that a node computes; None where that is no tensor."""
     found = node.meta.get("val") if isinstance(node, fx.Node) else None
     return found if isinstance(found, torch.Tensor) else None
+
+
+def args(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a node, which may be of any type."""
+    return node.args
+
+
+def is_known(size: Any) -> bool:
+    """Whether a size is a number before the graph runs."""
+    return isinstance(size, int)
 
 
 def pairs(node: fx.Node) -> Iterator[tuple[Any, Any]]:
@@ -88,16 +113,15 @@ def number(x: object, wanted: float) -> bool:
     return isinstance(x, (int, float)) and x == wanted
 
 
-def _equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two lists of sizes are surely the same, without a new assumption about sizes that change."""
     return len(a) == len(b) and all(statically_known_true(x == y) for x, y in zip(a, b, strict=True))
 
 
 def same_shape(*tensors: torch.Tensor) -> bool:
     """Whether tensors surely have one shape, one dtype and one device."""
     first = tensors[0]
-    return all(
-        _equal(x.shape, first.shape) and x.dtype == first.dtype and x.device == first.device for x in tensors[1:]
-    )
+    return all(equal(x.shape, first.shape) and x.dtype == first.dtype and x.device == first.device for x in tensors[1:])
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -106,6 +130,16 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_shape(a, b) and all(
         statically_known_true(size == 1) or statically_known_true(x == y) for size, x, y in strides
     )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor surely lie side by side, in the order of its dimensions."""
+    step: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not (statically_known_true(size == 1) or statically_known_true(stride == step)):
+            return False
+        step = step * size
+    return True
 
 
 class Values:
@@ -148,7 +182,7 @@ class Values:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)
 
 
 class Editor:
@@ -167,6 +201,14 @@ class Editor:
             result = target(*fakes, **named)
         return self._put(target, args, kwargs, result)
 
+    def constant(self, tensor: torch.Tensor) -> fx.Node:
+        """A node of a tensor that the graph keeps."""
+        module: Any = self.graph.owning_module
+        name = next(name for i in itertools.count() if not hasattr(module, name := f"_sgljit_constant{i}"))
+        module.register_buffer(name, tensor, persistent=False)
+        with self.graph.inserting_after(self.last):
+            return self._keep(self.graph.get_attr(name), self.mode.from_tensor(tensor, static_shapes=True))
+
     def size(self, node: fx.Node, dim: int) -> Any:
         """A size of a value: a number, or a node where it is not known before the graph runs."""
         size = node.meta["val"].shape[dim]
@@ -174,14 +216,12 @@ class Editor:
 
     def product(self, *factors: Any) -> Any:
         """A product of sizes."""
-        result = 1
+        result: Any = 1
         for factor in factors:
-            if isinstance(result, int) and isinstance(factor, int):
+            if is_known(result) and is_known(factor):
                 result *= factor
-            elif not number(result, 1):
-                result = self.call(operator.mul, result, factor)
             else:
-                result = factor
+                result = factor if number(result, 1) else self.call(operator.mul, result, factor)
         return result
 
     def view(self, node: fx.Node, *shape: Any) -> fx.Node:
@@ -217,7 +257,9 @@ class Editor:
 
     def _put(self, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
         with self.graph.inserting_after(self.last):
-            node = self.graph.call_function(target, args, kwargs)
+            return self._keep(self.graph.call_function(target, args, kwargs), result)
+
+    def _keep(self, node: fx.Node, result: Any) -> fx.Node:
         node.meta["val"] = result
         self.last = node
         self.made.append(node)

@@ -8,14 +8,28 @@ heads of q go with each head of k as there are.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from .graphs import Editor, Refused, Values, aten, ends_a_kernel, erase, is_call, number, same_layout, same_shape, value
+from .graphs import (
+    Editor,
+    Refused,
+    Values,
+    args,
+    aten,
+    ends_a_kernel,
+    equal,
+    is_call,
+    is_dense,
+    is_known,
+    number,
+    replace,
+    same_shape,
+    value,
+)
 from .norms import Norm
 from .ops import HEADS, overload, works
 from .rotations import Rotation
@@ -77,25 +91,21 @@ class Tables:
     made: dict[Any, fx.Node] = field(default_factory=dict)
 
 
-def heads_of(rotation: Rotation, norms: dict[fx.Node, Norm]) -> Heads:
-    """The heads that a rotation turns, with the norm before it.
-
-    Raises:
-        Refused: a value inside of it is needed elsewhere.
-    """
+def heads_of(rotation: Rotation, norms: dict[fx.Node, Norm]) -> Heads | None:
+    """The heads that a rotation turns, with the norm before it; None if others take a value inside of it."""
     x, nodes = rotation.x, set(rotation.nodes)
     by_token = rotation.heads == 2
-    if is_call(x, aten.permute.default) and rotation.heads == 1 and list(x.args[1]) == [0, 2, 1, 3]:  # type: ignore[call-overload]
+    if is_call(x, aten.permute.default) and rotation.heads == 1 and list(args(x)[1]) == [0, 2, 1, 3]:
         by_token = True
         nodes.add(x)
-        x = x.args[0]  # type: ignore[assignment]
+        x = args(x)[0]
     norm = norms.get(x)
     if norm is not None:
         nodes |= norm.nodes
         x = norm.x
     inner = nodes - {rotation.out} - (norm.shared if norm else frozenset())
     if any(not nodes.issuperset(node.users) for node in inner):
-        raise Refused("something takes a value inside of it")
+        return None
     return Heads(rotation, norm, x, by_token, frozenset(nodes))
 
 
@@ -119,50 +129,53 @@ def store_of(k: Heads, rotated: set[fx.Node]) -> Store | None:
     if k_cache is None:
         return None
     for second in positions.users:
-        if not is_call(second, aten.index_put.default) or second.args[2] in rotated:
+        if not is_call(second, aten.index_put.default) or args(second)[2] in rotated:
             continue
-        v_cache, same = _written(second, second.args[2])
+        v_cache, same = _written(second, args(second)[2])
         if v_cache is not None and v_cache is not k_cache and same is positions:
-            v, k_value = second.args[2].meta["val"], k.out.meta["val"]
-            if v.dtype == k_value.dtype and v.shape[:3] == k_value.shape[:3]:
-                return Store(first, second, k_cache, v_cache, second.args[2], positions)
+            v, k_value = args(second)[2].meta["val"], k.out.meta["val"]
+            if v.dtype == k_value.dtype and equal(v.shape[:3], k_value.shape[:3]):
+                return Store(first, second, k_cache, v_cache, args(second)[2], positions)
     return None
 
 
 def _written(put: fx.Node, heads: Any) -> tuple[fx.Node | None, Any]:
     """The cache of ``index_put(cache, [None, None, positions], heads)``, if it is an input that is written so."""
-    cache, indices, *rest = put.args
-    if rest not in ([heads], [heads, False]) or put.kwargs or len(indices) != 3 or indices[:2] != [None, None]:  # type: ignore[arg-type, index]
+    cache, indices, *rest = args(put)
+    if rest not in ([heads], [heads, False]) or put.kwargs or len(indices) != 3 or indices[:2] != [None, None]:
         return None, None
-    positions: Any = indices[2]  # type: ignore[index]
+    positions: Any = indices[2]
     tensor, places, source = value(cache), value(positions), value(heads)
-    if tensor is None or places is None or source is None or cache.op != "placeholder":  # type: ignore[union-attr]
+    if tensor is None or places is None or source is None or cache.op != "placeholder":
         return None, None
-    end = [user for user in cache.users if user is not put]  # type: ignore[union-attr]
-    if len(end) != 1 or not is_call(end[0], aten.copy_.default) or end[0].args != (cache, put):
+    end = [user for user in cache.users if user is not put]
+    if len(end) != 1 or not is_call(end[0], aten.copy_.default) or args(end[0]) != (cache, put):
         return None, None
-    shape = (*source.shape[:2], *source.shape[3:])
-    fits = tensor.dim() == 4 and tensor.dtype == source.dtype and (*tensor.shape[:2], *tensor.shape[3:]) == shape
-    whole = tensor.is_contiguous() and all(isinstance(size, int) for size in tensor.shape)
-    counted = places.dim() == 1 and places.dtype in (torch.int32, torch.int64) and places.shape[0] == source.shape[2]
-    return (cache, positions) if fits and whole and counted else (None, None)  # type: ignore[return-value]
+    if tensor.dim() != 4 or source.dim() != 4 or not all(is_known(size) for size in tensor.shape):
+        return None, None
+    fits = tensor.dtype == source.dtype and equal(
+        (*tensor.shape[:2], places.shape[0], tensor.shape[3]) if places.dim() == 1 else (), source.shape
+    )
+    whole = is_dense(tensor) and tensor.storage_offset() == 0
+    counted = places.dtype in (torch.int32, torch.int64)
+    return (cache, positions) if fits and whole and counted else (None, None)
 
 
-def check(values: Values, q: Heads, k: Heads) -> None:
+def _check(values: Values, q: Heads, k: Heads) -> None:
     """Whether two sets of heads can be one program, and may be overwritten.
 
     Raises:
         Refused: they cannot.
     """
     one, two = q.rotation, k.rotation
-    if (one.cos, one.sin, one.heads) != (two.cos, two.sin, two.heads) or q.sizes()[:2] != k.sizes()[:2]:
+    if (one.cos, one.sin, one.heads) != (two.cos, two.sin, two.heads) or not equal(q.sizes()[:2], k.sizes()[:2]):
         raise Refused("q and k have other angles or tokens")
     if q.sizes()[3] != k.sizes()[3] or q.source.meta["val"].dtype != k.source.meta["val"].dtype:
         raise Refused("q and k have heads of other sizes or dtypes")
     norms = [heads.norm and (heads.norm.eps, heads.norm.plus_one) for heads in (q, k)]
     if norms[0] != norms[1]:
         raise Refused("q and k have other norms")
-    if not all(isinstance(size, int) for size in (q.sizes()[2], k.sizes()[2])):
+    if not all(is_known(size) for size in (q.sizes()[2], k.sizes()[2])):
         raise Refused("the number of its heads is not known")
     if values.owner(q.source) is values.owner(k.source):
         raise Refused("q and k share memory")
@@ -181,12 +194,14 @@ def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Table
         Refused: the graph stays as it is, for a reason.
     """
     values = Values(graph)
-    check(values, q, k)
     own = q.nodes | k.nodes | ({store.k, store.v} if store else set())
     inputs = {q.source, k.source, q.rotation.cos, q.rotation.sin}
     inputs |= {heads.norm.weight for heads in (q, k) if heads.norm}
     inputs |= {store.value, store.positions, store.k_cache, store.v_cache} if store else set()
     results = [q.out, k.out, *((store.k, store.v) if store else ())]
+    if not values.order.keys() >= inputs:
+        raise Refused("its inputs are results of another chain")
+    _check(values, q, k)
     place = max(inputs, key=lambda node: values.order[node])
     late = values.dependent(results, place, set(own))
     if not inputs.isdisjoint({*late, *own}):
@@ -203,10 +218,7 @@ def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Table
         tables.made = made
         raise
     editor.move_here(late)
-    for old, new in zip(results, news, strict=True):
-        new.meta = {**old.meta, **new.meta}
-        old.replace_all_uses_with(new)
-    erase(graph, own)
+    replace(graph, dict(zip(results, news, strict=True)), own)
     return op
 
 
@@ -239,7 +251,9 @@ def _put(editor: Editor, q: Heads, k: Heads, store: Store | None, tables: Tables
     for heads, result in zip((q, k), results[:2], strict=True):
         _, _, count, size = heads.sizes()
         by_token = editor.view(result, *shape, count, size)
-        news.append(by_token if heads.rotation.heads == 2 else editor.call(aten.permute.default, by_token, [0, 2, 1, 3]))
+        news.append(
+            by_token if heads.rotation.heads == 2 else editor.call(aten.permute.default, by_token, [0, 2, 1, 3])
+        )
     return op, [*news, *results[2:]]
 
 
@@ -260,8 +274,8 @@ def _try(op: str, q: Heads, k: Heads, written: dict[str, Any], rest: dict[str, A
 def _rows(editor: Editor, node: fx.Node, by_token: bool, groups: int) -> fx.Node:
     """Heads as [tokens, heads, size]; with several groups, each group of heads as a token of its own."""
     if not by_token:
-        permuted = is_call(node, aten.permute.default) and list(node.args[1]) == [0, 2, 1, 3]  # type: ignore[call-overload]
-        node = node.args[0] if permuted else editor.call(aten.permute.default, node, [0, 2, 1, 3])  # type: ignore[assignment]
+        permuted = is_call(node, aten.permute.default) and list(args(node)[1]) == [0, 2, 1, 3]
+        node = args(node)[0] if permuted else editor.call(aten.permute.default, node, [0, 2, 1, 3])
     heads, size = (int(x) for x in node.meta["val"].shape[2:])
     return editor.view(node, -1, heads // groups, size)
 
@@ -301,10 +315,16 @@ def _tokens(editor: Editor, heads: Heads, groups: int, tables: Tables) -> fx.Nod
 
     def make() -> fx.Node:
         sizes = [editor.size(x, 0), editor.size(x, by)]
-        rows = sizes if several else [1, sizes[1]]
-        count = _counting(editor, editor.product(*rows), x.meta["val"].device)
-        each = editor.call(aten.reshape.default, count, [*rows, 1])
-        return editor.call(aten.reshape.default, editor.call(aten.expand.default, each, [*sizes, groups]), [-1])
+        if all(is_known(size) for size in sizes):
+            rows = torch.arange(sizes[0] * sizes[1], device=x.meta["val"].device)
+            each = rows if several else rows % sizes[1]
+            # As a column: the compiler would write a short row into each kernel that takes it, and copy it for each op.
+            return editor.view(editor.constant(each.repeat_interleave(groups)[:, None]), -1)
+        own = sizes if several else [1, sizes[1]]
+        count = _counting(editor, editor.product(*own), x.meta["val"].device)
+        every = editor.call(aten.expand.default, editor.call(aten.reshape.default, count, [*own, 1]), [*sizes, groups])
+        dense = editor.call(aten.clone.default, every, memory_format=torch.contiguous_format)
+        return editor.call(aten.reshape.default, dense, [-1])
 
     return _once(tables, ("tokens", str(batch), str(sequence), groups, several), make)
 
@@ -312,7 +332,7 @@ def _tokens(editor: Editor, heads: Heads, groups: int, tables: Tables) -> fx.Nod
 def _slots(editor: Editor, store: Store, groups: int, tables: Tables) -> fx.Node:
     """The slot of each token, or of each group of its heads.
 
-    ``index_put`` counts a negative position from the end, and refuses one that is not there; so does the ``index`` here.
+    ``index_put`` counts a negative position from the end and refuses one that is not there; so does ``index`` here.
     """
 
     def make() -> fx.Node:

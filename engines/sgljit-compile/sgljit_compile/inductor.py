@@ -21,12 +21,12 @@ __all__ = ["Rewrite", "compile_graph", "keeps_roundings", "mode_options", "reset
 
 Rewrite = Callable[[fx.Graph, bool], None]
 
-_PASS = "post_grad_custom_pre_pass"
+_OPTION = "post_grad_custom_pre_pass"
 _FILES = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
 
 
 class _Pass(CustomInferenceAwareGraphPass):
-    """A pass over graphs. torch's caches tell its graphs from others by ``identity`` and by the files of this package."""
+    """A pass over graphs. torch's caches tell its graphs from others by ``identity`` and by our files."""
 
     def __init__(self, rewrite: Rewrite, identity: str) -> None:
         self.rewrite, self.identity = rewrite, identity
@@ -56,8 +56,8 @@ def compile_graph(
     """
     options = dict(options)
     if rewrite is not None:
-        others = options.get(_PASS, getattr(config, _PASS))
-        options[_PASS] = [*_several(others), _Pass(rewrite, identity)]
+        others = options.get(_OPTION, getattr(config, _OPTION))
+        options[_OPTION] = [*_several(others), _Pass(rewrite, identity)]
     return inductor_compile(module, list(inputs), options=options)  # type: ignore[no-any-return]
 
 

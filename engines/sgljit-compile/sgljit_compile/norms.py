@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
-from .graphs import aten, convert, is_call, number, pairs, value
+from .graphs import args, aten, convert, is_call, is_dense, is_known, number, pairs, value
 
 __all__ = ["DTYPES", "Norm", "norms"]
 
@@ -48,9 +49,7 @@ class Norm:
 def norms(graph: fx.Graph) -> Iterator[Norm]:
     """The norms of a graph, in its order."""
     for node in graph.nodes:
-        if is_call(node, aten.rsqrt.default) or (
-            is_call(node, aten.pow.Tensor_Scalar) and number(node.args[1], -0.5)
-        ):
+        if is_call(node, aten.rsqrt.default) or (is_call(node, aten.pow.Tensor_Scalar) and number(args(node)[1], -0.5)):
             norm = _around(node)
             if norm is not None:
                 yield norm
@@ -58,7 +57,7 @@ def norms(graph: fx.Graph) -> Iterator[Norm]:
 
 def _around(root: fx.Node) -> Norm | None:
     """The norm that a root is of."""
-    shifted = root.args[0]
+    shifted = args(root)[0]
     if not is_call(shifted, aten.add.Tensor):
         return None
     for mean, eps in pairs(shifted):
@@ -67,27 +66,27 @@ def _around(root: fx.Node) -> Norm | None:
         wide = _squared(mean)
         if wide is None:
             return None
-        x = wide.args[0] if is_call(wide, convert) else wide
+        x = args(wide)[0] if is_call(wide, convert) else wide
         scaled = next((user for user in root.users if is_call(user, aten.mul.Tensor)), None)
-        if scaled is None or set(scaled.args) != {wide, root}:
+        if scaled is None or set(args(scaled)) != {wide, root}:
             return None
-        inner = {root, shifted, mean, mean.args[0], scaled} | ({wide} if x is not wide else set())
+        inner = {root, shifted, mean, args(mean)[0], scaled} | ({wide} if x is not wide else set())
         return _weighted(x, scaled, float(eps), inner)
     return None
 
 
 def _squared(mean: fx.Node) -> fx.Node | None:
     """What the rows of a mean are the squares of, in float32."""
-    if mean.kwargs or len(mean.args) != 3 or mean.args[2] is not True:
+    if mean.kwargs or len(args(mean)) != 3 or args(mean)[2] is not True:
         return None
-    squares, dims = mean.args[:2]
+    squares, dims = args(mean)[:2]
     rows = value(squares)
-    if rows is None or rows.dtype != torch.float32 or list(dims) not in ([-1], [rows.dim() - 1]):  # type: ignore[call-overload]
+    if rows is None or rows.dtype != torch.float32 or list(dims) not in ([-1], [rows.dim() - 1]):
         return None
-    if is_call(squares, aten.pow.Tensor_Scalar) and number(squares.args[1], 2):
-        wide = squares.args[0]
-    elif is_call(squares, aten.mul.Tensor) and squares.args[0] is squares.args[1]:
-        wide = squares.args[0]
+    if (is_call(squares, aten.pow.Tensor_Scalar) and number(args(squares)[1], 2)) or (
+        is_call(squares, aten.mul.Tensor) and args(squares)[0] is args(squares)[1]
+    ):
+        wide = args(squares)[0]
     else:
         return None
     found = value(wide)
@@ -104,7 +103,7 @@ def _weighted(x: fx.Node, scaled: fx.Node, eps: float, inner: set[fx.Node]) -> N
         if len(node.users) != 1:
             return None
         (user,) = node.users
-        if is_call(user, convert) and user.args[1] in (rows.dtype, torch.float32):
+        if is_call(user, convert) and args(user)[1] in (rows.dtype, torch.float32):
             node = user
             inner = inner | {user}
         elif is_call(user, aten.mul.Tensor):
@@ -115,7 +114,7 @@ def _weighted(x: fx.Node, scaled: fx.Node, eps: float, inner: set[fx.Node]) -> N
             out, last = user, value(user)
             if last is not None and last.dtype != rows.dtype:
                 (out,) = user.users if len(user.users) == 1 else (user,)
-                if not is_call(out, convert) or out.args[1] != rows.dtype:
+                if not is_call(out, convert) or args(out)[1] != rows.dtype:
                     return None
             return Norm(out, x, weight, eps, plus_one, frozenset(inner | {user, out} | own), frozenset(own))
         else:
@@ -130,19 +129,17 @@ def _weight(product: fx.Node, normed: fx.Node, rows: torch.Tensor) -> tuple[fx.N
             continue
         own: set[fx.Node] = set()
         plus_one = False
-        if is_call(factor, aten.add.Tensor):
-            weight = next((a for a, b in pairs(factor) if number(b, 1)), None)
-            if weight is None:
-                return None
-            own.add(factor)
-            plus_one, factor = True, weight
-        if is_call(factor, convert) and factor.args[1] == torch.float32:
-            own.add(factor)
-            factor = factor.args[0]
-        found = value(factor)
+        weight: Any = factor
+        if is_call(weight, aten.add.Tensor):
+            own.add(weight)
+            plus_one, weight = True, next((a for a, b in pairs(weight) if number(b, 1)), None)
+        if is_call(weight, convert) and args(weight)[1] == torch.float32:
+            own.add(weight)
+            weight = args(weight)[0]
+        found = value(weight)
         if found is None or found.dtype != rows.dtype or found.dim() != 1 or found.device != rows.device:
             return None
-        if found.shape[0] != rows.shape[-1] or not isinstance(found.shape[0], int) or not found.is_contiguous():
+        if not (is_known(found.shape[0]) and number(rows.shape[-1], found.shape[0]) and is_dense(found)):
             return None
-        return factor, plus_one, frozenset(own)
+        return weight, plus_one, frozenset(own)
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from sgljit_core import ops as families
 from sgljit_core.errors import SgljitError
 
 from .adapter import ADAPTER, FAMILIES
+from .graphs import is_known
 
 __all__ = ["ADD_NORM", "HEADS", "identity", "loads", "overload", "works"]
 
@@ -71,9 +72,9 @@ def _fail(error: Exception) -> None:
     raise error
 
 
-def identity(ops: Iterable[str]) -> str:
+def identity(ops: Mapping[str, frozenset[str]]) -> str:
     """What tells graphs with these ops from others: their names, which hold a digest of what a graph relies on."""
-    return " ".join(sorted(str(overload(op)) for op in ops))
+    return " ".join(f"{overload(op)} {sorted(devices)}" for op, devices in sorted(ops.items()))
 
 
 def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any]) -> bool:
@@ -94,14 +95,15 @@ def _layout(x: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _sizes(x: torch.Tensor) -> list[int]:
-    first, *rest = ([size if isinstance(size, int) else _ROWS for size in x.shape]) or [1]
-    return [min(first, _ROWS), *rest] if x.dim() > 1 else [first if isinstance(x.shape[0], int) else _ROWS]
+    first, *rest = (size if is_known(size) else _ROWS for size in x.shape)
+    is_weight = x.dim() == 1 and x.dtype.is_floating_point
+    return [first if is_weight else min(first, _ROWS), *rest]
 
 
 def _strides(x: torch.Tensor) -> list[int]:
-    if all(isinstance(stride, int) for stride in x.stride()):
-        return [int(stride) for stride in x.stride()]
-    strides, step = [], 1
+    if all(is_known(stride) for stride in x.stride()):
+        return list(x.stride())
+    strides, step = list[int](), 1
     for size in reversed(_sizes(x)):
         strides.insert(0, step)
         step *= size

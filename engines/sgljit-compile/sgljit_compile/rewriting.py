@@ -32,20 +32,15 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -
 def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> set[fx.Node]:
     """Fuse the chains of heads, two neighbours at a time; the results of all norms of heads, fused or not."""
     by_result = {norm.out: norm for norm in norms(graph)}
-    found: list[Heads | Refused] = []
-    for rotation in rotations(graph):
-        try:
-            found.append(heads.heads_of(rotation, by_result))
-        except Refused as refused:
-            found.append(refused)
-    of_heads = {one.norm.out for one in found if isinstance(one, Heads) and one.norm is not None}
-    rotated = {one.out for one in found if isinstance(one, Heads)}
+    found = [heads.heads_of(rotation, by_result) for rotation in rotations(graph)]
+    of_heads = {one.norm.out for one in found if one is not None and one.norm is not None}
+    rotated = {one.out for one in found if one is not None}
     tables = Tables()
     while found:
         one = found.pop(0)
-        if isinstance(one, Refused):
-            record.left["rope", str(one)] += 1
-        elif not found or isinstance(found[0], Refused):
+        if one is None:
+            record.left["rope", "something takes a value inside of it"] += 1
+        elif not found or found[0] is None:
             record.left["rope", "q and k are not side by side"] += 1
         elif _pair(graph, one, found[0], rotated, ops, record, tables):
             found.pop(0)
@@ -53,13 +48,19 @@ def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) ->
 
 
 def _pair(
-    graph: fx.Graph, q: Heads, k: Heads, rotated: set[fx.Node], ops: Mapping[str, frozenset[str]], record: Graph, tables: Tables
+    graph: fx.Graph,
+    q: Heads,
+    k: Heads,
+    rotated: set[fx.Node],
+    ops: Mapping[str, frozenset[str]],
+    record: Graph,
+    tables: Tables,
 ) -> bool:
     """Fuse the heads of q and k, with the store where the graph has it; whether it could be done."""
     store = heads.store_of(k, rotated)
     if store is None and (store := heads.store_of(q, rotated)) is not None:
         q, k = k, q
-    for stores in ((store, None) if store is not None else (None,)):
+    for stores in (store, None) if store is not None else (None,):
         op = HEADS[q.norm is not None, stores is not None]
         try:
             _check_use(ops, op, q.source)
@@ -74,17 +75,24 @@ def _pair(
 
 def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozenset[str]], record: Graph) -> None:
     """Fuse each norm behind an addition, but for some others."""
+    replaced: set[fx.Node] = set()
     for norm in list(norms(graph)):
         if norm.out in others:
             continue
+        if norm.x in replaced:
+            record.left["norm", "its sum is on an op already, with another norm"] += 1
+            continue
+        if not add_norm.is_behind_addition(norm):
+            record.left["norm", "no addition is right before it"] += 1
+            continue
         op, kind = add_norm.op_of(norm), add_norm.kind_of(norm)
         try:
-            add_norm.addends(norm)
             _check_use(ops, op, norm.x)
             add_norm.fuse(graph, norm)
         except Refused as refused:
             _left(record, op, kind, str(refused))
         else:
+            replaced.add(norm.x)
             _put(record, op, kind)
 
 

@@ -7,15 +7,15 @@ each pair; so the graph must show that the second half of the cosines repeats th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .graphs import aten, convert, is_call, number, pairs, same_layout, value
+from .graphs import args, aten, convert, equal, is_call, is_known, number, pairs, same_layout, value
 from .norms import DTYPES
 
 __all__ = ["Rotation", "rotations"]
@@ -80,7 +80,7 @@ def _turned_half(cat: Any) -> tuple[fx.Node, frozenset[fx.Node]] | None:
     parts = _both(cat)
     if parts is None or not is_call(parts[0], aten.neg.default):
         return None
-    first, second = _half(parts[1]), _half(parts[0].args[0])
+    first, second = _half(parts[1]), _half(args(parts[0])[0])
     if first is None or second is None or first[0] is not second[0] or (first[1], second[1]) != (0, 1):
         return None
     return first[0], frozenset({cat, parts[0]}) | first[2] | second[2]
@@ -92,48 +92,48 @@ def _of_halves(out: fx.Node) -> Rotation | None:
     if parts is None or not is_call(parts[0], aten.sub.Tensor) or not is_call(parts[1], aten.add.Tensor):
         return None
     less, more = parts
-    if less.kwargs or len(less.args) != 2 or not all(is_call(x, aten.mul.Tensor) for x in (*less.args, *more.args)):
+    if less.kwargs or more.kwargs or not all(is_call(x, aten.mul.Tensor) for x in (*args(less), *args(more))):
         return None
-    for one, cos in pairs(less.args[0]):
-        for two, sin in pairs(less.args[1]):
+    for one, cos in pairs(args(less)[0]):
+        for two, sin in pairs(args(less)[1]):
             first, second = _half(one), _half(two)
             if first is None or second is None or first[0] is not second[0] or (first[1], second[1]) != (0, 1):
                 continue
             wanted = {frozenset((two, cos)), frozenset((one, sin))}
-            if {frozenset(x.args) for x in more.args} == wanted:
-                inner = frozenset({less, more, out, *less.args, *more.args}) | first[2] | second[2]
+            if {frozenset(args(x)) for x in args(more)} == wanted:
+                inner = frozenset({less, more, out, *args(less), *args(more)}) | first[2] | second[2]
                 return _rotation(out, first[0], cos, sin, inner, repeated=False)
     return None
 
 
 def _both(cat: Any) -> tuple[Any, Any] | None:
     """The two parts of a concatenation along the last dimension."""
-    if not is_call(cat, aten.cat.default) or len(cat.args) != 2 or len(cat.args[0]) != 2:
+    if not is_call(cat, aten.cat.default) or len(args(cat)) != 2 or len(args(cat)[0]) != 2:
         return None
     rows = value(cat)
-    return tuple(cat.args[0]) if rows is not None and cat.args[1] in (-1, rows.dim() - 1) else None
+    return tuple(args(cat)[0]) if rows is not None and args(cat)[1] in (-1, rows.dim() - 1) else None
 
 
 def _half(node: Any) -> tuple[fx.Node, int, frozenset[fx.Node]] | None:
     """What a node is a half of along the last dimension, which half, and its nodes."""
-    if is_call(node, aten.slice.Tensor) and len(node.args) == 4:
-        x, dim, start, end = node.args
+    if is_call(node, aten.slice.Tensor) and len(args(node)) == 4:
+        x, dim, start, end = args(node)
         rows = value(x)
-        if rows is None or dim not in (-1, rows.dim() - 1) or not isinstance(rows.shape[-1], int):
+        if rows is None or dim not in (-1, rows.dim() - 1) or not is_known(rows.shape[-1]):
             return None
         size = rows.shape[-1]
-        if size % 2 or not isinstance(end, int):
+        if size % 2 or not is_known(end):
             return None
         if (start, min(end, size)) in ((0, size // 2), (size // 2, size)):
             return x, int(start != 0), frozenset({node})
         return None
-    if isinstance(node, fx.Node) and node.op == "call_function" and is_call(node.args[0], aten.split.Tensor):
-        split, which = node.args
-        rows = value(split.args[0])
-        last = split.args[2] if len(split.args) > 2 else 0
-        if rows is None or last not in (-1, rows.dim() - 1) or not number(rows.shape[-1], 2 * split.args[1]):
+    if is_call(node, operator.getitem) and is_call(args(node)[0], aten.split.Tensor):
+        split, which = args(node)
+        rows = value(args(split)[0])
+        last = args(split)[2] if len(args(split)) > 2 else 0
+        if rows is None or last not in (-1, rows.dim() - 1) or not number(rows.shape[-1], 2 * args(split)[1]):
             return None
-        return split.args[0], which, frozenset({node, split})
+        return args(split)[0], which, frozenset({node, split})
     return None
 
 
@@ -144,35 +144,35 @@ _SHAPED = (aten.unsqueeze.default, aten.expand.default, aten.clone.default)
 def _repeats(node: Any) -> bool:
     """Whether the second half of each row is surely the first once more."""
     rows = value(node)
-    if rows is None or rows.dim() < 2 or not isinstance(rows.shape[-1], int) or rows.shape[-1] % 2:
+    if rows is None or rows.dim() < 2 or not is_known(rows.shape[-1]) or rows.shape[-1] % 2:
         return False
     parts = _both(node)
     if parts is not None:
         return parts[0] is parts[1]
     if is_call(node, aten.reshape.default):
-        source = value(node.args[0])
+        source = value(args(node)[0])
         if source is None or source.dim() < 2:
             return False
         if source.dim() == rows.dim() + 1 and number(source.shape[-2], 2):  # [..., 2, size / 2]: each twice
-            return bool(2 * source.shape[-1] == rows.shape[-1]) and _is_expanded(node.args[0])
+            return bool(2 * source.shape[-1] == rows.shape[-1]) and _is_expanded(args(node)[0])
         return False
     if is_call(node, *_POINTWISE):
-        return _repeats(node.args[0])
+        return _repeats(args(node)[0])
     if is_call(node, aten.mul.Tensor):
-        return isinstance(node.args[1], (int, float)) and _repeats(node.args[0])
+        return isinstance(args(node)[1], (int, float)) and _repeats(args(node)[0])
     if is_call(node, *_SHAPED):
-        source = value(node.args[0])
+        source = value(args(node)[0])
         if source is None or source.dim() < 2 or not number(source.shape[-1], rows.shape[-1]):
             return False
-        return _repeats(node.args[0])
+        return _repeats(args(node)[0])
     return False
 
 
 def _is_expanded(node: Any) -> bool:
     """Whether the dimension before the last was made by repeating one."""
     if is_call(node, aten.clone.default):
-        node = node.args[0]
-    source = value(node.args[0]) if is_call(node, aten.expand.default) else None
+        node = args(node)[0]
+    source = value(args(node)[0]) if is_call(node, aten.expand.default) else None
     rows = value(node)
     return source is not None and rows is not None and source.dim() == rows.dim() and number(source.shape[-2], 1)
 
@@ -184,17 +184,18 @@ def _rotation(
     rows, result, cosines, sines = value(x), value(out), value(cos), value(sin)
     if rows is None or result is None or cosines is None or sines is None:
         return None
-    if rows.dim() != 4 or cosines.dim() != 4 or rows.dtype not in DTYPES or result.shape != rows.shape:
+    if rows.dim() != 4 or cosines.dim() != 4 or rows.dtype not in DTYPES or not equal(result.shape, rows.shape):
         return None
     if not (rows.dtype == cosines.dtype == sines.dtype == result.dtype) or not same_layout(cosines, sines):
         return None
-    if not isinstance(rows.shape[-1], int) or rows.shape[-1] != cosines.shape[-1] * (1 if repeated else 2):
+    size = rows.shape[-1]
+    if not is_known(size) or not number(cosines.shape[-1], size if repeated else size // 2) or size % 2:
         return None
     if not (statically_known_true(cosines.shape[0] == 1) or statically_known_true(cosines.shape[0] == rows.shape[0])):
         return None
     for heads in (1, 2):
         if number(cosines.shape[heads], 1) and statically_known_true(cosines.shape[3 - heads] == rows.shape[3 - heads]):
-            flat = [_without_heads(node, heads) for node in (cos, sin)]
+            flat: list[Any] = [_without_heads(node, heads) for node in (cos, sin)]
             wide = None in flat
             first, second = (cos, sin) if wide else flat
             return Rotation(out, x, heads, first, second, wide, nodes)
@@ -203,4 +204,4 @@ def _rotation(
 
 def _without_heads(node: fx.Node, heads: int) -> fx.Node | None:
     """What got the dimension of the heads by ``unsqueeze``: it is one node for all layers."""
-    return node.args[0] if is_call(node, aten.unsqueeze.default) and node.args[1] in (heads, heads - 4) else None  # type: ignore[return-value]
+    return args(node)[0] if is_call(node, aten.unsqueeze.default) and args(node)[1] in (heads, heads - 4) else None
