@@ -16,6 +16,7 @@ from torch import fx
 from torch._inductor import compile as inductor_compile
 from torch._inductor import config, list_mode_options
 from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass, get_hash_for_files
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 __all__ = ["Rewrite", "compile_graph", "keeps_roundings", "mode_options", "reset", "writing"]
 
@@ -32,7 +33,8 @@ class _Pass(CustomInferenceAwareGraphPass):
         self.rewrite, self.identity = rewrite, identity
 
     def __call__(self, graph: fx.Graph, is_inference: bool = False) -> None:
-        self.rewrite(graph, is_inference)
+        with unset_fake_temporarily():  # ops are tried on real tensors
+            self.rewrite(graph, is_inference)
 
     def uuid(self) -> Any:
         return get_hash_for_files(_FILES, self.identity)

@@ -58,7 +58,7 @@ def norms(graph: fx.Graph) -> Iterator[Norm]:
 def _around(root: fx.Node) -> Norm | None:
     """The norm that a root is of."""
     shifted = args(root)[0]
-    if not is_call(shifted, aten.add.Tensor):
+    if not is_call(shifted, aten.add.Tensor, aten.add.Scalar):
         return None
     for mean, eps in pairs(shifted):
         if not is_call(mean, aten.mean.dim) or not isinstance(eps, (int, float)) or eps < 0:

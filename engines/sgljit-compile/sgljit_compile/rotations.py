@@ -149,7 +149,7 @@ def _repeats(node: Any) -> bool:
     parts = _both(node)
     if parts is not None:
         return parts[0] is parts[1]
-    if is_call(node, aten.reshape.default):
+    if is_call(node, aten.reshape.default, aten.view.default):
         source = value(args(node)[0])
         if source is None or source.dim() < 2:
             return False

@@ -209,9 +209,7 @@ def test_what_the_compiler_fuses_with_the_addition_stays():
         return norm(total), total
 
     record = check(call, inputs(), "")
-    assert record.left == {
-        ("add + norm", "an addend is computed by code that the compiler fuses with the addition"): 1
-    }
+    assert record.left == {("add + norm", "an addend is computed by code that the compiler fuses with the addition"): 1}
 
 
 def test_a_scaled_addition_stays():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from sgljit_compile.adapter import FAMILIES
 from sgljit_compile.records import Graph
@@ -89,7 +90,8 @@ def seen(function: Callable[..., Any], *inputs: Any, **options: Any) -> tuple[An
     record, graphs = Graph(), []
 
     def compiler(module: Any, _inputs: Any) -> Any:
-        rewrite(module.graph, options.get("ops", EVERYWHERE), record)
+        with unset_fake_temporarily():
+            rewrite(module.graph, options.get("ops", EVERYWHERE), record)
         module.graph.lint()
         module.recompile()
         graphs.append(module)
