@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sgljit_core import ops as families
-from sgljit_core.errors import SgljitError
+from sgljit_core.errors import SgljitError, TensorMatchError
 
 from .adapter import ADAPTER, FAMILIES
 from .graphs import is_known
@@ -120,4 +120,7 @@ def _try(op: str, arguments: Mapping[str, Any]) -> None:
             samples[name] = torch.zeros(extent, dtype=x.dtype, device=x.device).as_strided(sizes, _strides(x))
         else:
             samples[name] = x
-    getattr(families[FAMILIES[op]], op)(**samples)
+    try:
+        getattr(families[FAMILIES[op]], op)(**samples)
+    except ValueError as error:  # rows that share memory
+        raise TensorMatchError(str(error)) from error

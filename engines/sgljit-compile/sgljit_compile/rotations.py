@@ -159,7 +159,9 @@ def _repeats(node: Any) -> bool:
     if is_call(node, *_POINTWISE):
         return _repeats(args(node)[0])
     if is_call(node, aten.mul.Tensor):
-        return isinstance(args(node)[1], (int, float)) and _repeats(args(node)[0])
+        factor = value(args(node)[1])
+        is_scalar = isinstance(args(node)[1], (int, float)) or (factor is not None and factor.dim() == 0)
+        return is_scalar and _repeats(args(node)[0])
     if is_call(node, *_SHAPED):
         source = value(args(node)[0])
         if source is None or source.dim() < 2 or not number(source.shape[-1], rows.shape[-1]):

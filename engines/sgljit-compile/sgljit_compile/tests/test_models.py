@@ -76,13 +76,26 @@ def test_prefill(name, device, since):
 
 def test_one_graph_serves_prompts_of_several_lengths(device, since):
     net = model("qwen3", device=device)
-    call = compiled(net, dynamic=True)
+    call = compiled(net)
     with torch.no_grad():
         for batch, length in ((2, 9), (3, 80), (2, 17)):
             ids = prompt(batch, length, device)
             expected = net(ids, use_cache=False).logits
+            torch._dynamo.mark_dynamic(ids, 0)
+            torch._dynamo.mark_dynamic(ids, 1)
             torch.testing.assert_close(call(ids, use_cache=False).logits, expected, rtol=1e-4, atol=1e-5)
     assert chains(since) == [{"qk-norm + rope": 2, "add + norm": 4}]
+
+
+@pytest.mark.slow
+def test_where_every_number_is_dynamic_norms_stay(device, since):
+    """torch.compile(dynamic=True) makes eps an input of the graph, which no op takes. Rotations are still put in."""
+    net, ids = model("llama", device=device), prompt(device=device)
+    with torch.no_grad():
+        expected = net(ids, use_cache=False).logits
+        actual = compiled(net, dynamic=True)(ids, use_cache=False).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert chains(since) == [{"rope": 2}]
 
 
 @pytest.mark.slow
