@@ -34,7 +34,7 @@ def op_of(norm: Norm) -> str:
 
 
 def kind_of(norm: Norm) -> tuple[Any, ...]:
-    """What ``report`` calls the rows of a norm."""
+    """The size, dtype and device of the rows of a norm."""
     rows = norm.x.meta["val"]
     return (rows.shape[-1], rows.dtype, rows.device)
 

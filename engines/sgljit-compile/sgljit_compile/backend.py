@@ -46,16 +46,18 @@ def sgljit(
     Args:
         module, inputs: what torch.compile gives to a backend.
         mode: of torch.compile, such as "reduce-overhead".
-        options: of inductor, and ``chains``: which ops to use, as ``SGLJIT_ENGINES`` names them. Without it they are
-            used on CUDA alone; what it names is used on any device.
+        options: of inductor, and two more. ``chains``: which ops to use, as ``SGLJIT_ENGINES`` names them; without it
+            they are used on CUDA alone, and what it names is used on any device. ``mode``: as the argument, since
+            torch.compile takes no mode beside options.
 
     Raises:
         sgljit_core.errors.ConfigError: ``chains`` or ``SGLJIT_ENGINES`` names what no adapter has.
     """
-    chosen = {**inductor.mode_options(mode), **(options or {})}
-    chains = chosen.pop("chains", None)
+    own = {"mode": mode, "chains": None}
+    own |= {name: given for name, given in (options or {}).items() if name in own}
+    chosen = {**inductor.mode_options(own["mode"]), **{n: x for n, x in (options or {}).items() if n not in own}}
     record = Graph(device=", ".join(sorted({x.device.type for x in inputs if isinstance(x, torch.Tensor)})))
-    ops = _ops(chains, record.device.split(", "))
+    ops = _ops(own["chains"], record.device.split(", "))
     if not ops:
         record.note = _OFF
     elif inductor.keeps_roundings(chosen):

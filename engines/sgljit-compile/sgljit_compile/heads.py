@@ -86,7 +86,7 @@ class Store:
 
 @dataclass
 class Tables:
-    """What all layers of a graph share: the angles, and the places of tokens."""
+    """Nodes that all layers of a graph share: the angles, and the places of tokens."""
 
     made: dict[Any, fx.Node] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ def heads_of(rotation: Rotation, norms: dict[fx.Node, Norm]) -> Heads | None:
 
 
 def kind_of(q: Heads, k: Heads) -> tuple[Any, ...]:
-    """What ``report`` calls the heads of q and k."""
+    """The numbers, the size, the dtype and the device of the heads of q and k."""
     first = q.source.meta["val"]
     return (f"{q.sizes()[2]} + {k.sizes()[2]} heads of {q.sizes()[3]}", first.dtype, first.device)
 

@@ -27,7 +27,7 @@ _FILES = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
 
 
 class _Pass(CustomInferenceAwareGraphPass):
-    """A pass over graphs. torch's caches tell its graphs from others by ``identity`` and by our files."""
+    """A pass over graphs. ``identity`` and our files are part of the keys of torch's caches."""
 
     def __init__(self, rewrite: Rewrite, identity: str) -> None:
         self.rewrite, self.identity = rewrite, identity

@@ -76,7 +76,7 @@ def _around(root: fx.Node) -> Norm | None:
 
 
 def _squared(mean: fx.Node) -> fx.Node | None:
-    """What the rows of a mean are the squares of, in float32."""
+    """The value of float32 whose squares a mean is taken of."""
     if mean.kwargs or len(args(mean)) != 3 or args(mean)[2] is not True:
         return None
     squares, dims = args(mean)[:2]

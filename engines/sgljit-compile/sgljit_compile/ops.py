@@ -46,7 +46,7 @@ def overload(op: str) -> Any:
 
 
 def loads(ops: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """Those of some ops whose family's host part loads. A graph from torch's caches calls them without a question.
+    """The ops among these whose family's host part loads. A graph from torch's caches calls them without a question.
 
     A call without tokens needs the host part alone.
     """
@@ -73,7 +73,7 @@ def _fail(error: Exception) -> None:
 
 
 def identity(ops: Mapping[str, frozenset[str]]) -> str:
-    """What tells graphs with these ops from others: their names, which hold a digest of what a graph relies on."""
+    """The ops as a part of the keys of torch's caches. Their names hold a digest of what a graph relies on."""
     return " ".join(f"{overload(op)} {sorted(devices)}" for op, devices in sorted(ops.items()))
 
 

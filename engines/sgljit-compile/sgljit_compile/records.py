@@ -36,7 +36,7 @@ GRAPHS: list[Graph] = []
 
 
 def explain() -> list[Graph]:
-    r"""What the backend did in this process: a ``Graph`` for each graph that torch.compile gave to it, oldest first.
+    r"""The graphs of this process: a ``Graph`` for each graph that torch.compile gave to it, oldest first.
 
     >>> print(*explain(), sep="\n")
     cuda: 16 x qk-norm + rope + store, 31 x add + norm; 17 x norm left: no addition is right before it

@@ -115,7 +115,7 @@ def _both(cat: Any) -> tuple[Any, Any] | None:
 
 
 def _half(node: Any) -> tuple[fx.Node, int, frozenset[fx.Node]] | None:
-    """What a node is a half of along the last dimension, which half, and its nodes."""
+    """The value that a node is a half of along the last dimension, which half, and the nodes between."""
     if is_call(node, aten.slice.Tensor) and len(args(node)) == 4:
         x, dim, start, end = args(node)
         rows = value(x)
@@ -205,5 +205,5 @@ def _rotation(
 
 
 def _without_heads(node: fx.Node, heads: int) -> fx.Node | None:
-    """What got the dimension of the heads by ``unsqueeze``: it is one node for all layers."""
+    """The value before ``unsqueeze`` gave it a dimension for heads: it is one node for all layers."""
     return args(node)[0] if is_call(node, aten.unsqueeze.default) and args(node)[1] in (heads, heads - 4) else None

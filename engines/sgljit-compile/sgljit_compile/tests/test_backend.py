@@ -75,6 +75,7 @@ def test_a_name_that_no_adapter_has_is_an_error():
 
 def test_modes_and_options_are_inductors():
     assert run(mode="max-autotune-no-cudagraphs").note
+    assert run(options={"mode": "max-autotune-no-cudagraphs", **ON}).chains
     assert inductor.mode_options("reduce-overhead") == {"triton.cudagraphs": True}
     with pytest.raises(Exception, match="no_such_option"):
         run(options={"no_such_option": 1})
