@@ -16,7 +16,7 @@ from .graphs import (
     ends_a_kernel,
     is_call,
     is_dense,
-    is_known,
+    number,
     replace,
     same_layout,
     same_shape,
@@ -77,11 +77,10 @@ def _rows(editor: Editor, addend: fx.Node) -> tuple[tuple[fx.Node, tuple[Any, ..
         Refused: its strides allow no such view.
     """
     tensor = addend.meta["val"]
-    offset = tensor.storage_offset()
-    if not is_dense(tensor) or not is_known(offset) or tensor.dim() < 2:
-        raise Refused("its addends are not contiguous")
+    if not is_dense(tensor) or not number(tensor.storage_offset(), 0) or tensor.dim() < 2:
+        raise Refused("its addends are not contiguous, or a part of something")
     *outer, size = (editor.size(addend, dim) for dim in range(tensor.dim()))
-    return (addend, ([editor.product(*outer), size], [size, 1], offset)), tensor.view(-1, size)
+    return (addend, ([editor.product(*outer), size], [size, 1], 0)), tensor.view(-1, size)
 
 
 def _try(norm: Norm, flat: list[torch.Tensor]) -> None:
@@ -125,5 +124,7 @@ def _check(values: Values, addend: fx.Node, other: fx.Node, total: fx.Node) -> N
     others = values.readers(addend) - {total}
     if any(values.order[user] > values.order[total] for user in others):
         raise Refused("an addend is needed later, which an op in place would have to copy")
+    if any(is_call(user, aten.cat.default) for user in others):  # the compiler may let an addend lie in the result
+        raise Refused("an addend is a part of a concatenation")
     if not others and not ends_a_kernel(owner):
         raise Refused("an addend is computed by code that the compiler fuses with the addition")

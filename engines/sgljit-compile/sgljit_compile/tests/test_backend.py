@@ -16,20 +16,21 @@ import sgljit_engines
 from sgljit_compile import adapter, inductor, ops
 from sgljit_core.errors import ArtifactLoadError, ConfigError
 
+from .test_heads import Prologue, given
 from .test_norms import Norm, block, inputs
 
 FRESH = {"force_disable_caches": True}
 ON = {"chains": "on", **FRESH}
 
 
-def run(given=None, function=None, **options):
+def run(function=None, **options):
     """The result of a small function, and what the backend did."""
     torch.compiler.reset()
-    given = inputs() if given is None else given
+    arguments = inputs()
     function = function or block(Norm())
     with torch.no_grad():
-        actual = torch.compile(function, backend="sgljit", fullgraph=True, **options)(*given)
-        torch.testing.assert_close(actual, function(*given), rtol=1e-5, atol=1e-5)
+        actual = torch.compile(function, backend="sgljit", fullgraph=True, **options)(*arguments)
+        torch.testing.assert_close(actual, function(*arguments), rtol=1e-5, atol=1e-5)
     return sgljit_compile.explain()[-1]
 
 
@@ -125,6 +126,28 @@ def test_a_graph_that_runs_twice_gives_the_same():
         first, second = call(*given), call(*given)
         torch.testing.assert_close(first, second, rtol=0, atol=0)
         torch.testing.assert_close(second, function(*given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_results_have_the_strides_that_they_had(stored):
+    class Returning(Prologue):
+        def forward(self, x, positions, keys, values, start):
+            q, k, v = self.parts(x, positions)
+            if not self.stored:
+                return q, k, v
+            places = torch.arange(x.shape[1]) + start
+            keys.index_copy_(2, places, k)
+            values.index_copy_(2, places, v)
+            return q, keys.sum(2)
+
+    function, arguments = Returning(stored=stored), given()
+    expected = function(*(x.clone() for x in arguments))
+    torch.compiler.reset()
+    with torch.no_grad():
+        actual = torch.compile(function, backend="sgljit", options=ON)(*arguments)
+    assert sum(sgljit_compile.explain()[-1].chains.values()) == 1
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert [x.stride() for x in actual] == [x.stride() for x in expected]
 
 
 def test_an_op_that_cannot_be_built_is_one_warning(monkeypatch, caplog):

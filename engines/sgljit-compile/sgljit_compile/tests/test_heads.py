@@ -167,6 +167,16 @@ def other_half(x):
     return torch.cat((x[..., SIZE // 2 :], x[..., : SIZE // 2]), dim=-1)
 
 
+def turned_back(x):
+    return torch.cat((-x[..., : SIZE // 2], x[..., SIZE // 2 :]), dim=-1)
+
+
+def swapped(x, cos, sin):
+    second, first = torch.chunk(x, 2, dim=-1)
+    cos, sin = cos[..., : SIZE // 2], sin[..., : SIZE // 2]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
 def interleaved(x):
     return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
 
@@ -176,6 +186,8 @@ def interleaved(x):
     [
         pytest.param(lambda x, cos, sin: x * cos + other_half(x) * sin, id="no_sign"),
         pytest.param(lambda x, cos, sin: x * cos - rotate_half(x) * sin, id="backwards"),
+        pytest.param(lambda x, cos, sin: x * cos + turned_back(x) * sin, id="first_half_negative"),
+        pytest.param(swapped, id="halves_swapped"),
         pytest.param(lambda x, cos, sin: x * cos + interleaved(x) * sin, id="interleaved"),
         pytest.param(lambda x, cos, sin: x * cos + rotate_half(x + 1) * sin, id="of_another"),
     ],
@@ -327,6 +339,35 @@ def test_two_layers_with_one_tensor_of_places():
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(inputs, reference, rtol=1e-4, atol=1e-4)
     assert record.chains == {"qk-norm + rope + store": 2}
+
+
+def test_a_store_before_v_is_computed():
+    """What reads the caches waits for v then."""
+
+    class Early(Prologue):
+        def forward(self, x, positions, keys, values, start):
+            places = torch.arange(x.shape[1]) + start
+            q, k = (norm(self.heads(x, n)).transpose(1, 2) for n, norm in (("q", self.q_norm), ("k", self.k_norm)))
+            cos, sin = (angle.unsqueeze(1) for angle in angles(positions, x.dtype))
+            keys.index_copy_(2, places, rotated(k, cos, sin))
+            seen_keys = keys.sum() + keys[:, :, 0].sum()
+            values.index_copy_(2, places, self.heads(x, "v").transpose(1, 2))
+            return rotated(q, cos, sin) * 1, seen_keys, values.sum()
+
+    check(Early(), "qk-norm + rope + store")
+
+
+def test_v_that_needs_the_cache_of_k_gets_no_store():
+    class Needing(Prologue):
+        def forward(self, x, positions, keys, values, start):
+            places = torch.arange(x.shape[1]) + start
+            q, k, _ = self.parts(x, positions)
+            keys.index_copy_(2, places, k)
+            values.index_copy_(2, places, self.heads(x + keys.mean(), "v").transpose(1, 2))
+            return q * 1, keys.sum(), values.sum()
+
+    record, _ = check(Needing(), "qk-norm + rope")
+    assert record.left == {("qk-norm + rope + store", "its inputs need its results"): 1}
 
 
 def test_places_count_from_the_end_as_before():

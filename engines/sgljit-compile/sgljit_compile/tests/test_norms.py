@@ -201,6 +201,42 @@ def test_views_of_one_tensor_stay():
     check(call, inputs(), "")
 
 
+def test_parts_of_one_tensor_stay():
+    norm = Norm()
+
+    def call(x, _residual, matrix, _other):
+        both = x @ matrix
+        total = both[:1] + both[1:]
+        return norm(total), total
+
+    record = check(call, inputs(), "")
+    assert record.left == {("add + norm", "its addends share memory"): 1}
+
+
+def test_an_addend_with_an_offset_stays():
+    norm = Norm()
+
+    def call(x, residual, matrix, other):
+        total = (residual @ other)[1:] + (x @ matrix)[1:]
+        return norm(total), total
+
+    record = check(call, inputs(), "")
+    assert record.left == {("add + norm", "its addends are not contiguous, or a part of something"): 1}
+
+
+def test_a_part_of_a_concatenation_stays():
+    norm = Norm()
+
+    def call(x, residual, matrix, other):
+        first = residual @ other
+        joined = torch.cat((first, x), -1)
+        total = first + joined @ torch.cat((matrix, other))
+        return norm(total), total, joined
+
+    record = check(call, inputs(), "")
+    assert record.left == {("add + norm", "an addend is a part of a concatenation"): 1}
+
+
 def test_what_the_compiler_fuses_with_the_addition_stays():
     norm = Norm()
 
