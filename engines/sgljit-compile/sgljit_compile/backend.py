@@ -60,6 +60,8 @@ def sgljit(
     ops = _ops(own["chains"], record.device.split(", "))
     if not ops:
         record.note = _OFF
+    elif inductor.wants_gradients(inputs):
+        record.note, ops = _GRADIENTS, {}
     elif inductor.keeps_roundings(chosen):
         record.note, ops = _ROUNDING, {}
     else:
@@ -83,7 +85,6 @@ def _ops(chains: str | None, devices: Sequence[str]) -> dict[str, frozenset[str]
     return loads({op: types for op, types in on.items() if types})
 
 
-def _rewrite(ops: Mapping[str, frozenset[str]], record: Graph, graph: fx.Graph, is_inference: bool) -> None:
-    record.note = "" if is_inference else _GRADIENTS
-    if is_inference:
-        rewrite(graph, ops, record)
+def _rewrite(ops: Mapping[str, frozenset[str]], record: Graph, graph: fx.Graph) -> None:
+    record.note = ""
+    rewrite(graph, ops, record)

@@ -7,37 +7,53 @@ op that writes, in a graph where nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor import compile as inductor_compile
-from torch._inductor import config, list_mode_options
-from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass, get_hash_for_files
+from torch._inductor import config, custom_graph_pass, list_mode_options
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-__all__ = ["Rewrite", "compile_graph", "keeps_roundings", "mode_options", "reset", "writing"]
+__all__ = ["Rewrite", "compile_graph", "keeps_roundings", "mode_options", "reset", "wants_gradients", "writing"]
 
-Rewrite = Callable[[fx.Graph, bool], None]
+Rewrite = Callable[[fx.Graph], None]
 
 _OPTION = "post_grad_custom_pre_pass"
 _FILES = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
 
 
-class _Pass(CustomInferenceAwareGraphPass):
-    """A pass over graphs. ``identity`` and our files are part of the keys of torch's caches."""
+class _Pass(CustomGraphPass):
+    """A pass over graphs for inference, behind the user's own. Its parts are in the keys of torch's caches."""
 
-    def __init__(self, rewrite: Rewrite, identity: str) -> None:
-        self.rewrite, self.identity = rewrite, identity
+    def __init__(self, rewrite: Rewrite, identity: str, others: Sequence[Any]) -> None:
+        self.rewrite, self.identity, self.others = rewrite, identity, others
 
-    def __call__(self, graph: fx.Graph, is_inference: bool = False) -> None:
-        with unset_fake_temporarily():  # ops are tried on real tensors
-            self.rewrite(graph, is_inference)
+    def __call__(self, graph: fx.Graph) -> None:
+        is_inference = not _is_of_training(graph)
+        knowing: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())  # torch 2.11 has it not
+        for other in self.others:
+            other(graph, is_inference=is_inference) if isinstance(other, knowing) else other(graph)
+        if is_inference:
+            with unset_fake_temporarily():  # ops are tried on real tensors
+                self.rewrite(graph)
 
     def uuid(self) -> Any:
-        return get_hash_for_files(_FILES, self.identity)
+        others = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
+        return None if None in others else (get_hash_for_files(_FILES, self.identity), *others)
+
+
+def _is_of_training(graph: fx.Graph) -> bool:
+    """Whether a graph is the forward or backward part of a training step, by the names that torch gives to inputs."""
+    return any(node.op == "placeholder" and node.name.startswith(("primals", "tangents")) for node in graph.nodes)
+
+
+def wants_gradients(inputs: Sequence[Any]) -> bool:
+    """Whether the graph that a backend gets will have a backward part."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
 def compile_graph(
@@ -52,20 +68,20 @@ def compile_graph(
     Args:
         module, inputs: what torch.compile gives to a backend.
         options: options of inductor.
-        rewrite: called with each graph that inductor makes of it, in ATen ops without writes, and whether it is for
-            inference.
+        rewrite: called with each graph for inference that inductor makes of it, in ATen ops without writes.
         identity: what ``rewrite`` depends on beside the files of this package.
     """
     options = dict(options)
     if rewrite is not None:
         others = options.get(_OPTION, getattr(config, _OPTION))
-        options[_OPTION] = [*_several(others), _Pass(rewrite, identity)]
+        options[_OPTION] = _Pass(rewrite, identity, _several(others))
     return inductor_compile(module, list(inputs), options=options)  # type: ignore[no-any-return]
 
 
-def _several(passes: Any) -> Iterator[Any]:
-    if passes is not None:
-        yield from passes if isinstance(passes, (list, tuple)) else (passes,)
+def _several(passes: Any) -> Sequence[Any]:
+    if passes is None:
+        return ()
+    return tuple(passes) if isinstance(passes, (list, tuple)) else (passes,)
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:
