@@ -195,10 +195,17 @@ class Editor:
         )
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        """A node that calls a function."""
+        """A node that calls a function.
+
+        Raises:
+            Refused: the function does not take such values.
+        """
         fakes, named = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
-        with self.mode:
-            result = target(*fakes, **named)
+        try:
+            with self.mode:
+                result = target(*fakes, **named)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise Refused(f"a view or a table cannot be made: {type(error).__name__}: {error}") from error
         return self._put(target, args, kwargs, result)
 
     def constant(self, tensor: torch.Tensor) -> fx.Node:

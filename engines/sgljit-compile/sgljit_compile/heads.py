@@ -34,7 +34,7 @@ from .norms import Norm
 from .ops import HEADS, overload, works
 from .rotations import Rotation
 
-__all__ = ["Heads", "Store", "Tables", "fuse", "heads_of", "kind_of", "store_of"]
+__all__ = ["Heads", "Store", "Tables", "differ", "fuse", "heads_of", "kind_of", "store_of"]
 
 _prims: Any = torch.ops.prims
 
@@ -161,22 +161,27 @@ def _written(put: fx.Node, heads: Any) -> tuple[fx.Node | None, Any]:
     return (cache, positions) if fits and whole and counted else (None, None)
 
 
-def _check(values: Values, q: Heads, k: Heads) -> None:
-    """Whether two sets of heads can be one program, and may be overwritten.
-
-    Raises:
-        Refused: they cannot.
-    """
+def differ(q: Heads, k: Heads) -> str:
+    """Why two sets of heads cannot be one program; empty if they can."""
     one, two = q.rotation, k.rotation
     if (one.cos, one.sin, one.heads) != (two.cos, two.sin, two.heads) or not equal(q.sizes()[:2], k.sizes()[:2]):
-        raise Refused("q and k have other angles or tokens")
+        return "q and k have other angles or tokens"
     if q.sizes()[3] != k.sizes()[3] or q.source.meta["val"].dtype != k.source.meta["val"].dtype:
-        raise Refused("q and k have heads of other sizes or dtypes")
+        return "q and k have heads of other sizes or dtypes"
     norms = [heads.norm and (heads.norm.eps, heads.norm.plus_one) for heads in (q, k)]
     if norms[0] != norms[1]:
-        raise Refused("q and k have other norms")
+        return "q and k have other norms"
     if not all(is_known(size) for size in (q.sizes()[2], k.sizes()[2])):
-        raise Refused("the number of its heads is not known")
+        return "the number of its heads is not known"
+    return ""
+
+
+def _check(values: Values, q: Heads, k: Heads) -> None:
+    """Whether two sets of heads may be overwritten.
+
+    Raises:
+        Refused: they may not.
+    """
     if values.owner(q.source) is values.owner(k.source):
         raise Refused("q and k share memory")
     for heads in (q, k):
@@ -206,17 +211,19 @@ def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Table
     late = values.dependent(results, place, set(own))
     if not inputs.isdisjoint({*late, *own}):
         raise Refused("its inputs need its results")
-    made = dict(tables.made)
+    # A table that another chain has made may come too late for this one.
+    before = values.order[place]
+    earlier = Tables({key: node for key, node in tables.made.items() if values.order[node] <= before})
     editor = Editor(graph, place)
     try:
-        op, news = _put(editor, q, k, store, tables)
+        op, news = _put(editor, q, k, store, earlier)
         for old, new in zip(results, news, strict=True):
             if not same_shape(old.meta["val"], new.meta["val"]):
                 raise Refused("its result would have another shape")
     except Refused:
         editor.undo()
-        tables.made = made
         raise
+    tables.made |= earlier.made
     editor.move_here(late)
     replace(graph, dict(zip(results, news, strict=True)), own)
     return op

@@ -1,8 +1,8 @@
 """How is inductor asked to compile a graph, with a pass of ours over it?
 
-All that the package takes from modules of torch with an underscore is here. Each is a point that torch documents for
-extensions: ``torch._inductor.compile`` and its options, ``CustomGraphPass``, and the higher-order op that stands for an
-op that writes, in a graph where nothing is written.
+All that the package takes from modules of torch with an underscore is here: ``torch._inductor.compile``, its options
+and its ``CustomGraphPass``, which torch offers for extensions; and the higher-order op that stands for an op that
+writes, in a graph where nothing is written.
 """
 
 from __future__ import annotations

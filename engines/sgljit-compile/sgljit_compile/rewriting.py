@@ -37,13 +37,16 @@ def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) ->
     rotated = {one.out for one in found if one is not None}
     tables = Tables()
     while found:
-        one = found.pop(0)
+        one, other = found[0], found[1] if len(found) > 1 else None
+        reason = "q and k are not side by side"
         if one is None:
-            record.left["rope", "something takes a value inside of it"] += 1
-        elif not found or found[0] is None:
-            record.left["rope", "q and k are not side by side"] += 1
-        elif _pair(graph, one, found[0], rotated, ops, record, tables):
-            found.pop(0)
+            reason = "something takes a value inside of it"
+        elif other is not None and not (reason := heads.differ(one, other)):
+            _pair(graph, one, other, rotated, ops, record, tables)
+            del found[:2]
+            continue
+        record.left["rope", reason] += 1
+        del found[0]
     return of_heads
 
 
@@ -55,8 +58,8 @@ def _pair(
     ops: Mapping[str, frozenset[str]],
     record: Graph,
     tables: Tables,
-) -> bool:
-    """Fuse the heads of q and k, with the store where the graph has it; whether it could be done."""
+) -> None:
+    """Fuse the heads of q and k, with the store where the graph has it."""
     store = heads.store_of(k, rotated)
     if store is None and (store := heads.store_of(q, rotated)) is not None:
         q, k = k, q
@@ -69,8 +72,7 @@ def _pair(
             _left(record, op, heads.kind_of(q, k), str(refused))
         else:
             _put(record, op, heads.kind_of(q, k))
-            return True
-    return False
+            return
 
 
 def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozenset[str]], record: Graph) -> None:

@@ -370,6 +370,28 @@ def test_v_that_needs_the_cache_of_k_gets_no_store():
     assert record.left == {("qk-norm + rope + store", "its inputs need its results"): 1}
 
 
+def test_two_towers_share_their_angles():
+    """The second may come first in the graph: the table of the angles must stand before both."""
+
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Prologue(stored=False), Prologue(stored=False)
+
+        def forward(self, x, positions, *_rest):
+            cos, sin = (angle.unsqueeze(1) for angle in angles(positions, x.dtype))
+            early = [self.second.heads(x, name).transpose(1, 2) for name in "qk"]
+            late = [self.first.heads(x + early[0].mean(), name).transpose(1, 2) for name in "qk"]
+            first = [rotated(heads, cos, sin) for heads in late]
+            return *first, *(rotated(heads, cos, sin) for heads in early)
+
+    inputs = given()
+    module = Towers()
+    result, record, _ = seen(module, *inputs)
+    torch.testing.assert_close(result, module(*inputs), rtol=1e-5, atol=1e-5)
+    assert record.chains == {"rope": 2}
+
+
 def test_places_count_from_the_end_as_before():
     class Last(Prologue):
         def forward(self, x, positions, keys, values, start):
