@@ -381,7 +381,7 @@ def test_two_towers_share_their_angles():
         def forward(self, x, positions, *_rest):
             cos, sin = (angle.unsqueeze(1) for angle in angles(positions, x.dtype))
             early = [self.second.heads(x, name).transpose(1, 2) for name in "qk"]
-            late = [self.first.heads(x + early[0].mean(), name).transpose(1, 2) for name in "qk"]
+            late = [self.first.heads(x + (x @ self.first.v_proj).mean(), name).transpose(1, 2) for name in "qk"]
             first = [rotated(heads, cos, sin) for heads in late]
             return *first, *(rotated(heads, cos, sin) for heads in early)
 
