@@ -1,0 +1,32 @@
+"""Which ops does the backend put into graphs, beside which versions of torch, and on which devices?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sgljit_engines import Adapter
+
+__all__ = ["ADAPTER", "DEVICES", "FAMILIES"]
+
+ADAPTER = Adapter(
+    distribution="sgljit-compile",
+    engine={"torch": ">=2.11,<2.14"},  # pyproject.toml has the version, too
+    ops={
+        "norm": {
+            "fused_add_rmsnorm": "add + norm",
+            "gemma_fused_add_rmsnorm": "add + norm with 1 + weight",
+        },
+        "rope": {
+            "fused_qk_norm_rope_with_kvcache": "qk-norm + rope + store",
+            "fused_qk_norm_rope": "qk-norm + rope",
+            "apply_rope_inplace_with_kvcache": "rope + store",
+            "apply_rope_inplace": "rope",
+        },
+    },
+)
+
+FAMILIES: Mapping[str, str] = {op: family for family, ops in ADAPTER.ops.items() for op in ops}
+
+# The types of devices that a chain's op is used on unless ``options={"chains": ...}`` asks for it by name. On the CPU
+# the compiler's loops and ours move the same bytes, and a call from a graph costs more than a loop of one token.
+DEVICES: Mapping[str, frozenset[str]] = dict.fromkeys(FAMILIES, frozenset({"cuda"}))

@@ -1,0 +1,90 @@
+"""What does ``torch.compile(model, backend="sgljit")`` do with a graph?
+
+It gives the graph to inductor, with one pass more. The pass works on inductor's ATen graph, not on the graph of dynamo,
+for three reasons. It is canonical: ``x.pow(2)``, ``x * x`` and ``torch.square`` are few forms there, and dtype
+conversions stand where they happen. It has no writes: an ``index_copy_`` into a cache is a value that later readers
+take, so that the order of reads and writes cannot be mistaken, and inputs that share memory have been sorted out. And
+gradients are known: a graph of a training step is no inference graph, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import inductor
+from .adapter import ADAPTER, DEVICES
+from .ops import identity, loads
+from .records import GRAPHS, Graph
+from .rewriting import rewrite
+
+__all__ = ["sgljit"]
+
+_CACHED = (
+    "a graph from torch's caches, with the ops that were put in when it was first compiled "
+    "(TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it anew)"
+)
+_GRADIENTS = "a graph with gradients stays the compiler's; call the model inside of torch.no_grad()"
+_ROUNDING = "emulate_precision_casts asks for roundings that a fused op does not make: nothing is put in"
+_OFF = "nothing is used on this device: CUDA alone by default, what options={'chains': ...} names on any"
+
+
+def sgljit(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend ``sgljit`` of torch.compile: inductor, with chains of a decoder layer on ops of ours.
+
+    Args:
+        module, inputs: what torch.compile gives to a backend.
+        mode: of torch.compile, such as "reduce-overhead".
+        options: of inductor, and two more. ``chains``: which ops to use, as ``SGLJIT_ENGINES`` names them; without it
+            they are used on CUDA alone, and what it names is used on any device. ``mode``: as the argument, since
+            torch.compile takes no mode beside options.
+
+    Raises:
+        sgljit_core.errors.ConfigError: ``chains`` or ``SGLJIT_ENGINES`` names what no adapter has.
+    """
+    own = {"mode": mode, "chains": None}
+    own |= {name: given for name, given in (options or {}).items() if name in own}
+    chosen = {**inductor.mode_options(own["mode"]), **{n: x for n, x in (options or {}).items() if n not in own}}
+    record = Graph(device=", ".join(sorted({x.device.type for x in inputs if isinstance(x, torch.Tensor)})))
+    ops = _ops(own["chains"], record.device.split(", "))
+    if not ops:
+        record.note = _OFF
+    elif inductor.wants_gradients(inputs):
+        record.note, ops = _GRADIENTS, {}
+    elif inductor.keeps_roundings(chosen):
+        record.note, ops = _ROUNDING, {}
+    else:
+        record.note = _CACHED
+    rewriting = functools.partial(_rewrite, ops, record) if ops else None
+    compiled = inductor.compile_graph(module, inputs, chosen, rewriting, identity(ops))
+    GRAPHS.append(record)
+    ADAPTER.say(logging.INFO, "engine_graph", f"with {ADAPTER.versions()}: {record}")
+    return compiled
+
+
+_backend: Any = sgljit
+_backend.reset = inductor.reset  # torch.compiler.reset() calls it
+
+
+def _ops(chains: str | None, devices: Sequence[str]) -> dict[str, frozenset[str]]:
+    """The ops to use, each with the types of devices to use it on."""
+    ops = ADAPTER.start("on" if chains is None else chains)
+    on = {op: DEVICES[op] if chains is None else frozenset({"cpu", "cuda"}) for op in ops}
+    on = {op: frozenset(on[op].intersection(devices)) for op in sorted(ops)}
+    return loads({op: types for op, types in on.items() if types})
+
+
+def _rewrite(ops: Mapping[str, frozenset[str]], record: Graph, graph: fx.Graph) -> None:
+    record.note = ""
+    rewrite(graph, ops, record)

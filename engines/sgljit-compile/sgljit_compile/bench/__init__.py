@@ -1,0 +1,1 @@
+"""Benchmarks of the backend, each a script: ``python -m sgljit_compile.bench.compiled``."""

@@ -1,0 +1,187 @@
+"""How long does a compiled step take with the chains on ops of ours, and how many kernels does it launch?
+
+A step is one token for each of some users, behind a static cache, as ``generate`` runs it; and a prompt. Models have
+random weights. Each row is the whole model, by the clock until the device has finished. inductor alone and the backend
+are compiled from the same model and measured by turns. Besides all chains, each kind is measured alone.
+
+``python -m sgljit_compile.bench.compiled --output bench/results/compiled.md``
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch._dynamo import config as dynamo
+
+import sgljit_compile
+from sgljit_tools.benchmark.results import write_results
+
+_COMMON = {"vocab_size": 32000, "max_position_embeddings": 8192, "head_dim": 128, "num_key_value_heads": 8}
+SIZES: dict[str, dict[str, Any]] = {
+    "2048": {"num_hidden_layers": 8, "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16},
+    "4096": {"num_hidden_layers": 8, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32},
+}
+TINY = {
+    "64": {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 128,
+    }
+}
+
+ALONE = "inductor"
+LINES = {ALONE: "off", "all chains": "on", "add + norm": "norm", "heads": "rope"}
+
+NOTE = """
+{layers} layers with random weights, {dtype}. Milliseconds of a step, the median of {rounds} rounds of {repeats} steps
+by the clock; in brackets inductor's time divided by this one's, and on a GPU the kernels of a step. Decode is a token
+of each of {batch} users behind {prompt} tokens in a static cache; prefill is a forward of {batch} prompts of {prompt}.
+"inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"` with all chains, with additions
+and norms alone, and with the chains of heads alone.
+"""
+
+
+def make(name: str, size: dict[str, Any], options: argparse.Namespace) -> Any:
+    """A model with random weights."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **{**_COMMON, **size}, use_cache=True)
+    auto: Any = transformers.AutoModelForCausalLM  # untyped
+    with torch.device(options.device):
+        return auto.from_config(config, dtype=options.dtype).eval()
+
+
+def compiled(model: Any, line: str, mode: str) -> Any:
+    """The model's forward as inductor or the backend compiles it."""
+    if line == ALONE:
+        return torch.compile(model, mode=mode)
+    return torch.compile(model, backend="sgljit", options={"chains": LINES[line], "mode": mode})
+
+
+def finish(options: argparse.Namespace) -> None:
+    """Wait for the device."""
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def decode(call: Any, model: Any, options: argparse.Namespace) -> Callable[[], None]:
+    """A step of decode. The cache is written at one place again and again, so that all steps are alike."""
+    ids = torch.randint(3, model.config.vocab_size, (options.batch, options.prompt), device=options.device)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=options.prompt + 8)
+    model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    token = torch.full((options.batch, 1), 5, device=options.device)
+    position = torch.full((1, 1), options.prompt, device=options.device)
+
+    layers: Any = cache.layers  # untyped
+
+    def step() -> None:
+        for layer in layers:
+            layer.cumulative_length.fill_(options.prompt)
+        call(token, past_key_values=cache, position_ids=position, use_cache=True)
+
+    return step
+
+
+def prefill(call: Any, model: Any, options: argparse.Namespace) -> Callable[[], None]:
+    """A forward of whole prompts."""
+    ids = torch.randint(3, model.config.vocab_size, (options.batch, options.prompt), device=options.device)
+    return lambda: call(ids, use_cache=False, logits_to_keep=1)
+
+
+def milliseconds(step: Callable[[], None], options: argparse.Namespace) -> float:
+    """The mean time of several steps."""
+    finish(options)
+    start = time.perf_counter()
+    for _ in range(options.repeats):
+        step()
+    finish(options)
+    return (time.perf_counter() - start) * 1e3 / int(options.repeats)
+
+
+def launches(step: Callable[[], None], options: argparse.Namespace) -> str:
+    """The kernels of a step on a GPU, as text."""
+    if options.device != "cuda":
+        return ""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        finish(options)
+    events = profile.key_averages()
+    return f", {sum(event.count for event in events if event.device_type.name == 'CUDA')}"
+
+
+def rows(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """The rows of the page, after each model and mode: compiling takes minutes, and may be cut short."""
+    done: list[dict[str, Any]] = []
+    for name in options.models:
+        for size, config in (TINY if options.tiny else SIZES).items():
+            if options.sizes and size not in options.sizes:
+                continue
+            model = make(name, config, options)
+            for phase, steps in (("decode", decode), ("prefill", prefill)):
+                for mode in options.modes:
+                    row = {"model": f"{name} {size}", "step": phase, "mode": mode}
+                    done.append(row | measured(model, steps, mode, options))
+                    yield done
+            del model
+
+
+def measured(model: Any, steps: Callable[..., Any], mode: str, options: argparse.Namespace) -> dict[str, str]:
+    """The cells of a row: all lines by turns, as another program may disturb the host."""
+    calls: dict[str, Callable[[], None]] = {}
+    torch.compiler.reset()
+    for line in LINES:
+        calls[line] = steps(compiled(model, line, mode), model, options)
+        for _ in range(3):  # compiles, warms up, and records a CUDA graph
+            calls[line]()
+    times: dict[str, list[float]] = {line: [] for line in LINES}
+    for _ in range(options.rounds):
+        for line, step in calls.items():
+            times[line].append(milliseconds(step, options))
+    medians = {line: statistics.median(found) for line, found in times.items()}
+    return {
+        line: f"{found:.3f} ({medians[ALONE] / found:.2f} x{launches(calls[line], options)})"
+        for line, found in medians.items()
+    }
+
+
+def main(arguments: list[str] | None = None) -> str:
+    """Measure, and print the page or write it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
+    parser.add_argument("--tiny", action="store_true", help="models of two layers, to try the script")
+    parser.add_argument("--models", nargs="*", default=["qwen3", "llama"], help="types of models")
+    parser.add_argument("--sizes", nargs="*", choices=list(SIZES), help="hidden sizes; by default all")
+    parser.add_argument("--modes", nargs="*", default=["default", "reduce-overhead"], help="modes of torch.compile")
+    parser.add_argument("--batch", type=int, default=1, help="users of a decode, and prompts of a prefill")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="the page's file")
+    options = parser.parse_args(arguments)
+    layers = next(iter((TINY if options.tiny else SIZES).values()))["num_hidden_layers"]
+    note = NOTE.format(**vars(options) | {"dtype": str(options.dtype).removeprefix("torch."), "layers": layers})
+    note += f"\ntransformers {transformers.__version__}, sgljit-compile {sgljit_compile.__version__}."
+    page = ""
+    dynamo.recompile_limit = 64  # one model is compiled by several backends
+    with torch.no_grad():
+        for done in rows(options):
+            graphs = [{"graph": str(graph)} for graph in dict.fromkeys(map(str, sgljit_compile.explain()))]
+            tables = {"Steps": done, "Chains in the graphs": graphs}
+            page = write_results(options.output, "torch.compile", tables, note=note, device=options.device)
+    print(page)
+    return page
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Which op of ours stands for a chain, and does it work for tensors of some kind?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sgljit_core import ops as families
+from sgljit_core.errors import SgljitError, TensorMatchError
+
+from .adapter import ADAPTER, FAMILIES
+from .graphs import is_known
+
+__all__ = ["ADD_NORM", "HEADS", "identity", "loads", "overload", "works"]
+
+ADD_NORM: Mapping[bool, str] = {False: "fused_add_rmsnorm", True: "gemma_fused_add_rmsnorm"}  # by 1 + weight
+
+# By whether the heads are normalised, and whether they are stored.
+HEADS: Mapping[tuple[bool, bool], str] = {
+    (True, True): "fused_qk_norm_rope_with_kvcache",
+    (True, False): "fused_qk_norm_rope",
+    (False, True): "apply_rope_inplace_with_kvcache",
+    (False, False): "apply_rope_inplace",
+}
+
+# By family, an op and the shapes of a call without tokens; a rotation has positions, too.
+_EMPTY: Mapping[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
+    "norm": ("fused_add_rmsnorm", ((0, 8), (0, 8), (8,))),
+    "rope": ("apply_rope_inplace", ((0, 1, 8), (0, 1, 8), (1, 8))),
+}
+
+_ROWS = 64  # of the tensors that an op is tried on
+
+_answers: dict[tuple[Any, ...], dict[Any, bool]] = {}
+
+
+def overload(op: str) -> Any:
+    """The ``torch.library`` op of an op's function, which is its one overload."""
+    family = FAMILIES[op]
+    getattr(families[family], op)  # registers it
+    packet = getattr(getattr(torch.ops, f"sgljit_{family}"), op)
+    return getattr(packet, packet.overloads()[0])
+
+
+def loads(ops: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """The ops among these whose family's host part loads. A graph from torch's caches calls them without a question.
+
+    A call without tokens needs the host part alone.
+    """
+    lost = {family for family in _EMPTY if not _loads(family, ops)}
+    return {op: devices for op, devices in ops.items() if FAMILIES[op] not in lost}
+
+
+def _loads(family: str, ops: Mapping[str, frozenset[str]]) -> bool:
+    if not any(FAMILIES[op] == family for op in ops):
+        return True
+    op, shapes = _EMPTY[family]
+    arguments = [torch.zeros(shape) for shape in shapes]
+    if family == "rope":
+        arguments.append(torch.zeros(0, dtype=torch.int64))
+    try:
+        getattr(families[family], op)(*arguments)
+    except (SgljitError, OSError) as error:
+        return ADAPTER.attempt(op, functools.partial(_fail, error))
+    return True
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def identity(ops: Mapping[str, frozenset[str]]) -> str:
+    """The ops as a part of the keys of torch's caches. Their names hold a digest of what a graph relies on."""
+    return " ".join(f"{overload(op)} {sorted(devices)}" for op, devices in sorted(ops.items()))
+
+
+def works(op: str, kind: tuple[Any, ...], arguments: Mapping[str, Any]) -> bool:
+    """Whether an op takes tensors of the strides and dtypes of these fake ones; what must be built for it is built.
+
+    Args:
+        op: the op.
+        kind: what ``report`` calls such tensors.
+        arguments: of the op. The tensors it is called with are new, hold zeros, and have 64 rows at most.
+    """
+    signature = tuple((name, _layout(x) if isinstance(x, torch.Tensor) else x) for name, x in arguments.items())
+    call = functools.partial(_try, op, arguments)
+    return ADAPTER.attempt_once(op, call, _answers.setdefault(signature, {}), (op, *kind))
+
+
+def _layout(x: torch.Tensor) -> tuple[Any, ...]:
+    return (*_sizes(x), *_strides(x), x.dtype, x.device)
+
+
+def _sizes(x: torch.Tensor) -> list[int]:
+    first, *rest = (size if is_known(size) else _ROWS for size in x.shape)
+    is_weight = x.dim() == 1 and x.dtype.is_floating_point
+    return [first if is_weight else min(first, _ROWS), *rest]
+
+
+def _strides(x: torch.Tensor) -> list[int]:
+    if all(is_known(stride) for stride in x.stride()):
+        return list(x.stride())
+    strides, step = list[int](), 1
+    for size in reversed(_sizes(x)):
+        strides.insert(0, step)
+        step *= size
+    return strides
+
+
+def _try(op: str, arguments: Mapping[str, Any]) -> None:
+    """Call an op on real tensors like some fake ones. Indices are zeros; so no more than their first row is read."""
+    samples: dict[str, Any] = {}
+    for name, x in arguments.items():
+        if isinstance(x, torch.Tensor):
+            sizes = _sizes(x)
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, _strides(x), strict=True))
+            samples[name] = torch.zeros(extent, dtype=x.dtype, device=x.device).as_strided(sizes, _strides(x))
+        else:
+            samples[name] = x
+    try:
+        getattr(families[FAMILIES[op]], op)(**samples)
+    except ValueError as error:  # rows that share memory
+        raise TensorMatchError(str(error)) from error

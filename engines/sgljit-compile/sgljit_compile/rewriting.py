@@ -1,0 +1,115 @@
+"""What of a graph is put on ops of ours, and what stays the compiler's, and why?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx
+
+from . import add_norm, heads
+from .adapter import ADAPTER
+from .graphs import Refused
+from .heads import Heads, Tables
+from .norms import norms
+from .ops import HEADS
+from .records import Graph
+from .rotations import rotations
+
+__all__ = ["rewrite"]
+
+
+def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+    """Put ops in the place of the chains of a graph.
+
+    Args:
+        graph: an ATen graph without writes.
+        ops: the ops that may be used, each with the types of devices that it may be used on.
+        record: gets what was done.
+    """
+    _add_norms(graph, _heads(graph, ops, record), ops, record)
+
+
+def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> set[fx.Node]:
+    """Fuse the chains of heads, two neighbours at a time; the results of all norms of heads, fused or not."""
+    by_result = {norm.out: norm for norm in norms(graph)}
+    found = [heads.heads_of(rotation, by_result) for rotation in rotations(graph)]
+    of_heads = {one.norm.out for one in found if one is not None and one.norm is not None}
+    rotated = {one.out for one in found if one is not None}
+    tables = Tables()
+    while found:
+        one, other = found[0], found[1] if len(found) > 1 else None
+        reason = "q and k are not side by side"
+        if one is None:
+            reason = "something takes a value inside of it"
+        elif other is not None and not (reason := heads.differ(one, other)):
+            _pair(graph, one, other, rotated, ops, record, tables)
+            del found[:2]
+            continue
+        record.left["rope", reason] += 1
+        del found[0]
+    return of_heads
+
+
+def _pair(
+    graph: fx.Graph,
+    q: Heads,
+    k: Heads,
+    rotated: set[fx.Node],
+    ops: Mapping[str, frozenset[str]],
+    record: Graph,
+    tables: Tables,
+) -> None:
+    """Fuse the heads of q and k, with the store where the graph has it."""
+    store = heads.store_of(k, rotated)
+    if store is None and (store := heads.store_of(q, rotated)) is not None:
+        q, k = k, q
+    for stores in (store, None) if store is not None else (None,):
+        op = HEADS[q.norm is not None, stores is not None]
+        try:
+            _check_use(ops, op, q.source)
+            heads.fuse(graph, q, k, stores, tables)
+        except Refused as refused:
+            _left(record, op, heads.kind_of(q, k), str(refused))
+        else:
+            _put(record, op, heads.kind_of(q, k))
+            return
+
+
+def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+    """Fuse each norm behind an addition, but for some others."""
+    replaced: set[fx.Node] = set()
+    for norm in list(norms(graph)):
+        if norm.out in others:
+            continue
+        if norm.x in replaced:
+            record.left["norm", "its sum is on an op already, with another norm"] += 1
+            continue
+        if not add_norm.is_behind_addition(norm):
+            record.left["norm", "no addition is right before it"] += 1
+            continue
+        op, kind = add_norm.op_of(norm), add_norm.kind_of(norm)
+        try:
+            _check_use(ops, op, norm.x)
+            add_norm.fuse(graph, norm)
+        except Refused as refused:
+            _left(record, op, kind, str(refused))
+        else:
+            replaced.add(norm.x)
+            _put(record, op, kind)
+
+
+def _check_use(ops: Mapping[str, frozenset[str]], op: str, node: fx.Node) -> None:
+    if node.meta["val"].device.type not in ops.get(op, ()):
+        raise Refused("switched off")
+
+
+def _put(record: Graph, op: str, kind: tuple[object, ...]) -> None:
+    record.chains[ADAPTER.parts[op]] += 1
+    ADAPTER.use(op, (op, *kind)).layers += 1
+
+
+def _left(record: Graph, op: str, kind: tuple[object, ...], reason: str) -> None:
+    record.left[ADAPTER.parts[op], reason] += 1
+    use = ADAPTER.use(op, (op, *kind, "left"))
+    use.why = reason
+    use.own_calls += 1

@@ -1,0 +1,223 @@
+"""The backend: how it is found and switched, and what it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+import sgljit_compile
+import sgljit_engines
+from sgljit_compile import adapter, inductor, ops
+from sgljit_core.errors import ArtifactLoadError, ConfigError
+
+from .test_heads import Prologue, given
+from .test_norms import Norm, block, inputs
+
+FRESH = {"force_disable_caches": True}
+ON = {"chains": "on", **FRESH}
+
+
+def run(function=None, **options):
+    """The result of a small function, and what the backend did."""
+    torch.compiler.reset()
+    arguments = inputs()
+    function = function or block(Norm())
+    with torch.no_grad():
+        actual = torch.compile(function, backend="sgljit", fullgraph=True, **options)(*arguments)
+        torch.testing.assert_close(actual, function(*arguments), rtol=1e-5, atol=1e-5)
+    return sgljit_compile.explain()[-1]
+
+
+@pytest.fixture(autouse=True)
+def own_lost():
+    """What an op lost in a test is not lost in the next."""
+    before = dict(adapter.ADAPTER._lost)
+    ops._answers.clear()
+    yield
+    adapter.ADAPTER._lost.clear()
+    adapter.ADAPTER._lost.update(before)
+    ops._answers.clear()
+
+
+def test_torch_finds_it_by_its_entry_point():
+    assert "sgljit" in torch.compiler.list_backends()
+
+
+def test_importing_the_package_imports_no_torch():
+    code = "import sys, sgljit_compile; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_on_the_cpu_nothing_is_used_unless_it_is_named():
+    assert "nothing is used on this device" in run(options=FRESH).note
+    assert run(options=ON).chains == {"add + norm": 1}
+    assert run(options={"chains": "norm", **FRESH}).chains == {"add + norm": 1}
+
+
+def test_what_is_switched_off_stays(monkeypatch):
+    assert run(options={"chains": "-fused_add_rmsnorm", **FRESH}).left == {("add + norm", "switched off"): 1}
+    monkeypatch.setenv("SGLJIT_ENGINES", "off")
+    assert not run(options=ON).chains
+    monkeypatch.setenv("SGLJIT_ENGINES", "rope")
+    assert run(options=ON).left == {("add + norm", "switched off"): 1}
+
+
+def test_a_name_that_no_adapter_has_is_an_error():
+    with pytest.raises(Exception, match=r"No adapter has 'layernorm'") as info:
+        run(options={"chains": "layernorm"})
+    assert isinstance(getattr(info.value, "inner_exception", info.value), ConfigError)
+
+
+def test_modes_and_options_are_inductors():
+    assert run(mode="max-autotune-no-cudagraphs").note
+    assert run(options={"mode": "max-autotune-no-cudagraphs", **ON}).chains
+    assert inductor.mode_options("reduce-overhead") == {"triton.cudagraphs": True}
+    with pytest.raises(Exception, match="no_such_option"):
+        run(options={"no_such_option": 1})
+
+
+class _Counting(CustomGraphPass):
+    calls = 0
+
+    def __call__(self, graph):
+        _Counting.calls += 1
+
+    def uuid(self):
+        return "counting"
+
+
+def test_a_pass_of_the_users_own_runs_too():
+    before = _Counting.calls
+    assert run(options={**ON, "post_grad_custom_pre_pass": _Counting()}).chains == {"add + norm": 1}
+    assert _Counting.calls == before + 1
+
+
+def test_where_every_rounding_counts_nothing_is_put_in():
+    record = run(options={**ON, "emulate_precision_casts": True})
+    assert "emulate_precision_casts" in record.note
+    assert not record.chains
+
+
+def test_a_training_step_stays_as_it_is():
+    torch.compiler.reset()
+    norm = Norm()
+    norm.weight.requires_grad_(True)
+    given = [tensor.requires_grad_() for tensor in inputs()]
+    call = block(norm, use=lambda normed, total: (normed * total).sum())
+    expected = torch.autograd.grad(call(*given), [*given, norm.weight])
+    loss = torch.compile(call, backend="sgljit", options=ON)(*given)
+    torch.testing.assert_close(torch.autograd.grad(loss, [*given, norm.weight]), expected, rtol=1e-4, atol=1e-4)
+    record = sgljit_compile.explain()[-1]
+    assert "gradients" in record.note
+    assert not record.chains
+
+
+def test_a_graph_that_runs_twice_gives_the_same():
+    function, given = block(Norm()), inputs()
+    torch.compiler.reset()
+    call = torch.compile(function, backend="sgljit", options=ON)
+    with torch.no_grad():
+        first, second = call(*given), call(*given)
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+        torch.testing.assert_close(second, function(*given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_results_have_the_strides_that_they_had(stored):
+    class Returning(Prologue):
+        def forward(self, x, positions, keys, values, start):
+            q, k, v = self.parts(x, positions)
+            if not self.stored:
+                return q, k, v
+            places = torch.arange(x.shape[1]) + start
+            keys.index_copy_(2, places, k)
+            values.index_copy_(2, places, v)
+            return q, keys.sum(2)
+
+    function, arguments = Returning(stored=stored), given()
+    expected = function(*(x.clone() for x in arguments))
+    torch.compiler.reset()
+    with torch.no_grad():
+        actual = torch.compile(function, backend="sgljit", options=ON)(*arguments)
+    assert sum(sgljit_compile.explain()[-1].chains.values()) == 1
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert [x.stride() for x in actual] == [x.stride() for x in expected]
+
+
+def test_an_op_that_cannot_be_built_is_one_warning(monkeypatch, caplog):
+    error = ArtifactLoadError("no compiler")
+
+    def fail(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr(ops, "_try", fail)
+    two = block(Norm())
+
+    def function(*given):
+        first, _ = two(*given)
+        return two(first, *given[1:])
+
+    record = run(function=function, options=ON)
+    assert record.left["add + norm", "fused_add_rmsnorm does not take it, or cannot be built"] == 2
+    warnings = [record for record in caplog.records if record.levelname == "WARNING" and "sgljit" in record.name]
+    assert len(warnings) == 1
+    assert "runs on the engine's own code" in warnings[0].getMessage()
+
+
+def test_a_host_part_that_cannot_be_built_is_inductor_alone(monkeypatch, caplog):
+    class Broken:
+        def __getattr__(self, name):
+            def fail(*_args, **_kwargs):
+                raise ArtifactLoadError("no compiler")
+
+            return fail
+
+    monkeypatch.setattr(ops, "families", {"norm": Broken(), "rope": Broken()})
+    record = run(options=ON)
+    assert not record.chains
+    assert len([r for r in caplog.records if r.levelname == "WARNING" and "sgljit" in r.name]) == 1
+
+
+def test_beside_another_torch_it_is_inductor_alone(monkeypatch, caplog):
+    monkeypatch.setattr("sgljit_engines.adapter._installed", lambda name: "9.9" if name == "torch" else "0.1.0")
+    assert not run(options=ON).chains
+    assert "torch 9.9 is installed" in caplog.text
+
+
+def test_the_report_and_the_log_say_what_was_put_in(caplog):
+    caplog.set_level("INFO", "sgljit")
+    run(options=ON)
+    assert "cpu: 1 x add + norm" in caplog.text
+    text = " ".join(str(sgljit_engines.report()).split())
+    assert "sgljit-compile: add + norm (64 float32 cpu) runs on fused_add_rmsnorm" in text
+
+
+def test_a_graph_from_torchs_caches_has_the_ops(tmp_path):
+    """The second process loads the graph: the ops must be known there before."""
+    code = """
+        import torch, sgljit_compile
+        from sgljit_compile.tests.test_heads import Prologue, given
+        from sgljit_compile.tests.test_norms import Norm, block, inputs
+        for function, arguments in ((block(Norm()), inputs()), (Prologue(), given())):
+            expected = function(*(x.clone() for x in arguments))
+            with torch.no_grad():
+                actual = torch.compile(function, backend="sgljit", options={"chains": "on"})(*arguments)
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        print(*sgljit_compile.explain(), sep=" | ")
+    """
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    texts = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout.strip().splitlines()[-1])
+    assert texts[0].startswith("cpu: 1 x add + norm | cpu: 1 x qk-norm + rope + store")
+    assert texts[1].count("a graph from torch's caches") == 2

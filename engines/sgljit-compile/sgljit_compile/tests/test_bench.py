@@ -1,0 +1,27 @@
+"""The benchmark runs, and its page has a row for each phase."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="pip install 'sgljit-compile[test]'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_tiny_model(device: str, tmp_path: Path):
+    page = tmp_path / "page.md"
+    options = ["--tiny", "--device", device, "--models", "qwen3", "--modes", "default", "--prompt", "8"]
+    options += ["--repeats", "1", "--rounds", "1", "--output", str(page)]
+    command = (sys.executable, "-m", "sgljit_compile.bench.compiled", *options)
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for phase in ("decode", "prefill"):
+        row = re.search(rf"^\| qwen3 64 \| {phase} \| default \|(.+)\|$", page.read_text(), re.MULTILINE)
+        assert row
+        assert len(re.findall(r"\d+\.\d+ \(\d+\.\d\d x(?:, \d+)?\)", row[1])) == 4
