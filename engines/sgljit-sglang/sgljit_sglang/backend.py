@@ -46,7 +46,7 @@ def give_backend(layer: Any, forward: Callable[..., Any], fits: Callable[..., bo
 
     def forward_plugin(self: Any, *args: Any, **kwargs: Any) -> Any:
         # It may be asked for by name, also for a call that does not fit.
-        return (forward if fits(self, *args, **kwargs) else type(self).forward_cuda)(self, *args, **kwargs)
+        return forward(self, *args, **kwargs) if fits(self, *args, **kwargs) else self.forward_cuda(*args, **kwargs)
 
     def backend_eligible(self: Any, backend: KernelBackend, *args: Any, **kwargs: Any) -> bool:
         if not BaseFusedOp.backend_eligible(self, backend, *args, **kwargs):
