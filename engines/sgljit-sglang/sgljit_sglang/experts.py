@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 
 from .backend import around
 from .kernels import DTYPES, Op, ran, works
@@ -57,6 +58,7 @@ def _choose(
     if (
         not args
         and name in _used
+        and not is_batch_invariant_mode_enabled()
         and _is_plain(options)
         and _fits(name, scores, bias, topk)
         and _works(name, scores, bias, topk)

@@ -248,6 +248,9 @@ def test_choices_that_stay_sglangs():
             assert choose(odd, bias, 4) == "SGLang's"
         assert choose(gates, bias[:1], 4) == choose(gates, bias, 65) == choose(gates, bias, 0) == "SGLang's"
         assert choose(torch.randn(3, 896), torch.randn(896), 16) == "SGLang's"
+        from sgljit_sglang import experts
+        experts.is_batch_invariant_mode_enabled = lambda: True
+        assert choose(gates, bias, 4, **options) == "SGLang's"
         """,
         before=GATE,
     )
