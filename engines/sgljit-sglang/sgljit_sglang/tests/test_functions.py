@@ -93,8 +93,8 @@ def test_rotations_that_stay_sglangs():
             q, k, v = torch.ones(5, 4, 64), torch.ones(5, 2, 64), torch.ones(5, 2, 64)
             caches = torch.full((2, 16, width), 7.0).to(dtype)
             theirs.clear()
-            arguments = {"is_neox": True, **changes}
-            rope.apply_rope_inplace_with_kvcache(q, k, v, *caches, torch.ones(32, 64), torch.arange(5), out_loc, **arguments)
+            arguments = q, k, v, *caches, torch.ones(32, 64), torch.arange(5), out_loc
+            rope.apply_rope_inplace_with_kvcache(*arguments, is_neox=True, **changes)
             assert not theirs or (caches == 7).all()
             return theirs
 
