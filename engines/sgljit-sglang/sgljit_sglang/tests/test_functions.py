@@ -319,3 +319,24 @@ def test_functions_that_are_switched_off_have_no_hook():
         assert module.moe_fused_gate(torch.ones(2, 8), None, 2, "softmax") == "SGLang's"
     """
     run(code, before=GATE, SGLJIT_ENGINES="apply_rope_inplace")
+
+
+@needs_sglang
+@on_devices
+def test_functions_in_a_compiled_graph(device):
+    code = """
+        def call(x, gates, bias, q, k):
+            y = functions.silu_and_mul(x)
+            weights, ids = module.moe_fused_gate(gates, bias, 4, scoring_func="sigmoid")
+            rope.apply_rope_inplace(q, k, angles, positions, is_neox=True)
+            return y, weights, ids, q, k
+
+        angles, positions = torch.randn(8, 64), torch.arange(3)
+        x, gates, bias, q, k = torch.randn(3, 64), torch.randn(3, 32), torch.randn(32), *torch.randn(2, 3, 2, 64)
+        expected = call(x, gates, bias, q.clone(), k.clone())
+        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        for one, other in zip(compiled(x, gates, bias, q.clone(), k.clone()), expected):
+            assert torch.equal(one, other)
+        assert not theirs
+    """
+    run(code, before=ROTATIONS + ACTIVATIONS + GATE, device=device)
