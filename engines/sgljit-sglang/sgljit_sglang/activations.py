@@ -1,7 +1,8 @@
 """SGLang's gated activations by hooks, or SGLang's own code for what sgljit does not support.
 
-The hooks are around the functions that launch SGLang's kernels: layers call them, and so do routed experts. A layer has
-no plugin backend, so that SGLang still takes its forward for CUDA for selected, and fuses it with a quantisation.
+The hooks are around the functions that launch SGLang's kernels: layers call them, and so do routed experts. With a plugin
+backend in place of hooks, SGLang would not select a layer's forward_cuda, and block FP8 fuses SiLU only if that is
+selected.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _activate(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    # The rest chooses among the rows of experts. Ours computes all rows, also those that SGLang leaves alone.
+    # More arguments choose rows by their experts; ours computes all rows.
     if not args and not kwargs and _fits(input, out) and _works(name, input):
         result = input.new_empty((*input.shape[:-1], input.shape[-1] // 2)) if out is None else out
         if ran(name, input, result):

@@ -1,7 +1,7 @@
 """SGLang's rotary position embedding by hooks, or SGLang's own code for what sgljit does not support.
 
-The hooks are around the functions that launch SGLang's kernels. All its rotary embeddings call them on CUDA that do not
-choose another kernel: so what a model computes in cosines and sines, and which heads it rotates, stays SGLang's.
+The hooks are around the functions that launch SGLang's kernels, which all its rotary embeddings share. Cosines and sines,
+and the choice of the heads that are rotated, stay SGLang's.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _rotate_and_store(
 def _fits(
     q: torch.Tensor, k: torch.Tensor, cos_sin_cache: torch.Tensor, positions: torch.Tensor, rope_dim: int
 ) -> bool:
-    """Whether whole heads of q and k are rotated, by angles in float32: all that SGLang's own kernel takes, too."""
+    """Whether whole heads of q and k are rotated, by cosines and sines in float32, as SGLang's own kernel does."""
     size = cos_sin_cache.shape[-1]
     return (
         q.ndim == k.ndim == 3
@@ -101,7 +101,7 @@ def _fits(
 
 
 def _has_rows_of_its_own(x: torch.Tensor) -> bool:
-    """Whether heads have no gaps, and follow each other in a token: an expanded tensor's do not."""
+    """Whether elements of a head have no gaps, and neither heads nor tokens overlap, as those of an expanded tensor."""
     return x.stride(2) == 1 and x.stride(1) >= x.shape[2] and (len(x) == 1 or x.stride(0) >= x.shape[1] * x.stride(1))
 
 
