@@ -1,8 +1,8 @@
 """SGLang's gated activations by hooks, or SGLang's own code for what sgljit does not support.
 
-The hooks are around the functions that launch SGLang's kernels: layers call them, and so do routed experts. With a plugin
-backend in place of hooks, SGLang would not select a layer's forward_cuda, and block FP8 fuses SiLU only if that is
-selected.
+The hooks are around the functions that launch SGLang's kernels: layers call them, and so do routed experts. With a
+plugin backend in place of hooks, SGLang would not select a layer's forward_cuda, and block FP8 fuses SiLU only if that
+is selected.
 """
 
 from __future__ import annotations

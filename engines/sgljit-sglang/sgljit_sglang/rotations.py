@@ -1,7 +1,7 @@
 """SGLang's rotary position embedding by hooks, or SGLang's own code for what sgljit does not support.
 
-The hooks are around the functions that launch SGLang's kernels, which all its rotary embeddings share. Cosines and sines,
-and the choice of the heads that are rotated, stay SGLang's.
+The hooks are around the functions that launch SGLang's kernels, which all its rotary embeddings share. Cosines and
+sines, and the choice of the heads that are rotated, stay SGLang's.
 """
 
 from __future__ import annotations
