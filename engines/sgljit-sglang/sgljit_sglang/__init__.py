@@ -1,4 +1,4 @@
-"""SGLang's norms, activations and hierarchical cache on sgljit's kernels.
+"""Parts of SGLang on sgljit's kernels: norms, activations, rotations, routing, quantisation, hierarchical cache.
 
 SGLang finds ``register`` by its entry point.
 """
@@ -16,14 +16,26 @@ ADAPTER = Adapter(
         "norm": {
             "rmsnorm": "RMSNorm",
             "fused_add_rmsnorm": "RMSNorm with a residual",
-            "gemma_rmsnorm": "GemmaRMSNorm",
-            "gemma_fused_add_rmsnorm": "GemmaRMSNorm with a residual",
+            "gemma_rmsnorm": "Gemma's RMSNorm",
+            "gemma_fused_add_rmsnorm": "Gemma's RMSNorm with a residual",
             "fused_inplace_qknorm": "the norm of q and k",
         },
         "activation": {
-            "silu_and_mul": "SiluAndMul",
-            "gelu_and_mul": "GeluAndMul",
-            "gelu_tanh_and_mul": "GeluAndMul by tanh",
+            "silu_and_mul": "silu_and_mul",
+            "gelu_and_mul": "gelu_and_mul",
+            "gelu_tanh_and_mul": "gelu_tanh_and_mul",
+        },
+        "rope": {
+            "apply_rope_inplace": "the rotation of q and k",
+            "apply_rope_inplace_with_kvcache": "the rotation of q and k with the store of k and v",
+        },
+        "moe": {
+            "topk_softmax": "the routing by softmax",
+            "topk_sigmoid": "the routing by sigmoid",
+            "topk_sqrtsoftplus": "the routing by sqrtsoftplus",
+        },
+        "quant": {
+            "per_token_group_quant_fp8": "the quantisation of groups to FP8",
         },
         "hicache": {
             "transfer_hicache_one_layer": "the load of a HiCache layer",
@@ -38,16 +50,17 @@ ADAPTER = Adapter(
 def register() -> None:
     """Put sgljit's ops into SGLang's seams for plugins, as far as ``SGLJIT_ENGINES`` says so.
 
-    Without effect where it ran already, and where SGLang is not installed or of a version that was not tested.
+    Without effect where it ran already, and where SGLang is not installed or of a version that was not tested. A family
+    is imported when SGLang first calls one of its ops.
     SGLang applies the hooks after all plugins have run, and logs an error of a plugin without raising it.
 
     Raises:
         sgljit_core.errors.ConfigError: ``SGLJIT_ENGINES`` cannot be read.
         sgljit_engines.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and SGLang is not one that was tested.
     """
-    if used := ADAPTER.start():
-        from . import activations, hooks, norms
+    if not (used := ADAPTER.start()):
+        return
+    from . import activations, experts, hicache, norms, qknorm, quantization, rotations
 
-        norms.replace(used)
-        activations.replace(used)
-        hooks.replace(used)
+    for part in (norms, qknorm, activations, rotations, experts, quantization, hicache):
+        part.replace(used)

@@ -1,63 +1,63 @@
-"""SGLang's activations by their plugin backend, or SGLang's own code for what sgljit does not support."""
+"""SGLang's gated activations by hooks, or SGLang's own code for what sgljit does not support.
+
+The hooks are around the functions that launch SGLang's kernels: layers call them, and so do routed experts. With a
+plugin backend in place of hooks, SGLang would not select a layer's forward_cuda, and block FP8 fuses SiLU only if that
+is selected.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
 
-from sgljit_activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from .backend import around
+from .kernels import DTYPES, Op, ran, works
 
-from . import ADAPTER
-from .backend import DTYPES, give_backend
-
-Op = Callable[..., torch.Tensor]
-
+_MODULE = "sglang.kernels.ops.activation.activation"
+_ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
 _WHOLE = 16  # both halves of such rows consist of whole 16-byte loads in each dtype: one kernel serves all
-
-_tried: dict[tuple[str, torch.dtype, str], bool] = {}
 
 
 def replace(used: frozenset[str]) -> None:
-    """Give the activations a plugin backend.
+    """Register the hooks.
 
     Args:
         used: the ops that may be called.
     """
-    for layer, ops in (
-        (SiluAndMul, {"": silu_and_mul}),
-        (GeluAndMul, {"none": gelu_and_mul, "tanh": gelu_tanh_and_mul}),
-    ):
-        of_layer = {approximate: op for approximate, op in ops.items() if op.__name__ in used}
-        if of_layer:
-            give_backend(layer, _forward(layer, of_layer))
+    for name in _ACTIVATIONS & used:
+        around(f"{_MODULE}.{name}", functools.partial(_activate, name))
 
 
-def _forward(kind: type, ops: dict[str, Op]) -> Callable[..., torch.Tensor]:
-    """The forward of an activation: ours where it supports the call, else SGLang's for CUDA."""
-    theirs = kind.forward_cuda  # type: ignore[attr-defined]
-
-    def forward_plugin(self: Any, x: torch.Tensor) -> torch.Tensor:
-        op = ops.get(getattr(self, "approximate", ""))
-        # A subclass with a forward of its own computes something else.
-        if op is None or type(self).forward_cuda is not theirs or not _fits(x) or not _works(op, x):
-            return self.forward_cuda(x)  # type: ignore[no-any-return]
-        return op(x)
-
-    return forward_plugin
-
-
-def _fits(x: torch.Tensor) -> bool:
-    return x.dtype in DTYPES and x.numel() > 0 and x.shape[-1] % _WHOLE == 0 and x.is_contiguous()
+def _activate(
+    name: str,
+    theirs: Callable[..., torch.Tensor],
+    input: torch.Tensor,  # noqa: A002 - as SGLang calls it
+    out: torch.Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    # More arguments choose rows by their experts; ours computes all rows.
+    if not args and not kwargs and _fits(input, out) and _works(name, input):
+        result = input.new_empty((*input.shape[:-1], input.shape[-1] // 2)) if out is None else out
+        if ran(name, input, result):
+            return result
+    return theirs(input, out, *args, **kwargs)
 
 
-def _works(op: Op, x: torch.Tensor) -> bool:
-    """Whether an op may be used; the first question for a dtype builds its kernel."""
-    key = (op.__name__, x.dtype, x.device.type)
-    if key not in _tried:
-        if torch.compiler.is_compiling():
-            return False  # nothing is built inside of a graph
-        return ADAPTER.attempt_once(op.__name__, lambda: op(x.new_zeros(1, _WHOLE)), _tried, key)
-    return _tried[key]
+def _fits(x: torch.Tensor, out: torch.Tensor | None) -> bool:
+    if x.dtype not in DTYPES or x.numel() == 0 or x.shape[-1] % _WHOLE or not x.is_contiguous():
+        return False
+    if out is None:
+        return True
+    shape = (*x.shape[:-1], x.shape[-1] // 2)
+    return out.dtype == x.dtype and out.device == x.device and out.shape == shape and out.is_contiguous()
+
+
+def _works(name: str, x: torch.Tensor) -> bool:
+    def trial(kernel: Op) -> None:
+        kernel(x.new_zeros(1, _WHOLE))
+
+    return works(name, (x.dtype, x.device.type), trial)

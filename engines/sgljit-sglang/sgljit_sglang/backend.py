@@ -1,4 +1,4 @@
-"""How does a layer of SGLang come to call sgljit? By the plugin backend of its fused ops."""
+"""How does a layer of SGLang come to call sgljit? By the plugin backend of its fused ops, or by a hook."""
 
 from __future__ import annotations
 
@@ -6,29 +6,53 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from sglang.kernels.fused_op import BaseFusedOp
 from sglang.kernels.spec import CapabilityRequirement, KernelBackend
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from . import ADAPTER
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_hooked: set[str] = set()
 
 
-def give_backend(layer: Any, forward: Callable[..., Any]) -> None:
-    """Let SGLang choose ``forward`` before its own where there is a CUDA device. Another plugin's stays.
+def around(target: str, hook: Callable[..., Any]) -> None:
+    """Register a hook around a function, once. SGLang applies it when all plugins have run.
+
+    Args:
+        target: the function's module and name, with dots.
+        hook: takes SGLang's function, then what that takes.
+    """
+    if target not in _hooked:
+        _hooked.add(target)
+        HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def give_backend(layer: Any, forward: Callable[..., Any], fits: Callable[..., bool]) -> None:
+    """Let SGLang choose ``forward`` before its own for a call that fits, on CUDA. Another plugin's stays.
 
     Args:
         layer: the class.
         forward: takes what the layer's ``forward_cuda`` takes.
+        fits: takes the same, and says whether ``forward`` supports it.
     """
     if getattr(layer.forward_plugin, "of_sgljit", False):
         return
-    if layer.forward_plugin is not BaseFusedOp.forward_plugin:
-        other = f"{layer.forward_plugin.__module__}.{layer.forward_plugin.__qualname__}"
-        text = f"leaves {layer.__name__} to {other}, the backend of another plugin"
-        ADAPTER.say_once(logging.WARNING, "engine_conflict", text)
-        return
-    forward.of_sgljit = True  # type: ignore[attr-defined]
-    layer.forward_plugin = forward
+    for method in (layer.forward_plugin, layer.backend_eligible):
+        if method is not getattr(BaseFusedOp, method.__name__, None):
+            other = f"{method.__module__}.{method.__qualname__}"
+            text = f"leaves {layer.__name__} to {other}, the backend of another plugin"
+            ADAPTER.say_once(logging.WARNING, "engine_conflict", text)
+            return
+
+    def forward_plugin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # It may be asked for by name, also for a call that does not fit.
+        return forward(self, *args, **kwargs) if fits(self, *args, **kwargs) else self.forward_cuda(*args, **kwargs)
+
+    def backend_eligible(self: Any, backend: KernelBackend, *args: Any, **kwargs: Any) -> bool:
+        if not BaseFusedOp.backend_eligible(self, backend, *args, **kwargs):
+            return False
+        return backend is not KernelBackend.PLUGIN or fits(self, *args, **kwargs)
+
+    forward_plugin.of_sgljit = True  # type: ignore[attr-defined]
+    layer.forward_plugin, layer.backend_eligible = forward_plugin, backend_eligible
     layer.capabilities = {**layer.capabilities, KernelBackend.PLUGIN: {CapabilityRequirement.CUDA}}

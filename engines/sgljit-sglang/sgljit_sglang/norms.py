@@ -7,17 +7,23 @@ from typing import Any
 
 import torch
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
-from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
+from sglang.srt.layers.layernorm import Gemma3RMSNorm, Gemma4RMSNorm, GemmaRMSNorm, RMSNorm
 
-from sgljit_norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, rmsnorm
+from .backend import give_backend
+from .kernels import DTYPES, Op, ran, works
 
-from . import ADAPTER
-from .backend import DTYPES, give_backend
-
-_used: frozenset[str] = frozenset()
-
-Op = Callable[..., None]
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+_PLAIN = ("rmsnorm", "fused_add_rmsnorm")
+_GEMMA = ("gemma_rmsnorm", "gemma_fused_add_rmsnorm")
+_NEWER = (Gemma3RMSNorm, Gemma4RMSNorm)  # they call the addend eps
+# By layer the ops that it may call, and how many of residual and post_residual_addition its forward takes.
+_LAYERS: dict[Any, tuple[tuple[str, ...], int]] = {
+    RMSNorm: (_PLAIN, 2),
+    GemmaRMSNorm: (_GEMMA, 2),
+    Gemma3RMSNorm: (_GEMMA, 1),
+    Gemma4RMSNorm: ((_PLAIN[0], _GEMMA[0]), 0),
+}
 
 
 def replace(used: frozenset[str]) -> None:
@@ -26,48 +32,64 @@ def replace(used: frozenset[str]) -> None:
     Args:
         used: the ops that may be called.
     """
-    global _used  # noqa: PLW0603 - one SGLang in a process
-    _used = used
-    for layer, plain, fused in (
-        (RMSNorm, rmsnorm, fused_add_rmsnorm),
-        (GemmaRMSNorm, gemma_rmsnorm, gemma_fused_add_rmsnorm),
-    ):
-        if {plain.__name__, fused.__name__} & used:
-            give_backend(layer, _forward(layer, plain, fused))
+    for layer, (names, more) in _LAYERS.items():
+        if used.intersection(names):
+            give_backend(layer, _forward, _fits(layer, used, more))
 
 
-def _forward(kind: type, plain: Op, fused: Op) -> Callable[..., Result]:
-    """The forward of a norm: ours where it supports the call, else SGLang's for CUDA."""
-    theirs = kind.forward_cuda  # type: ignore[attr-defined]
+def _forward(
+    self: Any,
+    x: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    post_residual_addition: torch.Tensor | None = None,
+) -> Result:
+    weight, eps = self.weight.data, _eps(self)
+    name = _name(self, fused=residual is not None)
+    rows = x.reshape(-1, weight.shape[0])
+    if residual is None:
+        out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        return out.view(x.shape) if ran(name, rows, weight, out, eps) else self.forward_cuda(x)
+    total = residual if post_residual_addition is None else residual + post_residual_addition
+    total_rows = total.reshape(-1, weight.shape[0])
+    if ran(name, rows, total_rows, weight, eps):
+        return rows.view(x.shape), total_rows.view(total.shape)
+    return self.forward_cuda(x, total)  # type: ignore[no-any-return]
 
-    def forward_plugin(
+
+def _fits(kind: Any, used: frozenset[str], more: int) -> Callable[..., bool]:
+    """Whether a call of a layer is one that ours supports, as a function of what the layer's forward takes."""
+    theirs = kind.forward_cuda
+
+    def fits(
         self: Any,
         x: torch.Tensor,
         residual: torch.Tensor | None = None,
         post_residual_addition: torch.Tensor | None = None,
-        *args: Any,
+        *rest: Any,
         **kwargs: Any,
-    ) -> Result:
-        rest = (post_residual_addition, *args)
+    ) -> bool:
         # A subclass with a forward of its own computes something else.
-        if args or kwargs or type(self).forward_cuda is not theirs or not _is_plain(self):
-            return self.forward_cuda(x, residual, *rest, **kwargs)  # type: ignore[no-any-return]
-        op = plain if residual is None else fused
-        if not _fits(self, x, residual) or not _works(self, op, x):
-            return self.forward_cuda(x, residual, *rest)  # type: ignore[no-any-return]
-        weight, eps = self.weight.data, self.variance_epsilon
-        rows = x.reshape(-1, weight.shape[0])
-        if residual is None:
-            out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-            plain(rows, weight, out=out, eps=eps)
-            return out.view(x.shape)
-        if post_residual_addition is not None:
-            residual = residual + post_residual_addition
-        residual_rows = residual.reshape(-1, weight.shape[0])
-        fused(rows, residual_rows, weight, eps=eps)
-        return rows.view(x.shape), residual_rows.view(residual.shape)
+        if type(self).forward_cuda is not theirs or not _is_plain(self):
+            return False
+        # SGLang gives RMSNorm also the layer whose input it shall quantise.
+        if rest or kwargs or any(one is not None for one in (residual, post_residual_addition)[more:]):
+            return False
+        name = _name(self, fused=residual is not None)
+        return name in used and _matches(self.weight, x, residual) and _works(name, x)
 
-    return forward_plugin
+    return fits
+
+
+def _name(layer: Any, *, fused: bool) -> str:
+    if isinstance(layer, Gemma4RMSNorm):
+        one_plus = layer.with_scale and layer.scale_shift == 1.0
+    else:
+        one_plus = not isinstance(layer, RMSNorm)
+    return (_GEMMA if one_plus else _PLAIN)[fused]
+
+
+def _eps(layer: Any) -> float:
+    return layer.eps if isinstance(layer, _NEWER) else layer.variance_epsilon  # type: ignore[no-any-return]
 
 
 def _is_plain(layer: Any) -> bool:
@@ -76,12 +98,13 @@ def _is_plain(layer: Any) -> bool:
         getattr(layer, "variance_size_override", None) is None
         and not getattr(layer, "cast_x_before_out_mul", False)
         and getattr(layer, "_quant_linear", None) is None
+        # Without a scale the weight is all ones; another shift has two meanings in SGLang's own forwards.
+        and (not getattr(layer, "with_scale", False) or layer.scale_shift in (0.0, 1.0))
         and not is_batch_invariant_mode_enabled()
     )
 
 
-def _fits(layer: Any, x: torch.Tensor, residual: torch.Tensor | None) -> bool:
-    weight = layer.weight
+def _matches(weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None) -> bool:
     if x.dtype != weight.dtype or x.dtype not in DTYPES or x.device != weight.device or x.numel() == 0:
         return False
     if x.shape[-1] != weight.shape[0]:
@@ -89,14 +112,13 @@ def _fits(layer: Any, x: torch.Tensor, residual: torch.Tensor | None) -> bool:
     return residual is None or (residual.dtype == x.dtype and residual.shape == x.shape and residual is not x)
 
 
-def _works(layer: Any, op: Op, x: torch.Tensor) -> bool:
-    """Whether an op may be used. The first call of each layer finds out, on a row of its own."""
-    known: dict[str, bool] = layer.__dict__.setdefault("_sgljit", {})
-    name = op.__name__
-    if name not in known:
-        if name not in _used or torch.compiler.is_compiling():
-            return False  # nothing is built inside of a graph
-        num_rows = 1 if op in (rmsnorm, gemma_rmsnorm) else 2
-        rows = [x.new_zeros(1, x.shape[-1]) for _ in range(num_rows)]
-        return ADAPTER.attempt_once(name, lambda: op(*rows, rows[0].new_ones(x.shape[-1])), known, name)
-    return known[name]
+def _works(name: str, x: torch.Tensor) -> bool:
+    """Whether an op may be used for rows of this size, found out on rows of its own."""
+    size = x.shape[-1]
+    num_rows = 2 if name in (_PLAIN[1], _GEMMA[1]) else 1
+
+    def trial(kernel: Op) -> None:
+        rows = [x.new_zeros(1, size) for _ in range(num_rows)]
+        kernel(*rows, x.new_ones(size))
+
+    return works(name, (size, x.dtype, x.device.type), trial)

@@ -20,6 +20,9 @@ PROJECTS = [
     "plugins/sgljit-activation",
     "plugins/sgljit-norm",
     "plugins/sgljit-hicache",
+    "plugins/sgljit-moe",
+    "plugins/sgljit-quant",
+    "plugins/sgljit-rope",
     "engines/sgljit-engines",
     "engines/sgljit-sglang",
     "tools/sgljit-tools",  # whose plugin of pytest skips what needs a GPU

@@ -23,7 +23,7 @@ from sglang.kernels.ops.kvcache import hicache
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo, MLABufferInfo
 from sglang.srt.mem_cache.pool_host import mha, mla
 import sgljit_sglang
-from sgljit_sglang import hooks
+from sgljit_sglang import hicache as ours, kernels
 
 kind, layout, rows, device = sys.argv[1:]
 on_gpu = device == "cuda"
@@ -35,11 +35,11 @@ WIDTH = HEADS * DIM if kind == "mha" else 576
 heads, dim = (HEADS, DIM) if kind == "mha" else (1, 576)
 used = []
 
-for name, op in hooks._TRANSFERS.items():  # what the hooks call from now on, recorded
-    def record(*args, name=name, op=op, **kwargs):
+for name in ours._TRANSFERS:  # what the hooks call from now on, recorded
+    def record(*args, name=name, op=kernels._op(name), **kwargs):
         used.append((name, kwargs.get("block_quota")))
         return op(*args, **kwargs)
-    hooks._TRANSFERS[name] = record
+    kernels._found[name] = record
 # The staged write-back is SGLang's own kernel: without it a packed pool has no way of ours to the host.
 mha.can_use_write_back_jit_kernel = mla.can_use_write_back_jit_kernel = lambda **_: False
 

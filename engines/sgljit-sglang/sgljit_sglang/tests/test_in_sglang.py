@@ -1,7 +1,7 @@
 """In SGLang's own modules, on the CPU: each seam calls our op, and SGLang's code runs for what the op does not take.
 
 ``environment.py`` makes an environment where these run; elsewhere they are skipped, but for the slow test, which makes
-one. Each test is a process of its own, as SGLang loads its plugins once in each.
+one.
 """
 
 from __future__ import annotations
@@ -10,49 +10,11 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-needs_sglang = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
-
-START = """
-import logging
-logging.basicConfig(level=logging.INFO)
-import torch
-torch.manual_seed(0)
-"""
-LOAD = """
-from sglang.srt.plugins import load_plugins
-from sglang.kernels.spec import CapabilityRequirement, KernelBackend
-from sglang.srt.layers import layernorm
-
-layernorm.is_batch_invariant_mode_enabled  # imported: the hooks reach modules that are there already
-load_plugins()
-import sgljit_sglang
-from sgljit_sglang import hooks, norms
-PLUGIN = KernelBackend.PLUGIN
-
-def rms(x, weight, eps):
-    x = x.double()
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()).float()
-"""
-
-
-def run(code: str, *, before: str = "", load: str = LOAD, **environment: str) -> str:
-    """What a process prints, on both streams, in which SGLang has loaded its plugins."""
-    script = START + textwrap.dedent(before) + load + "with torch.inference_mode():\n"
-    script += textwrap.indent(textwrap.dedent(code), "    ")
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        env={**os.environ, "SGLJIT_ENGINES": "strict", **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout + result.stderr
+from .process import needs_sglang, on_devices, run
 
 
 @pytest.mark.slow
@@ -94,7 +56,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.kernels.spec import KernelBackend
 from sglang.srt.layers import activation, layernorm
 load_plugins()
-for layer in (layernorm.RMSNorm, layernorm.GemmaRMSNorm, activation.SiluAndMul, activation.GeluAndMul):
+for layer in (layernorm.RMSNorm, layernorm.GemmaRMSNorm, activation.SiluAndMul, layernorm.Gemma4RMSNorm):
     assert KernelBackend.PLUGIN not in layer.capabilities
 assert not [name for name in sys.modules if name.startswith("sgljit")]
 """
@@ -113,8 +75,9 @@ def test_one_line_says_which_part_runs_on_what():
 
 
 @needs_sglang
-def test_norms_agree_with_float64():
-    run("""
+@on_devices
+def test_norms_agree_with_float64(device):
+    code = """
         for kind, bias in ((layernorm.RMSNorm, 0), (layernorm.GemmaRMSNorm, 1)):
             layer = kind(96, eps=1e-5)
             layer.weight.data.normal_()
@@ -132,49 +95,59 @@ def test_norms_agree_with_float64():
                 torch.testing.assert_close(out, rms(x + (residual + more), weight, 1e-5), rtol=1e-5, atol=1e-5)
             strided = torch.randn(5, 192)[:, :96]
             torch.testing.assert_close(layer(strided, backend=PLUGIN), rms(strided, weight, 1e-5), rtol=1e-5, atol=1e-5)
-    """)
+    """
+    run(code, device=device)
 
 
 @needs_sglang
-def test_sglang_chooses_the_plugin_before_its_own():
-    run("""
-        layernorm.RMSNorm.capabilities = {PLUGIN: set()}  # any device: this machine has no CUDA
-        layer = layernorm.RMSNorm(64)
-        assert layer.auto_selected_backend() is PLUGIN
-        torch.testing.assert_close(layer(torch.ones(2, 64)), torch.ones(2, 64))
-        assert layer.__dict__["_sgljit"] == {"rmsnorm": True}
-    """)
+@on_devices
+def test_the_newer_norms_of_gemma_agree_with_sglangs_native_code(device):
+    code = """
+        options = {"rtol": 1e-5, "atol": 1e-5}
+        layer = layernorm.Gemma3RMSNorm(96, eps=1e-5)
+        layer.weight.data.normal_()
+        layer.forward_cuda = None  # SGLang's own is not called
+        for shape in ((7, 96), (2, 3, 96)):
+            x, residual = torch.randn(shape), torch.randn(shape)
+            torch.testing.assert_close(layer(x, backend=PLUGIN), layer.forward_native(x), **options)
+            expected = layer.forward_native(x, residual)
+            torch.testing.assert_close(layer(x.clone(), residual.clone(), backend=PLUGIN), expected, **options)
+        for changes in ({}, {"scale_shift": 1.0}, {"with_scale": False}, {"with_scale": False, "scale_shift": 1.0}):
+            layer = layernorm.Gemma4RMSNorm(96, eps=1e-5, **changes)
+            if layer.with_scale:
+                layer.weight.data.normal_()
+            layer.forward_cuda = None
+            for x in (torch.randn(7, 96), torch.randn(2, 3, 96), torch.randn(5, 192)[:, :96]):
+                torch.testing.assert_close(layer(x, backend=PLUGIN), layer.forward_native(x), **options)
+        layer = layernorm.Gemma4RMSNorm(96, scale_shift=0.5)
+        layer.forward_cuda = lambda x: "SGLang's"
+        assert layer(torch.ones(2, 96), backend=PLUGIN) == "SGLang's"  # its own forwards disagree with each other
+    """
+    run(code, device=device)
 
 
 @needs_sglang
-def test_activations_agree_with_float64():
-    run("""
-        from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
-        from torch.nn.functional import gelu, silu
-        from sgljit_sglang import activations
+def test_sglangs_trace_names_what_ran():
+    code = """
+        from sglang.kernels import fused_op
+        fused_op.enable_fused_op_trace()
 
-        theirs = lambda self, x: "SGLang's"
-        for kind, op, options, activation in (
-            (SiluAndMul, "silu_and_mul", {}, silu),
-            (GeluAndMul, "gelu_tanh_and_mul", {}, lambda x: gelu(x, approximate="tanh")),
-            (GeluAndMul, "gelu_and_mul", {"approximate": "none"}, gelu),
-        ):
-            assert kind.capabilities[PLUGIN] == {CapabilityRequirement.CUDA}
-            layer = kind(**options)
-            for shape in ((7, 96), (2, 3, 96)):
-                x = torch.randn(shape)
-                gate, up = x.double().chunk(2, dim=-1)
-                torch.testing.assert_close(layer(x, backend=PLUGIN), (activation(gate) * up).float())
-            assert activations._tried[op, torch.float32, "cpu"]
+        def traced(layer, *args):
+            type(layer).capabilities = {PLUGIN: set()}  # any device: this machine has no CUDA
+            fused_op.clear_fused_op_trace()
+            layer(*args)
+            (record,) = fused_op.get_fused_op_trace()
+            return record.backend
 
-            class Other(kind):
-                forward_cuda = theirs
-
-            assert Other(**options)(torch.ones(2, 32), backend=PLUGIN) == "SGLang's"
-            layer.forward_cuda = theirs.__get__(layer)
-            for odd in (torch.ones(2, 18), torch.ones(0, 32), torch.ones(2, 32).double(), torch.ones(32, 32).T[:, ::2]):
-                assert layer(odd, backend=PLUGIN) == "SGLang's"
-    """)
+        for kind in (layernorm.RMSNorm, layernorm.GemmaRMSNorm, layernorm.Gemma3RMSNorm, layernorm.Gemma4RMSNorm):
+            assert kind(64).auto_selected_backend() in (PLUGIN, None)
+            assert traced(kind(64), torch.ones(2, 64)) == "plugin"
+            assert traced(kind(64), torch.ones(2, 64).half()) == "torch"  # the weight has another dtype
+            assert traced(kind(64), torch.ones(2, 64)[:0]) == "torch"
+        assert traced(layernorm.RMSNorm(64, var_hidden_size=32), torch.ones(2, 64)) == "torch"
+        assert traced(layernorm.RMSNorm(64), torch.ones(2, 64), torch.ones(2, 64)) == "torch"  # switched off
+    """
+    run(code, SGLJIT_ENGINES="norm,-fused_add_rmsnorm,strict")
 
 
 RECORDED = """
@@ -211,6 +184,7 @@ def test_what_the_ops_do_not_take_goes_to_sglangs_code():
                 return "another norm"
 
         assert Other(64)(x, backend=PLUGIN) == "another norm"
+        from sgljit_sglang import norms
         norms.is_batch_invariant_mode_enabled = lambda: True
         assert theirs(x)
     """
@@ -234,32 +208,48 @@ def test_a_build_that_fails_goes_to_sglangs_code_and_is_said_once(tmp_path):
 def test_off_leaves_sglang_as_it_was():
     code = """
         from sglang.srt.plugins.hook_registry import HookRegistry
-        from sglang.srt.layers.activation import SiluAndMul
-        assert PLUGIN not in layernorm.RMSNorm.capabilities
-        assert PLUGIN not in SiluAndMul.capabilities
+        for kind in (layernorm.RMSNorm, layernorm.GemmaRMSNorm, layernorm.Gemma3RMSNorm, layernorm.Gemma4RMSNorm):
+            assert PLUGIN not in kind.capabilities
         assert not HookRegistry._hooks
+        assert loaded() == set()
+        assert "sgljit_sglang.backend" not in sys.modules
     """
-    load = LOAD.replace("from sgljit_sglang import hooks, norms", "")
-    printed = run(code, load=load, SGLJIT_ENGINES="off")
+    printed = run(code, SGLJIT_ENGINES="off")
     assert "sgljit-sglang 0.1.0 does nothing: SGLJIT_ENGINES=off" in printed
 
 
 @needs_sglang
 def test_a_list_chooses():
     code = """
+        from sgljit_sglang import backend
         assert PLUGIN not in layernorm.GemmaRMSNorm.capabilities
         layer = layernorm.RMSNorm(64)
+        assert loaded() == set()  # a family is imported at its first use
         assert layer(torch.ones(2, 64), torch.ones(2, 64), backend=PLUGIN) == "SGLang's"
         assert torch.is_tensor(layer(torch.ones(2, 64), backend=PLUGIN))
-        assert hooks._registered == set()
+        assert backend._hooked == set()
+        assert loaded() == {"norm"}
     """
     run(code, before=RECORDED, SGLJIT_ENGINES="rmsnorm")
 
 
 @needs_sglang
-def test_the_norm_of_q_and_k():
-    run("""
+def test_a_family_that_is_not_installed_is_said_once_and_stays_sglangs():
+    code = """
+        for size in (64, 128):
+            assert layernorm.RMSNorm(size)(torch.ones(2, size), backend=PLUGIN) == "SGLang's"
+    """
+    printed = run(code, before=RECORDED, SGLJIT_ENGINES="on", SGLJIT_PLUGINS="sgljit-moe")
+    (line,) = [line for line in printed.splitlines() if "rmsnorm failed, and RMSNorm runs on the engine's own" in line]
+    assert "UnknownFamilyError" in line
+
+
+@needs_sglang
+@on_devices
+def test_the_norm_of_q_and_k(device):
+    code = """
         from sglang.srt.models import utils
+        from sgljit_sglang import kernels
         weights = torch.randn(2, 64)
         qkv = torch.randn(5, 4, 64)
         q, k = qkv[:, :3], qkv[:, 3:]
@@ -268,21 +258,34 @@ def test_the_norm_of_q_and_k():
         utils.fused_inplace_qknorm(q=q, k=k, q_weight=weights[0], k_weight=weights[1], head_dim=64, eps=1e-6)
         torch.testing.assert_close(q, expected[0], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(k, expected[1], rtol=1e-5, atol=1e-5)
-        assert hooks._tried == {(64, torch.float32, "cpu"): True}
+        assert kernels._tried == {("fused_inplace_qknorm", 64, torch.float32, DEVICE): True}
         assert not utils.can_use_fused_inplace_qknorm(96, torch.float32)  # SGLang's own kernel does not take it
-    """)
+    """
+    run(code, device=device)
 
 
 @needs_sglang
-def test_another_plugins_backend_is_left_to_it():
-    before = """
+@pytest.mark.parametrize("method", ["forward_plugin", "backend_eligible"])
+def test_another_plugins_backend_is_left_to_it(method):
+    before = f"""
         from sglang.srt.layers import layernorm
 
-        def forward_plugin(self, *args, **kwargs):
+        def {method}(self, *args, **kwargs):
             return "another plugin's"
 
-        layernorm.RMSNorm.forward_plugin = forward_plugin
+        layernorm.RMSNorm.{method} = {method}
     """
-    code = 'assert layernorm.RMSNorm(64)(torch.ones(2, 64), backend=PLUGIN) == "another plugin\'s"'
-    printed = run(code, before=before)
-    assert "sgljit-sglang 0.1.0 leaves RMSNorm to __main__.forward_plugin, the backend of another plugin" in printed
+    printed = run("assert PLUGIN not in layernorm.RMSNorm.capabilities", before=before)
+    assert f"sgljit-sglang 0.1.0 leaves RMSNorm to __main__.{method}, the backend of another plugin" in printed
+
+
+@needs_sglang
+def test_a_norm_in_a_compiled_graph():
+    code = """
+        layer = layernorm.RMSNorm(64)
+        x = torch.randn(3, 64)
+        expected = layer(x, backend=PLUGIN)
+        compiled = torch.compile(lambda x: layer(x, backend=PLUGIN), fullgraph=True, backend="eager")
+        assert torch.equal(compiled(x), expected)
+    """
+    run(code)
