@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch._dynamo import config as dynamo
 
 import sgljit_compile
 from sgljit_tools.benchmark.results import write_results
@@ -173,7 +172,7 @@ def main(arguments: list[str] | None = None) -> str:
     note = NOTE.format(**vars(options) | {"dtype": str(options.dtype).removeprefix("torch."), "layers": layers})
     note += f"\ntransformers {transformers.__version__}, sgljit-compile {sgljit_compile.__version__}."
     page = ""
-    dynamo.recompile_limit = 64  # one model is compiled by several backends
+    torch.compiler.config.recompile_limit = 64  # one model is compiled by several backends
     with torch.no_grad():
         for done in rows(options):
             graphs = [{"graph": str(graph)} for graph in dict.fromkeys(map(str, sgljit_compile.explain()))]
