@@ -31,6 +31,7 @@ _CACHED = (
 )
 _GRADIENTS = "a graph with gradients stays the compiler's; call the model inside of torch.no_grad()"
 _ROUNDING = "emulate_precision_casts asks for roundings that a fused op does not make: nothing is put in"
+_JOINED = "post_grad_fusion_options moves results of matrix products, which the ops overwrite: nothing is put in"
 _OFF = "nothing is used on this device: CUDA alone by default, what options={'chains': ...} names on any"
 
 
@@ -55,7 +56,10 @@ def sgljit(
     """
     own = {"mode": mode, "chains": None}
     own |= {name: given for name, given in (options or {}).items() if name in own}
-    chosen = {**inductor.mode_options(own["mode"]), **{n: x for n, x in (options or {}).items() if n not in own}}
+    chosen = {
+        **inductor.mode_options(own["mode"]),
+        **{n.replace("-", "_"): x for n, x in (options or {}).items() if n not in own},
+    }
     record = Graph(device=", ".join(sorted({x.device.type for x in inputs if isinstance(x, torch.Tensor)})))
     ops = _ops(own["chains"], record.device.split(", "))
     if not ops:
@@ -64,6 +68,8 @@ def sgljit(
         record.note, ops = _GRADIENTS, {}
     elif inductor.keeps_roundings(chosen):
         record.note, ops = _ROUNDING, {}
+    elif inductor.joins_products(chosen):
+        record.note, ops = _JOINED, {}
     else:
         record.note = _CACHED
     rewriting = functools.partial(_rewrite, ops, record) if ops else None

@@ -169,6 +169,12 @@ class Values:
         sharing = [node] if tensor is None else self.sharing[_memory(tensor)]
         return {user for one in sharing for user in one.users} - set(sharing)
 
+    def has_strides_by_number(self, node: fx.Node) -> bool:
+        """Whether something takes a value by strides that it names, which are right for the strides of today alone."""
+        tensor = value(node)
+        sharing = () if tensor is None else self.sharing[_memory(tensor)]
+        return any(is_call(one, aten.as_strided.default) for one in sharing)
+
     def dependent(self, results: Iterable[fx.Node], before: fx.Node, own: set[fx.Node]) -> list[fx.Node]:
         """The nodes before a place that take some results, or what follows from them; those of the chain itself not."""
         found = set(results)

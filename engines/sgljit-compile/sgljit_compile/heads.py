@@ -27,6 +27,7 @@ from .graphs import (
     is_known,
     number,
     replace,
+    same_layout,
     same_shape,
     value,
 )
@@ -133,6 +134,8 @@ def store_of(k: Heads, rotated: set[fx.Node]) -> Store | None:
             continue
         v_cache, same = _written(second, args(second)[2])
         if v_cache is not None and v_cache is not k_cache and same is positions:
+            if v_cache.meta["val"].shape[2] != k_cache.meta["val"].shape[2]:  # one list of slots is for both
+                continue
             v, k_value = args(second)[2].meta["val"], k.out.meta["val"]
             if v.dtype == k_value.dtype and equal(v.shape[:3], k_value.shape[:3]):
                 return Store(first, second, k_cache, v_cache, args(second)[2], positions)
@@ -220,6 +223,8 @@ def fuse(graph: fx.Graph, q: Heads, k: Heads, store: Store | None, tables: Table
         for old, new in zip(results, news, strict=True):
             if not same_shape(old.meta["val"], new.meta["val"]):
                 raise Refused("its result would have another shape")
+            if not same_layout(old.meta["val"], new.meta["val"]) and values.has_strides_by_number(old):
+                raise Refused("its result would have other strides, which something names")
     except Refused:
         editor.undo()
         raise
@@ -253,7 +258,7 @@ def _put(editor: Editor, q: Heads, k: Heads, store: Store | None, tables: Tables
         written["v_cache"] = (store.v_cache, _slots_view(store.v_cache, groups))
     _try(op, q, k, written, rest)
     results = editor.write(overload(op), written, rest)
-    shape = [editor.size(q.rotation.x, 0), editor.size(q.rotation.x, 3 - q.rotation.heads)]
+    shape = _batch_and_sequence(editor, q)
     news = []
     for heads, result in zip((q, k), results[:2], strict=True):
         _, _, count, size = heads.sizes()
@@ -278,6 +283,11 @@ def _try(op: str, q: Heads, k: Heads, written: dict[str, Any], rest: dict[str, A
         raise Refused(f"{op} does not take it, or cannot be built")
 
 
+def _batch_and_sequence(editor: Editor, heads: Heads) -> list[Any]:
+    """Both sizes, of the source: what the chain computes from it may stand behind the op."""
+    return [editor.size(heads.source, 0), editor.size(heads.source, 1 if heads.by_token else 2)]
+
+
 def _rows(editor: Editor, node: fx.Node, by_token: bool, groups: int) -> fx.Node:
     """Heads as [tokens, heads, size]; with several groups, each group of heads as a token of its own."""
     if not by_token:
@@ -295,9 +305,9 @@ def _once(tables: Tables, key: Any, make: Any) -> fx.Node:
 
 def _angles(editor: Editor, rotation: Rotation, tables: Tables) -> fx.Node:
     """The cosines of each token's pairs, then the sines: [tokens, size]."""
+    pairs = int(rotation.x.meta["val"].shape[3]) // 2
 
     def make() -> fx.Node:
-        pairs = int(rotation.x.meta["val"].shape[3]) // 2
         parts = []
         for node in (rotation.cos, rotation.sin):
             flat = editor.call(aten.squeeze.dim, node, rotation.heads) if rotation.wide else node
@@ -305,7 +315,7 @@ def _angles(editor: Editor, rotation: Rotation, tables: Tables) -> fx.Node:
             parts.append(flat if whole else editor.call(aten.slice.Tensor, flat, 2, 0, pairs))
         return editor.call(aten.reshape.default, editor.call(aten.cat.default, parts, -1), [-1, 2 * pairs])
 
-    return _once(tables, (rotation.cos, rotation.sin, rotation.heads if rotation.wide else 0), make)
+    return _once(tables, (rotation.cos, rotation.sin, pairs, rotation.heads if rotation.wide else 0), make)
 
 
 def _counting(editor: Editor, length: Any, device: torch.device) -> fx.Node:
@@ -316,24 +326,24 @@ def _counting(editor: Editor, length: Any, device: torch.device) -> fx.Node:
 
 def _tokens(editor: Editor, heads: Heads, groups: int, tables: Tables) -> fx.Node:
     """The row of the angles for each token, or each group of its heads."""
-    x, by = heads.rotation.x, 3 - heads.rotation.heads
+    device = heads.source.meta["val"].device
     batch, sequence, _, _ = heads.sizes()
-    several = not number(heads.rotation.cos.meta["val"].shape[0], 1)
+    several = not equal(heads.rotation.cos.meta["val"].shape[:1], (1,))
 
     def make() -> fx.Node:
-        sizes = [editor.size(x, 0), editor.size(x, by)]
+        sizes = _batch_and_sequence(editor, heads)
         if all(is_known(size) for size in sizes):
-            rows = torch.arange(sizes[0] * sizes[1], device=x.meta["val"].device)
+            rows = torch.arange(sizes[0] * sizes[1], device=device)
             each = rows if several else rows % sizes[1]
             # As a column: the compiler would write a short row into each kernel that takes it, and copy it for each op.
             return editor.view(editor.constant(each.repeat_interleave(groups)[:, None]), -1)
         own = sizes if several else [1, sizes[1]]
-        count = _counting(editor, editor.product(*own), x.meta["val"].device)
+        count = _counting(editor, editor.product(*own), device)
         every = editor.call(aten.expand.default, editor.call(aten.reshape.default, count, [*own, 1]), [*sizes, groups])
         dense = editor.call(aten.clone.default, every, memory_format=torch.contiguous_format)
         return editor.call(aten.reshape.default, dense, [-1])
 
-    return _once(tables, ("tokens", str(batch), str(sequence), groups, several), make)
+    return _once(tables, ("tokens", str(batch), str(sequence), groups, several, device), make)
 
 
 def _slots(editor: Editor, store: Store, groups: int, tables: Tables) -> fx.Node:

@@ -18,7 +18,16 @@ from torch._inductor import config, custom_graph_pass, list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-__all__ = ["Rewrite", "compile_graph", "keeps_roundings", "mode_options", "reset", "wants_gradients", "writing"]
+__all__ = [
+    "Rewrite",
+    "compile_graph",
+    "joins_products",
+    "keeps_roundings",
+    "mode_options",
+    "reset",
+    "wants_gradients",
+    "writing",
+]
 
 Rewrite = Callable[[fx.Graph], None]
 
@@ -92,6 +101,12 @@ def mode_options(mode: str | None) -> dict[str, Any]:
 def keeps_roundings(options: Mapping[str, Any]) -> bool:
     """Whether inductor is asked to round wherever the model does, also inside of a kernel."""
     return bool(options.get("emulate_precision_casts", config.emulate_precision_casts))
+
+
+def joins_products(options: Mapping[str, Any]) -> bool:
+    """Whether inductor is asked to compute several matrix products as one, whose results are parts of one tensor."""
+    name = "post_grad_fusion_options"
+    return bool(options.get(name, getattr(config, name)))
 
 
 def reset() -> None:

@@ -122,5 +122,5 @@ def _try(op: str, arguments: Mapping[str, Any]) -> None:
             samples[name] = x
     try:
         getattr(families[FAMILIES[op]], op)(**samples)
-    except ValueError as error:  # rows that share memory
+    except (ValueError, torch.OutOfMemoryError) as error:  # rows that share memory; tensors as far apart as caches are
         raise TensorMatchError(str(error)) from error

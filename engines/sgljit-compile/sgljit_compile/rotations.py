@@ -154,7 +154,7 @@ def _repeats(node: Any) -> bool:
         if source is None or source.dim() < 2:
             return False
         if source.dim() == rows.dim() + 1 and number(source.shape[-2], 2):  # [..., 2, size / 2]: each twice
-            return bool(2 * source.shape[-1] == rows.shape[-1]) and _is_expanded(args(node)[0])
+            return equal((2 * source.shape[-1],), rows.shape[-1:]) and _is_expanded(args(node)[0])
         return False
     if is_call(node, *_POINTWISE):
         return _repeats(args(node)[0])

@@ -104,6 +104,14 @@ def test_where_every_rounding_counts_nothing_is_put_in():
     assert not record.chains
 
 
+def test_where_products_become_parts_of_one_nothing_is_put_in():
+    record = run(
+        options={**ON, "post-grad-fusion-options": {"batch_linear_post_grad": {}}}
+    )  # as torch.compile, with "-"
+    assert "post_grad_fusion_options" in record.note
+    assert not record.chains
+
+
 def test_a_training_step_stays_as_it_is():
     torch.compiler.reset()
     norm = Norm()

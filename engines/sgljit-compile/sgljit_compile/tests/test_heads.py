@@ -126,14 +126,19 @@ def test_each_form(plus_one, stored, halves):
         check(Prologue(normed=False, stored=stored, halves=halves), "rope" + " + store" * stored)
 
 
-def test_norms_after_the_transposition():
+@pytest.mark.parametrize("changes", [False, True])
+def test_norms_after_the_transposition(changes):
     class Gemma3(Prologue):
         def forward(self, x, positions, *_rest):
             q, k = (self.heads(x, name).transpose(1, 2) for name in "qk")
             cos, sin = (angle.unsqueeze(1) for angle in angles(positions, x.dtype))
             return rotated(self.q_norm(q), cos, sin), rotated(self.k_norm(k), cos, sin)
 
-    check(Gemma3(), "qk-norm + rope")
+    inputs = given()
+    if changes:
+        torch._dynamo.mark_dynamic(inputs[0], 1)
+        torch._dynamo.mark_dynamic(inputs[1], 1)
+    check(Gemma3(), "qk-norm + rope", inputs=inputs)
 
 
 def test_heads_behind_tokens():
@@ -298,6 +303,25 @@ def test_caches_that_share_memory_get_no_store():
     torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(both, copied, rtol=1e-5, atol=1e-5)
     assert record.chains == {"qk-norm + rope": 1}
+
+
+@pytest.mark.parametrize("which", [2, 3])
+def test_caches_of_two_lengths_get_no_store(which):
+    """One list of slots is for both."""
+    inputs = given()
+    inputs[which] = torch.randn(BATCH, KV_HEADS, 2 * LENGTH, SIZE)
+    check(Prologue(), "qk-norm + rope", inputs=inputs)
+
+
+def test_strides_that_something_names_stay():
+    class Restrided(Prologue):
+        def forward(self, x, positions, *_rest):
+            q, k, _ = self.parts(x, positions)
+            tokens = x.shape[1]
+            rows = (BATCH, KV_HEADS, tokens * SIZE)
+            return q * 1, k.as_strided(rows, (KV_HEADS * tokens * SIZE, tokens * SIZE, 1)) * 2
+
+    check(Restrided(halves=True), None)
 
 
 def test_a_cache_of_another_dtype_gets_no_store():
