@@ -28,10 +28,11 @@ SGL_HD float scale_for(float largest, float limit) {
   return sgl::min(sgl::max(largest / limit, kSmallest), kLargest);
 }
 
-/// \brief A positive number as the bits of the next power of two, which is itself or above, and 2^127 at most.
-SGL_HD unsigned power_of_two_bits(float x) {
+/// \brief The smallest power of two that is not below a positive normal number, and 2^127 at most.
+SGL_HD float power_of_two_from(float x) {
   // Its exponent, one more if the fraction has a bit.
-  return (__builtin_bit_cast(unsigned, sgl::min(x, 0x1p127f)) + 0x7fffff) & 0xff800000;
+  const auto bits = __builtin_bit_cast(unsigned, sgl::min(x, 0x1p127f)) + 0x7fffff;
+  return __builtin_bit_cast(float, bits & 0xff800000);
 }
 
 /// \brief One scale for all rows, which is read.
@@ -80,10 +81,8 @@ struct GroupExponent {
       const Row& row, Operand<kQ> q, Operand<kExponents> exponents, const Value& value, float least) {
     const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
     const float limit = row.largest_of(q);
-    const auto power = row.keep(
-        sgl::map(
-            [=](float v) { return __builtin_bit_cast(float, power_of_two_bits(scale_for(sgl::max(v, least), limit))); },
-            largest));
+    const auto power =
+        row.keep(sgl::map([=](float v) { return power_of_two_from(scale_for(sgl::max(v, least), limit)); }, largest));
     const auto inverse = row.keep(sgl::map([](float v) { return 1 / v; }, power));
     const auto biased =
         sgl::map([](float v) { return static_cast<float>(__builtin_bit_cast(unsigned, v) >> 23); }, power);

@@ -293,7 +293,9 @@ struct ProgramRow {
   /// int8.
   template <int kOperand>
   SGL_DEVICE static float largest_of(sgl::Operand<kOperand>) {
-    return sgl::largest_of(sgl::four_bits(kTypes, kOperand));
+    constexpr float kLargest = sgl::largest_of(sgl::four_bits(kTypes, kOperand));
+    static_assert(kLargest > 0, "row.largest_of: the operand must be float8 or int8");
+    return kLargest;
   }
 
   /// \brief The elements of an operand.

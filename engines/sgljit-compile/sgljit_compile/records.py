@@ -1,4 +1,4 @@
-"""What was put into each graph that was compiled in this process, and what was left to the compiler, and why?"""
+"""Which chains of each graph of this process run on ops of ours, and why not the others?"""
 
 from __future__ import annotations
 

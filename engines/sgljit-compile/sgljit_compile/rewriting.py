@@ -1,4 +1,4 @@
-"""What of a graph is put on ops of ours, and what stays the compiler's, and why?"""
+"""Which chains of a graph run on ops of ours, and why not the others?"""
 
 from __future__ import annotations
 

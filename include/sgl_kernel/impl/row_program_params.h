@@ -41,7 +41,8 @@ inline constexpr unsigned kNoElement = 15;
 /// \brief Those that a value for each row may have besides float32.
 inline constexpr unsigned kInt32 = 5, kInt64 = 6;
 
-/// \brief The largest magnitude that elements of a type have on both sides of zero.
+/// \brief The largest magnitude that elements of a type have on both sides of zero; 0 for types that nobody quantises
+/// to.
 SGL_UNCALLED constexpr float largest_of(unsigned code) {
   return code == kInt8 ? 127.0f : code == kFp8E4M3 ? 448.0f : code == kFp8E5M2 ? 57344.0f : 0.0f;
 }

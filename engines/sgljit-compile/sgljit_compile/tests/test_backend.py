@@ -36,7 +36,7 @@ def run(function=None, **options):
 
 @pytest.fixture(autouse=True)
 def own_lost():
-    """What an op lost in a test is not lost in the next."""
+    """Each test begins with all ops: one that failed in a test before is tried again."""
     before = dict(adapter.ADAPTER._lost)
     ops._answers.clear()
     yield

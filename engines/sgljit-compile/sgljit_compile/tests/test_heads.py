@@ -14,7 +14,7 @@ BATCH, TOKENS, HEADS, KV_HEADS, SIZE, HIDDEN, LENGTH = 2, 3, 4, 2, 16, 64, 32
 
 
 class Norm(RowNorm):
-    """Of a head."""
+    """The norm of a head, whose weight has the size of a head."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__(dtype)

@@ -33,7 +33,7 @@ struct PerGroup {
     const auto values = row[x];
     const float largest = row.max([](float v) { return sgl::abs(v); }, values);
     const float exact = sgl::scale_for(sgl::max(largest, eps), row.largest_of(q));
-    const float found = rounds_up ? __builtin_bit_cast(float, sgl::power_of_two_bits(exact)) : exact;
+    const float found = rounds_up ? sgl::power_of_two_from(exact) : exact;
     const float inverse = 1 / found;
     return sgl::store(q = sgl::map([=](float v) { return v * inverse; }, values), scale = found);
   }
