@@ -266,6 +266,7 @@ struct SegmentPlan {
   bool is_kept = false;  ///< whether the program keeps values, which is for rows in registers
   bool is_neox = false;
   bool has_groups = false;
+  bool has_list = false;     ///< whose program takes long: blocks that wait for it would crowd its multiprocessors
   bool reads_again = false;  ///< whether elements are needed after a reduction of them
   bool has_sums = false;     ///< whose bits depend on how many elements a vector has
 };
@@ -634,7 +635,7 @@ inline sgl::RowShape shape_of(
   const bool is_full = num_rows * row.threads_per_row >= 1LL * chip.num_sms * chip.threads_per_sm;
   const bool may_halve = !segment.is_neox && !segment.has_groups;
   if (is_full && may_halve && row.threads_per_row > 1 && row.threads_per_row <= kWarp / 2) row.threads_per_row /= 2;
-  layout.triggers_first = layout.triggers_first && row.triggers_first;
+  layout.triggers_first = layout.triggers_first && row.triggers_first && !segment.has_list;
   if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
   return {
       row.is_resident() ? static_cast<unsigned>(segment.columns) : 0,
@@ -801,6 +802,7 @@ inline void match_segment(
   segment.is_kept = roles.kept > 0;
   segment.is_neox = roles.is_neox;
   segment.has_groups = roles.group_size != 0;
+  segment.has_list = roles.list_size > 0;
   segment.reads_again = roles.reductions + (roles.writes != 0) > 1;
   segment.has_sums = roles.sums > 0;
   const auto outer_of = [](const Rows& rows) { return rows.index != nullptr ? rows.index->numel() : rows.count; };

@@ -19,7 +19,7 @@ from torch import fx
 
 from . import inductor
 from .adapter import ADAPTER, DEVICES
-from .ops import identity, loads
+from .ops import functions, identity, loads
 from .records import GRAPHS, Graph
 from .rewriting import rewrite
 
@@ -73,7 +73,7 @@ def sgljit(
     else:
         record.note = _CACHED
     rewriting = functools.partial(_rewrite, ops, record) if ops else None
-    compiled = inductor.compile_graph(module, inputs, chosen, rewriting, identity(ops))
+    compiled = inductor.compile_graph(module, inputs, chosen, rewriting, identity(ops), functions(ops))
     GRAPHS.append(record)
     ADAPTER.say(logging.INFO, "engine_graph", f"with {ADAPTER.versions()}: {record}")
     return compiled

@@ -16,6 +16,7 @@ from torch import fx
 from torch._inductor import compile as inductor_compile
 from torch._inductor import config, custom_graph_pass, list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 __all__ = [
@@ -32,6 +33,10 @@ __all__ = [
 Rewrite = Callable[[fx.Graph], None]
 
 _OPTION = "post_grad_custom_pre_pass"
+_SCHEDULER_OPTION = "_pre_fusion_custom_pass"
+# A pass over the schedule; torch 2.11 takes one of the same kind as over graphs.
+_SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", CustomGraphPass)
+_PREFIX = "sgljit_"  # of names in the code of a graph
 _FILES = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
 
 
@@ -55,6 +60,31 @@ class _Pass(CustomGraphPass):
         return None if None in others else (get_hash_for_files(_FILES, self.identity), *others)
 
 
+class _DirectCalls(_SchedulerPass):  # type: ignore[misc]
+    """Has the Python code of a graph call the functions of ops.
+
+    PyTorch's dispatcher costs several times the call itself. The functions check what it would.
+    """
+
+    def __init__(self, functions: Mapping[Any, str]) -> None:
+        self.functions = functions
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        graph: Any = V.graph  # untyped
+        if graph.cpp_wrapper or graph.fx_wrapper:
+            return nodes
+        for kernel in (node.node for node in nodes):
+            name = self.functions.get(getattr(kernel, "op_overload", None))
+            if name is not None:
+                module, _, function = name.rpartition(".")
+                graph.wrapper_code.add_import_once(f"from {module} import {function} as {_PREFIX}{function}")
+                kernel.set_python_kernel_name(f"{_PREFIX}{function}")
+        return nodes
+
+    def uuid(self) -> Any:
+        return get_hash_for_files(_FILES, " ".join(f"{op} {name}" for op, name in self.functions.items()))
+
+
 def _is_of_training(graph: fx.Graph) -> bool:
     """Whether a graph is the forward or backward part of a training step, by the names that torch gives to inputs."""
     return any(node.op == "placeholder" and node.name.startswith(("primals", "tangents")) for node in graph.nodes)
@@ -71,6 +101,7 @@ def compile_graph(
     options: Mapping[str, Any],
     rewrite: Rewrite | None,
     identity: str,
+    functions: Mapping[Any, str],
 ) -> Callable[..., Any]:
     """The code of inductor for a graph of torch.compile.
 
@@ -79,11 +110,15 @@ def compile_graph(
         options: options of inductor.
         rewrite: called with each graph for inference that inductor makes of it, in ATen ops without writes.
         identity: what ``rewrite`` depends on beside the files of this package.
+        functions: by overload, the function to call in its place, with its module. It takes the same arguments.
     """
     options = dict(options)
     if rewrite is not None:
         others = options.get(_OPTION, getattr(config, _OPTION))
         options[_OPTION] = _Pass(rewrite, identity, _several(others))
+        # There can be one such pass. Beside the user's own, ops are called by the dispatcher.
+        if options.get(_SCHEDULER_OPTION, getattr(config, _SCHEDULER_OPTION)) is None:
+            options[_SCHEDULER_OPTION] = _DirectCalls(functions)
     return inductor_compile(module, list(inputs), options=options)  # type: ignore[no-any-return]
 
 

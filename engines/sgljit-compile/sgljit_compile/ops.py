@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from sgljit_core.errors import SgljitError, TensorMatchError
 from .adapter import ADAPTER, FAMILIES
 from .graphs import is_known
 
-__all__ = ["ADD_NORM", "HEADS", "identity", "loads", "overload", "works"]
+__all__ = ["ADD_NORM", "HEADS", "functions", "identity", "loads", "overload", "works"]
 
 ADD_NORM: Mapping[bool, str] = {False: "fused_add_rmsnorm", True: "gemma_fused_add_rmsnorm"}  # by 1 + weight
 
@@ -43,6 +43,11 @@ def overload(op: str) -> Any:
     getattr(families[family], op)  # registers it
     packet = getattr(getattr(torch.ops, f"sgljit_{family}"), op)
     return getattr(packet, packet.overloads()[0])
+
+
+def functions(ops: Iterable[str]) -> dict[Any, str]:
+    """By overload, the name of an op's Python function in ``sgljit_compile.calls``."""
+    return {overload(op): f"{__package__}.calls.{op}" for op in ops}
 
 
 def loads(ops: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:

@@ -52,12 +52,21 @@ def _biased(models: Models, model: ModelShape | None) -> Calls:
 
 
 def moe_sum(model: ModelShape | None) -> Calls:
-    """With and without weights. A kernel serves any hidden size and any number of experts."""
+    """With and without weights. A kernel is for a number of experts up to 16, and serves any hidden size."""
     for dtype in ("bfloat16", "float16") if model is None else (model.dtype,):
         hidden = 4096 if model is None else model.hidden_size
-        call = {"input": TensorSpec((TOKENS, 8, hidden), dtype), "output": TensorSpec((TOKENS, hidden), dtype)}
-        yield call
-        yield {**call, "topk_weights": TensorSpec((TOKENS, 8), "float32")}
+        for k in _experts_of_a_token(model):
+            call = {"input": TensorSpec((TOKENS, k, hidden), dtype), "output": TensorSpec((TOKENS, hidden), dtype)}
+            yield call
+            yield {**call, "topk_weights": TensorSpec((TOKENS, k), "float32")}
+
+
+def _experts_of_a_token(model: ModelShape | None) -> list[int]:
+    """Those of the model's type; 8, as most have, without a model or where its type is not known."""
+    known = (
+        [] if model is None else [models.get(model.model_type, ()) for models in (_SOFTMAX, _SIGMOID, _SQRT_SOFTPLUS)]
+    )
+    return sorted({k for pairs in known for _, k in pairs}) or [8]
 
 
 def moe_align_block_size(model: ModelShape | None) -> Calls:

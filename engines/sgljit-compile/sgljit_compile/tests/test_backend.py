@@ -13,7 +13,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import sgljit_compile
 import sgljit_engines
-from sgljit_compile import adapter, inductor, ops
+from sgljit_compile import adapter, calls, inductor, ops
+from sgljit_core import ops as families
 from sgljit_core.errors import ArtifactLoadError, ConfigError
 
 from .test_heads import Prologue, given
@@ -96,6 +97,45 @@ def test_a_pass_of_the_users_own_runs_too():
     before = _Counting.calls
     assert run(options={**ON, "post_grad_custom_pre_pass": _Counting()}).chains == {"add + norm": 1}
     assert _Counting.calls == before + 1
+
+
+def dispatched(**options):
+    """The ops of ours in a compiled call that PyTorch's dispatcher has seen."""
+    torch.compiler.reset()
+    compiled = torch.compile(block(Norm()), backend="sgljit", options={**ON, **options})
+    with torch.no_grad():
+        compiled(*inputs())
+        assert sgljit_compile.explain()[-1].chains
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            compiled(*inputs())
+    return {event.key for event in profile.key_averages() if event.key.startswith("sgljit_")}
+
+
+def test_a_graph_calls_the_functions_of_ops_without_the_dispatcher():
+    assert dispatched() == set()
+
+
+@pytest.mark.slow
+def test_code_in_cpp_has_the_dispatcher():
+    """It cannot call Python's functions."""
+    assert dispatched(cpp_wrapper=True) == {"sgljit_norm::fused_add_rmsnorm"}
+
+
+def test_a_pass_of_the_users_own_over_the_schedule_leaves_the_dispatcher():
+    seen = []
+
+    def own(nodes):
+        seen.extend(nodes)
+        return nodes
+
+    assert dispatched(_pre_fusion_custom_pass=own) == {"sgljit_norm::fused_add_rmsnorm"}
+    assert seen
+
+
+def test_the_code_of_a_graph_imports_the_functions_of_ops():
+    assert calls.fused_add_rmsnorm is families["norm"].fused_add_rmsnorm
+    with pytest.raises(AttributeError, match=r"'sgljit_compile\.calls' has no attribute 'rmsnorm'"):
+        _ = calls.rmsnorm
 
 
 def test_where_every_rounding_counts_nothing_is_put_in():

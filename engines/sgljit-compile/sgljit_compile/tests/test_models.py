@@ -10,6 +10,14 @@ import sgljit_compile
 
 from .tiny import MODELS, decoded, model, prompt
 
+# What torch says on a GPU: products in float32 stay exact on purpose, a softmax of some sizes takes two kernels, and
+# the pool of CUDA graphs begins with an empty one.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
+]
+
 QUICK = ("qwen3", "gemma3")
 EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 

@@ -13,6 +13,9 @@ namespace {
 
 using namespace host;
 
+constexpr std::int64_t kThreads = 256;
+constexpr std::int64_t kMostAtOnce = 16;  // rows of a token that a thread asks for at once
+
 Kernel<moe::Sum> sum{"sum.cuh", "moe::sum"};
 Deferred<void(const moe::Sum&, std::int64_t, DLDataType)> sum_on_cpu{"sum_cpu.cpp", "moe::sum_on_cpu"};
 
@@ -21,6 +24,14 @@ void refuse_shared(const Rows& output, const Rows& other) {
     throw Error(
         "ValueError", "output shares memory with ", other.name, ": output is ", output.tensor, ", ", other.name, " is ",
         other.tensor);
+}
+
+/// Narrower words, of 4 bytes at least, until each multiprocessor has a block: a thread waits for its memory as long
+/// whatever it asks for.
+std::size_t narrowed(std::size_t word, std::size_t bytes, std::int64_t elements, const runtime::Chip& chip) {
+  const auto least = bytes < 4 ? 4 : bytes;
+  while (word > least && elements * bytes < kThreads * word * chip.num_sms) word /= 2;
+  return word;
 }
 
 void moe_sum(TensorView input, TensorView output, Optional<TensorView> topk_weights, double routed_scaling_factor) {
@@ -54,9 +65,11 @@ void moe_sum(TensorView input, TensorView output, Optional<TensorView> topk_weig
   if (out.count == 0 || out.columns == 0) return;
   const auto stride_of = [](const Rows& rows) { return rows.count > 1 ? rows.stride * rows.element_bytes() : 0; };
   const auto inner_stride = x.inner > 1 ? x.inner_stride * bytes : 0;
-  const auto word = widest_word(x.data, stride_of(x), inner_stride, out.data, stride_of(out), x.columns * bytes);
+  auto word = widest_word(x.data, stride_of(x), inner_stride, out.data, stride_of(out), x.columns * bytes);
   if (word < bytes || (topk_weights && widest_word(weights.data) < 4)) [[unlikely]]
     throw Error("ValueError", "moe_sum: an address is not a multiple of its element size: input is ", input);
+  if (device.device_type == kDLCUDA)
+    word = narrowed(word, bytes, x.count * x.columns, runtime::get_chip(device.device_id));
   const moe::Sum params = {
       .input = x.data,
       .token_stride = stride_of(x),
@@ -73,10 +86,10 @@ void moe_sum(TensorView input, TensorView output, Optional<TensorView> topk_weig
   if (device.device_type == kDLCPU) return sum_on_cpu(params, x.columns, input.dtype());
   if (device.device_type != kDLCUDA) [[unlikely]]
     x.raise({}, {"Device mismatch: expected one of [cpu, cuda] but got ", device});
-  constexpr std::int64_t kThreads = 256;
+  const auto experts = x.inner <= kMostAtOnce ? static_cast<int>(x.inner) : 0;
   LaunchKernel(div_ceil(x.count * params.vectors, kThreads), kThreads, device)
       .enable_pdl(runtime::has_pdl(device.device_id))(
-          sum.get(word / bytes, topk_weights.has_value(), input.dtype()), params);
+          sum.get(word / bytes, experts, topk_weights.has_value(), input.dtype()), params);
 }
 
 }  // namespace
