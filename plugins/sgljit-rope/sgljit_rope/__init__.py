@@ -14,9 +14,11 @@ __all__ = [
     "apply_rotary_pos_emb_inplace",
     "fused_qk_norm_rope",
     "fused_qk_norm_rope_with_kvcache",
+    "mrope_table",
 ]
 
 if TYPE_CHECKING:
+    from .multimodal import mrope_table
     from .ops import (
         apply_rope_inplace,
         apply_rope_inplace_with_kvcache,
@@ -27,4 +29,4 @@ if TYPE_CHECKING:
 else:
     from sgljit_core.lazy import attributes
 
-    __getattr__, __dir__ = attributes(__name__, {"ops": __all__})
+    __getattr__, __dir__ = attributes(__name__, {"multimodal": ["mrope_table"], "ops": __all__})

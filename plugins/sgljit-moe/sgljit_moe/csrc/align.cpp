@@ -35,12 +35,12 @@ MemoryRows memory_of(const TensorView& tensor) {
 }
 
 void launch(moe::Align& params, DLDevice device, DLDataType type) {
-  constexpr std::int64_t kMostBlocks = 8, kMostWarps = 32;
+  constexpr std::int64_t kMostWarps = 32;
   constexpr std::int64_t kPairsOfBlock = 4096;  // one block sorts so many sooner than a cluster meets
   constexpr std::int64_t kSmem = 48 * 1024 - 512;
   const auto chip = runtime::get_chip(device.device_id);
   const std::int64_t pairs = params.num_pairs, experts = params.num_experts;
-  const auto blocks = chip.has_clusters() && pairs > kPairsOfBlock ? kMostBlocks : 1;
+  const auto blocks = chip.has_clusters() && pairs > kPairsOfBlock ? std::int64_t{moe::kAlignBlocks} : 1;
   const auto least = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
   const auto useful = div_ceil(pairs > experts ? pairs : experts, kLanes);
   const auto warps = least(least(useful, kMostWarps), kSmem / (4 * experts) - 3);

@@ -16,24 +16,36 @@ namespace moe {
 using namespace device;
 
 inline constexpr uint32_t kAlignThreads = 1024;
+inline constexpr uint32_t kAtOnce = 4;  // loads that a warp waits for together
 
-/// \brief Calls `body(pair, expert)` for the pairs of a chunk, 32 at a time, with an expert of -1 for none.
-template <typename Id, typename Body>
-SGL_DEVICE void for_each_pair(const Align& params, uint32_t begin, uint32_t end, const Body& body) {
-  constexpr uint32_t kAtOnce = 4;  // loads that a warp waits for together
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  for (uint32_t first = begin; first < end; first += kAtOnce * kWarpThreads) {
+/// \brief The experts of 32 pairs after another, from `first` up to `end`; -1 for none.
+template <typename Id>
+struct Experts {
+  int of[kAtOnce];
+
+  SGL_DEVICE void load(const Align& params, uint32_t first, uint32_t end) {
     Id ids[kAtOnce];
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const uint32_t pair = first + i * kWarpThreads + lane;
+      const uint32_t pair = first + i * kWarpThreads + threadIdx.x % kWarpThreads;
       ids[i] = pair < end ? static_cast<const Id*>(params.ids)[pair] : -1;
     }
 #pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const bool is_expert = ids[i] >= 0 && ids[i] < params.num_experts;
-      body(first + i * kWarpThreads + lane, is_expert ? static_cast<int>(ids[i]) : -1);
-    }
+    for (uint32_t i = 0; i < kAtOnce; ++i)
+      of[i] = ids[i] >= 0 && ids[i] < params.num_experts ? static_cast<int>(ids[i]) : -1;
+  }
+};
+
+/// \brief Calls `body(pair, expert)` for the pairs of a chunk, 32 at a time, with an expert of -1 for none. `experts`
+/// are those of its first pairs: what a warp has loaded it need not load again.
+template <typename Id, typename Body>
+SGL_DEVICE void for_each_pair(
+    const Align& params, uint32_t begin, uint32_t end, Experts<Id> experts, const Body& body) {
+  for (uint32_t first = begin; first < end; first += kAtOnce * kWarpThreads) {
+    if (first != begin) experts.load(params, first, end);
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i)
+      if (first + i * kWarpThreads < end) body(first + i * kWarpThreads + threadIdx.x % kWarpThreads, experts.of[i]);
   }
 }
 
@@ -48,8 +60,9 @@ SGL_DEVICE uint32_t sum_up_to_lane(uint32_t value) {
   return value;
 }
 
-/// \brief The pairs in the order of their experts. The grid is one block or, with `kInCluster`, one cluster of up to 8;
-/// a block has whole warps, and in shared memory a word for each expert and each of them, and three more.
+/// \brief The pairs in the order of their experts. The grid is one block or, with `kInCluster`, one cluster of
+/// `kAlignBlocks`; a block has whole warps, and in shared memory a word for each expert and each of them, and three
+/// more.
 template <bool kInCluster, typename Id>
 __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ Align params) {
 #if !SGL_ARCH_HOPPER_OR_GREATER
@@ -71,7 +84,9 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
   PDLWaitPrimary();
   const uint32_t begin = thread / kWarpThreads * params.chunk;
   const uint32_t end = begin < params.num_pairs ? min(params.num_pairs, begin + params.chunk) : begin;
-  for_each_pair<Id>(params, begin, end, [&](uint32_t, int expert) {
+  Experts<Id> experts;
+  experts.load(params, begin, end);
+  for_each_pair(params, begin, end, experts, [&](uint32_t, int expert) {
     if (expert >= 0) atomicAdd(counts + expert, 1u);
   });
 
@@ -88,7 +103,7 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
 
   for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x) {
     uint32_t sum = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (uint32_t i = expert; i < warps * num_experts; i += num_experts) {
       const uint32_t count = smem[i];
       smem[i] = sum;
@@ -110,7 +125,8 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
 #if SGL_ARCH_HOPPER_OR_GREATER
       if constexpr (kInCluster) {
         total = 0;
-        for (uint32_t rank = 0; rank < gridDim.x; ++rank) {
+#pragma unroll
+        for (uint32_t rank = 0; rank < kAlignBlocks; ++rank) {
           const uint32_t count = ptx::load_cluster(ptx::cluster_map(totals + expert, rank));
           before += rank < blockIdx.x ? count : 0;
           total += count;
@@ -122,7 +138,8 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
     if (lane == kWarpThreads - 1) of_warps[warp] = up_to_here;
     __syncthreads();
     uint32_t first_block = num_blocks + up_to_here - blocks;
-    for (uint32_t i = 0; i < warps; ++i) {
+    const uint32_t with_experts = min(warps, div_ceil(num_experts - first, kWarpThreads));
+    for (uint32_t i = 0; i < with_experts; ++i) {
       first_block += i < warp ? of_warps[i] : 0;
       num_blocks += of_warps[i];
     }
@@ -143,7 +160,7 @@ __global__ __launch_bounds__(kAlignThreads) void align(const __grid_constant__ A
     }
     params.block_experts[block] = block < num_blocks ? static_cast<int>(expert) : -1;
   }
-  for_each_pair<Id>(params, begin, end, [&](uint32_t pair, int expert) {
+  for_each_pair(params, begin, end, experts, [&](uint32_t pair, int expert) {
     const uint32_t same = __match_any_sync(kFullMask, expert);
     const auto before = static_cast<uint32_t>(__popc(same & ((1u << lane) - 1)));
     if (expert >= 0) params.sorted[places[expert] + counts[expert] + before] = static_cast<int>(pair);

@@ -7,6 +7,8 @@
 
 namespace moe {
 
+inline constexpr unsigned kAlignBlocks = 8;  ///< of a cluster
+
 /// \brief Pairs of a token and an expert, to be sorted by expert into blocks of one expert each.
 struct Align {
   const void* ids;  ///< the expert of each pair

@@ -1,10 +1,11 @@
-"""How fast is quantisation to FP8 against PyTorch, torch.compile, other libraries' kernels and a plain copy?
+"""How fast is quantisation to FP8 and int8 against PyTorch, torch.compile, other libraries' kernels and a plain copy?
 
     python -m sgljit_quant.bench.bench_quant [--device cpu|cuda] [--peers DIR] [--output bench/results/quant.md]
 
-bfloat16 in, e4m3 out. The bytes of a call are those of the input, read once, and of the output. A computed scale for a
-tensor larger than the last cache needs more: the input must be read twice. ``--peers`` names a folder with a
-``peers.py`` that offers SGLang's kernels; sgl_kernel's are measured if it is installed.
+bfloat16 in, e4m3 or int8 out; a group is 128 elements. The bytes of a call are those of the input, read once, and of
+the output. A computed scale for a tensor larger than the last cache needs more: the input must be read twice.
+``--peers`` names a folder with a ``peers.py`` that offers SGLang's kernels; sgl_kernel's are measured if it is
+installed.
 With CI set in the environment: one small shape.
 """
 
@@ -17,18 +18,19 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sgljit_core import ops
+from sgljit_quant import packed_scales
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_plot, write_results
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
-FP8 = torch.float8_e4m3fn
 DTYPE = torch.bfloat16
 SHAPES = {
     "cuda": [
@@ -45,38 +47,101 @@ SHAPES = {
     ],
     "cpu": [(1, 4096), (128, 4096), (4096, 4096)],
 }
-TABLES = {
-    "dynamic": "per_tensor_quant_fp8, the scale computed",
-    "static": "per_tensor_quant_fp8, the scale given",
-    "token": "per_token_quant_fp8",
-}
-
-family = ops["quant"]
+GROUP = 128
 
 
-def eager(kind: str, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
-    """The op in plain PyTorch."""
-    x = x.float()
-    if kind != "static":
-        largest = x.abs().amax(-1, keepdim=True) if kind == "token" else x.abs().amax()
-        s.copy_((largest / 448).reshape(s.shape))
-    q.copy_((x * (1 / s)).clamp(-448, 448).to(FP8))
+@dataclass(frozen=True)
+class Kind:
+    """What is computed: an op, the dtype and the scales of its result, and where it is compared."""
+
+    heading: str
+    op: str
+    scales: str  # of "tensor", "given", "token", "group" or "packed", four exponents to an int32
+    dtype: torch.dtype = torch.float8_e4m3fn
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude of the result."""
+        return 448 if self.dtype.is_floating_point else 127
+
+    def ours(self) -> Run:
+        """The op itself."""
+        more = {"given": {"is_static": True}, "packed": {"scale_ue8m0": True}}.get(self.scales, {})
+        return functools.partial(getattr(ops["quant"], self.op), **more)
+
+    def make(self, tokens: int, hidden: int, device: str) -> tuple[torch.Tensor, ...]:
+        """The arguments of a call."""
+        x = torch.randn(tokens, hidden, device=device).to(DTYPE)
+        if self.scales == "packed":
+            scales = packed_scales(tokens, hidden, device)
+        else:
+            size = {"token": (tokens, 1), "group": (tokens, hidden // GROUP)}.get(self.scales, (1,))
+            scales = torch.full(size, 6 / self.largest, device=device)
+        return x, torch.empty(x.shape, dtype=self.dtype, device=device), scales
+
+    def grouped(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` by groups that have a scale."""
+        return x.unflatten(-1, (-1, GROUP)) if self.scales in ("group", "packed") else x
+
+    def eager(self, x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
+        """The op in plain PyTorch."""
+        x = self.grouped(x.float())
+        if self.scales == "given":
+            scale = s
+        else:
+            largest = x.abs().amax() if self.scales == "tensor" else x.abs().amax(-1, keepdim=True)
+            scale = largest / self.largest
+        if self.scales == "packed":
+            exponents = scale.log2().ceil()
+            scale = exponents.exp2()
+            s.copy_((exponents.squeeze(-1) + 127).to(torch.uint8).view(torch.int32))
+        elif self.scales != "given":
+            s.copy_(scale.reshape(s.shape))
+        scaled = x * (1 / scale)
+        scaled = scaled if self.dtype.is_floating_point else scaled.round()
+        q.copy_(scaled.clamp(-self.largest, self.largest).flatten(len(q.shape) - 1).to(self.dtype))
+
+    def check(self, run: Run, arguments: tuple[torch.Tensor, ...]) -> None:
+        """Check that a kernel computes the op: a figure of another computation would mean nothing.
+
+        SGLang's kernel of int8 cuts off where ours rounds.
+        """
+        x, q, s = arguments
+        run(x, q, s)
+        if self.scales == "packed":
+            exponents = s.contiguous().view(torch.uint8).float() - 127
+            s = exponents.exp2()
+        scale = s.unsqueeze(-1) if self.scales in ("group", "packed") else s
+        exact, found = self.grouped(x.float()), self.grouped(q.float()) * scale
+        bound = exact.abs() / 15 + scale * 2**-9 if self.dtype.is_floating_point else scale * 1.01
+        assert ((found - exact).abs() <= bound).all(), self.heading
 
 
-def providers(kind: str, device: str, peers: Any) -> dict[str, Run]:
+KINDS = [
+    Kind("per_tensor_quant_fp8, the scale computed", "per_tensor_quant_fp8", "tensor"),
+    Kind("per_tensor_quant_fp8, the scale given", "per_tensor_quant_fp8", "given"),
+    Kind("per_token_quant_fp8", "per_token_quant_fp8", "token"),
+    Kind("per_token_quant_int8", "per_token_quant_int8", "token", torch.int8),
+    Kind("per_token_group_quant_fp8, scales of float32", "per_token_group_quant_fp8", "group"),
+    Kind("per_token_group_quant_fp8, four exponents to an int32", "per_token_group_quant_fp8", "packed"),
+    Kind("per_token_group_quant_int8", "per_token_group_quant_int8", "group", torch.int8),
+]
+PLOTTED = KINDS[2]
+
+
+def providers(kind: Kind, device: str, peers: Any) -> dict[str, Run]:
     """The compared kernels by the names of the columns."""
-    plain = functools.partial(eager, kind)
-    ours: Run = family.per_token_quant_fp8
-    if kind != "token":
-        ours = functools.partial(family.per_tensor_quant_fp8, is_static=kind == "static")
-    runs: dict[str, Run] = {"sgljit": ours}
-    if peers is not None:
+    runs = {"sgljit": kind.ours()}
+    if peers is not None and (kind.scales != "token" or kind.dtype.is_floating_point):  # SGLang has it in Triton
         runs["SGLang"] = sglang(kind, peers)
-    if device == "cuda" and importlib.util.find_spec("sgl_kernel") is not None:
+    is_of_groups = kind.scales in ("group", "packed")
+    is_there = device == "cuda" and importlib.util.find_spec("sgl_kernel") is not None
+    if is_there and not is_of_groups and kind.dtype.is_floating_point:
         runs["sgl_kernel"] = sgl_kernel(kind)
-    runs["PyTorch"] = plain
-    if device == "cuda":  # on the CPU it would time a C++ compiler's vectors against torch's own
-        runs["torch.compile"] = torch.compile(plain, dynamic=False)
+    runs["PyTorch"] = kind.eager
+    # On the CPU it would time a C++ compiler's vectors against torch's own; it makes no one kernel of packed scales.
+    if device == "cuda" and kind.scales != "packed":
+        runs["torch.compile"] = torch.compile(kind.eager, dynamic=False)
     return runs
 
 
@@ -90,51 +155,44 @@ def zeroed(run: Callable[..., object], *more: object) -> Run:
     return call
 
 
-def sglang(kind: str, peers: Any) -> Run:
+def sglang(kind: Kind, peers: Any) -> Run:
     """SGLang's JIT kernels, which take a 1-d tensor if there is one scale."""
-    if kind == "token":
-        run: Run = peers.per_token_quant_fp8()
+    if kind.scales in ("token", "group", "packed"):
+        is_packed, is_float = kind.scales == "packed", kind.dtype.is_floating_point
+        run: Run = (
+            peers.per_token_quant_fp8()
+            if kind.scales == "token"
+            else peers.per_token_group_quant("fp8" if is_float else "int8", is_packed)
+        )
         return run
-    flat = peers.per_tensor_quant_fp8(kind == "static")
+    flat = peers.per_tensor_quant_fp8(kind.scales == "given")
 
     def call(x: torch.Tensor, q: torch.Tensor, s: torch.Tensor) -> None:
         flat(x.view(-1), q.view(-1), s)
 
-    return call if kind == "static" else zeroed(call)
+    return call if kind.scales == "given" else zeroed(call)
 
 
-def sgl_kernel(kind: str) -> Run:
+def sgl_kernel(kind: Kind) -> Run:
     """The kernels of the sgl_kernel package."""
     package = importlib.import_module("sgl_kernel")
-    if kind == "token":
+    if kind.scales == "token":
         run: Run = package.sgl_per_token_quant_fp8
         return run
-    if kind == "static":
+    if kind.scales == "given":
         return lambda x, q, s: package.sgl_per_tensor_quant_fp8(x, q, s, True)
     return zeroed(package.sgl_per_tensor_quant_fp8, False)
 
 
-def check(run: Run, kind: str, arguments: tuple[torch.Tensor, ...]) -> None:
-    """Check that a kernel computes the op: a figure of another computation would mean nothing."""
-    x, q, s = arguments
-    run(x, q, s)
-    error = (q.float() * s - x.float()).abs()
-    assert (error <= x.float().abs() / 15 + s * 2**-9).all(), kind
-
-
-def table(kind: str, device: str, peers: Any) -> list[dict[str, Any]]:
+def table(kind: Kind, device: str, peers: Any) -> list[dict[str, Any]]:
     """One table: rows by shape, columns by provider."""
     runs = providers(kind, device, peers)
 
     def run(tokens: int, hidden: int, provider: str) -> Figure:
-        def make() -> tuple[torch.Tensor, ...]:
-            x = torch.randn(tokens, hidden, device=device).to(DTYPE)
-            scales = torch.full((tokens, 1) if kind == "token" else (1,), 6 / 448, device=device)
-            return x, torch.empty(x.shape, dtype=FP8, device=device), scales
-
         if provider == "torch.compile":
             torch.compiler.reset()  # each shape is compiled separately
-        check(runs[provider], f"{provider}, {kind}", make())
+        make = functools.partial(kind.make, tokens, hidden, device)
+        kind.check(runs[provider], make())
         return measure(runs[provider], make, num_bytes=3 * tokens * hidden, seconds=0.03)
 
     places = get_benchmark_range(SHAPES[device], [(128, 1024)])
@@ -146,7 +204,7 @@ def table(kind: str, device: str, peers: Any) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print, and write the page and its plot."""
-    parser = argparse.ArgumentParser(description="Time of quantisation to FP8")
+    parser = argparse.ArgumentParser(description="Time of quantisation to FP8 and int8")
     parser.add_argument("--device", choices=list(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
     parser.add_argument("--output", type=Path, help="write the page here, and the plot beside it")
@@ -156,13 +214,23 @@ def main() -> None:
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
-    tables = {heading: table(kind, arguments.device, peers) for kind, heading in TABLES.items()}
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for kind in KINDS:
+        tables[kind.heading] = table(kind, arguments.device, peers)
+        page = written(tables, arguments)
+    sys.stdout.write(page)
+    worst = max(row[name] for rows in tables.values() for row in rows for name in row if name.startswith("sgljit /"))
+    sys.stdout.write("" if math.isnan(worst) else f"\nThe worst ratio: {worst:.2f}\n")
+
+
+def written(tables: dict[str, list[dict[str, Any]]], arguments: argparse.Namespace) -> str:
+    """The page so far, written with its plot: a run may be cut short."""
     plots = {}
-    if arguments.output is not None:
-        rows = tables[TABLES["token"]]
+    if arguments.output is not None and PLOTTED.heading in tables:
+        rows = tables[PLOTTED.heading]
         lines = [name for name in rows[0] if isinstance(rows[0][name], Figure)]
         picture = arguments.output.with_suffix(".svg")
-        title = f"{TABLES['token']}, bfloat16"
+        title = f"{PLOTTED.heading}, bfloat16"
         place = lambda row: f"{row['tokens']} x {row['hidden']}"  # noqa: E731
         if write_plot(picture, rows, lines, place=place, quantity="percent_of_copy", title=title):
             plots[f"{title}: percent of a plain copy"] = Path(picture.name)
@@ -170,12 +238,9 @@ def main() -> None:
         "Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes: "
         "two read and one written for each element."
     )
-    page = write_results(
-        arguments.output, "Quantisation to FP8", tables, note=note, plots=plots, device=arguments.device
+    return write_results(
+        arguments.output, "Quantisation to FP8 and int8", tables, note=note, plots=plots, device=arguments.device
     )
-    sys.stdout.write(page)
-    worst = max(row[name] for rows in tables.values() for row in rows for name in row if name.startswith("sgljit /"))
-    sys.stdout.write("" if math.isnan(worst) else f"\nThe worst ratio: {worst:.2f}\n")
 
 
 if __name__ == "__main__":
