@@ -44,10 +44,10 @@ LINES = {ALONE: "off", "all chains": "on", "add + norm": "norm", "heads": "rope"
 
 NOTE = """
 {layers} layers with random weights, {dtype}. Milliseconds of a step, the median of {rounds} rounds of {repeats} steps
-by the clock; in brackets inductor's time divided by this one's, and on a GPU the kernels of a step. Decode is a token
+by the clock; in brackets inductor's time divided by this one's, and on a GPU the kernels of a step with the sum of their times. Decode is a token
 of each of {batch} users behind {prompt} tokens in a static cache; prefill is a forward of {batch} prompts of {prompt}.
-"inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"` with all chains, with additions
-and norms alone, and with the chains of heads alone.
+"inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"`: "all chains", with additions
+and norms alone ("add + norm"), or with the chains of heads alone ("heads").
 """
 
 
@@ -97,6 +97,9 @@ def prefill(call: Any, model: Any, options: argparse.Namespace) -> Callable[[], 
     return lambda: call(ids, use_cache=False, logits_to_keep=1)
 
 
+STEPS: dict[str, Callable[..., Callable[[], None]]] = {"decode": decode, "prefill": prefill}
+
+
 def milliseconds(step: Callable[[], None], options: argparse.Namespace) -> float:
     """The mean time of several steps."""
     finish(options)
@@ -107,15 +110,19 @@ def milliseconds(step: Callable[[], None], options: argparse.Namespace) -> float
     return (time.perf_counter() - start) * 1e3 / int(options.repeats)
 
 
-def launches(step: Callable[[], None], options: argparse.Namespace) -> str:
-    """The kernels of a step on a GPU, as text."""
+def kernels(step: Callable[[], None], options: argparse.Namespace) -> str:
+    """The kernels of a step on a GPU and their microseconds, as text."""
     if options.device != "cuda":
         return ""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step()
+        for _ in range(5):
+            step()
         finish(options)
-    events = profile.key_averages()
-    return f", {sum(event.count for event in events if event.device_type.name == 'CUDA')}"
+    events = [event for event in profile.key_averages() if event.device_type.name == "CUDA"]
+    count, microseconds = (
+        sum(found) / 5 for found in zip(*((e.count, e.device_time_total) for e in events), strict=True)
+    )
+    return f"; {count:.0f} kernels, {microseconds:.0f} us"
 
 
 def rows(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
@@ -126,10 +133,10 @@ def rows(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
             if options.sizes and size not in options.sizes:
                 continue
             model = make(name, config, options)
-            for phase, steps in (("decode", decode), ("prefill", prefill)):
+            for phase in options.steps:
                 for mode in options.modes:
                     row = {"model": f"{name} {size}", "step": phase, "mode": mode}
-                    done.append(row | measured(model, steps, mode, options))
+                    done.append(row | measured(model, STEPS[phase], mode, options))
                     yield done
             del model
 
@@ -138,17 +145,17 @@ def measured(model: Any, steps: Callable[..., Any], mode: str, options: argparse
     """The cells of a row: all lines by turns, as another program may disturb the host."""
     calls: dict[str, Callable[[], None]] = {}
     torch.compiler.reset()
-    for line in LINES:
+    for line in (ALONE, *options.lines):
         calls[line] = steps(compiled(model, line, mode), model, options)
         for _ in range(3):  # compiles, warms up, and records a CUDA graph
             calls[line]()
-    times: dict[str, list[float]] = {line: [] for line in LINES}
+    times: dict[str, list[float]] = {line: [] for line in calls}
     for _ in range(options.rounds):
         for line, step in calls.items():
             times[line].append(milliseconds(step, options))
     medians = {line: statistics.median(found) for line, found in times.items()}
     return {
-        line: f"{found:.3f} ({medians[ALONE] / found:.2f} x{launches(calls[line], options)})"
+        line: f"{found:.3f} ({medians[ALONE] / found:.2f} x{kernels(calls[line], options)})"
         for line, found in medians.items()
     }
 
@@ -161,6 +168,8 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--tiny", action="store_true", help="models of two layers, to try the script")
     parser.add_argument("--models", nargs="*", default=["qwen3", "llama"], help="types of models")
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), help="hidden sizes; by default all")
+    parser.add_argument("--steps", nargs="*", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--lines", nargs="*", choices=list(LINES)[1:], default=list(LINES)[1:], help="beside inductor")
     parser.add_argument("--modes", nargs="*", default=["default", "reduce-overhead"], help="modes of torch.compile")
     parser.add_argument("--batch", type=int, default=1, help="users of a decode, and prompts of a prefill")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")

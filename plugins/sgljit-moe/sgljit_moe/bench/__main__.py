@@ -11,6 +11,7 @@ written. With CI set in the environment: one small shape for each op.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import math
 import sys
@@ -24,6 +25,10 @@ from sgljit_core import ops
 from sgljit_tools.benchmark import Figure, get_benchmark_range, measure
 from sgljit_tools.benchmark.results import sweep, write_results
 
+NOTE = (
+    "Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes. PyTorch's calls "
+    "of up to 1 MB find their data in the last cache, but for `moe_sum`."
+)
 TOKENS = {"cuda": (1, 8, 64, 512, 4096, 16384), "cpu": (1, 64, 1024)}
 # Experts of a model and of a token, groups, and how many of these: Qwen3-MoE and gpt-oss; DeepSeek V3 and Kimi K2;
 # DeepSeek V4.
@@ -220,14 +225,14 @@ def main() -> None:
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
-    tables = {op: table(op, arguments.device, peers) for op in MODELS}
-    tables["moe_sum"] = table_of_sums(arguments.device, peers)
-    tables["moe_align_block_size"] = table_of_orders(arguments.device, peers)
-    note = (
-        "Microseconds per call, median; in brackets, the percent of a plain copy that moves as many bytes. PyTorch's "
-    )
-    note += "calls of up to 1 MB find their data in the last cache, but for `moe_sum`."
-    sys.stdout.write(write_results(arguments.output, "Mixture of experts", tables, note=note, device=arguments.device))
+    makers = {op: functools.partial(table, op) for op in MODELS}
+    makers |= {"moe_sum": table_of_sums, "moe_align_block_size": table_of_orders}
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for op, make_table in makers.items():
+        tables[op] = make_table(arguments.device, peers)
+        # A run may be cut short.
+        page = write_results(arguments.output, "Mixture of experts", tables, note=NOTE, device=arguments.device)
+    sys.stdout.write(page)
 
 
 if __name__ == "__main__":
