@@ -44,8 +44,9 @@ LINES = {ALONE: "off", "all chains": "on", "add + norm": "norm", "heads": "rope"
 
 NOTE = """
 {layers} layers with random weights, {dtype}. Milliseconds of a step, the median of {rounds} rounds of {repeats} steps
-by the clock; in brackets inductor's time divided by this one's, and on a GPU the kernels of a step with the sum of their times. Decode is a token
-of each of {batch} users behind {prompt} tokens in a static cache; prefill is a forward of {batch} prompts of {prompt}.
+by the clock; in brackets inductor's time divided by this one's, and on a GPU the kernels of a step with the sum of
+their times. Decode is a token of each of {batch} users behind {prompt} tokens in a static cache; prefill is a forward
+of {batch} prompts of {prompt}.
 "inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"`: "all chains", with additions
 and norms alone ("add + norm"), or with the chains of heads alone ("heads").
 """

@@ -36,7 +36,7 @@ MemoryRows memory_of(const TensorView& tensor) {
 
 void launch(moe::Align& params, DLDevice device, DLDataType type) {
   constexpr std::int64_t kMostWarps = 32;
-  constexpr std::int64_t kPairsOfBlock = 4096;  // one block sorts so many sooner than a cluster meets
+  constexpr std::int64_t kPairsOfBlock = 2048;  // one block sorts so many sooner than a cluster meets
   constexpr std::int64_t kSmem = 48 * 1024 - 512;
   const auto chip = runtime::get_chip(device.device_id);
   const std::int64_t pairs = params.num_pairs, experts = params.num_experts;
