@@ -225,7 +225,7 @@ def main() -> None:
     if arguments.peers is not None:
         sys.path.insert(0, str(arguments.peers))
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
-    makers = {op: functools.partial(table, op) for op in MODELS}
+    makers: dict[str, Callable[..., list[dict[str, Any]]]] = {op: functools.partial(table, op) for op in MODELS}
     makers |= {"moe_sum": table_of_sums, "moe_align_block_size": table_of_orders}
     tables: dict[str, list[dict[str, Any]]] = {}
     for op, make_table in makers.items():

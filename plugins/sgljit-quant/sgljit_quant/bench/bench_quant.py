@@ -52,7 +52,7 @@ GROUP = 128
 
 @dataclass(frozen=True)
 class Kind:
-    """What is computed: an op, the dtype and the scales of its result, and where it is compared."""
+    """An op, with the dtype and the scales of its result."""
 
     heading: str
     op: str
