@@ -99,10 +99,10 @@ def test_a_pass_of_the_users_own_runs_too():
     assert _Counting.calls == before + 1
 
 
-def dispatched(**options):
+def dispatched(function=None, **options):
     """The ops of ours in a compiled call that PyTorch's dispatcher has seen."""
     torch.compiler.reset()
-    compiled = torch.compile(block(Norm()), backend="sgljit", options={**ON, **options})
+    compiled = torch.compile(function or block(Norm()), backend="sgljit", options={**ON, **options})
     with torch.no_grad():
         compiled(*inputs())
         assert sgljit_compile.explain()[-1].chains
@@ -113,6 +113,11 @@ def dispatched(**options):
 
 def test_a_graph_calls_the_functions_of_ops_without_the_dispatcher():
     assert dispatched() == set()
+
+
+def test_a_region_that_is_compiled_once_calls_them_too():
+    region = torch.compiler.nested_compile_region(block(Norm()))
+    assert dispatched(region) == set()
 
 
 @pytest.mark.slow
