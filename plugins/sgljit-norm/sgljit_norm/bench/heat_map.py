@@ -17,12 +17,13 @@ def write_heat_map(
     Args:
         path: the file; its directory is made.
         rows: the rows of the table.
-        x, y: the columns that name a cell's place.
+        x, y: the columns that name a cell's place: from left to right in order, from top to bottom as in ``rows``.
         value: the column of its ratio.
         title: above the grid.
     """
-    columns, lines = (list(dict.fromkeys(row[name] for row in rows)) for name in (x, y))
-    width, height, left, top = 52, 22, 80, 60
+    columns, lines = sorted({row[x] for row in rows}), list(dict.fromkeys(row[y] for row in rows))
+    width, height, top = 52, 22, 60 if title else 34
+    left = max(80, 8 + 7 * max(len(str(line)) for line in lines))  # pixels of a letter
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width * len(columns)}" '
         f'height="{top + height * len(lines) + 10}" font-family="sans-serif" font-size="12">',
@@ -32,7 +33,9 @@ def write_heat_map(
     for i, column in enumerate(columns):
         parts.append(f'<text x="{left + width * (i + 0.5)}" y="{top - 8}" text-anchor="middle">{column}</text>')
     for i, line in enumerate(lines):
-        parts.append(f'<text x="{left - 8}" y="{top + height * i + 16}" text-anchor="end">{line}</text>')
+        parts.append(
+            f'<text x="{left - 8}" y="{top + height * i + 16}" text-anchor="end">{html.escape(str(line))}</text>'
+        )
     for row in rows:
         ratio = float(row[value])
         if math.isnan(ratio):
