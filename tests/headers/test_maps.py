@@ -282,6 +282,22 @@ def test_a_functor_may_have_a_long_name(family):
     assert out.tolist() == [1, 3, 5, 7]
 
 
+def test_a_largest_value_is_that_of_float8_or_int8(family):
+    """Of an element with another type it would be wrong in silence."""
+    functor = (toolbox.CSRC / "maps.h").read_text().replace("v * scale + shift", "v * largest", 1)
+    functor = functor.replace(
+        "return sgl::store(", "const float largest = row.largest_of(out);\n    return sgl::store(", 1
+    )
+    (family.csrc / "largest.h").write_text(functor.replace("[*this]", "[=]", 1))
+    (family.csrc / "largest.cpp").write_text((toolbox.CSRC / "maps.cpp").read_text().replace("maps.h", "largest.h"))
+    module = family.load_host("largest", cpp_files=["largest.cpp"], cpp_wrappers=[("affine", "affine")])
+    out = torch.empty(8, dtype=torch.float8_e4m3fn)
+    module.affine(torch.full((8,), 0.5), out, 0, 0)
+    assert out.float().tolist() == [224] * 8
+    with pytest.raises(CompileError, match=r"row\.largest_of: the operand must be float8 or int8"):
+        module.affine(torch.ones(8), torch.empty(8), 0, 0)
+
+
 def test_a_functor_without_a_name_does_not_compile(family):
     source = (toolbox.CSRC / "maps.cpp").read_text()
     source = source.replace("namespace {", "namespace {\nstruct Hidden : maps::Affine {};\n", 1)

@@ -94,6 +94,28 @@ def test_slots_on_a_gpu_are_checked_where_the_environment_says_so(dtype):
     assert result.returncode == 0, result.stderr
 
 
+UNCHECKED = """
+import torch
+from sgljit_core import ops
+memory = torch.zeros(2, 8, 1, 8)
+k = v = torch.ones(1, 1, 8)
+ops["kvcache"].store_cache(k, v, memory[0, :4], memory[1, :4], torch.tensor([5]))  # in the memory, beyond the cache
+assert memory.sum(dim=(0, 2, 3)).tolist() == [0, 0, 0, 0, 0, 16, 0, 0]
+"""
+
+
+@pytest.mark.parametrize("value", ["0", None])
+def test_slots_on_the_cpu_are_checked_unless_the_environment_says_no(value):
+    environment = {name: text for name, text in os.environ.items() if name != "SGLJIT_CHECK_INDICES"}
+    environment |= {"SGLJIT_CHECK_INDICES": value} if value is not None else {}
+    script = (sys.executable, "-c", UNCHECKED)
+    result = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    if value is None:
+        assert "Index out of range: element 0 is 5, and k_cache has 4 rows" in result.stderr
+    else:
+        assert result.returncode == 0, result.stderr
+
+
 def stored(device, **changed):
     given = {name: zeros(2, 1, 8, device=device) for name in ("k", "v")}
     given |= {name: zeros(4, 1, 8, device=device) for name in ("k_cache", "v_cache")}
