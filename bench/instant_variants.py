@@ -168,6 +168,7 @@ def in_turns(calls: dict[str, Callable[[], object]], finish: Callable[[], None] 
     return best
 
 
+@torch.no_grad()
 def cpu_calls() -> dict[str, float]:
     """Nanoseconds of calls on CPU tensors."""
     import sgljit_norm.ops
@@ -204,6 +205,7 @@ def cpu_calls() -> dict[str, float]:
     return found
 
 
+@torch.no_grad()
 def gpu_calls() -> dict[str, float]:
     """Nanoseconds of eager calls on CUDA tensors, launches included, back to back."""
     x = torch.randn(1, 4096, device="cuda", dtype=torch.bfloat16)
@@ -300,7 +302,7 @@ def main() -> None:
     ]
     note = (
         "A first call ends when its result is available. `load_inline` compiles one small kernel with tvm-ffi's "
-        "headers. Calls: the best of 15 turns of 5000, back to back."
+        "headers. Calls: without gradients, the best of 15 turns of 5000, back to back."
     )
     sys.stdout.write(write_results(options.output, "Instant variants", tables, note=note))
 
