@@ -91,15 +91,17 @@ def unpack(content: bytes, trusted: Sequence[Ed25519PublicKey]) -> Unpacked:
             for place, members in _by_place(archive, len(content)).items():
                 try:
                     found.append(_verified(archive, place, members, trusted))
-                except (RefusedObjectError, *_BROKEN) as error:  # noqa: PERF203 - an artifact for itself
+                except _BROKEN as error:  # noqa: PERF203 - an artifact for itself
                     refused[place] = str(error)
+    except RefusedObjectError:
+        raise
     except _BROKEN as error:
         raise RefusedObjectError(f"it is no archive of artifacts, or is damaged: {error}") from error
     return Unpacked(tuple(found), refused)
 
 
-# The ways in which the library says that an archive is broken.
-_BROKEN = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, struct.error, zlib.error, OverflowError)
+# The ways in which the library says that an archive is broken; a RefusedObjectError is a ValueError.
+_BROKEN = (zipfile.BadZipFile, EOFError, OSError, OverflowError, RuntimeError, ValueError, struct.error, zlib.error)
 
 
 def _by_place(archive: zipfile.ZipFile, size: int) -> dict[str, dict[str, zipfile.ZipInfo]]:
