@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sgljit_core import log
 from sgljit_core.cache import lookup, store
@@ -24,6 +24,8 @@ from .objects import Artifact, Unpacked, object_name
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+T = TypeVar("T")
 
 _TIMES_FOR_AN_ARCHIVE = 10  # the limit of one artifact, for the many of an archive
 
@@ -58,12 +60,17 @@ class Remote:
 
         Raises RemoteUnavailableError, and RefusedObjectError where it is too large.
         """
-        return ask(lambda deadline: self.store.get(name, most, deadline), times * self.settings.timeout)
+        return self._ask(lambda deadline: self.store.get(name, most, deadline), times)
 
-    def put(self, name: str, content: bytes, *, replace: bool = False, times: float = 1) -> bool:
+    def put(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Write an object; whether it was not there. Raises RemoteUnavailableError."""
-        seconds = times * self.settings.timeout
-        return ask(lambda deadline: self.store.put(name, content, deadline, replace=replace), seconds)
+        return self._ask(lambda deadline: self.store.put(name, content, deadline, replace=replace))
+
+    def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
+        try:
+            return ask(question, times * self.settings.timeout)
+        except RemoteUnavailableError as error:
+            raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
 
     def archives(self) -> dict[str, Archive]:
         """The archives by name. Raises RemoteUnavailableError, and RefusedObjectError where the index is none."""
@@ -132,7 +139,7 @@ class Session:
         except RemoteUnavailableError as error:
             self._is_down = True
             shown = self._remote.store.shown
-            text = f"the remote {shown} is not used any more in this process: {error}. What is missing is compiled here"
+            text = f"{error}. This process asks it no more, and compiles what is missing"
             log.once("remote_down", shown, text, url=shown, reason=str(error))
             return None
         return result if isinstance(result, Path) else None

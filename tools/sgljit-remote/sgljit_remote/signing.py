@@ -63,8 +63,9 @@ def new_key(path: Path) -> Path:
 
 def private_key(path: Path) -> Ed25519PrivateKey:
     """The key of a file. Raises KeyFileError."""
+    content = _read(path)
     try:
-        key = serialization.load_pem_private_key(_read(path), password=None)
+        key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise KeyFileError(f"{path} is not a private key in PEM without a password: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
@@ -86,8 +87,9 @@ def _files(place: Path) -> Iterator[Path]:
 
 
 def _public_key(path: Path) -> Ed25519PublicKey:
+    content = _read(path)
     try:
-        key = serialization.load_pem_public_key(_read(path))
+        key = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise KeyFileError(f"{path} is not a public key in PEM: {error}") from error
     if not isinstance(key, Ed25519PublicKey):

@@ -21,7 +21,7 @@ import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from sgljit_core.machine import roots
@@ -76,13 +76,17 @@ class DirectoryStore(Store):
 
     def get(self, name: str, most: int, deadline: float) -> bytes | None:
         try:
-            with self._open(name) as file:
-                status = os.fstat(file.fileno())
+            descriptor = self._open(name)
+            try:
+                status = os.fstat(descriptor)
                 if self._check_owners:
                     roots.check_file(self._root / name, status)
                 if not stat.S_ISREG(status.st_mode):
                     raise RefusedObjectError(f"{name} is not a plain file")
-                content = file.read(most + 1)
+                with open(descriptor, "rb", closefd=False) as file:
+                    content = file.read(most + 1)
+            finally:
+                os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError):
             if self._root.is_dir():
                 return None
@@ -95,13 +99,13 @@ class DirectoryStore(Store):
             raise _too_large(name, most)
         return content
 
-    def _open(self, name: str) -> IO[bytes]:
+    def _open(self, name: str) -> int:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         if not self._check_owners:
-            return os.fdopen(os.open(self._root / name, flags), "rb")
+            return os.open(self._root / name, flags)
         *directories, last = name.split("/")
         with roots.directory(self._root, *directories) as place:
-            return os.fdopen(os.open(last, flags | os.O_NOFOLLOW, dir_fd=place), "rb")
+            return os.open(last, flags | os.O_NOFOLLOW, dir_fd=place)
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
         path = self._root / name

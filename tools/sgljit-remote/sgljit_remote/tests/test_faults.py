@@ -88,7 +88,7 @@ def test_a_remote_that_does_not_answer_costs_one_time_out_and_one_warning(
         one.publish(ONE)
     assert len(filled.requests) == asked
     (warning,) = said()
-    assert f"the remote {filled.url} is not used any more in this process: " in warning
+    assert f"the remote {filled.url} cannot be used now: " in warning
     assert re.search(reason, warning), warning
     assert files(cache) == []
 
@@ -159,7 +159,7 @@ def test_a_refused_connection_is_a_warning(cache, said):
     with within(0.5):
         assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
     (warning,) = said()
-    assert "Connection refused, for 0.5 s. What is missing is compiled here" in warning
+    assert "Connection refused, for 0.5 s. This process asks it no more, and compiles what is missing" in warning
 
 
 def test_threads_that_miss_at_once_wait_one_time_out_in_all(filled, session, cache, said):
@@ -268,7 +268,7 @@ def test_a_cache_that_takes_no_files_is_no_obstacle(filled, session, cache, said
 
 
 def test_nothing_is_asked_twice_that_a_client_need_not_ask(filled, remote):
+    filled.fault = served.status(403)
     with pytest.raises(RemoteUnavailableError, match="it answers 403"):
-        filled.fault = served.status(403)
         remote(timeout=5).get(NAME)
     assert len(filled.requests) == 1
