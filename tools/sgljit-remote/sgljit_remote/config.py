@@ -21,7 +21,7 @@ class Settings:
         timeout: ``SGLJIT_REMOTE_TIMEOUT``: the seconds that one artifact may take, with all attempts; by default 2.
         unsigned: ``SGLJIT_REMOTE_UNSIGNED``: ``1`` accepts a remote without a signature, where no key is trusted.
         trusted_keys: ``SGLJIT_TRUSTED_KEYS``: public keys, as files or directories of ``*.pub``, separated by ``:``.
-            What comes from a remote must be signed by one of them.
+            An artifact of a remote must be signed by one of them.
         signing_key: ``SGLJIT_SIGNING_KEY``: the file of the private key that signs what is published.
     """
 

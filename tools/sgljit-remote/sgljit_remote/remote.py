@@ -1,7 +1,7 @@
 """The remote of this process: one artifact is asked for, or published, and whatever fails is a warning.
 
-What is missing is asked for by the index first, once in a process: an archive that holds it brings all that it has in
-one request. Else it is an object of its own, one request. A remote that does not answer is asked no more.
+The index is asked first, once in a process: an archive that holds a missing artifact brings all that it has in one
+request. Else the artifact is an object of its own, one request. A remote that does not answer is asked no more.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Session:
         return self._guarded(lambda: self._by_itself(location, toolchain_key, root))
 
     def publish(self, artifact: Artifact) -> None:
-        """Publish what was compiled here, unless it is there. What was refused is replaced."""
+        """Publish what was compiled here, unless it is there. A refused object is replaced."""
         if self._is_down:
             return
         if self._remote.trusted and self._remote.key is None:
