@@ -62,7 +62,7 @@ def moe_sum(model: ModelShape | None) -> Calls:
 
 
 def _experts_of_a_token(model: ModelShape | None) -> list[int]:
-    """Those of the model's type; 8, as most have, without a model or where its type is not known."""
+    """The numbers for the model's type; 8, as most have, without a model or where its type is not known."""
     known = (
         [] if model is None else [models.get(model.model_type, ()) for models in (_SOFTMAX, _SIGMOID, _SQRT_SOFTPLUS)]
     )
