@@ -213,7 +213,7 @@ def redirecting(to: str) -> Callable[[Handler], bool]:
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """The block ends in so many seconds, and one that a busy machine may take."""
+    """The block ends in so many seconds, and those that a busy machine may take: a fault lasts for 30."""
     start = time.monotonic()
     yield
-    assert time.monotonic() - start < seconds + 1
+    assert time.monotonic() - start < seconds + 5

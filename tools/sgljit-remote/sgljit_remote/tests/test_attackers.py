@@ -328,6 +328,12 @@ def test_keys_that_cannot_be_used_refuse_the_remote(server, tmp_path, said, prep
     assert server.requests == []
 
 
+def test_a_directory_of_keys_that_others_can_write_refuses_the_remote(server, key):
+    (key.parent / "trusted").chmod(0o777)
+    with pytest.raises(KeyFileError, match=r"own\.pub is not used: .*can be written by group or others"):
+        Remote(Settings(server.url, trusted_keys=(key.parent / "trusted",)))
+
+
 def test_a_private_key_that_is_none(tmp_path, server):
     (tmp_path / "key").write_text("nothing")
     with pytest.raises(KeyFileError, match="is not a private key in PEM without a password"):

@@ -149,7 +149,7 @@ def test_whatever_a_package_raises_is_tried_again_and_then_an_error(cache, said,
 
 def test_a_question_ends_at_its_limit_whatever_it_does():
     def hang(_):
-        time.sleep(5)
+        time.sleep(30)
 
     with within(0.2), pytest.raises(RemoteUnavailableError, match=r"no answer within 0\.2 s"):
         asking.ask(hang, 0.2)
