@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sgljit_core import hookimpl, log
 from sgljit_core.errors import ConfigError
+from sgljit_core.lazy import collector_paused
 
 from . import config
 
@@ -18,10 +19,11 @@ def _session() -> Session | None:
     """The session with the remote, if one is set and may be used."""
     if not config.url():
         return None
-    from . import remote
-
     try:
-        return remote.session(config.settings())
+        with collector_paused():  # these imports make many objects
+            from . import remote
+
+            return remote.session(config.settings())
     except ConfigError as error:
         log.once("remote_refused", str(error), f"the remote is not used: {error}", reason=str(error))
         return None
