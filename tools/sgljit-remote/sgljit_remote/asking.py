@@ -35,19 +35,20 @@ def ask(question: Callable[[float], T], seconds: float) -> T:
         RemoteUnavailableError: there was no answer in time.
     """
     deadline = time.monotonic() + seconds
-    pause = _FIRST_PAUSE
+    pause, reasons = _FIRST_PAUSE, dict[str, None]()
     while True:
         try:
-            return _in_time(question, deadline, seconds)
+            return _in_time(question, deadline)
         except TryAgainError as error:
+            reasons[str(error)] = None
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
             if time.monotonic() + wait >= deadline:
-                raise RemoteUnavailableError(f"{error}, for {seconds:g} s") from error
+                raise RemoteUnavailableError(f"{'; '.join(reasons)}, for {seconds:g} s") from error
         time.sleep(wait)
         pause *= 2
 
 
-def _in_time(question: Callable[[float], T], deadline: float, seconds: float) -> T:
+def _in_time(question: Callable[[float], T], deadline: float) -> T:
     answers: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
@@ -62,7 +63,7 @@ def _in_time(question: Callable[[float], T], deadline: float, seconds: float) ->
     except RuntimeError as error:  # no thread is left
         raise RemoteUnavailableError(f"it cannot be asked within a time: {error}") from error
     except queue.Empty:
-        raise RemoteUnavailableError(f"no answer within {seconds:g} s") from None
+        raise TryAgainError("no answer") from None
     if isinstance(answer, BaseException):
         raise answer
     return answer[0]

@@ -47,10 +47,10 @@ def key(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def remote(server: served.Server) -> Callable[..., Remote]:
-    """The remote of the server, unsigned, with a short time-out."""
+    """The remote of the server, unsigned; a busy machine has time."""
 
     def remote(url: str = "", **settings: Any) -> Remote:
-        return Remote(Settings(**{"url": url or server.url, "unsigned": True, "timeout": 0.5, **settings}))
+        return Remote(Settings(**{"url": url or server.url, "unsigned": True, "timeout": 20, **settings}))
 
     return remote
 

@@ -60,12 +60,12 @@ def test_what_is_not_there_is_a_miss_and_the_next_question_is_asked(filled, sess
     [
         (served.reset, "Connection reset by peer"),
         (served.truncated, r"it ended sgljit-1/.* after \d+ bytes of \d+"),
-        (served.stalled, "no answer within 0.5 s|timed out"),
-        (served.trickling, "no answer within 0.5 s|it had sent .* bytes"),
-        (served.trickling_headers, "no answer within 0.5 s"),
+        (served.stalled, "no answer, for 1 s|timed out"),
+        (served.trickling, "no answer, for 1 s|it had sent .* bytes"),
+        (served.trickling_headers, "no answer, for 1 s"),
         (served.garbage, "BadStatusLine"),
-        (served.status(500), "it answers 500 Internal Server Error, for 0.5 s"),
-        (served.status(503), "it answers 503 Service Unavailable, for 0.5 s"),
+        (served.status(500), "it answers 500 Internal Server Error"),
+        (served.status(503), "it answers 503 Service Unavailable"),
         (served.status(429), "it answers 429"),
         (served.status(403), "it answers 403 Forbidden"),
         (served.status(401), "it answers 401"),
@@ -79,8 +79,8 @@ def test_a_remote_that_does_not_answer_costs_one_time_out_and_one_warning(
 ):
     filled.objects[f"/{index.NAME}"] = index.dump([])
     filled.fault = place(fault)
-    one = session()
-    with within(0.5):
+    one = session(timeout=1)
+    with within(1):
         assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
     asked = len(filled.requests)
     with within(0):
@@ -159,14 +159,15 @@ def test_a_refused_connection_is_a_warning(cache, said):
     with within(0.5):
         assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
     (warning,) = said()
-    assert "Connection refused, for 0.5 s. This process asks it no more, and compiles what is missing" in warning
+    assert "Connection refused" in warning
+    assert "for 0.5 s. This process asks it no more, and compiles what is missing" in warning
 
 
 def test_threads_that_miss_at_once_wait_one_time_out_in_all(filled, session, cache, said):
     filled.fault = served.stalled
-    one = session()
+    one = session(timeout=1)
     threads = [threading.Thread(target=one.fetch, args=(LOCATION, TOOLCHAIN, cache)) for _ in range(8)]
-    with within(0.5):
+    with within(1):
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -238,8 +239,8 @@ def test_an_archive_without_what_its_index_says_is_taken_once(filled, session, c
 def test_an_archive_that_cannot_be_had_leaves_the_artifacts(filled, session, cache, said, fault):
     serve(filled, *family(ONE))
     filled.fault = lambda handler: "archives" in handler.path and fault(handler)
-    with within(1):
-        assert session(timeout=0.1).fetch(LOCATION, TOOLCHAIN, cache) == cache
+    with within(5):
+        assert session(timeout=0.5).fetch(LOCATION, TOOLCHAIN, cache) == cache
     assert len(said()) <= 1
 
 

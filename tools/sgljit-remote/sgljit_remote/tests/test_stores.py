@@ -144,14 +144,14 @@ def test_whatever_a_package_raises_is_tried_again_and_then_an_error(cache, said,
 
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.cat_file", fail)
     assert Session(remote).fetch(ONE.manifest.location.path, ONE.manifest.toolchain_key, cache) is None
-    assert "KeyError: 'deep inside', for 0.3 s" in said()[0]
+    assert "KeyError: 'deep inside'" in said()[0]
 
 
 def test_a_question_ends_at_its_limit_whatever_it_does():
     def hang(_):
         time.sleep(30)
 
-    with within(0.2), pytest.raises(RemoteUnavailableError, match=r"no answer within 0\.2 s"):
+    with within(0.2), pytest.raises(RemoteUnavailableError, match=r"no answer, for 0\.2 s"):
         asking.ask(hang, 0.2)
 
 

@@ -182,7 +182,7 @@ def test_a_remote_that_is_down_is_an_error_in_its_time(run, filled, server):
     server.fault = served.stalled
     with within(0.3):
         status, output = run("pull", "--timeout", "0.3")
-    assert (status, output) == (1, f"error: the remote {server.url} cannot be used now: no answer within 0.3 s\n")
+    assert (status, output) == (1, f"error: the remote {server.url} cannot be used now: no answer, for 0.3 s\n")
 
 
 def test_a_remote_that_takes_nothing_is_an_error(run, filled, server):
