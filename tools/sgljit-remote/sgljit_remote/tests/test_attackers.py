@@ -263,7 +263,7 @@ def test_a_password_goes_to_the_server_alone_and_into_no_message(server, session
     assert seen == ["Basic bWU6czNjcmV0"] * 2
     server.server_close()
     server.fault = lambda handler: handler.send_error(403) or True
-    session(url).fetch(LOCATION, TOOLCHAIN, cache)
+    session(url, timeout=0.5).fetch(LOCATION, TOOLCHAIN, cache)
     assert said()
     assert "s3cret" not in "".join(said())
 

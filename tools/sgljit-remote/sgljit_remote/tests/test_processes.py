@@ -54,7 +54,8 @@ def run(server, tmp_path):
     def run(code, *arguments, cache, status=0, **environment):
         variables = {name: value for name, value in os.environ.items() if not name.startswith("SGLJIT_")}
         variables |= {"SGLJIT_CACHE_DIR": str(tmp_path / cache), "SGLJIT_REMOTE": server.url, **environment}
-        command = [sys.executable, "-c", code, *arguments]
+        # torch warns where NumPy is not installed.
+        command = [sys.executable, "-W", "ignore:Failed to initialize NumPy:UserWarning", "-c", code, *arguments]
         done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == status, done.stderr
         return done.stdout, done.stderr
