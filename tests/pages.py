@@ -124,7 +124,8 @@ def _occurs(line: str, printed: str) -> bool:
 def shims(directory: Path, python: str | Path) -> Path:
     """A directory for PATH with the programs that a page calls, each run by ``python``."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name, module in {"sgljit": "sgljit_core", "pip": "pip", "pytest": "pytest"}.items():
+    programs = {"sgljit": "sgljit_core", "sgljit-remote": "sgljit_remote", "pip": "pip", "pytest": "pytest"}
+    for name, module in programs.items():
         script = directory / name
         script.write_text(f'#!/bin/sh\nexec "{os.fspath(python)}" -m {module} "$@"\n')
         script.chmod(0o755)

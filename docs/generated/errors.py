@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import sgljit_engines.errors
+import sgljit_remote.errors
 import sgljit_tools.errors
 from sgljit_core import errors
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-MODULES = (errors, sgljit_engines.errors, sgljit_tools.errors)
+MODULES = (errors, sgljit_engines.errors, sgljit_remote.errors, sgljit_tools.errors)
 KINDS = {name: getattr(module, name) for module in MODULES for name in module.__all__}
 
 

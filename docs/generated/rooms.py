@@ -18,7 +18,12 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1]
 PICTURE = DOCS / "rooms.svg"
 ROOT = DOCS.parent
-PACKAGES = ["sgljit_core", "engines/sgljit-engines/sgljit_engines", "tools/sgljit-tools/sgljit_tools"]
+PACKAGES = [
+    "sgljit_core",
+    "engines/sgljit-engines/sgljit_engines",
+    "tools/sgljit-tools/sgljit_tools",
+    "tools/sgljit-remote/sgljit_remote",
+]
 PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 GROUND = "."  # the modules beside the rooms, which all rooms use
 FREE = {"__init__.py", "__main__.py", "_version.py"}  # a package itself stands outside its rooms
@@ -39,7 +44,8 @@ def modules() -> dict[str, Path]:
     found = {}
     for package in (ROOT / place for place in PACKAGES):
         for path in package.rglob("*.py"):
-            if path.parent != package or path.name not in FREE:
+            is_test = "tests" in path.relative_to(package).parts
+            if not is_test and (path.parent != package or path.name not in FREE):
                 found[_short(*path.relative_to(package.parent).with_suffix("").parts)] = path
     return found
 

@@ -1,15 +1,16 @@
-"""Which environment variables does the core read? From the settings of ``sgljit_core.config``."""
+"""Which environment variables do the core and the remote read? From the settings of their modules ``config``."""
 
 from __future__ import annotations
 
 import re
 
+import sgljit_remote.config
 from sgljit_core import config
 
 
 def variables() -> dict[str, str]:
-    """The meaning of each variable, as ``config.Settings`` documents it."""
-    text = config.Settings.__doc__ or ""
+    """The meaning of each variable, as the classes ``Settings`` document it."""
+    text = "".join(kind.__doc__ or "" for kind in (config.Settings, sgljit_remote.config.Settings))
     found = {}
     for setting in re.findall(r"^        \w+: (``[A-Z_]+``.+(?:\n            .+)*)", text, re.MULTILINE):
         names, _, meaning = " ".join(setting.split()).replace("``", "`").partition(": ")

@@ -52,8 +52,7 @@ def make_once(finder: Finder[T]) -> T:
     record.missed()
     with contextlib.ExitStack() as held:
         for _ in _until_locked(request, held):
-            found = finder.find_again()
-            if found is not None:
+            if (found := finder.find_in(Tier(request.root))) is not None:
                 return found[0]
         with record.announced(request.named, request.location.source_key, request.root) as run:
             return _make(request, run)
@@ -190,7 +189,8 @@ def _make_in(staging: Path, request: Request[T], run: record.Run, *, publish: bo
     except (errors.CompileError, errors.ArtifactLoadError) as error:
         if isinstance(error, errors.CompileError):
             _check_room(staging)
-        store.keep_failed(staging)
+        with contextlib.suppress(OSError):
+            (staging / store.FAILED).touch()
         raise
     except BaseException:
         store.discard(staging)

@@ -43,8 +43,7 @@ def obtain(request: Request[T]) -> T:
     After a SourceChangedError a new request is made: a source was written while it was compiled.
     """
     finder = Finder(request)
-    found = finder.find()
-    if found is not None:
+    if (found := finder.find()) is not None:
         return found[0]
     from .making import make_once  # a warm start needs nothing that decides, locks, compiles or publishes
 
@@ -66,12 +65,16 @@ class Finder(Generic[T]):
             if found is not None:
                 return found
         every = [tier for tiers in self.tiers() for tier in tiers]
-        return self._load(lookup.find_of_another_core(every, request.location, request.source, request.serves))
+        found = self._load(lookup.find_of_another_core(every, request.location, request.source, request.serves))
+        if found is None and policy.may_fetch():
+            fetched = hooks.fetched(request.location.path, request.toolchain_key, request.root)
+            found = self.find_in(*(Tier(root, name="remote") for root in fetched))
+        return found
 
-    def find_again(self) -> tuple[T] | None:
-        """Look in the writable root alone: somebody may have published it since the first look."""
+    def find_in(self, *tiers: Tier) -> tuple[T] | None:
+        """Look in these tiers alone, such as the writable root: somebody may have published it since the first look."""
         request = self.request
-        return self._load(lookup.find([Tier(request.root)], request.location, request.toolchain_key, request.serves))
+        return self._load(lookup.find(tiers, request.location, request.toolchain_key, request.serves))
 
     def tiers(self) -> Iterator[list[Tier]]:
         """The tiers in the order of the search; plugins, which take a while to ask, are asked last."""

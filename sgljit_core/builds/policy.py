@@ -51,6 +51,11 @@ def is_capturing() -> bool:
     return cuda is not None and bool(cuda.is_current_stream_capturing())
 
 
+def may_fetch() -> bool:
+    """Whether a remote may be asked: not for a question, while a graph is captured, or after the warm-up."""
+    return not (is_explaining() or is_capturing() or _frozen not in ([], ["on"]))
+
+
 class Explained(SgljitError):  # noqa: N818 - an answer, not an error
     """The answer to a question, raised in place of loading, so that no caller keeps a module that is none."""
 

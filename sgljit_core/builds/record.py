@@ -36,7 +36,7 @@ class Stats(NamedTuple):
     """The counts of a process.
 
     Attributes:
-        hits: loads from the cache, by tier: "cache", "prebuilt", "carried", "plugin".
+        hits: loads from the cache, by tier: "cache", "prebuilt", "carried", "plugin", "remote".
         misses: requests that no tier could serve.
         builds: the builds by outcome: "compiled", "private" (not kept), "failed", "interrupted".
         seconds: the time that builds took, by the clock; those side by side count each.

@@ -30,7 +30,7 @@ from .manifest import FILE, Manifest, ManifestError
 
 STAGING = ".staging"
 LOCKS = ".locks"
-_FAILED = "failed"
+FAILED = "failed"  # a file that keeps the directory of a build for its author to look at
 _KEPT_FAILED = 16
 _KEPT_ANSWERS = 1024
 _KEPT_SECONDS = 7 * 24 * 3600.0
@@ -60,12 +60,6 @@ def staging_directory(root: Path, module: str) -> Path:
     directory = roots.make(root, STAGING) / f"{module}.{processes.current()}.{os.urandom(4).hex()}"
     directory.mkdir(mode=0o700)
     return directory
-
-
-def keep_failed(staging: Path) -> None:
-    """Keep the directory of a build that failed, for its author to look at; ``collect`` keeps the newest ones."""
-    with contextlib.suppress(OSError):
-        (staging / _FAILED).touch()
 
 
 def discard(path: Path) -> None:
@@ -128,7 +122,7 @@ def leftovers(root: Path) -> list[Path]:
     kept: list[Path] = []
     abandoned: list[Path] = []
     for directory in _entries(root, STAGING, _STAGED):
-        if (directory / _FAILED).exists():
+        if (directory / FAILED).exists():
             kept.append(directory)
         elif _is_abandoned(directory):
             abandoned.append(directory)

@@ -4,7 +4,7 @@ Each implementation is called by itself, so that a broken observer does not stop
 once, and left out. Rejected: pluggy's call of the whole hook, which ends at the first plugin that raises. A wrapper
 cannot resume it, and ``historic`` hooks have none.
 
-Plugins are loaded before the first build, and not for a hit, which takes less time than to list the installed
+Plugins are loaded at the first miss, and not for a hit, which takes less time than to list the installed
 distributions: loads before that are reported when the plugins are loaded.
 """
 
@@ -51,6 +51,11 @@ def prebuilt_roots() -> list[Path]:
         return []
     answers = _ask("sgljit_prebuilt_dirs", lambda paths: [Path(path) for path in paths])
     return [path for answer in answers for path in answer]
+
+
+def fetched(location: Path, toolchain_key: str | None, root: Path) -> list[Path]:
+    """The roots below which extensions have put an artifact that no tier has."""
+    return _ask("sgljit_fetch", Path, location=location, toolchain_key=toolchain_key, root=root)
 
 
 def build_started(build: BuildSpec) -> None:

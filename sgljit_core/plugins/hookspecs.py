@@ -1,7 +1,7 @@
 """What may a plugin hook into?
 
 Kernel plugins (entry-point group ``sgljit.kernels``) implement the first hook. The others serve extensions (group
-``sgljit.extensions``), which provide no kernels; those are loaded before the first build.
+``sgljit.extensions``), which provide no kernels; those are loaded at the first miss, before anything is built.
 
 A hook wrapper (``wrapper=True`` or ``hookwrapper=True``) is not called, and ``sgljit list`` says so: see ``hooks``.
 """
@@ -42,6 +42,16 @@ def sgljit_prebuilt_dirs() -> list[Path]:
 
 
 @hookspec
+def sgljit_fetch(location: Path, toolchain_key: str | None, root: Path) -> Path | None:
+    """Put an artifact that no tier has below ``root``, the writable cache, or below another root; return that root.
+
+    The artifact's directory is ``location`` and a name that begins with ``toolchain_key``; any name serves if that is
+    None. It is verified there before it is loaded. May be called from any thread, and not after ``freeze``.
+    """
+    raise NotImplementedError
+
+
+@hookspec
 def sgljit_build_started(build: BuildSpec) -> None:
     """A compiler is about to run. May be called from any thread."""
 
@@ -68,5 +78,5 @@ def sgljit_loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> Non
     Args:
         key: its source key.
         directory: the artifact's.
-        tier: where it was found: "cache", "prebuilt", "carried" or "plugin"; "made" where it was compiled.
+        tier: where it was found: "cache", "prebuilt", "carried", "plugin" or "remote"; "made" where it was compiled.
     """

@@ -90,6 +90,71 @@ def test_a_plugin_may_bring_artifacts(children, warm_cache, tmp_path):
     assert "No artifact of it was found in" in child.output
 
 
+FETCHING_PLUGIN = """
+import shutil
+from pathlib import Path
+from sgljit_core import hookimpl
+
+@hookimpl
+def sgljit_fetch(location, toolchain_key, root):
+    print("asked", location.parts[2], toolchain_key is None)
+    shutil.copytree(Path(__file__).parent / "artifacts", root, dirs_exist_ok=True)
+    return root
+"""
+TIERS = "import sgljit_core\nprint(sgljit_core.stats().hits)\n"
+
+
+@pytest.fixture
+def fetching(warm_cache, tmp_path) -> str:
+    """Code that installs an extension, which copies the artifacts of a warm cache into the one that misses them."""
+    site = tmp_path / "site"
+    plugin = {"plugin": FETCHING_PLUGIN, "group": "sgljit.extensions"}
+    package = plugin_on_disk.install(site, "sgljit-fetching", "fetching", **plugin)
+    warm_cache.rename(package / "artifacts")
+    return f"import sys; sys.path.insert(0, {str(site)!r})\n"
+
+
+def test_an_extension_brings_what_no_tier_has(children, fetching):
+    assert children.run(fetching + LOAD + TIERS, env=NO_COMPILER) == "asked number True\n1\n{'remote': 1}\n"
+    assert children.run(fetching + LOAD + TIERS, env=NO_COMPILER) == "1\n{'cache': 1}\n"
+
+
+def test_what_an_extension_brings_is_verified_and_compiled_if_it_is_damaged(children, fetching, tmp_path):
+    (artifact,) = artifacts(tmp_path / "site" / "sgljit_fetching" / "artifacts")
+    (artifact / "module.so").write_bytes(b"other code")
+    output = children.run(fetching + LOAD)
+    assert output.startswith("asked number False\n")
+    assert "is damaged and not used" in output
+    assert output.endswith("\n1\n")
+
+
+@pytest.mark.parametrize("mode", ["error", "warn"])
+def test_after_the_warm_up_no_extension_is_asked(children, fetching, mode):
+    code = f"{fetching}import sgljit_core; sgljit_core.freeze({mode!r})\n{LOAD}"
+    child = children.start(code)
+    child.process.join(60)
+    assert "asked" not in child.output
+    assert ("CompileForbiddenError" if mode == "error" else "a miss") in child.output
+
+
+def test_a_process_that_may_not_compile_asks_all_the_same(children, fetching):
+    code = f"{fetching}import sgljit_core; sgljit_core.freeze('on')\n{LOAD}"
+    assert children.run(code, env={"SGLJIT_JIT": "error"}) == "asked number False\n1\n"
+
+
+def test_neither_a_question_nor_a_capture_asks_an_extension(children, fetching):
+    question = LOAD.replace("module = ", "sgljit_core.why(lambda: ").replace(
+        "extra_cflags=flags)", "extra_cflags=flags))"
+    )
+    question = question.replace("print(module.number())", "")
+    assert children.run(f"{fetching}import sgljit_core{question}") == ""
+    capture = "import torch; torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: True"
+    child = children.start(f"{fetching}{capture}\n{LOAD}")
+    child.process.join(60)
+    assert "CaptureError" in child.output
+    assert "asked" not in child.output
+
+
 def test_an_archive_carries_artifacts_to_a_machine_without_a_compiler(load, children, cache, tmp_path):
     load("a")
     load("b", flags=("-DVALUE=2",))

@@ -82,7 +82,7 @@ def test_only_the_command_line_imports_other_rooms_of_the_tools():
 
 def test_only_config_reads_the_environment():
     readers = [name for name, path in modules().items() if re.search(r"os\.(environ|getenv)", _code(path))]
-    assert readers == ["config", "sgljit_engines.adapter", "sgljit_tools.environment"]
+    assert readers == ["config", "sgljit_engines.adapter", "sgljit_tools.environment", "sgljit_remote.config"]
 
 
 def _code(path: Path) -> str:

@@ -177,6 +177,7 @@ def test_declarations_are_shown_without_bodies_and_with_their_comments():
 def test_the_page_of_variables_has_all_that_are_read():
     told = variables.markdown()
     assert [name for name in config._VARIABLES if f"`{name}`" not in told] == ["HOME"]
+    assert "`SGLJIT_REMOTE`" in told
 
 
 def test_the_page_of_commands_has_every_command():

@@ -15,6 +15,7 @@ import pytest
 PAGE = (isolated.ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 TABLES = PAGE.partition("\n## Python names\n")[2].partition("\n## ")[0].split("\n### For the tools\n")
 PACKAGES = {"sgljit_core", "sgljit_engines", "sgljit_tools"}
+TOOLS = {"sgljit-engines", "sgljit-remote", "sgljit-tools"}
 EXAMPLES = sorted(path.parent for path in (isolated.ROOT / "examples").glob("*/pyproject.toml"))
 PROJECTS = [*(isolated.ROOT / path for name, path in isolated.PROJECTS.items() if name != "sgljit-core"), *EXAMPLES]
 
@@ -86,14 +87,14 @@ def test_a_name_that_is_taken_is_noticed(text, name):
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
 def test_a_distribution_takes_promised_names_alone(project):
-    allowed = FOR_ALL | FOR_TOOLS if project.name in ("sgljit-tools", "sgljit-engines") else FOR_ALL
+    allowed = FOR_ALL | FOR_TOOLS if project.name in TOOLS else FOR_ALL
     used = {name for package, text in sources(project) for name in taken(text, own=package)}
     assert used - allowed == set()
     assert used or project.name == "sgljit-tools"
 
 
 def test_nothing_is_promised_to_the_tools_that_they_do_not_take():
-    projects = [project for project in PROJECTS if project.name in ("sgljit-tools", "sgljit-engines")]
+    projects = [project for project in PROJECTS if project.name in TOOLS]
     used = {name for project in projects for package, text in sources(project) for name in taken(text, own=package)}
     assert FOR_TOOLS - used == set()
 

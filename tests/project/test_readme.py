@@ -114,6 +114,8 @@ def test_the_table_of_variables_is_complete():
     read = {name for text in sources for name in re.findall(r"\bSGLJIT_[A-Z]+(?:_[A-Z]+)*\b", text)}
     engines = isolated.ROOT / "engines" / "sgljit-engines" / "sgljit_engines" / "adapter.py"
     read |= {*re.findall(r"\bSGLJIT_[A-Z]+", engines.read_text(encoding="utf-8"))}
+    remote = isolated.ROOT / "tools" / "sgljit-remote" / "sgljit_remote" / "config.py"
+    read |= {*re.findall(r"\bSGLJIT_[A-Z]+(?:_[A-Z]+)*", remote.read_text(encoding="utf-8"))}
     places = (isolated.ROOT.glob("include/sgl_kernel/**/*.h"), isolated.ROOT.glob("plugins/*/*/csrc/*"))
     texts = (path.read_text(encoding="utf-8") for place in places for path in place)
     read |= {name for text in texts for name in re.findall(r'getenv\("(SGLJIT_[A-Z_]+)"\)', text)}

@@ -1,8 +1,9 @@
 """``sgljit new``: a distribution of kernels to begin with, complete and right.
 
-The files below ``new_files/`` are its templates: ``both`` for either road, ``variants`` and ``load_jit`` for one. Names
-are checked before anything is written. The distribution is made beside its place and moved there whole, so that a
-failure leaves nothing behind.
+The files below ``new_files/`` are its templates, laid out as they will be: ``both`` for either road, ``variants`` and
+``load_jit`` for one. PACKAGE and OP in a path stand for names; no header of the system is called OP_kernel.h, which it
+would hide. Names are checked before anything is written. The distribution is made beside its place and moved there
+whole, so that a failure leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -82,24 +83,12 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
         "oldest": f"{major}.{minor}",
         "next": f"{major}.{minor + 1}",
     }
-    # No header of the system is called so, which it would hide.
-    sources = ("_kernel.h", ".cpp") if road is Road.VARIANTS else (".cu", ".cpp")
-    places = {
-        "pyproject.toml": "both/pyproject.toml",
-        "README.md": "both/README.md",
-        ".github/workflows/ci.yml": "both/ci.yml",
-        f"{package}/__init__.py": "both/__init__.py",
-        f"{package}/plugin.py": f"{road.value}/plugin.py",
-        f"{package}/ops.py": f"{road.value}/ops.py",
-        f"{package}/reference.py": f"{road.value}/reference.py",
-        f"{package}/bench.py": f"{road.value}/bench.py",
-        **{f"{package}/csrc/{op}{source}": f"{road.value}/op{source}" for source in sources},
-        f"{package}/tests/test_{op}.py": f"{road.value}/test_op.py",
-    }
-    return {
-        place: Template((TEMPLATES / f"{template}.in").read_text(encoding="utf-8")).substitute(names)
-        for place, template in places.items()
-    }
+    found = {}
+    for root in (TEMPLATES / "both", TEMPLATES / road.value):
+        for file in root.rglob("*.in"):
+            place = file.relative_to(root).as_posix().removesuffix(".in").replace("PACKAGE", package).replace("OP", op)
+            found[place] = Template(file.read_text(encoding="utf-8")).substitute(names)
+    return found
 
 
 def _package(project: str) -> str:

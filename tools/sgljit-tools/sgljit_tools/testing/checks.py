@@ -182,7 +182,8 @@ def graph(subject: Subject) -> None:
                 except (ValueError, SgljitError) as error:
                     refusal = error
         except RuntimeError as error:
-            _end_of_capture()
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):  # else PyTorch's generator takes the capture for unfinished
+                torch.ones(1, device="cuda")
             raise Fault(f"it cannot be captured in a CUDA graph: {error}: {described(sample)}") from error
         if refusal is not None:
             if is_refusal(refusal) or isinstance(refusal, SgljitError):
@@ -194,12 +195,6 @@ def graph(subject: Subject) -> None:
         captured.replay()
         torch.cuda.synchronize()
         subject.compare(guarded, result, wanted, f"replayed with other values: {described(sample)}")
-
-
-def _end_of_capture() -> None:
-    """Let random numbers be made again: where a capture fails, PyTorch's generator takes it for unfinished."""
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        torch.ones(1, device="cuda")
 
 
 _ALL = (

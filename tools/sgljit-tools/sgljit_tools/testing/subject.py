@@ -67,11 +67,6 @@ class Subject:
     def takes_tensors(self) -> bool:
         return any("Tensor" in str(parameter.annotation) for parameter in self.signature.parameters.values())
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether there is nothing to call it with: it takes no tensor, and has no samples."""
-        return not self.takes_tensors and self.op.samples is None
-
     @functools.cached_property
     def reference(self) -> Callable[..., Any]:
         return self._declared("reference")  # type: ignore[no-any-return]

@@ -1,0 +1,69 @@
+"""How long may a remote take? A limit for each question, with all of its attempts.
+
+A question runs in a thread of its own, whose answer is waited for until the limit: no library need know of it. A thread
+that is late is left to itself, and its answer is dropped.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from .errors import RemoteUnavailableError
+
+T = TypeVar("T")
+
+_FIRST_PAUSE = 0.1  # seconds; twice as long each time, and by chance, so that many machines do not ask at once
+
+
+class TryAgainError(Exception):
+    """An attempt failed in a way that may pass: the connection, or a server that is busy."""
+
+
+def ask(question: Callable[[float], T], seconds: float) -> T:
+    """The answer to a question, which is asked again while it raises TryAgainError and there is time.
+
+    Args:
+        question: gets the time by which it must be done, by ``time.monotonic``.
+        seconds: for all attempts together.
+
+    Raises:
+        RemoteUnavailableError: there was no answer in time.
+    """
+    deadline = time.monotonic() + seconds
+    pause, reasons = _FIRST_PAUSE, dict[str, None]()
+    while True:
+        try:
+            return _in_time(question, deadline)
+        except TryAgainError as error:
+            reasons[str(error)] = None
+            wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+            if time.monotonic() + wait >= deadline:
+                raise RemoteUnavailableError(f"{'; '.join(reasons)}, for {seconds:g} s") from error
+        time.sleep(wait)
+        pause *= 2
+
+
+def _in_time(question: Callable[[float], T], deadline: float) -> T:
+    answers: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((question(deadline),))
+        except BaseException as error:  # noqa: BLE001 - handed on
+            answers.put(error)
+
+    try:
+        threading.Thread(target=work, name="sgljit-remote", daemon=True).start()
+        answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+    except RuntimeError as error:  # no thread is left
+        raise RemoteUnavailableError(f"it cannot be asked within a time: {error}") from error
+    except queue.Empty:
+        raise TryAgainError("no answer") from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer[0]

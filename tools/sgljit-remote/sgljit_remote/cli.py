@@ -1,0 +1,95 @@
+"""``sgljit-remote``: fill a remote from a cache, a cache from a remote, and make keys."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+from sgljit_core import paths
+from sgljit_core.errors import ConfigError, SgljitError
+
+from . import config, signing, transfer
+from .remote import Remote
+from .transfer import Choice
+
+_SECONDS = 60.0  # for one object, where nobody waits for a kernel
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sgljit-remote", description="Share compiled kernels through a remote store.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("push", "Publish the artifacts of the cache, each by itself and in an archive for each family and target."),
+        ("pull", "Put the artifacts of archives into the cache."),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("families", nargs="*", metavar="FAMILY", help="such as norm; by default all")
+        command.add_argument("--target", action="append", default=[], help="such as sm_90a; may be repeated")
+        command.add_argument("--name", default="", help="one archive of this name, such as that of a model")
+        command.add_argument("--remote", default="", metavar="URL", help="by default SGLJIT_REMOTE")
+        command.add_argument("--directory", type=Path, help="a root other than the user's own cache")
+        command.add_argument("--timeout", type=float, default=_SECONDS, help="seconds for each object (60)")
+        command.add_argument("--dry-run", action="store_true", help="only list what would be done")
+        if name == "push":
+            command.add_argument("--sign", type=Path, metavar="KEY", help="by default SGLJIT_SIGNING_KEY")
+    keys = commands.add_parser("key", help="Make a key.", description="Make a key.").add_subparsers(
+        dest="key_command", required=True
+    )
+    text = "Write a new private key, and beside it FILE.pub, the public key that others trust."
+    new = keys.add_parser("new", help=text, description=text)
+    new.add_argument("file", type=Path)
+    return parser
+
+
+def _new_key(given: argparse.Namespace) -> int:
+    public = signing.new_key(given.file)
+    print(f"wrote {given.file}, which signs (keep it secret), and {public}, which others name in SGLJIT_TRUSTED_KEYS")
+    return 0
+
+
+def _opened(given: argparse.Namespace) -> tuple[Remote, Path, Choice]:
+    if not (given.remote or config.url()):
+        raise ConfigError("no remote is named: set SGLJIT_REMOTE to a URL, or give --remote URL")
+    if given.name and not re.fullmatch(r"[\w-]{1,100}", given.name, re.ASCII):
+        raise ConfigError(f"--name takes letters, digits, '-' and '_'; got {given.name!r}")
+    if not given.timeout > 0:
+        raise ConfigError(f"--timeout takes a number of seconds of more than 0; got {given.timeout:g}")
+    key = getattr(given, "sign", None)
+    settings = config.settings(given.remote)
+    settings = dataclasses.replace(settings, timeout=given.timeout, signing_key=key or settings.signing_key)
+    root = (given.directory or paths.cache_root()).absolute()
+    return Remote(settings), root, Choice([name.replace("-", "_") for name in given.families], given.target)
+
+
+def _push(given: argparse.Namespace) -> int:
+    remote, root, choice = _opened(given)
+    count = transfer.push(remote, root, choice, given.name, dry_run=given.dry_run, progress=print)
+    if count == 0:
+        raise ConfigError(
+            f"nothing to push: {root} holds no such artifact; `sgljit cache list` lists those that it has"
+        )
+    print(f"{count} artifacts {'would be' if given.dry_run else 'are'} in {remote.store.shown}")
+    return 0
+
+
+def _pull(given: argparse.Namespace) -> int:
+    if given.name and (given.families or given.target):
+        raise ConfigError("--name is one archive, which is pulled whole: leave out the families and --target")
+    remote, root, choice = _opened(given)
+    pulled = transfer.pull(remote, root, choice, given.name, dry_run=given.dry_run, progress=print)
+    print(f"{pulled.new} artifacts are new in {root}, {pulled.there} were there, {pulled.refused} were refused")
+    return 1 if pulled.refused else 0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. An error gives a message on stderr and exit status 1, not a traceback."""
+    given = _parser().parse_args(arguments)
+    commands = {"push": _push, "pull": _pull, "key": _new_key}
+    try:
+        sys.exit(commands[given.command](given))
+    except (SgljitError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,76 @@
+"""Which settings of the remote does the environment have? Only this module reads it, anew at each call."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sgljit_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One reading of the environment.
+
+    Attributes:
+        url: ``SGLJIT_REMOTE``: where compiled kernels are looked for after the local tiers: an absolute path, or a URL
+            of a kind that fsspec opens. By default there is no remote.
+        is_writable: ``SGLJIT_REMOTE_MODE``: ``readwrite`` publishes what this machine compiles; by default ``read``.
+        timeout: ``SGLJIT_REMOTE_TIMEOUT``: the seconds that one artifact may take, with all attempts; by default 2.
+        unsigned: ``SGLJIT_REMOTE_UNSIGNED``: ``1`` accepts a remote without a signature, where no key is trusted.
+        trusted_keys: ``SGLJIT_TRUSTED_KEYS``: public keys, as files or directories of ``*.pub``, separated by ``:``.
+            An artifact of a remote must be signed by one of them.
+        signing_key: ``SGLJIT_SIGNING_KEY``: the file of the private key that signs what is published.
+    """
+
+    url: str
+    is_writable: bool = False
+    timeout: float = 2.0
+    unsigned: bool = False
+    trusted_keys: tuple[Path, ...] = ()
+    signing_key: Path | None = None
+
+
+def url() -> str:
+    """The remote that is named, if there is one."""
+    return os.environ.get("SGLJIT_REMOTE", "").strip().rstrip("/")
+
+
+def settings(named: str = "") -> Settings:
+    """Read the environment, but for the remote that is ``named``. Raises ConfigError for an invalid variable."""
+    given = {name: value.strip() for name, value in os.environ.items() if value.strip()}
+    named = named.rstrip("/") or url()
+    if "://" not in named and not named.startswith("/"):
+        raise ConfigError(
+            f"SGLJIT_REMOTE must be a URL, such as https://host/kernels, or an absolute path; got {named!r}"
+        )
+    key = given.get("SGLJIT_SIGNING_KEY")
+    return Settings(
+        url=named,
+        is_writable=_one_of(given, "SGLJIT_REMOTE_MODE", ("read", "readwrite")) == "readwrite",
+        timeout=_seconds(given, "SGLJIT_REMOTE_TIMEOUT"),
+        unsigned=_one_of(given, "SGLJIT_REMOTE_UNSIGNED", ("0", "1")) == "1",
+        trusted_keys=tuple(map(Path, filter(None, given.get("SGLJIT_TRUSTED_KEYS", "").split(os.pathsep)))),
+        signing_key=Path(key) if key else None,
+    )
+
+
+def _one_of(given: dict[str, str], name: str, values: tuple[str, ...]) -> str:
+    """The value of a variable, one of ``values``; the first if it is unset."""
+    value = given.get(name, values[0]).lower()
+    if value not in values:
+        raise ConfigError(f"{name} must be one of {', '.join(values)}; got {value!r}")
+    return value
+
+
+def _seconds(given: dict[str, str], name: str) -> float:
+    text = given.get(name, "2")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 3600:
+        raise ConfigError(f"{name} must be a number of seconds, more than 0 and at most 3600; got {text!r}")
+    return seconds

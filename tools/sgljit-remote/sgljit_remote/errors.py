@@ -1,0 +1,27 @@
+"""What can go wrong with a remote, besides what the core raises?
+
+A process that serves a model meets none of these: there each is a warning, and what is missing is compiled.
+"""
+
+from __future__ import annotations
+
+from sgljit_core.errors import SgljitError
+
+
+class RemoteUnavailableError(SgljitError, ConnectionError):
+    """A remote cannot be read or written now."""
+
+
+class UntrustedRemoteError(SgljitError, PermissionError):
+    """Nothing says whose code a remote holds: no key is trusted, and others could write to it."""
+
+
+class RefusedObjectError(SgljitError, ValueError):
+    """An object of a remote is damaged, not signed by a trusted key, or not what was asked for."""
+
+
+class KeyFileError(SgljitError, ValueError):
+    """A file of a key cannot be read or written, or another user could have written it."""
+
+
+__all__ = ["KeyFileError", "RefusedObjectError", "RemoteUnavailableError", "UntrustedRemoteError"]

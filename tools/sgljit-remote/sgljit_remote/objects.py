@@ -1,0 +1,158 @@
+"""What is in an object of a remote? A zip archive of artifacts: one, or many.
+
+Each artifact is three files in a directory with the path that it has below a root: its manifest, its payload and, if
+somebody signed it, the signature of the manifest. Nothing of an object is trusted. Names are compared and never used as
+paths, no more is unpacked than fits the limits below, and each artifact is verified by itself: one that is refused
+hides no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sgljit_core.cache.lookup import LARGEST
+from sgljit_core.cache.manifest import FILE, Manifest, ManifestError
+
+from .errors import RefusedObjectError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+SIGNATURE = "signature"
+_NAME = r"(?!\.)[\w.+-]{1,255}"
+_PLACE = rf"{_NAME}/\w{{1,255}}/{_NAME}/[0-9a-f]{{32}}/[0-9a-f]{{32}}(?:\.[0-9a-f]{{8}})?"
+PLACE = re.compile(_PLACE, re.ASCII)
+_MEMBER = re.compile(rf"({_PLACE})/({_NAME})", re.ASCII)
+_MEMBERS = 1 << 16
+_LARGEST_MANIFEST = 16 << 20
+_RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundredth
+_DATE = (1980, 1, 1, 0, 0, 0)  # the same artifacts make the same object
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact on its way: its manifest and its payload's bytes."""
+
+    manifest: Manifest
+    payload: bytes
+
+    @property
+    def place(self) -> str:
+        """The path of its directory below a root."""
+        return (self.manifest.location.path / self.manifest.entry_name()).as_posix()
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """The verified artifacts of an object, and why others were refused, by their places."""
+
+    artifacts: tuple[Artifact, ...]
+    refused: dict[str, str]
+
+
+def pack(artifacts: Iterable[Artifact], key: Ed25519PrivateKey | None) -> bytes:
+    """The object of some artifacts, signed with a key if there is one."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
+        for artifact in sorted(artifacts, key=lambda artifact: artifact.place):
+            text = artifact.manifest.dump()
+            members = {FILE: text, artifact.manifest.payload: artifact.payload}
+            if key is not None:
+                from . import signing  # imports cryptography, which nothing else needs
+
+                members[SIGNATURE] = signing.sign(text, key)
+            for name, content in members.items():
+                member = zipfile.ZipInfo(f"{artifact.place}/{name}", _DATE)
+                archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+    return written.getvalue()
+
+
+def unpack(content: bytes, trusted: Sequence[Ed25519PublicKey]) -> Unpacked:
+    """The artifacts of an object.
+
+    Args:
+        trusted: the keys, one of which must have signed each artifact; without any, no signature is asked for.
+
+    Raises:
+        RefusedObjectError: it is no such object as a whole.
+    """
+    found, refused = [], {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for place, members in _by_place(archive, len(content)).items():
+                try:
+                    found.append(_verified(archive, place, members, trusted))
+                except _BROKEN as error:  # noqa: PERF203 - an artifact for itself
+                    refused[place] = str(error)
+    except RefusedObjectError:
+        raise
+    except _BROKEN as error:
+        raise RefusedObjectError(f"it is no archive of artifacts, or is damaged: {error}") from error
+    return Unpacked(tuple(found), refused)
+
+
+# The ways in which the library says that an archive is broken; a RefusedObjectError is a ValueError.
+_BROKEN = (zipfile.BadZipFile, EOFError, OSError, OverflowError, RuntimeError, ValueError, struct.error, zlib.error)
+
+
+def _by_place(archive: zipfile.ZipFile, size: int) -> dict[str, dict[str, zipfile.ZipInfo]]:
+    """The members of an archive by the artifact and by their names."""
+    members = archive.infolist()
+    if len(members) > _MEMBERS:
+        raise RefusedObjectError(f"it holds more than {_MEMBERS} files")
+    if sum(member.file_size for member in members) > min(LARGEST, _RATIO * size + _SLACK):
+        raise RefusedObjectError(f"it holds far more than it can: more than {_RATIO} times its own size")
+    found: dict[str, dict[str, zipfile.ZipInfo]] = {}
+    for member in members:
+        named = _MEMBER.fullmatch(member.filename)
+        if named is None or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise RefusedObjectError(f"it holds {member.filename!r}, which is no file of an artifact")
+        if named[2] in found.setdefault(named[1], {}):
+            raise RefusedObjectError(f"it holds {member.filename!r} twice")
+        found[named[1]][named[2]] = member
+    return found
+
+
+def _verified(
+    archive: zipfile.ZipFile, place: str, members: dict[str, zipfile.ZipInfo], trusted: Sequence[Ed25519PublicKey]
+) -> Artifact:
+    if FILE not in members or members[FILE].file_size > _LARGEST_MANIFEST:
+        raise RefusedObjectError(f"it has no {FILE}, or a very large one")
+    text = archive.read(members[FILE])
+    if trusted:
+        from . import signing
+
+        if SIGNATURE not in members:
+            raise RefusedObjectError("it is not signed, and SGLJIT_TRUSTED_KEYS asks for a signature")
+        if not signing.is_signed(text, archive.read(members[SIGNATURE]), trusted):
+            raise RefusedObjectError("it is signed by none of the keys of SGLJIT_TRUSTED_KEYS")
+    try:
+        manifest = Manifest.parse(text)
+    except ManifestError as error:
+        raise RefusedObjectError(str(error)) from error
+    artifact = Artifact(manifest, b"")
+    if artifact.place != place:
+        raise RefusedObjectError(f"its manifest is that of another artifact, {artifact.place}")
+    if manifest.payload in (FILE, SIGNATURE) or set(members) - {FILE, SIGNATURE} != {manifest.payload}:
+        raise RefusedObjectError(f"it has other files than its manifest says: {', '.join(sorted(members))}")
+    payload = archive.read(members[manifest.payload])
+    if len(payload) != manifest.size or hashlib.sha256(payload).hexdigest() != manifest.sha256:
+        raise RefusedObjectError(f"{manifest.payload} is not the one that its manifest says")
+    return Artifact(manifest, payload)
+
+
+def object_name(location: Path, toolchain_key: str | None) -> str:
+    """The name of the object of one artifact. ``any`` is one of any toolchain, for machines that have none."""
+    return f"{PREFIX}/{location.as_posix()}/{toolchain_key or 'any'}.zip"
+
+
+PREFIX = "sgljit-1"  # of all names; raised with the format of objects

@@ -1,0 +1,51 @@
+"""The hooks of the remote. Nothing else is imported while no remote is set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sgljit_core import hookimpl, log
+from sgljit_core.errors import ConfigError
+from sgljit_core.lazy import collector_paused
+
+from . import config
+
+if TYPE_CHECKING:
+    from .remote import Session
+
+
+def _session() -> Session | None:
+    """The session with the remote, if one is set and may be used."""
+    if not config.url():
+        return None
+    try:
+        with collector_paused():  # these imports make many objects
+            from . import remote
+
+            return remote.session(config.settings())
+    except ConfigError as error:
+        log.once("remote_refused", str(error), f"the remote is not used: {error}", reason=str(error))
+        return None
+
+
+@hookimpl
+def sgljit_fetch(location: Path, toolchain_key: str | None, root: Path) -> Path | None:
+    """Bring an artifact from the remote."""
+    session = _session()
+    return session.fetch(location, toolchain_key, root) if session else None
+
+
+@hookimpl
+def sgljit_build_finished(directory: Path, outcome: str) -> None:
+    """Publish what was compiled and kept, where the remote is writable."""
+    session = _session() if outcome == "compiled" else None
+    if session is None or not config.settings().is_writable:
+        return
+    from sgljit_core.cache import lookup
+
+    from .objects import Artifact
+
+    found = lookup.read(directory, directory.parents[4])
+    if found is not None:
+        session.publish(Artifact(found.manifest, found.payload))

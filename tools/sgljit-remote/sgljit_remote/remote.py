@@ -1,0 +1,218 @@
+"""The remote of this process: one artifact is asked for, or published, and whatever fails is a warning.
+
+The index is asked first, once in a process: an archive that holds a missing artifact brings all that it has in one
+request. Else the artifact is an object of its own, one request. A remote that does not answer is asked no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from sgljit_core import log
+from sgljit_core.cache import lookup, store
+from sgljit_core.machine import private
+from sgljit_core.machine.forks import ForkLock, OncePerKey
+
+from . import index, objects, stores
+from .asking import ask
+from .config import Settings
+from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
+from .index import Archive
+from .objects import Artifact, Unpacked, object_name
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+T = TypeVar("T")
+
+_TIMES_FOR_AN_ARCHIVE = 10  # the limit of one artifact, for the many of an archive
+
+
+class Remote:
+    """A remote, as the settings describe it.
+
+    Raises:
+        KeyFileError: a key cannot be used.
+        UntrustedRemoteError: nothing says whose code it holds.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.trusted: tuple[Ed25519PublicKey, ...] = ()
+        self.key: Ed25519PrivateKey | None = None
+        if settings.trusted_keys or settings.signing_key:
+            from . import signing
+
+            self.trusted = signing.public_keys(settings.trusted_keys) if settings.trusted_keys else ()
+            self.key = signing.private_key(settings.signing_key) if settings.signing_key else None
+        is_checked = bool(self.trusted) or settings.unsigned
+        self.store = stores.opened(settings.url, check_owners=not is_checked)
+        if self.store.is_network and not is_checked:
+            raise UntrustedRemoteError(
+                f"the remote {self.store.shown} is not used: whoever can write there could run code as you. Name the "
+                f"keys whose code you trust in SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"
+            )
+
+    def get(self, name: str, most: int = lookup.LARGEST, times: float = 1) -> bytes | None:
+        """An object, in ``times`` the time-out; None where there is none.
+
+        Raises RemoteUnavailableError, and RefusedObjectError where it is too large.
+        """
+        return self._ask(lambda deadline: self.store.get(name, most, deadline), times)
+
+    def put(self, name: str, content: bytes, *, replace: bool = False) -> bool:
+        """Write an object; whether it was not there. Raises RemoteUnavailableError."""
+        return self._ask(lambda deadline: self.store.put(name, content, deadline, replace=replace))
+
+    def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
+        try:
+            return ask(question, times * self.settings.timeout)
+        except RemoteUnavailableError as error:
+            raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
+
+    def archives(self) -> dict[str, Archive]:
+        """The archives by name. Raises RemoteUnavailableError, and RefusedObjectError where the index is none."""
+        return index.parse(self.get(index.NAME, index.LARGEST))
+
+    def unpack(self, name: str, content: bytes) -> Unpacked:
+        """The artifacts of an object; each that is refused is a warning."""
+        try:
+            unpacked = objects.unpack(content, self.trusted)
+        except RefusedObjectError as error:
+            self.refuse(name, str(error))
+            return Unpacked((), {name: str(error)})
+        for place, reason in unpacked.refused.items():
+            self.refuse(name, f"{place}: {reason}")
+        return unpacked
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Say why an object is not used."""
+        place = f"{self.store.shown}/{name}"
+        text = f"{place} is refused and not used: {reason}"
+        log.once("remote_refused", f"{place} {reason}", text, url=self.store.shown, object=name, reason=reason)
+
+    def publish_one(self, artifact: Artifact, *, replace: bool = False) -> bool:
+        """Write the objects of one artifact; whether it was not there. Raises RemoteUnavailableError."""
+        content, location = objects.pack([artifact], self.key), artifact.manifest.location.path
+        self.put(object_name(location, None), content, replace=replace)
+        return self.put(object_name(location, artifact.manifest.toolchain_key), content, replace=replace)
+
+
+class Session:
+    """The questions of this process to a remote. No method raises."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._lock = ForkLock()  # for the index and archives: other threads wait for what one brings
+        self._archives: dict[str, Archive] | None = None
+        self._taken: dict[str, Path] = {}  # by the place of an artifact that an archive brought, its root
+        self._refused: set[str] = set()
+        self._is_down = False
+
+    def fetch(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
+        """Bring an artifact below ``root``, or below a directory of this process; that root, None if it is nowhere."""
+        with self._lock.here():
+            found = None if self._is_down else self._guarded(lambda: self._by_archive(location, toolchain_key, root))
+        if found is not None or self._is_down:
+            return found
+        return self._guarded(lambda: self._by_itself(location, toolchain_key, root))
+
+    def publish(self, artifact: Artifact) -> None:
+        """Publish what was compiled here, unless it is there. A refused object is replaced."""
+        if self._is_down:
+            return
+        if self._remote.trusted and self._remote.key is None:
+            text = "nothing is published: SGLJIT_TRUSTED_KEYS asks for signatures, and SGLJIT_SIGNING_KEY names no key"
+            log.once("remote_unsigned", self._remote.store.shown, text, url=self._remote.store.shown)
+            return
+        location, toolchain_key = artifact.manifest.location.path, artifact.manifest.toolchain_key
+        names = {object_name(location, toolchain_key), object_name(location, None)}
+        replace = not names.isdisjoint(self._refused)
+        self._guarded(lambda: self._remote.publish_one(artifact, replace=replace))
+
+    def _guarded(self, call: Callable[[], Path | bool | None]) -> Path | None:
+        """Call what may find the remote down: it is not asked again then."""
+        try:
+            result = call()
+        except RemoteUnavailableError as error:
+            self._is_down = True
+            shown = self._remote.store.shown
+            text = f"{error}. This process asks it no more, and compiles what is missing"
+            log.once("remote_down", shown, text, url=shown, reason=str(error))
+            return None
+        return result if isinstance(result, Path) else None
+
+    def _by_archive(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
+        """Take the archive of the family that holds an artifact, unless it was taken."""
+        if self._archives is None:
+            try:
+                self._archives = {n: one for n, one in self._remote.archives().items() if one.family}
+            except RefusedObjectError as error:
+                self._remote.refuse(index.NAME, str(error))
+                self._archives = {}
+        holding = [archive for archive in self._archives.values() if archive.holds(location, toolchain_key)]
+        for archive in holding:
+            del self._archives[archive.name]  # a second attempt would bring the same
+            try:
+                content = self._remote.get(archive.object_name, times=_TIMES_FOR_AN_ARCHIVE)
+            except (RemoteUnavailableError, RefusedObjectError) as error:
+                self._remote.refuse(archive.object_name, str(error))
+                continue
+            for artifact in self._remote.unpack(archive.object_name, content).artifacts if content else ():
+                self._taken[artifact.place] = keep(artifact, root)
+        return next((kept for place, kept in self._taken.items() if index.is_at(place, location, toolchain_key)), None)
+
+    def _by_itself(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
+        name = object_name(location, toolchain_key)
+        try:
+            content = self._remote.get(name)
+        except RefusedObjectError as error:
+            self._remote.refuse(name, str(error))
+            return None
+        if content is None:
+            return None
+        for artifact in self._remote.unpack(name, content).artifacts:
+            if index.is_at(artifact.place, location, toolchain_key):
+                return keep(artifact, root)
+            self._remote.refuse(name, f"it holds another artifact, {artifact.place}")
+        self._refused.add(name)
+        return None
+
+
+def keep(artifact: Artifact, root: Path) -> Path:
+    """Put a verified artifact below a root, or below a directory of this process where that takes no files; which."""
+    try:
+        put_in_place(artifact, root)
+    except OSError as error:
+        text = f"the cache {root} cannot be written ({error}): what comes from a remote serves this process alone"
+        log.once("cache_unwritable", str(root), text, root=str(root), reason=str(error))
+        root = private.process_directory() / "remote"
+        put_in_place(artifact, root)
+    return root
+
+
+def put_in_place(artifact: Artifact, root: Path) -> None:
+    """Put a verified artifact below a root, complete and by one rename. Raises OSError: the root takes no files."""
+    staging = store.staging_directory(root, "remote")
+    try:
+        store.publish(staging, root, artifact.manifest.location, artifact.manifest, artifact.payload)
+    finally:
+        store.discard(staging)
+
+
+_sessions: OncePerKey[Settings, Session | None] = OncePerKey()
+
+
+def session(settings: Settings) -> Session | None:
+    """The session of this process with the remote of some settings; None, with a warning, where it must not be used."""
+    return _sessions.get(settings, lambda: _session(settings))
+
+
+def _session(settings: Settings) -> Session | None:
+    try:
+        return Session(Remote(settings))
+    except (KeyFileError, UntrustedRemoteError) as error:
+        log.once("remote_refused", settings.url, str(error), reason=str(error))
+        return None

@@ -1,0 +1,274 @@
+"""How are the objects of a remote read and written? One request for each, whole.
+
+HTTP is spoken by Python's own library, and a directory is read by the rules of the cache. fsspec opens any other URL.
+Rejected for these two: fsspec's HTTP needs seven more packages, asks for the size first, and does not bound a reader;
+its files have no owners.
+
+A store raises TryAgainError for a failure that may pass, RemoteUnavailableError for one that does not, and
+RefusedObjectError for an object that is too large.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import http.client
+import os
+import stat
+import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from sgljit_core.machine import roots
+
+from .asking import TryAgainError
+from .errors import RefusedObjectError, RemoteUnavailableError
+
+_PIECE = 1 << 16
+_OWN = ("", "file")
+
+
+class Store(ABC):
+    """The objects below a URL, by name. ``shown`` is the URL for messages, without passwords."""
+
+    shown: str
+    is_network = True
+
+    @abstractmethod
+    def get(self, name: str, most: int, deadline: float) -> bytes | None:
+        """An object of at most so many bytes; None where there is none."""
+
+    @abstractmethod
+    def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
+        """Write an object; whether it was written. One that is there already stays, unless ``replace``."""
+
+
+def opened(url: str, *, check_owners: bool) -> Store:
+    """The store of a URL or an absolute path.
+
+    Args:
+        check_owners: refuse what another user could have written, where the store is a directory.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme in _OWN:
+        return DirectoryStore(Path(unquote(urlsplit(url).path)), check_owners=check_owners)
+    return HttpStore(url) if scheme in ("http", "https") else FsspecStore(url)
+
+
+def _too_large(name: str, most: int) -> RefusedObjectError:
+    return RefusedObjectError(f"{name} has more than {most} bytes")
+
+
+class DirectoryStore(Store):
+    """A directory of this machine, or of a file server."""
+
+    is_network = False
+
+    def __init__(self, root: Path, *, check_owners: bool) -> None:
+        self.shown = str(root)
+        self._root = root
+        self._check_owners = check_owners
+
+    def get(self, name: str, most: int, deadline: float) -> bytes | None:
+        try:
+            descriptor = self._open(name)
+            try:
+                status = os.fstat(descriptor)
+                if self._check_owners:
+                    roots.check_file(self._root / name, status)
+                if not stat.S_ISREG(status.st_mode):
+                    raise RefusedObjectError(f"{name} is not a plain file")
+                with open(descriptor, "rb", closefd=False) as file:
+                    content = file.read(most + 1)
+            finally:
+                os.close(descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            if self._root.is_dir():
+                return None
+            raise RemoteUnavailableError(f"{self._root} is not a directory") from None
+        except PermissionError as error:  # also an owner that is not trusted
+            raise RemoteUnavailableError(str(error)) from error
+        except OSError as error:
+            raise TryAgainError(str(error)) from error
+        if len(content) > most:
+            raise _too_large(name, most)
+        return content
+
+    def _open(self, name: str) -> int:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        if not self._check_owners:
+            return os.open(self._root / name, flags)
+        *directories, last = name.split("/")
+        with roots.directory(self._root, *directories) as place:
+            return os.open(last, flags | os.O_NOFOLLOW, dir_fd=place)
+
+    def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
+        path = self._root / name
+        written = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+        if not self._root.is_dir():
+            raise RemoteUnavailableError(f"{self._root} is not a directory; make it, for those who publish there")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with written.open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                return _settle(written, path, replace=replace)
+            finally:
+                written.unlink(missing_ok=True)
+        except PermissionError as error:
+            raise RemoteUnavailableError(str(error)) from error
+        except OSError as error:
+            raise TryAgainError(str(error)) from error
+
+
+def _settle(written: Path, path: Path, *, replace: bool) -> bool:
+    """Give a complete file its name; whether it got it. A link, unlike a rename, replaces nothing."""
+    if not replace:
+        try:
+            os.link(written, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS) or path.exists():
+                raise
+        else:
+            return True
+    written.replace(path)
+    return True
+
+
+class _SameScheme(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect, but for one out of TLS."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
+            raise RemoteUnavailableError("it redirects to an address without TLS")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class HttpStore(Store):
+    """A web server. A user and a password in the URL are sent to it, and not to where it redirects."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        user, at, host = parts.netloc.rpartition("@")
+        self._parts = parts._replace(netloc=host)
+        self._secret = base64.b64encode(unquote(user).encode()).decode() if at else ""
+        self._opener = urllib.request.build_opener(_SameScheme())
+        self.shown = urlunsplit(self._parts._replace(query="", fragment=""))
+
+    def get(self, name: str, most: int, deadline: float) -> bytes | None:
+        with self._answered(name, deadline) as answer:
+            if answer is None:
+                return None
+            length = int(answer.headers.get("Content-Length") or -1)
+            if length > most:
+                raise _too_large(name, most)
+            content = bytearray()
+            while piece := answer.read1(_PIECE):
+                content += piece
+                if len(content) > most:
+                    raise _too_large(name, most)
+                if time.monotonic() > deadline:
+                    raise TryAgainError(f"it had sent {len(content)} bytes of {name}")
+            if len(content) < length:
+                raise TryAgainError(f"it ended {name} after {len(content)} bytes of {length}")
+            return bytes(content)
+
+    def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
+        headers = {"Content-Type": "application/octet-stream", **({} if replace else {"If-None-Match": "*"})}
+        try:
+            with self._answered(name, deadline, data=content, method="PUT", headers=headers) as answer:
+                if answer is None:
+                    raise RemoteUnavailableError(f"it does not take {name}: status 404")
+                return True
+        except _ExistsError:
+            return False
+
+    @contextlib.contextmanager
+    def _answered(self, name: str, deadline: float, **request: Any) -> Any:
+        """The answer for an object, while the block runs; None where the server has none."""
+        url = urlunsplit(self._parts._replace(path=f"{self._parts.path}/{quote(name)}"))
+        asked = urllib.request.Request(url, **request)  # noqa: S310 - the scheme is one of HTTP's
+        if self._secret:
+            asked.add_unredirected_header("Authorization", f"Basic {self._secret}")
+        try:
+            with self._opener.open(asked, timeout=max(0.001, deadline - time.monotonic())) as answer:
+                yield answer
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code in (404, 410):
+                yield None
+            elif error.code in (409, 412):
+                raise _ExistsError from error
+            elif error.code in (408, 425, 429) or error.code >= 500:
+                raise TryAgainError(f"it answers {error.code} {error.reason}") from error
+            else:
+                raise RemoteUnavailableError(f"it answers {error.code} {error.reason}") from error
+        except urllib.error.URLError as error:
+            raise TryAgainError(str(error.reason)) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, RemoteUnavailableError | RefusedObjectError):
+                raise
+            raise TryAgainError(f"{type(error).__name__}: {error}") from error
+
+
+class _ExistsError(Exception):
+    """The server has the object already."""
+
+
+class FsspecStore(Store):
+    """Whatever fsspec opens."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.is_network = urlsplit(url).scheme != "memory"
+        parts = urlsplit(url)
+        self.shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+
+    def get(self, name: str, most: int, deadline: float) -> bytes | None:
+        with self._failing_plainly():
+            files, path = self._place(name)
+            try:
+                content: bytes = files.cat_file(path, start=0, end=most + 1)
+            except FileNotFoundError:
+                return None
+        if len(content) > most:
+            raise _too_large(name, most)
+        return content
+
+    def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
+        with self._failing_plainly():
+            files, path = self._place(name)
+            try:
+                files.pipe_file(path, content, mode="overwrite" if replace else "create")
+            except FileExistsError:
+                return False
+        return True
+
+    def _place(self, name: str) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs  # takes 10 ms to import
+
+        try:
+            files, path = url_to_fs(self._url)  # which is kept, and made anew in a forked child
+        except (ImportError, ValueError) as error:  # a package is missing, or nobody knows the scheme
+            raise RemoteUnavailableError(str(error)) from error
+        return files, f"{path.rstrip('/')}/{name}"
+
+    @contextlib.contextmanager
+    def _failing_plainly(self) -> Any:
+        try:
+            yield
+        except RemoteUnavailableError:
+            raise
+        except PermissionError as error:
+            raise RemoteUnavailableError(str(error)) from error
+        except Exception as error:  # a package's, and may be anything
+            raise TryAgainError(f"{type(error).__name__}: {error}") from error

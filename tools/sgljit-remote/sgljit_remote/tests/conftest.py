@@ -1,0 +1,72 @@
+"""What the tests of sgljit-remote share: an empty cache, no remote but their own, keys, a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sgljit_remote import signing
+from sgljit_remote.config import Settings
+from sgljit_remote.remote import Remote, Session
+
+from . import served
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of an empty cache; the environment names no remote."""
+    for name in ("REMOTE", "REMOTE_MODE", "REMOTE_TIMEOUT", "REMOTE_UNSIGNED", "TRUSTED_KEYS", "SIGNING_KEY"):
+        monkeypatch.delenv(f"SGLJIT_{name}", raising=False)
+    root = tmp_path / "cache"
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(root))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    return root
+
+
+@pytest.fixture
+def server() -> Iterator[served.Server]:
+    with served.running() as one:
+        yield one
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """The file of a private key; its public key is alone in the directory ``trusted``."""
+    file = tmp_path / "own"
+    trusted = tmp_path / "trusted"
+    trusted.mkdir(mode=0o755)
+    signing.new_key(file).rename(trusted / "own.pub")
+    return file
+
+
+@pytest.fixture
+def remote(server: served.Server) -> Callable[..., Remote]:
+    """The remote of the server, unsigned; a busy machine has time."""
+
+    def remote(url: str = "", **settings: Any) -> Remote:
+        return Remote(Settings(**{"url": url or server.url, "unsigned": True, "timeout": 20, **settings}))
+
+    return remote
+
+
+@pytest.fixture
+def session(remote: Callable[..., Remote]) -> Callable[..., Session]:
+    return lambda *args, **settings: Session(remote(*args, **settings))
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The warnings that were given."""
+    return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def files(root: Path) -> list[str]:
+    """The artifacts below a root."""
+    found = (path.parent for path in root.glob("[!.]*/*/*/*/*/manifest.json"))
+    return sorted(os.fspath(path.relative_to(root)) for path in found)

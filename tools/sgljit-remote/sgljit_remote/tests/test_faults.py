@@ -1,0 +1,275 @@
+"""Servers that fail: nothing unverified is kept, nothing takes longer than its limit, and nothing is an error."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+
+import pytest
+
+from sgljit_remote import index, objects
+from sgljit_remote.config import Settings
+from sgljit_remote.errors import RemoteUnavailableError
+from sgljit_remote.index import Archive
+from sgljit_remote.objects import object_name
+from sgljit_remote.remote import Remote, Session
+
+from . import served
+from .conftest import files
+from .served import artifact, within
+
+ONE = artifact()
+LOCATION, TOOLCHAIN = ONE.manifest.location.path, ONE.manifest.toolchain_key
+NAME = object_name(LOCATION, TOOLCHAIN)
+
+
+@pytest.fixture
+def filled(server):
+    """The server with one artifact and no index."""
+    server.objects[f"/{NAME}"] = objects.pack([ONE], None)
+    return server
+
+
+def only(fault):
+    """The fault for the artifact alone, so that the index is there or not as it is."""
+    return lambda handler: handler.path == f"/{NAME}" and fault(handler)
+
+
+def test_an_artifact_is_one_request_and_the_index_one_for_the_process(filled, session, cache, said):
+    one = session()
+    for _ in range(2):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert filled.requests == [f"GET /{index.NAME}", f"GET /{NAME}", f"GET /{NAME}"]
+    assert files(cache) == [ONE.place]
+    assert (cache / ONE.place / "module.so").read_bytes() == ONE.payload
+    assert said() == []
+
+
+def test_what_is_not_there_is_a_miss_and_the_next_question_is_asked(filled, session, cache, said):
+    one = session()
+    other = artifact(2).manifest
+    assert one.fetch(other.location.path, other.toolchain_key, cache) is None
+    assert one.fetch(LOCATION, "0" * 32, cache) is None
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert said() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (served.reset, "Connection reset by peer"),
+        (served.truncated, r"it ended sgljit-1/.* after \d+ bytes of \d+"),
+        (served.stalled, "no answer, for 1 s|timed out"),
+        (served.trickling, "no answer, for 1 s|it had sent .* bytes"),
+        (served.trickling_headers, "no answer, for 1 s"),
+        (served.garbage, "BadStatusLine"),
+        (served.status(500), "it answers 500 Internal Server Error"),
+        (served.status(503), "it answers 503 Service Unavailable"),
+        (served.status(429), "it answers 429"),
+        (served.status(403), "it answers 403 Forbidden"),
+        (served.status(401), "it answers 401"),
+        (served.redirecting("http://127.0.0.1:1"), "Connection refused"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@pytest.mark.parametrize("place", [only, lambda fault: fault], ids=["artifact", "all"])
+def test_a_remote_that_does_not_answer_costs_one_time_out_and_one_warning(
+    filled, session, cache, said, fault, reason, place
+):
+    filled.objects[f"/{index.NAME}"] = index.dump([])
+    filled.fault = place(fault)
+    one = session(timeout=1)
+    with within(1):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    asked = len(filled.requests)
+    with within(0):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+        one.publish(ONE)
+    assert len(filled.requests) == asked
+    (warning,) = said()
+    assert f"the remote {filled.url} cannot be used now: " in warning
+    assert re.search(reason, warning), warning
+    assert files(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (served.shortened, "it is no archive of artifacts, or is damaged: File is not a zip file"),
+        (served.nonsense, "it is no archive of artifacts, or is damaged: File is not a zip file"),
+        (served.altered, "is refused and not used: "),
+        (served.enormous, "has more than 2147483648 bytes"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_damaged_object_is_refused_and_others_are_asked_for(filled, session, cache, said, fault, reason):
+    filled.fault = only(fault)
+    one = session()
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    (warning,) = said()
+    assert f"{filled.url}/{NAME} is refused and not used: " in warning
+    assert reason in warning
+    assert files(cache) == []
+    filled.fault = None
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+
+
+def test_every_altered_byte_is_noticed_or_changes_nothing(cache):
+    """A byte of the archive's own bookkeeping may not matter; what is accepted is the artifact as it was."""
+    content = objects.pack([artifact(payload="module.so")], None)
+    accepted = 0
+    for at in range(len(content)):
+        for bit in (1, 128):
+            other = bytearray(content)
+            other[at] ^= bit
+            try:
+                found = objects.unpack(bytes(other), ()).artifacts
+            except objects.RefusedObjectError:
+                continue
+            accepted += len(found)
+            assert found in ((), (ONE,))
+    assert accepted < len(content)
+
+
+def test_every_beginning_of_an_object_is_refused():
+    content = objects.pack([ONE], None)
+    for length in range(len(content)):
+        with pytest.raises(objects.RefusedObjectError, match="it is no archive of artifacts, or is damaged"):
+            objects.unpack(content[:length], ())
+
+
+def test_a_server_that_is_busy_for_a_while_is_asked_again(filled, session, cache, said):
+    filled.fault = served.status(503, times=2)
+    assert session(timeout=10).fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert filled.requests == [f"GET /{index.NAME}"] * 3 + [f"GET /{NAME}"]
+    assert said() == []
+
+
+def test_a_reset_connection_is_tried_again(filled, session, cache):
+    left = [True]
+    filled.fault = only(lambda handler: left.pop() and served.reset(handler) if left else False)
+    assert session(timeout=10).fetch(LOCATION, TOOLCHAIN, cache) == cache
+
+
+def test_a_refused_connection_is_a_warning(cache, said):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    one = Session(Remote(Settings(f"http://127.0.0.1:{port}", unsigned=True, timeout=0.5)))
+    with within(0.5):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    (warning,) = said()
+    assert "Connection refused" in warning
+    assert "for 0.5 s. This process asks it no more, and compiles what is missing" in warning
+
+
+def test_threads_that_miss_at_once_wait_one_time_out_in_all(filled, session, cache, said):
+    filled.fault = served.stalled
+    one = session(timeout=1)
+    threads = [threading.Thread(target=one.fetch, args=(LOCATION, TOOLCHAIN, cache)) for _ in range(8)]
+    with within(1):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(filled.requests) == 1
+    assert len(said()) == 1
+
+
+WRONG = [
+    b"\xff\xfe",
+    b"[]",
+    b'{"format": 2, "archives": []}',
+    b'{"format": 1, "archives": {}}',
+    b'{"format": 1, "archives": [{}]}',
+    b'{"format": 1, "archives": [{"name": 1, "family": "", "target": "", "size": 0, "artifacts": []}]}',
+    b'{"format": 1, "archives": [{"name": "../x", "family": "", "target": "", "size": 0, "artifacts": []}]}',
+    b'{"format": 1, "archives": [{"name": "x", "family": "", "target": "", "size": 0, "artifacts": ["../x"]}]}',
+    b'{"format": 1, "archives": [{"name": "x", "family": "", "target": "", "size": 0, "artifacts": [1]}]}',
+    b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("content", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_index_is_refused_and_artifacts_are_found_without_it(filled, session, cache, said, content):
+    filled.objects[f"/{index.NAME}"] = content
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) == cache
+    (warning,) = said()
+    assert "it is no index of archives" in warning
+    with pytest.raises(objects.RefusedObjectError):
+        index.parse(content)
+
+
+def family(*artifacts, listed=()):
+    content = objects.pack(artifacts, None)
+    places = tuple(one.place for one in listed or artifacts)
+    return Archive("cpu-x86_64.norm", "norm", "cpu-x86_64", len(content), places), content
+
+
+def serve(server, archive, content):
+    server.objects[f"/{index.NAME}"] = index.dump([archive])
+    server.objects[f"/{archive.object_name}"] = content
+
+
+def test_forty_variants_are_two_requests(server, session, cache):
+    variants = [artifact(number) for number in range(40)]
+    serve(server, *family(*variants))
+    one = session()
+    for variant in variants:
+        manifest = variant.manifest
+        assert one.fetch(manifest.location.path, manifest.toolchain_key, cache) == cache
+    assert server.requests == [f"GET /{index.NAME}", "GET /sgljit-1/archives/cpu-x86_64.norm.zip"]
+    assert files(cache) == sorted(variant.place for variant in variants)
+
+
+def test_an_archive_without_what_its_index_says_is_taken_once(filled, session, cache):
+    serve(filled, *family(artifact(2), listed=[ONE, artifact(2)]))
+    one = session()
+    for _ in range(2):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert [request.rpartition("/")[2] for request in filled.requests] == [
+        "index.json",
+        "cpu-x86_64.norm.zip",
+        f"{TOOLCHAIN}.zip",
+        f"{TOOLCHAIN}.zip",
+    ]
+
+
+@pytest.mark.parametrize("fault", [served.stalled, served.status(403), served.shortened, served.status(404)])
+def test_an_archive_that_cannot_be_had_leaves_the_artifacts(filled, session, cache, said, fault):
+    serve(filled, *family(ONE))
+    filled.fault = lambda handler: "archives" in handler.path and fault(handler)
+    with within(5):
+        assert session(timeout=0.3).fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert len(said()) <= 1
+
+
+def test_one_bad_artifact_of_an_archive_hides_no_other(server, session, cache, said):
+    bad = artifact(3, sha256="0" * 64)
+    serve(server, *family(ONE, bad))
+    one = session()
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert files(cache) == [ONE.place]
+    (warning,) = said()
+    assert f"{bad.place}: module.so is not the one that its manifest says" in warning
+
+
+def test_without_a_toolchain_any_artifact_of_the_source_serves(server, session, remote, cache):
+    remote().publish_one(ONE)
+    assert session().fetch(LOCATION, None, cache) == cache
+    assert files(cache) == [ONE.place]
+
+
+def test_a_cache_that_takes_no_files_is_no_obstacle(filled, session, cache, said):
+    cache.write_text("a file")
+    kept = session().fetch(LOCATION, TOOLCHAIN, cache)
+    assert files(kept) == [ONE.place]
+    (warning,) = said()
+    assert f"the cache {cache} cannot be written" in warning
+
+
+def test_nothing_is_asked_twice_that_a_client_need_not_ask(filled, remote):
+    filled.fault = served.status(403)
+    with pytest.raises(RemoteUnavailableError, match="it answers 403"):
+        remote(timeout=5).get(NAME)
+    assert len(filled.requests) == 1

@@ -1,0 +1,166 @@
+"""Whole processes: what is compiled on one machine runs on another that has no compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sgljit_remote import index, objects, signing
+from sgljit_remote.objects import Artifact
+
+from . import served
+from .conftest import files
+
+LOAD = """
+import json, logging, sys, time
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+import torch
+import sgljit_core
+from sgljit_core import load_jit
+values = []
+for number in map(int, sys.argv[1].split(",")):
+    source = f"int number() {{ return {number}; }}"
+    start = time.perf_counter()
+    values.append(load_jit("number", str(number), cpp_sources=source, cpp_wrappers=[("number", "number")]).number())
+stats = sgljit_core.stats()
+found = {"values": values, "hits": stats.hits, "builds": stats.builds}
+found["modules"] = [name for name in sys.modules if name.startswith(("sgljit_remote", "cryptography", "fsspec"))]
+print(json.dumps(found))
+"""
+FROZEN = LOAD.replace("values = []", "values = []\nsgljit_core.freeze('error')")
+FORKED = """
+import os, sys
+import torch
+from sgljit_core import load_jit
+def load(number):
+    source = f"int number() {{ return {number}; }}"
+    return load_jit("number", str(number), cpp_sources=source, cpp_wrappers=[("number", "number")]).number()
+load(1)
+if (child := os.fork()) == 0:
+    os._exit(load(2))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+NO_COMPILER = {"PATH": "", "SGLJIT_CXX": "none"}
+
+
+@pytest.fixture
+def run(server, tmp_path):
+    """Run a program with the server as its remote; its standard output and error."""
+
+    def run(code, *arguments, cache, status=0, **environment):
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("SGLJIT_")}
+        variables |= {"SGLJIT_CACHE_DIR": str(tmp_path / cache), "SGLJIT_REMOTE": server.url, **environment}
+        # torch warns where NumPy is not installed.
+        command = [sys.executable, "-W", "ignore:Failed to initialize NumPy:UserWarning", "-c", code, *arguments]
+        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == status, done.stderr
+        return done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def published(run, server, key):
+    """What a process has compiled and published, signed."""
+    keys = {"SGLJIT_TRUSTED_KEYS": str(key.parent / "trusted"), "SGLJIT_SIGNING_KEY": str(key)}
+    output, errors = run(LOAD, "1,2", cache="first", SGLJIT_REMOTE_MODE="readwrite", **keys)
+    assert json.loads(output)["builds"] == {"compiled": 2}
+    assert errors == ""
+    assert len(server.objects) == 4  # each for its toolchain, and for machines without one
+    server.requests.clear()
+    return {"SGLJIT_TRUSTED_KEYS": keys["SGLJIT_TRUSTED_KEYS"]}
+
+
+def test_a_machine_without_a_compiler_runs_what_another_published(run, server, published, tmp_path):
+    output, errors = run(LOAD, "1,2", cache="second", SGLJIT_JIT="error", **NO_COMPILER, **published)
+    found = json.loads(output)
+    assert found["values"] == [1, 2]
+    assert found["hits"] == {"remote": 2}
+    assert found["builds"] == {}
+    assert errors == ""
+    assert len(server.requests) == 3
+    assert "fsspec" not in found["modules"]  # which takes 10 ms, and web servers do not need
+    assert files(tmp_path / "second") == files(tmp_path / "first")
+    server.requests.clear()
+    output, _ = run(LOAD, "1,2", cache="second", **NO_COMPILER, **published)
+    assert json.loads(output)["hits"] == {"cache": 2}
+    assert server.requests == []
+
+
+def test_code_of_a_stranger_is_not_run_but_compiled_here(run, server, published, tmp_path):
+    signing.new_key(tmp_path / "stranger")
+    stranger = signing.private_key(tmp_path / "stranger")
+    for name, content in server.objects.items():
+        (found,) = objects.unpack(content, ()).artifacts
+        server.objects[name] = objects.pack([Artifact(found.manifest, found.payload)], stranger)
+    output, errors = run(LOAD, "1", cache="second", **published)
+    assert json.loads(output)["values"] == [1]
+    assert json.loads(output)["builds"] == {"compiled": 1}
+    assert "is refused and not used: " in errors
+    assert "it is signed by none of the keys of SGLJIT_TRUSTED_KEYS" in errors
+
+
+def test_without_a_remote_nothing_of_it_is_imported(run, server):
+    output, _ = run(LOAD, "1", cache="second", SGLJIT_REMOTE="")
+    loaded = json.loads(output)["modules"]
+    assert set(loaded) <= {"sgljit_remote", "sgljit_remote._version", "sgljit_remote.config", "sgljit_remote.plugin"}
+    assert server.requests == []
+
+
+def test_a_hit_of_the_cache_imports_no_plugin(run, server, tmp_path):
+    run(LOAD, "1", cache="second", SGLJIT_REMOTE="")
+    output, _ = run(LOAD, "1", cache="second")
+    assert json.loads(output)["modules"] == []
+    assert server.requests == []
+
+
+def test_after_the_warm_up_nothing_is_asked(run, server, published):
+    _, errors = run(FROZEN, "1", cache="second", status=1, **published)
+    assert "CompileForbiddenError" in errors
+    assert server.requests == []
+
+
+def test_a_question_why_asks_nothing(run, server, published):
+    code = """
+from sgljit_core import load_jit, why
+print(why(lambda: load_jit("n", cpp_sources="int n() { return 1; }", cpp_wrappers=[("n", "n")])).artifact)
+"""
+    output, _ = run(code, cache="second", **published)
+    assert output == "None\n"
+    assert server.requests == []
+
+
+def test_a_remote_that_is_down_is_one_warning_and_the_local_compiler(run, server):
+    server.fault = served.status(503)
+    output, errors = run(LOAD, "1,2", cache="second", SGLJIT_REMOTE_UNSIGNED="1", SGLJIT_REMOTE_TIMEOUT="0.3")
+    assert json.loads(output)["values"] == [1, 2]
+    assert json.loads(output)["builds"] == {"compiled": 2}
+    assert errors.count("cannot be used now: it answers 503") == 1
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_setting_that_cannot_be_read_is_a_warning(run, server):
+    output, errors = run(LOAD, "1", cache="second", SGLJIT_REMOTE_MODE="maybe")
+    assert json.loads(output)["values"] == [1]
+    assert errors == "the remote is not used: SGLJIT_REMOTE_MODE must be one of read, readwrite; got 'maybe'\n"
+
+
+def test_a_forked_child_asks_for_itself(run, published):
+    output, errors = run(FORKED, cache="second", **NO_COMPILER, **published)
+    assert (output, errors) == ("2\n", "")
+
+
+def test_of_a_family_one_archive_is_asked_for(run, server, tmp_path):
+    run(LOAD, "1,2,3", cache="first", SGLJIT_REMOTE="")
+    variables = {"SGLJIT_REMOTE_UNSIGNED": "1"}
+    command = "from sgljit_remote.cli import main; main(['push'])"
+    run(command, cache="first", **variables)
+    server.requests.clear()
+    output, _ = run(LOAD, "1,2,3", cache="second", **NO_COMPILER, **variables)
+    assert json.loads(output)["hits"] == {"remote": 1, "cache": 2}
+    assert server.requests[0] == f"GET /{index.NAME}"
+    assert len(server.requests) == 2

@@ -1,0 +1,214 @@
+"""Directories, memory, web servers: whole objects, of which the first stays."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+
+import pytest
+
+from sgljit_core.errors import ConfigError
+from sgljit_remote import asking, config, objects, stores
+from sgljit_remote.asking import TryAgainError
+from sgljit_remote.config import Settings
+from sgljit_remote.errors import RefusedObjectError, RemoteUnavailableError
+from sgljit_remote.remote import Remote, Session
+
+from .conftest import files
+from .served import artifact, within
+
+ONE = artifact()
+LATER = time.monotonic() + 3600
+
+
+@pytest.fixture(params=["directory", "path", "memory", "http"])
+def url(request, tmp_path, server):
+    (tmp_path / "a store").mkdir()
+    return {
+        "directory": f"file://{tmp_path}/a%20store",
+        "path": f"{tmp_path}/a store",
+        "memory": f"memory://{uuid.uuid4()}",
+        "http": f"{server.url}/kernels",
+    }[request.param]
+
+
+@pytest.fixture
+def store(url):
+    return stores.opened(url, check_owners=True)
+
+
+def test_an_object_is_read_as_it_was_written_and_the_first_stays(store):
+    assert store.get("a/b/c+1.zip", 10, LATER) is None
+    assert store.put("a/b/c+1.zip", b"first", LATER, replace=False)
+    assert not store.put("a/b/c+1.zip", b"second", LATER, replace=False)
+    assert store.get("a/b/c+1.zip", 10, LATER) == b"first"
+    assert store.put("a/b/c+1.zip", b"third", LATER, replace=True)
+    assert store.get("a/b/c+1.zip", 10, LATER) == b"third"
+
+
+def test_an_object_is_refused_that_is_larger_than_it_may_be(store):
+    store.put("x", bytes(11), LATER, replace=False)
+    assert len(store.get("x", 11, LATER)) == 11
+    with pytest.raises(RefusedObjectError, match="x has more than 10 bytes"):
+        store.get("x", 10, LATER)
+
+
+def test_of_two_writers_at_once_one_is_first_and_readers_see_one_whole_object(store):
+    contents = [bytes([number]) * 200_000 for number in range(8)]
+    start, first, seen = threading.Barrier(9), [], set()
+
+    def write(content):
+        start.wait()
+        if store.put("x", content, LATER, replace=False):
+            first.append(content)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    while any(thread.is_alive() for thread in threads):
+        seen.add(store.get("x", 1 << 20, LATER))
+    for thread in threads:
+        thread.join()
+    (winner,) = first
+    assert seen <= {None, winner}
+    assert store.get("x", 1 << 20, LATER) == winner
+
+
+def test_a_machine_publishes_and_another_fetches(url, cache, said):
+    settings = Settings(url, unsigned=True)
+    Session(Remote(settings)).publish(ONE)
+    manifest = ONE.manifest
+    assert Session(Remote(settings)).fetch(manifest.location.path, manifest.toolchain_key, cache) == cache
+    assert files(cache) == [ONE.place]
+    assert said() == []
+
+
+def test_a_killed_writer_leaves_nothing_under_the_name(tmp_path):
+    store = stores.opened(str(tmp_path), check_owners=True)
+    (tmp_path / ".x.0123").write_bytes(b"half")
+    assert store.get("x", 10, LATER) is None
+    assert store.put("x", b"whole", LATER, replace=False)
+
+
+def test_a_file_system_without_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = stores.opened(str(tmp_path), check_owners=True)
+    assert store.put("x", b"first", LATER, replace=False)
+    assert store.get("x", 10, LATER) == b"first"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("check_owners", [True, False])
+def test_what_is_no_plain_file_is_not_read(tmp_path, make, check_owners):
+    make(tmp_path / "x")
+    with pytest.raises(RefusedObjectError, match="x is not a plain file"):
+        stores.opened(str(tmp_path), check_owners=check_owners).get("x", 10, LATER)
+
+
+def test_a_link_is_not_followed_without_keys(tmp_path):
+    (tmp_path / "x").symlink_to("/etc/passwd")
+    with pytest.raises(TryAgainError, match="symbolic links"):
+        stores.opened(str(tmp_path), check_owners=True).get("x", 1 << 20, LATER)
+
+
+def test_a_directory_that_is_missing_is_no_empty_one(tmp_path):
+    store = stores.opened(str(tmp_path / "not mounted"), check_owners=True)
+    for attempt in (lambda: store.get("x", 1, LATER), lambda: store.put("x", b"", LATER, replace=False)):
+        with pytest.raises(RemoteUnavailableError, match="not mounted is not a directory"):
+            attempt()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "nonsense://host/x"])
+def test_a_scheme_that_nobody_here_opens_says_what_to_do(url):
+    try:
+        import s3fs  # noqa: F401
+
+        pytest.skip("s3fs is installed")
+    except ImportError:
+        pass
+    with pytest.raises(RemoteUnavailableError, match=r"Install s3fs|Protocol not known: nonsense"):
+        stores.opened(url, check_owners=False).get("x", 1, LATER)
+
+
+def test_whatever_a_package_raises_is_tried_again_and_then_an_error(cache, said, monkeypatch):
+    remote = Remote(Settings("memory://faulty", timeout=0.3))
+
+    def fail(*_, **__):
+        raise KeyError("deep inside")
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.cat_file", fail)
+    assert Session(remote).fetch(ONE.manifest.location.path, ONE.manifest.toolchain_key, cache) is None
+    assert "KeyError: 'deep inside'" in said()[0]
+
+
+def test_a_question_ends_at_its_limit_whatever_it_does():
+    def hang(_):
+        time.sleep(30)
+
+    with within(0.2), pytest.raises(RemoteUnavailableError, match=r"no answer, for 0\.2 s"):
+        asking.ask(hang, 0.2)
+
+
+def test_where_no_thread_is_left_nothing_is_asked(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RemoteUnavailableError, match="can't start new thread"):
+        asking.ask(lambda _: 1, 1)
+
+
+def test_pauses_grow(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+
+    def busy(_):
+        if len(pauses) < 5:
+            raise TryAgainError("busy")
+        return "there"
+
+    assert asking.ask(busy, 60) == "there"
+    assert [round(pause, 3) for pause in pauses] == sorted(round(pause, 3) for pause in pauses) or max(pauses) > 0.8
+    assert all(0.05 * 2**n <= pause <= 0.15 * 2**n for n, pause in enumerate(pauses))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("SGLJIT_REMOTE", "kernels", "must be a URL, such as https://host/kernels, or an absolute path; got 'kernels'"),
+        ("SGLJIT_REMOTE_MODE", "write", "SGLJIT_REMOTE_MODE must be one of read, readwrite; got 'write'"),
+        ("SGLJIT_REMOTE_UNSIGNED", "yes", "SGLJIT_REMOTE_UNSIGNED must be one of 0, 1; got 'yes'"),
+        ("SGLJIT_REMOTE_TIMEOUT", "soon", "SGLJIT_REMOTE_TIMEOUT must be a number of seconds"),
+        ("SGLJIT_REMOTE_TIMEOUT", "0", "more than 0 and at most 3600; got '0'"),
+        ("SGLJIT_REMOTE_TIMEOUT", "nan", "got 'nan'"),
+    ],
+)
+def test_a_setting_that_cannot_be_read(monkeypatch, name, value, text):
+    monkeypatch.setenv("SGLJIT_REMOTE", "/kernels")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=text):
+        config.settings()
+
+
+def test_settings_are_read(monkeypatch, tmp_path):
+    for name, value in {
+        "SGLJIT_REMOTE": "https://host/kernels/",
+        "SGLJIT_REMOTE_MODE": "readwrite",
+        "SGLJIT_REMOTE_TIMEOUT": "1.5",
+        "SGLJIT_REMOTE_UNSIGNED": "1",
+        "SGLJIT_TRUSTED_KEYS": "/a:/b",
+        "SGLJIT_SIGNING_KEY": "/c",
+    }.items():
+        monkeypatch.setenv(name, value)
+    paths = [type(tmp_path)(name) for name in ("/a", "/b", "/c")]
+    assert config.settings() == Settings("https://host/kernels", True, 1.5, True, tuple(paths[:2]), paths[2])
+
+
+def test_the_same_artifacts_make_the_same_object():
+    assert objects.pack([ONE, artifact(2)], None) == objects.pack([artifact(2), ONE], None)

@@ -1,0 +1,216 @@
+"""``sgljit-remote push``, ``pull`` and ``key new``: many artifacts at once."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sgljit_remote import cli, index, objects, signing
+from sgljit_remote.remote import put_in_place
+
+from . import served
+from .conftest import files
+from .served import artifact, within
+
+NORMS = [artifact(number) for number in range(3)]
+MOE = artifact(9, family="moe")
+
+
+@pytest.fixture
+def filled(cache):
+    """The cache with artifacts of two families."""
+    for one in (*NORMS, MOE):
+        put_in_place(one, cache)
+    return cache
+
+
+@pytest.fixture
+def run(server, monkeypatch, capsys):
+    """Run a command with the server as its remote: exit status and output."""
+    monkeypatch.setenv("SGLJIT_REMOTE", server.url)
+    monkeypatch.setenv("SGLJIT_REMOTE_UNSIGNED", "1")
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*map(str, arguments)])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out + captured.err
+
+    return run
+
+
+def test_what_one_machine_pushes_another_pulls(run, filled, server, tmp_path):
+    status, output = run("push")
+    assert status == 0
+    assert "3/4 pushed: norm.number<1> for cpu-x86_64" in output
+    assert "wrote the archive cpu-x86_64.norm: 3 artifacts" in output
+    assert output.endswith(f"4 artifacts are in {server.url}\n")
+    archives = index.parse(server.objects[f"/{index.NAME}"])
+    assert sorted(archives) == ["cpu-x86_64.moe", "cpu-x86_64.norm"]
+    server.requests.clear()
+    other = tmp_path / "other"
+    status, output = run("pull", "--directory", other)
+    assert status == 0
+    assert output.endswith(f"4 artifacts are new in {other}, 0 were there, 0 were refused\n")
+    assert files(other) == files(filled)
+    assert len(server.requests) == 3
+    status, output = run("pull", "--directory", other)
+    assert "0 artifacts are new" in output
+    assert "4 were there" in output
+    assert len(server.requests) == 4  # the index alone
+
+
+def test_a_second_push_writes_what_is_new(run, filled, server):
+    run("push")
+    put_in_place(artifact(7), filled)
+    _, output = run("push", "norm")
+    assert len(re.findall(r"\d/4 is there", output)) == 3
+    assert len(re.findall(r"\d/4 pushed", output)) == 1
+    assert sorted(index.parse(server.objects[f"/{index.NAME}"])) == ["cpu-x86_64.moe", "cpu-x86_64.norm"]
+
+
+def test_families_and_targets_are_chosen(run, filled, server, tmp_path):
+    other = artifact(1, target="sm_90a")
+    put_in_place(other, filled)
+    _, output = run("push", "norm", "--target", "sm_90a")
+    assert output.count("pushed") == 1
+    run("push")
+    _, output = run("pull", "norm", "--target", "sm_90a", "--directory", tmp_path / "gpu")
+    assert files(tmp_path / "gpu") == [other.place]
+    run("pull", "moe", "--directory", tmp_path / "moe")
+    assert files(tmp_path / "moe") == [MOE.place]
+
+
+def test_an_archive_of_a_model_is_one_request(run, filled, server, tmp_path, session):
+    status, _ = run("push", "--name", "llama-3_70b")
+    assert status == 0
+    server.requests.clear()
+    status, _ = run("pull", "--name", "llama-3_70b", "--directory", tmp_path / "other")
+    assert status == 0
+    assert files(tmp_path / "other") == files(filled)
+    assert server.requests == [f"GET /{index.NAME}", "GET /sgljit-1/archives/llama-3_70b.zip"]
+    server.requests.clear()
+    manifest = MOE.manifest  # a process that was not told of the model does not bring all of it
+    session().fetch(manifest.location.path, manifest.toolchain_key, tmp_path / "third")
+    assert files(tmp_path / "third") == [MOE.place]
+
+
+@pytest.mark.parametrize("command", [("push",), ("push", "--name", "model")])
+def test_a_dry_run_writes_nothing(run, filled, server, command):
+    status, output = run(*command, "--dry-run")
+    assert status == 0
+    assert output.count("would push") == 4
+    assert "4 artifacts would be in" in output
+    assert server.requests == []
+
+
+def test_a_dry_run_of_a_pull_reads_the_index_alone(run, filled, server, tmp_path):
+    run("push")
+    server.requests.clear()
+    status, output = run("pull", "--dry-run", "--directory", tmp_path / "other")
+    assert status == 0
+    assert "would pull cpu-x86_64.norm: 3 new artifacts" in output
+    assert files(tmp_path / "other") == []
+    assert server.requests == [f"GET /{index.NAME}"]
+
+
+def test_what_is_pulled_must_be_signed(run, filled, key, monkeypatch, server, tmp_path):
+    monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(tmp_path / "trusted"))
+    monkeypatch.delenv("SGLJIT_REMOTE_UNSIGNED")
+    status, output = run("push")
+    assert status == 1
+    assert "there is no key to sign with: name one with --sign, or in SGLJIT_SIGNING_KEY" in output
+    assert server.objects == {}
+    status, _ = run("push", "--sign", key)
+    assert status == 0
+    status, output = run("pull", "--directory", tmp_path / "good")
+    assert status == 0
+    assert len(files(tmp_path / "good")) == 4
+    signing.new_key(tmp_path / "stranger")
+    forged = objects.pack(NORMS, signing.private_key(tmp_path / "stranger"))
+    server.objects["/sgljit-1/archives/cpu-x86_64.norm.zip"] = forged
+    status, output = run("pull", "--directory", tmp_path / "bad")
+    assert status == 1
+    assert output.endswith("1 artifacts are new in " + f"{tmp_path / 'bad'}, 0 were there, 3 were refused\n")
+    assert files(tmp_path / "bad") == [MOE.place]
+
+
+def test_a_damaged_artifact_is_not_pushed(run, filled, said):
+    (filled / NORMS[0].place / "module.so").write_bytes(b"damaged")
+    _, output = run("push")
+    assert output.count("pushed: ") == 3
+    assert "is damaged and left out" in said()[0]
+
+
+def test_an_archive_that_nobody_pushed_is_an_error_with_those_that_there_are(run, filled):
+    status, output = run("pull")
+    assert status == 1
+    assert "has no archive of any family; expected one of those that were pushed: none" in output
+    run("push")
+    for chosen, text in ((("rope",), "rope"), (("norm", "rope"), "rope"), (("--name", "x"), "x")):
+        status, output = run("pull", *chosen)
+        assert status == 1
+        assert f"has no archive of {text}; expected one of those that were pushed: cpu-x86_64.moe, " in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("push", "rope"), "nothing to push"),
+        (("push", "--name", "a/b"), "--name takes letters, digits, '-' and '_'; got 'a/b'"),
+        (("push", "--name", "sm_90a.norm"), "--name takes letters"),
+        (("pull", "norm", "--name", "x"), "--name is one archive, which is pulled whole"),
+        (("pull", "--timeout", "0"), "--timeout takes a number of seconds of more than 0; got 0"),
+        (("pull", "--timeout", "nan"), "--timeout takes a number"),
+        (("push", "--sign", "/nothing"), "the key /nothing cannot be read"),
+    ],
+)
+def test_wrong_arguments_are_an_error_in_a_line(run, filled, server, arguments, text):
+    status, output = run(*arguments)
+    assert status == 1
+    assert output.startswith(f"error: {text}")
+    assert server.requests == []
+
+
+def test_without_a_remote_the_error_names_the_variable(run, monkeypatch):
+    monkeypatch.delenv("SGLJIT_REMOTE")
+    assert run("push") == (1, "error: no remote is named: set SGLJIT_REMOTE to a URL, or give --remote URL\n")
+
+
+def test_a_remote_that_is_down_is_an_error_in_its_time(run, filled, server):
+    server.fault = served.stalled
+    with within(0.3):
+        status, output = run("pull", "--timeout", "0.3")
+    assert (status, output) == (1, f"error: the remote {server.url} cannot be used now: no answer, for 0.3 s\n")
+
+
+def test_a_remote_that_takes_nothing_is_an_error(run, filled, server):
+    server.fault = served.status(405)
+    status, output = run("push")
+    assert status == 1
+    assert "it answers 405" in output
+
+
+def test_a_wrong_index_is_written_anew(run, filled, server, said):
+    server.objects[f"/{index.NAME}"] = b"nonsense"
+    assert run("pull")[0] == 1
+    assert run("push")[0] == 0
+    assert run("pull")[0] == 0
+    assert "it is no index of archives" in said()[0]
+
+
+def test_a_new_key(run, tmp_path):
+    status, output = run("key", "new", tmp_path / "mine")
+    assert status == 0
+    assert f"wrote {tmp_path / 'mine'}, which signs (keep it secret), and {tmp_path / 'mine'}.pub" in output
+    assert run("key", "new", tmp_path / "mine")[0] == 1
+    assert signing.public_keys([tmp_path / "mine.pub"]) == (signing.private_key(tmp_path / "mine").public_key(),)
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(run, filled, tmp_path):
+    run("push")
+    (tmp_path / "file").write_text("")
+    status, output = run("pull", "--directory", tmp_path / "file" / "cache")
+    assert status == 1
+    assert "Not a directory" in output.splitlines()[-1]

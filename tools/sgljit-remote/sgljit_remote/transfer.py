@@ -1,0 +1,147 @@
+"""Many artifacts at once, for operators: a cache is pushed to a remote, or archives are pulled from it.
+
+Nothing here is on the way of a process that serves: a remote that does not answer is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sgljit_core import log
+from sgljit_core.cache import lookup
+from sgljit_core.cache.manifest import ManifestError
+from sgljit_core.errors import UntrustedCacheError
+
+from . import index, objects
+from .errors import RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
+from .index import Archive
+from .objects import Artifact
+from .remote import Remote, put_in_place
+
+Progress = Callable[[str], object]
+_ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
+
+
+class Choice(NamedTuple):
+    """The artifacts that are meant: of some families ("_" for none) and targets, or of all where none is named."""
+
+    families: Collection[str] = ()
+    targets: Collection[str] = ()
+
+    def takes(self, family: str, target: str) -> bool:
+        """Whether artifacts of a family and target are meant."""
+        return family in (self.families or (family,)) and target in (self.targets or (target,))
+
+
+def local(root: Path, choice: Choice) -> Iterator[Artifact]:
+    """The artifacts of a cache. One that is damaged is left out, with a warning."""
+    for path in sorted(root.glob(_ENTRIES)):
+        target, family = path.relative_to(root).parts[:2]
+        if target.startswith(".") or not choice.takes(family, target):
+            continue
+        try:
+            found = lookup.read(path, root)
+        except (ManifestError, UntrustedCacheError) as error:
+            text = f"{path} is damaged and left out: {error}"
+            log.once("artifact_damaged", str(path), text, directory=str(path))
+            continue
+        if found is not None:
+            yield Artifact(found.manifest, found.payload)
+
+
+def push(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run: bool, progress: Progress) -> int:
+    """Publish the artifacts of a cache, each as an object of its own, and in archives; returns their number.
+
+    An archive holds a family for a target; with a ``name``, one archive of that name holds all.
+
+    Raises:
+        UntrustedRemoteError: keys are trusted, and there is none to sign with.
+        RemoteUnavailableError: the remote does not take them.
+    """
+    if remote.trusted and remote.key is None:
+        raise UntrustedRemoteError(
+            "SGLJIT_TRUSTED_KEYS asks for signatures, and there is no key to sign with: name one with --sign, or in "
+            "SGLJIT_SIGNING_KEY"
+        )
+    groups: dict[tuple[str, str, str], list[Artifact]] = {}
+    artifacts = list(local(root, choice))
+    for number, artifact in enumerate(artifacts, 1):
+        manifest = artifact.manifest
+        family = manifest.family or "_"
+        of = (name, "", "") if name else (f"{manifest.target}.{family}", family, manifest.target)
+        groups.setdefault(of, []).append(artifact)
+        did = "would push" if dry_run else "pushed" if remote.publish_one(artifact) else "is there"
+        progress(f"{number}/{len(artifacts)} {did}: {manifest.build}, {len(artifact.payload)} bytes")
+    written = []
+    for (archive, family, target), members in groups.items():
+        content = objects.pack(members, remote.key)
+        entry = Archive(archive, family, target, len(content), tuple(member.place for member in members))
+        if not dry_run:
+            remote.put(entry.object_name, content, replace=True)
+        written.append(entry)
+        did = "would write" if dry_run else "wrote"
+        progress(f"{did} the archive {archive}: {len(members)} artifacts, {len(content)} bytes")
+    if written and not dry_run:
+        archives = _archives(remote) | {entry.name: entry for entry in written}
+        remote.put(index.NAME, index.dump(archives.values()), replace=True)
+    return len(artifacts)
+
+
+def _archives(remote: Remote) -> dict[str, Archive]:
+    """The archives that a remote has; none, with a warning, where its index cannot be read: it is written anew."""
+    try:
+        return remote.archives()
+    except RefusedObjectError as error:
+        remote.refuse(index.NAME, str(error))
+        return {}
+
+
+class Pulled(NamedTuple):
+    """The numbers of the artifacts that were put into a cache, of those that were there, and of those refused."""
+
+    new: int
+    there: int
+    refused: int
+
+
+def pull(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run: bool, progress: Progress) -> Pulled:
+    """Put the artifacts of archives into a cache: those of families and targets, or that of a ``name``.
+
+    An archive whose artifacts are all there is not asked for.
+
+    Raises:
+        RemoteUnavailableError: the remote does not answer, or has no such archive.
+        RefusedObjectError: its index is none.
+    """
+    known = remote.archives()
+    if name:
+        chosen = [known[name]] if name in known else []
+    else:
+        chosen = [one for one in known.values() if one.family and choice.takes(one.family, one.target)]
+    wanted = [name] if name else sorted(set(choice.families) - {archive.family for archive in chosen})
+    if not chosen or (wanted and not name):
+        names = ", ".join(sorted(known)) or "none"
+        raise RemoteUnavailableError(
+            f"{remote.store.shown} has no archive of {', '.join(wanted) or 'any family'}; expected one of those that "
+            f"were pushed: {names}"
+        )
+    new = there = refused = 0
+    for number, archive in enumerate(chosen, 1):
+        absent = [place for place in archive.artifacts if not (root / place).is_dir()]
+        did = "would pull" if dry_run else "pulls"
+        progress(f"{number}/{len(chosen)} {did} {archive.name}: {len(absent)} new artifacts, {archive.size} bytes")
+        there += len(archive.artifacts) - len(absent)
+        if dry_run or not absent:
+            continue
+        content = remote.get(archive.object_name)
+        if content is None:
+            raise RemoteUnavailableError(f"{remote.store.shown} lists {archive.name}, and has no such archive")
+        unpacked = remote.unpack(archive.object_name, content)
+        refused += len(unpacked.refused)
+        for artifact in unpacked.artifacts:
+            if not (root / artifact.place).is_dir():
+                put_in_place(artifact, root)
+                new += 1
+    return Pulled(new, there, refused)
