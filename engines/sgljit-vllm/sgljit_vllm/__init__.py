@@ -3,6 +3,8 @@
 vLLM finds ``register`` by its entry point, in each of its processes.
 """
 
+import importlib.util
+
 from sgljit_engines import Adapter
 
 from ._version import __version__
@@ -30,16 +32,28 @@ ADAPTER = Adapter(
 
 
 def register() -> None:
-    """Let vLLM make its norms and activations as layers that call sgljit, as far as ``SGLJIT_ENGINES`` says so.
+    """Put sgljit's ops where vLLM calls or lowers to its own, as far as ``SGLJIT_ENGINES`` says so.
 
     Without effect where it ran already, where vLLM is not installed or of a version that was not tested, and for a
-    layer that another plugin replaced before.
+    layer that another plugin replaced before. A family is imported when vLLM first makes a layer for its ops, or
+    first calls one.
 
     Raises:
         sgljit_core.errors.ConfigError: ``SGLJIT_ENGINES`` cannot be read.
         sgljit_engines.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and vLLM is not one that was tested.
     """
-    if used := ADAPTER.start():
-        from .layers import replace
+    if not (used := ADAPTER.start()):
+        return
+    from . import cache_key, dispatcher, layers
 
-        replace(used)
+    dispatcher.replace_activations(used)
+    layers.replace(used)
+    in_graphs = set(layers.OPS)
+    if importlib.util.find_spec("vllm.ir"):
+        from . import provider
+
+        provider.register(used)
+        in_graphs |= set(provider.OPS.values())
+    else:
+        dispatcher.replace_norms(used)
+    cache_key.cover(in_graphs & used)
