@@ -62,7 +62,7 @@ def _replace(kernel: str, ours: Callable[..., bool]) -> None:
 
     _libraries[kernel] = torch.library.Library("_C", "IMPL")
     with warnings.catch_warnings():  # PyTorch warns of each kernel that is overridden
-        warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel")
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         _libraries[kernel].impl(kernel, call, device, with_keyset=True, allow_override=True)
 
 

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.platforms import current_platform
 
 from . import ADAPTER
-from .kernels import ran, worked
+from .kernels import DEVICES, ran, worked
 from .layers import put_layer
 from .norms import kind_of, works_for
 
@@ -33,7 +33,7 @@ def register(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     names = [name for name, op in OPS.items() if op in used]
-    if _used or not names or envs.VLLM_BATCH_INVARIANT:
+    if _used or not names or envs.VLLM_BATCH_INVARIANT or current_platform.device_type not in DEVICES:
         return
     _used.update(OPS[name] for name in names)
     if "rms_norm" in names:
