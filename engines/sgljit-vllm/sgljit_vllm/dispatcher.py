@@ -79,7 +79,10 @@ def _activated(name: str, out: torch.Tensor, x: torch.Tensor) -> bool:
 
 
 def _normed(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:
-    return weight is not None and _norm_works("rmsnorm", x, weight) and ran("rmsnorm", x, weight, out, epsilon)
+    if weight is None or not out.is_contiguous() or not _norm_works("rmsnorm", x, weight):
+        return False
+    rows = (-1, weight.shape[0])
+    return ran("rmsnorm", x.reshape(rows), weight, out.view(rows), epsilon)
 
 
 def _added_and_normed(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:

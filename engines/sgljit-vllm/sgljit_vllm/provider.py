@@ -66,15 +66,20 @@ class _Asking(RMSNorm):
         if compilation.mode != CompilationMode.NONE and not compilation.ir_enable_torch_wrap:
             text = "leaves norms to vLLM's native code, which the compiler sees through and fuses"
             ADAPTER.say_once(logging.INFO, "engine_native", text)
-        elif self.has_weight and self.variance_size_override is None:
+        elif self.has_weight and self.variance_size_override is None and not _is_of_heads(self.weight, config):
             for name, op in OPS.items():
                 if op in _used and getattr(config.kernel_config.ir_op_priority, name)[0] == PROVIDER:
                     works_for(op, self.weight)
 
 
-def _takes(
-    x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
-) -> bool:
+def _is_of_heads(weight: torch.Tensor, config: Any) -> bool:
+    """Whether a norm is that of heads in a model that is compiled, which ours leave to the compiler."""
+    if config.compilation_config.mode == CompilationMode.NONE or config.model_config is None:
+        return False
+    return bool(weight.shape[0] == config.model_config.get_head_size())
+
+
+def _takes(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
     return weight is not None and variance_size is None and _fits("rmsnorm", x, weight)
 
 
@@ -96,15 +101,11 @@ def _fits(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
         return False
     if x.dtype != weight.dtype or x.device != weight.device or x.shape[-1] != weight.shape[0]:
         return False
-    kind = kind_of(weight)
-    if not worked(name, kind):
+    if not worked(name, kind_of(weight)):
         return False
     # In a graph a tensor is a fake one. Norms of heads are fused there with the rotation behind them; ours would also
     # need a copy of them.
-    if type(x) is torch.Tensor or (x.dim() == 2 and x.is_contiguous()):
-        return True
-    ADAPTER.use(name, (name, *kind)).why = "vLLM fuses it into what is around it"
-    return False
+    return type(x) is torch.Tensor or (x.dim() == 2 and x.is_contiguous())
 
 
 def _rms_norm(
@@ -125,6 +126,8 @@ def _fused_add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, total = _rows(x), _rows(x_residual)
     if ran("fused_add_rmsnorm", rows, total, weight, epsilon):
+        if rows is x:  # a view would ask for the size of x later, and then vLLM makes a copy of it to write to
+            return x, x_residual
         return rows.view(x.shape), total.view(x.shape)
     return ir.ops.fused_add_rms_norm.impls["native"].impl_fn(x, x_residual, weight, epsilon, variance_size)
 
