@@ -70,7 +70,8 @@ class SgljitGemmaRMSNorm(GemmaRMSNorm):
 
     def _ours(self, x: torch.Tensor, residual: torch.Tensor | None) -> Result | None:
         """The result of ours, on copies where it writes, as vLLM's own layer leaves its inputs alone; None if vLLM's
-        own code must run."""
+        own code must run.
+        """
         weight = self.weight.data
         if x.dtype != weight.dtype or x.shape[-1] != weight.shape[0] or x.device != weight.device:
             return None

@@ -108,11 +108,11 @@ def keep_passes(seen: Counter[str]) -> None:
 def call_kernels() -> None:
     """Let norms and activations call ``torch.ops._C``, and hide the IR from the adapter."""
     import torch
-
-    import sgljit_vllm
     from vllm import _custom_ops
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.layernorm import RMSNorm
+
+    import sgljit_vllm
 
     def norm(self, x, residual=None):
         if residual is not None:
@@ -139,7 +139,9 @@ def launches(directory: Path) -> list[str]:
     pieces = []
     for file in directory.rglob("*.py"):
         code = file.read_text(encoding="utf-8").partition("def call(")[2]
-        names = ["".join(one) for one in re.findall(r"^ +(?:torch\.ops\.([\w.]+)|(cpp_fused_\w+))\(", code, re.MULTILINE)]
+        names = [
+            "".join(one) for one in re.findall(r"^ +(?:torch\.ops\.([\w.]+)|(cpp_fused_\w+))\(", code, re.MULTILINE)
+        ]
         pieces.append([name for name in names if not name.startswith("_C.onednn_mm")])
     return max(pieces, key=len)
 

@@ -300,17 +300,26 @@ def test_kernels_of_activations_agree_with_float64():
     """)
 
 
+FAIL = """
+        def fail():
+            raise OSError("no more")
+"""
+
+
 @needs_vllm
-def test_a_kernel_of_vllm_runs_for_what_ours_does_not_take():
-    in_vllm("""
-        x = torch.randn(3, 40)
-        x[0, 0] = 30.0
-        out = torch.empty(3, 20)
+def test_vllms_kernel_runs_for_an_op_that_is_lost():
+    in_vllm(
+        FAIL
+        + """
+        sgljit_vllm.ADAPTER.attempt("silu_and_mul", fail)
+        x, out = torch.randn(3, 64), torch.empty(3, 32)
         torch.ops._C.silu_and_mul(out, x)
         gate, up = x.chunk(2, dim=-1)
         torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-5)
         assert calls == []
-    """)
+        """,
+        SGLJIT_ENGINES="on",
+    )
 
 
 @needs_vllm
@@ -386,21 +395,21 @@ def test_a_family_is_imported_when_it_is_first_needed():
 
 @needs_vllm
 def test_the_key_of_vllms_cache_has_the_ops_that_work():
-    in_vllm("""
+    in_vllm(
+        FAIL
+        + """
         from vllm import envs
         before = envs.compile_factors()["VLLM_SGLJIT"]
         layernorm.RMSNorm(64)
         after = envs.compile_factors()["VLLM_SGLJIT"]
         assert f"sgljit-vllm {sgljit_vllm.__version__}" in before and "rmsnorm" not in before
         assert "sgljit_norm.rmsnorm.v_" in after and "64 torch.float32 cpu" in after
-        def fail():
-            raise OSError("no more")
-        import os
-        os.environ["SGLJIT_ENGINES"] = "on"
-        sgljit_vllm.ADAPTER.attempt("rmsnorm", fail)  # it is lost
+        sgljit_vllm.ADAPTER.attempt("rmsnorm", fail)
         lost = envs.compile_factors()["VLLM_SGLJIT"]
         assert ".rmsnorm." not in lost and ".fused_add_rmsnorm." in lost
-    """)
+        """,
+        SGLJIT_ENGINES="on",
+    )
 
 
 @needs_vllm
