@@ -69,9 +69,7 @@ class SgljitGemmaRMSNorm(GemmaRMSNorm):
         return super().forward_cpu(x, residual) if result is None else result  # type: ignore[no-any-return]
 
     def _ours(self, x: torch.Tensor, residual: torch.Tensor | None) -> Result | None:
-        """The result of ours, on copies where it writes, as vLLM's own layer leaves its inputs alone; None if vLLM's
-        own code must run.
-        """
+        """The result of ours; None if vLLM's own code must run. As vLLM's, it leaves its inputs alone."""
         weight = self.weight.data
         if x.dtype != weight.dtype or x.shape[-1] != weight.shape[0] or x.device != weight.device:
             return None
