@@ -32,7 +32,7 @@ def _working(names: Iterable[str]) -> list[str]:
     return sorted(" ".join(map(str, (*_overloads(name), *kind))) for name, *kind in working(names))
 
 
-def _overloads(name: object) -> list[str]:
+def _overloads(name: str) -> list[str]:
     family = next(family for family, names in ADAPTER.ops.items() if name in names)
-    packet = getattr(getattr(torch.ops, f"sgljit_{family}"), str(name))
+    packet = getattr(getattr(torch.ops, f"sgljit_{family}"), name)
     return [str(getattr(packet, overload)) for overload in packet.overloads()]

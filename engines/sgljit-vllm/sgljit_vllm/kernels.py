@@ -15,7 +15,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DEVICES = ("cpu", "cuda")
 
 Op = Callable[..., Any]
-Kind = tuple[object, ...]
+Kind = tuple[Any, ...]
 
 _tried: dict[Kind, bool] = {}
 _found: dict[str, Op] = {}

@@ -62,11 +62,11 @@ class SgljitGemmaRMSNorm(GemmaRMSNorm):
 
     def forward_cuda(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
         result = self._ours(x, residual)
-        return super().forward_cuda(x, residual) if result is None else result  # type: ignore[no-any-return]
+        return super().forward_cuda(x, residual) if result is None else result
 
     def forward_cpu(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
         result = self._ours(x, residual)
-        return super().forward_cpu(x, residual) if result is None else result  # type: ignore[no-any-return]
+        return super().forward_cpu(x, residual) if result is None else result
 
     def _ours(self, x: torch.Tensor, residual: torch.Tensor | None) -> Result | None:
         """The result of ours; None if vLLM's own code must run. As vLLM's, it leaves its inputs alone."""

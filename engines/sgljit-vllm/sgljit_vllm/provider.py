@@ -114,7 +114,7 @@ def _rms_norm(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if ran("rmsnorm", _rows(x), weight, _rows(out), epsilon):
         return out
-    return ir.ops.rms_norm.impls["native"].impl_fn(x, weight, epsilon, variance_size)
+    return ir.ops.rms_norm.impls["native"].impl_fn(x, weight, epsilon, variance_size)  # type: ignore[no-any-return]
 
 
 def _fused_add_rms_norm(
@@ -129,7 +129,8 @@ def _fused_add_rms_norm(
         if rows is x:  # a view would ask for the size of x later, and then vLLM makes a copy of it to write to
             return x, x_residual
         return rows.view(x.shape), total.view(x.shape)
-    return ir.ops.fused_add_rms_norm.impls["native"].impl_fn(x, x_residual, weight, epsilon, variance_size)
+    theirs = ir.ops.fused_add_rms_norm.impls["native"].impl_fn
+    return theirs(x, x_residual, weight, epsilon, variance_size)  # type: ignore[no-any-return]
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
