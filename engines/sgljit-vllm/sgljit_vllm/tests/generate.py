@@ -153,6 +153,8 @@ def main() -> None:
     import torch
     from vllm import LLM, SamplingParams, envs
 
+    from sgljit_engines import report
+
     nodes: Counter[str] = Counter()
     if "kernels" in words:
         call_kernels()
@@ -178,7 +180,15 @@ def main() -> None:
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     in_graphs = Counter({one.key: one.count for one in profile.key_averages() if one.key.startswith("sgljit_")})
     artifacts = launches(Path(envs.VLLM_CACHE_ROOT)) if "passes" in words else []
-    result = {"tokens": tokens, "calls": calls, "in_graphs": in_graphs, "nodes": nodes, "launches": artifacts}
+    kinds = sorted({use.kind for use in report()})
+    result = {
+        "kinds": kinds,
+        "tokens": tokens,
+        "calls": calls,
+        "in_graphs": in_graphs,
+        "nodes": nodes,
+        "launches": artifacts,
+    }
     print("RESULT", json.dumps(result))
 
 

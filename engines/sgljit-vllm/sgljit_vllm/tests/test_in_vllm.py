@@ -6,6 +6,7 @@ one.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -34,6 +35,15 @@ def generate(*arguments: str, engines: str, **environment: str) -> tuple[dict[st
     """The result of ``generate.py``, and all that was printed."""
     printed = run(sys.executable, HERE / "generate.py", *arguments, SGLJIT_ENGINES=engines, **environment)
     return json.loads(re.search(r"RESULT (.*)", printed)[1]), printed
+
+
+@functools.cache
+def own_tokens(model: str) -> list[list[int]]:
+    """Those of vLLM alone."""
+    result, printed = generate(model, "count", engines="off")
+    assert result["calls"] == {}
+    assert "runs on" not in printed
+    return result["tokens"]
 
 
 @pytest.mark.slow
@@ -77,12 +87,10 @@ def files_of_vllm(directory: Path) -> dict[Path, tuple[int, int]]:
     ],
 )
 def test_the_same_tokens_come_out(model, expected):
-    theirs, quiet = generate(model, "count", engines="off")
-    assert theirs["calls"] == {}
-    assert "runs on" not in quiet
     ours, printed = generate(model, "count", engines="strict")
-    assert ours["tokens"] == theirs["tokens"]
+    assert ours["tokens"] == own_tokens(model)
     check_calls(ours["calls"], expected)
+    assert {*ours["kinds"]} == {"256 float32 cpu", *([] if model == "llama" else ["64 float32 cpu"])}
     for op in expected:
         line = rf"sgljit-vllm \S+ with vllm\S* \S+: [\w ]+ runs on {op}$"
         assert len(re.findall(line, printed, re.MULTILINE)) == 1, op
@@ -97,26 +105,23 @@ def check_calls(calls: dict[str, int], expected: dict[str, int]) -> None:
 
 @needs_vllm
 def test_a_list_of_ops_chooses():
-    theirs, _ = generate("qwen3", engines="off")
     ours, printed = generate("qwen3", "count", engines="strict,rmsnorm")
-    assert ours["tokens"] == theirs["tokens"]
+    assert ours["tokens"] == own_tokens("qwen3")
     assert ours["calls"].keys() == {"rmsnorm"}
     assert printed.count(" runs on ") == 1
 
 
 @needs_vllm
 def test_norms_and_activations_that_call_kernels_run_on_ours():
-    theirs, _ = generate("qwen3", engines="off")
     ours, _ = generate("qwen3", "kernels", "count", engines="strict")
-    assert ours["tokens"] == theirs["tokens"]
+    assert ours["tokens"] == own_tokens("qwen3")
     check_calls(ours["calls"], {"rmsnorm": 16 * 9, "fused_add_rmsnorm": 16 * 8, "silu_and_mul": 16 * 4})
 
 
 @needs_vllm
 def test_a_model_whose_dispatch_the_compiler_sees_through_is_vllms_own():
-    theirs, _ = generate("qwen3", engines="off")
     ours, printed = generate("qwen3", "compiled", "count", engines="strict")
-    assert ours["tokens"] == theirs["tokens"]
+    assert ours["tokens"] == own_tokens("qwen3")
     assert ours["calls"] == {}
     assert "leaves norms to vLLM's native code, which the compiler sees through and fuses" in printed
     assert "runs on" not in printed
@@ -125,11 +130,10 @@ def test_a_model_whose_dispatch_the_compiler_sees_through_is_vllms_own():
 @needs_vllm
 def test_a_compiled_model_keeps_its_nodes_and_launches_and_each_switch_has_its_graphs(tmp_path):
     cache = {"VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
-    expected, _ = generate("qwen3", engines="off")
 
     def passes(engines, **environment):
         result, printed = generate("qwen3", "passes", engines=engines, **cache, **environment)
-        assert result["tokens"] == expected["tokens"]
+        assert result["tokens"] == own_tokens("qwen3")
         return result, "Directly load AOT compilation" in printed, printed
 
     theirs, is_loaded, _ = passes("off")
@@ -141,7 +145,7 @@ def test_a_compiled_model_keeps_its_nodes_and_launches_and_each_switch_has_its_g
     # Of 16 runs, a decode's or the prefill's, each has the model's first norm, and two of each of 4 layers.
     in_graphs = {"sgljit_norm::rmsnorm": 16, "sgljit_norm::fused_add_rmsnorm": 128}
     assert ours["in_graphs"] == in_graphs
-    assert "64 float32" not in printed  # norms of heads
+    assert {*ours["kinds"]} == {"256 float32 cpu"}, "norms of heads, of 64, are the compiler's"
     assert ours["nodes"] == theirs["nodes"] == {"rms_norm": 5, "fused_add_rms_norm": 4}
     assert len(ours["launches"]) == len(theirs["launches"]) == 4, ours["launches"]
 
@@ -174,10 +178,9 @@ def test_a_layer_in_a_compiled_model_has_graphs_of_its_own(tmp_path):
 
 @needs_vllm
 def test_a_build_that_fails_leaves_the_model_to_vllm(tmp_path):
-    theirs, _ = generate("qwen3", engines="off")
     without_compilers = {"SGLJIT_CACHE_DIR": str(tmp_path / "cold"), "SGLJIT_JIT": "error"}
     ours, printed = generate("qwen3", engines="on", **without_compilers)
-    assert ours["tokens"] == theirs["tokens"]
+    assert ours["tokens"] == own_tokens("qwen3")
     assert printed.count("rmsnorm failed, and RMSNorm runs on the engine's own code until the process ends") == 1
     result = subprocess.run(
         (sys.executable, HERE / "generate.py", "qwen3"),
@@ -371,6 +374,54 @@ def test_under_inductor_each_layer_is_vllms_and_a_provider_that_is_named_stays_b
         assert layernorm.RMSNorm.name == "rms_norm"
         assert op_registry_oot["RMSNorm"].name == "rms_norm"
         assert op_registry_oot["GemmaRMSNorm"].name == layernorm.GemmaRMSNorm.name == "gemma_rms_norm"
+    """)
+
+
+@needs_vllm
+def test_a_norm_that_ours_will_not_get_is_not_asked_for():
+    in_vllm("""
+        eager = {"mode": CompilationMode.NONE}
+        first = VllmConfig(compilation_config=eager, kernel_config={"ir_op_priority": {"rms_norm": ["native"]}})
+        with set_current_vllm_config(first):
+            layernorm.RMSNorm(64)
+        from sgljit_engines import report
+        assert {use.op for use in report()} == {"fused_add_rmsnorm"}
+    """)
+
+
+@needs_vllm
+def test_a_graph_gets_ours_for_rows_without_gaps_alone():
+    in_vllm("""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        takes = ir.ops.rms_norm.impls["sgljit"].supports_args
+        takes_sum = ir.ops.fused_add_rms_norm.impls["sgljit"].supports_args
+        layer = layernorm.RMSNorm(64)
+        for mode, expected in ((FakeTensorMode(), [True, False, False]), (torch.inference_mode(), [True, True, True])):
+            with mode:
+                weight = torch.ones(64)
+                shapes = torch.empty(5, 64), torch.empty(5, 2, 64), torch.empty(5, 128)[:, :64]
+                assert [takes(x, weight, 1e-6) for x in shapes] == expected
+                assert [takes_sum(x, torch.empty_like(x), weight, 1e-6) for x in shapes] == expected
+    """)
+
+
+@needs_vllm
+def test_a_layer_builds_its_kernels_for_all_numbers_of_tokens():
+    in_vllm("""
+        from sgljit_vllm import kernels
+        tokens = []
+        def recorded(op):
+            return lambda x, *others: tokens.append(len(x)) or op(x, *others)
+        find = kernels._op
+        kernels._op = lambda name: recorded(find(name))
+        layernorm.GemmaRMSNorm(64)
+        most = config.scheduler_config.max_num_batched_tokens
+        one_op = tokens[: len(tokens) // 2]
+        assert one_op == sorted(one_op) and one_op[0] == 1 and one_op[-1] == most > 1000
+        assert all(after <= before * 1.25 + 1 for before, after in zip(one_op, one_op[1:]))
+        before = len(tokens)
+        layernorm.GemmaRMSNorm(64)
+        assert len(tokens) == before  # once for each kind
     """)
 
 
