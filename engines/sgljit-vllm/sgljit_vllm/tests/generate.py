@@ -13,6 +13,7 @@ behind the model:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -175,19 +176,17 @@ def main() -> None:
         dtype="float32", max_model_len=256, seed=0, compilation_config=config,
     )  # fmt: skip
     sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, detokenize=False)
-    with torch.profiler.profile() as profile:  # it sees the calls of graphs
+    profile = torch.profiler.profile() if "passes" in words else None  # it sees the calls of graphs
+    with profile or contextlib.nullcontext():
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling, use_tqdm=False)
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    in_graphs = Counter({one.key: one.count for one in profile.key_averages() if one.key.startswith("sgljit_")})
-    artifacts = launches(Path(envs.VLLM_CACHE_ROOT)) if "passes" in words else []
-    kinds = sorted({use.kind for use in report()})
+    events = profile.key_averages() if profile else []
     result = {
-        "kinds": kinds,
-        "tokens": tokens,
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "calls": calls,
-        "in_graphs": in_graphs,
+        "kinds": sorted({use.kind for use in report()}),
+        "in_graphs": {event.key: event.count for event in events if event.key.startswith("sgljit_")},
         "nodes": nodes,
-        "launches": artifacts,
+        "launches": launches(Path(envs.VLLM_CACHE_ROOT)) if "passes" in words else [],
     }
     print("RESULT", json.dumps(result))
 
