@@ -37,6 +37,7 @@ MODELS = {
         "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 64,
     },
 }  # fmt: skip
+KERNELS = "_C"  # the namespace of vLLM's kernels
 PROMPTS = ([5, 6, 7, 8], [900, 1, 33], list(range(40, 90)))
 
 
@@ -100,9 +101,9 @@ def keep_passes(seen: Counter[str]) -> None:
     VllmIRLoweringPass.__call__ = counted
     # The passes ask for GPU kernels by name.
     current_platform.import_kernels()
-    keep_passes.library = torch.library.Library("_C", "FRAGMENT")
+    keep_passes.library = torch.library.Library(KERNELS, "FRAGMENT")
     for name in set(re.findall(r"torch\.ops\._C\.(\w+)\.default", inspect.getsource(fix_functionalization))):
-        if not hasattr(torch.ops._C, name):
+        if not hasattr(getattr(torch.ops, KERNELS), name):
             keep_passes.library.define(f"{name}(Tensor x) -> ()")
 
 
@@ -124,7 +125,7 @@ def call_kernels() -> None:
         return out
 
     def activation(self, x):
-        self.op = torch.ops._C.silu_and_mul
+        self.op = getattr(torch.ops, KERNELS).silu_and_mul
         return self.forward_cuda(x)
 
     RMSNorm.forward_cpu, SiluAndMul.forward_cpu = norm, activation
