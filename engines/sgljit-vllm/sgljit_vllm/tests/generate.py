@@ -1,13 +1,25 @@
 """A tiny model of random weights in a real vLLM, on the CPU: prints its tokens, and how often each op was called.
 
-``python generate.py qwen3`` in an environment that ``environment.py`` made; ``SGLJIT_ENGINES`` switches sgljit.
+``python generate.py qwen3`` in an environment that ``environment.py`` made; ``SGLJIT_ENGINES`` switches sgljit. Words
+behind the model:
+
+- ``count``: count the calls that vLLM's parts make.
+- ``compiled``: as vLLM compiles a model on the CPU, where it has no passes.
+- ``passes``: as it compiles one on a GPU, with its passes. The result has the launches in the graphs, and how many
+  nodes of its IR the passes saw.
+- ``custom``: with vLLM's custom ops.
+- ``kernels``: norms and activations call ``torch.ops._C``, as those of vLLM 0.34 on a GPU, and there is no IR.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.util
+import inspect
 import json
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -25,27 +37,27 @@ MODELS = {
         "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 64,
     },
 }  # fmt: skip
+KERNELS = "_C"  # the namespace of vLLM's kernels
 PROMPTS = ([5, 6, 7, 8], [900, 1, 33], list(range(40, 90)))
 
 
 def count_calls() -> Counter[str]:
-    """Count the calls of each op that the layers make from now on."""
-    from sgljit_vllm import layers
+    """Count the calls of each op that vLLM's parts make from now on, but for those of compiled graphs."""
+    from sgljit_vllm import dispatcher, layers, provider
 
     calls: Counter[str] = Counter()
 
-    def counted(op):
-        @functools.wraps(op)
-        def call(*args, **kwargs):
-            calls[op.__name__] += 1
-            return op(*args, **kwargs)
+    def counted(ran):
+        @functools.wraps(ran)
+        def call(name, *args):
+            result = ran(name, *args)
+            calls[name] += result
+            return result
 
-        return staticmethod(call)
+        return call
 
-    for layer in (layers.SgljitRMSNorm, layers.SgljitGemmaRMSNorm):
-        layer._plain, layer._fused = counted(layer._plain), counted(layer._fused)
-    for layer in (layers.SgljitSiluAndMul, layers.SgljitGeluAndMul):
-        layer._ops = {approximate: counted(op).__func__ for approximate, op in layer._ops.items()}
+    for module in (dispatcher, layers, provider):
+        module.ran = counted(module.ran)
     return calls
 
 
@@ -64,24 +76,120 @@ def save_model(directory: Path, name: str) -> None:
     model.save_pretrained(directory)
 
 
+def keep_passes(seen: Counter[str]) -> None:
+    """Let vLLM compile for the CPU as it does for a GPU, and count the nodes of its IR that its passes see."""
+    import torch
+    from vllm.compilation.passes.ir.lowering_pass import VllmIRLoweringPass
+    from vllm.compilation.passes.utility import fix_functionalization
+    from vllm.platforms import current_platform
+
+    kind = type(current_platform)
+    theirs, lower = kind.check_and_update_config.__func__, VllmIRLoweringPass.__call__
+
+    def check_and_update_config(cls, config):
+        compilation = config.compilation_config
+        before = compilation.mode, compilation.backend, compilation.ir_enable_torch_wrap
+        theirs(cls, config)
+        compilation.mode, compilation.backend, compilation.ir_enable_torch_wrap = before
+        compilation.compile_sizes = []
+
+    def counted(self, graph):
+        seen.update(str(node.target).split(".")[1] for node in graph.nodes if "vllm_ir" in str(node.target))
+        return lower(self, graph)
+
+    kind.check_and_update_config = classmethod(check_and_update_config)
+    VllmIRLoweringPass.__call__ = counted
+    # The passes ask for GPU kernels by name.
+    current_platform.import_kernels()
+    keep_passes.library = torch.library.Library(KERNELS, "FRAGMENT")
+    for name in set(re.findall(r"torch\.ops\._C\.(\w+)\.default", inspect.getsource(fix_functionalization))):
+        if not hasattr(getattr(torch.ops, KERNELS), name):
+            keep_passes.library.define(f"{name}(Tensor x) -> ()")
+
+
+def call_kernels() -> None:
+    """Let norms and activations call ``torch.ops._C``, and hide the IR from the adapter."""
+    import torch
+    from vllm import _custom_ops
+    from vllm.model_executor.layers.activation import SiluAndMul
+    from vllm.model_executor.layers.layernorm import RMSNorm
+
+    import sgljit_vllm
+
+    def norm(self, x, residual=None):
+        if residual is not None:
+            _custom_ops.fused_add_rms_norm(x, residual, self.weight.data, self.variance_epsilon)
+            return x, residual
+        out = torch.empty(x.shape, dtype=x.dtype)
+        _custom_ops.rms_norm(out, x, self.weight.data, self.variance_epsilon)
+        return out
+
+    def activation(self, x):
+        self.op = getattr(torch.ops, KERNELS).silu_and_mul
+        return self.forward_cuda(x)
+
+    RMSNorm.forward_cpu, SiluAndMul.forward_cpu = norm, activation
+    find_spec = importlib.util.find_spec
+    sgljit_vllm.importlib.util.find_spec = lambda name: None if name == "vllm.ir" else find_spec(name)
+
+
+def launches(directory: Path) -> list[str]:
+    """What a layer launches beside its matrix products, by the code of the compiled graphs in a cache.
+
+    vLLM cuts a model at its attentions. The longest piece is the second half of a layer and the first of the next.
+    """
+    pieces = []
+    for file in directory.rglob("*.py"):
+        code = file.read_text(encoding="utf-8").partition("def call(")[2]
+        names = [
+            "".join(one) for one in re.findall(r"^ +(?:torch\.ops\.([\w.]+)|(cpp_fused_\w+))\(", code, re.MULTILINE)
+        ]
+        pieces.append([name for name in names if not name.startswith("_C.onednn_mm")])
+    return max(pieces, key=len)
+
+
 def main() -> None:
-    model, eager = sys.argv[1], "compiled" not in sys.argv[2:]
+    model, words = sys.argv[1], sys.argv[2:]
     os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, whose calls can be counted
-    from vllm import LLM, SamplingParams
+    import torch
+    from vllm import LLM, SamplingParams, envs
 
-    calls = count_calls() if "count" in sys.argv[2:] else Counter()
-    with tempfile.TemporaryDirectory() as directory:
-        save_model(Path(directory), model)
-        # bfloat16 ends in an illegal instruction in vLLM's own library on processors without AMX.
-        llm = LLM(
-            directory, skip_tokenizer_init=True, enforce_eager=eager, dtype="float32",
-            max_model_len=256, seed=0, compilation_config={"custom_ops": ["all"]} if "custom" in sys.argv[2:] else None,
-        )  # fmt: skip
-        sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, detokenize=False)
+    from sgljit_engines import report
+
+    nodes: Counter[str] = Counter()
+    if "kernels" in words:
+        call_kernels()
+    if "passes" in words:
+        keep_passes(nodes)
+    calls = count_calls() if "count" in words else Counter()
+    config = {"pass_config": {"fuse_norm_quant": False, "fuse_act_quant": False}}  # the CPU has no kernels for these
+    if "custom" in words:
+        config["custom_ops"] = ["all"]
+    # A directory that a later process finds again: vLLM's cache knows a model by it.
+    directory = Path(tempfile.gettempdir()) / f"sgljit-vllm-{os.getuid()}-{model}"
+    if not (directory / "model.safetensors").exists():
+        directory.mkdir(exist_ok=True)
+        save_model(directory, model)
+    # bfloat16 ends in an illegal instruction in vLLM's own library on processors without AMX.
+    llm = LLM(
+        str(directory), skip_tokenizer_init=True, enforce_eager=not {"compiled", "passes"} & {*words},
+        dtype="float32", max_model_len=256, seed=0, compilation_config=config,
+    )  # fmt: skip
+    sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, detokenize=False)
+    profile = torch.profiler.profile() if "passes" in words else None  # it sees the calls of graphs
+    with profile or contextlib.nullcontext():
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling, use_tqdm=False)
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    print("RESULT", json.dumps({"tokens": tokens, "calls": calls}))
+    events = profile.key_averages() if profile else []
+    result = {
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "calls": calls,
+        "kinds": sorted({use.kind for use in report()}),
+        "in_graphs": {event.key: event.count for event in events if event.key.startswith("sgljit_")},
+        "nodes": nodes,
+        "launches": launches(Path(envs.VLLM_CACHE_ROOT)) if "passes" in words else [],
+    }
+    print("RESULT", json.dumps(result))
 
 
 if __name__ == "__main__":

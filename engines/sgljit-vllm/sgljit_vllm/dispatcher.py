@@ -1,0 +1,104 @@
+"""sgljit's ops in the place of vLLM's kernels, ``torch.ops._C``, at PyTorch's dispatcher.
+
+Whoever calls such a kernel gets ours: an eager layer, routed experts, a drafter, a compiled graph. vLLM's own kernel
+runs for what ours does not take. vLLM's passes see the same graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.platforms import current_platform
+
+from .kernels import DTYPES, Op, ran, works
+
+ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
+
+_WHOLE = 16  # both halves of such rows consist of whole 16-byte loads in each dtype: one kernel serves all
+
+_libraries: dict[str, torch.library.Library] = {}  # by kernel; what one registered goes with it
+
+
+def replace_activations(used: frozenset[str]) -> None:
+    """Let the kernels of gated activations call ours.
+
+    Args:
+        used: the ops that may be called.
+    """
+    for name in ACTIVATIONS & used:
+        _replace(name, functools.partial(_activated, name))
+
+
+def replace_norms(used: frozenset[str]) -> None:
+    """Let the kernels of norms call ours, in vLLM 0.34 and later, which have no IR.
+
+    Args:
+        used: the ops that may be called.
+    """
+    if envs.VLLM_BATCH_INVARIANT:
+        return
+    if "rmsnorm" in used:
+        _replace("rms_norm", _normed)
+    if "fused_add_rmsnorm" in used:
+        _replace("fused_add_rms_norm", _added_and_normed)
+
+
+def _replace(kernel: str, ours: Callable[..., bool]) -> None:
+    """Put a function before a kernel. It says whether it did the work; if not, the kernel does."""
+    device = current_platform.dispatch_key
+    if kernel in _libraries or device not in ("CPU", "CUDA"):
+        return
+    current_platform.import_kernels()
+    theirs = torch.library.get_kernel(f"_C::{kernel}", device)
+
+    def call(keys: Any, *args: Any) -> None:
+        if not ours(*args):
+            theirs.call_boxed(keys, *args)
+
+    _libraries[kernel] = torch.library.Library("_C", "IMPL")
+    with warnings.catch_warnings():  # PyTorch warns of each kernel that is overridden
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+        _libraries[kernel].impl(kernel, call, device, with_keyset=True, allow_override=True)
+
+
+def _activated(name: str, out: torch.Tensor, x: torch.Tensor) -> bool:
+    if x.dtype not in DTYPES or out.dtype != x.dtype or x.numel() == 0 or x.shape[-1] % _WHOLE:
+        return False
+    if not (x.is_contiguous() and out.is_contiguous()):
+        return False
+
+    def trial(kernel: Op) -> None:
+        kernel(x.new_zeros(1, _WHOLE))
+
+    return works(name, (x.dtype, x.device.type), trial) and ran(name, x, out)
+
+
+def _normed(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:
+    if weight is None or not out.is_contiguous() or not _norm_works("rmsnorm", x, weight):
+        return False
+    rows = (-1, weight.shape[0])
+    return ran("rmsnorm", x.reshape(rows), weight, out.view(rows), epsilon)
+
+
+def _added_and_normed(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:
+    if weight is None or residual is x:
+        return False
+    name = "fused_add_rmsnorm"
+    return _norm_works(name, x, weight) and ran(name, x, residual, weight, epsilon)
+
+
+def _norm_works(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    if x.dtype not in DTYPES or weight.dtype != x.dtype or x.numel() == 0:
+        return False
+    size = weight.shape[0]
+
+    def trial(kernel: Op) -> None:
+        rows = [x.new_zeros(1, size) for _ in range(1 if name == "rmsnorm" else 2)]
+        kernel(*rows, x.new_ones(size))
+
+    return works(name, (size, x.dtype, x.device.type), trial)
