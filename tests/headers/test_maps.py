@@ -283,7 +283,7 @@ def test_a_functor_may_have_a_long_name(family):
 
 
 def test_a_largest_value_is_that_of_float8_or_int8(family):
-    """Of an element with another type it would be wrong in silence."""
+    """The scale of another type would be wrong, and nobody would see it."""
     functor = (toolbox.CSRC / "maps.h").read_text().replace("v * scale + shift", "v * largest", 1)
     functor = functor.replace(
         "return sgl::store(", "const float largest = row.largest_of(out);\n    return sgl::store(", 1

