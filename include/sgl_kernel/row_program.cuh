@@ -60,18 +60,26 @@ struct RowVector {
   static constexpr uint32_t kMost = sgl::kWordBytes / sizeof(T);
   static constexpr uint32_t kWordElements = kElements < kMost ? kElements : kMost;
   static constexpr uint32_t kWords = kElements / kWordElements;
-  static constexpr uint32_t kUnits = kWordElements / kTogether;  // of a word
   using Unit = conditional_t<kTogether == 2, packed_t<T>, T>;
 
-  AlignedVector<Unit, kUnits> words[kWords];
+  // CUDA copies pairs of 16 bits each by functions, which the compiler would instantiate and inline every time.
+  using Bits = conditional_t<__is_trivially_copyable(Unit), Unit, Word<sizeof(Unit)>>;
+
+  alignas(kWordElements * sizeof(T)) Bits bits[kElements / kTogether];
 
   SGL_DEVICE void load(const void* row, int64_t index) {
+    Word<kWordElements * sizeof(T)> words[kWords];
 #pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i) words[i].load(row, index * kWords + i);
+    for (uint32_t i = 0; i < kWords; ++i)
+      words[i] = static_cast<const Word<kWordElements * sizeof(T)>*>(row)[index * kWords + i];
+    memcpy(bits, words, sizeof(words));
   }
   SGL_DEVICE void store(void* row, int64_t index) const {
+    Word<kWordElements * sizeof(T)> words[kWords];
+    memcpy(words, bits, sizeof(words));
 #pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i) words[i].store(row, index * kWords + i);
+    for (uint32_t i = 0; i < kWords; ++i)
+      static_cast<Word<kWordElements * sizeof(T)>*>(row)[index * kWords + i] = words[i];
   }
   /// The first `count` elements.
   SGL_DEVICE void load(const void* row, int64_t index, uint32_t count) {
@@ -80,11 +88,11 @@ struct RowVector {
     for (uint32_t i = 0; i < kElements; ++i) {
       if (i < count) elements[i] = static_cast<const T*>(row)[index * kElements + i];
     }
-    memcpy(&words, &elements, sizeof(elements));
+    memcpy(bits, elements, sizeof(elements));
   }
   SGL_DEVICE void store(void* row, int64_t index, uint32_t count) const {
     T elements[kElements];
-    memcpy(&elements, &words, sizeof(elements));
+    memcpy(elements, bits, sizeof(elements));
 #pragma unroll
     for (uint32_t i = 0; i < kElements; ++i) {
       if (i < count) static_cast<T*>(row)[index * kElements + i] = elements[i];
@@ -94,19 +102,12 @@ struct RowVector {
   SGL_DEVICE RowVector forgotten() const {
     auto result = *this;
 #pragma unroll
-    for (auto& vector : result.words) {
-#pragma unroll
-      for (uint32_t i = 0; i < kUnits; ++i) {
-        uint32_t word;
-        memcpy(&word, &vector[i], sizeof(word));
-        ptx::forget(word);
-        memcpy(&vector[i], &word, sizeof(word));
-      }
-    }
+    for (auto& unit : result.bits) ptx::forget(unit);
     return result;
   }
   SGL_DEVICE void get(long long j, float (&floats)[kTogether]) const {
-    const Unit& unit = words[j / kUnits][j % kUnits];
+    Unit unit;
+    memcpy(&unit, &bits[j], sizeof(unit));
     if constexpr (kTogether == 2) {
       const auto wide = cast<fp32x2_t>(unit);
       floats[0] = wide.x;
@@ -116,9 +117,10 @@ struct RowVector {
     }
   }
   SGL_DEVICE void set(long long j, const float (&floats)[kTogether]) {
-    Unit& unit = words[j / kUnits][j % kUnits];
+    Unit unit;
     if constexpr (kTogether == 2) unit = cast<Unit>(fp32x2_t{floats[0], floats[1]});
     else unit = cast<Unit>(floats[0]);
+    memcpy(&bits[j], &unit, sizeof(unit));
   }
 };
 

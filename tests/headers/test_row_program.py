@@ -190,13 +190,13 @@ def test_a_chain_that_rounds_in_between_is_two_calls(programs, device, dtype):
     if dtype == torch.float32:  # nothing is rounded in between, and the compiler may contract the stages' products
         return
     for size, paired in HEADS:
-        x = random(9, 3, size, dtype=dtype, device=device)
+        x = random(9, 90, size, dtype=dtype, device=device)
         apart, weight = x.clone(), torch.ones(size, dtype=dtype, device=device)
         cos_sin, positions = torch.randn(50, paired, device=device), torch.arange(9, device=device)
-        programs.qknorm(apart[:, :2], apart[:, 2:], weight, weight, EPS)
-        programs.rope_neox(apart[:, :2], apart[:, 2:], cos_sin, positions)
+        programs.qknorm(apart[:, :60], apart[:, 60:], weight, weight, EPS)
+        programs.rope_neox(apart[:, :60], apart[:, 60:], cos_sin, positions)
         programs.rounded_prologue(x, weight, cos_sin, positions, EPS)
-        if size <= 256 and (dtype, device) != (torch.bfloat16, "cpu"):
+        if size <= 256 or device == "cpu":
             assert torch.equal(x, apart)
         else:  # the last bit of a sum may differ, as a block sums a long row in one of the two
             assert (x != apart).float().mean() < 1e-2

@@ -334,7 +334,7 @@ struct ProgramRow {
                                for (int n = 0; n < kTogether; ++n) add(n * (length / kTogether) + j, found[n]);
                              }
                            };
-    reduce_over<kReduction>(Vectors<kFloats>{}, end - begin, reduced, visit);
+    reduce_over<kReduction, kInPairs ? 2 : 1>(Vectors<kFloats>{}, end - begin, reduced, visit);
     return Terms::result(reduced);
   }
 

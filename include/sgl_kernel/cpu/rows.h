@@ -51,6 +51,16 @@ template <bool kMax, int kFloats, int kCount>
   }
 }
 
+/// Puts lanes in the order of their elements: lane n * (lanes / kTogether) + j is that of element kTogether * j + n.
+template <int kTogether, typename Lanes>
+[[gnu::always_inline]] inline void put_in_order(Lanes& lanes) {
+  constexpr int kLanes = sizeof(Lanes) / sizeof(float), kEach = kLanes / kTogether;
+  float found[kLanes], ordered[kLanes];
+  __builtin_memcpy(found, &lanes, sizeof(found));
+  for (int lane = 0; lane < kLanes; ++lane) ordered[lane % kEach * kTogether + lane / kEach] = found[lane];
+  __builtin_memcpy(&lanes, ordered, sizeof(ordered));
+}
+
 }  // namespace details
 
 /// \brief The sum, or the maximum, of the terms of elements [0, size). The error of a sum does not grow with the size:
@@ -58,8 +68,10 @@ template <bool kMax, int kFloats, int kCount>
 /// in double.
 /// \param visit an always_inline lambda: `visit(Vectors<n>{}, first, length, add)` calls `add(i, terms)` once for each
 ///   i below `length`, which is 32, or less with Vectors<1>; `terms` are the `sgl::Values` of the elements from `first`
-///   on, in any order.
-template <sgl::Reduction kReduction, int kFloats, int N, typename Visit>
+///   on.
+/// \tparam kTogether with the widest vectors, i is n * (length / kTogether) + j for element kTogether * j + n: the order
+///   in which words of several elements are read. The bits of the result do not depend on it.
+template <sgl::Reduction kReduction, int kTogether = 1, int kFloats, int N, typename Visit>
 [[gnu::always_inline]] inline void reduce_over(
     Vectors<kFloats> vectors, std::int64_t size, sgl::Values<N>& reduced, const Visit& visit) {
   constexpr std::int64_t kLanes = 32;  // independent, which fit into vectors: two of AVX-512, four of AVX2
@@ -86,8 +98,10 @@ template <sgl::Reduction kReduction, int kFloats, int N, typename Visit>
         for (int k = 0; k < kVectors; ++k) details::combine_vectors<kMax>(lanes[n][k], terms[k]);
       }
     }
-    for (int n = 0; n < N; ++n)
+    for (int n = 0; n < N; ++n) {
+      if constexpr (kTogether > 1 && !kMax) details::put_in_order<kTogether>(lanes[n]);
       totals[n] = details::combine<kMax>(totals[n], details::combined<kMax, kFloats>(lanes[n]));
+    }
   }
   visit(Vectors<1>{}, i, size - i, [&](std::int64_t, const auto& terms) __attribute__((always_inline)) {
     for (int n = 0; n < N; ++n) totals[n] = details::combine<kMax>(totals[n], terms.values[n]);
