@@ -130,6 +130,13 @@ struct RowPart {
   int64_t index;  ///< its number in the row
 };
 
+/// The same, where the vectors of a row begin after so many elements, at a multiple of their size.
+struct PeeledPart : RowPart {
+  int64_t head;
+};
+/// One element, before the first such vector or behind the last; `index` is its number in the row.
+struct RowElement : RowPart {};
+
 /// An operand's elements, in registers from the beginning on.
 template <typename T, uint32_t kElements, uint32_t kHeld>
 struct HeldRow {
@@ -154,6 +161,16 @@ struct StreamedRow {
     RowVector<T, kElements> vector;
     vector.load(row, part.index);
     return vector;
+  }
+  SGL_DEVICE RowVector<T, kElements> open(const PeeledPart& part) const {
+    RowVector<T, kElements> vector;
+    vector.load(static_cast<const T*>(row) + part.head, part.index);
+    return vector;
+  }
+  SGL_DEVICE RowVector<T, 1> open(const RowElement& part) const {
+    RowVector<T, 1> element;
+    element.load(row, part.index);
+    return element;
   }
 };
 
@@ -262,6 +279,9 @@ struct ProgramRow {
   static constexpr uint32_t kHalfHeld =
       kIsMap ? 0 : kPaired / 2 / kElements / kThreads;  // where i makes a pair with i + kPaired / 2
   static constexpr bool kAllHaveRows = kIsMap || kThreads >= kWarpThreads;
+  static constexpr bool kIsPeeled = !kIsMap && !kIsHeld && kRow.has_tail;
+  template <typename Part>
+  static constexpr uint32_t kElementsOf = details::is_same<Part, details::RowElement> ? 1 : kElements;
   static_assert(kColumns % kElements == 0, "row_program: a row must be a whole number of vectors");
 
   template <int kOperand>
@@ -451,15 +471,16 @@ struct ProgramRow {
     PDLTriggerSecondary();
     auto state = monoid.identity();
     if (m_has_row) {
-      m_each([&, monoid](const auto& part) {
+      m_each([&, monoid]<typename Part>(const Part& part) {
         const auto& opened = of.open(part);
+        constexpr uint32_t kOfPart = kElementsOf<Part>, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
 #pragma unroll
-        for (uint32_t j = 0; j < kUnits; ++j) {
-          float floats[kTogether];
+        for (uint32_t j = 0; j < kOfPart / kAtOnce; ++j) {
+          float floats[kAtOnce];
           opened.get(j, floats);
 #pragma unroll
-          for (uint32_t n = 0; n < kTogether; ++n)
-            state = monoid.merge(state, monoid.of(floats[n], part.index * kElements + j * kTogether + n));
+          for (uint32_t n = 0; n < kAtOnce; ++n)
+            state = monoid.merge(state, monoid.of(floats[n], m_column(part) + j * kAtOnce + n));
         }
       });
     }
@@ -610,7 +631,7 @@ struct ProgramRow {
   }
 
   SGL_DEVICE bool m_is_whole(const details::RowPart& part) const {
-    return !kRow.has_tail || part.index != m_segment.vectors - 1;
+    return !kIsMap || !kRow.has_tail || part.index != m_segment.vectors - 1;
   }
   /// The elements of a row's last vector.
   SGL_DEVICE uint32_t m_tail() const {
@@ -642,7 +663,25 @@ struct ProgramRow {
     else return pointer::offset(place.data, outer * place.stride, m_inner * place.inner_stride);
   }
 
-  /// Calls `body(part)` for each vector of this thread.
+  /// The number of a part's first element.
+  SGL_DEVICE static int64_t m_column(const details::RowPart& part) {
+    return part.index * kElements;
+  }
+  SGL_DEVICE static int64_t m_column(const details::PeeledPart& part) {
+    return part.head + part.index * kElements;
+  }
+  SGL_DEVICE static int64_t m_column(const details::RowElement& part) {
+    return part.index;
+  }
+
+  /// The first operand with rows of its own. Those of the others begin as far from a multiple of a vector's size.
+  SGL_UNCALLED static constexpr int m_peeled_operand() {
+    int operand = 0;
+    while (has(operand, sgl::kForAll | sgl::kOneValue)) ++operand;
+    return operand;
+  }
+
+  /// Calls `body(part)` for each vector of this thread, and for its elements without one.
   template <typename Body>
   SGL_DEVICE void m_each(const Body& body) const {
     if constexpr (kIsMap) {
@@ -653,6 +692,17 @@ struct ProgramRow {
         const uint32_t index = k * kAllThreads + static_cast<uint32_t>(m_thread);
         if ((k + 1) * kAllThreads <= kVectors || index < kVectors) body(details::RowPart{k, index});
       }
+    } else if constexpr (kIsPeeled) {
+      constexpr int kOperand = m_peeled_operand();
+      constexpr uint32_t kBytes = sizeof(element_t<kOperand>);
+      const auto address = reinterpret_cast<uintptr_t>(m_find<kOperand>());
+      const int64_t before = -address % (kElements * kBytes) / kBytes;
+      const int64_t head = before < m_segment.columns ? before : m_segment.columns;
+      const int64_t vectors = (m_segment.columns - head) / kElements;
+      const int64_t last = head + vectors * kElements + m_thread;
+      if (m_thread < head) body(details::RowElement{0, m_thread});
+      for (int64_t index = m_thread; index < vectors; index += kAllThreads) body(details::PeeledPart{{0, index}, head});
+      if (last < m_segment.columns) body(details::RowElement{0, last});
     } else {
       for (int64_t index = m_thread; index < m_segment.columns / kElements; index += kAllThreads)
         body(details::RowPart{0, index});
@@ -674,20 +724,21 @@ struct ProgramRow {
   }
 
   /// The reduced terms of one vector.
-  template <bool kMax, typename Terms>
-  SGL_DEVICE auto m_of_vector(const Terms& terms, const details::RowPart& part) const {
+  template <bool kMax, typename Terms, typename Part>
+  SGL_DEVICE auto m_of_vector(const Terms& terms, const Part& part) const {
+    constexpr uint32_t kOfPart = kElementsOf<Part>, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
     const auto opened = terms.open(part);
-    typename Terms::reduced_t of_unit[kTogether];  // two chains: an addition takes four cycles
+    typename Terms::reduced_t of_unit[kAtOnce];  // two chains: an addition takes four cycles
 #pragma unroll
     for (auto& one : of_unit) one = terms.template identity<kMax>();
 #pragma unroll
-    for (uint32_t j = 0; j < kUnits; ++j) {
-      typename Terms::reduced_t found[kTogether];
+    for (uint32_t j = 0; j < kOfPart / kAtOnce; ++j) {
+      typename Terms::reduced_t found[kAtOnce];
       opened.get(j, found);
 #pragma unroll
-      for (uint32_t n = 0; n < kTogether; ++n) sgl::details::accumulate<kMax>(of_unit[n], found[n]);
+      for (uint32_t n = 0; n < kAtOnce; ++n) sgl::details::accumulate<kMax>(of_unit[n], found[n]);
     }
-    if constexpr (kTogether == 2) sgl::details::accumulate<kMax>(of_unit[0], of_unit[1]);
+    if constexpr (kAtOnce == 2) sgl::details::accumulate<kMax>(of_unit[0], of_unit[1]);
     return of_unit[0];
   }
 
@@ -798,19 +849,20 @@ struct ProgramRow {
 
   struct Nothing {};
 
-  template <int kOperand, typename T>
-  SGL_DEVICE auto m_computed(const sgl::Bound<kOperand, T>& output, const details::RowPart& part) const {
+  template <int kOperand, typename T, typename Part>
+  SGL_DEVICE auto m_computed(const sgl::Bound<kOperand, T>& output, const Part& part) const {
     if constexpr (sgl::details::kIsNumber<T> || sgl::details::kGroupSize<T> != 0 || details::kIsStored<kOperand, T>) {
       return Nothing{};
     } else {
-      details::RowVector<element_t<kOperand>, kElements> vector;
+      constexpr uint32_t kOfPart = kElementsOf<Part>, kAtOnce = kOfPart % 2 == 0 ? 2 : 1;
+      details::RowVector<element_t<kOperand>, kOfPart> vector;
       const auto opened = output.value.open(part);
       if constexpr (device::details::is_same<decltype(opened), const decltype(vector)>) {
         return opened;  // the same bits
       } else {
 #pragma unroll
-        for (uint32_t j = 0; j < kUnits; ++j) {
-          float floats[kTogether];
+        for (uint32_t j = 0; j < kOfPart / kAtOnce; ++j) {
+          float floats[kAtOnce];
           opened.get(j, floats);
           vector.set(j, floats);
         }
@@ -819,9 +871,8 @@ struct ProgramRow {
     }
   }
 
-  template <int kOperand, typename T, typename Vector>
-  SGL_DEVICE void m_store(
-      const sgl::Bound<kOperand, T>& output, const Vector& vector, const details::RowPart& part) const {
+  template <int kOperand, typename T, typename Vector, typename Part>
+  SGL_DEVICE void m_store(const sgl::Bound<kOperand, T>& output, const Vector& vector, const Part& part) const {
     if constexpr (sgl::details::kGroupSize<T> != 0) {
       constexpr uint32_t kLanes = sgl::details::kGroupSize<T> / kElements;
       void* row = m_find<kOperand>();
@@ -833,6 +884,8 @@ struct ProgramRow {
     } else if constexpr (!sgl::details::kIsNumber<T> && !details::kIsStored<kOperand, T>) {
       void* row = m_find<kOperand>();
       if (!m_is_there<kOperand>(row)) return;
+      if constexpr (details::is_same<Part, details::PeeledPart>)
+        row = static_cast<element_t<kOperand>*>(row) + part.head;
       if (m_is_whole(part)) vector.store(row, part.index);
       else vector.store(row, part.index, m_tail());
     }

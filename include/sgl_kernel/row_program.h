@@ -263,7 +263,8 @@ struct SegmentPlan {
   sgl::RowWork work = sgl::RowWork::kOneInput;
   bool is_map = false;  ///< whether each element is computed from the same element of the others
   bool has_tail = false;
-  bool is_kept = false;  ///< whether the program keeps values, which is for rows in registers
+  bool is_peeled = false;  ///< rows that are not aligned, all in the same way: vectors begin at the first multiple
+  bool is_kept = false;    ///< whether the program keeps values, which is for rows in registers
   bool is_neox = false;
   bool has_groups = false;
   bool has_list = false;     ///< whose program takes long: blocks that wait for it would crowd its multiprocessors
@@ -610,8 +611,11 @@ inline sgl::RowShape shape_of(
         std::int64_t{sgl::RowShape::kMostColumns}, " elements, got ", segment.columns);
   auto row =
       sgl::layout_rows(segment.columns, segment.elements, segment.element_bytes, segment.work, num_rows, chip, choose);
-  const auto vectors = segment.columns / segment.elements;
-  const bool is_short = vectors > 0 && vectors <= sgl::kMaxRowVectors;
+  const bool is_peeled = segment.is_peeled && is_only;
+  auto elements = is_peeled ? sgl::kWordBytes / segment.element_bytes : segment.elements;
+  const auto vectors = segment.columns / elements;
+  if (is_peeled) row = sgl::generic_layout(vectors);
+  const bool is_short = !is_peeled && vectors > 0 && vectors <= sgl::kMaxRowVectors;
   if (segment.is_kept && !row.is_resident() && is_short)
     row = choose(static_cast<unsigned>(vectors), segment.work, num_rows, chip);
   if (segment.paired > 0 && !is_short)
@@ -623,7 +627,6 @@ inline sgl::RowShape shape_of(
                           ? sgl::share_row(vectors, may_hold ? segment.elements : 0, num_rows, chip)
                           : sgl::SharedRow{};
   if (shared.blocks > 1) row = {shared.is_held ? shared.threads : 0, shared.threads, row.triggers_first};
-  auto elements = segment.elements;
   if (segment.is_neox) {
     // A whole warp is done with a row sooner than a few threads with wide vectors, where the chip has room for it.
     const bool has_room = 2 * kWarp * num_rows <= 1LL * chip.num_sms * chip.threads_per_sm;
@@ -643,7 +646,7 @@ inline sgl::RowShape shape_of(
       static_cast<unsigned>(elements),
       row.threads_per_row <= kWarp ? row.threads_per_row : 0,
       false,
-      false,
+      is_peeled,
       shared.blocks};
 }
 
@@ -772,6 +775,27 @@ inline void check_index(
 inline void refuse_meeting_rows(
     const Rows* const* operands, const Roles& roles, const Rows* const* others, const Roles& other_roles,
     int num_operands, DebugInfo location);
+
+/// Whether rows that no wide vector divides may begin with single elements, and go on with vectors: each row of an
+/// operand is as far from a multiple of a vector's size as those of the others.
+inline bool may_peel(const Rows* const* operands, const Roles& roles, int num_operands) {
+  const unsigned values = roles.reads_value | roles.writes_value;
+  const auto beyond = [](std::int64_t bytes) { return bytes & (sgl::kWordBytes - 1); };
+  const Rows* like = nullptr;
+  for (int i = 0; i < num_operands; ++i) {
+    const Rows& rows = *operands[i];
+    if ((roles.asks() >> i & 1) == 0) return false;  // the kernel would look at its address
+    if ((values >> i & 1) != 0) continue;
+    if (like == nullptr) like = &rows;
+    const auto bytes = rows.element_bytes();
+    const bool is_alike =
+        bytes == like->element_bytes() &&
+        beyond(reinterpret_cast<std::intptr_t>(rows.data)) == beyond(reinterpret_cast<std::intptr_t>(like->data)) &&
+        (rows.count <= 1 || beyond(rows.stride * bytes) == beyond(like->stride * bytes));
+    if (!is_alike || rows.is_shared || rows.index != nullptr || rows.inner != 1) return false;
+  }
+  return like != nullptr;
+}
 
 /// Checks the operands of one segment, and adds what they say to the plan.
 inline void match_segment(
@@ -933,6 +957,13 @@ inline void match_segment(
     num_rows = num_rows > 0 ? 1 : 0;
   }
   segment.has_tail = segment.columns % segment.elements != 0;
+  // Narrow loads reach half of the memory's rate. Shorter rows have as many elements beside their vectors as in them.
+  constexpr std::int64_t kLeastBytes = 512;
+  const bool is_narrow = segment.elements * segment.element_bytes < 8 && num_rows > 0 &&
+                         segment.columns * segment.element_bytes >= kLeastBytes;
+  const bool is_resident = segment.is_kept && segment.columns <= sgl::kMaxRowVectors * segment.elements;
+  if (is_narrow && !segment.is_map && !is_resident && (roles.group_size | segment.paired) == 0)
+    segment.is_peeled = may_peel(operands, roles, num_operands);
 }
 
 inline void refuse_meeting_rows(

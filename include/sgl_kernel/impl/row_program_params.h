@@ -87,7 +87,8 @@ struct RowShape {
   unsigned elements;      ///< of a vector
   unsigned threads;       ///< that share a row
   bool is_map = false;    ///< each thread has one vector, of any row
-  bool has_tail = false;  ///< the last vector of a row is a part of one; in a map only
+  bool has_tail = false;  ///< in a map: the last vector of a row is a part of one; else, with columns of 0: vectors
+                          ///< begin at the first multiple of their size, and elements are left on both sides
   unsigned blocks = 1;    ///< that share a row, a cluster of 1, 2, 4 or 8
 
   SGL_UNCALLED constexpr unsigned long long number() const {

@@ -76,6 +76,27 @@ def test_rows_of_any_size(device):
         torch.testing.assert_close(output, x.double().softmax(-1).float(), rtol=2**-18, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_begin_anywhere_between_two_vectors(dtype, device):
+    """Alike and unlike in input and output; nothing beside the rows is written."""
+    torch.manual_seed(0)
+    for columns, gap, shift in [(257, 0, 5), (513, 1, 0), (1031, 3, 1), (8191, 0, 7), (50257, 8, 2)]:
+        rows, stride = 7, columns + gap
+        memory = torch.randn(rows * stride + shift, device=device).to(dtype)
+        logits = memory[shift:].view(rows, stride)[:, :columns]
+        wanted = logits.double().softmax(-1)
+        for beside in (0, 1):
+            guarded = torch.full((rows * stride + shift + beside,), NAN, device=device, dtype=dtype)
+            output = guarded[shift + beside :].view(rows, stride)[:, :columns]
+            family.softmax(logits, output)
+            torch.testing.assert_close(output.double(), wanted, rtol=ROUNDED[dtype], atol=0)
+            output.fill_(NAN)
+            assert guarded.isnan().all()
+        ids = torch.full((rows,), -1, device=device)
+        family.argmax(logits, ids)
+        assert torch.equal(logits.gather(1, ids[:, None])[:, 0], logits.amax(-1))
+
+
 @pytest.mark.parametrize("rows", [1, 16, 17, 66, pytest.param(300, marks=pytest.mark.slow)])
 def test_few_and_many_rows_of_a_vocabulary(rows, device):
     """On CUDA the number of blocks that share a row depends on how many rows there are."""
