@@ -366,6 +366,7 @@ struct ProgramRow {
   template <int kOperand, typename Of>
   SGL_DEVICE auto keep(sgl::Operand<kOperand> operand, const Of& of) const {
     if constexpr (kIsHeld) {
+      m_trigger();  // the store waits for what it stores
       details::StoredRow<kOperand, kElements, kHeld> kept;
       m_keep(of, kept);
       if (m_has_row) {
@@ -468,7 +469,7 @@ struct ProgramRow {
   /// 16 bytes; `identity()` changes nothing. `merge` is associative and commutative. In each thread.
   template <typename M, typename Of>
   SGL_DEVICE auto reduce(const M& monoid, const Of& of) const {
-    PDLTriggerSecondary();
+    m_trigger();
     auto state = monoid.identity();
     if (m_has_row) {
       m_each([&, monoid]<typename Part>(const Part& part) {
@@ -540,7 +541,7 @@ struct ProgramRow {
       const uint32_t lane = threadIdx.x % kWarpThreads;
       details::HeldRow<T, kElements, 1> held;
       held.vectors[0].load(m_find<kOperand>(), lane);
-      PDLTriggerSecondary();
+      m_trigger();
       const auto terms = sgl::details::terms([](float v) { return v; }, held);
       const auto sum = m_of_vector<false>(terms, details::RowPart{0, lane});
       return warp::reduce_sum(sum.values[0]) / (kWarpThreads * kElements);
@@ -563,7 +564,7 @@ struct ProgramRow {
   /// \brief Stores the result of the program.
   template <typename... Output>
   SGL_DEVICE void finish(const sgl::Stores<Output...>& stores) const {
-    if constexpr (!kIsMap) PDLTriggerSecondary();  // a map's next kernel would take issue slots from this one
+    if constexpr (!kIsMap) m_trigger();  // a map's next kernel would take issue slots from this one
     if (!m_has_row) return;
     m_finish(stores.outputs, sgl::details::IndexListUpTo<sizeof...(Output)>{});
 #if SGL_ARCH_HOPPER_OR_GREATER && !defined(USE_ROCM)
@@ -572,6 +573,12 @@ struct ProgramRow {
   }
 
  private:
+  /// Lets the next kernel start: once, where the rows have been asked for. The compiler knows where it has been done.
+  SGL_DEVICE void m_trigger() const {
+    if (!m_has_triggered) PDLTriggerSecondary();
+    m_has_triggered = true;
+  }
+
   /// Which state of a list is number k of this thread.
   SGL_DEVICE int m_listed(int k) const {
     return k * static_cast<int>(kThreads) + static_cast<int>(m_thread);
@@ -744,7 +751,7 @@ struct ProgramRow {
 
   template <bool kMax, typename Terms>
   SGL_DEVICE auto m_reduce(const Terms& terms) const {
-    PDLTriggerSecondary();
+    m_trigger();
     using reduced_t = typename Terms::reduced_t;
     const auto identity = terms.template identity<kMax>();
     // A sum of each vector, and then of halves: the bits do not depend on how many threads of a warp share a row.
@@ -899,6 +906,7 @@ struct ProgramRow {
   bool m_has_row;
   float* m_smem;
   mutable uint32_t m_turn = 0;
+  mutable bool m_has_triggered = false;
 };
 
 namespace details {
