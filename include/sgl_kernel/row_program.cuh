@@ -996,7 +996,7 @@ template <
     typename F, int kOperands, uint32_t kBlock, uint32_t kLeastBlocks, bool kHoldsForAll, uint64_t kTypes,
     uint64_t kPlaces, uint64_t... kShapes>
 __global__ __launch_bounds__(kBlock, kLeastBlocks) void row_program(
-    const __grid_constant__ sgl::RowProgramParams<kOperands, sizeof...(kShapes)> params, const __grid_constant__ F f) {
+    const __grid_constant__ F f, const __grid_constant__ sgl::RowProgramParams<kOperands, sizeof...(kShapes)> params) {
   details::run_program<F, kOperands, kBlock, kHoldsForAll, kTypes, kPlaces, kShapes...>(params, f);
 }
 

@@ -382,7 +382,8 @@ struct ProgramCall {
     lay_out(plan, m_plans, shapes, kSegments, choose, layout, location);
     params.triggers_first = layout.triggers_first;
     for (int i = 0; i < kSegments; ++i) params.segments[i].first_block = m_plans[i].first_block;
-    void* arguments[] = {&params, const_cast<void*>(fields), nullptr};
+    void* of_functor[] = {const_cast<void*>(fields), &params, nullptr};
+    void** arguments = fields != nullptr ? of_functor : of_functor + 1;
     launch_program(kernel, functor, kOperands, plan, layout, shapes, kSegments, arguments, location);
   }
 
@@ -394,7 +395,7 @@ struct ProgramCall {
 template <typename Params, typename F>
 constexpr const std::type_info& program_signature() noexcept {
   if constexpr (__is_empty(F)) return typeid(sgl::signature<sgl::described<void(Params)>>);
-  else return typeid(sgl::signature<sgl::described<void(Params, F)>>);
+  else return typeid(sgl::signature<sgl::described<void(F, Params)>>);
 }
 
 }  // namespace details
@@ -660,7 +661,7 @@ inline void choose_registers(
     const auto threads = blocks * (layout.block_threads > kWarps ? layout.block_threads : kWarps);
     return threads > chip.threads_per_sm ? 0 : 16384 / (div_ceil(threads, kWarps) * 32) / 8 * 8;
   };
-  bool is_bound = true;
+  bool is_bound = true, has_two = true;
   std::int64_t least = 3;  // a multiprocessor does well with three rows: one waits, one is reduced, one is stored
   for (int i = 0; i < num_segments; ++i) {
     const auto& segment = segments[i];
@@ -672,6 +673,8 @@ inline void choose_registers(
     const auto for_all = held * shape.elements * segment.shared_bytes / kWord;
     const auto needed =
         for_row + (segment.least_bytes < kWord ? 40 : 24);  // of short elements some are floats at a time
+    // Large blocks of which two just fit: of elements that stay packed few more registers are needed.
+    has_two = has_two && held > 2 && registers_of(2) < 64 && for_row + for_all + 16 <= registers_of(2);
     std::int64_t blocks = 3;
     while (blocks > 1 && needed > registers_of(blocks)) --blocks;
     if (for_row + for_all + 24 > registers_of(blocks)) layout.holds_for_all = false;
@@ -679,6 +682,7 @@ inline void choose_registers(
     if (blocks < least) least = blocks;
   }
   if (is_bound && !layout.holds_for_all) layout.least_blocks = static_cast<unsigned>(least);
+  if (is_bound && layout.holds_for_all && has_two) layout.least_blocks = 2;
 }
 
 SGL_INLINE void lay_out(

@@ -58,24 +58,24 @@ template <int kOperands>
 struct RowSegment {
   RowPlace places[kOperands];
   long long num_rows;
+  long long vectors;                  ///< of a row; the last may be a part of one
+  unsigned long long vector_inverse;  ///< 2^64 / vectors, rounded up; 0 for one
   long long inner;
   unsigned long long inverse;  ///< 2^64 / inner, rounded up; 0 for an inner of 1
   long long first_block;
   long long columns;
-  long long paired;                   ///< the first elements of a row, which make pairs; 0 for none
-  long long vectors;                  ///< of a row; the last may be a part of one
-  unsigned long long vector_inverse;  ///< 2^64 / vectors, rounded up; 0 for one
+  long long paired;  ///< the first elements of a row, which make pairs; 0 for none
   RowPlaceMore more[kOperands];
-  SGL_FIELDS(places, num_rows, inner, inverse, first_block, columns, paired, vectors, vector_inverse, more)
+  SGL_FIELDS(places, num_rows, vectors, vector_inverse, inner, inverse, first_block, columns, paired, more)
 };
 
 /// \brief The parameters of a program.
 template <int kOperands, int kSegments>
 struct RowProgramParams {
+  bool triggers_first;  ///< whether the next kernel may start before this one has issued its loads
   RowSegment<kOperands> segments[kSegments];
-  long long kept;       ///< values that the CPU keeps of a row
-  bool triggers_first;  ///< whether the next kernel may start before this one has issued its loads; beside the functor
-  SGL_FIELDS(segments, kept, triggers_first)
+  long long kept;  ///< values that the CPU keeps of a row
+  SGL_FIELDS(triggers_first, segments, kept)
 };
 
 /// \brief How a device holds the rows of one segment. A kernel gets it as one number.
