@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from sgljit_core.errors import CaptureError, ConfigError, InferenceOnlyError, Sg
 
 from .errors import UnsupportedEngineError
 from .uses import USES, Use
+
+_MODES = {"exact", "strict"}  # words of SGLJIT_ENGINES that are no ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +61,13 @@ class Adapter:
             ConfigError: ``SGLJIT_ENGINES`` or ``ops`` cannot be read, or names what no adapter has.
             UnsupportedEngineError: with ``SGLJIT_ENGINES=strict``, where the engine's version would be a warning.
         """
-        value, strict = _setting()
+        value, modes = _setting()
         used = self._choose("SGLJIT_ENGINES", value) & self._choose("ops", ops)
         if not used:
             argument = f" and ops={ops!r}" if ops != "on" else ""
             self.say_once(logging.INFO, "engine_off", f"does nothing: SGLJIT_ENGINES={value}{argument}")
         elif reason := self._unsupported():
-            if strict:
+            if "strict" in modes:
                 raise UnsupportedEngineError(f"{self._name()}: {reason}")
             self.say(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
             return frozenset()
@@ -143,9 +146,47 @@ class Adapter:
         return True
 
     @property
+    def shadow(self) -> float:
+        """The share of calls that ``SGLJIT_SHADOW`` compares with the engine's own code; 0 where it is not set.
+
+        Raises:
+            ConfigError: it is no number from 0 to 1.
+        """
+        value = os.environ.get("SGLJIT_SHADOW", "").strip() or "0"
+        try:
+            share = float(value)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share <= 1:
+            raise ConfigError(f"SGLJIT_SHADOW must be the share of calls to compare, from 0 to 1; got {value!r}")
+        return share
+
+    def shadowed(self, op: str | Callable[..., str], seam: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """The function to put at a seam: ``seam`` itself, or with ``SGLJIT_SHADOW`` one that compares its calls.
+
+        Args:
+            op: the op, or a function that gives it for the arguments of a call.
+            seam: takes the engine's own code, then the arguments of a call, which it runs on the op or on that code.
+            options: ``outcome`` and ``lose``, as the attributes of ``sgljit_engines.shadow.Shadow``.
+
+        Raises:
+            ConfigError: ``SGLJIT_SHADOW`` is no number from 0 to 1.
+        """
+        if not self.shadow:
+            return seam
+        from .shadow import Shadow
+
+        return Shadow(self, op, seam, 1 / self.shadow, **options)
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``SGLJIT_ENGINES`` allows only what gives the bits of the engine's own code."""
+        return "exact" in _setting()[1]
+
+    @property
     def strict(self) -> bool:
         """Whether ``SGLJIT_ENGINES`` asks for errors in place of the engine's own code."""
-        return _setting()[1]
+        return "strict" in _setting()[1]
 
     def say(self, level: int, event: str, text: str, **data: object) -> None:
         """Log a text behind the adapter's name, where the engine's messages go; ``data`` is the record's."""
@@ -197,12 +238,12 @@ class Adapter:
         )
 
 
-def _setting() -> tuple[str, bool]:
-    """The choice of ``SGLJIT_ENGINES``, and whether adapters raise in place of falling back."""
+def _setting() -> tuple[str, set[str]]:
+    """The choice of ``SGLJIT_ENGINES``, and which of the words "exact" and "strict" it has."""
     value = os.environ.get("SGLJIT_ENGINES", "").strip() or "on"
     words = [word.strip() for word in value.split(",")]
-    others = [word for word in words if word.lower() != "strict"]
-    return ",".join(others) or "on", others != words
+    others = [word for word in words if word.lower() not in _MODES]
+    return ",".join(others) or "on", {word.lower() for word in words} & _MODES
 
 
 def _points() -> Mapping[str, importlib_metadata.EntryPoint]:

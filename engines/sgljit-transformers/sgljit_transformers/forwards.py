@@ -8,6 +8,7 @@ one.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -34,23 +35,55 @@ _GRADIENTS = (
 
 Op = Callable[..., torch.Tensor | None]
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
-GiveUp = Callable[[nn.Module, str, Exception], None]
+GiveUp = Callable[[nn.Module | None, str, Exception], None]
 
 
-def forward_of(of: Norm | GatedMLP, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
+def forward_of(of: Norm | GatedMLP, layer: nn.Module, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     """The function that takes the place of a layer's ``forward``.
 
     Args:
         of: what the layer computes.
+        layer: one of those that it is for, whose own code ``SGLJIT_SHADOW`` compares with.
         in_graphs: whether the op stays in graphs of torch.compile. Else the layer's own code does, which the compiler
             fuses with what is around it; an op that stands alone there costs more than it saves.
-        give_up: called with the layer, the op and the error where an op cannot be built.
+        give_up: called with the layer, the op and the error where an op cannot be built, and without a layer where it
+            disagrees with the layers' own code.
         use: where calls are counted, but for those in compiled graphs.
     """
     op = getattr(ops[of.family], of.op)
+    lose = functools.partial(give_up, None)
     if isinstance(of, Norm):
-        return _norm(op, of.eps_name, in_graphs, give_up, use)
-    return _gated_mlp(op, in_graphs, give_up, use)
+        forward = _norm(op, of.eps_name, in_graphs, give_up, use)
+        return _compared(of.op, forward, lose) if ADAPTER.shadow else forward
+    if ADAPTER.shadow:
+        op = _compared_activation(op, layer.act_fn, lose)
+    return _gated_mlp(of.op, op, in_graphs, give_up, use)
+
+
+def _compared(op: str, forward: Forward, lose: Callable[[str, Exception], None]) -> Forward:
+    """A ``forward`` of which ``SGLJIT_SHADOW`` compares some calls."""
+
+    def seam(_theirs: Forward, self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        return forward(self, hidden_states)
+
+    call = ADAPTER.shadowed(op, seam, lose=lose)
+
+    def compared(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        return call(type(self).forward, self, hidden_states)  # type: ignore[no-any-return]
+
+    return compared
+
+
+def _compared_activation(op: Op, activation: Any, lose: Callable[[str, Exception], None]) -> Op:
+    """An op of which ``SGLJIT_SHADOW`` compares some calls. The activation holds nothing, so that any layer's will do."""
+
+    def theirs(gate: torch.Tensor, _out: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return activation(gate) * up  # type: ignore[no-any-return]
+
+    def seam(_theirs: Op, gate: torch.Tensor, out: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
+        return op(gate, out, up)
+
+    return functools.partial(ADAPTER.shadowed(op.__name__, seam, lose=lose), theirs)
 
 
 def _own(layer: nn.Module, hidden_states: torch.Tensor, use: Use) -> torch.Tensor:
@@ -100,7 +133,7 @@ def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp, use: Use) -> 
     return forward
 
 
-def _gated_mlp(op: Op, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
+def _gated_mlp(name: str, op: Op, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
     is_compiling = torch.compiler.is_compiling
 
@@ -121,7 +154,7 @@ def _gated_mlp(op: Op, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
             except _NOT_TAKEN:
                 pass
             except (SgljitError, OSError) as error:
-                give_up(self, op.__name__, error)
+                give_up(self, name, error)
             except _NO_RULE:
                 pass
             else:

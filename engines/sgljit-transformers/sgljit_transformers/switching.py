@@ -182,7 +182,7 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
             elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
                 use = ADAPTER.use(of.op, kind)
                 if (of, kind) not in forwards:
-                    forwards[of, kind] = forward_of(of, in_graphs, _give_up, use)
+                    forwards[of, kind] = forward_of(of, layer, in_graphs, _give_up, use)
                 _put_in(layer, use, forwards[of, kind])
                 done[name] = of.op
     except BaseException:
@@ -243,7 +243,7 @@ def _put_in(layer: nn.Module, use: Use, forward: Forward) -> None:
         cls.kernel_condition = _Condition(own)
 
 
-def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
+def _give_up(layer: nn.Module | None, op: str, error: Exception) -> None:
     """An op failed in a model: one warning, and every layer that runs on it gets its own ``forward`` back.
 
     A build that the capture of a CUDA graph forbids leaves this call alone to the layer's own code.
@@ -259,8 +259,8 @@ def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
     if isinstance(error, CaptureError):
         return
     with _lock:
-        layers = {layer, *(other for model in _models for other in model.modules())}
-        for other in layers:
+        layers = {other for model in _models for other in model.modules()}
+        for other in layers if layer is None else layers | {layer}:
             if _is_ours(other) and getattr(other, _OURS).use.op == op:
                 _restore(other)
 
