@@ -58,7 +58,7 @@ class Adapter:
             ops: a choice as that of ``SGLJIT_ENGINES``, without ``strict``. An op is used if both allow it.
 
         Raises:
-            ConfigError: ``SGLJIT_ENGINES`` or ``ops`` cannot be read, or names what no adapter has.
+            ConfigError: ``SGLJIT_ENGINES``, ``SGLJIT_SHADOW`` or ``ops`` cannot be read, or names what no adapter has.
             UnsupportedEngineError: with ``SGLJIT_ENGINES=strict``, where the engine's version would be a warning.
         """
         value, modes = _setting()
@@ -71,6 +71,9 @@ class Adapter:
                 raise UnsupportedEngineError(f"{self._name()}: {reason}")
             self.say(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
             return frozenset()
+        elif share := self.shadow:
+            text = f"compares {share:g} of the calls of its ops with the engine's own code (SGLJIT_SHADOW)"
+            self.say_once(logging.INFO, "engine_shadow", text)
         return used
 
     def versions(self) -> str:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Seam = Callable[..., Any]
 Run = Callable[..., Any]
 
+_is_compiling = torch.compiler.is_compiling
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _MOST = 1 << 28  # bytes that are copied at a time: the engine has filled the memory with its cache
 
@@ -47,6 +49,9 @@ class Shadow:
             too many to copy, or whose results are equally right where they differ. By default what is returned, or else
             all arguments.
         lose: takes an op out of use for an error.
+        turns: for each call whether it is one to compare.
+        calls: the number of the call that is compared next, or now.
+        lost: the ops that were taken out of use.
     """
 
     def __init__(
@@ -61,20 +66,30 @@ class Shadow:
         self.adapter, self.op, self.seam, self.one_of = adapter, op, seam, one_of
         self.outcome = outcome or (lambda run, *args, **kwargs: run(*args, **kwargs))
         self.lose = lose or self._lose
-        self.calls, self.turns, self.next = 0, 0, 1
+        self.calls = 0
         self.lost: set[str] = set()
+        self.turns = itertools.chain.from_iterable(self._turns())  # asked in each call, so it takes no Python code
 
     def __call__(self, theirs: Seam, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if _is_compiling() or not (self.lost or next(self.turns)):
             return self.seam(theirs, *args, **kwargs)
-        self.calls += 1
-        if self.calls >= self.next:
-            self.turns += 1
-            self.next = self.calls + max(1, round(self.one_of * (0.5 + self.turns * _GOLDEN % 1)))
+        return self.compared(theirs, *args, **kwargs)
+
+    def compared(self, theirs: Seam, *args: Any, **kwargs: Any) -> Any:
+        """A call whose turn it is, and any after an op was lost."""
+        name = self._name(args, kwargs)
+        if name not in self.lost and (not self.lost or next(self.turns)):
             self._compare(theirs, args, kwargs)
-        if self.lost and self._name(args, kwargs) in self.lost:
+        if name in self.lost:
             return theirs(*args, **kwargs)
         return self.seam(theirs, *args, **kwargs)
+
+    def _turns(self) -> Iterator[Iterable[bool]]:
+        """For each call whether it is one to compare: the first, and then one in each stretch."""
+        for number in itertools.count():
+            distance = max(1, round(self.one_of * (0.5 + number * _GOLDEN % 1))) if number else 1
+            self.calls += distance
+            yield itertools.chain(itertools.repeat(False, distance - 1), (True,))
 
     def _name(self, args: Any, kwargs: Any) -> str:
         return self.op if isinstance(self.op, str) else self.op(*args, **kwargs)
@@ -103,10 +118,10 @@ class Shadow:
             return
         use = self.adapter.use(name, (name, f"SGLJIT_SHADOW={1 / self.one_of:g}"))
         use.compared += 1
-        if worst > use.worst:
-            use.worst = worst
-            text = f"{name} differs from the engine's own code by at most {worst:.2g} of its bound so far"
-            self.adapter.say(logging.INFO, "engine_shadow", f"{text}, in call {self.calls}", op=name, worst=worst)
+        if worst > 2 * use.worst:
+            text = f"{name} differs from the engine's own code by {worst:.2g} of its bound in call {self.calls}"
+            self.adapter.say(logging.INFO, "engine_shadow", text, op=name, worst=worst)
+        use.worst = max(use.worst, worst)
         if worst > 1:
             words = next(filter(None, (_words(*pair, bits) for pair in pairs)), f"differs by {worst:.2g} of its bound")
             found = {"ours": list(tensors_of(got)), "theirs": list(tensors_of(wanted)), "difference": words}

@@ -28,7 +28,7 @@ def replace(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     for name in _ACTIVATIONS & used:
-        around(f"{_MODULE}.{name}", functools.partial(_activate, name))
+        around(f"{_MODULE}.{name}", functools.partial(_activate, name), name)
 
 
 def _activate(

@@ -66,10 +66,13 @@ def _compared(op: str, forward: Forward, lose: Callable[[str, Exception], None])
     def seam(_theirs: Forward, self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         return forward(self, hidden_states)
 
-    call = ADAPTER.shadowed(op, seam, lose=lose)
+    shadow: Any = ADAPTER.shadowed(op, seam, lose=lose)
+    is_compiling, turns, lost = torch.compiler.is_compiling, shadow.turns, shadow.lost
 
     def compared(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-        return call(type(self).forward, self, hidden_states)  # type: ignore[no-any-return]
+        if is_compiling() or not (lost or next(turns)):
+            return forward(self, hidden_states)
+        return shadow.compared(type(self).forward, self, hidden_states)  # type: ignore[no-any-return]
 
     return compared
 

@@ -15,6 +15,7 @@ import torch
 from vllm import envs
 from vllm.platforms import current_platform
 
+from . import ADAPTER
 from .kernels import DTYPES, Op, ran, works
 
 ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
@@ -31,7 +32,7 @@ def replace_activations(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     for name in ACTIVATIONS & used:
-        _replace(name, functools.partial(_activated, name))
+        _replace(name, name, functools.partial(_activated, name))
 
 
 def replace_norms(used: frozenset[str]) -> None:
@@ -43,13 +44,13 @@ def replace_norms(used: frozenset[str]) -> None:
     if envs.VLLM_BATCH_INVARIANT:
         return
     if "rmsnorm" in used:
-        _replace("rms_norm", _normed)
+        _replace("rms_norm", "rmsnorm", _normed)
     if "fused_add_rmsnorm" in used:
-        _replace("fused_add_rms_norm", _added_and_normed)
+        _replace("fused_add_rms_norm", "fused_add_rmsnorm", _added_and_normed)
 
 
-def _replace(kernel: str, ours: Callable[..., bool]) -> None:
-    """Put a function before a kernel. It says whether it did the work; if not, the kernel does."""
+def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
+    """Put a function that calls an op before a kernel. It says whether it did the work; if not, the kernel does."""
     device = current_platform.dispatch_key
     if kernel in _libraries or device not in ("CPU", "CUDA"):
         return
@@ -60,10 +61,18 @@ def _replace(kernel: str, ours: Callable[..., bool]) -> None:
         if not ours(*args):
             theirs.call_boxed(keys, *args)
 
+    def seam(kernel: Callable[..., None], *args: Any) -> None:
+        if not ours(*args):
+            kernel(*args)
+
+    def compared(keys: Any, *args: Any) -> None:
+        shadow(functools.partial(theirs.call_boxed, keys), *args)
+
+    shadow = ADAPTER.shadowed(op, seam)
     _libraries[kernel] = torch.library.Library("_C", "IMPL")
     with warnings.catch_warnings():  # PyTorch warns of each kernel that is overridden
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        _libraries[kernel].impl(kernel, call, device, with_keyset=True, allow_override=True)
+        _libraries[kernel].impl(kernel, compared if ADAPTER.shadow else call, device, with_keyset=True, allow_override=True)
 
 
 def _activated(name: str, out: torch.Tensor, x: torch.Tensor) -> bool:

@@ -104,6 +104,16 @@ def check_calls(calls: dict[str, int], expected: dict[str, int]) -> None:
 
 
 @needs_vllm
+@pytest.mark.parametrize(("model", "how"), [("qwen3", []), ("gemma3", []), ("qwen3", ["kernels"]), ("qwen3", ["passes"])])
+def test_what_is_compared_agrees_and_changes_no_token(model, how):
+    ours, printed = generate(model, *how, "count", engines="strict", SGLJIT_SHADOW="0.2")
+    assert ours["tokens"] == own_tokens(model)
+    assert "cannot compare" not in printed
+    compared = set(re.findall(r"(\w+) differs from the engine's own code by 0\.\d+ of its bound in call", printed))
+    assert compared == (set() if how == ["passes"] else ours["calls"].keys()), printed
+
+
+@needs_vllm
 def test_a_list_of_ops_chooses():
     ours, printed = generate("qwen3", "count", engines="strict,rmsnorm")
     assert ours["tokens"] == own_tokens("qwen3")
@@ -301,6 +311,47 @@ def test_kernels_of_activations_agree_with_float64():
             assert len(calls) == 3
             calls.clear()
     """)
+
+
+@needs_vllm
+@pytest.mark.parametrize("name", ["silu_and_mul", "rmsnorm", "gemma_fused_add_rmsnorm"])
+def test_a_kernel_without_rounding_is_found(name):
+    in_vllm(
+        f"""
+        from sgljit_vllm import kernels
+        from sgljit_engines import report
+        name = {name!r}
+        layer = layernorm.RMSNorm(512) if name == "rmsnorm" else layernorm.GemmaRMSNorm(512)
+        layer.bfloat16()
+        def call():
+            x, residual = torch.randn(2, 8, 512).bfloat16()
+            if name == "silu_and_mul":
+                torch.ops._C.silu_and_mul(x.new_empty(8, 256), x)
+            elif name == "rmsnorm":
+                layer(x)
+            else:
+                layer(x, residual)
+        def lost():
+            return {{use.op for use in report() if "is rounded to one side" in use.why}}
+        for _ in range(3000):
+            call()
+        assert not lost()
+        own = kernels._op(name)
+        def cut(*args):
+            own(*args)
+            out = args[{ {"silu_and_mul": 1, "rmsnorm": 2, "gemma_fused_add_rmsnorm": 0}[name] }]
+            out.mul_(1 - 2**-8)  # a unit in the last place less for most elements
+        kernels._found[name] = cut
+        for _ in range(3000):
+            call()
+        assert lost() == {{name}}
+        ran = len(calls)
+        call()
+        assert len(calls) == ran
+        """,
+        SGLJIT_ENGINES="on",
+        SGLJIT_SHADOW="0.001",
+    )
 
 
 FAIL = """
