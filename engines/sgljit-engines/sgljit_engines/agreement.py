@@ -1,4 +1,4 @@
-"""Does a kernel's result agree with another computation of the same? The bound of every op, for tests and for engines."""
+"""Does a kernel's result agree with another computation of the same? It is the bound of every op."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def difference(got: Any, wanted: Any) -> str | None:
     """The difference between a result and the reference's, in words; None where they agree.
 
     Floating tensors are compared in float64, with a tolerance of the dtype of ``got``, relative to each element and to
-    the mean magnitude of all, as sums of many terms cancel. In dtypes of 16 bits and less the elements of a large tensor
-    must also be right in the mean, to a fifth of a unit in the last place. Everything else must be equal.
+    the mean magnitude of all, as sums of many terms cancel. In dtypes of 16 bits and less the elements of a large
+    tensor must also be right in the mean, to a fifth of a unit in the last place. Everything else must be equal.
     """
     if not (isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor)):
         is_same = type(got) is type(wanted) and (got == wanted or (got != got and wanted != wanted))
@@ -38,9 +38,8 @@ def difference(got: Any, wanted: Any) -> str | None:
     differs = _shares(got, wanted) > 1
     if not differs.any():
         units = _bias(got, wanted)
-        side = "above" if units > 0 else "below"
-        text = f"is rounded to one side: its elements are {abs(units):.2f} units in the last place {side} the reference's"
-        return f"{text}, in the mean" if abs(units) > _BIAS else None
+        side = f"{abs(units):.2f} units in the last place {'above' if units > 0 else 'below'} the reference's"
+        return f"is rounded to one side: in the mean its elements are {side}" if abs(units) > _BIAS else None
     index = tuple(differs.nonzero()[0].tolist())
     numbers = [one.double() if one.dtype in TOLERANCES else one for one in (got, wanted)]
     return (

@@ -68,10 +68,12 @@ class Shadow:
         self.lose = lose or self._lose
         self.calls = 0
         self.lost: set[str] = set()
-        self.turns = itertools.chain.from_iterable(self._turns())  # asked in each call, so it takes no Python code
+        self.turns: Iterator[bool] = itertools.chain.from_iterable(
+            self._turns()
+        )  # asked in each call, so it takes no Python code
 
     def __call__(self, theirs: Seam, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or not (self.lost or next(self.turns)):
+        if _is_compiling() or not (len(self.lost) or next(self.turns)):
             return self.seam(theirs, *args, **kwargs)
         return self.compared(theirs, *args, **kwargs)
 
@@ -220,5 +222,5 @@ def _versions(distributions: list[str]) -> Iterator[tuple[str, str]]:
     for name in distributions:
         try:
             yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # an engine of two names
+        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - an engine of two names
             continue

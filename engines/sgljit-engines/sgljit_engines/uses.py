@@ -21,8 +21,8 @@ class Use:
         layers: the layers on the op now; 0 where the adapter counts neither layers nor calls.
         calls, own_calls: calls of the op, and of the engine's own code in its place. Calls in compiled graphs and
             replays of CUDA graphs are not counted.
-        compared, worst: calls that ``SGLJIT_SHADOW`` compared with the engine's own code, and their largest difference as
-            a share of the op's bound.
+        compared, worst: calls that ``SGLJIT_SHADOW`` compared with the engine's own code, and their largest difference
+            as a share of the op's bound.
     """
 
     adapter: str

@@ -33,9 +33,7 @@ def around(
         HookRegistry.register(target, seam, HookType.AROUND)
 
 
-def give_backend(
-    layer: Any, forward: Callable[..., Any], fits: Callable[..., bool], op: Callable[..., str]
-) -> None:
+def give_backend(layer: Any, forward: Callable[..., Any], fits: Callable[..., bool], op: Callable[..., str]) -> None:
     """Let SGLang choose ``forward`` before its own for a call that fits, on CUDA. Another plugin's stays.
 
     Args:

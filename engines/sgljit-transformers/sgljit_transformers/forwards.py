@@ -78,7 +78,7 @@ def _compared(op: str, forward: Forward, lose: Callable[[str, Exception], None])
 
 
 def _compared_activation(op: Op, activation: Any, lose: Callable[[str, Exception], None]) -> Op:
-    """An op of which ``SGLJIT_SHADOW`` compares some calls. The activation holds nothing, so that any layer's will do."""
+    """An op of which ``SGLJIT_SHADOW`` compares some calls. An activation holds nothing: any layer's will do."""
 
     def theirs(gate: torch.Tensor, _out: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return activation(gate) * up  # type: ignore[no-any-return]

@@ -69,10 +69,11 @@ def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
         shadow(functools.partial(theirs.call_boxed, keys), *args)
 
     shadow = ADAPTER.shadowed(op, seam)
+    ours_before_theirs = compared if ADAPTER.shadow else call
     _libraries[kernel] = torch.library.Library("_C", "IMPL")
     with warnings.catch_warnings():  # PyTorch warns of each kernel that is overridden
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        _libraries[kernel].impl(kernel, compared if ADAPTER.shadow else call, device, with_keyset=True, allow_override=True)
+        _libraries[kernel].impl(kernel, ours_before_theirs, device, with_keyset=True, allow_override=True)
 
 
 def _activated(name: str, out: torch.Tensor, x: torch.Tensor) -> bool:

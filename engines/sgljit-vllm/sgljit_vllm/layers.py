@@ -39,12 +39,12 @@ def replace(used: frozenset[str]) -> None:
 
 
 def _compare() -> None:
-    """Let the layer compare some calls, for ``SGLJIT_SHADOW``, with vLLM's native code, which its kernels are made of."""
+    """Let the layer compare some calls with vLLM's native code, for ``SGLJIT_SHADOW``."""
     ours = SgljitGemmaRMSNorm._ours  # noqa: SLF001 - its own
 
     def seam(theirs: Any, self: Any, x: torch.Tensor, residual: torch.Tensor | None) -> Result:
         result = ours(self, x, residual)
-        return theirs(self, x, residual) if result is None else result  # type: ignore[no-any-return]
+        return theirs(self, x, residual) if result is None else result
 
     def op(self: Any, x: torch.Tensor, residual: torch.Tensor | None) -> str:
         return OPS[residual is not None]

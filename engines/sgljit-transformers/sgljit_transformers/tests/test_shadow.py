@@ -96,7 +96,7 @@ def one_wrong(out: torch.Tensor, wide: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("family", "name", "fault", "text"),
     [
-        ("activation", "silu_and_mul", cut_off, r"is rounded to one side: its elements are 0\.\d\d units"),
+        ("activation", "silu_and_mul", cut_off, r"is rounded to one side: in the mean its elements are 0\.\d\d units"),
         ("activation", "silu_and_mul", one_wrong, r"differs at \[0, \d, 95\]"),
         ("norm", "rmsnorm", cut_off, r"is rounded to one side"),
         ("norm", "rmsnorm", one_wrong, r"differs at \[0, \d, 63\]"),
@@ -120,7 +120,7 @@ def test_a_fault_is_found_once_and_takes_the_op_out_of_use(family, name, fault, 
     assert str(file) in warning
     kept = torch.load(file)
     assert kept["op"] == f"{family}.{name}"
-    assert kept["versions"].keys() == {"sgljit-transformers", "transformers", "sgljit-core", f"sgljit-{family}", "torch"}
+    assert {"sgljit-transformers", "transformers", f"sgljit-{family}", "torch"} < kept["versions"].keys()
     assert kept["ours"][0].shape == kept["theirs"][0].shape
     assert kept["args"]
     with torch.no_grad(), sgljit_transformers.enabled(model("qwen3", torch.bfloat16)) as other:

@@ -104,7 +104,9 @@ def check_calls(calls: dict[str, int], expected: dict[str, int]) -> None:
 
 
 @needs_vllm
-@pytest.mark.parametrize(("model", "how"), [("qwen3", []), ("gemma3", []), ("qwen3", ["kernels"]), ("qwen3", ["passes"])])
+@pytest.mark.parametrize(
+    ("model", "how"), [("qwen3", []), ("gemma3", []), ("qwen3", ["kernels"]), ("qwen3", ["passes"])]
+)
 def test_what_is_compared_agrees_and_changes_no_token(model, how):
     ours, printed = generate(model, *how, "count", engines="strict", SGLJIT_SHADOW="0.2")
     assert ours["tokens"] == own_tokens(model)
