@@ -323,7 +323,7 @@ def test_a_kernel_without_rounding_is_found(name):
         from sgljit_vllm import kernels
         from sgljit_engines import report
         name = {name!r}
-        layer = layernorm.RMSNorm(512) if name == "rmsnorm" else layernorm.GemmaRMSNorm(512)
+        layer = layernorm.RMSNorm(512, dtype=torch.bfloat16) if name == "rmsnorm" else layernorm.GemmaRMSNorm(512)
         layer.bfloat16()
         def call():
             x, residual = torch.randn(2, 8, 512).bfloat16()
