@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from sgljit_core import log, stats
 from sgljit_core.errors import CaptureError, ConfigError, InferenceOnlyError, SgljitError, TensorMatchError
 
-from .errors import UnsupportedEngineError
+from .errors import InexactError, UnsupportedEngineError
 from .uses import USES, Use
 
 _MODES = {"exact", "strict"}  # words of SGLJIT_ENGINES that are no ops
@@ -36,14 +36,17 @@ class Adapter:
             ``{"vllm": ">=0.32,<0.34"}``. The first that is installed counts.
         ops: by family the ops that the adapter can use, each with the name of what it replaces there:
             ``{"norm": {"rmsnorm": "RMSNorm"}}``. ``SGLJIT_ENGINES`` chooses among them.
+        exact_ops: those that can give the bits of the engine's own code; no others with ``SGLJIT_ENGINES=exact``.
         logger: the logger of its messages. One below the engine's own is printed as the engine's messages are.
     """
 
     distribution: str
     engine: Mapping[str, str]
     ops: Mapping[str, Mapping[str, str]]
+    exact_ops: frozenset[str] = frozenset()
     logger: str = "sgljit"
     _lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is lost
+    _inexact: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why its bits may differ
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     @functools.cached_property
@@ -63,6 +66,9 @@ class Adapter:
         """
         value, modes = _setting()
         used = self._choose("SGLJIT_ENGINES", value) & self._choose("ops", ops)
+        if "exact" in modes:
+            used &= self.exact_ops
+            value += ",exact"
         if not used:
             argument = f" and ops={ops!r}" if ops != "on" else ""
             self.say_once(logging.INFO, "engine_off", f"does nothing: SGLJIT_ENGINES={value}{argument}")
@@ -107,7 +113,7 @@ class Adapter:
                 return False
             answers[key] = works
             use, now = self.use(op, key), stats()
-            use.why = "" if works else self._lost.get(op, "the op does not take it")
+            use.why = "" if works else self._lost.get(op, self._inexact.pop(op, "the op does not take it"))
             use.seconds += now.seconds - before.seconds
             tiers = ", ".join(tier for tier, hits in now.hits.items() if hits > before.hits.get(tier, 0))
             use.source = "compiled" if works and now.builds != before.builds else tiers or use.source
@@ -126,10 +132,12 @@ class Adapter:
         try:
             call()
         except (SgljitError, OSError) as error:
-            if self.strict:
+            if self.strict and not isinstance(error, InexactError):
                 raise
             if isinstance(error, CaptureError):
                 return None
+            if isinstance(error, InexactError):
+                self._inexact[op] = str(error)
             if isinstance(error, InferenceOnlyError | TensorMatchError):
                 return False
             cause = f"{type(error).__name__}: {getattr(error, 'cause', error)}"
@@ -180,6 +188,12 @@ class Adapter:
         from .shadow import Shadow
 
         return Shadow(self, op, seam, 1 / self.shadow, **options)
+
+    def why_not(self, op: str) -> str:
+        """Why an op is not among those that ``start`` gives."""
+        if self.exact and op not in self.exact_ops:
+            return "SGLJIT_ENGINES=exact: none of its modes gives the bits of the engine's own code"
+        return "switched off"
 
     @property
     def exact(self) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from sgljit_core.errors import SgljitError
+from sgljit_core.errors import SgljitError, TensorMatchError
 
 
 class UnsupportedEngineError(SgljitError, RuntimeError):
     """An engine is not installed, or is of a version that its adapter was not tested with."""
+
+
+class InexactError(TensorMatchError):
+    """With ``SGLJIT_ENGINES=exact``: an op is not used, as its bits are not shown to be those of the engine's own code."""
 
 
 class ModelConfigError(SgljitError, ValueError):
@@ -28,4 +32,4 @@ class DisagreementError(SgljitError, RuntimeError):
         return f"a result {self.difference}"
 
 
-__all__ = ["DisagreementError", "ModelConfigError", "UnsupportedEngineError"]
+__all__ = ["DisagreementError", "InexactError", "ModelConfigError", "UnsupportedEngineError"]

@@ -18,7 +18,8 @@ from torch import nn
 
 from sgljit_core import ops
 from sgljit_core.errors import InferenceOnlyError, SgljitError, TensorMatchError
-from sgljit_engines import Use
+from sgljit_engines import Use, prove_activation
+from sgljit_engines.errors import InexactError
 
 from .adapter import ADAPTER
 from .layers import GatedMLP, Norm
@@ -51,6 +52,9 @@ def forward_of(of: Norm | GatedMLP, layer: nn.Module, in_graphs: bool, give_up: 
         use: where calls are counted, but for those in compiled graphs.
     """
     op = getattr(ops[of.family], of.op)
+    if ADAPTER.exact:
+        weight: Any = layer.gate_proj.weight
+        op = _exact(op, weight.dtype, weight.device.type)
     lose = functools.partial(give_up, None)
     if isinstance(of, Norm):
         forward = _norm(op, of.eps_name, in_graphs, give_up, use)
@@ -58,6 +62,35 @@ def forward_of(of: Norm | GatedMLP, layer: nn.Module, in_graphs: bool, give_up: 
     if ADAPTER.shadow:
         op = _compared_activation(op, layer.act_fn, lose)
     return _gated_mlp(of.op, op, in_graphs, give_up, use)
+
+
+def prove(of: Norm | GatedMLP, layer: nn.Module, weight: torch.Tensor | None) -> None:
+    """Prove that an op gives the bits of a layer's own code, in the dtype and on the device of its weight.
+
+    Raises:
+        sgljit_engines.errors.InexactError: that cannot be shown.
+    """
+    if weight is None:
+        raise InexactError("the dtype of its projections is not known, as they are quantised")
+    op, activation = getattr(ops[of.family], of.op), layer.act_fn
+
+    def ours(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return op(gate, None, up, round_first=True)  # type: ignore[no-any-return]
+
+    with torch.no_grad():
+        prove_activation(ours, lambda gate, up: activation(gate) * up, weight.dtype, weight.device)
+
+
+def _exact(op: Op, dtype: torch.dtype, device: str) -> Op:
+    """An activation with the bits of a layer's own code, and of no other dtype and device than it was proven for."""
+
+    def exact(gate: torch.Tensor, out: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
+        if gate.dtype != dtype or gate.device.type != device:
+            raise InexactError(f"its bits are known to be the layer's own in {dtype} on {device} alone")
+        return op(gate, out, up, round_first=True)
+
+    exact.__name__ = op.__name__
+    return exact
 
 
 def _compared(op: str, forward: Forward, lose: Callable[[str, Exception], None]) -> Forward:

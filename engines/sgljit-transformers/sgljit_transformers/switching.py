@@ -32,7 +32,7 @@ from sgljit_engines import Use
 
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
-from .forwards import Forward, forward_of
+from .forwards import Forward, forward_of, prove
 from .layers import GatedMLP, Norm, match
 
 __all__ = ["disable", "enable", "enabled"]
@@ -176,7 +176,7 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
         for name, (layer, of) in found.items():
             kind = _kind(layer, of)
             if of.op not in wanted:
-                ADAPTER.use(of.op, kind).why = "switched off"
+                ADAPTER.use(of.op, kind).why = ADAPTER.why_not(of.op)
             elif name in foreign:
                 ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
             elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
@@ -219,8 +219,11 @@ def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
 
     Raises:
         TensorMatchError: the op does not take the weight of a norm. That of a projection may be quantised.
+        InexactError: with ``SGLJIT_ENGINES=exact`` the op is not shown to give the bits of the layer's own code.
     """
     weight = _weight(layer, of)
+    if ADAPTER.exact:
+        prove(of, layer, weight)
     if weight is None or weight.device.type not in ("cpu", "cuda"):
         return
     op, size = getattr(families[of.family], of.op), weight.shape[0]

@@ -28,6 +28,7 @@ ADAPTER = Adapter(
             "gelu_tanh_and_mul": "GeluAndMul by tanh",
         },
     },
+    exact_ops=frozenset({"silu_and_mul"}),
     logger="vllm.sgljit",  # vLLM prints what goes to loggers below its own
 )
 

@@ -88,7 +88,7 @@ def test_a_hard_coded_style_of_rotation_is_found():
         assert not lost()
         from sgljit_sglang import kernels
         for name, op in zip(("apply_rope_inplace", "apply_rope_inplace_with_kvcache"), own):
-            kernels._found[name] = lambda *args, is_neox, op=op: op(*args, is_neox=True)
+            kernels.KERNELS.found[name] = lambda *args, is_neox, op=op: op(*args, is_neox=True)
         call(1500, True)
         assert not lost(), "it is right for this style"
         call(2000, False)

@@ -234,7 +234,7 @@ if "sgljit_vllm.kernels" in sys.modules:
     from sgljit_vllm import dispatcher, layers, provider
     def count(module):
         ran = module.ran
-        module.ran = lambda name, *args: ran(name, *args) and not calls.append(name)
+        module.ran = lambda name, *args, **kwargs: ran(name, *args, **kwargs) and not calls.append(name)
     for module in (dispatcher, layers, provider):
         count(module)
 """
@@ -338,12 +338,12 @@ def test_a_kernel_without_rounding_is_found(name):
         for _ in range(3000):
             call()
         assert not lost()
-        own = kernels._op(name)
+        own = kernels.KERNELS.op(name)
         def cut(*args):
             own(*args)
             out = args[{ {"silu_and_mul": 1, "rmsnorm": 2, "gemma_fused_add_rmsnorm": 0}[name] }]
             out.mul_(1 - 2**-8)  # a unit in the last place less for most elements
-        kernels._found[name] = cut
+        kernels.KERNELS.found[name] = cut
         for _ in range(3000):
             call()
         assert lost() == {{name}}
@@ -465,8 +465,8 @@ def test_a_layer_builds_its_kernels_for_all_numbers_of_tokens():
         tokens = []
         def recorded(op):
             return lambda x, *others: tokens.append(len(x)) or op(x, *others)
-        find = kernels._op
-        kernels._op = lambda name: recorded(find(name))
+        find = kernels.KERNELS.op
+        kernels.KERNELS.op = lambda name: recorded(find(name))
         layernorm.GemmaRMSNorm(64)
         most = config.scheduler_config.max_num_batched_tokens
         one_op = tokens[: len(tokens) // 2]

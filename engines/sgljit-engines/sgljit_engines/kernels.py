@@ -1,0 +1,92 @@
+"""Does an op work for a kind of call? Its family is imported, and its kernels built, when that is first asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from sgljit_core import ops
+
+from .adapter import Adapter
+from .errors import InexactError
+
+Op = Callable[..., Any]
+Kind = tuple[Any, ...]
+
+_VALUES = 1 << 16  # of a dtype of 16 bits
+
+
+class Kernels:
+    """The ops of an adapter that asks before calls whether they work.
+
+    Attributes:
+        adapter: whose ops they are.
+        found: the functions of the ops that were asked for, by name.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.found: dict[str, Op] = {}
+        self._tried: dict[Kind, bool] = {}
+
+    def works(self, name: str, kind: Kind, trial: Callable[[Op], object]) -> bool:
+        """Whether an op may be used for a kind of call; the first question imports its family and builds its kernels.
+
+        Args:
+            name: the op.
+            kind: what its kernels depend on.
+            trial: calls the op that it is given, on tensors of its own.
+        """
+        key = (name, *kind)
+        if key not in self._tried:
+            if torch.compiler.is_compiling():
+                return False  # nothing is built inside of a graph
+            return self.adapter.attempt_once(name, lambda: trial(self.op(name)), self._tried, key)
+        return self._tried[key]
+
+    def worked(self, name: str, kind: Kind) -> bool:
+        """Whether ``works`` said yes, and the op was not lost since. Nothing is imported or built."""
+        return self._tried.get((name, *kind), False) and self.adapter.attempt(name, lambda: None)
+
+    def working(self, names: Iterable[str]) -> list[Kind]:
+        """All for which ``worked`` is true of some ops, each behind its op."""
+        return [(name, *kind) for name, *kind in self._tried if name in names and self.worked(name, tuple(kind))]
+
+    def ran(self, name: str, *args: Any, **kwargs: Any) -> bool:
+        """Call an op; whether it ran. If not, it has written nothing, and the engine's own code must run.
+
+        A kernel also depends on what ``works`` does not ask for, such as strides or the number of tokens.
+        """
+        if torch.compiler.is_compiling():  # a graph has the op alone, for whose kind ``works`` said yes before
+            self.found[name](*args, **kwargs)
+            return True
+        return self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
+
+    def op(self, name: str) -> Op:
+        """The function of an op, whose family is imported."""
+        if name not in self.found:
+            family = next(family for family, names in self.adapter.ops.items() if name in names)
+            self.found[name] = getattr(ops[family], name)
+        return self.found[name]
+
+
+def prove_activation(ours: Op, theirs: Op, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Prove that two gated activations, functions of gate and up, give the same bits.
+
+    In a dtype of 16 bits the gate has 65536 values, and all are tried. If the activation is rounded before the product,
+    that is exact in float32, so it cannot differ; that both round so, a second trial shows.
+
+    Raises:
+        InexactError: the bits differ, or the dtype has too many values.
+    """
+    if dtype.itemsize != 2:
+        raise InexactError(f"that it gives the bits of the engine's own code cannot be proven in {dtype}")
+    gate = torch.arange(_VALUES, dtype=torch.int32, device=device).to(torch.int16).view(dtype).reshape(-1, 1024)
+    ups = torch.linspace(-9, 9, _VALUES, device=device).exp().reshape(1024, -1).T.contiguous()
+    for up in (torch.ones_like(gate), ups.to(dtype)):
+        first, second = ours(gate, up), theirs(gate, up)
+        same = (first.view(torch.int16) == second.view(torch.int16)) | (first.isnan() & second.isnan())
+        if not same.all():
+            raise InexactError(f"{int((~same).sum())} of {_VALUES} gates give other bits than the engine's own code")
