@@ -10,7 +10,7 @@ class UnsupportedEngineError(SgljitError, RuntimeError):
 
 
 class InexactError(TensorMatchError):
-    """With ``SGLJIT_ENGINES=exact``: an op is not used, as its bits are not shown to be those of the engine's own code."""
+    """With ``SGLJIT_ENGINES=exact``: an op is not shown to give the bits of the engine's own code."""
 
 
 class ModelConfigError(SgljitError, ValueError):

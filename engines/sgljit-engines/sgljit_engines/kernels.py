@@ -11,6 +11,7 @@ from sgljit_core import ops
 
 from .adapter import Adapter
 from .errors import InexactError
+from .uses import Use
 
 Op = Callable[..., Any]
 Kind = tuple[Any, ...]
@@ -30,6 +31,8 @@ class Kernels:
         self.adapter = adapter
         self.found: dict[str, Op] = {}
         self._tried: dict[Kind, bool] = {}
+        self._uses: dict[Kind, Use] = {}
+        self._asked: dict[str, Use] = {}  # by op, what was last asked for: the next call is of that kind
 
     def works(self, name: str, kind: Kind, trial: Callable[[Op], object]) -> bool:
         """Whether an op may be used for a kind of call; the first question imports its family and builds its kernels.
@@ -43,12 +46,20 @@ class Kernels:
         if key not in self._tried:
             if torch.compiler.is_compiling():
                 return False  # nothing is built inside of a graph
-            return self.adapter.attempt_once(name, lambda: trial(self.op(name)), self._tried, key)
+            self.adapter.attempt_once(name, lambda: trial(self.op(name)), self._tried, key)
+            if key not in self._tried:
+                return False  # a capture forbids the build that decides it
+            self._uses[key] = self.adapter.use(name, key)
+        self._asked[name] = self._uses[key]
         return self._tried[key]
 
     def worked(self, name: str, kind: Kind) -> bool:
         """Whether ``works`` said yes, and the op was not lost since. Nothing is imported or built."""
-        return self._tried.get((name, *kind), False) and self.adapter.attempt(name, lambda: None)
+        key = (name, *kind)
+        if not self._tried.get(key, False):
+            return False
+        self._asked[name] = self._uses[key]
+        return self.adapter.attempt(name, lambda: None)
 
     def working(self, names: Iterable[str]) -> list[Kind]:
         """All for which ``worked`` is true of some ops, each behind its op."""
@@ -62,7 +73,10 @@ class Kernels:
         if torch.compiler.is_compiling():  # a graph has the op alone, for whose kind ``works`` said yes before
             self.found[name](*args, **kwargs)
             return True
-        return self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
+        ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
+        if name in self._asked:
+            self._asked[name].calls += ran
+        return ran
 
     def op(self, name: str) -> Op:
         """The function of an op, whose family is imported."""

@@ -12,7 +12,7 @@ def _new_out(
     _out: torch.Tensor | None,
     up: torch.Tensor | None,
     *,
-    round_first: bool = False,  # noqa: ARG001
+    round_first: bool = False,
 ) -> torch.Tensor:
     """The tensor that is written where ``out`` is None."""
     if up is not None:
@@ -39,8 +39,8 @@ def silu_and_mul(  # type: ignore[empty-body]  # it is C++
         out: [..., d], float16, bfloat16 or float32, with a row distance of its own; may be the gate or ``up``. A new
             tensor of the input's dtype if None.
         up: like the gate, with a row distance of its own; None if it is in ``input``.
-        round_first: whether ``silu(gate)`` is rounded to the input's dtype before the product, as where PyTorch computes
-            both one after the other. In float16 and bfloat16 the bits are PyTorch's then; in float32 the last may differ.
+        round_first: whether ``silu(gate)`` is rounded to the input's dtype before the product, as where PyTorch
+            computes both one after the other. In float16 and bfloat16 the bits are PyTorch's then.
 
     Returns:
         ``out``, or the new tensor.

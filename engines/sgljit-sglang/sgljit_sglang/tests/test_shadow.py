@@ -67,6 +67,22 @@ def test_activations_agree_and_are_called_as_ever():
 
 
 @needs_sglang
+def test_exact_gives_the_bits_of_sglangs_function():
+    code = """
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x = (torch.randn(64, 512) * torch.randn(512).mul(1.5).exp()).to(dtype)
+            gate, up = x.chunk(2, dim=-1)
+            assert torch.equal(functions.silu_and_mul(x), silu(gate) * up)
+            assert torch.equal(functions.gelu_and_mul(x), gelu(gate) * up)
+        why = [(use.op, use.why) for use in sgljit_engines.report()]
+        assert why[:2] == [("silu_and_mul", "")] * 2 and "cannot be proven in torch.float32" in why[2][1], why
+        assert len(why) == 3
+        assert loaded() == {"activation"}
+    """
+    run(code, before=ACTIVATIONS + KERNELS + REPORT, SGLJIT_ENGINES="exact,strict")
+
+
+@needs_sglang
 def test_a_hard_coded_style_of_rotation_is_found():
     code = """
         from sgljit_core import ops

@@ -316,6 +316,30 @@ def test_kernels_of_activations_agree_with_float64():
 
 
 @needs_vllm
+def test_exact_gives_the_bits_of_vllms_kernel():
+    in_vllm(
+        """
+        from sgljit_engines import report
+        from sgljit_vllm import dispatcher
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x = (torch.randn(64, 512) * torch.randn(512).mul(1.5).exp()).to(dtype)
+            out, own = torch.empty(2, 64, 256, dtype=dtype)
+            torch.ops._C.silu_and_mul(out, x)
+            dispatcher._own["silu_and_mul"](own, x)
+            assert torch.equal(out, own), dtype
+            (use,) = [use for use in report() if str(dtype).endswith(use.kind.split()[0])]
+            assert bool(use.why) != bool(calls), use
+            calls.clear()
+        assert "cannot be proven in torch.float32" in use.why
+        layernorm.RMSNorm(64)(torch.randn(3, 64))
+        assert calls == [] and "sgljit" not in ir.ops.rms_norm.supported_providers()
+        print(report())
+        """,
+        SGLJIT_ENGINES="exact,strict",
+    )
+
+
+@needs_vllm
 @pytest.mark.parametrize("name", ["silu_and_mul", "rmsnorm", "gemma_fused_add_rmsnorm"])
 def test_a_kernel_without_rounding_is_found(name):
     in_vllm(
