@@ -157,6 +157,26 @@ def test_an_engine_that_was_not_tested_is_left_alone(changes, text, say):
 
 
 @pytest.mark.parametrize(("changes", "text"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_a_report_says_why_nothing_is_used(changes, text, no_uses, monkeypatch):
+    adapter(**changes).start()
+    assert [(use.op, use.kind) for use in report()] == [(op, "any") for op in (*NORMS, *ACTIVATIONS)]
+    assert all(text in use.why for use in report())
+    monkeypatch.setenv("SGLJIT_ENGINES", "off")
+    adapter().start()
+    assert {use.why for use in report()} == {"switched off"}
+    monkeypatch.setenv("SGLJIT_ENGINES", "exact")
+    adapter().start()
+    assert {use.why for use in report()} == {
+        "SGLJIT_ENGINES=exact: none of its modes gives the bits of the engine's own code"
+    }
+
+
+def test_a_model_that_uses_nothing_says_nothing_of_others(no_uses):
+    assert adapter().start("off") == frozenset()
+    assert report() == []
+
+
+@pytest.mark.parametrize(("changes", "text"), UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_strict_makes_an_error_of_that(changes, text, monkeypatch):
     monkeypatch.setenv("SGLJIT_ENGINES", "strict")
     with pytest.raises(UnsupportedEngineError, match=r"^sgljit-core ") as caught:

@@ -6,11 +6,11 @@ own code runs for an op that cannot be built. ``SGLJIT_ENGINES=strict`` makes an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import math
 import os
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,10 +72,13 @@ class Adapter:
         if not used:
             argument = f" and ops={ops!r}" if ops != "on" else ""
             self.say_once(logging.INFO, "engine_off", f"does nothing: SGLJIT_ENGINES={value}{argument}")
+            if ops == "on":
+                self.leave(self.parts)
         elif reason := self._unsupported():
             if "strict" in modes:
                 raise UnsupportedEngineError(f"{self._name()}: {reason}")
             self.say(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
+            self.leave(self.parts, reason)
             return frozenset()
         elif share := self.shadow:
             text = f"compares {share:g} of the calls of its ops with the engine's own code (SGLJIT_SHADOW)"
@@ -158,19 +161,12 @@ class Adapter:
 
     @property
     def shadow(self) -> float:
-        """The share of calls that ``SGLJIT_SHADOW`` compares with the engine's own code; 0 where it is not set.
-
-        Raises:
-            ConfigError: it is no number from 0 to 1.
-        """
+        """The share of calls that ``SGLJIT_SHADOW`` compares; 0 where it is not set. Raises ConfigError."""
         value = os.environ.get("SGLJIT_SHADOW", "").strip() or "0"
-        try:
-            share = float(value)
-        except ValueError:
-            share = math.nan
-        if not 0 <= share <= 1:
-            raise ConfigError(f"SGLJIT_SHADOW must be the share of calls to compare, from 0 to 1; got {value!r}")
-        return share
+        with contextlib.suppress(ValueError):
+            if 0 <= (share := float(value)) <= 1:
+                return share
+        raise ConfigError(f"SGLJIT_SHADOW must be the share of calls to compare, from 0 to 1; got {value!r}")
 
     def shadowed(self, op: str | Callable[..., str], seam: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """The function to put at a seam: ``seam`` itself, or with ``SGLJIT_SHADOW`` one that compares its calls.
@@ -179,15 +175,25 @@ class Adapter:
             op: the op, or a function that gives it for the arguments of a call.
             seam: takes the engine's own code, then the arguments of a call, which it runs on the op or on that code.
             options: ``outcome`` and ``lose``, as the attributes of ``sgljit_engines.shadow.Shadow``.
-
-        Raises:
-            ConfigError: ``SGLJIT_SHADOW`` is no number from 0 to 1.
         """
         if not self.shadow:
             return seam
         from .shadow import Shadow
 
         return Shadow(self, op, seam, 1 / self.shadow, **options)
+
+    def lose(self, op: str, error: Exception) -> None:
+        """Take an op out of use as one whose build failed. With ``SGLJIT_ENGINES=strict`` it raises the error."""
+
+        def fail() -> None:
+            raise error
+
+        self.attempt(op, fail)
+
+    def leave(self, ops: Iterable[str], why: str = "") -> None:
+        """Let ``report`` say that the engine's own code runs for ops, and why: by default what ``why_not`` says."""
+        for op in ops:
+            self.use(op, ()).why = why or self.why_not(op)
 
     def why_not(self, op: str) -> str:
         """Why an op is not among those that ``start`` gives."""

@@ -16,8 +16,8 @@ TOLERANCES = {
     torch.float32: 1e-4,
     torch.float64: 1e-9,
 }
-# Units in the last place by which elements may be off in the mean: results that are rounded to the nearest value are as
-# often above as below, and those that are cut off are a third of a unit below. Wider dtypes show other errors first.
+# Units in the last place by which elements may be off in the mean: rounded to the nearest value they are as often above
+# as below, and cut off a third of a unit below. Wider dtypes show other errors first.
 _BIAS = 0.2
 _ENOUGH = 1024  # elements, for a mean that is no accident
 

@@ -10,13 +10,10 @@ import torch
 from sgljit_core import ops
 
 from .adapter import Adapter
-from .errors import InexactError
 from .uses import Use
 
 Op = Callable[..., Any]
 Kind = tuple[Any, ...]
-
-_VALUES = 1 << 16  # of a dtype of 16 bits
 
 
 class Kernels:
@@ -38,8 +35,7 @@ class Kernels:
         """Whether an op may be used for a kind of call; the first question imports its family and builds its kernels.
 
         Args:
-            name: the op.
-            kind: what its kernels depend on.
+            kind: what the op's kernels depend on.
             trial: calls the op that it is given, on tensors of its own.
         """
         key = (name, *kind)
@@ -84,23 +80,3 @@ class Kernels:
             family = next(family for family, names in self.adapter.ops.items() if name in names)
             self.found[name] = getattr(ops[family], name)
         return self.found[name]
-
-
-def prove_activation(ours: Op, theirs: Op, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Prove that two gated activations, functions of gate and up, give the same bits.
-
-    In a dtype of 16 bits the gate has 65536 values, and all are tried. If the activation is rounded before the product,
-    that is exact in float32, so it cannot differ; that both round so, a second trial shows.
-
-    Raises:
-        InexactError: the bits differ, or the dtype has too many values.
-    """
-    if dtype.itemsize != 2:
-        raise InexactError(f"that it gives the bits of the engine's own code cannot be proven in {dtype}")
-    gate = torch.arange(_VALUES, dtype=torch.int32, device=device).to(torch.int16).view(dtype).reshape(-1, 1024)
-    ups = torch.linspace(-9, 9, _VALUES, device=device).exp().reshape(1024, -1).T.contiguous()
-    for up in (torch.ones_like(gate), ups.to(dtype)):
-        first, second = ours(gate, up), theirs(gate, up)
-        same = (first.view(torch.int16) == second.view(torch.int16)) | (first.isnan() & second.isnan())
-        if not same.all():
-            raise InexactError(f"{int((~same).sum())} of {_VALUES} gates give other bits than the engine's own code")

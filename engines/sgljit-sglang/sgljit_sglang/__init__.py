@@ -69,6 +69,7 @@ def register() -> None:
     """
     if not (used := ADAPTER.start()):
         return
+    ADAPTER.leave(ADAPTER.parts.keys() - used)
     from . import activations, experts, hicache, norms, qknorm, quantization, rotations
 
     for part in (norms, qknorm, activations, rotations, experts, quantization, hicache):

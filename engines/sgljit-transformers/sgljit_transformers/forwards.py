@@ -18,7 +18,7 @@ from torch import nn
 
 from sgljit_core import ops
 from sgljit_core.errors import InferenceOnlyError, SgljitError, TensorMatchError
-from sgljit_engines import Use, prove_activation
+from sgljit_engines import Use
 from sgljit_engines.errors import InexactError
 
 from .adapter import ADAPTER
@@ -39,7 +39,7 @@ Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 GiveUp = Callable[[nn.Module | None, str, Exception], None]
 
 
-def forward_of(of: Norm | GatedMLP, layer: nn.Module, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
+def forward_of(of: Norm | GatedMLP, layer: Any, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     """The function that takes the place of a layer's ``forward``.
 
     Args:
@@ -53,7 +53,7 @@ def forward_of(of: Norm | GatedMLP, layer: nn.Module, in_graphs: bool, give_up: 
     """
     op = getattr(ops[of.family], of.op)
     if ADAPTER.exact:
-        weight: Any = layer.gate_proj.weight
+        weight = layer.gate_proj.weight
         op = _exact(op, weight.dtype, weight.device.type)
     lose = functools.partial(give_up, None)
     if isinstance(of, Norm):
@@ -64,7 +64,7 @@ def forward_of(of: Norm | GatedMLP, layer: nn.Module, in_graphs: bool, give_up: 
     return _gated_mlp(of.op, op, in_graphs, give_up, use)
 
 
-def prove(of: Norm | GatedMLP, layer: nn.Module, weight: torch.Tensor | None) -> None:
+def prove(of: Norm | GatedMLP, layer: Any, weight: torch.Tensor | None) -> None:
     """Prove that an op gives the bits of a layer's own code, in the dtype and on the device of its weight.
 
     Raises:
@@ -72,13 +72,17 @@ def prove(of: Norm | GatedMLP, layer: nn.Module, weight: torch.Tensor | None) ->
     """
     if weight is None:
         raise InexactError("the dtype of its projections is not known, as they are quantised")
+    from sgljit_activation import bits  # of a family that is in use now
+
     op, activation = getattr(ops[of.family], of.op), layer.act_fn
 
     def ours(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return op(gate, None, up, round_first=True)  # type: ignore[no-any-return]
 
     with torch.no_grad():
-        prove_activation(ours, lambda gate, up: activation(gate) * up, weight.dtype, weight.device)
+        found = bits.difference(ours, lambda gate, up: activation(gate) * up, weight.dtype, weight.device)
+    if found is not None:
+        raise InexactError(found)
 
 
 def _exact(op: Op, dtype: torch.dtype, device: str) -> Op:
@@ -100,12 +104,12 @@ def _compared(op: str, forward: Forward, lose: Callable[[str, Exception], None])
         return forward(self, hidden_states)
 
     shadow: Any = ADAPTER.shadowed(op, seam, lose=lose)
-    is_compiling, turns, lost = torch.compiler.is_compiling, shadow.turns, shadow.lost
+    is_compiling, numbers, lost = torch.compiler.is_compiling, shadow.numbers, shadow.lost
 
     def compared(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-        if is_compiling() or not (lost or next(turns)):
+        if is_compiling() or ((number := next(numbers)) < shadow.due and not lost):
             return forward(self, hidden_states)
-        return shadow.compared(type(self).forward, self, hidden_states)  # type: ignore[no-any-return]
+        return shadow.compared(number, type(self).forward, self, hidden_states)  # type: ignore[no-any-return]
 
     return compared
 

@@ -210,7 +210,9 @@ def _weight(layer: nn.Module, of: Norm | GatedMLP) -> torch.Tensor | None:
 def _kind(layer: nn.Module, of: Norm | GatedMLP) -> tuple[object, ...]:
     """The op, class, size, dtype and device of a layer: one kernel serves all layers with these."""
     weight = _weight(layer, of)
-    rest = () if weight is None else (weight.shape[0], weight.dtype, weight.device)
+    rest: tuple[object, ...] = () if weight is None else (weight.shape[0], weight.dtype, weight.device)
+    if ADAPTER.exact and isinstance(of, GatedMLP):
+        rest += (type(layer.act_fn).__name__,)  # whose bits the op gives
     return (of.op, type(layer).__name__, *rest)
 
 
@@ -254,11 +256,7 @@ def _give_up(layer: nn.Module | None, op: str, error: Exception) -> None:
     Raises:
         The error itself, with ``SGLJIT_ENGINES=strict``.
     """
-
-    def fail() -> None:
-        raise error
-
-    ADAPTER.attempt(op, fail)
+    ADAPTER.lose(op, error)
     if isinstance(error, CaptureError):
         return
     with _lock:

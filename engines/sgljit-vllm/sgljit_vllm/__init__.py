@@ -46,6 +46,7 @@ def register() -> None:
     """
     if not (used := ADAPTER.start()):
         return
+    ADAPTER.leave(ADAPTER.parts.keys() - used)
     try:
         _put(used)
     except (AttributeError, ImportError, RuntimeError) as error:  # nobody has tried each build of vLLM

@@ -17,10 +17,8 @@ Calls = Iterator[dict[str, Any]]
 
 
 def silu_and_mul(model: ModelShape | None) -> Calls:
-    """Gates and values of each size. Nobody knows whether an engine wants the bits of its own code."""
-    for call in _calls(model, "silu"):
-        yield call
-        yield {**call, "round_first": True}
+    """Gates and values of each size, rounded once."""
+    return _calls(model, "silu")
 
 
 def gelu_and_mul(model: ModelShape | None) -> Calls:

@@ -33,8 +33,8 @@ void activate(host::TensorView input, host::Optional<host::TensorView> out, host
 }
 
 void silu_and_mul(
-    host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up, bool round_first
-) {
+    host::TensorView input, host::Optional<host::TensorView> out, host::Optional<host::TensorView> up,
+    bool round_first) {
   if (round_first) return run<activation::RoundedSiluAndMul>(input, out, up);
   activate<activation::SiluAndMul>(input, out, up);
 }
