@@ -126,7 +126,7 @@ class Shadow:
 
 
 def _run(function: Seam, *args: Any, **kwargs: Any) -> Any:
-    """What a function returns for copies of its arguments; if it returns nothing, the copies, which it wrote to."""
+    """The result of a function for copies of its arguments; if there is none, the copies, which it wrote to."""
     copies: dict[Any, torch.Tensor] = {}
     args, kwargs = _mapped(functools.partial(_copy, copies), (args, kwargs))
     result = function(*args, **kwargs)
