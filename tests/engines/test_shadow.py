@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import logging
 import math
@@ -83,6 +84,22 @@ def test_a_share_is_compared_and_the_first(share, expected, monkeypatch):
     if share == 0.001:  # 200 calls of a token of 40 layers: not always those of one layer
         assert len({number % 200 for number in calls}) > 8
         assert max(b - a for a, b in itertools.pairwise(calls)) <= 1500
+
+
+def test_threads_call_at_once(monkeypatch):
+    monkeypatch.setenv("SGLJIT_SHADOW", "0.1")
+    one = adapter()
+    call = one.shadowed("silu_and_mul", lambda _theirs, x: x)
+
+    def many(_number):
+        with torch.inference_mode():
+            for _ in range(2000):
+                call(lambda x: x, torch.ones(1))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(many, range(4)))
+    assert 800 <= report()[0].compared <= 820
+    assert next(call.numbers) == 8001
 
 
 def test_random_numbers_of_the_model_stay_what_they_are():

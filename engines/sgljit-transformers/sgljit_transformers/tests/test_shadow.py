@@ -166,6 +166,24 @@ def test_a_graph_of_the_compiler_is_not_compared_and_not_guarded():
     assert not compared()
 
 
+@pytest.mark.gpu
+def test_while_a_graph_is_captured_nothing_is_compared(monkeypatch):
+    monkeypatch.setenv("SGLJIT_SHADOW", "1")
+    layer, x = model("qwen3", device="cuda").model.norm, torch.randn(4, 64, device="cuda")
+    sgljit_transformers.enable(layer)
+    with torch.no_grad():
+        expected = layer(x)
+        assert compared()["rmsnorm"][0] == 1
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer(x)
+        graph.replay()
+        assert torch.equal(out, expected)
+        assert compared()["rmsnorm"][0] == 1
+        layer(x)
+        assert compared()["rmsnorm"][0] == 2, "between replays"
+
+
 def test_with_gradients_a_layer_runs_its_own_code_and_nothing_is_compared():
     layer = model("qwen3").model.norm
     sgljit_transformers.enable(layer)
