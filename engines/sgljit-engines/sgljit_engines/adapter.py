@@ -61,7 +61,7 @@ class Adapter:
             ops: a choice as that of ``SGLJIT_ENGINES``, without ``strict``. An op is used if both allow it.
 
         Raises:
-            ConfigError: ``SGLJIT_ENGINES``, ``SGLJIT_SHADOW`` or ``ops`` cannot be read, or names what no adapter has.
+            ConfigError: ``SGLJIT_ENGINES`` or ``ops`` cannot be read, or names what no adapter has.
             UnsupportedEngineError: with ``SGLJIT_ENGINES=strict``, where the engine's version would be a warning.
         """
         value, modes = _setting()
@@ -80,9 +80,6 @@ class Adapter:
             self.say(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
             self.leave(self.parts, reason)
             return frozenset()
-        elif share := self.shadow:
-            text = f"compares {share:g} of the calls of its ops with the engine's own code (SGLJIT_SHADOW)"
-            self.say_once(logging.INFO, "engine_shadow", text)
         return used
 
     def versions(self) -> str:
@@ -176,11 +173,13 @@ class Adapter:
             seam: takes the engine's own code, then the arguments of a call, which it runs on the op or on that code.
             options: ``outcome`` and ``lose``, as the attributes of ``sgljit_engines.shadow.Shadow``.
         """
-        if not self.shadow:
+        if not (share := self.shadow):
             return seam
         from .shadow import Shadow
 
-        return Shadow(self, op, seam, 1 / self.shadow, **options)
+        text = f"compares {share:g} of the calls of its ops with the engine's own code (SGLJIT_SHADOW)"
+        self.say_once(logging.INFO, "engine_shadow", text)
+        return Shadow(self, op, seam, 1 / share, **options)
 
     def lose(self, op: str, error: Exception) -> None:
         """Take an op out of use as one whose build failed. With ``SGLJIT_ENGINES=strict`` it raises the error."""
