@@ -24,7 +24,7 @@ import torch
 
 from sgljit_core import errors
 from sgljit_core.families import loading
-from sgljit_tools.testing.agreement import difference
+from sgljit_engines.agreement import difference
 from sgljit_tools.testing.memory import memory_of
 from sgljit_tools.testing.subject import described
 

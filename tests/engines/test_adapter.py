@@ -9,7 +9,7 @@ import pytest
 from sgljit_core import errors
 from sgljit_core.builds.record import Stats
 from sgljit_engines import Adapter, Use, report
-from sgljit_engines.errors import UnsupportedEngineError
+from sgljit_engines.errors import InexactError, UnsupportedEngineError
 
 
 @pytest.fixture
@@ -85,6 +85,38 @@ def test_both_choices_must_allow_an_op(monkeypatch, say):
     assert say()[0][1].endswith("does nothing: SGLJIT_ENGINES=-rmsnorm and ops='rmsnorm'")
 
 
+@pytest.mark.parametrize(
+    ("value", "used"),
+    [("exact", {"silu_and_mul"}), ("Exact,strict", {"silu_and_mul"}), ("exact,activation", {"silu_and_mul"})],
+)
+def test_exact_leaves_ops_without_the_bits_of_the_engine(value, used, monkeypatch):
+    monkeypatch.setenv("SGLJIT_ENGINES", value)
+    one = adapter(exact_ops=frozenset({"silu_and_mul"}))
+    assert one.exact
+    assert one.start() == used
+    assert one.start("norm") == frozenset()
+    whys = [one.why_not(op) for op in ("rmsnorm", "silu_and_mul")]
+    assert whys == ["SGLJIT_ENGINES=exact: none of its modes gives the bits of the engine's own code", "switched off"]
+    monkeypatch.setenv("SGLJIT_ENGINES", "strict")
+    assert not one.exact
+
+
+def test_where_exact_leaves_nothing_a_line_says_so(monkeypatch, say):
+    monkeypatch.setenv("SGLJIT_ENGINES", "exact,norm")
+    assert adapter(exact_ops=frozenset({"silu_and_mul"})).start() == frozenset()
+    assert say()[0][1].endswith("does nothing: SGLJIT_ENGINES=norm,exact")
+
+
+@pytest.mark.parametrize("value", ["on", "strict"])
+def test_bits_that_are_not_proven_are_no_failure(value, monkeypatch, no_uses, say):
+    monkeypatch.setenv("SGLJIT_ENGINES", value)
+    one, answers = adapter(), {}
+    assert not one.attempt_once("rmsnorm", lambda: fail(InexactError("3 gates differ")), answers, 64)
+    assert one.attempt("rmsnorm", lambda: None)
+    assert [use.why for use in report()] == ["3 gates differ"]
+    assert all(level == "INFO" for level, _ in say())
+
+
 @pytest.mark.parametrize("value", ["off", "gelu_and_mul", "-norm,-activation"])
 def test_nothing_is_a_line_once(value, monkeypatch, say):
     monkeypatch.setenv("SGLJIT_ENGINES", value)
@@ -122,6 +154,26 @@ def test_an_engine_that_was_not_tested_is_left_alone(changes, text, say):
     assert level == "WARNING"
     assert "does nothing: " in said
     assert text in said
+
+
+@pytest.mark.parametrize(("changes", "text"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_a_report_says_why_nothing_is_used(changes, text, no_uses, monkeypatch):
+    adapter(**changes).start()
+    assert [(use.op, use.kind) for use in report()] == [(op, "any") for op in (*NORMS, *ACTIVATIONS)]
+    assert all(text in use.why for use in report())
+    monkeypatch.setenv("SGLJIT_ENGINES", "off")
+    adapter().start()
+    assert {use.why for use in report()} == {"switched off"}
+    monkeypatch.setenv("SGLJIT_ENGINES", "exact")
+    adapter().start()
+    assert {use.why for use in report()} == {
+        "SGLJIT_ENGINES=exact: none of its modes gives the bits of the engine's own code"
+    }
+
+
+def test_a_model_that_uses_nothing_says_nothing_of_others(no_uses):
+    assert adapter().start("off") == frozenset()
+    assert report() == []
 
 
 @pytest.mark.parametrize(("changes", "text"), UNSUPPORTED.values(), ids=UNSUPPORTED)

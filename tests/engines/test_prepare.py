@@ -18,7 +18,6 @@ from sgljit_core.compilers import nvrtc
 from sgljit_engines.adapter import engine_ops
 from sgljit_engines.errors import UnsupportedEngineError
 from sgljit_engines.shapes import read_config
-from sgljit_tools.cli import prepare as command
 from sgljit_tools.recording.null_driver import compiled
 from sgljit_tools.recording.recorder import record
 
@@ -115,12 +114,6 @@ def test_an_engine_without_an_adapter_is_a_sentence():
         match=r"engine 'triton-server' \(installed: .*sgljit-vllm: install that of your engine",
     ):
         engine_ops("triton-server")
-
-
-def test_without_what_adapters_share_the_command_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "sgljit_engines", None)
-    with pytest.raises(errors.SgljitError, match=r"pip install sgljit-engines$"):
-        command.prepare(tmp_path)
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -53,7 +53,7 @@ def test_the_three_distributions_stay_small():
     packages = ("sgljit_core", "tools/sgljit-tools/sgljit_tools", "engines/sgljit-engines/sgljit_engines")
     lines = {package: lines_of(code.ROOT / package).total() for package in packages}
     assert min(lines.values()) > 0
-    assert sum(lines.values()) < 12000, lines
+    assert sum(lines.values()) < 12400, lines  # 12,000, and what compares ops with engines for all adapters
 
 
 def test_the_picture_shows_the_imports_of_the_code():
@@ -66,7 +66,7 @@ def test_inside_the_rooms_nothing_goes_in_a_circle():
 
 
 def test_only_the_command_line_imports_other_rooms_of_the_tools():
-    """But for what records calls, which the conformance kit asks, too."""
+    """But for what records calls and what judges results, which the conformance kit asks, too."""
     outside = [room for room in rooms() if room.startswith("sgljit_") and room != "sgljit_tools"]
     assert len(outside) > 3
     others = {
@@ -76,6 +76,7 @@ def test_only_the_command_line_imports_other_rooms_of_the_tools():
         if room_of(other) in outside
         and room_of(name) not in (room_of(other), COMMANDS)
         and room_of(other) != "sgljit_tools.recording"
+        and other != "sgljit_engines.agreement"
     }
     assert not others
 

@@ -41,7 +41,7 @@ def test_every_block_is_run():
 @pytest.mark.slow
 def test_from_top_to_bottom(distribution, tmp_path):
     """Run the README's commands and code in its order, in an environment that starts with the requirements alone."""
-    required = [distribution(name) for name in ("sgljit-core", "sgljit-norm", "sgljit-tools")]
+    required = [distribution(name) for name in ("sgljit-core", "sgljit-engines", "sgljit-norm", "sgljit-tools")]
     tools = ["pip", "pytest", "hatchling", "hatch-fancy-pypi-readme", "editables", "wheel", *isolated.cuda_compilers()]
     environment = isolated.Environment(tmp_path / "environment", required, extra=tools)
     for tool in ("pip", "pytest"):
@@ -90,7 +90,7 @@ def test_make_test_gpu_needs_no_installation(distribution, tmp_path):
 
 @pytest.mark.slow
 def test_an_imported_cache_needs_no_compiler(distribution, tmp_path):
-    required = [distribution(name) for name in ("sgljit-core", "sgljit-norm", "sgljit-tools")]
+    required = [distribution(name) for name in ("sgljit-core", "sgljit-engines", "sgljit-norm", "sgljit-tools")]
     environment = isolated.Environment(tmp_path / "environment", required)
     environment.install(*required)
     code = "import torch; from sgljit_core import ops; ops['norm'].rmsnorm(torch.ones(2, 128), torch.ones(128))"

@@ -57,7 +57,7 @@ def test_the_wheel_has_all_its_sources(example, plugin):
 
 @pytest.mark.slow
 def test_installed_it_is_found_and_runs_and_uninstalled_it_is_gone(example, distribution, plugin, tmp_path):
-    own = [distribution("sgljit-core"), distribution("sgljit-tools")]
+    own = [distribution(name) for name in ("sgljit-core", "sgljit-engines", "sgljit-tools")]
     environment = isolated.Environment(
         tmp_path / "environment", [*own, plugin], extra=["pytest", *isolated.cuda_compilers()]
     )

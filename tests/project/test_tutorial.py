@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def reader(distribution, tmp_path) -> isolated.Environment:
     """An environment with the core and the tools, and what its reader's pip would fetch."""
-    own = [distribution("sgljit-core"), distribution("sgljit-tools")]
+    own = [distribution(name) for name in ("sgljit-core", "sgljit-engines", "sgljit-tools")]
     fetched = ["pip", "pytest", "build", "hatchling", "editables", "wheel", *isolated.cuda_compilers()]
     environment = isolated.Environment(tmp_path / "environment", own, extra=fetched)
     environment.install(*own)

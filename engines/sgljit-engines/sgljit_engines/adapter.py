@@ -6,10 +6,11 @@ own code runs for an op that cannot be built. ``SGLJIT_ENGINES=strict`` makes an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,10 @@ from packaging.specifiers import SpecifierSet
 from sgljit_core import log, stats
 from sgljit_core.errors import CaptureError, ConfigError, InferenceOnlyError, SgljitError, TensorMatchError
 
-from .errors import UnsupportedEngineError
+from .errors import InexactError, UnsupportedEngineError
 from .uses import USES, Use
+
+_MODES = {"exact", "strict"}  # words of SGLJIT_ENGINES that are no ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +36,17 @@ class Adapter:
             ``{"vllm": ">=0.32,<0.34"}``. The first that is installed counts.
         ops: by family the ops that the adapter can use, each with the name of what it replaces there:
             ``{"norm": {"rmsnorm": "RMSNorm"}}``. ``SGLJIT_ENGINES`` chooses among them.
+        exact_ops: those that can give the bits of the engine's own code; no others with ``SGLJIT_ENGINES=exact``.
         logger: the logger of its messages. One below the engine's own is printed as the engine's messages are.
     """
 
     distribution: str
     engine: Mapping[str, str]
     ops: Mapping[str, Mapping[str, str]]
+    exact_ops: frozenset[str] = frozenset()
     logger: str = "sgljit"
     _lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is lost
+    _inexact: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why its bits may differ
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     @functools.cached_property
@@ -58,15 +64,21 @@ class Adapter:
             ConfigError: ``SGLJIT_ENGINES`` or ``ops`` cannot be read, or names what no adapter has.
             UnsupportedEngineError: with ``SGLJIT_ENGINES=strict``, where the engine's version would be a warning.
         """
-        value, strict = _setting()
+        value, modes = _setting()
         used = self._choose("SGLJIT_ENGINES", value) & self._choose("ops", ops)
+        if "exact" in modes:
+            used &= self.exact_ops
+            value += ",exact"
         if not used:
             argument = f" and ops={ops!r}" if ops != "on" else ""
             self.say_once(logging.INFO, "engine_off", f"does nothing: SGLJIT_ENGINES={value}{argument}")
+            if ops == "on":
+                self.leave(self.parts)
         elif reason := self._unsupported():
-            if strict:
+            if "strict" in modes:
                 raise UnsupportedEngineError(f"{self._name()}: {reason}")
             self.say(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
+            self.leave(self.parts, reason)
             return frozenset()
         return used
 
@@ -101,7 +113,7 @@ class Adapter:
                 return False
             answers[key] = works
             use, now = self.use(op, key), stats()
-            use.why = "" if works else self._lost.get(op, "the op does not take it")
+            use.why = "" if works else self._lost.get(op, self._inexact.pop(op, "the op does not take it"))
             use.seconds += now.seconds - before.seconds
             tiers = ", ".join(tier for tier, hits in now.hits.items() if hits > before.hits.get(tier, 0))
             use.source = "compiled" if works and now.builds != before.builds else tiers or use.source
@@ -120,10 +132,12 @@ class Adapter:
         try:
             call()
         except (SgljitError, OSError) as error:
-            if self.strict:
+            if self.strict and not isinstance(error, InexactError):
                 raise
             if isinstance(error, CaptureError):
                 return None
+            if isinstance(error, InexactError):
+                self._inexact[op] = str(error)
             if isinstance(error, InferenceOnlyError | TensorMatchError):
                 return False
             cause = f"{type(error).__name__}: {getattr(error, 'cause', error)}"
@@ -143,9 +157,58 @@ class Adapter:
         return True
 
     @property
+    def shadow(self) -> float:
+        """The share of calls that ``SGLJIT_SHADOW`` compares; 0 where it is not set. Raises ConfigError."""
+        value = os.environ.get("SGLJIT_SHADOW", "").strip() or "0"
+        with contextlib.suppress(ValueError):
+            if 0 <= (share := float(value)) <= 1:
+                return share
+        raise ConfigError(f"SGLJIT_SHADOW must be the share of calls to compare, from 0 to 1; got {value!r}")
+
+    def shadowed(self, op: str | Callable[..., str], seam: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """The function to put at a seam: ``seam`` itself, or with ``SGLJIT_SHADOW`` one that compares its calls.
+
+        Args:
+            op: the op, or a function that gives it for the arguments of a call.
+            seam: takes the engine's own code, then the arguments of a call, which it runs on the op or on that code.
+            options: ``outcome`` and ``lose``, as the attributes of ``sgljit_engines.shadow.Shadow``.
+        """
+        if not (share := self.shadow):
+            return seam
+        from .shadow import Shadow
+
+        text = f"compares {share:g} of the calls of its ops with the engine's own code (SGLJIT_SHADOW)"
+        self.say_once(logging.INFO, "engine_shadow", text)
+        return Shadow(self, op, seam, 1 / share, **options)
+
+    def lose(self, op: str, error: Exception) -> None:
+        """Take an op out of use as one whose build failed. With ``SGLJIT_ENGINES=strict`` it raises the error."""
+
+        def fail() -> None:
+            raise error
+
+        self.attempt(op, fail)
+
+    def leave(self, ops: Iterable[str], why: str = "") -> None:
+        """Let ``report`` say that the engine's own code runs for ops, and why: by default what ``why_not`` says."""
+        for op in ops:
+            self.use(op, ()).why = why or self.why_not(op)
+
+    def why_not(self, op: str) -> str:
+        """Why an op is not among those that ``start`` gives."""
+        if self.exact and op not in self.exact_ops:
+            return "SGLJIT_ENGINES=exact: none of its modes gives the bits of the engine's own code"
+        return "switched off"
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``SGLJIT_ENGINES`` allows only what gives the bits of the engine's own code."""
+        return "exact" in _setting()[1]
+
+    @property
     def strict(self) -> bool:
         """Whether ``SGLJIT_ENGINES`` asks for errors in place of the engine's own code."""
-        return _setting()[1]
+        return "strict" in _setting()[1]
 
     def say(self, level: int, event: str, text: str, **data: object) -> None:
         """Log a text behind the adapter's name, where the engine's messages go; ``data`` is the record's."""
@@ -197,12 +260,12 @@ class Adapter:
         )
 
 
-def _setting() -> tuple[str, bool]:
-    """The choice of ``SGLJIT_ENGINES``, and whether adapters raise in place of falling back."""
+def _setting() -> tuple[str, set[str]]:
+    """The choice of ``SGLJIT_ENGINES``, and which of the words "exact" and "strict" it has."""
     value = os.environ.get("SGLJIT_ENGINES", "").strip() or "on"
     words = [word.strip() for word in value.split(",")]
-    others = [word for word in words if word.lower() != "strict"]
-    return ",".join(others) or "on", others != words
+    others = [word for word in words if word.lower() not in _MODES]
+    return ",".join(others) or "on", {word.lower() for word in words} & _MODES
 
 
 def _points() -> Mapping[str, importlib_metadata.EntryPoint]:

@@ -44,6 +44,15 @@ ADAPTER = Adapter(
             "transfer_hicache_all_layer_mla": "the backup of HiCache of MLA",
         },
     },
+    exact_ops=frozenset(
+        {
+            "silu_and_mul",
+            "transfer_hicache_one_layer",
+            "transfer_hicache_one_layer_mla",
+            "transfer_hicache_all_layer",
+            "transfer_hicache_all_layer_mla",
+        }
+    ),
 )
 
 
@@ -60,6 +69,7 @@ def register() -> None:
     """
     if not (used := ADAPTER.start()):
         return
+    ADAPTER.leave(ADAPTER.parts.keys() - used)
     from . import activations, experts, hicache, norms, qknorm, quantization, rotations
 
     for part in (norms, qknorm, activations, rotations, experts, quantization, hicache):

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from sgljit_engines.errors import InexactError
+
+from . import ADAPTER
 from .backend import around
 from .kernels import DTYPES, Op, ran, works
 
@@ -28,11 +31,12 @@ def replace(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     for name in _ACTIVATIONS & used:
-        around(f"{_MODULE}.{name}", functools.partial(_activate, name))
+        around(f"{_MODULE}.{name}", functools.partial(_activate, name, ADAPTER.exact), name)
 
 
 def _activate(
     name: str,
+    is_exact: bool,
     theirs: Callable[..., torch.Tensor],
     input: torch.Tensor,  # noqa: A002 - as SGLang calls it
     out: torch.Tensor | None = None,
@@ -40,9 +44,9 @@ def _activate(
     **kwargs: Any,
 ) -> torch.Tensor:
     # More arguments choose rows by their experts; ours computes all rows.
-    if not args and not kwargs and _fits(input, out) and _works(name, input):
+    if not args and not kwargs and _fits(input, out) and _works(name, input, theirs if is_exact else None):
         result = input.new_empty((*input.shape[:-1], input.shape[-1] // 2)) if out is None else out
-        if ran(name, input, result):
+        if ran(name, input, result, round_first=True) if is_exact else ran(name, input, result):
             return result
     return theirs(input, out, *args, **kwargs)
 
@@ -56,8 +60,17 @@ def _fits(x: torch.Tensor, out: torch.Tensor | None) -> bool:
     return out.dtype == x.dtype and out.device == x.device and out.shape == shape and out.is_contiguous()
 
 
-def _works(name: str, x: torch.Tensor) -> bool:
+def _works(name: str, x: torch.Tensor, theirs: Callable[..., torch.Tensor] | None) -> bool:
+    """Whether an op works; where SGLang's function is given, also whether it gives the same bits."""
+
     def trial(kernel: Op) -> None:
         kernel(x.new_zeros(1, _WHOLE))
+        if theirs is not None:
+            from sgljit_activation import bits  # the family is imported when its ops are called
+
+            both = [functools.partial(kernel, out=None, round_first=True), theirs]
+            ours, own = (lambda gate, up, call=call: call(torch.cat([gate, up], -1)) for call in both)
+            if found := bits.difference(ours, own, x.dtype, x.device):
+                raise InexactError(found)
 
     return works(name, (x.dtype, x.device.type), trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -15,25 +16,31 @@ from . import ADAPTER
 _hooked: set[str] = set()
 
 
-def around(target: str, hook: Callable[..., Any]) -> None:
+def around(
+    target: str, hook: Callable[..., Any], op: str | None = None, outcome: Callable[..., Any] | None = None
+) -> None:
     """Register a hook around a function, once. SGLang applies it when all plugins have run.
 
     Args:
         target: the function's module and name, with dots.
         hook: takes SGLang's function, then what that takes.
+        op: what the hook calls, for ``SGLJIT_SHADOW``; None if that has nothing to compare.
+        outcome: what of a call ``SGLJIT_SHADOW`` compares.
     """
     if target not in _hooked:
         _hooked.add(target)
-        HookRegistry.register(target, hook, HookType.AROUND)
+        seam = hook if op is None else ADAPTER.shadowed(op, hook, outcome=outcome)
+        HookRegistry.register(target, seam, HookType.AROUND)
 
 
-def give_backend(layer: Any, forward: Callable[..., Any], fits: Callable[..., bool]) -> None:
+def give_backend(layer: Any, forward: Callable[..., Any], fits: Callable[..., bool], op: Callable[..., str]) -> None:
     """Let SGLang choose ``forward`` before its own for a call that fits, on CUDA. Another plugin's stays.
 
     Args:
         layer: the class.
         forward: takes what the layer's ``forward_cuda`` takes.
         fits: takes the same, and says whether ``forward`` supports it.
+        op: takes the same, and gives the op that ``forward`` calls.
     """
     if getattr(layer.forward_plugin, "of_sgljit", False):
         return
@@ -43,6 +50,9 @@ def give_backend(layer: Any, forward: Callable[..., Any], fits: Callable[..., bo
             text = f"leaves {layer.__name__} to {other}, the backend of another plugin"
             ADAPTER.say_once(logging.WARNING, "engine_conflict", text)
             return
+
+    if ADAPTER.shadow:
+        forward = functools.partial(ADAPTER.shadowed(op, _without_own(forward)), _own)
 
     def forward_plugin(self: Any, *args: Any, **kwargs: Any) -> Any:
         # It may be asked for by name, also for a call that does not fit.
@@ -56,3 +66,12 @@ def give_backend(layer: Any, forward: Callable[..., Any], fits: Callable[..., bo
     forward_plugin.of_sgljit = True  # type: ignore[attr-defined]
     layer.forward_plugin, layer.backend_eligible = forward_plugin, backend_eligible
     layer.capabilities = {**layer.capabilities, KernelBackend.PLUGIN: {CapabilityRequirement.CUDA}}
+
+
+def _own(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return layer.forward_cuda(*args, **kwargs)
+
+
+def _without_own(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's ``forward`` as a hook takes its place, which knows the layer's own code by itself."""
+    return lambda _theirs, *args, **kwargs: forward(*args, **kwargs)

@@ -34,7 +34,7 @@ def replace(used: frozenset[str]) -> None:
     """
     for layer, (names, more) in _LAYERS.items():
         if used.intersection(names):
-            give_backend(layer, _forward, _fits(layer, used, more))
+            give_backend(layer, _forward, _fits(layer, used, more), _op)
 
 
 def _forward(
@@ -78,6 +78,11 @@ def _fits(kind: Any, used: frozenset[str], more: int) -> Callable[..., bool]:
         return name in used and _matches(self.weight, x, residual) and _works(name, x)
 
     return fits
+
+
+def _op(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None, *_more: Any, **_options: Any) -> str:
+    """The op of a call of a layer."""
+    return _name(self, fused=residual is not None)
 
 
 def _name(layer: Any, *, fused: bool) -> str:

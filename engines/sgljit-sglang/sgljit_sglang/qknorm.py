@@ -21,7 +21,7 @@ def replace(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     if _QKNORM in used:
-        around(f"{_MODELS}.fused_inplace_qknorm", _qknorm)
+        around(f"{_MODELS}.fused_inplace_qknorm", _qknorm, _QKNORM)
         around(f"{_MODELS}.can_use_fused_inplace_qknorm", _can_use_qknorm)
 
 

@@ -24,7 +24,7 @@ def replace(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     if _OP in used:
-        around(_QUANTIZE, _quantize)
+        around(_QUANTIZE, _quantize, _OP)
 
 
 def _quantize(

@@ -7,6 +7,7 @@ sines, and the choice of the heads that are rotated, stay SGLang's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,6 +18,8 @@ _MODULE = "sglang.kernels.ops.attention.rope"
 _ROTATE = "apply_rope_inplace"
 _ROTATE_AND_STORE = "apply_rope_inplace_with_kvcache"
 
+Run = Callable[..., Any]
+
 
 def replace(used: frozenset[str]) -> None:
     """Register the hooks.
@@ -25,9 +28,9 @@ def replace(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     if _ROTATE in used:
-        around(f"{_MODULE}.{_ROTATE}", _rotate)
+        around(f"{_MODULE}.{_ROTATE}", _rotate, _ROTATE, _turned)
     if _ROTATE_AND_STORE in used:
-        around(f"{_MODULE}.{_ROTATE_AND_STORE}", _rotate_and_store)
+        around(f"{_MODULE}.{_ROTATE_AND_STORE}", _rotate_and_store, _ROTATE_AND_STORE, _stored)
 
 
 def _rotate(
@@ -72,6 +75,35 @@ def _rotate_and_store(
         if ran(_ROTATE_AND_STORE, *arguments, is_neox=is_neox):
             return
     theirs(q, k, v, k_cache, v_cache, cos_sin_cache, positions, out_loc, is_neox=is_neox, rope_dim=rope_dim)
+
+
+def _turned(
+    run: Run, q: torch.Tensor, k: torch.Tensor, cos_sin_cache: torch.Tensor, positions: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """The heads that a call turns, without a copy of all cosines and sines."""
+    places = torch.arange(len(positions), dtype=positions.dtype, device=positions.device)
+    (q, k, *_), _ = run(q, k, cos_sin_cache[positions], places, **options)
+    return q, k
+
+
+def _stored(
+    run: Run,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    out_loc: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, ...]:
+    """The heads that a call turns, and the rows that it stores, in caches for these alone."""
+    places = torch.arange(len(positions), dtype=positions.dtype, device=positions.device)
+    caches = [cache.new_zeros(1 + len(k), cache.shape[1]) for cache in (k_cache, v_cache)]  # SGLang may skip slot 0
+    angles = cos_sin_cache[positions]
+    (q, k, _, k_rows, v_rows, *_), _ = run(q, k, v, *caches, angles, places, places.to(out_loc.dtype) + 1, **options)
+    return q, k, k_rows, v_rows
 
 
 def _fits(

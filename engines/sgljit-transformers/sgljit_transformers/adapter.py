@@ -18,4 +18,5 @@ ADAPTER = Adapter(
             "gelu_tanh_and_mul": "the activation of an MLP with gelu by tanh",
         },
     },
+    exact_ops=frozenset({"silu_and_mul"}),
 )

@@ -8,6 +8,7 @@ one.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 from sgljit_core import ops
 from sgljit_core.errors import InferenceOnlyError, SgljitError, TensorMatchError
 from sgljit_engines import Use
+from sgljit_engines.errors import InexactError
 
 from .adapter import ADAPTER
 from .layers import GatedMLP, Norm
@@ -34,23 +36,94 @@ _GRADIENTS = (
 
 Op = Callable[..., torch.Tensor | None]
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
-GiveUp = Callable[[nn.Module, str, Exception], None]
+GiveUp = Callable[[nn.Module | None, str, Exception], None]
 
 
-def forward_of(of: Norm | GatedMLP, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
+def forward_of(of: Norm | GatedMLP, layer: Any, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     """The function that takes the place of a layer's ``forward``.
 
     Args:
         of: what the layer computes.
+        layer: one of those that it is for, whose own code ``SGLJIT_SHADOW`` compares with.
         in_graphs: whether the op stays in graphs of torch.compile. Else the layer's own code does, which the compiler
             fuses with what is around it; an op that stands alone there costs more than it saves.
-        give_up: called with the layer, the op and the error where an op cannot be built.
+        give_up: called with the layer, the op and the error where an op cannot be built, and without a layer where it
+            disagrees with the layers' own code.
         use: where calls are counted, but for those in compiled graphs.
     """
     op = getattr(ops[of.family], of.op)
+    if ADAPTER.exact:
+        weight = layer.gate_proj.weight
+        op = _exact(op, weight.dtype, weight.device.type)
+    lose = functools.partial(give_up, None)
     if isinstance(of, Norm):
-        return _norm(op, of.eps_name, in_graphs, give_up, use)
-    return _gated_mlp(op, in_graphs, give_up, use)
+        forward = _norm(op, of.eps_name, in_graphs, give_up, use)
+        return _compared(of.op, forward, lose) if ADAPTER.shadow else forward
+    if ADAPTER.shadow:
+        op = _compared_activation(op, layer.act_fn, lose)
+    return _gated_mlp(of.op, op, in_graphs, give_up, use)
+
+
+def prove(of: Norm | GatedMLP, layer: Any, weight: torch.Tensor | None) -> None:
+    """Prove that an op gives the bits of a layer's own code, in the dtype and on the device of its weight.
+
+    Raises:
+        sgljit_engines.errors.InexactError: that cannot be shown.
+    """
+    if weight is None:
+        raise InexactError("the dtype of its projections is not known, as they are quantised")
+    from sgljit_activation import bits  # of a family that is in use now
+
+    op, activation = getattr(ops[of.family], of.op), layer.act_fn
+
+    def ours(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return op(gate, None, up, round_first=True)  # type: ignore[no-any-return]
+
+    with torch.no_grad():
+        found = bits.difference(ours, lambda gate, up: activation(gate) * up, weight.dtype, weight.device)
+    if found is not None:
+        raise InexactError(found)
+
+
+def _exact(op: Op, dtype: torch.dtype, device: str) -> Op:
+    """An activation with the bits of a layer's own code, and of no other dtype and device than it was proven for."""
+
+    def exact(gate: torch.Tensor, out: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
+        if gate.dtype != dtype or gate.device.type != device:
+            raise InexactError(f"its bits are known to be the layer's own in {dtype} on {device} alone")
+        return op(gate, out, up, round_first=True)
+
+    exact.__name__ = op.__name__
+    return exact
+
+
+def _compared(op: str, forward: Forward, lose: Callable[[str, Exception], None]) -> Forward:
+    """A ``forward`` of which ``SGLJIT_SHADOW`` compares some calls."""
+
+    def seam(_theirs: Forward, self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        return forward(self, hidden_states)
+
+    shadow: Any = ADAPTER.shadowed(op, seam, lose=lose)
+    is_compiling, numbers, lost = torch.compiler.is_compiling, shadow.numbers, shadow.lost
+
+    def compared(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        if is_compiling() or ((number := next(numbers)) < shadow.due and not lost):
+            return forward(self, hidden_states)
+        return shadow.compared(number, type(self).forward, self, hidden_states)  # type: ignore[no-any-return]
+
+    return compared
+
+
+def _compared_activation(op: Op, activation: Any, lose: Callable[[str, Exception], None]) -> Op:
+    """An op of which ``SGLJIT_SHADOW`` compares some calls. An activation holds nothing: any layer's will do."""
+
+    def theirs(gate: torch.Tensor, _out: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return activation(gate) * up  # type: ignore[no-any-return]
+
+    def seam(_theirs: Op, gate: torch.Tensor, out: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
+        return op(gate, out, up)
+
+    return functools.partial(ADAPTER.shadowed(op.__name__, seam, lose=lose), theirs)
 
 
 def _own(layer: nn.Module, hidden_states: torch.Tensor, use: Use) -> torch.Tensor:
@@ -100,7 +173,7 @@ def _norm(op: Op, eps_name: str, in_graphs: bool, give_up: GiveUp, use: Use) -> 
     return forward
 
 
-def _gated_mlp(op: Op, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
+def _gated_mlp(name: str, op: Op, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
     is_grad_enabled, plain, empty_like = torch.is_grad_enabled, torch.Tensor, torch.empty_like
     is_compiling = torch.compiler.is_compiling
 
@@ -121,7 +194,7 @@ def _gated_mlp(op: Op, in_graphs: bool, give_up: GiveUp, use: Use) -> Forward:
             except _NOT_TAKEN:
                 pass
             except (SgljitError, OSError) as error:
-                give_up(self, op.__name__, error)
+                give_up(self, name, error)
             except _NO_RULE:
                 pass
             else:

@@ -32,7 +32,7 @@ from sgljit_engines import Use
 
 from .adapter import ADAPTER
 from .errors import AlreadyEnabledError, ForeignForwardError, NotEnabledError, UnsupportedModelError
-from .forwards import Forward, forward_of
+from .forwards import Forward, forward_of, prove
 from .layers import GatedMLP, Norm, match
 
 __all__ = ["disable", "enable", "enabled"]
@@ -176,13 +176,13 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
         for name, (layer, of) in found.items():
             kind = _kind(layer, of)
             if of.op not in wanted:
-                ADAPTER.use(of.op, kind).why = "switched off"
+                ADAPTER.use(of.op, kind).why = ADAPTER.why_not(of.op)
             elif name in foreign:
                 ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
             elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
                 use = ADAPTER.use(of.op, kind)
                 if (of, kind) not in forwards:
-                    forwards[of, kind] = forward_of(of, in_graphs, _give_up, use)
+                    forwards[of, kind] = forward_of(of, layer, in_graphs, _give_up, use)
                 _put_in(layer, use, forwards[of, kind])
                 done[name] = of.op
     except BaseException:
@@ -210,7 +210,9 @@ def _weight(layer: nn.Module, of: Norm | GatedMLP) -> torch.Tensor | None:
 def _kind(layer: nn.Module, of: Norm | GatedMLP) -> tuple[object, ...]:
     """The op, class, size, dtype and device of a layer: one kernel serves all layers with these."""
     weight = _weight(layer, of)
-    rest = () if weight is None else (weight.shape[0], weight.dtype, weight.device)
+    rest: tuple[object, ...] = () if weight is None else (weight.shape[0], weight.dtype, weight.device)
+    if ADAPTER.exact and isinstance(of, GatedMLP):
+        rest += (type(layer.act_fn).__name__,)  # whose bits the op gives
     return (of.op, type(layer).__name__, *rest)
 
 
@@ -219,8 +221,11 @@ def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
 
     Raises:
         TensorMatchError: the op does not take the weight of a norm. That of a projection may be quantised.
+        InexactError: with ``SGLJIT_ENGINES=exact`` the op is not shown to give the bits of the layer's own code.
     """
     weight = _weight(layer, of)
+    if ADAPTER.exact:
+        prove(of, layer, weight)
     if weight is None or weight.device.type not in ("cpu", "cuda"):
         return
     op, size = getattr(families[of.family], of.op), weight.shape[0]
@@ -243,7 +248,7 @@ def _put_in(layer: nn.Module, use: Use, forward: Forward) -> None:
         cls.kernel_condition = _Condition(own)
 
 
-def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
+def _give_up(layer: nn.Module | None, op: str, error: Exception) -> None:
     """An op failed in a model: one warning, and every layer that runs on it gets its own ``forward`` back.
 
     A build that the capture of a CUDA graph forbids leaves this call alone to the layer's own code.
@@ -251,16 +256,12 @@ def _give_up(layer: nn.Module, op: str, error: Exception) -> None:
     Raises:
         The error itself, with ``SGLJIT_ENGINES=strict``.
     """
-
-    def fail() -> None:
-        raise error
-
-    ADAPTER.attempt(op, fail)
+    ADAPTER.lose(op, error)
     if isinstance(error, CaptureError):
         return
     with _lock:
-        layers = {layer, *(other for model in _models for other in model.modules())}
-        for other in layers:
+        layers = {other for model in _models for other in model.modules()}
+        for other in layers if layer is None else layers | {layer}:
             if _is_ours(other) and getattr(other, _OURS).use.op == op:
                 _restore(other)
 

@@ -28,6 +28,7 @@ ADAPTER = Adapter(
             "gelu_tanh_and_mul": "GeluAndMul by tanh",
         },
     },
+    exact_ops=frozenset({"silu_and_mul"}),
     logger="vllm.sgljit",  # vLLM prints what goes to loggers below its own
 )
 
@@ -45,6 +46,7 @@ def register() -> None:
     """
     if not (used := ADAPTER.start()):
         return
+    ADAPTER.leave(ADAPTER.parts.keys() - used)
     try:
         _put(used)
     except (AttributeError, ImportError, RuntimeError) as error:  # nobody has tried each build of vLLM

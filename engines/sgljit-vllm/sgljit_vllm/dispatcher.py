@@ -15,6 +15,9 @@ import torch
 from vllm import envs
 from vllm.platforms import current_platform
 
+from sgljit_engines.errors import InexactError
+
+from . import ADAPTER
 from .kernels import DTYPES, Op, ran, works
 
 ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
@@ -22,6 +25,7 @@ ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
 _WHOLE = 16  # both halves of such rows consist of whole 16-byte loads in each dtype: one kernel serves all
 
 _libraries: dict[str, torch.library.Library] = {}  # by kernel; what one registered goes with it
+_own: dict[str, Callable[..., None]] = {}  # vLLM's kernels by name, where bits are compared with theirs
 
 
 def replace_activations(used: frozenset[str]) -> None:
@@ -31,7 +35,7 @@ def replace_activations(used: frozenset[str]) -> None:
         used: the ops that may be called.
     """
     for name in ACTIVATIONS & used:
-        _replace(name, functools.partial(_activated, name))
+        _replace(name, name, functools.partial(_activated, name, ADAPTER.exact))
 
 
 def replace_norms(used: frozenset[str]) -> None:
@@ -43,13 +47,13 @@ def replace_norms(used: frozenset[str]) -> None:
     if envs.VLLM_BATCH_INVARIANT:
         return
     if "rmsnorm" in used:
-        _replace("rms_norm", _normed)
+        _replace("rms_norm", "rmsnorm", _normed)
     if "fused_add_rmsnorm" in used:
-        _replace("fused_add_rms_norm", _added_and_normed)
+        _replace("fused_add_rms_norm", "fused_add_rmsnorm", _added_and_normed)
 
 
-def _replace(kernel: str, ours: Callable[..., bool]) -> None:
-    """Put a function before a kernel. It says whether it did the work; if not, the kernel does."""
+def _replace(kernel: str, op: str, ours: Callable[..., bool]) -> None:
+    """Put a function that calls an op before a kernel. It says whether it did the work; if not, the kernel does."""
     device = current_platform.dispatch_key
     if kernel in _libraries or device not in ("CPU", "CUDA"):
         return
@@ -60,13 +64,26 @@ def _replace(kernel: str, ours: Callable[..., bool]) -> None:
         if not ours(*args):
             theirs.call_boxed(keys, *args)
 
+    def seam(kernel: Callable[..., None], *args: Any) -> None:
+        if not ours(*args):
+            kernel(*args)
+
+    def compared(keys: Any, *args: Any) -> None:
+        shadow(functools.partial(theirs.call_boxed, keys), *args)
+
+    def exact(keys: Any, *args: Any) -> None:
+        _own[kernel] = functools.partial(theirs.call_boxed, keys)
+        (compared if ADAPTER.shadow else call)(keys, *args)
+
+    shadow = ADAPTER.shadowed(op, seam)
+    ours_before_theirs = exact if ADAPTER.exact else compared if ADAPTER.shadow else call
     _libraries[kernel] = torch.library.Library("_C", "IMPL")
     with warnings.catch_warnings():  # PyTorch warns of each kernel that is overridden
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        _libraries[kernel].impl(kernel, call, device, with_keyset=True, allow_override=True)
+        _libraries[kernel].impl(kernel, ours_before_theirs, device, with_keyset=True, allow_override=True)
 
 
-def _activated(name: str, out: torch.Tensor, x: torch.Tensor) -> bool:
+def _activated(name: str, is_exact: bool, out: torch.Tensor, x: torch.Tensor) -> bool:
     if x.dtype not in DTYPES or out.dtype != x.dtype or x.numel() == 0 or x.shape[-1] % _WHOLE:
         return False
     if not (x.is_contiguous() and out.is_contiguous()):
@@ -74,8 +91,22 @@ def _activated(name: str, out: torch.Tensor, x: torch.Tensor) -> bool:
 
     def trial(kernel: Op) -> None:
         kernel(x.new_zeros(1, _WHOLE))
+        if is_exact:
+            from sgljit_activation import bits  # the family is imported when its ops are called
 
-    return works(name, (x.dtype, x.device.type), trial) and ran(name, x, out)
+            ours = lambda gate, up: kernel(torch.cat([gate, up], -1), round_first=True)  # noqa: E731
+            if found := bits.difference(ours, functools.partial(_by_own, name), x.dtype, x.device):
+                raise InexactError(found)
+
+    if not works(name, (x.dtype, x.device.type), trial):
+        return False
+    return ran(name, x, out, round_first=True) if is_exact else ran(name, x, out)
+
+
+def _by_own(kernel: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(gate)
+    _own[kernel](out, torch.cat([gate, up], -1))
+    return out
 
 
 def _normed(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> bool:

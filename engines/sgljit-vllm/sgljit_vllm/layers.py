@@ -30,9 +30,31 @@ def replace(used: frozenset[str]) -> None:
     Args:
         used: the ops that may be called.
     """
+    is_first = not _used  # vLLM may load plugins more than once
     _used.update(used.intersection(OPS))
     if _used and not envs.VLLM_BATCH_INVARIANT:
+        if is_first and ADAPTER.shadow:
+            _compare()
         put_layer(GemmaRMSNorm, SgljitGemmaRMSNorm)
+
+
+def _compare() -> None:
+    """Let the layer compare some calls with vLLM's native code, for ``SGLJIT_SHADOW``."""
+    ours = SgljitGemmaRMSNorm._ours  # noqa: SLF001 - its own
+
+    def seam(theirs: Any, self: Any, x: torch.Tensor, residual: torch.Tensor | None) -> Result:
+        result = ours(self, x, residual)
+        return theirs(self, x, residual) if result is None else result
+
+    def op(self: Any, x: torch.Tensor, residual: torch.Tensor | None) -> str:
+        return OPS[residual is not None]
+
+    shadow = ADAPTER.shadowed(op, seam)
+
+    def compared(self: Any, x: torch.Tensor, residual: torch.Tensor | None) -> Result:
+        return shadow(GemmaRMSNorm.forward_native, self, x, residual)  # type: ignore[no-any-return]
+
+    SgljitGemmaRMSNorm._ours = compared  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def put_layer(theirs: Any, ours: Any) -> None:

@@ -6,7 +6,9 @@ platform's method is wrapped, whose list comes behind what ``--ir-op-priority`` 
 """
 
 # Without annotations from __future__: vLLM reads the schema of a provider from its annotations.
+import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,9 +39,10 @@ def register(used: frozenset[str]) -> None:
         return
     _used.update(OPS[name] for name in names)
     if "rms_norm" in names:
-        ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_takes)(_rms_norm)
+        ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_takes)(_compared("rms_norm", _rms_norm))
     if "fused_add_rms_norm" in names:
-        ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_takes_sum, inplace=True)(_fused_add_rms_norm)
+        ours = _compared("fused_add_rms_norm", _fused_add_rms_norm)
+        ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_takes_sum, inplace=True)(ours)
     theirs = current_platform.get_default_ir_op_priority
 
     def get_default_ir_op_priority(vllm_config: Any) -> Any:
@@ -50,6 +53,20 @@ def register(used: frozenset[str]) -> None:
 
     current_platform.get_default_ir_op_priority = get_default_ir_op_priority
     put_layer(RMSNorm, _Asking)
+
+
+def _compared(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """A provider's function, or with ``SGLJIT_SHADOW`` one that compares some calls with vLLM's native code."""
+    if not ADAPTER.shadow:
+        return ours
+    shadow = ADAPTER.shadowed(OPS[name], lambda _theirs, *args, **kwargs: ours(*args, **kwargs))
+    theirs = getattr(ir.ops, name).impls["native"].impl_fn
+
+    @functools.wraps(ours)  # with the annotations
+    def compared(*args: Any, **kwargs: Any) -> Any:
+        return shadow(theirs, *args, **kwargs)
+
+    return compared
 
 
 class _Asking(RMSNorm):

@@ -17,7 +17,7 @@ Calls = Iterator[dict[str, Any]]
 
 
 def silu_and_mul(model: ModelShape | None) -> Calls:
-    """Gates and values of each size."""
+    """Gates and values of each size, rounded once."""
     return _calls(model, "silu")
 
 

@@ -7,7 +7,13 @@ import torch
 from .plugin import FAMILY
 
 
-def _new_out(input: torch.Tensor, _out: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:  # noqa: A002
+def _new_out(
+    input: torch.Tensor,  # noqa: A002 - as the ops
+    _out: torch.Tensor | None,
+    up: torch.Tensor | None,
+    *,
+    round_first: bool = False,
+) -> torch.Tensor:
     """The tensor that is written where ``out`` is None."""
     if up is not None:
         return input.new_empty(input.shape)
@@ -19,11 +25,13 @@ def silu_and_mul(  # type: ignore[empty-body]  # it is C++
     input: torch.Tensor,  # noqa: A002 - as engines pass it
     out: torch.Tensor | None = None,
     up: torch.Tensor | None = None,
+    *,
+    round_first: bool = False,
 ) -> torch.Tensor:
     """``silu(gate) * up``, with ``silu(x) = x / (1 + exp(-x))``: the activation of a SwiGLU layer.
 
-    Equation 6 of https://arxiv.org/abs/2002.05202. Computed in float32 and rounded once, at the end. Without a row: a
-    no-op.
+    Equation 6 of https://arxiv.org/abs/2002.05202. Computed in float32 and rounded once, at the end; or twice, with
+    ``round_first``. Without a row: a no-op.
 
     Args:
         input: [..., 2 * d], float16, bfloat16 or float32, on a CUDA device or the CPU: the gate, then ``up``. With
@@ -31,6 +39,8 @@ def silu_and_mul(  # type: ignore[empty-body]  # it is C++
         out: [..., d], float16, bfloat16 or float32, with a row distance of its own; may be the gate or ``up``. A new
             tensor of the input's dtype if None.
         up: like the gate, with a row distance of its own; None if it is in ``input``.
+        round_first: whether ``silu(gate)`` is rounded to the input's dtype before the product, as where PyTorch
+            computes both one after the other. In float16 and bfloat16 the bits are PyTorch's then.
 
     Returns:
         ``out``, or the new tensor.

@@ -16,9 +16,18 @@ def silu_and_mul(
     input: torch.Tensor,  # noqa: A002 - as the op
     out: torch.Tensor | None = None,
     up: torch.Tensor | None = None,
+    *,
+    round_first: bool = False,
 ) -> torch.Tensor:
     """``silu(gate) * up``."""
-    return _activated(lambda x: x * torch.sigmoid(x), input, out, up)
+    if round_first and input.dtype == torch.float64:
+        raise TypeError("what is rounded first is rounded to the dtype of the kernel's input, which is not float64")
+
+    def silu(x: torch.Tensor) -> torch.Tensor:
+        activated = x * torch.sigmoid(x)
+        return activated.to(input.dtype).double() if round_first else activated
+
+    return _activated(silu, input, out, up)
 
 
 def gelu_and_mul(

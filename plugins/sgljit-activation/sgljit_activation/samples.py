@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-def silu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
+def gelu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
     """Every dtype, sizes of every kernel, no row to several blocks; gates beside and apart from the values."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         for size in (1, 65, 64, 1000, 1024):
@@ -22,7 +22,15 @@ def silu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
                 yield {"input": next(three), "up": next(three), "out": None}
 
 
-gelu_and_mul = gelu_tanh_and_mul = silu_and_mul
+gelu_tanh_and_mul = gelu_and_mul
+
+
+def silu_and_mul(device: torch.device) -> Iterator[dict[str, Any]]:
+    """The same, with the activation rounded first and not."""
+    for number, sample in enumerate(gelu_and_mul(device)):
+        yield sample
+        if number % 4 == 1:
+            yield {**sample, "round_first": True}
 
 
 def silu_and_mul_quant(device: torch.device) -> Iterator[dict[str, Any]]:

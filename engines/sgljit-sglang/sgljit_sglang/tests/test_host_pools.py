@@ -36,10 +36,10 @@ heads, dim = (HEADS, DIM) if kind == "mha" else (1, 576)
 used = []
 
 for name in ours._TRANSFERS:  # what the hooks call from now on, recorded
-    def record(*args, name=name, op=kernels._op(name), **kwargs):
+    def record(*args, name=name, op=kernels.KERNELS.op(name), **kwargs):
         used.append((name, kwargs.get("block_quota")))
         return op(*args, **kwargs)
-    kernels._found[name] = record
+    kernels.KERNELS.found[name] = record
 # The staged write-back is SGLang's own kernel: without it a packed pool has no way of ours to the host.
 mha.can_use_write_back_jit_kernel = mla.can_use_write_back_jit_kernel = lambda **_: False
 

@@ -258,7 +258,7 @@ def test_the_norm_of_q_and_k(device):
         utils.fused_inplace_qknorm(q=q, k=k, q_weight=weights[0], k_weight=weights[1], head_dim=64, eps=1e-6)
         torch.testing.assert_close(q, expected[0], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(k, expected[1], rtol=1e-5, atol=1e-5)
-        assert kernels._tried == {("fused_inplace_qknorm", 64, torch.float32, DEVICE): True}
+        assert kernels.KERNELS._tried == {("fused_inplace_qknorm", 64, torch.float32, DEVICE): True}
         assert not utils.can_use_fused_inplace_qknorm(96, torch.float32)  # SGLang's own kernel does not take it
     """
     run(code, device=device)

@@ -49,8 +49,8 @@ def count_calls() -> Counter[str]:
 
     def counted(ran):
         @functools.wraps(ran)
-        def call(name, *args):
-            result = ran(name, *args)
+        def call(name, *args, **kwargs):
+            result = ran(name, *args, **kwargs)
             calls[name] += result
             return result
 

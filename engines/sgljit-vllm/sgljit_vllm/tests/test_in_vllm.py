@@ -104,6 +104,18 @@ def check_calls(calls: dict[str, int], expected: dict[str, int]) -> None:
 
 
 @needs_vllm
+@pytest.mark.parametrize(
+    ("model", "how"), [("qwen3", []), ("gemma3", []), ("qwen3", ["kernels"]), ("qwen3", ["passes"])]
+)
+def test_what_is_compared_agrees_and_changes_no_token(model, how):
+    ours, printed = generate(model, *how, "count", engines="strict", SGLJIT_SHADOW="0.2")
+    assert ours["tokens"] == own_tokens(model)
+    assert "cannot compare" not in printed
+    compared = set(re.findall(r"(\w+) differs from the engine's own code by 0\.\d+ of its bound in call", printed))
+    assert compared == (set() if how == ["passes"] else ours["calls"].keys()), printed
+
+
+@needs_vllm
 def test_a_list_of_ops_chooses():
     ours, printed = generate("qwen3", "count", engines="strict,rmsnorm")
     assert ours["tokens"] == own_tokens("qwen3")
@@ -222,7 +234,7 @@ if "sgljit_vllm.kernels" in sys.modules:
     from sgljit_vllm import dispatcher, layers, provider
     def count(module):
         ran = module.ran
-        module.ran = lambda name, *args: ran(name, *args) and not calls.append(name)
+        module.ran = lambda name, *args, **kwargs: ran(name, *args, **kwargs) and not calls.append(name)
     for module in (dispatcher, layers, provider):
         count(module)
 """
@@ -301,6 +313,71 @@ def test_kernels_of_activations_agree_with_float64():
             assert len(calls) == 3
             calls.clear()
     """)
+
+
+@needs_vllm
+def test_exact_gives_the_bits_of_vllms_kernel():
+    in_vllm(
+        """
+        from sgljit_engines import report
+        from sgljit_vllm import dispatcher
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x = (torch.randn(64, 512) * torch.randn(512).mul(1.5).exp()).to(dtype)
+            out, own = torch.empty(2, 64, 256, dtype=dtype)
+            torch.ops._C.silu_and_mul(out, x)
+            dispatcher._own["silu_and_mul"](own, x)
+            assert torch.equal(out, own), dtype
+            (use,) = [use for use in report() if str(dtype).endswith(use.kind.split()[0])]
+            assert bool(use.why) != bool(calls), use
+            calls.clear()
+        assert "cannot be proven in torch.float32" in use.why
+        layernorm.RMSNorm(64)(torch.randn(3, 64))
+        assert calls == [] and "sgljit" not in ir.ops.rms_norm.supported_providers()
+        print(report())
+        """,
+        SGLJIT_ENGINES="exact,strict",
+    )
+
+
+@needs_vllm
+@pytest.mark.parametrize("name", ["silu_and_mul", "rmsnorm", "gemma_fused_add_rmsnorm"])
+def test_a_kernel_without_rounding_is_found(name):
+    in_vllm(
+        f"""
+        from sgljit_vllm import kernels
+        from sgljit_engines import report
+        name = {name!r}
+        layer = layernorm.RMSNorm(512, dtype=torch.bfloat16) if name == "rmsnorm" else layernorm.GemmaRMSNorm(512)
+        layer.bfloat16()
+        def call():
+            x, residual = torch.randn(2, 8, 512).bfloat16()
+            if name == "silu_and_mul":
+                torch.ops._C.silu_and_mul(x.new_empty(8, 256), x)
+            elif name == "rmsnorm":
+                layer(x)
+            else:
+                layer(x, residual)
+        def lost():
+            return {{use.op for use in report() if "is rounded to one side" in use.why}}
+        for _ in range(3000):
+            call()
+        assert not lost()
+        own = kernels.KERNELS.op(name)
+        def cut(*args):
+            own(*args)
+            out = args[{ {"silu_and_mul": 1, "rmsnorm": 2, "gemma_fused_add_rmsnorm": 0}[name] }]
+            out.mul_(1 - 2**-8)  # a unit in the last place less for most elements
+        kernels.KERNELS.found[name] = cut
+        for _ in range(3000):
+            call()
+        assert lost() == {{name}}
+        ran = len(calls)
+        call()
+        assert len(calls) == ran
+        """,
+        SGLJIT_ENGINES="on",
+        SGLJIT_SHADOW="0.001",
+    )
 
 
 FAIL = """
@@ -412,8 +489,8 @@ def test_a_layer_builds_its_kernels_for_all_numbers_of_tokens():
         tokens = []
         def recorded(op):
             return lambda x, *others: tokens.append(len(x)) or op(x, *others)
-        find = kernels._op
-        kernels._op = lambda name: recorded(find(name))
+        find = kernels.KERNELS.op
+        kernels.KERNELS.op = lambda name: recorded(find(name))
         layernorm.GemmaRMSNorm(64)
         most = config.scheduler_config.max_num_batched_tokens
         one_op = tokens[: len(tokens) // 2]

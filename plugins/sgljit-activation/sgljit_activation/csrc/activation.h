@@ -57,4 +57,22 @@ struct Activated {
   }
 };
 
+/// \brief gate / (1 + exp(-gate)) by an exact quotient, as PyTorch computes it.
+struct Silu {
+  SGL_HD float operator()(float gate) const {
+    return gate / (1 + sgl::exp_of_number(-gate));
+  }
+};
+
+/// \brief silu(gate), rounded to the dtype of the gate, times up: the two kernels of PyTorch in one.
+struct RoundedSiluAndMul {
+  SGL_OPERANDS(gate, up, out)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto activated = row.round(gate, sgl::map(Silu{}, row[gate]));
+    return sgl::store(out = sgl::map([](float a, float b) { return a * b; }, activated, row[up]));
+  }
+};
+
 }  // namespace activation

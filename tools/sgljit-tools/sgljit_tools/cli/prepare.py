@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sgljit_core import freeze, parallel_compile, why
-from sgljit_core.errors import SgljitError
 from sgljit_core.plugins import discovery
 
 from .ahead import Arch, builds_ahead, cuda_target, fail_if_not_kept, target_of
@@ -28,8 +26,6 @@ def prepare(
     It builds for this machine's device or, with --cuda-arch, for another, which need not be here; without either, for
     the CPU. It compiles even with SGLJIT_JIT=error, which forbids compiling on demand.
     """
-    if importlib.util.find_spec("sgljit_engines") is None:
-        raise SgljitError("this command needs what adapters share: pip install sgljit-engines")
     from sgljit_engines.adapter import engine_ops
     from sgljit_engines.shapes import read_config
 

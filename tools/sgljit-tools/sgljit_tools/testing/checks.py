@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from sgljit_core.errors import SgljitError
+from sgljit_engines.agreement import same_bits
 
 from . import layouts as laid_out
-from .agreement import same_bits
 from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal
 

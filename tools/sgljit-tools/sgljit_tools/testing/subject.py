@@ -14,8 +14,8 @@ import torch
 
 from sgljit_core import Op
 from sgljit_core.errors import InvalidBuildError, InvalidFamilyError
+from sgljit_engines.agreement import difference, same_bits
 
-from .agreement import difference, same_bits
 from .memory import Guarded, leading_to_copies, map_tensors, memory_of, tensors_of
 
 Arguments = dict[str, Any]

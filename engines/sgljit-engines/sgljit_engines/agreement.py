@@ -1,0 +1,91 @@
+"""Does a kernel's result agree with another computation of the same? It is the bound of every op."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+# A few units in the last place of a result that was rounded once; of eight bits one unit, which is up to an eighth.
+TOLERANCES = {
+    torch.float8_e4m3fn: 0.13,
+    torch.float8_e5m2: 0.26,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+    torch.float32: 1e-4,
+    torch.float64: 1e-9,
+}
+# Units in the last place by which elements may be off in the mean: rounded to the nearest value they are as often above
+# as below, and cut off a third of a unit below. Wider dtypes show other errors first.
+_BIAS = 0.2
+_ENOUGH = 1024  # elements, for a mean that is no accident
+
+
+def difference(got: Any, wanted: Any) -> str | None:
+    """The difference between a result and the reference's, in words; None where they agree.
+
+    Floating tensors are compared in float64, with a tolerance of the dtype of ``got``, relative to each element and to
+    the mean magnitude of all, as sums of many terms cancel. In dtypes of 16 bits and less the elements of a large
+    tensor must also be right in the mean, to a fifth of a unit in the last place. Everything else must be equal.
+    """
+    if not (isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor)):
+        is_same = type(got) is type(wanted) and (got == wanted or (got != got and wanted != wanted))
+        return None if is_same else f"is {got!r}, and the reference gives {wanted!r}"
+    if got.shape != wanted.shape:
+        return f"has the shape {list(got.shape)}, and the reference's has {list(wanted.shape)}"
+    got, wanted = (one.detach().cpu() for one in (got, wanted))
+    differs = _shares(got, wanted) > 1
+    if not differs.any():
+        units = _bias(got, wanted)
+        side = f"{abs(units):.2f} units in the last place {'above' if units > 0 else 'below'} the reference's"
+        return f"is rounded to one side: in the mean its elements are {side}" if abs(units) > _BIAS else None
+    index = tuple(differs.nonzero()[0].tolist())
+    numbers = [one.double() if one.dtype in TOLERANCES else one for one in (got, wanted)]
+    return (
+        f"differs at {list(index)}: {numbers[0][index].item()}, and the reference gives {numbers[1][index].item()}; "
+        f"{int(differs.sum())} of {got.numel()} elements differ"
+    )
+
+
+def share(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest error of a result, as a share of what ``difference`` allows: above 1 where they do not agree."""
+    if got.shape != wanted.shape:
+        return math.inf
+    largest = float(_shares(got, wanted).max()) if got.numel() else 0.0
+    return max(largest, abs(_bias(got, wanted)) / _BIAS)
+
+
+def same_bits(first: Any, second: Any) -> bool:
+    """Whether two results are the same, NaN included."""
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same_bits, first, second))
+    if not isinstance(first, torch.Tensor):
+        return bool(first == second)
+    raw = (one.contiguous().flatten().view(torch.uint8) for one in (first, second))
+    return first.shape == second.shape and (first.numel() == 0 or torch.equal(*raw))
+
+
+def _shares(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The error of each element, as a share of what is allowed; infinite where one of two is no number."""
+    dtype = got.dtype
+    if dtype not in TOLERANCES:
+        return torch.where(got != wanted, math.inf, 0.0)
+    got, wanted = got.double(), wanted.double()
+    finite = wanted[wanted.isfinite()].abs()
+    mean = float(finite.mean()) if finite.numel() else 0.0
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    found = (got - wanted).abs() / (TOLERANCES[dtype] * (wanted.abs() + mean) + least)
+    same = (got == wanted) | (got.isnan() & wanted.isnan())
+    return found.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill_(same, 0.0)
+
+
+def _bias(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The mean distance of the elements from what is wanted, away from zero, in units in the last place."""
+    if got.dtype not in TOLERANCES or got.dtype.itemsize > 2 or got.numel() < _ENOUGH:
+        return 0.0
+    info = torch.finfo(got.dtype)
+    got, wanted = got.double(), wanted.double()
+    units = (got / wanted - 1) / info.eps
+    counted = units[(wanted.abs() >= info.smallest_normal) & units.isfinite()]
+    return float(counted.clamp(-1, 1).mean()) if counted.numel() >= _ENOUGH else 0.0

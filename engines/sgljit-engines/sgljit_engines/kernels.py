@@ -1,0 +1,82 @@
+"""Does an op work for a kind of call? Its family is imported, and its kernels built, when that is first asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from sgljit_core import ops
+
+from .adapter import Adapter
+from .uses import Use
+
+Op = Callable[..., Any]
+Kind = tuple[Any, ...]
+
+
+class Kernels:
+    """The ops of an adapter that asks before calls whether they work.
+
+    Attributes:
+        adapter: whose ops they are.
+        found: the functions of the ops that were asked for, by name.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.found: dict[str, Op] = {}
+        self._tried: dict[Kind, bool] = {}
+        self._uses: dict[Kind, Use] = {}
+        self._asked: dict[str, Use] = {}  # by op, what was last asked for: the next call is of that kind
+
+    def works(self, name: str, kind: Kind, trial: Callable[[Op], object]) -> bool:
+        """Whether an op may be used for a kind of call; the first question imports its family and builds its kernels.
+
+        Args:
+            kind: what the op's kernels depend on.
+            trial: calls the op that it is given, on tensors of its own.
+        """
+        key = (name, *kind)
+        if key not in self._tried:
+            if torch.compiler.is_compiling():
+                return False  # nothing is built inside of a graph
+            self.adapter.attempt_once(name, lambda: trial(self.op(name)), self._tried, key)
+            if key not in self._tried:
+                return False  # a capture forbids the build that decides it
+            self._uses[key] = self.adapter.use(name, key)
+        self._asked[name] = self._uses[key]
+        return self._tried[key]
+
+    def worked(self, name: str, kind: Kind) -> bool:
+        """Whether ``works`` said yes, and the op was not lost since. Nothing is imported or built."""
+        key = (name, *kind)
+        if not self._tried.get(key, False):
+            return False
+        self._asked[name] = self._uses[key]
+        return self.adapter.attempt(name, lambda: None)
+
+    def working(self, names: Iterable[str]) -> list[Kind]:
+        """All for which ``worked`` is true of some ops, each behind its op."""
+        return [(name, *kind) for name, *kind in self._tried if name in names and self.worked(name, tuple(kind))]
+
+    def ran(self, name: str, *args: Any, **kwargs: Any) -> bool:
+        """Call an op; whether it ran. If not, it has written nothing, and the engine's own code must run.
+
+        A kernel also depends on what ``works`` does not ask for, such as strides or the number of tokens.
+        """
+        if torch.compiler.is_compiling():  # a graph has the op alone, for whose kind ``works`` said yes before
+            self.found[name](*args, **kwargs)
+            return True
+        ran = self.adapter.attempt(name, lambda: self.op(name)(*args, **kwargs))
+        if name in self._asked:
+            self._asked[name].calls += ran
+        return ran
+
+    def op(self, name: str) -> Op:
+        """The function of an op, whose family is imported."""
+        if name not in self.found:
+            family = next(family for family, names in self.adapter.ops.items() if name in names)
+            self.found[name] = getattr(ops[family], name)
+        return self.found[name]

@@ -1,0 +1,63 @@
+"""The ops that an adapter asks about before it calls them: what is built when, and counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sgljit_core import errors
+from sgljit_engines import Adapter, Kernels, Use, report
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    monkeypatch.setattr("sgljit_engines.adapter.USES", uses := {})
+    monkeypatch.setattr("sgljit_engines.uses.USES", uses)
+    return Kernels(Adapter("sgljit-some", {"pytest": ">=8"}, {"activation": {"silu_and_mul": "SiluAndMul"}}))
+
+
+def fits(kernel):
+    kernel(torch.zeros(1, 32))
+
+
+def refuse(_kernel):
+    raise errors.TensorMatchError("rank 5")
+
+
+def test_a_kind_is_tried_once_and_its_calls_are_counted(kernels):
+    trials = []
+    kinds = (("float32", "cpu"), ("float32", "cpu"), ("float64", "cpu"))
+    answers = [
+        kernels.works(
+            "silu_and_mul",
+            kind,
+            lambda op, kind=kind: trials.append(kind) or (refuse if kind[0] == "float64" else fits)(op),
+        )
+        for kind in kinds
+    ]
+    assert answers == [True, True, False]
+    assert len(trials) == 2
+    for number in (3, 2):
+        assert kernels.works("silu_and_mul", ("float32", "cpu"), fits)
+        assert all(kernels.ran("silu_and_mul", torch.zeros(2, 32)) for _ in range(number))
+    first, second = report()
+    assert (first.kind, first.calls, first.why) == ("float32 cpu", 5, "")
+    assert second == Use("sgljit-some", "SiluAndMul", "float64 cpu", "silu_and_mul", why="the op does not take it")
+    assert "; calls 5" in " ".join(str(first).split())
+    assert kernels.worked("silu_and_mul", ("float32", "cpu"))
+    assert not kernels.worked("silu_and_mul", ("float64", "cpu"))
+    assert not kernels.worked("silu_and_mul", ("never asked",))
+    assert kernels.working(["silu_and_mul"]) == [("silu_and_mul", "float32", "cpu")]
+
+
+def test_an_op_that_is_lost_works_no_more(kernels):
+    assert kernels.works("silu_and_mul", (), fits)
+
+    def fail():
+        raise OSError("no space")
+
+    kernels.adapter.attempt("silu_and_mul", fail)
+    assert not kernels.ran("silu_and_mul", torch.zeros(2, 32))
+    assert not kernels.worked("silu_and_mul", ())
+    assert kernels.working(["silu_and_mul"]) == []
+    assert report()[0].calls == 0
