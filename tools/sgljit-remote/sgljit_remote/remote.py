@@ -6,13 +6,15 @@ request. Else the artifact is an object of its own, one request. A remote that d
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from sgljit_core import log
 from sgljit_core.cache import lookup, store
-from sgljit_core.machine import private
+from sgljit_core.cache.manifest import FILE
+from sgljit_core.machine import private, roots
 from sgljit_core.machine.forks import ForkLock, OncePerKey
 
 from . import index, objects, stores
@@ -182,22 +184,42 @@ class Session:
 
 
 def keep(artifact: Artifact, root: Path) -> Path:
-    """Put a verified artifact below a root, or below a directory of this process where that takes no files; which."""
+    """Put a verified artifact below a root, or below a directory of this process where that takes no files; which.
+
+    It is not synced to the disk, which takes several times as long: after a power failure it may be damaged, which the
+    next load sees, and the remote has it still.
+    """
     try:
-        put_in_place(artifact, root)
+        put_in_place(artifact, root, is_synced=False)
     except OSError as error:
         text = f"the cache {root} cannot be written ({error}): what comes from a remote serves this process alone"
         log.once("cache_unwritable", str(root), text, root=str(root), reason=str(error))
         root = private.process_directory() / "remote"
-        put_in_place(artifact, root)
+        put_in_place(artifact, root, is_synced=False)
     return root
 
 
-def put_in_place(artifact: Artifact, root: Path) -> None:
+def put_in_place(artifact: Artifact, root: Path, *, is_synced: bool = True) -> None:
     """Put a verified artifact below a root, complete and by one rename. Raises OSError: the root takes no files."""
+    manifest = artifact.manifest
     staging = store.staging_directory(root, "remote")
     try:
-        store.publish(staging, root, artifact.manifest.location, artifact.manifest, artifact.payload)
+        if is_synced:
+            store.publish(staging, root, manifest.location, manifest, artifact.payload)
+            return
+        package, place = staging / "publish", Path(artifact.place)
+        package.mkdir(mode=0o700)
+        roots.share(package)
+        for name, content in ((manifest.payload, artifact.payload), (FILE, manifest.dump())):
+            descriptor = os.open(package / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                roots.share(descriptor)
+                file.write(content)
+        roots.make(root, *place.parent.parts)
+        try:
+            package.rename(root / place)
+        except OSError:  # something is there
+            store.settle(package, root, place)
     finally:
         store.discard(staging)
 

@@ -18,10 +18,11 @@ from .conftest import files
 LOAD = """
 import json, logging, sys, time
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
-import torch
+import torch, tvm_ffi
 import sgljit_core
 from sgljit_core import load_jit
 values = []
+before = set(sys.modules)
 for number in map(int, sys.argv[1].split(",")):
     source = f"int number() {{ return {number}; }}"
     start = time.perf_counter()
@@ -29,6 +30,7 @@ for number in map(int, sys.argv[1].split(",")):
 stats = sgljit_core.stats()
 found = {"values": values, "hits": stats.hits, "builds": stats.builds}
 found["modules"] = [name for name in sys.modules if name.startswith(("sgljit_remote", "cryptography", "fsspec"))]
+found["new"] = sorted(set(sys.modules) - before)
 print(json.dumps(found))
 """
 FROZEN = LOAD.replace("values = []", "values = []\nsgljit_core.freeze('error')")
@@ -89,6 +91,14 @@ def test_a_machine_without_a_compiler_runs_what_another_published(run, server, p
     output, _ = run(LOAD, "1,2", cache="second", **NO_COMPILER, **published)
     assert json.loads(output)["hits"] == {"cache": 2}
     assert server.requests == []
+
+
+def test_the_first_artifact_imports_little(run, published):
+    output, _ = run(LOAD, "1", cache="second", **published)
+    new = json.loads(output)["new"]
+    assert "cryptography.hazmat.primitives.serialization" not in new  # 4 ms, which reading a public key can do without
+    assert "packaging.requirements" not in new  # 8 ms
+    assert len(new) <= 64, new
 
 
 def test_code_of_a_stranger_is_not_run_but_compiled_here(run, server, published, tmp_path):
