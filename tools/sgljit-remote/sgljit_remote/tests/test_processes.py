@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -46,23 +43,33 @@ if (child := os.fork()) == 0:
     os._exit(load(2))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+FLEET = """
+import json, os, sys
+import torch, tvm_ffi
+import sgljit_core
+from sgljit_core import load_jit
+start, starting = os.pipe()
+answers, answering = os.pipe()
+children = []
+for number in range(8):
+    if child := os.fork():
+        children.append(child)
+        continue
+    os.close(starting)
+    os.environ["SGLJIT_CACHE_DIR"] += str(number)
+    os.read(start, 1)
+    values = []
+    for value in range(1, 6):
+        source = f"int number() {{ return {value}; }}"
+        values.append(load_jit("number", str(value), cpp_sources=source, cpp_wrappers=[("number", "number")]).number())
+    stats = sgljit_core.stats()
+    os.write(answering, f"{json.dumps([values, stats.hits, stats.builds])}\\n".encode())
+    os._exit(0)
+os.close(starting)
+os.close(answering)
+print(open(answers).read())
+"""
 NO_COMPILER = {"PATH": "", "SGLJIT_CXX": "none"}
-
-
-@pytest.fixture
-def run(server, tmp_path):
-    """Run a program with the server as its remote; its standard output and error."""
-
-    def run(code, *arguments, cache, status=0, **environment):
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("SGLJIT_")}
-        variables |= {"SGLJIT_CACHE_DIR": str(tmp_path / cache), "SGLJIT_REMOTE": server.url, **environment}
-        # torch warns where NumPy is not installed.
-        command = [sys.executable, "-W", "ignore:Failed to initialize NumPy:UserWarning", "-c", code, *arguments]
-        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == status, done.stderr
-        return done.stdout, done.stderr
-
-    return run
 
 
 @pytest.fixture
@@ -174,3 +181,17 @@ def test_of_a_family_one_archive_is_asked_for(run, server, tmp_path):
     assert json.loads(output)["hits"] == {"remote": 1, "cache": 2}
     assert server.requests[0] == f"GET /{index.NAME}"
     assert len(server.requests) == 2
+
+
+def test_eight_machines_with_empty_disks_ask_for_an_index_and_an_archive_each(run, server, key):
+    keys = {"SGLJIT_TRUSTED_KEYS": str(key.parent / "trusted"), "SGLJIT_SIGNING_KEY": str(key)}
+    run(LOAD, "1,2,3,4,5", cache="first", SGLJIT_REMOTE="")
+    run("from sgljit_remote.cli import main; main(['push'])", cache="first", **keys)
+    server.requests.clear()
+    output, errors = run(FLEET, cache="fleet", SGLJIT_REMOTE_TIMEOUT="20", **NO_COMPILER, **keys)
+    assert errors == ""
+    assert [json.loads(line) for line in output.split("\n") if line] == [
+        [[1, 2, 3, 4, 5], {"remote": 1, "cache": 4}, {}] for _ in range(8)
+    ]
+    archive = next(name for name in server.objects if "/archives/" in name)
+    assert sorted(server.requests) == [f"GET {archive}"] * 8 + [f"GET /{index.NAME}"] * 8
