@@ -20,6 +20,7 @@ from sgljit_core.machine.forks import ForkLock, OncePerKey
 from . import index, objects, stores
 from .asking import ask
 from .config import Settings
+from .counts import count
 from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact, Unpacked, object_name
@@ -62,11 +63,15 @@ class Remote:
 
         Raises RemoteUnavailableError, and RefusedObjectError where it is too large.
         """
-        return self._ask(lambda deadline: self.store.get(name, most, deadline), times)
+        content = self._ask(lambda deadline: self.store.get(name, most, deadline), times)
+        count(bytes_read=len(content or b""))
+        return content
 
     def put(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Write an object; whether it was not there. Raises RemoteUnavailableError."""
-        return self._ask(lambda deadline: self.store.put(name, content, deadline, replace=replace))
+        is_new = self._ask(lambda deadline: self.store.put(name, content, deadline, replace=replace))
+        count(bytes_written=len(content) if is_new else 0)
+        return is_new
 
     def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
         try:
@@ -91,6 +96,7 @@ class Remote:
 
     def refuse(self, name: str, reason: str) -> None:
         """Say why an object is not used."""
+        count(refusals=1)
         place = f"{self.store.shown}/{name}"
         text = f"{place} is refused and not used: {reason}"
         log.once("remote_refused", f"{place} {reason}", text, url=self.store.shown, object=name, reason=reason)
@@ -132,19 +138,18 @@ class Session:
         location, toolchain_key = artifact.manifest.location.path, artifact.manifest.toolchain_key
         names = {object_name(location, toolchain_key), object_name(location, None)}
         replace = not names.isdisjoint(self._refused)
-        self._guarded(lambda: self._remote.publish_one(artifact, replace=replace))
+        self._guarded(lambda: count(published=self._remote.publish_one(artifact, replace=replace)))
 
-    def _guarded(self, call: Callable[[], Path | bool | None]) -> Path | None:
+    def _guarded(self, call: Callable[[], Path | None]) -> Path | None:
         """Call what may find the remote down: it is not asked again then."""
         try:
-            result = call()
+            return call()
         except RemoteUnavailableError as error:
             self._is_down = True
             shown = self._remote.store.shown
             text = f"{error}. This process asks it no more, and compiles what is missing"
             log.once("remote_down", shown, text, url=shown, reason=str(error))
             return None
-        return result if isinstance(result, Path) else None
 
     def _by_archive(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
         """Take the archive of the family that holds an artifact, unless it was taken."""
@@ -206,6 +211,7 @@ def put_in_place(artifact: Artifact, root: Path, *, is_synced: bool = True) -> N
     try:
         if is_synced:
             store.publish(staging, root, manifest.location, manifest, artifact.payload)
+            count(artifacts=1)
             return
         package, place = staging / "publish", Path(artifact.place)
         package.mkdir(mode=0o700)
@@ -220,6 +226,7 @@ def put_in_place(artifact: Artifact, root: Path, *, is_synced: bool = True) -> N
             package.rename(root / place)
         except OSError:  # something is there
             store.settle(package, root, place)
+        count(artifacts=1)
     finally:
         store.discard(staging)
 
@@ -236,5 +243,6 @@ def _session(settings: Settings) -> Session | None:
     try:
         return Session(Remote(settings))
     except (KeyFileError, UntrustedRemoteError) as error:
+        count(refusals=1)
         log.once("remote_refused", settings.url, str(error), reason=str(error))
         return None
