@@ -21,7 +21,7 @@ class RefusedObjectError(SgljitError, ValueError):
 
 
 class KeyFileError(SgljitError, ValueError):
-    """A file of a key cannot be read or written, or another user could have written it."""
+    """A file of a key cannot be read or written, has expired, or another user could have written it."""
 
 
 class WarmUpError(SgljitError, RuntimeError):

@@ -26,7 +26,9 @@ from .index import Archive
 from .objects import Artifact, Unpacked, object_name
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from .signing import TrustedKey
 
 T = TypeVar("T")
 
@@ -43,7 +45,7 @@ class Remote:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.trusted: tuple[Ed25519PublicKey, ...] = ()
+        self.trusted: tuple[TrustedKey, ...] = ()
         self.key: Ed25519PrivateKey | None = None
         if settings.trusted_keys or settings.signing_key:
             from . import signing
@@ -96,16 +98,20 @@ class Remote:
 
     def refuse(self, name: str, reason: str) -> None:
         """Say why an object is not used."""
-        count(refusals=1)
-        place = f"{self.store.shown}/{name}"
-        text = f"{place} is refused and not used: {reason}"
-        log.once("remote_refused", f"{place} {reason}", text, url=self.store.shown, object=name, reason=reason)
+        refuse(self.store.shown, name, reason)
 
     def publish_one(self, artifact: Artifact, *, replace: bool = False) -> bool:
         """Write the objects of one artifact; whether it was not there. Raises RemoteUnavailableError."""
         content, location = objects.pack([artifact], self.key), artifact.manifest.location.path
         self.put(object_name(location, None), content, replace=replace)
         return self.put(object_name(location, artifact.manifest.toolchain_key), content, replace=replace)
+
+
+def refuse(url: str, name: str, reason: str) -> None:
+    """Say why an object, of a remote or of a file, is not used."""
+    count(refusals=1)
+    text = f"{url}/{name} is refused and not used: {reason}"
+    log.once("remote_refused", f"{url}/{name} {reason}", text, url=url, object=name, reason=reason)
 
 
 class Session:
