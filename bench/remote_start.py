@@ -196,22 +196,20 @@ import json, sys, time
 import torch, tvm_ffi
 import remote_start
 from sgljit_core import load_jit
-times = [time.perf_counter()]
+times = [(time.perf_counter(), time.process_time())]
 for number in range(4):
     remote_start.load(number)
-    times.append(time.perf_counter())
-print(json.dumps([1000 * (end - start) for start, end in zip(times, times[1:])]))
+    times.append((time.perf_counter(), time.process_time()))
+print(json.dumps([[1000 * (b - a) for a, b in zip(*pair)] for pair in zip(times, times[1:])]))
 """
 
 
-def one_hit(rounds: int, store: Path, directory: Path, settings: Mapping[str, str]) -> dict[str, list[float]]:
-    """Milliseconds of the first and of a later artifact, of the remote without archives and of the local cache."""
+def one_hit(rounds: int, store: Path, directory: Path, settings: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A row for the first and for a later artifact, of the remote without archives and of the local cache."""
     single = directory / "single"
     shutil.copytree(store, single)
     (single / "sgljit-1/index.json").unlink()
-    found: dict[str, list[float]] = {
-        name: [] for name in ("remote first", "remote later", "local first", "local later")
-    }
+    found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     with serving(single, directory / "requests-single") as (url, _):
         for number in range(rounds + 1):
             cache = directory / f"one-{number}"
@@ -221,9 +219,25 @@ def one_hit(rounds: int, store: Path, directory: Path, settings: Mapping[str, st
                 done = subprocess.run(command, env=variables, cwd=here, stdout=subprocess.PIPE, text=True, check=True)
                 first, *later = json.loads(done.stdout)
                 if number:  # the first round writes the byte code
-                    found[f"{place} first"].append(first)
-                    found[f"{place} later"].append(statistics.median(later))
-    return found
+                    found.setdefault((place, "first"), []).append(tuple(first))
+                    found.setdefault((place, "later"), []).append(
+                        tuple(map(statistics.median, zip(*later, strict=True)))
+                    )
+    rows = []
+    for which, name in (("first", "the first of a process"), ("later", "a later one")):
+        remote, local = (
+            [*map(statistics.median, zip(*found[place, which], strict=True))] for place in ("remote", "local")
+        )
+        rows.append(
+            {
+                "artifact": name,
+                "remote, ms": f"{remote[0]:.1f}",
+                "local cache, ms": f"{local[0]:.1f}",
+                "over it, ms": f"{remote[0] - local[0]:.1f}",
+                "CPU ms over it": f"{remote[1] - local[1]:.1f}",
+            }
+        )
+    return rows
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
@@ -275,25 +289,12 @@ def main() -> int:
         counts = [1, *(count for count in options.processes if count > 1)]
         start(1, store, directory, settings, VARIANTS)  # writes the byte code
         runs = [start(count, store, directory, settings, VARIANTS) for count in counts]
-        hits = {
-            name: statistics.median(times)
-            for name, times in one_hit(options.rounds, store, directory, settings).items()
-        }
+        ones = one_hit(options.rounds, store, directory, settings)
 
     from sgljit_tools.benchmark import results
 
     table = rows_of(runs)
     assert all(run["loaded"] == VARIANTS for run in runs)
-    over = {which: hits[f"remote {which}"] - hits[f"local {which}"] for which in ("first", "later")}
-    ones = [
-        {
-            "artifact": f"the {which} of a process",
-            "remote, ms": f"{hits[f'remote {which}']:.1f}",
-            "local cache, ms": f"{hits[f'local {which}']:.1f}",
-            "over it, ms": f"{over[which]:.1f}",
-        }
-        for which in over
-    ]
     plots = {}
     if options.output:
         picture = options.output.with_suffix(".svg")
