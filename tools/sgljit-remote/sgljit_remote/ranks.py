@@ -43,8 +43,8 @@ def warm_up(
 ) -> int:
     """Let the ranks of a group call ``work`` so that each variant is compiled, or asked of a remote, once in all.
 
-    The first rank of the group calls it, alone. What it loaded or compiled goes to those that do not have it, and then
-    they call it. All ranks of the group must call this, with the same arguments.
+    The first rank of the group calls it, alone. The others get what it loaded or compiled, as far as they lack it, and
+    call it then. All ranks of the group must call this, with the same arguments.
 
     Args:
         work: uses the ops, as the job will: ``lambda: ops["norm"].rmsnorm(x, weight)``. No collective operation may be
