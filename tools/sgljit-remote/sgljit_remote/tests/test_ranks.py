@@ -114,6 +114,20 @@ def test_a_rank_whose_cache_takes_no_files_uses_what_it_was_given(job, tmp_path)
     assert said[1]["builds"] == {}
 
 
+def test_the_first_rank_of_a_group_need_not_be_the_first_of_the_job(job):
+    said = job("nodes = dist.new_group([1, 2])\nif rank: given = warm_up(work, nodes, timeout=60)", count=3)
+    assert [one["builds"] for _, one in sorted(said.items())] == [{}, {"compiled": 3}, {}]
+    assert [one["given"] for _, one in sorted(said.items())] == [0, 0, 3]
+    assert said[2]["values"] == [1, 2, 3]
+
+
+def test_ranks_that_share_a_cache_are_handed_nothing(job):
+    said = job("os.environ['SGLJIT_CACHE_DIR'] = root; given = warm_up(work, timeout=60)", count=2)
+    assert [one["builds"] for _, one in sorted(said.items())] == [{"compiled": 3}, {}]
+    assert [one["given"] for one in said.values()] == [0, 0]
+    assert said[1]["values"] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("dying", [0, 2])
 def test_a_rank_that_dies_leaves_the_others_with_an_error_in_time(job, dying):
     said = job(f"rank == {dying} and os._exit(1); warm_up(work, timeout=20)", count=4)
