@@ -125,9 +125,8 @@ class KernelFamily:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name.startswith("_"):
-            raise InvalidFamilyError(
-                f"family name {self.name!r} (package {self.package!r}) must be a public Python identifier"
-            )
+            text = f"family name {self.name!r} (package {self.package!r}) must be a public Python identifier"
+            raise InvalidFamilyError(text)
         object.__setattr__(self, "host", (self.host,) if isinstance(self.host, str) else tuple(self.host))
         for name in ("ops", "tests", "bench"):
             object.__setattr__(self, name, getattr(self, name) or f"{self.package}.{name}")

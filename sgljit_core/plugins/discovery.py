@@ -146,7 +146,8 @@ def _scan(group: str) -> list[Plugin]:
             continue
         used[name] = directory
         try:
-            found[name] = [Plugin(point.name, point.value, dist) for point in dist.entry_points.select(group=group)]
+            points = dist.entry_points if group in (dist.read_text("entry_points.txt") or "") else ()  # else not parsed
+            found[name] = [Plugin(point.name, point.value, dist) for point in points if point.group == group]
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a distribution's metadata may be anything
@@ -196,9 +197,11 @@ def load_error(plugin: Plugin, error: BaseException) -> PluginLoadError:
 
 def _check_requirements(plugin: Plugin) -> None:
     """Compare the plugin's own requirement on sgljit-core with the running core."""
+    series = re.fullmatch(r"0\.(\d+)\.\d+", __version__)
+    usual = f"sgljit-core<0.{int(series[1]) + 1},>=0.{series[1]}" if series else ""  # as docs/compatibility.md has it
     for text in filter(_ON_CORE.match, plugin.requires):
         question = ["requirement", text, __version__]
-        if answers.recall(question) == "met":
+        if text == usual or answers.recall(question) == "met":
             continue
         from packaging.requirements import Requirement  # takes 10 ms to import
 
@@ -208,11 +211,9 @@ def _check_requirements(plugin: Plugin) -> None:
         except ValueError as error:
             raise PluginLoadError(str(plugin), f"its metadata has the requirement {text!r}: {error}") from error
         if counts and not requirement.specifier.contains(__version__, prereleases=True):
-            raise IncompatiblePluginError(
-                str(plugin),
-                f"it requires {text}, and sgljit-core {__version__} is running; "
-                f"pip install --upgrade sgljit-core {plugin.distribution}",
-            )
+            remedy = f"pip install --upgrade sgljit-core {plugin.distribution}"
+            reason = f"it requires {text}, and sgljit-core {__version__} is running; {remedy}"
+            raise IncompatiblePluginError(str(plugin), reason)
         answers.remember(question, "met")
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sgljit_core.config import settings
 from sgljit_core.errors import InvalidBuildError
+from sgljit_core.lazy import collector_paused
 from sgljit_core.specs.build import BuildSpec
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ def header_directories(name: str) -> list[Path]:
     providers = _header_providers()
     if name not in providers:
         known = ", ".join(sorted(providers)) or "none"
-        raise InvalidBuildError(
-            f"extra_dependencies: no installed plugin provides the headers {name!r} (provided: {known})"
-        )
+        text = f"extra_dependencies: no installed plugin provides the headers {name!r} (provided: {known})"
+        raise InvalidBuildError(text)
     return [Path(path) for path in providers[name]()]
 
 
+@collector_paused()
 def prebuilt_roots() -> list[Path]:
     """The directories of finished artifacts that plugins name. They are as trusted as the code that names them."""
     from . import discovery  # imports importlib_metadata, which takes longer than a hit

@@ -23,9 +23,8 @@ def resolve(reference: str, where: Origin) -> Callable[..., Any]:
     module_name, _, name = reference.partition(":")
     module = import_module(module_name, where, reference)
     if not hasattr(module, name):
-        raise InvalidFamilyError(
-            f"{where} names {reference!r}, but {module.__file__} has no {name!r}{nearest(name, dir(module))}"
-        )
+        text = f"{where} names {reference!r}, but {module.__file__} has no {name!r}{nearest(name, dir(module))}"
+        raise InvalidFamilyError(text)
     function: Callable[..., Any] = getattr(module, name)
     return function
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import functools
+import gc
 import importlib
 import itertools
 import os
@@ -19,6 +20,7 @@ import pytest
 from sgljit_core import errors, ops
 from sgljit_core.families.registry import Registry
 from sgljit_core.plugins import discovery as plugins
+from sgljit_core.plugins import hooks
 
 _names = (f"made_up_{i}" for i in itertools.count())
 
@@ -358,6 +360,41 @@ def test_a_plugin_for_another_core_is_refused_before_it_is_imported(site, family
         ops[family]
     assert "it requires sgljit-core>=99, and sgljit-core" in str(caught.value)
     assert f"pip install --upgrade sgljit-core future-{family}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "version", "is_met"),
+    [
+        ("sgljit-core<0.3,>=0.2", "0.2.7", True),
+        ("sgljit-core<0.3,>=0.2", "0.2.0rc1", False),
+        ("sgljit-core<0.3,>=0.2", "0.3.0", False),
+        ("sgljit-core<0.3,>=0.2", "1.2.0", False),
+        ("sgljit-core<0.10,>=0.9", "0.9.0", True),
+        ("sgljit-core<0.30,>=0.2", "0.2.7", True),
+    ],
+)
+def test_a_requirement_of_a_range_holds_for_its_versions(site, family, monkeypatch, requirement, version, is_met):
+    monkeypatch.setattr(plugins, "__version__", version)
+    plugin_on_disk.install(site, f"range-{family}", family, requires=requirement)
+    if is_met:
+        assert ops[family]
+        return
+    with pytest.raises(errors.IncompatiblePluginError, match="it requires sgljit-core<0"):
+        ops[family]
+
+
+def test_the_usual_requirement_is_understood_without_a_parser(tmp_path):
+    plugin_on_disk.install(tmp_path, "usual", "usual", requires="sgljit-core<0.2,>=0.1")
+    code = "import sys; from sgljit_core import ops; ops['usual']; print('packaging.requirements' in sys.modules)"
+    assert _python(tmp_path, code, SGLJIT_CACHE_DIR=str(tmp_path / "empty")).stdout == "False\n"
+
+
+def test_no_garbage_is_collected_while_plugins_are_looked_for(monkeypatch):
+    was_enabled = []
+    monkeypatch.setattr(plugins, "entry_points", lambda *_: was_enabled.append(gc.isenabled()) or [])
+    assert hooks.prebuilt_roots() == []
+    assert was_enabled == [False]
+    assert gc.isenabled()
 
 
 def test_a_requirement_of_an_extra_does_not_count(site, family):

@@ -84,7 +84,16 @@ def installed(distribution, tmp_path_factory) -> isolated.Environment:
     """An environment with the wheels of all distributions, and the tools that pages call."""
     wheels = [distribution(name) for name in isolated.PROJECTS]
     backend = ["hatchling", "hatch-fancy-pypi-readme", "editables"]
-    tools = ["pip", "pytest", "build", "wheel", "transformers", *backend, *isolated.cuda_compilers()]
+    tools = [
+        "pip",
+        "pytest",
+        "build",
+        "wheel",
+        "transformers",
+        "prometheus-client",
+        *backend,
+        *isolated.cuda_compilers(),
+    ]
     environment = isolated.Environment(tmp_path_factory.mktemp("pages") / "environment", wheels, extra=tools)
     environment.install(*wheels)
     pages.shims(environment.bin, environment.python)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from .counts import count
 from .errors import RemoteUnavailableError
 
 T = TypeVar("T")
@@ -38,8 +39,13 @@ def ask(question: Callable[[float], T], seconds: float) -> T:
     pause, reasons = _FIRST_PAUSE, dict[str, None]()
     while True:
         try:
+            count(requests=1)
             return _in_time(question, deadline)
+        except RemoteUnavailableError:
+            count(failures=1)
+            raise
         except TryAgainError as error:
+            count(failures=1)
             reasons[str(error)] = None
             wait = pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
             if time.monotonic() + wait >= deadline:

@@ -6,16 +6,19 @@ import argparse
 import dataclasses
 import re
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from sgljit_core import paths
 from sgljit_core.errors import ConfigError, SgljitError
 
 from . import config, signing, transfer
+from .errors import UntrustedRemoteError
 from .remote import Remote
 from .transfer import Choice
 
 _SECONDS = 60.0  # for one object, where nobody waits for a kernel
+_MOST_DAYS = 36500
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,17 +38,32 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--dry-run", action="store_true", help="only list what would be done")
         if name == "push":
             command.add_argument("--sign", type=Path, metavar="KEY", help="by default SGLJIT_SIGNING_KEY")
+    for name, text in (
+        ("export", "Write the artifacts of the cache to a file, which `import` verifies."),
+        ("import", "Put the artifacts of such a file into the cache, if a trusted key has signed them."),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("file", type=Path)
+        command.add_argument("--directory", type=Path, help="a root other than the user's own cache")
+        if name == "export":
+            command.add_argument("families", nargs="*", metavar="FAMILY", help="such as norm; by default all")
+            command.add_argument("--target", action="append", default=[], help="such as sm_90a; may be repeated")
+            command.add_argument("--sign", type=Path, metavar="KEY", help="by default SGLJIT_SIGNING_KEY")
     keys = commands.add_parser("key", help="Make a key.", description="Make a key.").add_subparsers(
         dest="key_command", required=True
     )
     text = "Write a new private key, and beside it FILE.pub, the public key that others trust."
     new = keys.add_parser("new", help=text, description=text)
     new.add_argument("file", type=Path)
+    new.add_argument("--days", type=int, help="how long the key is valid; by default without end")
     return parser
 
 
 def _new_key(given: argparse.Namespace) -> int:
-    public = signing.new_key(given.file)
+    if given.days is not None and not 0 < given.days <= _MOST_DAYS:
+        raise ConfigError(f"--days takes a number from 1 to {_MOST_DAYS}; got {given.days}")
+    until = datetime.now(timezone.utc).date() + timedelta(days=given.days) if given.days else None
+    public = signing.new_key(given.file, until)
     print(f"wrote {given.file}, which signs (keep it secret), and {public}, which others name in SGLJIT_TRUSTED_KEYS")
     return 0
 
@@ -84,10 +102,38 @@ def _pull(given: argparse.Namespace) -> int:
     return 1 if pulled.refused else 0
 
 
+def _export(given: argparse.Namespace) -> int:
+    root, key = (given.directory or paths.cache_root()).absolute(), given.sign or _keys(given).signing_key
+    choice = Choice([name.replace("-", "_") for name in given.families], given.target)
+    count = transfer.export_file(given.file, root, choice, signing.private_key(key) if key else None)
+    if count == 0:
+        raise ConfigError(f"nothing to export: {root} holds no such artifact; `sgljit cache list` lists what it has")
+    print(f"{count} artifacts are in {given.file}, {f'signed with {key}' if key else 'not signed'}")
+    return 0
+
+
+def _import(given: argparse.Namespace) -> int:
+    settings, root = _keys(given), (given.directory or paths.cache_root()).absolute()
+    if not (settings.trusted_keys or settings.unsigned):
+        raise UntrustedRemoteError(
+            f"{given.file} is not used: whoever made it could run code as you. Name the keys whose code you trust in "
+            "SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"
+        )
+    trusted = signing.public_keys(settings.trusted_keys) if settings.trusted_keys else ()
+    imported = transfer.import_file(given.file, root, trusted)
+    print(f"{imported.new} artifacts are new in {root}, {imported.there} were there, {imported.refused} were refused")
+    return 1 if imported.refused else 0
+
+
+def _keys(given: argparse.Namespace) -> config.Settings:
+    """The settings of keys; the file stands for the remote."""
+    return config.settings(str(given.file.absolute()))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. An error gives a message on stderr and exit status 1, not a traceback."""
     given = _parser().parse_args(arguments)
-    commands = {"push": _push, "pull": _pull, "key": _new_key}
+    commands = {"push": _push, "pull": _pull, "export": _export, "import": _import, "key": _new_key}
     try:
         sys.exit(commands[given.command](given))
     except (SgljitError, OSError) as error:

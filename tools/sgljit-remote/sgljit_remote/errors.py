@@ -21,7 +21,22 @@ class RefusedObjectError(SgljitError, ValueError):
 
 
 class KeyFileError(SgljitError, ValueError):
-    """A file of a key cannot be read or written, or another user could have written it."""
+    """A file of a key cannot be read or written, has expired, or another user could have written it."""
 
 
-__all__ = ["KeyFileError", "RefusedObjectError", "RemoteUnavailableError", "UntrustedRemoteError"]
+class WarmUpError(SgljitError, RuntimeError):
+    """The first rank of a group could not make what the others waited for."""
+
+
+class RankLostError(SgljitError, TimeoutError):
+    """A rank of a group is gone, or did not answer in time."""
+
+
+__all__ = [
+    "KeyFileError",
+    "RankLostError",
+    "RefusedObjectError",
+    "RemoteUnavailableError",
+    "UntrustedRemoteError",
+    "WarmUpError",
+]

@@ -25,7 +25,9 @@ from sgljit_core.cache.manifest import FILE, Manifest, ManifestError
 from .errors import RefusedObjectError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from .signing import TrustedKey
 
 SIGNATURE = "signature"
 _NAME = r"(?!\.)[\w.+-]{1,255}"
@@ -76,7 +78,7 @@ def pack(artifacts: Iterable[Artifact], key: Ed25519PrivateKey | None) -> bytes:
     return written.getvalue()
 
 
-def unpack(content: bytes, trusted: Sequence[Ed25519PublicKey]) -> Unpacked:
+def unpack(content: bytes, trusted: Sequence[TrustedKey]) -> Unpacked:
     """The artifacts of an object.
 
     Args:
@@ -123,7 +125,7 @@ def _by_place(archive: zipfile.ZipFile, size: int) -> dict[str, dict[str, zipfil
 
 
 def _verified(
-    archive: zipfile.ZipFile, place: str, members: dict[str, zipfile.ZipInfo], trusted: Sequence[Ed25519PublicKey]
+    archive: zipfile.ZipFile, place: str, members: dict[str, zipfile.ZipInfo], trusted: Sequence[TrustedKey]
 ) -> Artifact:
     if FILE not in members or members[FILE].file_size > _LARGEST_MANIFEST:
         raise RefusedObjectError(f"it has no {FILE}, or a very large one")
@@ -133,8 +135,11 @@ def _verified(
 
         if SIGNATURE not in members:
             raise RefusedObjectError("it is not signed, and SGLJIT_TRUSTED_KEYS asks for a signature")
-        if not signing.is_signed(text, archive.read(members[SIGNATURE]), trusted):
+        signer = signing.signer(text, archive.read(members[SIGNATURE]), trusted)
+        if signer is None:
             raise RefusedObjectError("it is signed by none of the keys of SGLJIT_TRUSTED_KEYS")
+        if signer.fault:
+            raise RefusedObjectError(f"{signer.fault}: what it has signed must be signed by another one")
     try:
         manifest = Manifest.parse(text)
     except ManifestError as error:

@@ -9,7 +9,7 @@ from sgljit_core import hookimpl, log
 from sgljit_core.errors import ConfigError
 from sgljit_core.lazy import collector_paused
 
-from . import config
+from . import config, handed
 
 if TYPE_CHECKING:
     from .remote import Session
@@ -31,7 +31,9 @@ def _session() -> Session | None:
 
 @hookimpl
 def sgljit_fetch(location: Path, toolchain_key: str | None, root: Path) -> Path | None:
-    """Bring an artifact from the remote."""
+    """Bring an artifact from the remote, unless another rank has handed it over."""
+    if (kept := handed.root_of(location, toolchain_key)) is not None:
+        return kept
     session = _session()
     return session.fetch(location, toolchain_key, root) if session else None
 
@@ -49,3 +51,9 @@ def sgljit_build_finished(directory: Path, outcome: str) -> None:
     found = lookup.read(directory, directory.parents[4])
     if found is not None:
         session.publish(Artifact(found.manifest, found.payload))
+
+
+@hookimpl
+def sgljit_loaded(directory: Path) -> None:
+    """Note what the first of several ranks uses."""
+    handed.note(directory)

@@ -6,24 +6,29 @@ request. Else the artifact is an object of its own, one request. A remote that d
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from sgljit_core import log
 from sgljit_core.cache import lookup, store
-from sgljit_core.machine import private
+from sgljit_core.cache.manifest import FILE
+from sgljit_core.machine import private, roots
 from sgljit_core.machine.forks import ForkLock, OncePerKey
 
 from . import index, objects, stores
 from .asking import ask
 from .config import Settings
+from .counts import count
 from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact, Unpacked, object_name
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from .signing import TrustedKey
 
 T = TypeVar("T")
 
@@ -40,7 +45,7 @@ class Remote:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.trusted: tuple[Ed25519PublicKey, ...] = ()
+        self.trusted: tuple[TrustedKey, ...] = ()
         self.key: Ed25519PrivateKey | None = None
         if settings.trusted_keys or settings.signing_key:
             from . import signing
@@ -60,11 +65,15 @@ class Remote:
 
         Raises RemoteUnavailableError, and RefusedObjectError where it is too large.
         """
-        return self._ask(lambda deadline: self.store.get(name, most, deadline), times)
+        content = self._ask(lambda deadline: self.store.get(name, most, deadline), times)
+        count(bytes_read=len(content or b""))
+        return content
 
     def put(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Write an object; whether it was not there. Raises RemoteUnavailableError."""
-        return self._ask(lambda deadline: self.store.put(name, content, deadline, replace=replace))
+        is_new = self._ask(lambda deadline: self.store.put(name, content, deadline, replace=replace))
+        count(bytes_written=len(content) if is_new else 0)
+        return is_new
 
     def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
         try:
@@ -89,15 +98,20 @@ class Remote:
 
     def refuse(self, name: str, reason: str) -> None:
         """Say why an object is not used."""
-        place = f"{self.store.shown}/{name}"
-        text = f"{place} is refused and not used: {reason}"
-        log.once("remote_refused", f"{place} {reason}", text, url=self.store.shown, object=name, reason=reason)
+        refuse(self.store.shown, name, reason)
 
     def publish_one(self, artifact: Artifact, *, replace: bool = False) -> bool:
         """Write the objects of one artifact; whether it was not there. Raises RemoteUnavailableError."""
         content, location = objects.pack([artifact], self.key), artifact.manifest.location.path
         self.put(object_name(location, None), content, replace=replace)
         return self.put(object_name(location, artifact.manifest.toolchain_key), content, replace=replace)
+
+
+def refuse(url: str, name: str, reason: str) -> None:
+    """Say why an object, of a remote or of a file, is not used."""
+    count(refusals=1)
+    text = f"{url}/{name} is refused and not used: {reason}"
+    log.once("remote_refused", f"{url}/{name} {reason}", text, url=url, object=name, reason=reason)
 
 
 class Session:
@@ -130,19 +144,18 @@ class Session:
         location, toolchain_key = artifact.manifest.location.path, artifact.manifest.toolchain_key
         names = {object_name(location, toolchain_key), object_name(location, None)}
         replace = not names.isdisjoint(self._refused)
-        self._guarded(lambda: self._remote.publish_one(artifact, replace=replace))
+        self._guarded(lambda: count(published=self._remote.publish_one(artifact, replace=replace)))
 
-    def _guarded(self, call: Callable[[], Path | bool | None]) -> Path | None:
+    def _guarded(self, call: Callable[[], Path | None]) -> Path | None:
         """Call what may find the remote down: it is not asked again then."""
         try:
-            result = call()
+            return call()
         except RemoteUnavailableError as error:
             self._is_down = True
             shown = self._remote.store.shown
             text = f"{error}. This process asks it no more, and compiles what is missing"
             log.once("remote_down", shown, text, url=shown, reason=str(error))
             return None
-        return result if isinstance(result, Path) else None
 
     def _by_archive(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
         """Take the archive of the family that holds an artifact, unless it was taken."""
@@ -182,22 +195,44 @@ class Session:
 
 
 def keep(artifact: Artifact, root: Path) -> Path:
-    """Put a verified artifact below a root, or below a directory of this process where that takes no files; which."""
+    """Put a verified artifact below a root, or below a directory of this process where that takes no files; which.
+
+    It is not synced to the disk, which takes several times as long: after a power failure it may be damaged, which the
+    next load sees, and the remote has it still.
+    """
     try:
-        put_in_place(artifact, root)
+        put_in_place(artifact, root, is_synced=False)
     except OSError as error:
         text = f"the cache {root} cannot be written ({error}): what comes from a remote serves this process alone"
         log.once("cache_unwritable", str(root), text, root=str(root), reason=str(error))
         root = private.process_directory() / "remote"
-        put_in_place(artifact, root)
+        put_in_place(artifact, root, is_synced=False)
     return root
 
 
-def put_in_place(artifact: Artifact, root: Path) -> None:
+def put_in_place(artifact: Artifact, root: Path, *, is_synced: bool = True) -> None:
     """Put a verified artifact below a root, complete and by one rename. Raises OSError: the root takes no files."""
+    manifest = artifact.manifest
     staging = store.staging_directory(root, "remote")
     try:
-        store.publish(staging, root, artifact.manifest.location, artifact.manifest, artifact.payload)
+        if is_synced:
+            store.publish(staging, root, manifest.location, manifest, artifact.payload)
+            count(artifacts=1)
+            return
+        package, place = staging / "publish", Path(artifact.place)
+        package.mkdir(mode=0o700)
+        roots.share(package)
+        for name, content in ((manifest.payload, artifact.payload), (FILE, manifest.dump())):
+            descriptor = os.open(package / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                roots.share(descriptor)
+                file.write(content)
+        roots.make(root, *place.parent.parts)
+        try:
+            package.rename(root / place)
+        except OSError:  # something is there
+            store.settle(package, root, place)
+        count(artifacts=1)
     finally:
         store.discard(staging)
 
@@ -214,5 +249,6 @@ def _session(settings: Settings) -> Session | None:
     try:
         return Session(Remote(settings))
     except (KeyFileError, UntrustedRemoteError) as error:
+        count(refusals=1)
         log.once("remote_refused", settings.url, str(error), reason=str(error))
         return None

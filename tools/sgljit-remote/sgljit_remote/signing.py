@@ -3,16 +3,22 @@
 A manifest holds the sha256 of its payload and all ingredients of its keys, so that a signature over it covers both: the
 code, and what it may be used for. Files of keys are as good as code: one that another user could have written is
 refused, by the rules of the cache.
+
+A file of a key may begin with a line ``valid-until: 2027-01-31``, the last day (UTC) on which the key signs or its
+signatures count. The line is not signed: who can write the file decides what is trusted anyway.
 """
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 from collections.abc import Iterator, Sequence
+from datetime import date, datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sgljit_core.errors import UntrustedCacheError
@@ -22,6 +28,8 @@ from .errors import KeyFileError
 
 _PREFIX = b"sgljit manifest 1\n"  # a signature for something else is none for a manifest
 _LARGEST = 1 << 16
+_UNTIL = "valid-until"
+_PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+(MCowBQYDK2VwAyEA[\w+/]{43}=)\s+-----END PUBLIC KEY-----\s*")
 
 
 def sign(manifest: bytes, key: Ed25519PrivateKey) -> bytes:
@@ -29,22 +37,47 @@ def sign(manifest: bytes, key: Ed25519PrivateKey) -> bytes:
     return key.sign(_PREFIX + manifest)
 
 
-def is_signed(manifest: bytes, signature: bytes, trusted: Sequence[Ed25519PublicKey]) -> bool:
-    """Whether a signature of the text of a manifest is that of one of the keys."""
-    for key in trusted:
+class TrustedKey(NamedTuple):
+    """A public key, the file that it is in, and the last day on which it counts, if there is one."""
+
+    path: Path
+    key: Ed25519PublicKey
+    until: date | None
+
+    @property
+    def fault(self) -> str:
+        """Why it counts no more; "" where it does."""
+        return _expired(self.path, self.until)
+
+
+def _expired(path: Path, until: date | None) -> str:
+    today = datetime.now(timezone.utc).date()
+    return f"the key {path} was valid until {until}, and it is {today}" if until and today > until else ""
+
+
+def signer(manifest: bytes, signature: bytes, trusted: Sequence[TrustedKey]) -> TrustedKey | None:
+    """The key that has signed the text of a manifest; None where it is none of them."""
+    for one in trusted:
         try:
-            key.verify(signature, _PREFIX + manifest)
+            one.key.verify(signature, _PREFIX + manifest)
         except InvalidSignature:
             continue
-        return True
-    return False
+        return one
+    return None
 
 
-def new_key(path: Path) -> Path:
+def new_key(path: Path, until: date | None = None) -> Path:
     """Write a new private key, which only its owner can read, and beside it ``.pub``, its public key; that one's path.
 
-    Raises KeyFileError: one of the two is there already, or cannot be written.
+    Args:
+        until: the last day on which both count; None for no end.
+
+    Raises:
+        KeyFileError: one of the two is there already, or cannot be written.
     """
+    header = f"{_UNTIL}: {until}\n".encode() if until else b""
+    from cryptography.hazmat.primitives import serialization
+
     key, public = Ed25519PrivateKey.generate(), path.with_name(f"{path.name}.pub")
     form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     private_text = key.private_bytes(serialization.Encoding.PEM, *form)
@@ -55,15 +88,19 @@ def new_key(path: Path) -> Path:
         for file, content, mode in ((path, private_text, 0o600), (public, text, 0o644)):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             with os.fdopen(descriptor, "wb") as opened:
-                opened.write(content)
+                opened.write(header + content)
     except OSError as error:
         raise KeyFileError(f"{error.filename} cannot be written ({error.strerror}); name another file") from error
     return public
 
 
 def private_key(path: Path) -> Ed25519PrivateKey:
-    """The key of a file. Raises KeyFileError."""
-    content = _read(path)
+    """The key of a file. Raises KeyFileError, also where it is not valid any more."""
+    from cryptography.hazmat.primitives import serialization
+
+    content, until = _read(path)
+    if fault := _expired(path, until):
+        raise KeyFileError(f"{fault}: it signs nothing any more. Make another with `sgljit-remote key new`")
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -73,12 +110,20 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def public_keys(places: Sequence[Path]) -> tuple[Ed25519PublicKey, ...]:
-    """The keys of files, and of the files ``*.pub`` of directories. Raises KeyFileError, also where there is none."""
+def public_keys(places: Sequence[Path]) -> tuple[TrustedKey, ...]:
+    """The keys of files, and of the files ``*.pub`` of directories.
+
+    One that has expired is among them, so that a refusal can name it. Raises KeyFileError, also where there is none, or
+    none is valid any more.
+    """
     keys = [_public_key(file) for place in places for file in _files(place)]
     if not keys:
         named = ", ".join(map(str, places))
         raise KeyFileError(f"SGLJIT_TRUSTED_KEYS names {named}, where there is no key; expected files *.pub")
+    if all(key.fault for key in keys):
+        faults = "; ".join(key.fault for key in keys)
+        remedy = "Add the public key that signs now, or set the clock"
+        raise KeyFileError(f"SGLJIT_TRUSTED_KEYS has no key that is valid: {faults}. {remedy}")
     return tuple(keys)
 
 
@@ -86,25 +131,48 @@ def _files(place: Path) -> Iterator[Path]:
     return iter(sorted(place.glob("*.pub")) if place.is_dir() else [place])
 
 
-def _public_key(path: Path) -> Ed25519PublicKey:
-    content = _read(path)
+def _public_key(path: Path) -> TrustedKey:
+    content, until = _read(path)
+    if plain := _PEM.fullmatch(content):  # the one form that Ed25519 has
+        return TrustedKey(path, Ed25519PublicKey.from_public_bytes(base64.b64decode(plain[1])[-32:]), until)
+    from cryptography.hazmat.primitives import serialization  # takes 4 ms to import
+
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise KeyFileError(f"{path} is not a public key in PEM: {error}") from error
     if not isinstance(key, Ed25519PublicKey):
         raise KeyFileError(f"{path} is a key of another kind; expected Ed25519, as `sgljit-remote key new` makes it")
-    return key
+    return TrustedKey(path, key, until)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> tuple[bytes, date | None]:
+    """The PEM text of a key, and the last day on which it counts."""
     try:
         real = path.resolve(strict=True)
         roots.check(real.parent)
         with real.open("rb") as file:
             roots.check_file(real, os.fstat(file.fileno()))
-            return file.read(_LARGEST)
+            content = file.read(_LARGEST)
     except UntrustedCacheError as error:
         raise KeyFileError(f"the key {path} is not used: {error}") from error
     except OSError as error:
         raise KeyFileError(f"the key {path} cannot be read ({error.strerror})") from error
+    header, begin, pem = content.partition(b"-----BEGIN ")
+    if not begin:
+        return content, None
+    return begin + pem, _until(path, header.decode(errors="replace"))
+
+
+def _until(path: Path, header: str) -> date | None:
+    """The day that the lines before a key name. Another line could be a misspelt limit, and is refused."""
+    until = None
+    for line in filter(None, map(str.strip, header.splitlines())):
+        name, _, value = line.partition(":")
+        try:
+            if name != _UNTIL or until:
+                raise ValueError(line)
+            until = date.fromisoformat(value.strip())
+        except ValueError:
+            raise KeyFileError(f"{path} begins with {line!r}; expected a line such as '{_UNTIL}: 2027-01-31'") from None
+    return until

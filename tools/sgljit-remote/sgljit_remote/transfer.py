@@ -5,9 +5,10 @@ Nothing here is on the way of a process that serves: a remote that does not answ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core import log
 from sgljit_core.cache import lookup
@@ -18,7 +19,12 @@ from . import index, objects
 from .errors import RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact
-from .remote import Remote, put_in_place
+from .remote import Remote, put_in_place, refuse
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from .signing import TrustedKey
 
 Progress = Callable[[str], object]
 _ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
@@ -140,8 +146,48 @@ def pull(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run:
             raise RemoteUnavailableError(f"{remote.store.shown} lists {archive.name}, and has no such archive")
         unpacked = remote.unpack(archive.object_name, content)
         refused += len(unpacked.refused)
-        for artifact in unpacked.artifacts:
-            if not (root / artifact.place).is_dir():
-                put_in_place(artifact, root)
-                new += 1
+        new += _put(unpacked.artifacts, root)
     return Pulled(new, there, refused)
+
+
+def _put(artifacts: Iterable[Artifact], root: Path) -> int:
+    """Put those of some artifacts that are not there below a root; their number."""
+    absent = [artifact for artifact in artifacts if not (root / artifact.place).is_dir()]
+    for artifact in absent:
+        put_in_place(artifact, root)
+    return len(absent)
+
+
+def export_file(file: Path, root: Path, choice: Choice, key: Ed25519PrivateKey | None) -> int:
+    """Write the artifacts of a cache to a file, signed with a key if there is one; returns their number.
+
+    Raises OSError: the file cannot be written. One that was there is replaced by the whole new one, or stays.
+    """
+    artifacts = list(local(root, choice))
+    if artifacts:
+        written = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
+        try:
+            with written.open("xb") as opened:
+                opened.write(objects.pack(artifacts, key))
+            written.replace(file)
+        finally:
+            written.unlink(missing_ok=True)
+    return len(artifacts)
+
+
+def import_file(file: Path, root: Path, trusted: Sequence[TrustedKey]) -> Pulled:
+    """Put the artifacts of a file into a cache. Each that is refused is a warning.
+
+    Raises:
+        RefusedObjectError: it is no such file.
+        OSError: it cannot be read, or the cache takes no files.
+    """
+    with file.open("rb") as opened:
+        content = opened.read(lookup.LARGEST + 1)
+    if len(content) > lookup.LARGEST:
+        raise RefusedObjectError(f"{file} has more than {lookup.LARGEST} bytes")
+    unpacked = objects.unpack(content, trusted)
+    for place, reason in unpacked.refused.items():
+        refuse(str(file), place, reason)
+    new = _put(unpacked.artifacts, root)
+    return Pulled(new, len(unpacked.artifacts) - new, len(unpacked.refused))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,22 @@ def session(remote: Callable[..., Remote]) -> Callable[..., Session]:
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """The warnings that were given."""
     return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.fixture
+def run(server: served.Server, tmp_path: Path) -> Callable[..., tuple[str, str]]:
+    """Run a program with the server as its remote; its standard output and error."""
+
+    def run(code: str, *arguments: str, cache: str, status: int = 0, **environment: str) -> tuple[str, str]:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("SGLJIT_")}
+        variables |= {"SGLJIT_CACHE_DIR": str(tmp_path / cache), "SGLJIT_REMOTE": server.url, **environment}
+        # torch warns where NumPy is not installed.
+        command = [sys.executable, "-W", "ignore:Failed to initialize NumPy:UserWarning", "-c", code, *arguments]
+        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == status, done.stderr
+        return done.stdout, done.stderr
+
+    return run
 
 
 def files(root: Path) -> list[str]:

@@ -109,8 +109,9 @@ def test_what_is_no_signature(attack, signed, signature):
 def test_a_signature_of_something_else_than_a_manifest(key):
     own = signing.private_key(key)
     text = ONE.manifest.dump()
-    assert signing.is_signed(text, signing.sign(text, own), [own.public_key()])
-    assert not signing.is_signed(text, own.sign(text), [own.public_key()])
+    (trusted,) = signing.public_keys([key.parent / "trusted"])
+    assert signing.signer(text, signing.sign(text, own), [trusted]) is trusted
+    assert signing.signer(text, own.sign(text), [trusted]) is None
 
 
 def test_another_artifact_with_its_true_signature(attack, key):

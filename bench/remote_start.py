@@ -1,0 +1,325 @@
+"""How long do N machines with empty disks take until they have a model's 40 variants, from one web server?
+
+Each machine is a process with a cache of its own, forked from one that has imported PyTorch: measured is the time from
+the common start until the last variant is loaded. The server is a process too. Nobody has a compiler.
+
+    python bench/remote_start.py [--processes 1 8 50 200] [--output bench/results/remote_start.md]
+
+N processes share the cores of this machine with the server, where N machines would not. So a run is compared with one
+alone on the same share of the machine: the CPU seconds of one process and of the server for it, times N, divided by the
+cores, without what other programs used of them in the meantime (/proc/stat). The goal is that the slowest of 200 is
+ready within 1.5 times that, or 1.5 times the time of one alone where that is longer.
+
+The second table is about one artifact: a hit of the remote over one of the local cache, in fresh processes that have
+PyTorch loaded, with byte code on disk as an installer leaves it. The goal is 15 ms. Needs a host compiler and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+VARIANTS = 40
+GOAL, GOAL_OF_ONE = 1.5, 15.0
+SOURCE = """
+#include <sgl_kernel/tensor.h>
+template <int kAdded>
+void add(host::TensorView x, host::TensorView y) {{
+  auto N = host::SymbolicSize{{"length"}};
+  host::TensorMatcher({{N}}).with_dtype<float>().with_device<kDLCPU>().verify(x).verify(y);
+  const auto* from = static_cast<const float*>(x.data_ptr());
+  auto* to = static_cast<float*>(y.data_ptr());
+  for (int64_t i = 0; i < N.unwrap(); ++i) to[i] = from[i] + kAdded;
+}}
+"""
+
+
+def load(number: int) -> Any:
+    """One variant."""
+    from sgljit_core import load_jit
+
+    wrappers = [("add", f"add<{number}>")]
+    return load_jit("add", str(number), cpp_sources=SOURCE.format(), cpp_wrappers=wrappers)
+
+
+def fleet(count: int, directory: Path, variants: int) -> None:
+    """In a process of its own: fork ``count`` processes, start them together, print what each says."""
+    import torch
+    import tvm_ffi  # noqa: F401 - load_jit would import it; not part of the measured time
+
+    import sgljit_core
+    from sgljit_core import load_jit  # noqa: F401 - imported before the fork
+
+    start_reader, start_writer = os.pipe()
+    reader, writer = os.pipe()
+    children = []
+    for number in range(count):
+        if child := os.fork():
+            children.append(child)
+            continue
+        os.close(start_writer)
+        os.environ["SGLJIT_CACHE_DIR"] = str(directory / f"cache-{number}")
+        os.read(start_reader, 1)  # ends when the parent closes its end
+        begin, before = time.perf_counter(), _cpu(resource.RUSAGE_SELF)
+        modules = [load(variant) for variant in range(variants)]
+        seconds, cpu = time.perf_counter() - begin, _cpu(resource.RUSAGE_SELF) - before
+        x, y = torch.arange(4.0), torch.zeros(4)
+        modules[-1].add(x, y)
+        assert y.tolist() == [value + variants - 1 for value in range(4)]
+        stats = sgljit_core.stats()
+        said = {"seconds": seconds, "cpu": cpu, "builds": stats.builds, "hits": stats.hits}
+        os.write(writer, f"{json.dumps(said)}\n".encode())  # shorter than what a pipe takes at once
+        os._exit(0)
+    os.close(writer)
+    time.sleep(0.5)
+    begin, busy = time.perf_counter(), _busy()
+    os.close(start_reader)
+    os.close(start_writer)
+    with os.fdopen(reader) as lines:
+        sys.stdout.write(lines.read())
+    print(json.dumps({"wall": time.perf_counter() - begin, "busy": _busy() - busy}))
+    failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
+    sys.exit(f"{failed} processes failed" if failed else 0)
+
+
+def _cpu(who: int) -> float:
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+def _busy() -> float:
+    """The CPU seconds that all programs of this machine have used."""
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 1024
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        print(self.requestline, file=sys.stderr, flush=True)
+
+
+def serve(directory: Path) -> None:
+    """In a process of its own: serve a directory, and write a line for each request."""
+    handler = lambda *arguments: _Handler(*arguments, directory=str(directory))  # noqa: E731
+    with _Server(("127.0.0.1", 0), handler) as server:
+        print(server.server_address[1], flush=True)
+        server.serve_forever()
+
+
+@contextlib.contextmanager
+def serving(store: Path, log: Path) -> Iterator[tuple[str, int]]:
+    """The URL of a server of a directory, and its process, while the block runs."""
+    with log.open("w") as lines:
+        command = [sys.executable, __file__, "--serve", str(store)]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=lines, text=True)
+        try:
+            assert server.stdout
+            yield f"http://127.0.0.1:{server.stdout.readline().strip()}", server.pid
+        finally:
+            server.kill()
+            server.communicate()
+
+
+def cpu_of(process: int) -> float:
+    """The CPU seconds that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """The variables of a process, without those that the caller has set for sgljit or for byte code."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith("SGLJIT_") and n != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "no_proxy": "127.0.0.1", **settings}
+
+
+def fill(store: Path, directory: Path, variants: int) -> dict[str, str]:
+    """Compile all variants, and push them signed; the settings of who reads them."""
+    from sgljit_remote import signing
+
+    store.mkdir()
+    trusted = directory / "trusted"
+    trusted.mkdir(mode=0o755)
+    signing.new_key(directory / "own").rename(trusted / "own.pub")
+    settings = {"SGLJIT_CACHE_DIR": str(directory / "built"), "SGLJIT_REMOTE": f"file://{store}"}
+    code = f"import remote_start\nfor number in range({variants}): remote_start.load(number)"
+    subprocess.run([sys.executable, "-c", code], env=environment(**settings), cwd=Path(__file__).parent, check=True)
+    push = [sys.executable, "-m", "sgljit_remote", "push", "--sign", str(directory / "own")]
+    subprocess.run(push, env=environment(**settings), check=True, stdout=subprocess.DEVNULL)
+    return {"SGLJIT_TRUSTED_KEYS": str(trusted)}
+
+
+def start(count: int, store: Path, directory: Path, settings: Mapping[str, str], variants: int) -> dict[str, Any]:
+    """Start so many processes; their times, the requests and the compiles."""
+    place, log = directory / f"fleet-{count}", directory / "requests"
+    place.mkdir()
+    with serving(store, log) as (url, server):
+        before = cpu_of(server)
+        # So many processes on so few cores may keep the server from answering for longer than the usual time-out.
+        variables = environment(**settings, SGLJIT_REMOTE=url, SGLJIT_REMOTE_TIMEOUT="60", SGLJIT_CXX="none", PATH="")
+        command = [sys.executable, __file__, "--fleet", str(count), str(place), str(variants)]
+        done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+        served = cpu_of(server) - before
+        requests = log.read_text().splitlines()
+    shutil.rmtree(place)
+    *said, all_of_it = [json.loads(line) for line in done.stdout.splitlines()]
+    ours = sum(one["cpu"] for one in said) + served
+    return {
+        "processes": count,
+        "seconds": sorted(one["seconds"] for one in said),
+        "cpu": ours / count,
+        "cores": len(os.sched_getaffinity(0)) - max(0.0, all_of_it["busy"] - ours) / all_of_it["wall"],
+        "requests": len(requests) / count,
+        "compiles": sum(sum(one["builds"].values()) for one in said),
+        "loaded": sum(sum(one["hits"].values()) for one in said) / count,
+    }
+
+
+ONE = """
+import json, sys, time
+import torch, tvm_ffi
+import remote_start
+from sgljit_core import load_jit
+times = [(time.perf_counter(), time.process_time())]
+for number in range(4):
+    remote_start.load(number)
+    times.append((time.perf_counter(), time.process_time()))
+print(json.dumps([[1000 * (b - a) for a, b in zip(*pair)] for pair in zip(times, times[1:])]))
+"""
+
+
+def one_hit(rounds: int, store: Path, directory: Path, settings: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A row for the first and for a later artifact, of the remote without archives and of the local cache."""
+    single = directory / "single"
+    shutil.copytree(store, single)
+    (single / "sgljit-1/index.json").unlink()
+    found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    with serving(single, directory / "requests-single") as (url, _):
+        for number in range(rounds + 1):
+            cache = directory / f"one-{number}"
+            variables = environment(**settings, SGLJIT_REMOTE=url, SGLJIT_CACHE_DIR=str(cache))
+            for place in ("remote", "local"):
+                command, here = [sys.executable, "-c", ONE], Path(__file__).parent
+                done = subprocess.run(command, env=variables, cwd=here, stdout=subprocess.PIPE, text=True, check=True)
+                first, *later = json.loads(done.stdout)
+                if number:  # the first round writes the byte code
+                    found.setdefault((place, "first"), []).append(tuple(first))
+                    found.setdefault((place, "later"), []).append(
+                        tuple(map(statistics.median, zip(*later, strict=True)))
+                    )
+    rows = []
+    for which, name in (("first", "the first of a process"), ("later", "a later one")):
+        remote, local = (
+            [*map(statistics.median, zip(*found[place, which], strict=True))] for place in ("remote", "local")
+        )
+        rows.append(
+            {
+                "artifact": name,
+                "remote, ms": f"{remote[0]:.1f}",
+                "local cache, ms": f"{local[0]:.1f}",
+                "over it, ms": f"{remote[0] - local[0]:.1f}",
+                "CPU ms over it": f"{remote[1] - local[1]:.1f}",
+            }
+        )
+    return rows
+
+
+def quantile(ordered: Sequence[float], part: float) -> float:
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def rows_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each number of processes."""
+    alone = runs[0]
+    rows = []
+    for run in runs:
+        seconds = run["seconds"]
+        share = max(alone["seconds"][-1], alone["cpu"] * run["processes"] / run["cores"])
+        rows.append(
+            {
+                "processes": run["processes"],
+                "p50, s": f"{quantile(seconds, 0.5):.2f}",
+                "p99, s": f"{quantile(seconds, 0.99):.2f}",
+                "max, s": f"{seconds[-1]:.2f}",
+                "one alone on this share, s": f"{share:.2f}",
+                "max / share": f"{seconds[-1] / share:.2f}",
+                "cores it had": f"{run['cores']:.2f}",
+                "CPU s a process": f"{run['cpu']:.3f}",
+                "requests a process": f"{run['requests']:.2f}",
+                "compiles": run["compiles"],
+            }
+        )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 8, 50, 200])
+    parser.add_argument("--rounds", type=int, default=15, help="of the second table")
+    parser.add_argument("--directory", type=Path, default=Path("/dev/shm"), help="where the caches are: in memory")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--fleet", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.fleet:
+        fleet(int(options.fleet[0]), Path(options.fleet[1]), int(options.fleet[2]))
+    if options.serve:
+        serve(options.serve)
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        directory = Path(name)
+        store = directory / "store"
+        settings = fill(store, directory, VARIANTS)
+        size = sum(path.stat().st_size for path in (store / "sgljit-1/archives").iterdir())
+        counts = [1, *(count for count in options.processes if count > 1)]
+        start(1, store, directory, settings, VARIANTS)  # writes the byte code
+        runs = [start(count, store, directory, settings, VARIANTS) for count in counts]
+        ones = one_hit(options.rounds, store, directory, settings)
+
+    from sgljit_tools.benchmark import results
+
+    table = rows_of(runs)
+    assert all(run["loaded"] == VARIANTS for run in runs)
+    plots = {}
+    if options.output:
+        picture = options.output.with_suffix(".svg")
+        lines = ["p50, s", "max, s", "one alone on this share, s"]
+        numbers = [{**row, **{name: float(row[name]) for name in lines}} for row in table]
+        if results.write_plot(picture, numbers, lines, place=lambda row: str(row["processes"]), ylabel="seconds"):
+            plots = {"Seconds until all variants are loaded, by the number of processes": Path(picture.name)}
+    note = (
+        f"{VARIANTS} variants in an archive of {size / 1e6:.2f} MB, signed; one Python web server; no process has a "
+        f"compiler. A process begins with PyTorch imported; caches are below `{options.directory}`. One alone on this "
+        "share: the CPU seconds of one process and of the server for it, times the processes, divided by the cores "
+        "that other programs left; or its time alone, where that is longer. "
+        f"Goals: {GOAL} times that for the slowest, and {GOAL_OF_ONE:.0f} ms for the first artifact."
+    )
+    page = results.write_results(
+        options.output,
+        "Machines that start from a store",
+        {"": table, "One artifact": ones},
+        note=note,
+        plots=plots,
+        device="cpu",
+    )
+    print(page, end="")
+    return 0 if float(table[-1]["max / share"]) <= GOAL and not any(run["compiles"] for run in runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

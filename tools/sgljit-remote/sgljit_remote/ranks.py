@@ -1,0 +1,182 @@
+"""How do all ranks of a job get ready in the time of one? That one makes what is missing, and hands it to the others.
+
+The bytes go over the process group that the job has. They are verified on arrival like those of a remote, but for
+signatures: a rank of the same job is trusted, and the first rank has checked what it took from a remote.
+
+Rejected: a barrier behind which each rank reads a directory that all share, which is the cache's own business and works
+without this; and objects pickled by torch.distributed, since to unpickle is to run what was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sgljit_core import paths
+from sgljit_core.cache import lookup
+from sgljit_core.cache.manifest import FILE, ManifestError
+from sgljit_core.errors import ConfigError
+from sgljit_core.plugins import hooks
+
+from . import handed, objects, transfer
+from .errors import RankLostError, RefusedObjectError, WarmUpError
+from .objects import Artifact
+from .remote import keep
+from .transfer import Choice
+
+_LONGEST_PAUSE = 0.05
+
+
+def warm_up(
+    work: Callable[[], object],
+    group: dist.ProcessGroup | None = None,
+    *,
+    families: Collection[str] = (),
+    timeout: float = 600.0,
+) -> int:
+    """Let the ranks of a group call ``work`` so that each variant is compiled, or asked of a remote, once in all.
+
+    The first rank of the group calls it, alone. The others get what it loaded or compiled, as far as they lack it, and
+    call it then. All ranks of the group must call this, with the same arguments.
+
+    Args:
+        work: uses the ops, as the job will: ``lambda: ops["norm"].rmsnorm(x, weight)``. No collective operation may be
+            in it, as the first rank is alone in it.
+        group: one of gloo or NCCL; by default the whole job. For one of each node, pass the group of the node.
+        families: hand over all artifacts of these families in the first rank's cache, too, where ``work`` has them
+            made by another process, such as ``sgljit prepare``.
+        timeout: the seconds that all of it may take, from this rank's call on.
+
+    Returns:
+        The number of artifacts that this rank was given.
+
+    Raises:
+        WarmUpError: ``work`` has failed on the first rank; there, its own exception is raised.
+        RankLostError: a rank is gone, or was not there in time. The group cannot be used further.
+        RefusedObjectError: what arrived is damaged.
+    """
+    ranks = _Ranks(group, timeout)
+    if ranks.is_first:
+        try:
+            offered = _offered(work, families)
+        except BaseException as error:
+            ranks.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
+            raise
+        ranks.send(json.dumps({artifact.place: artifact.manifest.sha256 for artifact in offered}).encode())
+        wanted = ranks.union([False] * len(offered))
+        if any(wanted):
+            ranks.send(objects.pack([one for one, is_wanted in zip(offered, wanted, strict=True) if is_wanted], None))
+        return 0
+    named: dict[str, str] = json.loads(ranks.receive())
+    if "failed" in named:
+        raise WarmUpError(
+            f"the first rank could not make what this one waited for: {named['failed']}. Its own log has the rest; "
+            "without warm_up, this rank compiles for itself"
+        )
+    root = paths.cache_root()
+    absent = [place for place in named if not (root / place / FILE).is_file()]
+    if any(ranks.union([place in absent for place in named])):
+        _keep(ranks.receive(), {place: named[place] for place in absent}, root)
+    work()
+    return len(absent)
+
+
+def _offered(work: Callable[[], object], families: Collection[str]) -> list[Artifact]:
+    """The artifacts that the work uses, and those of families."""
+    hooks.problems()  # loads the extensions: this one hears of hits only then
+    if "sgljit_remote.plugin" not in sys.modules:
+        raise ConfigError("SGLJIT_PLUGINS must name sgljit-remote, which else does not hear what the first rank uses")
+    with handed.noting() as directories:
+        work()
+    found = {}
+    for directory in directories:
+        try:
+            read = lookup.read(directory, directory.parents[4])
+        except (ManifestError, OSError):  # it was removed meanwhile, or was never kept
+            continue
+        if read is not None:
+            artifact = Artifact(read.manifest, read.payload)
+            found[artifact.place] = artifact
+    if families:
+        found |= {artifact.place: artifact for artifact in transfer.local(paths.cache_root(), Choice(families))}
+    return [found[place] for place in sorted(found)]
+
+
+def _keep(content: bytes, wanted: Mapping[str, str], root: Path) -> None:
+    """Verify what arrived, and keep what is wanted: the sha256 of payloads by the places of artifacts."""
+    unpacked = objects.unpack(content, ())
+    arrived = {artifact.place: artifact for artifact in unpacked.artifacts}
+    for place, sha256 in wanted.items():
+        artifact = arrived.get(place)
+        if artifact is None or artifact.manifest.sha256 != sha256:
+            reason = unpacked.refused.get(place, "it is not the one that was named")
+            raise RefusedObjectError(f"what the first rank sent as {place} is refused and not used: {reason}")
+        if (kept := keep(artifact, root)) != root:  # that one takes no files
+            handed.remember(place, kept)
+
+
+class _Ranks:
+    """The collective operations of a warm-up, with a limit of time."""
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout: float) -> None:
+        self._group = group
+        self._deadline, self._timeout = time.monotonic() + timeout, timeout
+        self._first = 0 if group is None else dist.get_global_rank(group, 0)
+        self.is_first = dist.get_rank(group) == 0
+        # The operations of NCCL take tensors of the GPU, those of gloo of either.
+        is_of_gpu = "cpu" not in dist.get_backend_config(group)
+        self._device = torch.device("cuda", torch.cuda.current_device()) if is_of_gpu else torch.device("cpu")
+
+    def send(self, content: bytes) -> None:
+        """Give bytes, at least one, to the other ranks."""
+        self._broadcast(torch.tensor([len(content)], device=self._device))
+        self._broadcast(torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self._device))
+
+    def receive(self) -> bytes:
+        """The bytes that the first rank gives."""
+        size = int(self._broadcast(torch.zeros(1, dtype=torch.int64, device=self._device)))
+        content = bytearray(size)
+        here = torch.frombuffer(content, dtype=torch.uint8)
+        here.copy_(self._broadcast(here.to(self._device)))
+        return bytes(content)
+
+    def union(self, flags: Sequence[bool]) -> list[bool]:
+        """For each flag, whether any rank has set it."""
+        if not flags:
+            return []
+        tensor = torch.tensor(flags, dtype=torch.int32, device=self._device)
+        self._done(lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True))
+        return [bool(flag) for flag in tensor.tolist()]
+
+    def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._done(lambda: dist.broadcast(tensor, self._first, self._group, async_op=True))
+        return tensor
+
+    def _done(self, begin: Callable[[], Any]) -> None:
+        """Wait for an operation. Raises RankLostError."""
+        pause = 0.0005
+        try:
+            operation = begin()
+            while not operation.is_completed():
+                if time.monotonic() > self._deadline:
+                    raise RankLostError(self._lost(f"there is no answer after {self._timeout:g} s"))
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            operation.wait()
+        except RuntimeError as error:
+            if isinstance(error, RankLostError):
+                raise
+            raise RankLostError(self._lost(str(error).partition("\n")[0])) from error
+
+    def _lost(self, reason: str) -> str:
+        return (
+            f"rank {dist.get_rank()} cannot finish the warm-up, as another rank is gone or late: {reason}. The log of "
+            "the rank that ended first has the cause; a larger timeout helps where the first rank compiles for longer"
+        )

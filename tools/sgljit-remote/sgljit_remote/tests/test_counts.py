@@ -1,0 +1,75 @@
+"""What a process asked of its remote is counted, and every refusal is a warning with its reason and place."""
+
+from __future__ import annotations
+
+import pytest
+
+from sgljit_remote import Stats, counts, objects, stats
+from sgljit_remote.config import Settings
+from sgljit_remote.index import Archive, dump
+from sgljit_remote.objects import object_name
+from sgljit_remote.remote import session as session_of
+
+from . import served
+from .served import artifact
+
+ONE, OTHER = artifact(1), artifact(2)
+LOCATION, TOOLCHAIN = ONE.manifest.location.path, ONE.manifest.toolchain_key
+NAME = object_name(LOCATION, TOOLCHAIN)
+
+
+@pytest.fixture(autouse=True)
+def _from_zero(monkeypatch):
+    monkeypatch.setattr(counts, "_counts", type(counts._counts)())
+
+
+def test_a_process_that_asked_nothing_has_counted_nothing():
+    assert stats() == Stats(*[0] * len(Stats._fields))
+
+
+def test_requests_bytes_and_artifacts_are_counted(server, session, cache):
+    index, archive = (
+        dump([Archive("a", "norm", "cpu-x86_64", 1, (ONE.place, OTHER.place))]),
+        objects.pack([ONE, OTHER], None),
+    )
+    server.objects |= {"/sgljit-1/index.json": index, "/sgljit-1/archives/a.zip": archive}
+    one = session()
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    counted = stats()
+    assert counted == Stats(2, len(index) + len(archive), 0, 0, 0, 2, 0)
+    assert counted.requests == len(server.requests)
+    own = artifact(3)
+    one.publish(own)
+    content = objects.pack([own], None)
+    assert stats() == counted._replace(requests=4, bytes_written=2 * len(content), published=1)
+    one.publish(own)  # it is there
+    assert stats() == counted._replace(requests=6, bytes_written=2 * len(content), published=1)
+
+
+def test_each_attempt_that_fails_is_counted(server, session, cache, said):
+    server.fault = served.status(503, times=2)
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert stats()[:5] == (4, 0, 0, 2, 0)
+    assert said() == []
+    server.fault = served.status(403)
+    assert session().fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert stats()[:5] == (5, 0, 0, 3, 0)
+    assert len(said()) == 1
+
+
+def test_each_refusal_is_counted_and_said_once(server, session, cache, said):
+    server.objects[f"/{NAME}"] = objects.pack([OTHER], None)
+    one = session()
+    for _ in range(2):
+        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert stats().refusals == 2
+    assert stats().artifacts == 0
+    (warning,) = said()
+    assert warning.startswith(f"{server.url}/{NAME} is refused and not used: it holds another artifact, {OTHER.place}")
+
+
+def test_a_remote_that_must_not_be_used_is_a_refusal(server, said):
+    assert session_of(Settings(server.url)) is None
+    assert stats().refusals == 1
+    assert stats().requests == 0
+    assert server.url in said()[0]

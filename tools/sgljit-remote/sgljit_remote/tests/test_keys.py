@@ -1,0 +1,228 @@
+"""How long keys count, and how they are replaced."""
+
+from __future__ import annotations
+
+import datetime
+from datetime import date, timedelta
+
+import pytest
+
+from sgljit_remote import objects, signing
+from sgljit_remote.cli import main
+from sgljit_remote.config import Settings
+from sgljit_remote.errors import KeyFileError
+from sgljit_remote.objects import object_name
+from sgljit_remote.remote import Remote
+from sgljit_remote.remote import session as session_of
+
+from .conftest import files
+from .served import artifact
+
+ONE, OTHER = artifact(1), artifact(2)
+LOCATION, TOOLCHAIN = ONE.manifest.location.path, ONE.manifest.toolchain_key
+NAME = object_name(LOCATION, TOOLCHAIN)
+TODAY = datetime.datetime.now(datetime.timezone.utc).date()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Sets how many days the clock is ahead."""
+
+    def clock(days):
+        class Clock(datetime.datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return datetime.datetime.now(tz) + timedelta(days=days)
+
+        monkeypatch.setattr(signing, "datetime", Clock)
+
+    return clock
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two keys that are trusted: the first until tomorrow, the second without end."""
+    trusted = tmp_path / "trusted"
+    trusted.mkdir(mode=0o755)
+    signing.new_key(tmp_path / "old", TODAY + timedelta(days=1)).rename(trusted / "old.pub")
+    signing.new_key(tmp_path / "new").rename(trusted / "new.pub")
+    return trusted, signing.private_key(tmp_path / "old"), signing.private_key(tmp_path / "new")
+
+
+def test_a_key_is_valid_to_the_end_of_its_last_day(pair, server, session, cache, clock):
+    trusted, old, _ = pair
+    server.objects[f"/{NAME}"] = objects.pack([ONE], old)
+    for days in (0, 1):
+        clock(days)
+        one = session(unsigned=False, trusted_keys=(trusted,))
+        assert one.fetch(LOCATION, TOOLCHAIN, cache / str(days)) == cache / str(days)
+
+
+def test_an_expired_key_is_refused_by_its_name_and_the_other_serves(pair, server, session, cache, clock, said):
+    trusted, old, new = pair
+    server.objects[f"/{NAME}"] = objects.pack([ONE], old)
+    server.objects[f"/{object_name(OTHER.manifest.location.path, TOOLCHAIN)}"] = objects.pack([OTHER], new)
+    clock(2)
+    one = session(unsigned=False, trusted_keys=(trusted,))
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert one.fetch(OTHER.manifest.location.path, TOOLCHAIN, cache) == cache
+    assert files(cache) == [OTHER.place]
+    (warning,) = said()
+    until, today = TODAY + timedelta(days=1), TODAY + timedelta(days=2)
+    assert (
+        f"the key {trusted}/old.pub was valid until {until}, and it is {today}: what it has signed must be" in warning
+    )
+
+
+def test_a_process_that_outlives_a_key_trusts_it_no_longer(pair, server, session, cache, clock, said):
+    trusted, old, _ = pair
+    server.objects[f"/{NAME}"] = objects.pack([ONE], old)
+    one = session(unsigned=False, trusted_keys=(trusted,))
+    clock(2)
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert "old.pub was valid until" in said()[0]
+
+
+def test_where_every_key_has_expired_the_remote_is_refused(pair, server, clock, said):
+    trusted, _, _ = pair
+    (trusted / "new.pub").unlink()
+    clock(3650)  # also a clock that is ten years ahead
+    settings = Settings(server.url, trusted_keys=(trusted,))
+    with pytest.raises(
+        KeyFileError, match=r"no key that is valid: the key .*old\.pub was valid until .*or set the clock"
+    ):
+        Remote(settings)
+    assert session_of(settings) is None
+    assert len(said()) == 1
+    assert server.requests == []
+
+
+def test_a_clock_that_is_ten_years_behind_refuses_nothing(pair, server, session, cache, clock):
+    trusted, old, _ = pair
+    server.objects[f"/{NAME}"] = objects.pack([ONE], old)
+    clock(-3650)
+    assert session(unsigned=False, trusted_keys=(trusted,)).fetch(LOCATION, TOOLCHAIN, cache) == cache
+
+
+def test_an_expired_key_signs_nothing(pair, tmp_path, clock):
+    clock(2)
+    with pytest.raises(KeyFileError, match=r"the key .*old was valid until .*: it signs nothing any more"):
+        signing.private_key(tmp_path / "old")
+
+
+def test_a_revoked_key_is_a_strangers(pair, server, session, cache, said):
+    trusted, old, _ = pair
+    server.objects[f"/{NAME}"] = objects.pack([ONE], old)
+    (trusted / "old.pub").unlink()
+    assert session(unsigned=False, trusted_keys=(trusted,)).fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert "it is signed by none of the keys of SGLJIT_TRUSTED_KEYS" in said()[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["valid_until: 2027-01-31", "valid-until: tomorrow", "valid-until: 2027-13-01", "a note"]
+)
+def test_a_line_that_could_be_a_misspelt_limit_is_refused(tmp_path, line):
+    public = signing.new_key(tmp_path / "key")
+    public.write_text(f"{line}\n{public.read_text()}")
+    with pytest.raises(KeyFileError, match=r"begins with .*expected a line such as 'valid-until: 2027-01-31'"):
+        signing.public_keys([public])
+
+
+def test_two_limits_are_refused(tmp_path):
+    public = signing.new_key(tmp_path / "key", date(2100, 1, 1))
+    public.write_text(f"valid-until: 2200-01-01\n{public.read_text()}")
+    with pytest.raises(KeyFileError, match="begins with 'valid-until: 2100-01-01'"):
+        signing.public_keys([public])
+
+
+def test_a_public_key_in_another_layout_is_the_same_key(tmp_path):
+    public = signing.new_key(tmp_path / "key")
+    (plain,) = signing.public_keys([public])
+    lines = public.read_text().splitlines()
+    public.write_text("\n".join([lines[0], lines[1][:20], lines[1][20:], lines[2], "a note after it"]))
+    (other,) = signing.public_keys([public])
+    assert plain.key.public_bytes_raw() == other.key.public_bytes_raw()
+
+
+def test_the_command_makes_a_key_with_a_limit(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["key", "new", str(tmp_path / "key"), "--days", "30"])
+    assert ended.value.code == 0
+    for name in ("key", "key.pub"):
+        assert (tmp_path / name).read_text().startswith(f"valid-until: {TODAY + timedelta(days=30)}\n-----BEGIN ")
+    (key,) = signing.public_keys([tmp_path / "key.pub"])
+    assert key.until == TODAY + timedelta(days=30)
+    with pytest.raises(SystemExit) as ended:
+        main(["key", "new", str(tmp_path / "other"), "--days", "0"])
+    assert ended.value.code == 1
+    assert "--days takes a number from 1 to 36500; got 0" in capsys.readouterr().err
+
+
+# Files of artifacts, signed.
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run a command; its exit status and what it printed."""
+
+    def command(*arguments, **settings):
+        for name, value in settings.items():
+            monkeypatch.setenv(f"SGLJIT_{name}", str(value))
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)])
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out + printed.err
+
+    return command
+
+
+@pytest.fixture
+def exported(cache, key, tmp_path, command):
+    """A signed file of two artifacts."""
+    from sgljit_remote.remote import put_in_place
+
+    for one in (ONE, OTHER):
+        put_in_place(one, cache)
+    file = tmp_path / "artifacts.zip"
+    assert command("export", file, "--sign", key) == (0, f"2 artifacts are in {file}, signed with {key}\n")
+    return file
+
+
+def test_a_signed_file_is_imported(exported, key, tmp_path, command):
+    root = tmp_path / "second"
+    code, printed = command("import", exported, "--directory", root, TRUSTED_KEYS=key.parent / "trusted")
+    assert (code, printed) == (0, f"2 artifacts are new in {root}, 0 were there, 0 were refused\n")
+    assert files(root) == sorted([ONE.place, OTHER.place])
+    code, printed = command("import", exported, "--directory", root)
+    assert "0 artifacts are new" in printed
+
+
+def test_a_file_without_keys_is_refused(exported, tmp_path, command):
+    code, printed = command("import", exported, "--directory", tmp_path / "second")
+    assert code == 1
+    assert f"{exported} is not used: whoever made it could run code as you" in printed
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_file_of_a_stranger_is_refused_artifact_by_artifact(exported, tmp_path, command, said, key):
+    signing.new_key(tmp_path / "stranger")
+    exported.write_bytes(objects.pack([ONE, OTHER], signing.private_key(tmp_path / "stranger")))
+    code, printed = command("import", exported, "--directory", tmp_path / "second", TRUSTED_KEYS=key.parent / "trusted")
+    assert code == 1
+    assert "2 were refused" in printed
+    assert files(tmp_path / "second") == []
+    assert all("it is signed by none of the keys" in warning and str(exported) in warning for warning in said())
+
+
+def test_a_file_that_is_none_is_an_error(tmp_path, command):
+    (tmp_path / "file").write_text("nothing")
+    code, printed = command("import", tmp_path / "file", REMOTE_UNSIGNED="1")
+    assert code == 1
+    assert "it is no archive of artifacts, or is damaged" in printed
+
+
+def test_nothing_to_export_is_an_error(tmp_path, command):
+    code, printed = command("export", tmp_path / "file", "norm")
+    assert code == 1
+    assert "nothing to export" in printed
+    assert not (tmp_path / "file").exists()

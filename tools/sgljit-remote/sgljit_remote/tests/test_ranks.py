@@ -1,0 +1,171 @@
+"""The ranks of a job: one compiles or asks, and all have it. Over gloo; NCCL needs a GPU for each rank."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import pytest
+
+from sgljit_remote import index, objects, ranks
+from sgljit_remote.errors import RefusedObjectError
+
+from .conftest import files
+from .served import artifact
+
+RANKS = 8
+JOB = """
+import datetime, json, logging, os, sys, time, traceback
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+import torch, torch.distributed as dist, tvm_ffi
+import sgljit_core
+from sgljit_core import load_jit
+from sgljit_remote import warm_up
+
+values = []
+
+def work():
+    values.clear()
+    for value in range(1, 4):
+        source = f"int number() {{ return {value}; }}"
+        values.append(load_jit("number", str(value), cpp_sources=source, cpp_wrappers=[("number", "number")]).number())
+
+answers, answering = os.pipe()
+children = []
+for rank in range(int(sys.argv[1])):
+    if child := os.fork():
+        children.append(child)
+        continue
+    root = os.environ["SGLJIT_CACHE_DIR"]
+    os.environ["SGLJIT_CACHE_DIR"] = f"{root}{rank}"
+    dist.init_process_group("gloo", init_method=f"file://{root}-ranks", rank=rank, world_size=int(sys.argv[1]))
+    dist.barrier()
+    start, given, error = time.monotonic(), 0, ""
+    try:
+        exec(sys.argv[2])
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    stats = sgljit_core.stats()
+    said = {"rank": rank, "values": values, "builds": stats.builds, "given": given, "error": error}
+    said["seconds"] = time.monotonic() - start
+    os.write(answering, f"{json.dumps(said)}\\n".encode())
+    os._exit(0)
+os.close(answering)
+print(open(answers).read())
+"""
+
+
+@pytest.fixture
+def job(run):
+    """Run a job whose ranks have a cache each; what they say, by rank."""
+
+    def job(code="given = warm_up(work, timeout=60)", count=RANKS, **settings):
+        output, _ = run(JOB, str(count), code, cache="rank", **{"SGLJIT_REMOTE": "", **settings})
+        return {one["rank"]: one for one in map(json.loads, filter(None, output.split("\n")))}
+
+    return job
+
+
+def test_eight_ranks_with_empty_caches_compile_each_variant_once_in_all(job, tmp_path):
+    said = job()
+    assert len(said) == RANKS
+    assert {tuple(one["values"]) for one in said.values()} == {(1, 2, 3)}
+    assert [one["builds"] for one in said.values()].count({"compiled": 3}) == 1
+    assert said[0]["builds"] == {"compiled": 3}
+    assert all(one["builds"] == {} and one["given"] == 3 for rank, one in said.items() if rank)
+    assert all(files(tmp_path / f"rank{rank}") == files(tmp_path / "rank0") for rank in range(RANKS))
+
+
+def test_one_rank_asks_the_remote(job, run, server, tmp_path):
+    run(JOB, "1", "work()", cache="first", SGLJIT_REMOTE="")
+    unsigned = {"SGLJIT_REMOTE": server.url, "SGLJIT_REMOTE_UNSIGNED": "1", "SGLJIT_REMOTE_TIMEOUT": "20"}
+    run(
+        f"from sgljit_remote.cli import main; main(['push', '--directory', {str(tmp_path / 'first0')!r}])",
+        cache="x",
+        **unsigned,
+    )
+    server.requests.clear()
+    said = job(count=3, SGLJIT_CXX="none", PATH="", **unsigned)
+    assert {tuple(one["values"]) for one in said.values()} == {(1, 2, 3)}
+    assert all(one["builds"] == {} and one["error"] == "" for one in said.values())
+    assert len(server.requests) == 2
+    assert server.requests[0] == f"GET /{index.NAME}"
+
+
+def test_what_the_first_rank_has_already_is_handed_over_as_well(job, run):
+    run(JOB, "1", "work()", cache="rank", SGLJIT_REMOTE="")
+    said = job(count=2)
+    assert said[0]["builds"] == said[1]["builds"] == {}
+    assert said[1]["given"] == 3
+    assert said[1]["values"] == [1, 2, 3]
+
+
+def test_a_family_that_another_process_made_is_handed_over(job, run):
+    run(JOB, "1", "work()", cache="rank", SGLJIT_REMOTE="")
+    (said, other) = job("given = warm_up(lambda: None, families=['_'], timeout=60); rank and work()", count=2).values()
+    assert {said["given"], other["given"]} == {0, 3}
+    assert said["builds"] == other["builds"] == {}
+
+
+def test_a_rank_whose_cache_takes_no_files_uses_what_it_was_given(job, tmp_path):
+    (tmp_path / "rank1").write_text("a file where the cache would be")
+    said = job(count=2)
+    assert said[1]["values"] == [1, 2, 3]
+    assert said[1]["builds"] == {}
+
+
+def test_the_first_rank_of_a_group_need_not_be_the_first_of_the_job(job):
+    said = job("nodes = dist.new_group([1, 2])\nif rank: given = warm_up(work, nodes, timeout=60)", count=3)
+    assert [one["builds"] for _, one in sorted(said.items())] == [{}, {"compiled": 3}, {}]
+    assert [one["given"] for _, one in sorted(said.items())] == [0, 0, 3]
+    assert said[2]["values"] == [1, 2, 3]
+
+
+def test_ranks_that_share_a_cache_are_handed_nothing(job):
+    said = job("os.environ['SGLJIT_CACHE_DIR'] = root; given = warm_up(work, timeout=60)", count=2)
+    assert [one["builds"] for _, one in sorted(said.items())] == [{"compiled": 3}, {}]
+    assert [one["given"] for one in said.values()] == [0, 0]
+    assert said[1]["values"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dying", [0, 2])
+def test_a_rank_that_dies_leaves_the_others_with_an_error_in_time(job, dying):
+    said = job(f"rank == {dying} and os._exit(1); warm_up(work, timeout=20)", count=4)
+    assert set(said) == {0, 1, 2, 3} - {dying}
+    for one in said.values():
+        assert one["error"].startswith(f"RankLostError: rank {one['rank']} cannot finish the warm-up, as another rank ")
+        assert one["seconds"] < 20 + 5
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_beyond_the_limit(job):
+    said = job("time.sleep(4) if rank == 0 else warm_up(work, timeout=1)", count=2)
+    assert "there is no answer after 1 s" in said[1]["error"]
+    assert said[1]["seconds"] < 3.5
+
+
+def test_work_that_fails_is_an_error_everywhere(job):
+    said = job("warm_up(lambda: 1 / 0, timeout=60)", count=3)
+    assert said[0]["error"] == "ZeroDivisionError: division by zero"
+    for rank in (1, 2):
+        assert (
+            "WarmUpError: the first rank could not make what this one waited for: ZeroDivisionError"
+            in said[rank]["error"]
+        )
+
+
+def test_an_extension_that_may_not_be_loaded_is_an_error(job):
+    said = job(count=2, SGLJIT_PLUGINS="sgljit-norm")
+    assert "SGLJIT_PLUGINS must name sgljit-remote" in said[0]["error"]
+    assert "SGLJIT_PLUGINS must name sgljit-remote" in said[1]["error"]
+
+
+@pytest.mark.parametrize("what", ["altered", "another", "nothing"])
+def test_what_arrives_is_verified(cache, what):
+    one = artifact(1)
+    content = objects.pack([] if what == "nothing" else [one], None)
+    if what == "altered":
+        content = content.replace(content[-400:-390], b"0123456789")
+    sha256 = artifact(2).manifest.sha256 if what == "another" else one.manifest.sha256
+    with pytest.raises((RefusedObjectError, zipfile.BadZipFile), match=r"is refused and not used|damaged"):
+        ranks._keep(content, {one.place: sha256}, cache)
+    assert files(cache) == []
