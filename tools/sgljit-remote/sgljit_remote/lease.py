@@ -39,7 +39,7 @@ def taken_or_found(remote: Remote, name: str, look: Callable[[], Path | None]) -
         look: looks for the object; the root that it was kept below, or None.
 
     Returns:
-        What ``look`` found; None where this machine is to compile.
+        The answer of ``look``; None where this machine is to compile.
 
     Raises:
         RemoteUnavailableError, RefusedObjectError: as ``Remote.get``.
