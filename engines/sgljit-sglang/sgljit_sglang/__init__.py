@@ -69,7 +69,7 @@ def register() -> None:
     """
     if not (used := ADAPTER.start()):
         return
-    ADAPTER.leave(ADAPTER.parts.keys() - used)
+    ADAPTER.leave(op for op in ADAPTER.parts if op not in used)
     from . import activations, experts, hicache, norms, qknorm, quantization, rotations
 
     for part in (norms, qknorm, activations, rotations, experts, quantization, hicache):

@@ -46,7 +46,7 @@ def register() -> None:
     """
     if not (used := ADAPTER.start()):
         return
-    ADAPTER.leave(ADAPTER.parts.keys() - used)
+    ADAPTER.leave(op for op in ADAPTER.parts if op not in used)
     try:
         _put(used)
     except (AttributeError, ImportError, RuntimeError) as error:  # nobody has tried each build of vLLM

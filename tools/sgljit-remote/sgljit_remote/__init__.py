@@ -5,6 +5,7 @@ The core asks ``plugin`` for what no local tier has, and reports to it what was 
 them; ``signing`` says whose they are; ``index`` says what archives hold; ``remote`` puts these together for one
 process; ``transfer`` is for many artifacts at once, and ``cli`` for people. ``ranks`` hands artifacts from one rank of
 a job to the others, and ``handed`` is what the hooks know of that. ``counts`` counts all of it.
+``lease`` lets one of several machines compile for all.
 """
 
 from typing import TYPE_CHECKING

@@ -23,6 +23,7 @@ class Settings:
         trusted_keys: ``SGLJIT_TRUSTED_KEYS``: public keys, as files or directories of ``*.pub``, separated by ``:``.
             An artifact of a remote must be signed by one of them.
         signing_key: ``SGLJIT_SIGNING_KEY``: the file of the private key that signs what is published.
+        may_compile: not with ``SGLJIT_JIT=error``: no other machine need wait for this one then.
     """
 
     url: str
@@ -31,6 +32,7 @@ class Settings:
     unsigned: bool = False
     trusted_keys: tuple[Path, ...] = ()
     signing_key: Path | None = None
+    may_compile: bool = True
 
 
 def url() -> str:
@@ -51,6 +53,7 @@ def settings(named: str = "") -> Settings:
         url=named,
         is_writable=_one_of(given, "SGLJIT_REMOTE_MODE", ("read", "readwrite")) == "readwrite",
         timeout=_seconds(given, "SGLJIT_REMOTE_TIMEOUT"),
+        may_compile=given.get("SGLJIT_JIT", "").lower() != "error",
         unsigned=_one_of(given, "SGLJIT_REMOTE_UNSIGNED", ("0", "1")) == "1",
         trusted_keys=tuple(map(Path, filter(None, given.get("SGLJIT_TRUSTED_KEYS", "").split(os.pathsep)))),
         signing_key=Path(key) if key else None,

@@ -39,10 +39,13 @@ def sgljit_fetch(location: Path, toolchain_key: str | None, root: Path) -> Path 
 
 
 @hookimpl
-def sgljit_build_finished(directory: Path, outcome: str) -> None:
+def sgljit_build_finished(key: str, directory: Path, outcome: str) -> None:
     """Publish what was compiled and kept, where the remote is writable."""
-    session = _session() if outcome == "compiled" else None
+    session = _session()
     if session is None or not config.settings().is_writable:
+        return
+    if outcome != "compiled":
+        session.failed(key)
         return
     from sgljit_core.cache import lookup
 

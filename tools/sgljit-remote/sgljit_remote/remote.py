@@ -123,6 +123,7 @@ class Session:
         self._archives: dict[str, Archive] | None = None
         self._taken: dict[str, Path] = {}  # by the place of an artifact that an archive brought, its root
         self._refused: set[str] = set()
+        self._leased: dict[str, str] = {}  # by source key, the names of objects that other machines wait for
         self._is_down = False
 
     def fetch(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
@@ -131,7 +132,37 @@ class Session:
             found = None if self._is_down else self._guarded(lambda: self._by_archive(location, toolchain_key, root))
         if found is not None or self._is_down:
             return found
-        return self._guarded(lambda: self._by_itself(location, toolchain_key, root))
+        found = self._guarded(lambda: self._by_itself(location, toolchain_key, root))
+        name = object_name(location, toolchain_key)
+        if found is not None or toolchain_key is None or name in self._refused or not self._may_compile_for_all():
+            return found
+        return self._guarded(lambda: self._by_another(name, location, toolchain_key, root))
+
+    def _may_compile_for_all(self) -> bool:
+        """Whether what is compiled here is published, so that other machines may wait for it."""
+        settings, can_sign = self._remote.settings, not self._remote.trusted or self._remote.key is not None
+        return settings.is_writable and settings.may_compile and can_sign and not self._is_down
+
+    def _by_another(self, name: str, location: Path, toolchain_key: str, root: Path) -> Path | None:
+        """Wait for another machine that compiles the artifact; None where this one is to compile it."""
+        from . import lease
+
+        try:
+            found = lease.taken_or_found(self._remote, name, lambda: self._by_itself(location, toolchain_key, root))
+        except RefusedObjectError as error:
+            self._remote.refuse(lease.lease_name(name), str(error))
+            return None
+        if found is None:
+            self._leased[location.name] = name
+        return found
+
+    def failed(self, source_key: str) -> None:
+        """Let other machines no longer wait for what could not be compiled here."""
+        name = self._leased.pop(source_key, None)
+        if name is not None and not self._is_down:
+            from . import lease
+
+            self._guarded(lambda: lease.release(self._remote, name))
 
     def publish(self, artifact: Artifact) -> None:
         """Publish what was compiled here, unless it is there. A refused object is replaced."""

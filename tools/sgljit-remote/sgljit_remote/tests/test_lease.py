@@ -1,0 +1,124 @@
+"""Several machines miss the same: one compiles, where the store has conditional writes; nobody is held up for long."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from sgljit_remote import lease, objects
+from sgljit_remote.config import settings
+from sgljit_remote.objects import object_name
+
+from . import served
+from .conftest import files
+from .served import artifact
+from .test_processes import FLEET
+
+ONE = artifact()
+LOCATION, TOOLCHAIN = ONE.manifest.location.path, ONE.manifest.toolchain_key
+NAME = object_name(LOCATION, TOOLCHAIN)
+LEASE = f"/{lease.lease_name(NAME)}"
+
+
+@pytest.fixture
+def writer(session):
+    """A session of a machine that publishes what it compiles."""
+    return lambda **more: session(is_writable=True, **more)
+
+
+def test_eight_machines_that_miss_the_same_compile_it_once_in_all(run, server):
+    writable = {"SGLJIT_REMOTE_UNSIGNED": "1", "SGLJIT_REMOTE_MODE": "readwrite", "SGLJIT_REMOTE_TIMEOUT": "20"}
+    output, errors = run(FLEET, cache="fleet", **writable)
+    said = [json.loads(line) for line in output.split("\n") if line]
+    assert [values for values, *_ in said] == [[1, 2, 3, 4, 5]] * 8
+    assert sum(builds.get("compiled", 0) for *_, builds in said) == 5
+    assert errors == ""
+
+
+def test_the_first_compiles_and_the_others_wait_for_it(server, writer, cache):
+    assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None  # it has the lease
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(writer().fetch(LOCATION, TOOLCHAIN, cache)))
+    waiting.start()
+    time.sleep(0.3)
+    assert found == []
+    server.objects[f"/{NAME}"] = objects.pack([ONE], None)
+    waiting.join(20)
+    assert found == [cache]
+    assert files(cache) == [ONE.place]
+
+
+def test_a_machine_that_died_is_waited_for_no_longer_than_the_limit(server, writer, cache, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 0.5)
+    server.objects[LEASE] = b"of a machine that died"
+    start = time.monotonic()
+    assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert 0.5 <= time.monotonic() - start < 10
+    assert server.objects[LEASE] != b"of a machine that died"  # this one is waited for now
+
+
+def test_a_lease_that_changes_again_and_again_holds_nobody_up_for_ever(server, writer, cache, monkeypatch):
+    monkeypatch.setattr(lease, "MOST_SECONDS", 1.0)
+    server.objects[LEASE] = b"0"
+    server.fault = lambda handler: server.objects.update({LEASE: str(time.monotonic()).encode()})
+    start = time.monotonic()
+    assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert 1 <= time.monotonic() - start < 10
+
+
+def test_a_lease_that_is_none_is_refused(server, writer, cache, said):
+    server.objects[LEASE] = bytes(1000)
+    assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
+    (warning,) = said()
+    assert f"{server.url}{LEASE} is refused and not used" in warning
+
+
+def test_a_build_that_fails_releases_the_others_at_once(server, writer, cache):
+    first = writer()
+    assert first.fetch(LOCATION, TOOLCHAIN, cache) is None
+    first.failed(LOCATION.name)
+    assert server.objects[LEASE] == lease.RELEASED
+    start = time.monotonic()
+    assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert time.monotonic() - start < 10
+    first.failed(LOCATION.name)  # which has no lease any more
+    assert server.objects[LEASE] != lease.RELEASED
+
+
+@pytest.mark.parametrize(
+    ("more", "toolchain"),
+    [({"is_writable": False}, TOOLCHAIN), ({"may_compile": False}, TOOLCHAIN), ({}, None)],
+    ids=["read-only", "may not compile", "no compiler"],
+)
+def test_who_will_not_publish_takes_no_lease(server, session, cache, more, toolchain):
+    assert session(**{"is_writable": True, **more}).fetch(LOCATION, toolchain, cache) is None
+    assert LEASE not in server.objects
+
+
+def test_who_trusts_keys_and_has_none_takes_no_lease(server, writer, cache, key):
+    assert writer(unsigned=False, trusted_keys=(key.parent / "trusted",)).fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert LEASE not in server.objects
+
+
+def test_what_is_refused_is_compiled_without_waiting(server, writer, cache):
+    server.objects |= {f"/{NAME}": objects.pack([artifact(2)], None), LEASE: b"of another"}
+    start = time.monotonic()
+    assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert time.monotonic() - start < 10
+
+
+def test_a_store_that_takes_no_leases_is_one_warning(server, writer, cache, said):
+    server.fault = lambda handler: handler.command == "PUT" and served.status(403)(handler)
+    assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert len(said()) == 1
+    assert "it answers 403" in said()[0]
+
+
+def test_the_setting_that_forbids_compiling_is_read(monkeypatch):
+    monkeypatch.setenv("SGLJIT_REMOTE", "/store")
+    assert settings().may_compile
+    monkeypatch.setenv("SGLJIT_JIT", "error")
+    assert not settings().may_compile
