@@ -1,0 +1,150 @@
+"""How does a kernel run on the CPU? By Triton's interpreter, for tests: slowly, one program after the other.
+
+Triton decides at its import whether it interprets, for all kernels of a process. So a process of its own runs them,
+and nobody else's kernels are touched. In a process that was started with ``TRITON_INTERPRET=1`` they run there, where
+a debugger sees them. Tensors go to the other process with all of their storage, and come back so: a kernel that writes
+beside its tensor does it here as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sgljit_core.machine.forks import ForkLock
+
+from . import compiler
+from .sources import Finder
+
+
+class Call(NamedTuple):
+    """One launch: the kernel's file, its grid, and its arguments by name."""
+
+    family: str
+    csrc: Path
+    file: str
+    kernel: str
+    grid: Sequence[int]
+    arguments: Mapping[str, Any]
+
+
+class _Tensor(NamedTuple):
+    """A tensor of a call on its way: in which storage, and where in it."""
+
+    storage: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+_lock = ForkLock()
+
+
+def run(call: Call, sources: str) -> None:
+    """Run a launch to its end. ``sources`` changes with every edit of the kernel's files.
+
+    Raises:
+        ToolchainNotFoundError: Triton is not installed.
+        RuntimeError: the kernel raised something, or its process ended.
+    """
+    if 0 in call.grid:
+        return
+    compiler.find(f"{call.family}.{call.kernel} on the CPU, where Triton's interpreter runs it")
+    if _is_interpreting():
+        perform(call)
+        return
+    storages: dict[int, torch.UntypedStorage] = {}
+    packed = {name: _packed(value, storages) for name, value in call.arguments.items()}
+    contents = {key: ctypes.string_at(one.data_ptr(), one.nbytes()) for key, one in storages.items()}
+    with _lock.here():
+        answer = _process(sources, os.getpid()).ask(call._replace(arguments=packed), contents)
+    if isinstance(answer, str):
+        raise RuntimeError(f"{call.family}.{call.kernel}, in Triton's interpreter: {answer}")
+    for key, content in answer.items():
+        if content != contents[key]:  # memory that was not written may be read-only
+            ctypes.memmove(storages[key].data_ptr(), content, len(content))
+
+
+def perform(call: Call) -> None:
+    """Run a launch in this process, which must be interpreting."""
+    function = getattr(Finder(call.family, call.csrc).module(call.file), call.kernel)
+    function[tuple(call.grid)](**call.arguments)
+
+
+def _is_interpreting() -> bool:
+    triton = sys.modules.get("triton")
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+def _packed(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    storage = value.untyped_storage()
+    storages[storage.data_ptr()] = storage
+    place = tuple(value.shape), value.stride(), value.storage_offset()
+    return _Tensor(storage.data_ptr(), value.dtype, *place)
+
+
+class _Process:
+    """A process that interprets, until this one ends."""
+
+    def __init__(self) -> None:
+        start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+        command = [sys.executable, "-c", start]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, call: Call, contents: Mapping[int, bytes]) -> dict[int, bytes] | str:
+        """The storages as the launch leaves them, or what it raised."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            pickle.dump((call, contents), self._process.stdin)
+            self._process.stdin.flush()
+            return pickle.load(self._process.stdout)  # type: ignore[no-any-return]  # noqa: S301 - our own process
+        except (EOFError, OSError) as error:
+            _process.cache_clear()
+            return f"its process ended with status {self._process.wait()} ({type(error).__name__})"
+
+
+@functools.lru_cache(maxsize=1)
+def _process(sources: str, pid: int) -> _Process:
+    del sources, pid  # a forked child has one of its own, and edited files are imported anew
+    return _Process()
+
+
+def serve() -> None:
+    """In that process: answer one call after the other."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    incoming, outgoing = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a kernel prints goes to standard error
+    while True:
+        try:
+            call, contents = pickle.load(incoming)  # noqa: S301 - from the process that started this one
+        except EOFError:
+            return
+        storages = {key: torch.frombuffer(bytearray(one or b"\0"), dtype=torch.uint8) for key, one in contents.items()}
+        answer: object
+        try:
+            perform(call._replace(arguments={name: _unpacked(value, storages) for name, value in call.arguments.items()}))
+            answer = {key: ctypes.string_at(one.data_ptr(), len(contents[key])) for key, one in storages.items()}
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            answer = f"{type(error).__name__}: {error}"
+        pickle.dump(answer, outgoing)
+        outgoing.flush()
+
+
+def _unpacked(value: Any, storages: Mapping[int, torch.Tensor]) -> Any:
+    if not isinstance(value, _Tensor):
+        return value
+    tensor = torch.empty(0, dtype=value.dtype)
+    return tensor.set_(storages[value.storage].untyped_storage(), value.offset, value.shape, value.strides)
