@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from sgljit_core.errors import TensorMatchError
 from sgljit_triton import TritonKernels
 
@@ -16,7 +17,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @TRITON.op(mutates=("output",))
 def moe_sum(
-    input: torch.Tensor,  # the name that engines pass it by
+    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
     output: torch.Tensor,
     topk_weights: torch.Tensor | None = None,
     *,
@@ -49,7 +50,7 @@ def moe_sum(
         raise _mismatch(*(("input", input) if element_stride != 1 else ("output", output)), "elements side by side")
     if tokens > 1 and output_stride < hidden:
         raise ValueError(f"moe_sum: rows of output share memory with each other: strides {output.stride()}")
-    weight_strides = (0, 0)
+    weight_strides: tuple[int, ...] = (0, 0)
     if topk_weights is not None:
         if (
             topk_weights.shape != (tokens, experts)

@@ -6,7 +6,7 @@ import torch
 
 
 def moe_sum(
-    input: torch.Tensor,  # the op's name for it
+    input: torch.Tensor,  # noqa: A002 - the op's name for it
     output: torch.Tensor,
     topk_weights: torch.Tensor | None = None,
     *,

@@ -23,7 +23,7 @@ from sgljit_core.specs.build import BuildSpec, Product, Target
 from . import compiler
 
 FORMAT = 1  # of what an artifact says besides the machine code; raise it when a launch reads it otherwise
-_PTX_TYPES = {"i1": "u8", "u1": "u8", "i32": "u32", "i64": "u64", "fp32": "f32"}
+_PTX_TYPES = {"u1": "u8", "i32": "u32", "i64": "u64", "fp32": "f32"}
 
 
 @dataclass(frozen=True)
@@ -178,4 +178,3 @@ class TritonRequest(Request[Compiled]):
         if kernel != self.build.kernel:
             raise SignatureError(f"the artifact of {self.build.kernel} holds {kernel}; remove it, and build it again")
         return compiled
-

@@ -91,8 +91,7 @@ def _packed(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
         return value
     storage = value.untyped_storage()
     storages[storage.data_ptr()] = storage
-    place = tuple(value.shape), value.stride(), value.storage_offset()
-    return _Tensor(storage.data_ptr(), value.dtype, *place)
+    return _Tensor(storage.data_ptr(), value.dtype, tuple(value.shape), value.stride(), int(value.storage_offset()))
 
 
 class _Process:
@@ -100,7 +99,7 @@ class _Process:
 
     def __init__(self) -> None:
         start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
-        command = [sys.executable, "-c", start]
+        command = ["env", "TRITON_INTERPRET=1", sys.executable, "-c", start]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, call: Call, contents: Mapping[int, bytes]) -> dict[int, bytes] | str:
@@ -124,7 +123,6 @@ def _process(sources: str, pid: int) -> _Process:
 
 def serve() -> None:
     """In that process: answer one call after the other."""
-    os.environ["TRITON_INTERPRET"] = "1"
     incoming, outgoing = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a kernel prints goes to standard error
     while True:
@@ -135,7 +133,9 @@ def serve() -> None:
         storages = {key: torch.frombuffer(bytearray(one or b"\0"), dtype=torch.uint8) for key, one in contents.items()}
         answer: object
         try:
-            perform(call._replace(arguments={name: _unpacked(value, storages) for name, value in call.arguments.items()}))
+            perform(
+                call._replace(arguments={name: _unpacked(value, storages) for name, value in call.arguments.items()})
+            )
             answer = {key: ctypes.string_at(one.data_ptr(), len(contents[key])) for key, one in storages.items()}
         except Exception as error:  # noqa: BLE001 - it is the answer
             answer = f"{type(error).__name__}: {error}"

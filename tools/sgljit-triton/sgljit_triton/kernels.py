@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from sgljit_core import KernelFamily, paths
 from sgljit_core.builds import recording
-from sgljit_core.compilers import arch, includes
 from sgljit_core.cache import keys
+from sgljit_core.compilers import arch, includes
 from sgljit_core.specs.build import Target
 
 from . import build, launcher, source, specialisation
 from .build import Compiled, TritonSpec
-
-if TYPE_CHECKING:
-    import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -166,7 +162,8 @@ class Bound:
             ValueError: the grid is too large, or the tensors are on several devices.
             Exception: as ``load_jit``, where the kernel must be compiled.
         """
-        if self._launch(*grid, *args):
+        x, y, z = grid
+        if self._launch(x, y, z, *args):
             self._interpret(grid, args)
 
     @functools.cached_property
@@ -189,9 +186,7 @@ class Bound:
             (one.name, self._constants[one.name] if one.is_constexpr else next(given), one.is_constexpr)
             for one in declared.parameters
         )
-        return build.spec(
-            family.name, family.csrc, declared.files, self.kernel.name, arguments, self._options, target
-        )
+        return build.spec(family.name, family.csrc, declared.files, self.kernel.name, arguments, self._options, target)
 
     def texts(self, *args: Any) -> list[str]:
         """What arguments specialise, as ``specialisation`` writes it. Tensors need no memory. Raises TypeError."""
@@ -220,8 +215,6 @@ class Bound:
 
         kernel = self.kernel
         scan = includes.scan(kernel.declared.files, [includes.Root(kernel.family.name, kernel.family.csrc)])
-        import ast
-
         arguments = dict(zip((one.name for one in self._parameters), args, strict=True))
         arguments |= {name: ast.literal_eval(text) for name, text in self._constants.items()}
         call = interpreter.Call(kernel.family.name, kernel.family.csrc, kernel.file, kernel.name, grid, arguments)

@@ -19,7 +19,7 @@ from .source import Parameter
 # By the names of torch's dtypes, what Triton calls the type.
 TYPES = {
     "bfloat16": "bf16",
-    "bool": "i1",
+    "bool": "u1",
     "float16": "fp16",
     "float32": "fp32",
     "float64": "fp64",

@@ -10,12 +10,13 @@ import types
 from pathlib import Path
 
 import pytest
+
 import sgljit_tools.recording
 from sgljit_core import KernelFamily
 from sgljit_core.compilers import toolchain
 from sgljit_triton import TritonKernels
 
-COMMON = '''
+COMMON = """
 import triton
 import triton.language as tl
 
@@ -23,8 +24,8 @@ import triton.language as tl
 @triton.jit
 def scaled(x, alpha):
     return x * alpha
-'''
-KERNELS = '''
+"""
+KERNELS = """
 import triton
 import triton.language as tl
 
@@ -44,7 +45,7 @@ def add(x, y, out, n, alpha, BLOCK: tl.constexpr):
 def fill(out, n, flag, value, WIDE: tl.constexpr = 64):
     i = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     tl.store(out + i, tl.where(flag, value, 0), mask=i < n)
-'''
+"""
 OPS = '''
 import torch
 
@@ -66,7 +67,7 @@ def add(x: torch.Tensor, y: torch.Tensor | None, out: torch.Tensor, *, alpha: fl
     n = out.numel()
     ADD.bind(BLOCK=256)((-(-n // 256), 1, 1), x, y, out, n, alpha)
 '''
-CALLS = '''
+CALLS = """
 from sgljit_core import TOKENS, TensorSpec
 
 
@@ -75,12 +76,12 @@ def add(model):
     yield {"x": rows, "y": rows, "out": rows}  # 16 divides the number of elements, for any number of tokens
     few = TensorSpec((3, 64), "bfloat16")
     yield {"x": few, "y": None, "out": few}
-'''
-REFERENCE = '''
+"""
+REFERENCE = """
 def add(x, y, out, *, alpha=1.0):
     out.copy_(x if y is None else x + alpha * y)
-'''
-SAMPLES = '''
+"""
+SAMPLES = """
 import torch
 
 
@@ -88,9 +89,10 @@ def add(device):
     for dtype in (torch.float32, torch.float16):
         for rows in (0, 1, 9):
             x = torch.randn(rows, 64, device=device).to(dtype)
-            yield {"x": x, "y": torch.randn(rows, 64, device=device).to(dtype), "out": torch.empty_like(x), "alpha": 2.0}
+            y = torch.randn(rows, 64, device=device).to(dtype)
+            yield {"x": x, "y": y, "out": torch.empty_like(x), "alpha": 2.0}
             yield {"x": x, "y": None, "out": torch.empty_like(x)}
-'''
+"""
 
 
 def write_family(place: Path, name: str = "tri_family") -> Path:

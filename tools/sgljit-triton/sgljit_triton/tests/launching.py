@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import tvm_ffi
+
 from sgljit_core import TensorSpec
 from sgljit_core.compilers import arch
 from sgljit_tools.recording.tensors import Shaped

@@ -10,7 +10,7 @@ namespace {
 constexpr int kMostArguments = 80;
 struct {
   unsigned grid[3], block[3], dynamic_smem, attributes;
-  int count;  // of launches
+  int count;      // of launches
   int arguments;  // to be kept of each
   std::uint64_t values[kMostArguments];
 } g_last = {};

@@ -97,12 +97,12 @@ def test_nothing_is_launched_on_an_empty_grid(launch):
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        ("FILL.bind()((1, 1, 1), tensor(1 << 40), 5, True)", "TypeError: tri_family.fill: expected three numbers of the "
-         "grid and 4 arguments, got 6 in all"),
+        ("FILL.bind()((1, 1, 1), tensor(1 << 40), 5, True)", "TypeError: tri_family.fill: expected three numbers of "
+         "the grid and 4 arguments, got 6 in all"),
         ("FILL.bind()((1, 1, 1), tensor(1 << 40), 5, True, '2')", "TypeError: tri_family.fill: argument 4: expected a "
          "tensor, int64, float, bool or None, got something else"),
-        ("FILL.bind()((1, 1, 1), tensor(64), 5, True, 2.0)", "TypeError: tri_family.fill: argument 1: expected a tensor "
-         "with memory, got one without any"),
+        ("FILL.bind()((1, 1, 1), tensor(64), 5, True, 2.0)", "TypeError: tri_family.fill: argument 1: expected a "
+         "tensor with memory, got one without any"),
         ("FILL.bind()((1, 1, 1), 3, 5, True, 2.0)", "ValueError: tri_family.fill: no tensor says on which device to "
          "launch"),
         ("FILL.bind()((1, 70000, 1), tensor(1 << 40), 5, True, 2.0)", "ValueError: tri_family.fill: number 2 of the "

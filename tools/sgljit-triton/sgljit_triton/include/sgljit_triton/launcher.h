@@ -82,7 +82,7 @@ inline const char* type_name(const Code& code) noexcept {
       {kDLBfloat, 16, "bf16"},
       {kDLFloat8_e4m3fn, 8, "fp8e4nv"},
       {kDLFloat8_e5m2, 8, "fp8e5"},
-      {kDLBool, 8, "i1"},
+      {kDLBool, 8, "u1"},
       {kDLInt, 8, "i8"},
       {kDLInt, 16, "i16"},
       {kDLInt, 32, "i32"},
@@ -261,8 +261,8 @@ inline Variant* find(const Binding& binding, const Packed& packed) noexcept {
   made->loaded.kernel = made->said.kernel;
   std::memcpy(made->codes, packed.codes, sizeof(Code) * static_cast<std::size_t>(binding.num_parameters));
   made->next = __atomic_load_n(&binding.variants, __ATOMIC_RELAXED);
-  while (!__atomic_compare_exchange_n(
-      &binding.variants, &made->next, made, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+  while (
+      !__atomic_compare_exchange_n(&binding.variants, &made->next, made, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
   }
   return made;
 }
