@@ -1,7 +1,7 @@
 """How is a compiled kernel asked for? Like a device kernel of C++: the same keys, tiers and rules.
 
 The source key covers the kernel's file and those that it imports, the specialisation, the constants, the options and
-the target; the toolchain key covers Triton. What a launch needs to know lies in the artifact beside the machine code.
+the target; the toolchain key covers Triton. The artifact holds the facts that a launch needs beside the machine code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PTX_TYPES = {"u1": "u8", "i32": "u32", "i64": "u64", "fp32": "f32"}
 
 @dataclass(frozen=True)
 class TritonSpec(BuildSpec):
-    """What decides a compiled kernel of Triton.
+    """The build of a Triton kernel: all that decides what is compiled.
 
     Attributes:
         arguments: each parameter's name, its text (see ``specialisation``), and whether it is a constant.

@@ -53,7 +53,7 @@ def find(needed_for: str) -> Triton:
 
 
 class Made(NamedTuple):
-    """What Triton made: the machine code, and what it says of it, see ``worker``."""
+    """The result of a job: the machine code, Triton's facts about it (see ``worker``), and the command."""
 
     image: bytes
     facts: Mapping[str, Any]

@@ -51,7 +51,7 @@ class TritonKernels:
         return declare
 
     def _exports(self, function: Callable[..., Any]) -> Any:
-        """What stands for the module that exports an op's body: an object with the body as the op's attribute."""
+        """An object in place of a C++ module: its attribute of the op's name is the op's body."""
         module = launcher.load(self.family)
         body = _by_position(function)
         if isinstance(module, recording.StandIn):
@@ -119,7 +119,7 @@ class Kernel:
 
     @functools.cached_property
     def declared(self) -> source.Declared:
-        """What the file declares; read once. Raises SourceNotFoundError and InvalidBuildError as ``source.read``."""
+        """The kernel's declaration in its file; read once. Raises SourceNotFoundError and InvalidBuildError as ``source.read``."""
         return source.read(self.family.csrc, self.file, self.name)
 
     def bind(self, **constants: Any) -> Bound:
@@ -189,7 +189,7 @@ class Bound:
         return build.spec(family.name, family.csrc, declared.files, self.kernel.name, arguments, self._options, target)
 
     def texts(self, *args: Any) -> list[str]:
-        """What arguments specialise, as ``specialisation`` writes it. Tensors need no memory. Raises TypeError."""
+        """The texts that arguments specialise, see ``specialisation``. Tensors need no memory. Raises TypeError."""
         if len(args) != len(self._parameters):
             raise TypeError(f"{self.kernel}: expected {len(self._parameters)} arguments, got {len(args)}")
         return [specialisation.of(arg, one.kind) for arg, one in zip(args, self._parameters, strict=True)]

@@ -32,7 +32,7 @@ _WRAPPERS = [("bind", "sgljit_triton::bind")]
 
 
 class _Loaded(ctypes.Structure):
-    """What the launcher reads: ``sgljit_triton::Loaded``. It lives as long as the process."""
+    """A loaded kernel, as the launcher reads it (``sgljit_triton::Loaded``). It lives as long as the process."""
 
     _fields_ = (
         ("kernel", ctypes.c_void_p),

@@ -28,7 +28,7 @@ TYPES = {
     **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
 }
-# What a launch takes besides a kernel's constants, each with the values that are allowed.
+# The options of a launch besides a kernel's constants, each with the values that are allowed.
 _OPTIONS: Mapping[str, Any] = {
     "num_warps": (1, 2, 4, 8, 16, 32),
     "num_stages": range(1, 65),

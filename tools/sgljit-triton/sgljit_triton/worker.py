@@ -1,8 +1,8 @@
 """Compile one kernel with Triton: ``python worker.py JOB``. The only module that needs Triton's compiler.
 
-The job is a JSON file beside which the results are written: ``image``, the machine code, and ``facts.json``. What
-Triton raises ends the process with its text. Of Triton only documented names are used: ``triton.compile``, an
-``ASTSource`` and a ``GPUTarget``.
+The job is a JSON file beside which the results are written: ``image``, the machine code, and ``facts.json``. An
+exception of Triton ends the process, with its text as the last line. The names of Triton that are used are public:
+``triton.compile``, ``ASTSource`` and ``GPUTarget``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(job: Path) -> None:
         "shared": found.shared,
         "pdl": bool(getattr(found, "launch_pdl", False)),
         "parameters": re.findall(r"\.param\s+\.(\w+)", entry[1]),
-        # What a launch would have to bring, and does not: by the names of Triton's metadata.
+        # The needs of a launch that ours does not meet, by the names of Triton's metadata.
         "needs": {
             name: value
             for name, usual in (("num_ctas", 1), ("global_scratch_size", 0), ("profile_scratch_size", 0))

@@ -1,1 +1,1 @@
-"""The cost of launches and first calls of Triton kernels, beside those of C++ kernels: ``python -m sgljit_triton.bench``."""
+"""Launches and first calls of Triton kernels, beside those of C++ kernels: ``python -m sgljit_triton.bench``."""
