@@ -109,7 +109,7 @@ def _answer_variant(family: str, file: str, expression: str, signature: str, dev
         if (recorder := recording.note(spec, sources.root, signature)) is not None:
             return int(recorder.nothing)
         cubin = _obtain(spec, sources.root, signature)
-        return gpu.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler)
+        return gpu.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, f"NVRTC {cubin.compiler}")
 
     return _kernels.get((sources, file, expression, signature, device_id), load)
 

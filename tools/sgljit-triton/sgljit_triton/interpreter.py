@@ -8,8 +8,8 @@ beside its tensor does it here as well.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
-import functools
 import os
 import pickle
 import subprocess
@@ -67,7 +67,7 @@ def run(call: Call, sources: str) -> None:
     packed = {name: _packed(value, storages) for name, value in call.arguments.items()}
     contents = {key: ctypes.string_at(one.data_ptr(), one.nbytes()) for key, one in storages.items()}
     with _lock.here():
-        answer = _process(sources, os.getpid()).ask(call._replace(arguments=packed), contents)
+        answer = _process(sources).ask(call._replace(arguments=packed), contents)
     if isinstance(answer, str):
         raise RuntimeError(f"{call.family}.{call.kernel}, in Triton's interpreter: {answer}")
     for key, content in answer.items():
@@ -95,9 +95,11 @@ def _packed(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
 
 
 class _Process:
-    """A process that interprets, until this one ends."""
+    """A process that interprets the kernels of these ``sources``."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources: str) -> None:
+        self.sources = sources
+        self.owner = os.getpid()
         start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
         command = ["env", "TRITON_INTERPRET=1", sys.executable, "-c", start]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -111,14 +113,32 @@ class _Process:
             self._process.stdin.flush()
             return pickle.load(self._process.stdout)  # type: ignore[no-any-return]  # noqa: S301 - our own process
         except (EOFError, OSError) as error:
-            _process.cache_clear()
+            _running.clear()
             return f"its process ended with status {self._process.wait()} ({type(error).__name__})"
 
+    def close(self) -> None:
+        """End it, if it is this process's own: a forked child has the object, and must not wait for it."""
+        if self.owner == os.getpid():
+            self._process.kill()
+            self._process.communicate()
 
-@functools.lru_cache(maxsize=1)
-def _process(sources: str, pid: int) -> _Process:
-    del sources, pid  # a forked child has one of its own, and edited files are imported anew
-    return _Process()
+
+_running: list[_Process] = []
+
+
+def _process(sources: str) -> _Process:
+    """The process for these sources. Edited files are imported anew, and a forked child has a process of its own."""
+    if _running and (_running[0].sources, _running[0].owner) != (sources, os.getpid()):
+        _close()
+    if not _running:
+        _running.append(_Process(sources))
+    return _running[0]
+
+
+@atexit.register
+def _close() -> None:
+    while _running:
+        _running.pop().close()
 
 
 def serve() -> None:

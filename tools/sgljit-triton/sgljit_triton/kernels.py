@@ -119,7 +119,7 @@ class Kernel:
 
     @functools.cached_property
     def declared(self) -> source.Declared:
-        """The kernel's declaration in its file; read once. Raises SourceNotFoundError and InvalidBuildError as ``source.read``."""
+        """The kernel's declaration in its file; read once, and raises as ``source.read``."""
         return source.read(self.family.csrc, self.file, self.name)
 
     def bind(self, **constants: Any) -> Bound:
@@ -127,13 +127,13 @@ class Kernel:
 
         >>> SCALE.bind(BLOCK=1024, num_warps=4)((blocks, 1, 1), x, out, n)
 
-        The same object for the same constants. A constant is an int, a finite float, a bool, a str, None, or a tuple of
-        these; options are num_warps, num_stages, maxnreg, enable_fp_fusion and launch_pdl.
+        The same object for the same constants in the same order. A constant is an int, a finite float, a bool, a str,
+        None, or a tuple of these; options are num_warps, num_stages, maxnreg, enable_fp_fusion and launch_pdl.
 
         Raises:
             SourceNotFoundError, InvalidBuildError: the file has no such kernel, or the constants are not its.
         """
-        key = tuple(constants.items()), tuple(map(type, constants.values()))
+        key = *constants, *map(repr, constants.values())  # as 1, True and 1.0 are equal
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bound.setdefault(key, Bound(self, constants))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from sgljit_core import KernelFamily
 from sgljit_core.compilers import arch
-from sgljit_core.errors import DriverError
 from sgljit_core.load import gpu
 from sgljit_core.load.exceptions import passing
 from sgljit_core.machine.forks import OncePerKey
@@ -86,12 +85,7 @@ def _answer(token: int, text: str, device_id: int) -> int:
 
     def make() -> _Loaded:
         compiled, label = _finders[token](text.split(" ") if text else [], arch.device_target(device_id))
-        try:
-            kernel = gpu.load_kernel(compiled.image, compiled.symbol, device_id, label, f"Triton {compiled.triton}")
-        except DriverError as error:
-            raise DriverError(
-                f"{label}, which Triton {compiled.triton} compiled, cannot be loaded on device {device_id}: {error}"
-            ) from error
+        kernel = gpu.load_kernel(compiled.image, compiled.symbol, device_id, label, f"Triton {compiled.triton}")
         return _Loaded(kernel, 32 * compiled.warps, compiled.shared, compiled.extra, compiled.pdl)
 
     return ctypes.addressof(_loaded.get((token, text, device_id), make))
