@@ -100,9 +100,10 @@ class _Process:
     def __init__(self, sources: str) -> None:
         self.sources = sources
         self.owner = os.getpid()
-        start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+        path = [os.path.abspath(place) for place in sys.path]  # noqa: PTH100 - "" is the working directory
+        start = f"import sys; sys.path[:] = {path!r}; from {__name__} import serve; serve()"
         command = ["env", "TRITON_INTERPRET=1", sys.executable, "-c", start]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
 
     def ask(self, call: Call, contents: Mapping[int, bytes]) -> dict[int, bytes] | str:
         """The storages as the launch leaves them, or what it raised."""

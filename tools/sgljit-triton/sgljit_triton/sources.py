@@ -1,7 +1,8 @@
 """How are kernel files imported, wherever they are? Under names and paths that are the same on every machine.
 
 Triton writes the file of a function into the machine code, for profilers. So the modules of a family get the path
-``FAMILY/FILE``. Runs in the compiler's process, which has nothing of the project, and in the interpreter's.
+``FAMILY/DIRECTORY/FILE``, with the name of the sources' directory. Runs in the compiler's process, which has nothing of
+the project, and in the interpreter's.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Finder(importlib.abc.MetaPathFinder):
             place = place.with_name(f"{place.name}.py")
             if not place.is_file():
                 return None
-        label = "/".join((self._family, *place.relative_to(self._csrc).parts))
+        label = "/".join((self._family, self._csrc.name, *place.relative_to(self._csrc).parts))
         loader = _Loader(place, label)
         return importlib.machinery.ModuleSpec(fullname, loader, origin=label, is_package=place.is_dir())
 
