@@ -66,7 +66,7 @@ $(OLDEST)/.ready-$(MINOR): pyproject.toml constraints.txt constraints-oldest.txt
 	@touch $@
 
 test-gpu: ## run the tests marked gpu with PYTHON as it is: installs nothing, needs no network
-	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins engines examples
+	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins engines examples tools/sgljit-triton
 
 lint: $(READY) types ## check style and types; change nothing
 	@$(BIN)/ruff check

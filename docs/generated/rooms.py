@@ -23,6 +23,7 @@ PACKAGES = [
     "engines/sgljit-engines/sgljit_engines",
     "tools/sgljit-tools/sgljit_tools",
     "tools/sgljit-remote/sgljit_remote",
+    "tools/sgljit-triton/sgljit_triton",
 ]
 PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 GROUND = "."  # the modules beside the rooms, which all rooms use
@@ -44,8 +45,8 @@ def modules() -> dict[str, Path]:
     found = {}
     for package in (ROOT / place for place in PACKAGES):
         for path in package.rglob("*.py"):
-            is_test = "tests" in path.relative_to(package).parts
-            if not is_test and (path.parent != package or path.name not in FREE):
+            is_beside = {"tests", "bench"} & {*path.relative_to(package).parts}
+            if not is_beside and (path.parent != package or path.name not in FREE):
                 found[_short(*path.relative_to(package.parent).with_suffix("").parts)] = path
     return found
 

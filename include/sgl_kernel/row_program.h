@@ -539,7 +539,7 @@ struct RowProgram {
   void m_run(const F& f, const details::SegmentRows (&segments)[kSegments], DebugInfo location) {
     static_assert(__is_trivially_copyable(F), "RowProgram: the functor must be trivially copyable");
     static_assert(
-        details::kProgramArgs + kSegments <= details::LoadedKernel::kMaxArgs,
+        details::kProgramArgs + kSegments <= details::LoadedVariant::kMaxArgs,
         "a variant takes at most 12 template arguments");
     Call call;
     s_match(f, segments, call, location);
@@ -706,7 +706,7 @@ SGL_INLINE void lay_out(
 SGL_INLINE void launch_program(
     Variants& kernel, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
     const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments, void** arguments, DebugInfo location) {
-  TemplateArg args[LoadedKernel::kMaxArgs] = {
+  TemplateArg args[LoadedVariant::kMaxArgs] = {
       functor,
       template_argument(num_operands),
       template_argument(layout.block_threads),

@@ -34,6 +34,16 @@
 
 namespace host {
 
+/// \brief A kernel that is loaded on a device, and read by any thread. Whoever loads it has raised its limit of dynamic
+/// shared memory to what the device has.
+struct LoadedKernel {
+  driver::kernel_t kernel = nullptr;
+  // The kernel in the device's primary context, whose launch costs the driver a third of a microsecond less. Both null
+  // until a first launch there.
+  driver::function_t function = nullptr;
+  driver::context_t context = nullptr;
+};
+
 namespace details {
 
 /// One template argument, as comparable data.
@@ -126,21 +136,14 @@ TemplateArg template_argument(const T& value) noexcept {
 
 [[gnu::cold]] SGL_INLINE void append_to(Message& message, const TemplateArg& argument);
 
-/// A kernel that is loaded on a device. Made once, then read by any thread. The core has raised its limit of dynamic
-/// shared memory to what the device has.
-struct LoadedKernel {
+/// A variant that is loaded on a device. Made once, by the core.
+struct LoadedVariant : LoadedKernel {
   static constexpr std::size_t kMaxArgs = 12;
 
   std::uint64_t hash;
   std::int32_t device_id;
   std::uint32_t num_args;
   TemplateArg args[kMaxArgs];
-
-  driver::kernel_t kernel = nullptr;
-  // The kernel in the device's primary context, whose launch costs the driver a third of a microsecond less. Both null
-  // until a first launch there.
-  driver::function_t function = nullptr;
-  driver::context_t context = nullptr;
 };
 
 struct Variants;
@@ -155,7 +158,7 @@ struct Variant;
 struct Variant {
  public:
   /// \brief The kernel on a device, from the table or made by the core. Thread-safe.
-  [[nodiscard]] SGL_INLINE details::LoadedKernel& on(std::int32_t device_id) const;
+  [[nodiscard]] SGL_INLINE details::LoadedVariant& on(std::int32_t device_id) const;
 
   /// \brief Prints as the C++ expression that names the kernel: `rmsnorm_cta<4096, true, bf16_t>`.
   friend void append_to(Message& message, const Variant& variant);
@@ -163,7 +166,7 @@ struct Variant {
   template <typename... Args>
   explicit Variant(details::Variants& table, const Args&... args) noexcept
       : m_table(&table), m_num_args(sizeof...(Args)), m_args{details::template_argument(args)...} {
-    static_assert(sizeof...(Args) <= details::LoadedKernel::kMaxArgs, "a variant takes at most 12 template arguments");
+    static_assert(sizeof...(Args) <= details::LoadedVariant::kMaxArgs, "a variant takes at most 12 template arguments");
     m_set_hash();
   }
 
@@ -188,12 +191,12 @@ struct Variant {
 
   friend struct details::Variants;
 
-  SGL_INLINE bool m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept;
+  SGL_INLINE bool m_is(const details::LoadedVariant& kernel, std::int32_t device_id) const noexcept;
 
   details::Variants* m_table;
   std::uint64_t m_hash = kNoHash;
   std::uint32_t m_num_args;
-  details::TemplateArg m_args[details::LoadedKernel::kMaxArgs];
+  details::TemplateArg m_args[details::LoadedVariant::kMaxArgs];
 };
 
 /// \brief A variant of a kernel with these parameters.
@@ -215,7 +218,7 @@ struct Variants {
  private:
   friend struct host::Variant;
   friend void host::append_to(Message& message, const Variant& variant);
-  using Kernel = LoadedKernel;
+  using Kernel = LoadedVariant;
 
   /// Open addressing. It grows by replacement, and a replaced table is kept, because a reader may still be in it.
   struct Table {
@@ -267,6 +270,10 @@ struct Kernel : private details::Variants {
     return VariantOf<Params...>(*this, args...);
   }
 };
+
+/// \brief Launch a kernel that is loaded on the device `config.device_id`, with the addresses of its arguments. Nothing
+/// is checked: for hosts of kernels that no `Kernel` declares.
+SGL_INLINE void launch_loaded(const LaunchConfig& config, DebugInfo location, LoadedKernel& loaded, void** arguments);
 
 namespace details {
 
@@ -390,7 +397,7 @@ SGL_INLINE void append_to(Message& message, const Variant& variant) {
   message << '>';
 }
 
-SGL_INLINE bool Variant::m_is(const details::LoadedKernel& kernel, std::int32_t device_id) const noexcept {
+SGL_INLINE bool Variant::m_is(const details::LoadedVariant& kernel, std::int32_t device_id) const noexcept {
   if (kernel.hash != m_hash || kernel.device_id != device_id || kernel.num_args != m_num_args) return false;
   for (std::uint32_t i = 0; i < m_num_args; ++i) {
     if (!(kernel.args[i] == m_args[i])) return false;
@@ -398,7 +405,7 @@ SGL_INLINE bool Variant::m_is(const details::LoadedKernel& kernel, std::int32_t 
   return true;
 }
 
-SGL_INLINE details::LoadedKernel& Variant::on(std::int32_t device_id) const {
+SGL_INLINE details::LoadedVariant& Variant::on(std::int32_t device_id) const {
   if (auto* kernel = m_table->find(*this, device_id)) [[likely]]
     return *kernel;
   return m_table->make(*this, device_id);
@@ -421,7 +428,7 @@ SGL_INLINE Variants::Kernel& Variants::make(const Variant& variant, std::int32_t
   // Before any allocation: it may throw, at every call.
   const auto address =
       ask_core("sgljit.variant", {m_family, m_file, expression.c_str(), m_signature.name()}, device_id);
-  auto* kernel = new Kernel{variant.m_hash, device_id, variant.m_num_args, {}};
+  auto* kernel = new Kernel{{}, variant.m_hash, device_id, variant.m_num_args, {}};
   std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
   kernel->kernel = reinterpret_cast<driver::kernel_t>(address);
   return insert(variant, kernel);
@@ -470,8 +477,13 @@ SGL_INLINE void Variants::place(Table& table, Kernel* kernel) noexcept {
 
 SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Variant& variant, void** arguments) {
   if (config.grid.is_empty()) return;
+  launch_loaded(config, location, variant.on(runtime::this_device(config.device_id)), arguments);
+}
+
+}  // namespace details
+
+SGL_INLINE void launch_loaded(const LaunchConfig& config, DebugInfo location, LoadedKernel& loaded, void** arguments) {
   const auto device_id = runtime::this_device(config.device_id);
-  LoadedKernel& loaded = variant.on(device_id);
   const std::size_t dynamic_smem = config.dynamic_smem;
   RuntimeCheck(location, dynamic_smem <= INT32_MAX, "no block has ", dynamic_smem, " bytes of shared memory");
   driver::LaunchAttribute attributes[2];
@@ -505,10 +517,8 @@ SGL_INLINE void launch(const LaunchConfig& config, DebugInfo location, const Var
   // Another context of the device, such as a green one, is kept; else the primary one is made current.
   const runtime::DeviceGuard guard(device_id, location);
   driver::check(api.LaunchKernelEx(&native, loaded.kernel, arguments, nullptr), location, &config);
-  if (current == runtime::details::primary_context(device_id, location)) resolve(loaded, current, location);
+  if (current == runtime::details::primary_context(device_id, location)) details::resolve(loaded, current, location);
 }
-
-}  // namespace details
 
 namespace runtime {
 

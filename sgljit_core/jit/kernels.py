@@ -44,8 +44,7 @@ class Sources:
 
 
 _served: dict[str, Sources] = {}
-# A kernel's address, by sources, file, expression, signature and device.
-_kernels: OncePerKey[tuple[Sources, str, str, str, int], int] = OncePerKey()
+_kernels: OncePerKey[tuple[Sources, str, str, str, int], int] = OncePerKey()  # file, expression, signature, device
 
 
 def load_host(sources: Sources, spec: BuildSpec) -> Module:
@@ -110,7 +109,7 @@ def _answer_variant(family: str, file: str, expression: str, signature: str, dev
         if (recorder := recording.note(spec, sources.root, signature)) is not None:
             return int(recorder.nothing)
         cubin = _obtain(spec, sources.root, signature)
-        return gpu.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, cubin.compiler)
+        return gpu.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, f"NVRTC {cubin.compiler}")
 
     return _kernels.get((sources, file, expression, signature, device_id), load)
 
@@ -129,7 +128,9 @@ def build(wanted: Wanted) -> None:
     Raises as ``load_jit`` does, and SignatureError where it does not take what the host part passes.
     """
     root = wanted.root or paths.build_root(None)
-    if wanted.spec.kernel:
+    if (own := getattr(wanted.spec, "build", None)) is not None:  # that of a distribution with another compiler
+        own(root)
+    elif wanted.spec.kernel:
         _obtain(wanted.spec, root, wanted.signature)
     elif wanted.signature:
         _load_deferred(wanted.spec, root, wanted.signature)

@@ -17,7 +17,7 @@ def load_kernel(cubin: bytes, symbol: str, device_id: int, label: str, compiler:
     """Load a cubin on a device and return the address of its kernel (a ``CUkernel``), for the life of the process.
 
     It runs in any context of the device, and may have all of a block's shared memory: nobody else sets its limit.
-    Messages have its ``label`` and the version of its ``compiler``. Raises DriverError: the driver refuses.
+    Messages have its ``label``, and its ``compiler`` with the version. Raises DriverError: the driver refuses.
     """
     driver = _driver()
     with _context(device_id):
@@ -29,7 +29,7 @@ def load_kernel(cubin: bytes, symbol: str, device_id: int, label: str, compiler:
             supported = f"{version.value // 1000}.{version.value % 1000 // 10}"
             raise DriverError(
                 f"{label} cannot be loaded: {_text(status)}. The driver supports CUDA {supported}, the kernel was "
-                f"compiled by NVRTC {compiler}. Update the driver, or install the compiler of its release: "
+                f"compiled by {compiler}. Update the driver, or install the compiler of its release; for NVRTC: "
                 f'pip install "cuda-toolkit[nvrtc,cudart]=={supported}.*"'
             )
         _check(status)

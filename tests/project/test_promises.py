@@ -15,7 +15,7 @@ import pytest
 PAGE = (isolated.ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 TABLES = PAGE.partition("\n## Python names\n")[2].partition("\n## ")[0].split("\n### For the tools\n")
 PACKAGES = {"sgljit_core", "sgljit_engines", "sgljit_tools"}
-TOOLS = {"sgljit-engines", "sgljit-remote", "sgljit-tools"}
+TOOLS = {"sgljit-engines", "sgljit-remote", "sgljit-tools", "sgljit-triton"}
 EXAMPLES = sorted(path.parent for path in (isolated.ROOT / "examples").glob("*/pyproject.toml"))
 PROJECTS = [*(isolated.ROOT / path for name, path in isolated.PROJECTS.items() if name != "sgljit-core"), *EXAMPLES]
 

@@ -1,0 +1,171 @@
+"""How does a kernel run on the CPU? By Triton's interpreter, for tests: slowly, one program after the other.
+
+Triton decides at its import whether it interprets, for all kernels of a process. So a process of its own runs them,
+and nobody else's kernels are touched. In a process that was started with ``TRITON_INTERPRET=1`` they run there, where
+a debugger sees them. Tensors go to the other process with all of their storage, and come back so: a kernel that writes
+beside its tensor does it here as well.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sgljit_core.machine.forks import ForkLock
+
+from . import compiler
+from .sources import Finder
+
+
+class Call(NamedTuple):
+    """One launch: the kernel's file, its grid, and its arguments by name."""
+
+    family: str
+    csrc: Path
+    file: str
+    kernel: str
+    grid: Sequence[int]
+    arguments: Mapping[str, Any]
+
+
+class _Tensor(NamedTuple):
+    """A tensor of a call on its way: in which storage, and where in it."""
+
+    storage: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+_lock = ForkLock()
+
+
+def run(call: Call, sources: str) -> None:
+    """Run a launch to its end. ``sources`` changes with every edit of the kernel's files.
+
+    Raises:
+        ToolchainNotFoundError: Triton is not installed.
+        RuntimeError: the kernel raised something, or its process ended.
+    """
+    if 0 in call.grid:
+        return
+    compiler.find(f"{call.family}.{call.kernel} on the CPU, where Triton's interpreter runs it")
+    if _is_interpreting():
+        perform(call)
+        return
+    storages: dict[int, torch.UntypedStorage] = {}
+    packed = {name: _packed(value, storages) for name, value in call.arguments.items()}
+    contents = {key: ctypes.string_at(one.data_ptr(), one.nbytes()) for key, one in storages.items()}
+    with _lock.here():
+        answer = _process(sources).ask(call._replace(arguments=packed), contents)
+    if isinstance(answer, str):
+        raise RuntimeError(f"{call.family}.{call.kernel}, in Triton's interpreter: {answer}")
+    for key, content in answer.items():
+        if content != contents[key]:  # memory that was not written may be read-only
+            ctypes.memmove(storages[key].data_ptr(), content, len(content))
+
+
+def perform(call: Call) -> None:
+    """Run a launch in this process, which must be interpreting."""
+    function = getattr(Finder(call.family, call.csrc).module(call.file), call.kernel)
+    function[tuple(call.grid)](**call.arguments)
+
+
+def _is_interpreting() -> bool:
+    triton = sys.modules.get("triton")
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+def _packed(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    storage = value.untyped_storage()
+    storages[storage.data_ptr()] = storage
+    return _Tensor(storage.data_ptr(), value.dtype, tuple(value.shape), value.stride(), int(value.storage_offset()))
+
+
+class _Process:
+    """A process that interprets the kernels of these ``sources``."""
+
+    def __init__(self, sources: str) -> None:
+        self.sources = sources
+        self.owner = os.getpid()
+        path = [os.path.abspath(place) for place in sys.path]  # noqa: PTH100 - "" is the working directory
+        start = f"import sys; sys.path[:] = {path!r}; from {__name__} import serve; serve()"
+        command = ["env", "TRITON_INTERPRET=1", sys.executable, "-c", start]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
+
+    def ask(self, call: Call, contents: Mapping[int, bytes]) -> dict[int, bytes] | str:
+        """The storages as the launch leaves them, or what it raised."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            pickle.dump((call, contents), self._process.stdin)
+            self._process.stdin.flush()
+            return pickle.load(self._process.stdout)  # type: ignore[no-any-return]  # noqa: S301 - our own process
+        except (EOFError, OSError) as error:
+            _running.clear()
+            return f"its process ended with status {self._process.wait()} ({type(error).__name__})"
+
+    def close(self) -> None:
+        """End it, if it is this process's own: a forked child has the object, and must not wait for it."""
+        if self.owner == os.getpid():
+            self._process.kill()
+            self._process.communicate()
+
+
+_running: list[_Process] = []
+
+
+def _process(sources: str) -> _Process:
+    """The process for these sources. Edited files are imported anew, and a forked child has a process of its own."""
+    if _running and (_running[0].sources, _running[0].owner) != (sources, os.getpid()):
+        _close()
+    if not _running:
+        _running.append(_Process(sources))
+    return _running[0]
+
+
+@atexit.register
+def _close() -> None:
+    while _running:
+        _running.pop().close()
+
+
+def serve() -> None:
+    """In that process: answer one call after the other."""
+    incoming, outgoing = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a kernel prints goes to standard error
+    while True:
+        try:
+            call, contents = pickle.load(incoming)  # noqa: S301 - from the process that started this one
+        except EOFError:
+            return
+        storages = {key: torch.frombuffer(bytearray(one or b"\0"), dtype=torch.uint8) for key, one in contents.items()}
+        answer: object
+        try:
+            perform(
+                call._replace(arguments={name: _unpacked(value, storages) for name, value in call.arguments.items()})
+            )
+            answer = {key: ctypes.string_at(one.data_ptr(), len(contents[key])) for key, one in storages.items()}
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            answer = f"{type(error).__name__}: {error}"
+        pickle.dump(answer, outgoing)
+        outgoing.flush()
+
+
+def _unpacked(value: Any, storages: Mapping[int, torch.Tensor]) -> Any:
+    if not isinstance(value, _Tensor):
+        return value
+    tensor = torch.empty(0, dtype=value.dtype)
+    return tensor.set_(storages[value.storage].untyped_storage(), value.offset, value.shape, value.strides)

@@ -1,0 +1,259 @@
+"""Compiled kernels in the cache: keys, places, damage, and who else may write one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+
+import sgljit_core
+from sgljit_core import errors
+
+from .conftest import write_family
+
+triton = pytest.importorskip("triton", reason="Triton compiles the kernels of these tests; pip install triton")
+
+
+def build(ops, n=64, alignment=0, **constants):
+    with sgljit_core.override_cuda_arch(9, 0):
+        x = torch.empty(128, device="meta")[alignment:]
+        ops.ADD.bind(**{"BLOCK": 64, **constants}).build(x, None, x, n, 1.5)
+
+
+def counted(call):
+    """Hits of the cache and compiled kernels of a call."""
+    before = sgljit_core.stats()
+    call()
+    after = sgljit_core.stats()
+    found = [sum(one.hits.values()) for one in (before, after)]
+    made = [one.builds.get("compiled", 0) for one in (before, after)]
+    return found[1] - found[0], made[1] - made[0]
+
+
+def artifacts(cache):
+    return sorted(path.parent for path in cache.glob("*/*/*/*/*/manifest.json"))
+
+
+def in_a_process(place, code, **environment):
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    import os
+
+    path = os.pathsep.join([str(place), *filter(None, sys.path)])
+    env = {**os.environ, "PYTHONPATH": path, **environment}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+BUILD = """
+    import sgljit_core, torch
+    from tri_family.ops import ADD
+    with sgljit_core.override_cuda_arch(9, 0):
+        x = torch.empty(128, device="meta")
+        ADD.bind(BLOCK=64).build(x, None, x, 64, 1.5)
+    print(sgljit_core.stats())
+"""
+
+
+def test_a_kernel_is_compiled_once_and_then_found(ops, cache):
+    assert counted(lambda: build(ops)) == (0, 1)
+    assert counted(lambda: build(ops)) == (1, 0)
+    (artifact,) = artifacts(cache)
+    assert artifact.relative_to(cache).parts[:3] == ("sm_90a", "tri_family", "add")
+
+
+def test_what_decides_a_kernel_is_in_its_key(ops, cache):
+    build(ops)
+    calls = [{"n": 63}, {"n": 1}, {"alignment": 1}, {"BLOCK": 128}, {"num_warps": 8}]
+    for number, call in enumerate(calls, 2):
+        assert counted(lambda call=call: build(ops, **call)) == (0, 1), call
+        assert len(artifacts(cache)) == number
+    with sgljit_core.override_cuda_arch(8, 0):
+        x = torch.empty(128, device="meta")
+        assert counted(lambda: ops.ADD.bind(BLOCK=64).build(x, None, x, 64, 1.5)) == (0, 1)
+
+
+def test_an_edit_of_what_a_kernel_calls_makes_another_key_and_its_undoing_the_old_one(ops, package):
+    build(ops)
+    file = package / "kernels" / "common.py"
+    text = file.read_text()
+    file.write_text(text.replace("x * alpha", "x * alpha + 0"))
+    assert counted(lambda: build(ops)) == (0, 1)
+    file.write_text(text)
+    assert counted(lambda: build(ops)) == (1, 0)
+    (package / "kernels" / "other.py").write_text("# not imported\n")
+    assert counted(lambda: build(ops)) == (1, 0)
+
+
+def test_a_moved_cache_serves_a_moved_family(ops, package, cache, tmp_path):
+    build(ops)
+    payloads = b"".join(file.read_bytes() for file in cache.rglob("kernel.cubin"))
+    for name in (str(tmp_path), str(cache), "site-packages", "/root", "/home", "/tmp"):
+        assert name.encode() not in payloads, name
+    assert b"tri_family" in payloads  # profilers find the line
+    elsewhere = tmp_path / "elsewhere"
+    write_family(elsewhere)
+    shutil.copytree(cache, tmp_path / "moved")
+    shutil.rmtree(cache)
+    process = in_a_process(elsewhere, BUILD, SGLJIT_CACHE_DIR=str(tmp_path / "moved"), SGLJIT_JIT="error")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    assert "'cache': 1" in output
+
+
+def test_no_variable_and_no_knob_changes_what_is_compiled(ops, cache, tmp_path):
+    build(ops)
+    (artifact,) = artifacts(cache)
+    payload = (artifact / "kernel.cubin").read_bytes()
+    changed = {"TRITON_DEFAULT_FP_FUSION": "0", "DISABLE_LLVM_OPT": "1", "TRITON_DISABLE_LINE_INFO": "1",
+               "PTXAS_OPTIONS": "-O0", "TRITON_INTERPRET": "1", "PYTHONOPTIMIZE": "2"}  # fmt: skip
+    other = tmp_path / "other"
+    process = in_a_process(tmp_path / "site", BUILD, SGLJIT_CACHE_DIR=str(other), **changed)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    (again,) = artifacts(other)
+    assert again.relative_to(other) == artifact.relative_to(cache)
+    assert (again / "kernel.cubin").read_bytes() == payload
+
+
+def test_tritons_own_cache_is_left_alone(ops, tmp_path, monkeypatch):
+    own = tmp_path / "triton-cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(own))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    build(ops)
+    assert not own.exists()
+    assert not (tmp_path / ".triton").exists()
+
+
+@pytest.mark.parametrize("file", ["kernel.cubin", "manifest.json"])
+def test_a_damaged_artifact_is_never_loaded_and_replaced(ops, cache, file, caplog):
+    build(ops)
+    (artifact,) = artifacts(cache)
+    damaged = artifact / file
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    with caplog.at_level(logging.WARNING, logger="sgljit"):
+        assert counted(lambda: build(ops)) == (0, 1)
+    assert "damaged" in caplog.text
+    assert counted(lambda: build(ops)) == (1, 0)
+
+
+def test_an_artifact_of_another_kernel_in_this_place_is_not_launched(ops, cache):
+    """Whole by its manifest, and yet of other arguments: what a look-up verifies is not all that a launch needs."""
+    build(ops)
+    build(ops, n=63)
+    from sgljit_triton.build import TritonRequest
+
+    with sgljit_core.override_cuda_arch(9, 0):
+        x = torch.empty(128, device="meta")
+        specs = [
+            ops.ADD.bind(BLOCK=64)._spec(ops.ADD.bind(BLOCK=64).texts(x, None, x, n, 1.5), arch_target())
+            for n in (64, 63)
+        ]
+    requests = [TritonRequest(spec, cache) for spec in specs]
+    payload = next((cache / requests[1].location.path).glob("*/kernel.cubin")).read_bytes()
+    assert requests[1].load(payload).symbol == "add"
+    with pytest.raises(errors.SignatureError, match=r"the artifact of add<.*i32:16, fp32, BLOCK=64> holds add<.*i32, "):
+        requests[0].load(payload)
+    for broken in (b"", b"\x7fELF", payload[:-9], payload.replace(b'\\"warps\\"', b'\\"warts\\"')):
+        with pytest.raises(errors.ArtifactLoadError):
+            requests[1].load(broken)
+
+
+def arch_target():
+    from sgljit_core.compilers import arch
+
+    return arch.cuda_target()
+
+
+def test_two_processes_compile_a_kernel_once(package, cache):
+    processes = [in_a_process(package.parent, BUILD) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert sum("'compiled': 1" in output for output in outputs) == 1, outputs
+    assert len(artifacts(cache)) == 1
+
+
+def test_threads_compile_a_kernel_once(ops, cache):
+    def build_three():
+        threads = [threading.Thread(target=build, args=(ops,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert counted(build_three)[1] == 1
+    assert len(artifacts(cache)) == 1
+
+
+def test_a_cache_that_takes_nothing_costs_only_the_sharing(ops, cache, monkeypatch, caplog):
+    cache.write_text("a file, and no directory")
+    with caplog.at_level(logging.WARNING, logger="sgljit"):
+        assert counted(lambda: build(ops)) == (0, 0)
+    assert "serves this process alone" in caplog.text
+
+
+def test_two_releases_of_triton_stand_side_by_side(ops, cache, monkeypatch):
+    from sgljit_triton import compiler
+
+    build(ops)
+    found = compiler.find("a test")
+    monkeypatch.setattr(compiler, "find", lambda needed_for: found._replace(version="9.9.9 (1 bytes)"))
+    assert counted(lambda: build(ops)) == (0, 1)
+    first, second = artifacts(cache)
+    assert first.parent == second.parent
+    assert counted(lambda: build(ops)) == (1, 0)
+    versions = {
+        json.loads((one / "manifest.json").read_text())["manifest"]["toolchain"]["triton"] for one in (first, second)
+    }
+    assert versions == {found.version, "9.9.9 (1 bytes)"}
+    monkeypatch.undo()
+
+
+def test_without_triton_what_the_cache_has_is_used_and_the_rest_is_an_error(ops, cache, monkeypatch):
+    from sgljit_triton import compiler
+
+    build(ops)
+
+    def find(needed_for):
+        raise errors.ToolchainNotFoundError("Triton", needed_for=needed_for, searched=["here"], remedy=compiler.REMEDY)
+
+    monkeypatch.setattr(compiler, "find", find)
+    assert counted(lambda: build(ops)) == (1, 0)
+    with pytest.raises(errors.ToolchainNotFoundError, match=r"Triton not found.*add<.*i32, fp32, BLOCK=64>") as raised:
+        build(ops, n=63)
+    assert 'pip install "sgljit-triton[compiler]"' in str(raised.value)
+
+
+def test_freeze_and_why_count_triton(ops, monkeypatch):
+    monkeypatch.setenv("SGLJIT_JIT", "error")
+    with pytest.raises(errors.CompileForbiddenError, match="SGLJIT_JIT=error forbids compiling it"):
+        build(ops)
+    answer = sgljit_core.why(lambda: build(ops))
+    assert not answer.hit if hasattr(answer, "hit") else "add<" in str(answer)
+    monkeypatch.undo()
+
+
+def test_an_error_of_triton_names_the_kernel_and_the_line(ops, package):
+    file = package / "kernels" / "add.py"
+    file.write_text(file.read_text().replace("tl.load(x + i, mask=i < n)", "tl.load(x + i, mask=i < m)"))
+    with pytest.raises(errors.CompileError) as raised:
+        build(ops)
+    text = str(raised.value)
+    assert "tri_family.add<*fp32:16, =None, *fp32:16, i32:16, fp32, BLOCK=64> for sm_90a" in text
+    assert "does not compile: CompilationError: at " in text
+    assert "m is not defined" in text
+
+
+def test_an_architecture_that_triton_has_not_is_refused(ops):
+    x = torch.empty(128, device="meta")
+    bound = ops.ADD.bind(BLOCK=64)
+    from sgljit_core.compilers import arch
+
+    for target in ("9.0f", "sm_100f"):
+        with pytest.raises(errors.ToolchainNotFoundError, match="Name the architecture without a suffix"):
+            bound._spec(bound.texts(x, None, x, 64, 1.5), arch.parse_cuda_target(target, "a test"))
