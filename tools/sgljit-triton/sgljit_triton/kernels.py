@@ -56,7 +56,7 @@ class TritonKernels:
         body = _by_position(function)
         if isinstance(module, recording.StandIn):
             body = _recorded(body)
-        return types.SimpleNamespace(**{function.__name__: body}, implements_function=None)
+        return types.SimpleNamespace(**{function.__name__: body})
 
 
 def _by_position(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,7 +69,7 @@ def test_it_runs_on_the_current_stream_and_in_a_graph(on_gpu):
 
 def test_a_process_without_triton_launches_what_another_compiled(on_gpu):
     pytest.importorskip("triton")
-    on_gpu("check(4096)")
+    on_gpu("    check(4096)")
     on_gpu("""
     sys.modules["triton"] = None
     check(4096)
