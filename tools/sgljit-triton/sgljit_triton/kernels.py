@@ -93,14 +93,14 @@ def _recorded(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_meta(value: Any) -> Any:
-    """A tensor on "meta" for one of tvm-ffi, with the same shape, strides, dtype and alignment."""
+    """A tensor on "meta" for one of tvm-ffi, with the same shape, strides, dtype and address."""
     import torch
 
     if isinstance(value, torch.Tensor) or not hasattr(value, "strides"):
         return value
     dtype = getattr(torch, str(value.dtype))
     shape, strides = tuple(value.shape), tuple(value.strides)
-    offset = value.data_ptr() % 256 // dtype.itemsize
+    offset = value.data_ptr() // dtype.itemsize  # a storage on "meta" begins at 0
     size = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size > 0)
     return torch.empty(max(size, 0), dtype=dtype, device="meta").as_strided(shape, strides, offset)
 
