@@ -29,6 +29,7 @@ def writer(session):
     return lambda **more: session(is_writable=True, **more)
 
 
+@pytest.mark.slow
 def test_eight_machines_that_miss_the_same_compile_it_once_in_all(run, server):
     writable = {"SGLJIT_REMOTE_UNSIGNED": "1", "SGLJIT_REMOTE_MODE": "readwrite", "SGLJIT_REMOTE_TIMEOUT": "20"}
     output, errors = run(FLEET, cache="fleet", **writable)

@@ -175,6 +175,7 @@ def test_a_forked_child_asks_for_itself(run, published):
     assert (output, errors) == ("2\n", "")
 
 
+@pytest.mark.slow
 def test_of_a_family_one_archive_is_asked_for(run, server, tmp_path):
     run(LOAD, "1,2,3", cache="first", SGLJIT_REMOTE="")
     variables = {"SGLJIT_REMOTE_UNSIGNED": "1"}
@@ -187,6 +188,7 @@ def test_of_a_family_one_archive_is_asked_for(run, server, tmp_path):
     assert len(server.requests) == 2
 
 
+@pytest.mark.slow
 def test_eight_machines_with_empty_disks_ask_for_an_index_and_an_archive_each(run, server, key):
     keys = {"SGLJIT_TRUSTED_KEYS": str(key.parent / "trusted"), "SGLJIT_SIGNING_KEY": str(key)}
     run(LOAD, "1,2,3,4,5", cache="first", SGLJIT_REMOTE="")

@@ -66,6 +66,7 @@ def job(run):
     return job
 
 
+@pytest.mark.slow
 def test_eight_ranks_with_empty_caches_compile_each_variant_once_in_all(job, tmp_path):
     said = job()
     assert len(said) == RANKS
@@ -92,6 +93,7 @@ def test_one_rank_asks_the_remote(job, run, server, tmp_path):
     assert server.requests[0] == f"GET /{index.NAME}"
 
 
+@pytest.mark.slow
 def test_what_the_first_rank_has_already_is_handed_over_as_well(job, run):
     run(JOB, "1", "work()", cache="rank", SGLJIT_REMOTE="")
     said = job(count=2)
@@ -100,6 +102,7 @@ def test_what_the_first_rank_has_already_is_handed_over_as_well(job, run):
     assert said[1]["values"] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_family_that_another_process_made_is_handed_over(job, run):
     run(JOB, "1", "work()", cache="rank", SGLJIT_REMOTE="")
     (said, other) = job("given = warm_up(lambda: None, families=['_'], timeout=60); rank and work()", count=2).values()
@@ -107,6 +110,7 @@ def test_a_family_that_another_process_made_is_handed_over(job, run):
     assert said["builds"] == other["builds"] == {}
 
 
+@pytest.mark.slow
 def test_a_rank_whose_cache_takes_no_files_uses_what_it_was_given(job, tmp_path):
     (tmp_path / "rank1").write_text("a file where the cache would be")
     said = job(count=2)
@@ -114,6 +118,7 @@ def test_a_rank_whose_cache_takes_no_files_uses_what_it_was_given(job, tmp_path)
     assert said[1]["builds"] == {}
 
 
+@pytest.mark.slow
 def test_the_first_rank_of_a_group_need_not_be_the_first_of_the_job(job):
     said = job("nodes = dist.new_group([1, 2])\nif rank: given = warm_up(work, nodes, timeout=60)", count=3)
     assert [one["builds"] for _, one in sorted(said.items())] == [{}, {"compiled": 3}, {}]
@@ -121,6 +126,7 @@ def test_the_first_rank_of_a_group_need_not_be_the_first_of_the_job(job):
     assert said[2]["values"] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_cache_are_handed_nothing(job):
     said = job("os.environ['SGLJIT_CACHE_DIR'] = root; given = warm_up(work, timeout=60)", count=2)
     assert [one["builds"] for _, one in sorted(said.items())] == [{"compiled": 3}, {}]
@@ -128,6 +134,7 @@ def test_ranks_that_share_a_cache_are_handed_nothing(job):
     assert said[1]["values"] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dying", [0, 2])
 def test_a_rank_that_dies_leaves_the_others_with_an_error_in_time(job, dying):
     said = job(f"rank == {dying} and os._exit(1); warm_up(work, timeout=20)", count=4)
@@ -137,12 +144,14 @@ def test_a_rank_that_dies_leaves_the_others_with_an_error_in_time(job, dying):
         assert one["seconds"] < 20 + 5
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_not_waited_for_beyond_the_limit(job):
     said = job("time.sleep(4) if rank == 0 else warm_up(work, timeout=1)", count=2)
     assert "there is no answer after 1 s" in said[1]["error"]
     assert said[1]["seconds"] < 3.5
 
 
+@pytest.mark.slow
 def test_work_that_fails_is_an_error_everywhere(job):
     said = job("warm_up(lambda: 1 / 0, timeout=60)", count=3)
     assert said[0]["error"] == "ZeroDivisionError: division by zero"
