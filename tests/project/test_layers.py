@@ -53,7 +53,8 @@ def test_the_three_distributions_stay_small():
     packages = ("sgljit_core", "tools/sgljit-tools/sgljit_tools", "engines/sgljit-engines/sgljit_engines")
     lines = {package: lines_of(code.ROOT / package).total() for package in packages}
     assert min(lines.values()) > 0
-    assert sum(lines.values()) < 12000, lines
+    # 12,000, and 1,000 more for the release: the kit's checks that no wrong op passes, and `sgljit doctor`.
+    assert sum(lines.values()) < 13000, lines
 
 
 def test_the_picture_shows_the_imports_of_the_code():

@@ -6,8 +6,10 @@ import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 
+import torch
+
 from sgljit_core import KernelFamily, parallel_compile
-from sgljit_core.errors import ParallelCompileError, SgljitError, ToolchainNotFoundError
+from sgljit_core.errors import CompileError, ParallelCompileError, SgljitError, ToolchainNotFoundError
 from sgljit_core.jit.kernels import build
 from sgljit_tools.recording.recorder import record
 
@@ -23,6 +25,27 @@ def declaration(family: KernelFamily) -> None:
             raise Fault(f"KernelFamily({name}={module!r}): there is no such package")
     if family.sources != "csrc" and not family.csrc.is_dir():
         raise Fault(f"KernelFamily(sources={family.sources!r}): there is no directory {family.csrc}")
+
+
+def compiles(family: KernelFamily) -> None:
+    """What the samples ask for on the CPU compiles. Each cause is told once, in the compiler's words."""
+    try:
+        recording = record([family.name], cuda_arch=None, on_cpu=True, samples=True)
+        parallel_compile([functools.partial(build, wanted) for wanted in recording.wanted])
+    except SgljitError as error:
+        failures = error.failures if isinstance(error, ParallelCompileError) else [error]
+        causes = {one.first_error: one for one in reversed(failures) if isinstance(one, CompileError)}
+        if causes:
+            raise Fault("\n".join(map(_in_a_few_lines, causes.values()))) from error
+        raise NotApplicable(f"it is not known what the samples ask for: {error}".partition("\n")[0]) from error
+
+
+def _in_a_few_lines(error: CompileError) -> str:
+    """The first error of a compiler, with the lines that it shows."""
+    lines = [line.rstrip() for line in error.log.splitlines()]
+    at = next((i for i, line in enumerate(lines) if error.first_error in line), None)
+    shown = lines[at + 1 : at + 3] if at is not None else []
+    return "\n".join([f"{error.build} does not compile: {error.first_error}", *shown, f"in {error.build_directory}"])
 
 
 def compile_errors(family: KernelFamily) -> None:
@@ -61,9 +84,10 @@ def dry_run(family: KernelFamily) -> str:
             if isinstance(failure, ToolchainNotFoundError):
                 raise NotApplicable(str(failure)) from error
         raise Fault(str(error)) from error
-    return f"{len(kernels)} kernels are asked for, and fit{stopped}"
+    run = "run by the other checks" if torch.cuda.is_available() else "none run"
+    return f"CUDA: {len(kernels)} kernels compiled, {run}{stopped}"
 
 
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
-    check.__name__: check for check in (declaration, compile_errors, statics, dry_run)
+    check.__name__: check for check in (declaration, compiles, compile_errors, statics, dry_run)
 }

@@ -1,0 +1,153 @@
+"""A process that makes one call after the other: a call that crashes it costs that call's result and no other.
+
+What it prints goes to a file, of which the end is told after a crash; so does the call of an op that it was in.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sgljit_core.machine import private
+from sgljit_tools.environment import inherited_environment
+
+T = TypeVar("T")
+
+_MOST = 1500  # characters of output that are told
+
+
+class CrashedError(RuntimeError):
+    """The process ended in a call. The text says how, in which call of an op, and what it printed last."""
+
+
+class Worker:
+    """A process for calls. It starts with the first, and again after a crash.
+
+    Args:
+        environment: variables of the process that differ from this one's.
+    """
+
+    def __init__(self, **environment: str) -> None:
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, call: Callable[[], T]) -> T:
+        """The result of a call in the process, or the exception that it raises there.
+
+        Args:
+            call: a function of a module, or a ``functools.partial`` of one; pickle takes it, and its result.
+
+        Raises:
+            CrashedError: the process ended in it.
+        """
+        if self._process is not None and self._path != sys.path:
+            self._end()
+        if self._process is None:
+            self._start()
+        assert self._process is not None
+        try:
+            self._connection.send(call)
+            result, error = self._connection.recv()
+        except (EOFError, OSError) as ended:
+            text = self._end()
+            raise CrashedError(text) from ended
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._end()
+
+    def _start(self) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="worker-", dir=private.process_directory())
+        theirs, mine = os.pipe(), os.pipe()
+        self._path = list(sys.path)
+        path = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
+        environment = inherited_environment(PYTHONPATH=path, **self._environment)
+        command = [sys.executable, "-c", f"from {__name__} import main; main({theirs[0]}, {mine[1]})"]
+        with Path(self._scratch.name, "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self._scratch.name,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs[0], mine[1]),
+            )
+        os.close(theirs[0])
+        os.close(mine[1])
+        self._connection = _Pair(mine[0], theirs[1])
+
+    def _end(self) -> str:
+        """Close the connection, wait for the process, and describe its end."""
+        assert self._process is not None
+        self._connection.close()
+        status, self._process = self._process.wait(), None
+        place = Path(self._scratch.name)
+        ended = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        call = place.joinpath("call").read_text() if place.joinpath("call").exists() else ""
+        printed = place.joinpath("output").read_text(errors="replace").strip()[-_MOST:]
+        self._scratch.cleanup()
+        told = f"the process ended with {ended}"
+        told += f", in the call {call}" if call else ""
+        return f"{told}\nit printed: {printed}" if printed else told
+
+
+class _Pair:
+    """Pickled objects over two pipes."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read, self._write = Connection(read, writable=False), Connection(write, readable=False)
+        self.recv, self.send = self._read.recv, self._write.send
+
+    def close(self) -> None:
+        self._read.close()
+        self._write.close()
+
+
+_call_file: list[int] = []  # the descriptor, in a process of a ``Worker``
+
+
+def note_call(describe: Callable[[], str]) -> None:
+    """Write down the call of an op that comes next, in a process of a ``Worker``."""
+    for file in _call_file:
+        os.ftruncate(file, 0)
+        os.pwrite(file, describe().encode(), 0)
+
+
+def main(read: int, write: int) -> None:
+    """In that process: make calls until the other side closes."""
+    _call_file.append(os.open("call", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    os.set_inheritable(read, False)
+    os.set_inheritable(write, False)
+    pair = _Pair(read, write)
+    while True:
+        try:
+            call = pair.recv()
+        except EOFError:
+            return
+        pair.send(_answer(call))
+
+
+def _answer(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    answer: tuple[Any, Exception | None]
+    try:
+        answer = call(), None
+    except Exception as error:  # noqa: BLE001 - the other side raises it
+        answer = None, error
+    try:
+        pickle.loads(pickle.dumps(answer))  # noqa: S301 - of this process
+    except Exception:  # noqa: BLE001 - an exception of a family may be of no importable class
+        return None, RuntimeError(f"{type(answer[1]).__name__}: {answer[1]}")
+    return answer
