@@ -565,3 +565,36 @@ FAULTS |= {
         writing("out.copy_(2 * x)", 'def samples(device):\n    yield {"x": torch.ones(3, 4), "out": torch.ones(3, 4)}'),
     ),
 }
+
+# Kernels that only a launch asks for; their host part is right for the CPU, where it is not called.
+_ROWS_PARAMS = _PARAMS.replace("LENGTH length", "long long rows;\n  long long columns;\n  long long stride").replace(
+    "SGL_FIELDS(x, out, length)", "SGL_FIELDS(x, out, rows, columns, stride)"
+)
+_LAUNCH_OF_ROWS = """
+#include <sgl_kernel/error.h>
+#include <sgl_kernel/launch.h>
+#include <sgl_kernel/tensor.h>
+#include <sgl_kernel/variant.h>
+#include "params.h"
+host::Kernel<scaling::Params> kernel{"scale.cuh", "scaling::scale"};
+void scale(host::TensorView x, host::TensorView out) {
+  if (x.numel() == 0) return;
+  if (x.stride(1) != 1 || !out.is_contiguous()) throw host::Error("ValueError", "strides");
+  if (x.device().device_type != kDLCUDA) return;
+  host::LaunchKernel(x.size(0), 32, x.device())(
+      kernel.get(), scaling::Params{x.data_ptr(), out.data_ptr(), x.size(0), x.size(1), x.stride(0)});
+}
+"""
+for fault, right, wrong in (
+    ("launches_on_the_default_stream", "32, x.device()", "32, host::native_stream_t{}"),
+    ("a_launch_that_ignores_a_stride", "x.stride(0)});", "x.size(1)});"),
+    ("a_launch_that_ignores_the_stride_of_elements", "x.stride(1) != 1 ||", ""),
+    ("a_right_launch", "#include", "#include"),
+):
+    SOURCES[fault] = {
+        "scale.cpp": _LAUNCH_OF_ROWS.replace(right, wrong),
+        "params.h": _ROWS_PARAMS,
+        "scale.cuh": _KERNEL,
+    }
+    if fault != "a_right_launch":
+        OF_FAMILIES[fault] = ("dry_run", in_cpp(IN_PLACE_OF))

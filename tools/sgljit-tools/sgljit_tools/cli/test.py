@@ -71,7 +71,7 @@ def _run(command: list[str], *, as_json: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="test-", dir=private.process_directory()) as empty:
         results = Path(empty, "results")
         results.touch()
-        # What torch writes to its log at DEBUG is of no use to an author.
+        # Torch logs at DEBUG, which is of no use to an author.
         command += [
             "-p",
             "no:logging",

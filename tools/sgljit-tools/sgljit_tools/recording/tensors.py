@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 from sgljit_core import TOKENS, Addresses, TensorSpec
@@ -71,6 +72,10 @@ class Shaped:
 
         spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype), tensor.stride())
         return cls(spec, tensor.data_ptr(), (_CUDA, 0), tvm_ffi.from_dlpack(tensor).dtype)
+
+    def set_layout(self, shape: Sequence[int], strides: Sequence[int]) -> None:
+        """Change the shape and the strides."""
+        self._shape[:], self._strides[:] = list(shape), list(strides)
 
     def set_tokens(self, tokens: int) -> None:
         """Change the number of tokens."""

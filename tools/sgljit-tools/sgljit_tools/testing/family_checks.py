@@ -28,20 +28,30 @@ def declaration(family: KernelFamily) -> None:
 
 
 def compiles(family: KernelFamily) -> None:
-    """What the samples ask for on the CPU compiles. Each cause is told once, in the compiler's words."""
+    """All that the samples ask for on the CPU compiles. Each cause is told once, in the compiler's words."""
     try:
         recording = record([family.name], cuda_arch=None, on_cpu=True, samples=True)
         parallel_compile([functools.partial(build, wanted) for wanted in recording.wanted])
     except SgljitError as error:
-        failures = error.failures if isinstance(error, ParallelCompileError) else [error]
-        causes = {one.first_error: one for one in reversed(failures) if isinstance(one, CompileError)}
-        if causes:
-            raise Fault("\n".join(map(_in_a_few_lines, causes.values()))) from error
+        if any(isinstance(one, CompileError) for one in _failures(error)):
+            raise Fault(causes(error)) from error
         raise NotApplicable(f"it is not known what the samples ask for: {error}".partition("\n")[0]) from error
 
 
-def _in_a_few_lines(error: CompileError) -> str:
-    """The first error of a compiler, with the lines that it shows."""
+def causes(error: Exception) -> str:
+    """An error of builds in a few lines, each cause once."""
+    found = {one.cause: _in_a_few_lines(one) for one in reversed(_failures(error)) if isinstance(one, SgljitError)}
+    return "\n".join(found.values()) or f"{type(error).__name__}: {error}"
+
+
+def _failures(error: Exception) -> list[Exception]:
+    return list(error.failures) if isinstance(error, ParallelCompileError) else [error]
+
+
+def _in_a_few_lines(error: SgljitError) -> str:
+    """An error, and of one of a compiler the first with the lines that it shows."""
+    if not isinstance(error, CompileError):
+        return str(error)
     lines = [line.rstrip() for line in error.log.splitlines()]
     at = next((i for i, line in enumerate(lines) if error.first_error in line), None)
     shown = lines[at + 1 : at + 3] if at is not None else []
@@ -70,7 +80,7 @@ def _raise(faults: str, loaded: int) -> None:
 
 
 def dry_run(family: KernelFamily) -> str:
-    """The kernels that host parts ask for compile, and take what they pass; found out without a GPU."""
+    """The kernels that host parts ask for compile, and take what they pass, on the caller's stream; without a GPU."""
     try:
         recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
         kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel]
@@ -79,11 +89,13 @@ def dry_run(family: KernelFamily) -> str:
         if not kernels:
             raise NotApplicable(f"no host part asks for a kernel{stopped}")
         parallel_compile([functools.partial(build, wanted) for wanted in kernels])
+        if recording.launch_faults:
+            raise Fault("; ".join(recording.launch_faults))
     except SgljitError as error:
-        for failure in error.failures if isinstance(error, ParallelCompileError) else [error]:
+        for failure in _failures(error):
             if isinstance(failure, ToolchainNotFoundError):
                 raise NotApplicable(str(failure)) from error
-        raise Fault(str(error)) from error
+        raise Fault(causes(error)) from error
     run = "run by the other checks" if torch.cuda.is_available() else "none run"
     return f"CUDA: {len(kernels)} kernels compiled, {run}{stopped}"
 

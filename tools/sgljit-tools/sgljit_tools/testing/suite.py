@@ -15,7 +15,7 @@ from sgljit_core.families import loading
 from sgljit_tools.errors import NoDeviceError
 
 from .checks import CHECKS, LOOK_AT, ON_CUDA
-from .family_checks import FAMILY_CHECKS
+from .family_checks import FAMILY_CHECKS, causes
 from .subject import Fault, NotApplicable, Subject, conditions
 
 
@@ -49,7 +49,7 @@ class Check:
             except NotApplicable:
                 raise
             except Exception as error:
-                text = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
+                text = str(error) if isinstance(error, Fault) else causes(error)
                 raise Fault(self.told(text)) from error
 
     def told(self, fault: str) -> str:

@@ -1,6 +1,6 @@
 """A process that makes one call after the other: a call that crashes it costs that call's result and no other.
 
-What it prints goes to a file, of which the end is told after a crash; so does the call of an op that it was in.
+The text of a crash has the end of its output, and the call of an op that it was in.
 """
 
 from __future__ import annotations

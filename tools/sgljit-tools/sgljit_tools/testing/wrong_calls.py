@@ -20,7 +20,15 @@ from .memory import Guarded, map_tensors, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal, pairs
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_OTHERS = (*FLOATS, torch.float64, torch.int8, torch.int32, torch.int64)
+# Other widths, the same width and another kind; a host part compiles for each that it takes, so these are few.
+_OTHERS = {
+    torch.float16: (torch.bfloat16, torch.float32),
+    torch.bfloat16: (torch.float16, torch.float32),
+    torch.float32: (torch.int32, torch.float64, torch.float16),
+    torch.float64: (torch.int64, torch.float32),
+    torch.int32: (torch.float32, torch.int64),
+    torch.int64: (torch.float64, torch.int32),
+}
 _WIDE = 1 << 16  # bytes around a tensor whose size or dtype an op may take for another
 _FAR = (1 << 30) + 64  # elements between rows: the third begins behind 2**31
 _MOST_CALLS = 4  # samples that are changed in every way
@@ -34,14 +42,14 @@ def arguments(subject: Subject) -> None:
                 # Rows may have any number of dimensions before them, which no reference needs to take.
                 alike = sample if changed.numel() == tensor.numel() and changed.dtype == tensor.dtype else None
                 _judge(subject, f"{name} with {text}", {**sample, name: changed}, alike=alike)
-            if subject.device.type == "cpu":
+            if subject.device.type == "cpu" and len(_plain(sample)) > 1:
                 _refuses_other_device(subject, sample, name)
 
 
 def overlaps(subject: Subject) -> None:
-    """What is written and shares memory with another tensor is refused, or gives the result of separate tensors."""
+    """An output that shares memory with another tensor is refused, or gives the result of separate tensors."""
     found = False
-    for sample in subject.picked:
+    for sample in _without_addresses(subject):
         tensors = [pair for pair in _plain(sample) if pair[1].is_contiguous()]
         for name, written in (pair for pair in tensors if pair[0] in subject.op.mutates):
             if written.dim() > 1 and len(written) > 1 and written[0].numel() > 1:
@@ -65,7 +73,7 @@ def indices(subject: Subject) -> None:
     if subject.device.type != "cpu":
         raise NotApplicable("on CUDA an index is checked only with SGLJIT_CHECK_INDICES=1")
     found = False
-    for sample in subject.picked:
+    for sample in _without_addresses(subject):
         sizes = [size for _, tensor in tensors_of(sample) for size in tensor.shape]
         for name, index in _plain(sample):
             if index.dtype not in (torch.int32, torch.int64) or name in subject.op.mutates or index.numel() == 0:
@@ -87,7 +95,7 @@ def far_rows(subject: Subject) -> None:
     if subject.device.type != "cpu":
         raise NotApplicable("it reserves addresses of the host")
     found = False
-    for sample in subject.picked:
+    for sample in _without_addresses(subject):
         tall = [name for name, tensor in _plain(sample) if tensor.dim() > 1 and len(tensor) > 2 and tensor.numel()]
         for names in dict.fromkeys((name,) for name in tall) if len(tall) < 2 else [*((n,) for n in tall), tuple(tall)]:
             found = True
@@ -102,7 +110,7 @@ def samples(subject: Subject) -> None:
     if len(dtypes) != 1:
         return
     for dtype in (one for one in FLOATS if one not in dtypes):
-        sample = subject.picked[0]
+        sample = _without_addresses(subject)[0]
         changed = {n: map_tensors(lambda t: t.to(dtype) if _is_float(t) else t, v) for n, v in sample.items()}  # noqa: B023 - called at once
         try:
             _judge(subject, f"all in {_name(dtype)}", changed, must_refuse=True)
@@ -158,9 +166,8 @@ def _judge(
 def _changes(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor with one property changed, each with a text."""
     dense = tensor.contiguous()
-    for dtype in _OTHERS:
-        if dtype != tensor.dtype:
-            yield f"the dtype {_name(dtype)}", dense.to(dtype)
+    for dtype in _OTHERS.get(tensor.dtype, (torch.int32, torch.float32)):
+        yield f"the dtype {_name(dtype)}", dense.to(dtype)
     for dim, size in enumerate(tensor.shape):
         if size > 1:
             yield f"{size - 1} in place of {size} elements in dimension {dim}", dense.narrow(dim, 0, size - 1).clone()
@@ -252,9 +259,17 @@ def _sharing(read: torch.Tensor, written: torch.Tensor, shift: int) -> tuple[tor
     return one, two
 
 
+def _without_addresses(subject: Subject) -> list[Arguments]:
+    """The picked samples without tensors of addresses: a reference that gets others would write anywhere."""
+    found = [one for one in subject.picked if all(memory_of(tensor) is tensor for _, tensor in tensors_of(one))]
+    if not found:
+        raise NotApplicable("every sample has addresses, which a reference may not follow elsewhere")
+    return found
+
+
 def _few(subject: Subject) -> list[Arguments]:
     """Samples that differ in what is passed, or else in dtype; of several rows where there are such."""
-    full = [one for one in subject.picked if all(tensor.numel() > 0 for _, tensor in tensors_of(one))]
+    full = [one for one in _without_addresses(subject) if all(tensor.numel() > 0 for _, tensor in tensors_of(one))]
     kinds: dict[Any, Arguments] = {}
     for sample in full:
         kinds.setdefault(tuple(name for name, value in sample.items() if value is None), sample)
