@@ -1,0 +1,207 @@
+"""``sgljit doctor``: what is installed here, and what is wrong with it? It imports neither torch nor a family."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from sgljit_core import __version__
+from sgljit_core.compilers import nvrtc, toolchain
+from sgljit_core.config import settings
+from sgljit_core.errors import ConfigError, SgljitError, ToolchainNotFoundError
+from sgljit_core.machine import roots
+from sgljit_core.plugins import discovery
+from sgljit_tools import installation
+from sgljit_tools._version import __version__ as tools_version
+from sgljit_tools.cache import admin
+from sgljit_tools.environment import inherited_environment
+
+_MOST_MANIFESTS = 100  # that are read
+_DRIVER_REMEDY = "update NVIDIA's driver, or reload its module after an update"
+
+
+def examine(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show what is installed, the GPUs, compilers, cache and settings, and each problem with its remedy.
+
+    Exit status 1 if there is a problem.
+    """
+    facts = report()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        for line in _lines(facts):
+            typer.echo(line)
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+def report() -> dict[str, Any]:
+    """The facts, as ``--json`` prints them."""
+    problems: list[str] = []
+    try:
+        settings()
+    except ConfigError as error:  # nothing else can be asked
+        shown = {"python": {"version": platform.python_version(), "executable": sys.executable}}
+        return {**shown, "settings": _settings(), "problems": [str(error)]}
+    facts: dict[str, Any] = {
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "versions": {
+            "sgljit-core": __version__,
+            "sgljit-tools": tools_version,
+            "torch": installation.version_of("torch"),
+            "apache-tvm-ffi": installation.version_of("apache-tvm-ffi"),
+        },
+        "plugins": _plugins(problems),
+        "adapters": _others("sgljit.engines"),
+        "extensions": _others("sgljit.extensions"),
+        "gpus": _gpus(problems),
+        "compilers": _compilers(problems),
+        "cache": _cache(problems),
+        "settings": _settings(),
+    }
+    facts["target"] = facts["settings"].get("SGLJIT_CUDA_ARCH") or next(
+        (gpu["capability"] for gpu in facts["gpus"]["devices"]), None
+    )
+    return {**facts, "problems": problems}
+
+
+def _plugins(problems: list[str]) -> list[dict[str, str]]:
+    try:
+        claims = [(family, one) for family, all_of_it in discovery.installed().items() for one in all_of_it]
+        problems += installation.problems()
+    except SgljitError as error:
+        problems.append(str(error))
+        return []
+    return [{"family": family, "distribution": one.distribution, "version": one.version} for family, one in claims]
+
+
+def _others(group: str) -> list[dict[str, str]]:
+    """The entry points of a group, with their distributions."""
+    found = discovery.entry_points(group, None)
+    return [{"name": one.name, "distribution": one.distribution, "version": one.version} for one in found]
+
+
+def _gpus(problems: list[str]) -> dict[str, Any]:
+    """The driver's CUDA release and its devices; both empty without a driver."""
+    found: dict[str, Any] = {"driver": None, "devices": []}
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return found
+    number, major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    if driver.cuDriverGetVersion(ctypes.byref(number)) == 0:
+        found["driver"] = f"CUDA {number.value // 1000}.{number.value % 1000 // 10}"
+    status = driver.cuInit(0)
+    if status not in (0, 100):  # 100: there is no device
+        problems.append(f"the CUDA driver does not start: error {status}; {_DRIVER_REMEDY}")
+        return found
+    driver.cuDeviceGetCount(ctypes.byref(number))
+    for device in range(number.value if status == 0 else 0):
+        driver.cuDeviceGetName(name, len(name), device)
+        driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # the compute capability
+        driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+        found["devices"].append({"name": name.value.decode(), "capability": f"{major.value}.{minor.value}"})
+    return found
+
+
+def _compilers(problems: list[str]) -> dict[str, str | None]:
+    def nvrtc_here() -> str:
+        compiler = nvrtc.find_nvrtc("kernels")
+        return f"{compiler.version} ({compiler.library})"
+
+    def found(search: Callable[[str], toolchain.Compiler]) -> str:
+        compiler = search("kernels")
+        return f"{_short(compiler.version)} ({compiler.path})"
+
+    searches: dict[str, Callable[[], str]] = {
+        "c++": lambda: found(toolchain.find_cxx),
+        "nvrtc": nvrtc_here,
+        "nvcc": lambda: found(toolchain.find_nvcc),
+    }
+    answers: dict[str, str | None] = {}
+    for kind, search in searches.items():
+        try:
+            answers[kind] = search()
+        except ToolchainNotFoundError as error:  # noqa: PERF203 - three
+            answers[kind] = None
+            # nvcc is for the families of load_jit alone, and NVRTC for GPUs.
+            if kind == "c++" or (kind == "nvcc" and settings().nvcc):
+                problems.append(f"{error.tool} not found. {error.remedy}")
+    return answers
+
+
+def _short(version: str) -> str:
+    """The number of a compiler's release, from the line that it identifies itself with."""
+    number = re.search(r"\d+\.\d+(\.\d+)?", version)
+    return number[0] if number else version
+
+
+def _cache(problems: list[str]) -> dict[str, Any]:
+    """The cache; of a large one no manifest is read: ``sgljit cache verify`` does that."""
+    root = admin.root()
+    sizes = {
+        os.path.join(place, name): os.stat(os.path.join(place, name), follow_symlinks=False).st_size  # noqa: PTH116, PTH118
+        for place, _, names in os.walk(root)
+        for name in names
+    }
+    count = sum(name.endswith("/manifest.json") and "/.staging/" not in name for name in sizes)
+    found = {"path": str(root), "artifacts": count, "bytes": sum(sizes.values()), "damaged": None, "is_trusted": True}
+    try:
+        roots.check(root)
+        if count <= _MOST_MANIFESTS:
+            found["damaged"] = sum(entry.manifest is None for entry in admin.entries())
+    except FileNotFoundError:  # nothing was compiled yet
+        found["damaged"] = 0
+    except (SgljitError, OSError) as error:
+        problems.append(str(error))
+        return {**found, "is_trusted": False}
+    if found["damaged"]:
+        problems.append(f"{found['damaged']} artifacts in the cache are damaged; remove them with: sgljit cache prune")
+    return found
+
+
+def _settings() -> dict[str, str]:
+    """The variables of sgljit that are set, without what an address may carry as a password."""
+    given = {name: value for name, value in inherited_environment().items() if name.startswith("SGLJIT_")}
+    return {name: re.sub(r"//[^/@]*@", "//***@", value) for name, value in sorted(given.items())}
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    """The facts on one screen."""
+    rows = [("python", f"{facts['python']['version']} ({facts['python']['executable']})")]
+    rows += _rows(facts) if "versions" in facts else []
+    rows += [("settings", ", ".join(f"{name}={value}" for name, value in facts["settings"].items()) or "the defaults")]
+    lines = [f"{name:<11} {text}" for name, text in rows]
+    return [
+        *lines,
+        *(f"problem: {text}" for text in facts["problems"]),
+        *([] if facts["problems"] else ["no problems"]),
+    ]
+
+
+def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    def listed(kind: str) -> str:
+        return ", ".join(f"{one['distribution']} {one['version']}" for one in facts[kind]) or "none"
+
+    gpus = ", ".join(f"{gpu['name']} ({gpu['capability']})" for gpu in facts["gpus"]["devices"]) or "none"
+    cache = facts["cache"]
+    health = "not read (sgljit cache verify)" if cache["damaged"] is None else f"{cache['damaged']} damaged"
+    size = f"{cache['artifacts']} artifacts, {cache['bytes'] / 1e6:.1f} MB, {health}"
+    return [
+        ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in facts["versions"].items())),
+        ("GPUs", f"{gpus}; driver: {facts['gpus']['driver'] or 'none'}; target: {facts['target'] or 'none'}"),
+        *((kind, found or "not found") for kind, found in facts["compilers"].items()),
+        ("cache", f"{cache['path']}: {size}{'' if cache['is_trusted'] else ', not trusted'}"),
+        ("remote", facts["settings"].get("SGLJIT_REMOTE", "none")),
+        ("plugins", listed("plugins")),
+        ("adapters", listed("adapters")),
+        ("extensions", listed("extensions")),
+    ]
