@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import platform
 import re
 import sys
@@ -17,14 +16,12 @@ from sgljit_core import __version__
 from sgljit_core.compilers import nvrtc, toolchain
 from sgljit_core.config import settings
 from sgljit_core.errors import ConfigError, SgljitError, ToolchainNotFoundError
-from sgljit_core.machine import roots
 from sgljit_core.plugins import discovery
 from sgljit_tools import installation
 from sgljit_tools._version import __version__ as tools_version
 from sgljit_tools.cache import admin
 from sgljit_tools.environment import inherited_environment
 
-_MOST_MANIFESTS = 100  # that are read
 _DRIVER_REMEDY = "update NVIDIA's driver, or reload its module after an update"
 
 
@@ -113,18 +110,14 @@ def _gpus(problems: list[str]) -> dict[str, Any]:
 
 
 def _compilers(problems: list[str]) -> dict[str, str | None]:
-    def nvrtc_here() -> str:
-        compiler = nvrtc.find_nvrtc("kernels")
-        return f"{compiler.version} ({compiler.library})"
-
-    def found(search: Callable[[str], toolchain.Compiler]) -> str:
-        compiler = search("kernels")
-        return f"{_short(compiler.version)} ({compiler.path})"
+    def line(compiler: toolchain.Compiler) -> str:
+        number = re.search(r"\d+\.\d+(\.\d+)?", compiler.version)
+        return f"{number[0] if number else compiler.version} ({compiler.path})"
 
     searches: dict[str, Callable[[], str]] = {
-        "c++": lambda: found(toolchain.find_cxx),
-        "nvrtc": nvrtc_here,
-        "nvcc": lambda: found(toolchain.find_nvcc),
+        "c++": lambda: line(toolchain.find_cxx("kernels")),
+        "nvrtc": lambda: "{0.version} ({0.library})".format(nvrtc.find_nvrtc("kernels")),
+        "nvcc": lambda: line(toolchain.find_nvcc("kernels")),
     }
     answers: dict[str, str | None] = {}
     for kind, search in searches.items():
@@ -138,34 +131,19 @@ def _compilers(problems: list[str]) -> dict[str, str | None]:
     return answers
 
 
-def _short(version: str) -> str:
-    """The number of a compiler's release, from the line that it identifies itself with."""
-    number = re.search(r"\d+\.\d+(\.\d+)?", version)
-    return number[0] if number else version
-
-
 def _cache(problems: list[str]) -> dict[str, Any]:
-    """The cache; of a large one no manifest is read: ``sgljit cache verify`` does that."""
-    root = admin.root()
-    sizes = {
-        os.path.join(place, name): os.stat(os.path.join(place, name), follow_symlinks=False).st_size  # noqa: PTH116, PTH118
-        for place, _, names in os.walk(root)
-        for name in names
-    }
-    count = sum(name.endswith("/manifest.json") and "/.staging/" not in name for name in sizes)
-    found = {"path": str(root), "artifacts": count, "bytes": sum(sizes.values()), "damaged": None, "is_trusted": True}
+    found = {"path": str(admin.root()), "artifacts": 0, "bytes": 0, "damaged": 0, "is_trusted": True}
     try:
-        roots.check(root)
-        if count <= _MOST_MANIFESTS:
-            found["damaged"] = sum(entry.manifest is None for entry in admin.entries())
+        entries = admin.entries()
     except FileNotFoundError:  # nothing was compiled yet
-        found["damaged"] = 0
+        return found
     except (SgljitError, OSError) as error:
         problems.append(str(error))
         return {**found, "is_trusted": False}
-    if found["damaged"]:
-        problems.append(f"{found['damaged']} artifacts in the cache are damaged; remove them with: sgljit cache prune")
-    return found
+    damaged = sum(entry.manifest is None for entry in entries)
+    if damaged:
+        problems.append(f"{damaged} artifacts in the cache are damaged; remove them with: sgljit cache prune")
+    return {**found, "artifacts": len(entries), "bytes": sum(one.size for one in entries), "damaged": damaged}
 
 
 def _settings() -> dict[str, str]:
@@ -193,8 +171,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
     gpus = ", ".join(f"{gpu['name']} ({gpu['capability']})" for gpu in facts["gpus"]["devices"]) or "none"
     cache = facts["cache"]
-    health = "not read (sgljit cache verify)" if cache["damaged"] is None else f"{cache['damaged']} damaged"
-    size = f"{cache['artifacts']} artifacts, {cache['bytes'] / 1e6:.1f} MB, {health}"
+    size = f"{cache['artifacts']} artifacts, {cache['bytes'] / 1e6:.1f} MB, {cache['damaged']} damaged"
     return [
         ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in facts["versions"].items())),
         ("GPUs", f"{gpus}; driver: {facts['gpus']['driver'] or 'none'}; target: {facts['target'] or 'none'}"),

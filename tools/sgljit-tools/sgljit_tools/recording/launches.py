@@ -19,9 +19,8 @@ from .tensors import Shaped
 
 STREAM = 0x5117  # of the caller; the driver takes any
 
-_SIZES = {"bool": 1, "char": 1, "short": 2, "int": 4, "float": 4, "long": 8, "double": 8}
-_SIZES |= {f"{sign} {name}": size for name, size in _SIZES.items() for sign in ("signed", "unsigned")}
-_SIZES |= {"long long": 8, "unsigned long long": 8, "unsigned": 4}
+# A kernel of one struct, by the C++ name of its type (sgl_kernel/signature.h): the size stands before the fields.
+_ONE_STRUCT = re.compile(r"\*?N3sgl9signatureIFvK?NS_6StructI.*?Lm(\d+)ELm\d+EJ")
 
 
 class _Config(ctypes.Structure):
@@ -36,7 +35,7 @@ class Launch(NamedTuple):
     kernel: int
     stream: int
     sizes: tuple[int, ...]
-    parameters: tuple[bytes, ...]
+    parameters: bytes
 
 
 class Launches:
@@ -59,49 +58,10 @@ class Launches:
         return self._found
 
     def _note(self, config: Any, kernel: int, arguments: Any) -> None:
-        sizes = parameter_sizes(list(self._wanted)[kernel - 1].signature)
+        one_struct = _ONE_STRUCT.match(list(self._wanted)[kernel - 1].signature)
         # Parameters of unknown size are like no others.
-        passed = tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)) or (os.urandom(16),)
+        passed = ctypes.string_at(arguments[0], int(one_struct[1])) if one_struct else os.urandom(16)
         self._found.append(Launch(kernel, config[0].stream, tuple(config[0].sizes), passed))
-
-
-def parameter_sizes(signature: str) -> list[int]:
-    """The bytes of a kernel's parameters, by the C++ name of its type (sgl_kernel/signature.h); empty if unknown."""
-    demangle = getattr(ctypes.CDLL("libstdc++.so.6"), "__cxa_demangle")
-    demangle.restype = ctypes.c_void_p
-    name = demangle(signature.lstrip("*").encode(), None, None, ctypes.byref(ctypes.c_int()))
-    if name is None:  # it refuses some long names; a struct has its size before its fields
-        of_struct = re.match(r"N3sgl9signatureIFvNS_6StructI.*?Lm(\d+)ELm\d+EJ", signature.lstrip("*"))
-        return [int(of_struct[1])] if of_struct else []
-    text = ctypes.string_at(name).decode()
-    ctypes.CDLL(None).free(ctypes.c_void_p(name))
-    try:
-        return [_size(one) for one in _split(text[text.index("(") + 1 : text.rindex(")")])]
-    except (KeyError, ValueError, IndexError):
-        return []
-
-
-def _split(text: str) -> list[str]:
-    """The parts between the commas outside of brackets."""
-    depth, parts = 0, [""]
-    for letter in text:
-        depth += (letter in "<({") - (letter in ">)}")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip() not in ("", "void")]
-
-
-def _size(kind: str) -> int:
-    kind = re.sub(r"\bconst\b", "", kind).strip()
-    if kind.endswith(("*", "&")):
-        return 8
-    if kind.startswith("sgl::Struct<"):
-        return int(_split(kind[len("sgl::Struct<") : -1])[1].rstrip("ul"))
-    if kind.startswith("sgl::Enum<"):
-        return _size(_split(kind[len("sgl::Enum<") : -1])[1])
-    return _SIZES[kind]
 
 
 def faults(op: Op, sample: Mapping[str, Any], launches: Launches) -> Iterator[str]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,24 +71,15 @@ class Worker:
 
     def _start(self) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="worker-", dir=private.process_directory())
-        theirs, mine = os.pipe(), os.pipe()
+        self._connection, theirs = Pipe()
         self._path = list(sys.path)
         path = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
         environment = inherited_environment(PYTHONPATH=path, **self._environment)
-        command = [sys.executable, "-c", f"from {__name__} import main; main({theirs[0]}, {mine[1]})"]
-        with Path(self._scratch.name, "output").open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self._scratch.name,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs[0], mine[1]),
-            )
-        os.close(theirs[0])
-        os.close(mine[1])
-        self._connection = _Pair(mine[0], theirs[1])
+        command = [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"]
+        with theirs, Path(self._scratch.name, "output").open("wb") as output:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            fds = (theirs.fileno(),)
+            self._process = subprocess.Popen(command, cwd=self._scratch.name, env=environment, pass_fds=fds, **streams)
 
     def _end(self) -> str:
         """Close the connection, wait for the process, and describe its end."""
@@ -104,18 +96,6 @@ class Worker:
         return f"{told}\nit printed: {printed}" if printed else told
 
 
-class _Pair:
-    """Pickled objects over two pipes."""
-
-    def __init__(self, read: int, write: int) -> None:
-        self._read, self._write = Connection(read, writable=False), Connection(write, readable=False)
-        self.recv, self.send = self._read.recv, self._write.send
-
-    def close(self) -> None:
-        self._read.close()
-        self._write.close()
-
-
 _call_file: list[int] = []  # the descriptor, in a process of a ``Worker``
 
 
@@ -126,18 +106,17 @@ def note_call(describe: Callable[[], str]) -> None:
         os.pwrite(file, describe().encode(), 0)
 
 
-def main(read: int, write: int) -> None:
+def main(descriptor: int) -> None:
     """In that process: make calls until the other side closes."""
     _call_file.append(os.open("call", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    os.set_inheritable(read, False)
-    os.set_inheritable(write, False)
-    pair = _Pair(read, write)
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
     while True:
         try:
-            call = pair.recv()
-        except EOFError:
+            call = connection.recv()
+        except (EOFError, OSError):
             return
-        pair.send(_answer(call))
+        connection.send(_answer(call))
 
 
 def _answer(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
