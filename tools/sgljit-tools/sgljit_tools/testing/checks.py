@@ -17,7 +17,6 @@ from . import wrong_calls
 from .agreement import is_rounded_more_often, same_bits
 from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal, pairs
-from .threads import threads
 
 
 def signatures(subject: Subject) -> None:
@@ -225,7 +224,7 @@ def graph(subject: Subject) -> None:
 
 _ALL = (
     *(signatures, results, own_work, returns, reads, repeats, fresh_values, layouts, sizes),
-    *(precision, threads),
+    *(precision, wrong_calls.threads),
     *(wrong_calls.arguments, wrong_calls.overlaps, wrong_calls.indices, wrong_calls.far_rows, wrong_calls.samples),
     *(opcheck, compile_, stream, graph),
 )

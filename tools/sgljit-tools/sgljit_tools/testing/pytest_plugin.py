@@ -113,7 +113,7 @@ class _Run:
     """
 
     def __init__(self, is_here: bool) -> None:
-        from .worker import Worker
+        from sgljit_tools.recording.process import Worker
 
         self._worker = None if is_here else Worker()
         self._failed: set[str] = set()
@@ -121,9 +121,10 @@ class _Run:
 
     def check(self, family: str, check: Check) -> str | None:
         """Run a check, in its own process; raises Fault or NotApplicable."""
+        from sgljit_tools.recording.process import CrashedError
+
         from .subject import Fault, NotApplicable
         from .suite import run_by_id
-        from .worker import CrashedError
 
         if check.name in ("opcheck", "compile") and check.id.replace(check.name, "results") in self._failed:
             raise NotApplicable("results failed, and this check calls the op on memory without guards")

@@ -1,11 +1,12 @@
 """Calls unlike the samples: an op must refuse each, or give its reference's result.
 
 One tensor has another dtype, device, size or rank; an output shares memory with another tensor; an index is out of
-range; the rows of a tensor are so far apart that an offset passes 2**31.
+range; the rows of a tensor are so far apart that an offset passes 2**31; threads share a small input.
 """
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import torch
 
 from sgljit_core.errors import SgljitError, TensorMatchError
+from sgljit_core.families import loading
+from sgljit_tools.recording.process import CrashedError, Worker
 from sgljit_tools.recording.tensors import NO_RESERVE, Shaped
 
 from .agreement import difference
 from .memory import Guarded, map_tensors, memory_of, tensors_of
-from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal, pairs
+from .subject import Arguments, Fault, NotApplicable, Subject, conditions, described, is_refusal, pairs
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 # Other widths, the same width and another kind; a host part compiles for each that it takes, so these are few.
@@ -120,6 +123,31 @@ def samples(subject: Subject) -> None:
                 f"every sample is {own}, and the op takes {_name(dtype)} as well: let the samples bring each dtype, or "
                 f"let the op refuse it"
             ) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _worker() -> Worker:
+    return Worker(SGLJIT_SPLIT_ALWAYS="1")
+
+
+def threads(subject: Subject) -> None:
+    """Threads that share each sample give the reference's results: none skips the end of its range."""
+    if subject.device.type != "cpu":
+        raise NotApplicable("threads of the host share the work on the CPU")
+    if not subject.checked:
+        return
+    try:
+        _worker().run(functools.partial(_judge_split, subject.op.family, subject.op.name))
+    except CrashedError as error:
+        raise Fault(f"with the sample split over 3 threads: {error}") from error
+
+
+def _judge_split(family: str, name: str) -> None:
+    """In a process that splits: compare every sample."""
+    subject = Subject(loading.load(family).declared()[name], torch.device("cpu"))
+    with conditions():
+        for sample in subject.checked:
+            subject.judge(sample, "split over 3 threads (SGLJIT_SPLIT_ALWAYS=1)", poison=True)
 
 
 class _TakenError(Exception):
