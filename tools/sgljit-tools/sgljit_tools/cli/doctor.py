@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import platform
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -21,8 +22,6 @@ from sgljit_tools import installation
 from sgljit_tools._version import __version__ as tools_version
 from sgljit_tools.cache import admin
 from sgljit_tools.environment import inherited_environment
-
-_DRIVER_REMEDY = "update NVIDIA's driver, or reload its module after an update"
 
 
 def examine(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
@@ -65,7 +64,7 @@ def report() -> dict[str, Any]:
         "settings": _settings(),
     }
     facts["target"] = facts["settings"].get("SGLJIT_CUDA_ARCH") or next(
-        (gpu["capability"] for gpu in facts["gpus"]["devices"]), None
+        (gpu["compute_cap"] for gpu in facts["gpus"]), None
     )
     return {**facts, "problems": problems}
 
@@ -86,27 +85,17 @@ def _others(group: str) -> list[dict[str, str]]:
     return [{"name": one.name, "distribution": one.distribution, "version": one.version} for one in found]
 
 
-def _gpus(problems: list[str]) -> dict[str, Any]:
-    """The driver's CUDA release and its devices; both empty without a driver."""
-    found: dict[str, Any] = {"driver": None, "devices": []}
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return found
-    number, major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
-    if driver.cuDriverGetVersion(ctypes.byref(number)) == 0:
-        found["driver"] = f"CUDA {number.value // 1000}.{number.value % 1000 // 10}"
-    status = driver.cuInit(0)
-    if status not in (0, 100):  # 100: there is no device
-        problems.append(f"the CUDA driver does not start: error {status}; {_DRIVER_REMEDY}")
-        return found
-    driver.cuDeviceGetCount(ctypes.byref(number))
-    for device in range(number.value if status == 0 else 0):
-        driver.cuDeviceGetName(name, len(name), device)
-        driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # the compute capability
-        driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
-        found["devices"].append({"name": name.value.decode(), "capability": f"{major.value}.{minor.value}"})
-    return found
+def _gpus(problems: list[str]) -> list[dict[str, str]]:
+    """Name, compute capability and driver of each GPU, as nvidia-smi lists them; none without it."""
+    fields, program = ("name", "compute_cap", "driver_version"), shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        problems.append(f"nvidia-smi fails: {done.stdout.strip()} {done.stderr.strip()}; update or restart the driver")
+        return []
+    return [dict(zip(fields, line.split(", "), strict=False)) for line in done.stdout.splitlines()]
 
 
 def _compilers(problems: list[str]) -> dict[str, str | None]:
@@ -169,12 +158,12 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     def listed(kind: str) -> str:
         return ", ".join(f"{one['distribution']} {one['version']}" for one in facts[kind]) or "none"
 
-    gpus = ", ".join(f"{gpu['name']} ({gpu['capability']})" for gpu in facts["gpus"]["devices"]) or "none"
+    gpus = ", ".join(f"{one['name']} ({one['compute_cap']}), driver {one['driver_version']}" for one in facts["gpus"])
     cache = facts["cache"]
     size = f"{cache['artifacts']} artifacts, {cache['bytes'] / 1e6:.1f} MB, {cache['damaged']} damaged"
     return [
         ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in facts["versions"].items())),
-        ("GPUs", f"{gpus}; driver: {facts['gpus']['driver'] or 'none'}; target: {facts['target'] or 'none'}"),
+        ("GPUs", f"{gpus or 'none'}; target: {facts['target'] or 'none'}"),
         *((kind, found or "not found") for kind, found in facts["compilers"].items()),
         ("cache", f"{cache['path']}: {size}{'' if cache['is_trusted'] else ', not trusted'}"),
         ("remote", facts["settings"].get("SGLJIT_REMOTE", "none")),

@@ -15,6 +15,8 @@ from sgljit_core.families import loading
 from sgljit_core.plugins import discovery
 from sgljit_tools import installation
 
+_COLUMNS = ("family", "distribution", "version", "module")
+
 
 def list_families(
     family: Annotated[str | None, typer.Argument(help="List the ops of this family, which is imported.")] = None,
@@ -28,31 +30,23 @@ def list_families(
     if family is not None:
         _list_ops(family, as_json=as_json)
         return
-    rows = [
-        {"family": name, "distribution": plugin.distribution, "version": plugin.version, "module": plugin.module}
-        for name, claims in discovery.installed().items()
-        for plugin in claims
-    ]
+    found = [(name, one) for name, claims in discovery.installed().items() for one in claims]
+    rows = [dict(zip(_COLUMNS, (n, p.distribution, p.version, p.module), strict=True)) for n, p in found]
     problems = installation.problems()
     if as_json:
         typer.echo(json.dumps({"core": __version__, "families": rows, "problems": problems}, indent=2))
     else:
-        _print_table(rows, problems)
+        from rich.console import Console
+        from rich.table import Table
+
+        table, console = Table(*_COLUMNS, title=f"sgljit-core {__version__}"), Console()
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table)
+        for problem in problems:
+            console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
     if strict and problems:
         raise typer.Exit(1)
-
-
-def _print_table(rows: list[dict[str, str]], problems: list[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("family", "distribution", "version", "module", title=f"sgljit-core {__version__}")
-    for row in rows:
-        table.add_row(*row.values())
-    console = Console()
-    console.print(table)
-    for problem in problems:
-        console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _list_ops(family: str, *, as_json: bool) -> None:

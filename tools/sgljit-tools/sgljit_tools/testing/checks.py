@@ -29,10 +29,7 @@ def signatures(subject: Subject) -> None:
         for name, parameter in inspect.signature(subject.reference).parameters.items():
             own = subject.signature.parameters[name].default
             if parameter.empty not in (own, parameter.default) and own != parameter.default:
-                raise Fault(
-                    f"{name} is {own!r} by default, and {parameter.default!r} by default of the reference, "
-                    f"{_place(subject.reference)}: one of them is wrong"
-                )
+                raise Fault(f"{name} is {own!r} by default, and {parameter.default!r} by default of the reference")
     _ = subject.samples
 
 
@@ -265,12 +262,6 @@ def _require_equal_bits(subject: Subject, pattern: int, when: str) -> None:
     for sample in subject.picked:
         if not same_bits(_bits(subject, sample, NANS), _bits(subject, sample, pattern)):
             raise Fault(f"the results have other bits {when}: {described(sample)}")
-
-
-def _place(function: Callable[..., Any]) -> str:
-    """A function's file and line."""
-    code = inspect.unwrap(function).__code__
-    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _look(value: Any) -> Any:

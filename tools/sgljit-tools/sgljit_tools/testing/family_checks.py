@@ -39,23 +39,22 @@ def compiles(family: KernelFamily) -> None:
 
 
 def causes(error: Exception) -> str:
-    """An error of builds in a few lines, each cause once."""
-    found = {one.cause: _in_a_few_lines(one) for one in reversed(_failures(error)) if isinstance(one, SgljitError)}
-    return "\n".join(found.values()) or f"{type(error).__name__}: {error}"
+    """An error of builds, each cause once and in a few lines."""
+    return "\n".join({getattr(one, "cause", one): _in_a_few_lines(one) for one in reversed(_failures(error))}.values())
 
 
 def _failures(error: Exception) -> list[Exception]:
     return list(error.failures) if isinstance(error, ParallelCompileError) else [error]
 
 
-def _in_a_few_lines(error: SgljitError) -> str:
-    """An error, and of one of a compiler the first with the lines that it shows."""
+def _in_a_few_lines(error: Exception) -> str:
+    """An error with its class, and of a compiler the first error with the lines that it shows."""
     if not isinstance(error, CompileError):
-        return str(error)
-    lines = [line.rstrip() for line in error.log.splitlines()]
-    at = next((i for i, line in enumerate(lines) if error.first_error in line), None)
-    shown = lines[at + 1 : at + 3] if at is not None else []
-    return "\n".join([f"{error.build} does not compile: {error.first_error}", *shown, f"in {error.build_directory}"])
+        return str(error) if isinstance(error, SgljitError) else f"{type(error).__name__}: {error}"
+    lines = error.log.splitlines()
+    at = next((i for i, line in enumerate(lines) if error.first_error in line), len(lines))
+    first = f"{error.build} does not compile: {error.first_error}"
+    return "\n".join([first, *lines[at + 1 : at + 3], f"in {error.build_directory}"])
 
 
 def compile_errors(family: KernelFamily) -> None:

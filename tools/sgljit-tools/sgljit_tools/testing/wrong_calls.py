@@ -67,14 +67,12 @@ def overlaps(subject: Subject) -> None:
                         side = "behind" if shift > 0 else "before"
                         text = f"{name} begins {abs(shift)} elements {side} {other}, in its memory"
                         _judge(subject, text, {**sample, other: one, name: two})
-    if not found:
-        raise NotApplicable("no tensor that is written has the dtype of another")
+    _require(found, "no tensor that is written has the dtype of another")
 
 
 def indices(subject: Subject) -> None:
     """An index out of range is refused, or gives the reference's result."""
-    if subject.device.type != "cpu":
-        raise NotApplicable("on CUDA an index is checked only with SGLJIT_CHECK_INDICES=1")
+    _require(subject.device.type == "cpu", "on CUDA an index is checked only with SGLJIT_CHECK_INDICES=1")
     found = False
     for sample in _without_addresses(subject):
         sizes = [size for _, tensor in tensors_of(sample) for size in tensor.shape]
@@ -86,8 +84,7 @@ def indices(subject: Subject) -> None:
                 changed = index.clone()
                 changed.view(-1)[-1] = value
                 _judge(subject, f"the last element of {name} made {value}", {**sample, name: changed})
-    if not found:
-        raise NotApplicable("no int32 or int64 tensor is read")
+    _require(found, "no int32 or int64 tensor is read")
 
 
 def far_rows(subject: Subject) -> None:
@@ -95,16 +92,14 @@ def far_rows(subject: Subject) -> None:
 
     The addresses between the rows are reserved, and have no memory.
     """
-    if subject.device.type != "cpu":
-        raise NotApplicable("it reserves addresses of the host")
+    _require(subject.device.type == "cpu", "it reserves addresses of the host")
     found = False
     for sample in _without_addresses(subject):
         tall = [name for name, tensor in _plain(sample) if tensor.dim() > 1 and len(tensor) > 2 and tensor.numel()]
         for names in dict.fromkeys((name,) for name in tall) if len(tall) < 2 else [*((n,) for n in tall), tuple(tall)]:
             found = True
             _judge_far(subject, sample, names)
-    if not found:
-        raise NotApplicable("no sample has a tensor of 3 rows")
+    _require(found, "no sample has a tensor of 3 rows")
 
 
 def samples(subject: Subject) -> None:
@@ -132,10 +127,7 @@ def _worker() -> Worker:
 
 def threads(subject: Subject) -> None:
     """Threads that share each sample give the reference's results: none skips the end of its range."""
-    if subject.device.type != "cpu":
-        raise NotApplicable("threads of the host share the work on the CPU")
-    if not subject.checked:
-        return
+    _require(subject.device.type == "cpu" and bool(subject.checked), "threads of the host share the work on the CPU")
     try:
         _worker().run(functools.partial(_judge_split, subject.op.family, subject.op.name))
     except CrashedError as error:
@@ -290,9 +282,13 @@ def _sharing(read: torch.Tensor, written: torch.Tensor, shift: int) -> tuple[tor
 def _without_addresses(subject: Subject) -> list[Arguments]:
     """The picked samples without tensors of addresses: a reference that gets others would write anywhere."""
     found = [one for one in subject.picked if all(memory_of(tensor) is tensor for _, tensor in tensors_of(one))]
-    if not found:
-        raise NotApplicable("every sample has addresses, which a reference may not follow elsewhere")
+    _require(bool(found), "every sample has addresses, which a reference may not follow elsewhere")
     return found
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise NotApplicable(otherwise)
 
 
 def _few(subject: Subject) -> list[Arguments]:
