@@ -13,15 +13,15 @@ from typing import Annotated, Any
 
 import typer
 
-from sgljit_core import __version__
 from sgljit_core.compilers import nvrtc, toolchain
 from sgljit_core.config import settings
-from sgljit_core.errors import ConfigError, SgljitError, ToolchainNotFoundError
+from sgljit_core.errors import SgljitError, ToolchainNotFoundError
 from sgljit_core.plugins import discovery
 from sgljit_tools import installation
-from sgljit_tools._version import __version__ as tools_version
 from sgljit_tools.cache import admin
 from sgljit_tools.environment import inherited_environment
+
+_SHOWN = ("sgljit-core", "sgljit-tools", "torch", "apache-tvm-ffi")
 
 
 def examine(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
@@ -42,19 +42,9 @@ def examine(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
 def report() -> dict[str, Any]:
     """The facts, as ``--json`` prints them."""
     problems: list[str] = []
-    try:
-        settings()
-    except ConfigError as error:  # nothing else can be asked
-        shown = {"python": {"version": platform.python_version(), "executable": sys.executable}}
-        return {**shown, "settings": _settings(), "problems": [str(error)]}
     facts: dict[str, Any] = {
         "python": {"version": platform.python_version(), "executable": sys.executable},
-        "versions": {
-            "sgljit-core": __version__,
-            "sgljit-tools": tools_version,
-            "torch": installation.version_of("torch"),
-            "apache-tvm-ffi": installation.version_of("apache-tvm-ffi"),
-        },
+        "versions": {name: installation.version_of(name) for name in _SHOWN},
         "plugins": _plugins(problems),
         "adapters": _others("sgljit.engines"),
         "extensions": _others("sgljit.extensions"),
@@ -143,31 +133,22 @@ def _settings() -> dict[str, str]:
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     """The facts on one screen."""
-    rows = [("python", f"{facts['python']['version']} ({facts['python']['executable']})")]
-    rows += _rows(facts) if "versions" in facts else []
-    rows += [("settings", ", ".join(f"{name}={value}" for name, value in facts["settings"].items()) or "the defaults")]
-    lines = [f"{name:<11} {text}" for name, text in rows]
-    return [
-        *lines,
-        *(f"problem: {text}" for text in facts["problems"]),
-        *([] if facts["problems"] else ["no problems"]),
-    ]
 
-
-def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     def listed(kind: str) -> str:
         return ", ".join(f"{one['distribution']} {one['version']}" for one in facts[kind]) or "none"
 
     gpus = ", ".join(f"{one['name']} ({one['compute_cap']}), driver {one['driver_version']}" for one in facts["gpus"])
     cache = facts["cache"]
     size = f"{cache['artifacts']} artifacts, {cache['bytes'] / 1e6:.1f} MB, {cache['damaged']} damaged"
-    return [
+    rows = [
+        ("python", f"{facts['python']['version']} ({facts['python']['executable']})"),
         ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in facts["versions"].items())),
         ("GPUs", f"{gpus or 'none'}; target: {facts['target'] or 'none'}"),
         *((kind, found or "not found") for kind, found in facts["compilers"].items()),
         ("cache", f"{cache['path']}: {size}{'' if cache['is_trusted'] else ', not trusted'}"),
         ("remote", facts["settings"].get("SGLJIT_REMOTE", "none")),
-        ("plugins", listed("plugins")),
-        ("adapters", listed("adapters")),
-        ("extensions", listed("extensions")),
+        *((kind, listed(kind)) for kind in ("plugins", "adapters", "extensions")),
+        ("settings", ", ".join(f"{name}={value}" for name, value in facts["settings"].items()) or "the defaults"),
     ]
+    problems = [f"problem: {text}" for text in facts["problems"]] or ["no problems"]
+    return [*(f"{name:<11} {text}" for name, text in rows), *problems]

@@ -23,10 +23,7 @@ def list_families(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit status 1 if there is a problem.")] = False,
 ) -> None:
-    """List the installed kernel families, with distribution and version, and the plugins' problems.
-
-    Imports no family, but for the one whose ops are asked for.
-    """
+    """List the installed kernel families, with distribution and version, and the plugins' problems."""
     if family is not None:
         _list_ops(family, as_json=as_json)
         return

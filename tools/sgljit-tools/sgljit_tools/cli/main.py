@@ -20,9 +20,7 @@ from .prepare import prepare
 from .test import run_tests
 from .wheel import add_artifacts_to_wheel
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Kernels that compile on first use, from many packages."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 def _print_version(is_asked: bool) -> None:

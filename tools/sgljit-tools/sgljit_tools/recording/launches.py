@@ -10,7 +10,7 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sgljit_core import Op
 from sgljit_core.builds.recording import Wanted
@@ -29,13 +29,7 @@ class _Config(ctypes.Structure):
     _fields_ = (("sizes", ctypes.c_uint32 * 7), ("stream", ctypes.c_uint64))
 
 
-class Launch(NamedTuple):
-    """A launch: the kernel's number in the recording, the stream, grid, block and shared memory, and the parameters."""
-
-    kernel: int
-    stream: int
-    sizes: tuple[int, ...]
-    parameters: bytes
+Launch = tuple[int, int, tuple[int, ...], bytes]  # the kernel's number, the stream, grid with block, the parameters
 
 
 class Launches:
@@ -61,7 +55,7 @@ class Launches:
         one_struct = _ONE_STRUCT.match(list(self._wanted)[kernel - 1].signature)
         # Parameters of unknown size are like no others.
         passed = ctypes.string_at(arguments[0], int(one_struct[1])) if one_struct else os.urandom(16)
-        self._found.append(Launch(kernel, config[0].stream, tuple(config[0].sizes), passed))
+        self._found.append((kernel, config[0].stream, tuple(config[0].sizes), passed))
 
 
 def faults(op: Op, sample: Mapping[str, Any], launches: Launches) -> Iterator[str]:
@@ -81,7 +75,7 @@ def faults(op: Op, sample: Mapping[str, Any], launches: Launches) -> Iterator[st
             return None
 
     usual = call()
-    if any(launch.stream != STREAM for launch in usual or ()):
+    if any(stream != STREAM for _, stream, *_ in usual or ()):
         yield (
             f"{op.name} launches on another stream than the caller's current one: pass the device of a tensor to "
             f"host::LaunchKernel, or the stream of LaunchKernel::resolve_device"

@@ -54,9 +54,8 @@ class Worker:
         Raises:
             CrashedError: the process ended in it.
         """
-        if self._process is not None and self._path != sys.path:
-            self._end()
-        if self._process is None:
+        if self._process is None or self._path != sys.path:
+            self.close()
             self._start()
         assert self._process is not None
         try:

@@ -134,14 +134,13 @@ def _launch_faults(families: Sequence[str], listener: launches.Launches) -> list
     """The faults of the launches of the ops' samples, each once."""
     import torch
 
-    found: dict[str, None] = {}
+    found: list[str] = []
     for op in (op for family in families for op in loading.load(family).declared().values()):
-        of_op: dict[str, None] = {}
         for sample in op.samples(torch.device("cpu")) if op.samples is not None else ():
-            if not of_op:  # one cause is told once
-                of_op.update(dict.fromkeys(launches.faults(op, sample, listener)))
-        found |= of_op
-    return list(found)
+            if texts := list(launches.faults(op, sample, listener)):
+                found += texts
+                break
+    return found
 
 
 def _call_with_each(op: Op, arguments: Mapping[str, Any], device: str, tokens: Sequence[int], place: Place) -> None:

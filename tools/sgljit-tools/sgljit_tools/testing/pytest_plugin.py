@@ -79,9 +79,8 @@ def pytest_collection_modifyitems(
         except NoDeviceError as error:
             raise pytest.UsageError(str(error)) from None
         for family, check in checks:
-            items.append(
-                CheckItem.from_parent(session, name=check.id, nodeid=check.id, check=check, family=family, run=worker)
-            )
+            names = {"name": check.id, "nodeid": check.id}
+            items.append(CheckItem.from_parent(session, check=check, family=family, run=worker, **names))
     yield  # -k selects
     items.sort(key=lambda item: not (isinstance(item, CheckItem) and item.check.name == "compiles"))
 
@@ -106,11 +105,7 @@ def _families_of(file: Path) -> set[str]:
 
 
 class _Run:
-    """The checks' process, and what their outcomes mean for later tests.
-
-    Attributes:
-        found: what a family's dry run found out, by family.
-    """
+    """The checks' process, and what their outcomes mean for later tests. ``found`` has each family's dry run."""
 
     def __init__(self, is_here: bool) -> None:
         from sgljit_tools.recording.process import Worker
@@ -141,8 +136,7 @@ class _Run:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Leave out what belongs to a family that does not compile: one cause is told once."""
-        families = {item.family} if isinstance(item, CheckItem) else _families_of(item.path)
-        for family in families:
+        for family in {item.family} if isinstance(item, CheckItem) else _families_of(item.path):
             if f"{family}::compiles" in self._failed:
                 pytest.skip(f"{_LEFT_OUT}{family} does not compile")
 

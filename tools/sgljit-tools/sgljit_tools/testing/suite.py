@@ -108,7 +108,7 @@ def _checks(family: str, device: str) -> dict[str, Check]:
 
 
 def run_by_id(family: str, device: str, check: str) -> str | None:
-    """Run one check of a family, by its ``id``; "" is the device of a check of the family as a whole."""
+    """Run the check with an ``id``; "" is the device of a check of the family as a whole."""
     return _checks(family, device)[check].run()
 
 

@@ -34,6 +34,7 @@ _OTHERS = {
 }
 _WIDE = 1 << 16  # bytes around a tensor whose size or dtype an op may take for another
 _FAR = (1 << 30) + 64  # elements between rows: the third begins behind 2**31
+_SPLITTING = Worker(SGLJIT_SPLIT_ALWAYS="1")  # starts with its first call
 _MOST_CALLS = 4  # samples that are changed in every way
 
 
@@ -44,7 +45,7 @@ def arguments(subject: Subject) -> None:
             for text, changed in _changes(tensor):
                 # Rows may have any number of dimensions before them, which no reference needs to take.
                 alike = sample if changed.numel() == tensor.numel() and changed.dtype == tensor.dtype else None
-                _judge(subject, f"{name} with {text}", {**sample, name: changed}, alike=alike)
+                _judge(subject, f"{name} with {text}", {**sample, name: changed}, alike)
             if subject.device.type == "cpu" and len(_plain(sample)) > 1:
                 _refuses_other_device(subject, sample, name)
 
@@ -104,32 +105,25 @@ def far_rows(subject: Subject) -> None:
 
 def samples(subject: Subject) -> None:
     """The samples bring every floating dtype that the op takes."""
-    dtypes = {tensor.dtype for sample in subject.samples for _, tensor in tensors_of(sample) if _is_float(tensor)}
+    dtypes = {tensor.dtype for sample in subject.samples for _, tensor in tensors_of(sample) if tensor.dtype in FLOATS}
     if len(dtypes) != 1:
         return
     for dtype in (one for one in FLOATS if one not in dtypes):
         sample = _without_addresses(subject)[0]
-        changed = {n: map_tensors(lambda t: t.to(dtype) if _is_float(t) else t, v) for n, v in sample.items()}  # noqa: B023 - called at once
-        try:
-            _judge(subject, f"all in {_name(dtype)}", changed, must_refuse=True)
-        except _TakenError as error:
-            (own,) = map(_name, dtypes)
+        changed = {n: map_tensors(lambda t: t.to(dtype) if t.dtype in FLOATS else t, v) for n, v in sample.items()}  # noqa: B023 - called at once
+        if _judge(subject, f"all in {_name(dtype)}", changed):
+            own = ", ".join(map(_name, dtypes))
             raise Fault(
                 f"every sample is {own}, and the op takes {_name(dtype)} as well: let the samples bring each dtype, or "
                 f"let the op refuse it"
-            ) from error
-
-
-@functools.lru_cache(maxsize=1)
-def _worker() -> Worker:
-    return Worker(SGLJIT_SPLIT_ALWAYS="1")
+            )
 
 
 def threads(subject: Subject) -> None:
     """Threads that share each sample give the reference's results: none skips the end of its range."""
     _require(subject.device.type == "cpu" and bool(subject.checked), "threads of the host share the work on the CPU")
     try:
-        _worker().run(functools.partial(_judge_split, subject.op.family, subject.op.name))
+        _SPLITTING.run(functools.partial(_judge_split, subject.op.family, subject.op.name))
     except CrashedError as error:
         raise Fault(f"with the sample split over 3 threads: {error}") from error
 
@@ -142,18 +136,14 @@ def _judge_split(family: str, name: str) -> None:
             subject.judge(sample, "split over 3 threads (SGLJIT_SPLIT_ALWAYS=1)", poison=True)
 
 
-class _TakenError(Exception):
-    """The op gave the reference's result."""
-
-
-def _judge(
-    subject: Subject, text: str, changed: Arguments, *, alike: Arguments | None = None, must_refuse: bool = False
-) -> None:
+def _judge(subject: Subject, text: str, changed: Arguments, alike: Arguments | None = None) -> bool:
     """Raise Fault where a call is neither refused, before anything is written, nor answered as by the reference.
 
     Args:
         alike: a call with the same elements, whose result counts as well where the reference does not take this one.
-        must_refuse: raise _TakenError where it is answered as by the reference.
+
+    Returns:
+        Whether it was answered.
     """
     guarded = Guarded(changed, guard=_WIDE)
     told = f"{text}: {described(guarded.arguments)}"
@@ -171,7 +161,7 @@ def _judge(
             raise Fault(f"{told}: it is not refused, and fails later: {type(error).__name__}: {error}") from error
         if damage := guarded.damage(()):
             raise Fault(f"{told}: refused, and yet {damage}") from error
-        return
+        return False
     if wanted is None and alike is not None:
         made, results = subject.expected(alike)
         shaped = {n: v.reshape(guarded.arguments[n].shape) if torch.is_tensor(v) else v for n, v in results.items()}
@@ -179,8 +169,7 @@ def _judge(
     if wanted is None:
         raise Fault(f"{told}: the op takes it, and the reference raises {why}")
     subject.compare(guarded, result, wanted, told)
-    if must_refuse:
-        raise _TakenError
+    return True
 
 
 def _changes(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -262,10 +251,10 @@ def _judge_far(subject: Subject, sample: Arguments, names: tuple[str, ...]) -> N
         if is_refusal(error):
             return
         raise Fault(f"{told}: the op raises {type(error).__name__}: {error}") from error
-    for name, right in [*wanted[1].items(), ("the result", wanted[0])]:
-        for got, one in pairs(result if name == "the result" else far.get(name), right):
-            if text := difference(got, one):
-                raise Fault(f"{told}: {name} {text}; a product of a row and a stride must be an int64")
+    named = [(name, far.get(name), right) for name, right in wanted[1].items()]
+    for name, made, right in [*named, ("the result", result, wanted[0])]:
+        if text := next(filter(None, (difference(*pair) for pair in pairs(made, right))), None):
+            raise Fault(f"{told}: {name} {text}; a product of a row and a stride must be an int64")
 
 
 def _sharing(read: torch.Tensor, written: torch.Tensor, shift: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -294,9 +283,7 @@ def _require(condition: bool, otherwise: str) -> None:
 def _few(subject: Subject) -> list[Arguments]:
     """Samples that differ in what is passed, or else in dtype; of several rows where there are such."""
     full = [one for one in _without_addresses(subject) if all(tensor.numel() > 0 for _, tensor in tensors_of(one))]
-    kinds: dict[Any, Arguments] = {}
-    for sample in full:
-        kinds.setdefault(tuple(name for name, value in sample.items() if value is None), sample)
+    kinds = {tuple(name for name, value in one.items() if value is None): one for one in reversed(full)}
     return [*kinds.values(), *(one for one in full if not any(one is kind for kind in kinds.values()))][:_MOST_CALLS]
 
 
@@ -307,10 +294,6 @@ def _plain(sample: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
         for name, value in sample.items()
         if isinstance(value, torch.Tensor) and memory_of(value) is value and not value.is_pinned()
     ]
-
-
-def _is_float(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (*FLOATS, torch.float64)
 
 
 def _name(dtype: torch.dtype) -> str:
