@@ -20,8 +20,8 @@
 ///
 /// A loop uses at most as many threads as the calling thread has processors (its affinity mask: taskset and container
 /// CPU sets count), and at most `OMP_NUM_THREADS`, read once per process, if that is a positive number.
-/// With `SGLJIT_SPLIT_ALWAYS=1`, read once per process, three threads share every input of more than one item: a test sees
-/// what a kernel does at the ends of ranges.
+/// With `SGLJIT_SPLIT_ALWAYS=1`, read once per process, three threads share every input of more than one item: a test
+/// sees what a kernel does at the ends of ranges.
 
 namespace host::cpu {
 
