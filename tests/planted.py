@@ -47,8 +47,9 @@ def reference(x):
 
 
 def samples(device):
-    for rows in (0, 1, 3, 8):
-        yield {"x": torch.randn(rows, 16, device=device)}
+    for dtype in (torch.float32, torch.float16):
+        for rows in (0, 1, 3, 8):
+            yield {"x": torch.randn(rows, 16, device=device).to(dtype)}
 """
 
 
@@ -76,7 +77,7 @@ def in_cpp(declaration: str, **options: str) -> str:
     )
 
 
-_IN_PLACE_OF = """
+IN_PLACE_OF = """
     @FAMILY.op(exports=host_module, mutates=("out",), **declared)
     def scale(x: torch.Tensor, out: torch.Tensor) -> None:
         "The body is C++."
@@ -115,9 +116,10 @@ RIGHT = {
         "out.copy_(2 * x.double())",
         """
         def samples(device):
-            x = torch.randn(3, 4, 16, device=device)
-            yield {"x": x, "out": torch.empty_like(x)}
-            yield {"x": x[:0, 0], "out": torch.empty_like(x)[:0, 0]}
+            for dtype in (torch.float32, torch.float16):
+                x = torch.randn(3, 4, 16, device=device).to(dtype)
+                yield {"x": x, "out": torch.empty_like(x)}
+                yield {"x": x[:0, 0], "out": torch.empty_like(x)[:0, 0]}
         """,
     ),
 }
@@ -250,7 +252,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "cpp_returns_where_python_does_not": (
         r"scale \(planted-cpp-.*-does-not 1\.2\.3, .*ops\.py:\d+\) says that it returns None, and the "
         r"C\+\+ function returned a int",
-        in_cpp(_IN_PLACE_OF),
+        in_cpp(IN_PLACE_OF),
     ),
     "python_returns_where_cpp_does_not": (
         r"says that it returns Tensor, and the C\+\+ function returned None",
@@ -297,11 +299,12 @@ OF_FAMILIES: dict[str, tuple[str, str]] = {
     ),
     "statics_shared_by_two_plugins": (
         "statics",
-        in_cpp(_IN_PLACE_OF, extra_cflags='["-fgnu-unique", "-fvisibility=default"]'),
+        in_cpp(IN_PLACE_OF, extra_cflags='["-fgnu-unique", "-fvisibility=default"]'),
     ),
-    "a_kernel_that_its_file_does_not_have": ("dry_run", in_cpp(_IN_PLACE_OF)),
-    "a_kernel_name_that_only_a_launch_asks_for": ("dry_run", in_cpp(_IN_PLACE_OF)),
-    "a_kernel_with_other_parameters": ("dry_run", in_cpp(_IN_PLACE_OF)),
+    "does_not_compile": ("compiles", in_cpp(IN_PLACE_OF)),
+    "a_kernel_that_its_file_does_not_have": ("dry_run", in_cpp(IN_PLACE_OF)),
+    "a_kernel_name_that_only_a_launch_asks_for": ("dry_run", in_cpp(IN_PLACE_OF)),
+    "a_kernel_with_other_parameters": ("dry_run", in_cpp(IN_PLACE_OF)),
 }
 _ROW_COUNTER = (
     _INCLUDES
@@ -313,6 +316,7 @@ SOURCES["statics_shared_by_two_plugins"] = {"scale.cpp": _ROW_COUNTER}
 SOURCES["swallowed_compile_error"] = {
     "scale.cpp": _INCLUDES + "void scale(host::TensorView x, host::TensorView out) {}\n"
 }
+SOURCES["does_not_compile"] = {"scale.cpp": _SCALE_CPP.replace("F =", "F"), "scale.h": _SCALE_H}
 SOURCES["code_that_never_compiles"] = {"scale.cpp": "void scale( {\n"}
 SOURCES["a_kernel_that_its_file_does_not_have"] = {
     "scale.cpp": _SCALE_CPP,
@@ -361,7 +365,7 @@ SOURCES["a_kernel_with_other_parameters"] = {
     "scale.cuh": _KERNEL,
 }
 
-FAULTS["a_struct_that_is_larger_on_the_cpu_side"] = ("results", in_cpp(_IN_PLACE_OF))
+FAULTS["a_struct_that_is_larger_on_the_cpu_side"] = ("results", in_cpp(IN_PLACE_OF))
 SOURCES["a_struct_that_is_larger_on_the_cpu_side"] = {
     "scale.cpp": """
 #include <sgl_kernel/deferred.h>
@@ -379,7 +383,7 @@ void scale(host::TensorView x, host::TensorView out) {
     "void scale_on_cpu(const scaling::Params& params) {}\n",
 }
 
-RIGHT["cpp"] = in_cpp(_IN_PLACE_OF)
+RIGHT["cpp"] = in_cpp(IN_PLACE_OF)
 SOURCES["cpp"] = {"scale.cpp": _SCALE_CPP, "scale.h": _SCALE_H}
 
 # Found on a GPU.
@@ -415,3 +419,182 @@ ON_CUDA: dict[str, tuple[str, str]] = {
         writing("out.copy_(2 * x.as_strided(x.shape, x.stride(), x.storage_offset() // 8 * 8))"),
     ),
 }
+
+
+# One op of C++ without a row program, and one line of it wrong. The samples are float32 and have an index of rows.
+_OF_ROWS = in_cpp(
+    """
+    def reference(x, index, out):
+        out.copy_(2 * x[index])
+
+
+    def samples(device):
+        for rows in (0, 1, 3, 8, 101):
+            x = torch.randn(max(rows, 1), 16, device=device)
+            index = torch.randint(len(x), (rows,), device=device)
+            yield {"x": x, "index": index, "out": torch.empty(rows, 16, device=device)}
+
+    @FAMILY.op(exports=host_module, mutates=("out",), **declared)
+    def scale(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+        "The body is C++."
+    """
+)
+OF_ROWS_CPP = """
+#include <sgl_kernel/cpu/parallel.h>
+#include <sgl_kernel/error.h>
+#include <sgl_kernel/tensor.h>
+namespace {
+void require(bool is_right, const char* text) {
+  if (!is_right) throw host::Error("ValueError", text);
+}
+bool is(host::TensorView tensor, int code, int bits) {
+  return tensor.dtype().code == code && tensor.dtype().bits == bits && tensor.dtype().lanes == 1;
+}
+}  // namespace
+void scale(host::TensorView x, host::TensorView index, host::TensorView out) {
+  require(x.dim() == 2 && index.dim() == 1 && out.dim() == 2, "a number of dimensions");
+  require(is(x, kDLFloat, 32), "the dtype of x");
+  require(is(index, kDLInt, 64), "the dtype of index");
+  require(is(out, kDLFloat, 32), "the dtype of out");
+  require(x.device().device_type == kDLCPU, "the device of x");
+  require(index.device().device_type == kDLCPU, "the device of index");
+  require(out.device().device_type == kDLCPU, "the device of out");
+  require(out.size(0) == index.size(0), "rows of out");
+  require(out.size(1) == x.size(1), "columns of out");
+  require(x.stride(1) == 1 && index.stride(0) == 1 && out.stride(1) == 1, "strides");
+  const auto rows = out.size(0), columns = out.size(1);
+  const auto* const from = static_cast<const float*>(x.data_ptr());
+  const auto* const rows_of_x = static_cast<const long*>(index.data_ptr());
+  auto* const to = static_cast<float*>(out.data_ptr());
+  if (rows == 0 || columns == 0) return;
+  require(rows == 1 || out.stride(0) >= columns, "rows of out overlap");
+  const auto* const end_of_x = from + (x.size(0) - 1) * x.stride(0) + columns;
+  const auto* const end_of_out = to + (rows - 1) * out.stride(0) + columns;
+  require(end_of_x <= to || end_of_out <= from, "out shares memory with x");
+  for (long row = 0; row < rows; ++row) require(rows_of_x[row] >= 0 && rows_of_x[row] < x.size(0), "an index");
+  host::cpu::parallel_for(rows, 10000, [&](long begin, long end) {
+    for (long row = begin; row < end; ++row) {
+      for (long column = 0; column < columns; ++column) {
+        to[row * out.stride(0) + column] = 2 * from[rows_of_x[row] * x.stride(0) + column];
+      }
+    }
+  });
+}
+"""
+
+
+def _with_a_wrong_line(right: str, wrong: str) -> dict[str, str]:
+    assert OF_ROWS_CPP.count(right) == 1, right
+    return {"scale.cpp": OF_ROWS_CPP.replace(right, wrong)}
+
+
+RIGHT["cpp_of_rows"] = _OF_ROWS
+SOURCES["cpp_of_rows"] = {"scale.cpp": OF_ROWS_CPP}
+
+# By the check that must find it: the name of the fault, a line, and that line with the fault.
+_LINES = {
+    "arguments": [
+        ("takes_any_dtype", '  require(is(x, kDLFloat, 32), "the dtype of x");\n', ""),
+        ("takes_any_dtype_of_one_width", "is(out, kDLFloat, 32)", "out.dtype().bits == 32"),
+        ("takes_fewer_columns", '  require(out.size(1) == x.size(1), "columns of out");\n', ""),
+        ("takes_fewer_rows", '  require(out.size(0) == index.size(0), "rows of out");\n', ""),
+        ("takes_any_device", '  require(x.device().device_type == kDLCPU, "the device of x");\n', ""),
+    ],
+    "overlaps": [
+        (
+            "takes_an_output_in_the_memory_of_its_input",
+            '  require(end_of_x <= to || end_of_out <= from, "out shares memory with x");\n',
+            "",
+        ),
+        (
+            "takes_an_output_whose_rows_overlap",
+            '  require(rows == 1 || out.stride(0) >= columns, "rows of out overlap");\n',
+            "",
+        ),
+    ],
+    "indices": [
+        ("takes_an_index_behind_the_end", "&& rows_of_x[row] < x.size(0)", ""),
+        ("takes_a_negative_index", "rows_of_x[row] >= 0 &&", ""),
+    ],
+    "far_rows": [
+        ("an_int32_product_of_row_and_stride", "row * out.stride(0)", "int(row) * int(out.stride(0))"),
+        ("an_int32_offset_of_a_row_that_is_read", "rows_of_x[row] * x.stride(0)", "int(rows_of_x[row] * x.stride(0))"),
+    ],
+    "threads": [
+        (
+            "a_thread_skips_the_end_of_its_range",
+            "row < end; ++row",
+            "row < (end < rows ? end - (end - begin) % 2 : end); ++row",
+        ),
+        ("threads_begin_at_the_first_row", "long row = begin;", "long row = begin + (begin > 0);"),
+    ],
+}
+for check, faults in _LINES.items():
+    for fault, right, wrong in faults:
+        FAULTS[fault] = (check, _OF_ROWS)
+        SOURCES[fault] = _with_a_wrong_line(right, wrong)
+
+FAULTS |= {
+    "a_default_that_differs_from_the_references": (
+        "signatures",
+        writing("out.copy_(2 * x)", "def reference(x, out, eps=1e-5):\n    out.copy_(2 * x)").replace(
+            "out: torch.Tensor)", "out: torch.Tensor, eps: float = 1e-6)"
+        ),
+    ),
+    "products_rounded_to_bfloat16": (
+        "precision",
+        writing(
+            "out.copy_((x.float() * 1.1).bfloat16().float() * 1.3)",
+            """
+            def reference(x, out):
+                out.copy_(x * 1.1 * 1.3)
+
+            def samples(device):
+                for dtype in (torch.bfloat16, torch.float32):
+                    x = torch.randn(8, 64, device=device).to(dtype)
+                    yield {"x": x, "out": torch.empty_like(x)}
+            """,
+        ),
+    ),
+    "products_rounded_to_bfloat16_of_float16": (
+        "precision",
+        writing("out.copy_((2.1 * x.float()).bfloat16())", "def reference(x, out):\n    out.copy_(2.1 * x)"),
+    ),
+    "samples_of_one_dtype": (
+        "samples",
+        writing("out.copy_(2 * x)", 'def samples(device):\n    yield {"x": torch.ones(3, 4), "out": torch.ones(3, 4)}'),
+    ),
+}
+
+# Kernels that only a launch asks for; their host part is right for the CPU, where it is not called.
+_ROWS_PARAMS = _PARAMS.replace("LENGTH length", "long long rows;\n  long long columns;\n  long long stride").replace(
+    "SGL_FIELDS(x, out, length)", "SGL_FIELDS(x, out, rows, columns, stride)"
+)
+_LAUNCH_OF_ROWS = """
+#include <sgl_kernel/error.h>
+#include <sgl_kernel/launch.h>
+#include <sgl_kernel/tensor.h>
+#include <sgl_kernel/variant.h>
+#include "params.h"
+host::Kernel<scaling::Params> kernel{"scale.cuh", "scaling::scale"};
+void scale(host::TensorView x, host::TensorView out) {
+  if (x.numel() == 0) return;
+  if (x.stride(1) != 1 || !out.is_contiguous()) throw host::Error("ValueError", "strides");
+  if (x.device().device_type != kDLCUDA) return;
+  host::LaunchKernel(x.size(0), 32, x.device())(
+      kernel.get(), scaling::Params{x.data_ptr(), out.data_ptr(), x.size(0), x.size(1), x.stride(0)});
+}
+"""
+for fault, right, wrong in (
+    ("launches_on_the_default_stream", "32, x.device()", "32, host::native_stream_t{}"),
+    ("a_launch_that_ignores_a_stride", "x.stride(0)});", "x.size(1)});"),
+    ("a_launch_that_ignores_the_stride_of_elements", "x.stride(1) != 1 ||", ""),
+    ("a_right_launch", "#include", "#include"),
+):
+    SOURCES[fault] = {
+        "scale.cpp": _LAUNCH_OF_ROWS.replace(right, wrong),
+        "params.h": _ROWS_PARAMS,
+        "scale.cuh": _KERNEL,
+    }
+    if fault != "a_right_launch":
+        OF_FAMILIES[fault] = ("dry_run", in_cpp(IN_PLACE_OF))

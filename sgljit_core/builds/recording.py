@@ -33,7 +33,8 @@ class Wanted:
 class Recorder:
     """The requests of a recording, in their order.
 
-    Kernels and deferred functions are answered with the address ``nothing``, of a C function that changes nothing.
+    Deferred functions are answered with the address ``nothing``, of a C function that changes nothing; kernels with
+    the number of their request, from 1 on.
     """
 
     nothing: int

@@ -90,9 +90,14 @@ class Registry(Mapping[str, FamilyOps]):
 
     def __getitem__(self, family: str) -> FamilyOps:
         """Load a family at its first use. Raises UnknownFamilyError, and as ``loading.load`` does."""
+        if not isinstance(family, str):
+            raise TypeError(f'a family is named by a string, such as ops["norm"], and not by {family!r}')
         if family[:1] == "_":  # a module object has such attributes of its own
             raise UnknownFamilyError(_unknown(family, list(self)))
         return getattr(self._loaded, family)  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f'{name!r} is no attribute of ops: a family is an item, such as ops["norm"]')
 
     def __iter__(self) -> Iterator[str]:
         return iter(discovery.installed())

@@ -20,6 +20,8 @@
 ///
 /// A loop uses at most as many threads as the calling thread has processors (its affinity mask: taskset and container
 /// CPU sets count), and at most `OMP_NUM_THREADS`, read once per process, if that is a positive number.
+/// With `SGLJIT_SPLIT_ALWAYS=1`, read once per process, three threads share every input of more than one item: a test
+/// sees what a kernel does at the ends of ranges.
 
 namespace host::cpu {
 
@@ -50,6 +52,15 @@ inline std::int64_t requested_threads() {
   return limit;
 }
 
+/// Whether SGLJIT_SPLIT_ALWAYS is 1: a test of a kernel splits small inputs, too.
+inline bool splits_always() {
+  static const bool value = [] {
+    const char* text = std::getenv("SGLJIT_SPLIT_ALWAYS");
+    return text != nullptr && text[0] == '1' && text[1] == '\0';
+  }();
+  return value;
+}
+
 }  // namespace details
 
 /// \brief Calls `body(begin, end)` on disjoint ranges that together make [0, total), on several threads if there is
@@ -66,9 +77,10 @@ template <typename Body>
 void parallel_for(std::int64_t total, std::int64_t grain, const Body& body) {
   const auto smaller = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
   if (total <= 0) return;
-  auto num_threads = smaller(total / grain, details::kMaxThreads);
-  if (num_threads > 1) num_threads = smaller(num_threads, details::requested_threads());
-  if (num_threads > 1) num_threads = smaller(num_threads, details::available_processors());
+  const bool splits_always = details::splits_always();
+  auto num_threads = smaller(splits_always ? total : total / grain, splits_always ? 3 : details::kMaxThreads);
+  if (num_threads > 1 && !splits_always) num_threads = smaller(num_threads, details::requested_threads());
+  if (num_threads > 1 && !splits_always) num_threads = smaller(num_threads, details::available_processors());
   if (num_threads <= 1) return body(std::int64_t{0}, total);
 
   struct Job {

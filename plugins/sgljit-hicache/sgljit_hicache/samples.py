@@ -34,7 +34,9 @@ def transfer_hicache_one_layer_mla(device: torch.device) -> Iterator[Sample]:
             indices = _indices(dst_rows, count, dtype, device), _indices(src_rows, count, dtype, device)
             for on_dst, on_src in ((device, device), (_host(device), device), (device, _host(device))):
                 dst, src = _cache((dst_rows, width), on_dst), _cache((src_rows, 2, width), on_src)[:, 1]
-                yield {"cache_dst": dst, "indices_dst": indices[0], "cache_src": src, "indices_src": indices[1]}
+                kind = torch.float16 if width == 64 else torch.bfloat16
+                caches = {"cache_dst": dst.view(kind), "cache_src": src.view(kind)}
+                yield {**caches, "indices_dst": indices[0], "indices_src": indices[1]}
 
 
 def transfer_hicache_all_layer(device: torch.device) -> Iterator[Sample]:

@@ -11,7 +11,7 @@ import sys
 import plugin_on_disk
 import pytest
 import torch
-from planted import FAULTS, RIGHT, writing
+from planted import FAULTS, IN_PLACE_OF, OF_ROWS_CPP, RIGHT, in_cpp, writing
 
 from sgljit_core import errors
 from sgljit_tools.errors import NoDeviceError
@@ -33,9 +33,13 @@ def test_on_a_gpu():
 def run(tmp_path):
     """Run a module with a plugin of one op installed, whose body is the text given."""
 
-    def run(ops: str, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        ops: str, *command: str, csrc: dict[str, str] | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         package = plugin_on_disk.install(tmp_path, "planted-door", "door")
         (package / "ops.py").write_text(ops)
+        for file, text in (csrc or {}).items():
+            (package / "csrc" / file).write_text(text)
         (package / "tests").mkdir()
         (package / "tests" / "__init__.py").touch()
         (package / "tests" / "test_own.py").write_text(OWN_TESTS)
@@ -43,6 +47,7 @@ def run(tmp_path):
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
             "PYTEST_ADDOPTS": "-p no:hypothesispytest",  # which imports hypothesis at the end, with or without use
+            **environment,
         }
         return subprocess.run(
             [sys.executable, "-m", *command], env=variables, cwd=tmp_path, capture_output=True, text=True
@@ -76,11 +81,63 @@ def test_a_fault_ends_the_command_with_a_failure_and_the_fault(run):
     assert "and the reference gives" in done.stdout
 
 
-def test_an_op_that_crashes_is_reported(run):
-    ops = writing("ctypes.string_at(0)")
-    done = run(ops, "sgljit_core", "test", "door", "--device", "cpu", "--json", "-k", "results")
-    assert done.returncode != 0
-    assert results(done)[""]["outcome"] == "crashed"
+def test_an_op_that_crashes_costs_one_check(run):
+    ops = writing("out.copy_(2 * x)\nif x.shape[0] == 8: ctypes.string_at(0)")
+    done = run(
+        ops, "sgljit_core", "test", "door", "--device", "cpu", "--json", "-k", "results or opcheck or signatures"
+    )
+    assert done.returncode == 1
+    found = results(done)
+    assert found["door.scale::signatures::cpu"]["outcome"] == "passed"
+    crash = found["door.scale::results::cpu"]
+    assert crash["outcome"] == "failed"
+    assert "the process ended with SIGSEGV, in the call door.scale: x float32 [8, 16] strides [16, 1]" in crash["text"]
+    assert "Look at" not in crash["text"]
+    assert "ops.py:" in crash["text"]
+    assert found["door.scale::opcheck::cpu"]["outcome"] == "skipped"
+    assert (
+        "results failed, and this check calls the op on memory without guards"
+        in (found["door.scale::opcheck::cpu"]["text"])
+    )
+
+
+def test_a_family_that_does_not_compile_is_told_once_in_a_few_lines(run):
+    done = run(
+        in_cpp(IN_PLACE_OF),
+        *("sgljit_core", "test", "door", "--device", "cpu"),
+        csrc={"scale.cpp": OF_ROWS_CPP.replace("columns = out.size(1);", "columns out.size(1);", 1)},
+    )
+    assert done.returncode == 1
+    assert done.stdout.count("error: ") == 1, done.stdout
+    assert "const auto rows = out.size(0), columns out.size(1);" in done.stdout
+    assert "1 failed" in done.stdout
+    assert "left out" in done.stdout
+    assert len((done.stdout + done.stderr).splitlines()) < 30, done.stdout
+
+
+@pytest.mark.slow
+def test_no_trace_of_torch_is_printed(run):
+    """A graph that differs from an eager call: torch logs how it compiled that."""
+    ops = writing("out.copy_(2 * x + next(calls) % 2)", "calls = itertools.count()")
+    done = run(ops, "sgljit_core", "test", "door", "--device", "cpu", "-k", "compile and scale")
+    assert done.returncode == 1
+    assert "torch.compile gives other bits" in done.stdout
+    assert "DEBUG" not in done.stdout + done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) < 30, done.stdout
+
+
+def test_what_was_compiled_for_cuda_and_not_run_is_said(run):
+    done = run(RIGHT["writes"], "sgljit_core", "test", "door", "--device", "cpu", "-k", "dry_run")
+    assert "door: CUDA: no kernel compiled, none run: no host part asks for a kernel" in done.stdout
+
+
+def test_without_a_compiler_the_dry_run_is_skipped_and_says_why(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    command = ("sgljit_core", "test", "door", "--device", "cpu", "--json", "-k", "dry_run")
+    done = run(RIGHT["writes"], *command, PATH=str(tmp_path / "empty"), SGLJIT_CXX="", CXX="")
+    found = results(done)["door::dry_run"]
+    assert found["outcome"] == "skipped", found
+    assert "C++ compiler" in found["text"]
 
 
 def test_pytest_runs_the_checks_that_are_asked_for_beside_other_tests(run):
@@ -122,7 +179,7 @@ def test_markers_and_options_are_those_of_other_plugins_where_no_family_is_check
     assert any(line.startswith("@pytest.mark.gpu: ") for line in printed("--sgljit-family", "norm", "--markers"))
     added = {line for line in printed("--help") if re.match(r"  -", line)}
     added -= set(printed("-p", "no:sgljit", "--help"))
-    assert len(added) == 3
+    assert len(added) == 4
     assert all(line.startswith("  --sgljit-") for line in added)
 
 

@@ -102,6 +102,13 @@ def test_a_fault_of_a_family_is_found_by_its_check(install, name):
     assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.slow
+def test_a_right_launch_passes_the_dry_run(install):
+    family = install("a_right_launch", RIGHT["cpp"])
+    (check,) = (check for check in checks_of_family(family, []) if check.name == "dry_run")
+    assert re.match(r"CUDA: 1 kernels compiled, (none run|run by the other checks)$", check.run())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_a_fault_on_a_gpu_is_found_by_its_check(install, name):

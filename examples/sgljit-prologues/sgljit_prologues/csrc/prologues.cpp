@@ -93,6 +93,14 @@ void deepseek_v3(
   const auto turn = indexed(rows("cos_sin", cos_sin), "positions", positions);
   const auto kv = rows("kv_latent", kv_latent), cache = indexed(rows("kv_cache", kv_cache), "slots", slots, true);
   const auto rank = weights.columns;
+  for (const auto& one : {kv, cache}) {  // slices would take a longer row
+    if (one.columns != rank + turn.columns) [[unlikely]]
+      throw Error(
+          "ValueError", one.name, ": expected rows of ", rank + turn.columns,
+          " elements, as kv_weight and cos_sin have "
+          "together, but got ",
+          one.columns);
+  }
   deepseek_v3_program(
       {eps}, {program.rows(F::x = rows("q_latent", q_latent), F::weight = shared_row("q_weight", q_weight)),
               program.rows(F::x = kv.slice(0, rank), F::weight = weights, F::cache = cache.slice(0, rank)),
@@ -116,6 +124,12 @@ void minimax_m2(
   const auto& program = minimax_m2_program;
   const Stored stored(q, k, v, cos_sin, positions, k_cache, v_cache, slots);
   gpt_oss_program.check({}, stored.segments);
+  for (const auto& read : {heads("v", v), rows("cos_sin", cos_sin)}) {
+    for (const auto& written : {heads("q", q), heads("k", k)}) {  // by the first launch; the second reads the others
+      if (rows_meet(written.memory(), read.memory())) [[unlikely]]
+        throw Error("ValueError", written.name, " must not share memory with ", read.name);
+    }
+  }
   minimax_m2_program(
       {eps}, {program.rows(F::x = rows("q", q, 2), F::weight = shared_row("q_weight", q_weight)),
               program.rows(F::x = rows("k", k, 2), F::weight = shared_row("k_weight", k_weight))});

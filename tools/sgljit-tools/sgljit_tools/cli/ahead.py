@@ -12,8 +12,6 @@ import typer
 from sgljit_core import log
 from sgljit_core.compilers import arch
 from sgljit_core.errors import NoTargetError, SgljitError
-from sgljit_core.jit.kernels import build
-from sgljit_tools.recording.recorder import record
 
 Arch = Annotated[str | None, typer.Option(help="The architecture, such as 9.0; by default the current device's.")]
 Builder = Callable[[], Any]
@@ -49,6 +47,9 @@ def builds_ahead(
         keep: whether host parts that must be compiled for this question go into the user's cache.
         is_complete: whether to leave out families with an op that cannot be called.
     """
+    from sgljit_core.jit.kernels import build  # commands that build nothing start sooner
+    from sgljit_tools.recording.recorder import record
+
     target = cuda_target()
     if target is None and model is None:
         why = "there is no device here; name their architecture with --cuda-arch 9.0"

@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from sgljit_core import __version__
 from sgljit_core.errors import SgljitError
-from sgljit_core.plugins import discovery, hooks
+from sgljit_tools._version import __version__ as tools_version
 
 from . import cache
 from .clangd import write_clangd
+from .doctor import examine
+from .list import list_families
 from .new import new_distribution
 from .prepare import prepare
 from .test import run_tests
 from .wheel import add_artifacts_to_wheel
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Kernels that compile on first use, from many packages."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
-@app.command("list")
-def list_families() -> None:
-    """List the installed kernel families, with distribution and version, and the plugins' problems.
-
-    Imports no family.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("family", "distribution", "version", "module", title=f"sgljit-core {__version__}")
-    for family, claims in discovery.installed().items():
-        for plugin in claims:
-            table.add_row(family, plugin.distribution, plugin.version, plugin.module)
-    problems = hooks.problems()
-    console = Console()
-    console.print(table)
-    for problem in problems:
-        console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"sgljit-core {__version__}, sgljit-tools {tools_version}")
+        raise typer.Exit
 
 
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the versions.")
+    ] = False,
+) -> None:
+    """Kernels that compile on first use, from many packages."""
+
+
+app.command("list")(list_families)
+app.command("doctor")(examine)
 app.command("new")(new_distribution)
 app.command("prepare")(prepare)
 app.command("clangd")(write_clangd)

@@ -49,6 +49,7 @@ def run_tests(
         command += ["--sgljit-family", family]
     # Without a package of tests, one that has none: pytest would collect the working directory.
     command += packages or ["--pyargs", "sgljit_tools.testing"]
+    command += ["--sgljit-here"] if sanitize else []  # the sanitizer follows no process
     command += ["--sgljit-device", device] if device else []
     command += ["-k", keyword] if keyword else []
     raise typer.Exit(_run(command, as_json=as_json))
@@ -70,7 +71,15 @@ def _run(command: list[str], *, as_json: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="test-", dir=private.process_directory()) as empty:
         results = Path(empty, "results")
         results.touch()
-        command += ["--rootdir", empty, "--import-mode=importlib", *(["--sgljit-json", str(results)] * as_json)]
+        # Torch logs at DEBUG, which is of no use to an author.
+        command += [
+            "-p",
+            "no:logging",
+            "--rootdir",
+            empty,
+            "--import-mode=importlib",
+            *(["--sgljit-json", str(results)] * as_json),
+        ]
         output = subprocess.DEVNULL if as_json else None
         status = subprocess.run(command, env=environment, cwd=empty, check=False, stdout=output).returncode
         typer.echo(results.read_text(), nl=False)

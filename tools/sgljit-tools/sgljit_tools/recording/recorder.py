@@ -26,6 +26,7 @@ from sgljit_core.paths import cache_root
 from sgljit_tools.environment import inherited_environment, leave_out
 from sgljit_tools.errors import RecordingError
 
+from . import launches
 from .null_driver import compiled
 from .process import in_a_process
 from .tensors import MOST_TOKENS, Place, Shaped
@@ -38,10 +39,12 @@ class Recording:
     Attributes:
         wanted: what ``sgljit_core.jit.kernels.build`` builds, without doubles.
         stopped: by family, why not all is known of an op, in words: a call with samples raised, or there is no call.
+        launch_faults: what is wrong with the launches of samples on CUDA, in words.
     """
 
     wanted: tuple[Wanted, ...]
     stopped: tuple[tuple[str, str], ...]
+    launch_faults: tuple[str, ...] = ()
 
 
 def record(
@@ -118,9 +121,26 @@ def _record(
                         _call_with_each(op, arguments, device, tokens, place)
                 elif model is None and (text := _call_with_samples(op, device)):
                     stopped[op.family, text] = None
+        found, wanted_by_samples = [], tuple(recorder.wanted)
+        if samples and driver is not None:
+            driver.sgl_null_driver_pins(*map(ctypes.c_uint64, place.pinned))
+            found = _launch_faults(families, launches.Launches(driver, recorder.wanted))
     own = cache_root()  # which is left to the process that builds them
-    wanted = (dataclasses.replace(one, root=None) if one.root == own else one for one in recorder.wanted)
-    return Recording(tuple(wanted), tuple(stopped))
+    wanted = (dataclasses.replace(one, root=None) if one.root == own else one for one in wanted_by_samples)
+    return Recording(tuple(wanted), tuple(stopped), tuple(found))
+
+
+def _launch_faults(families: Sequence[str], listener: launches.Launches) -> list[str]:
+    """The faults of the launches of the ops' samples, each once."""
+    import torch
+
+    found: list[str] = []
+    for op in (op for family in families for op in loading.load(family).declared().values()):
+        for sample in op.samples(torch.device("cpu")) if op.samples is not None else ():
+            if texts := list(launches.faults(op, sample, listener)):
+                found += texts
+                break
+    return found
 
 
 def _call_with_each(op: Op, arguments: Mapping[str, Any], device: str, tokens: Sequence[int], place: Place) -> None:

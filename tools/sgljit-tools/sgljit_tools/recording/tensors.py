@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 from sgljit_core import TOKENS, Addresses, TensorSpec
@@ -17,7 +18,7 @@ from sgljit_tools.errors import RecordingError
 
 MOST_TOKENS = 16384
 _PLACE = 1 << 38  # bytes of addresses; few pages of them are ever touched
-_NO_RESERVE = 0x4000  # MAP_NORESERVE, which the module mmap does not name
+NO_RESERVE = 0x4000  # MAP_NORESERVE, which the module mmap does not name
 _ALIGNMENT = 512
 
 _CPU, _CUDA, _CUDA_HOST = 1, 2, 3  # DLDeviceType
@@ -72,6 +73,10 @@ class Shaped:
         spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype), tensor.stride())
         return cls(spec, tensor.data_ptr(), (_CUDA, 0), tvm_ffi.from_dlpack(tensor).dtype)
 
+    def set_layout(self, shape: Sequence[int], strides: Sequence[int]) -> None:
+        """Change the shape and the strides."""
+        self._shape[:], self._strides[:] = list(shape), list(strides)
+
     def set_tokens(self, tokens: int) -> None:
         """Change the number of tokens."""
         for dim in self._dims:
@@ -116,7 +121,7 @@ class Place:
 
     def __init__(self) -> None:
         try:
-            self._memory = mmap.mmap(-1, 2 * _PLACE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+            self._memory = mmap.mmap(-1, 2 * _PLACE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
         except OSError as error:
             raise RecordingError(f"{2 * _PLACE >> 30} GiB of addresses cannot be reserved: {error}") from error
         self._begin = begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))

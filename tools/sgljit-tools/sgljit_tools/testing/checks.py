@@ -14,8 +14,10 @@ from sgljit_core.errors import SgljitError
 from sgljit_engines.agreement import same_bits
 
 from . import layouts as laid_out
+from . import wrong_calls
 from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
-from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal
+from .precision import is_rounded_more_often
+from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal, pairs
 
 
 def signatures(subject: Subject) -> None:
@@ -25,6 +27,10 @@ def signatures(subject: Subject) -> None:
         taken = list(inspect.signature(subject.reference).parameters)
         if taken != names:
             raise Fault(f"the reference takes {', '.join(taken)}; the op takes {', '.join(names)}")
+        for name, parameter in inspect.signature(subject.reference).parameters.items():
+            own = subject.signature.parameters[name].default
+            if parameter.empty not in (own, parameter.default) and own != parameter.default:
+                raise Fault(f"{name} is {own!r} by default, and {parameter.default!r} by default of the reference")
     _ = subject.samples
 
 
@@ -34,6 +40,23 @@ def results(subject: Subject) -> None:
         subject.judge(sample)
     for sample in subject.picked:
         subject.judge(sample, "what it writes to made NaN", poison=True)
+
+
+def precision(subject: Subject) -> None:
+    """A result of 16 or 8 bits is rounded once, at the end, or as often as the reference says."""
+    roundings = int(getattr(subject.reference, "roundings", 1))
+    for sample in subject.picked:
+        guarded = Guarded(sample)
+        wanted = subject.expected(guarded.arguments)
+        result = subject.call(guarded.arguments)
+        written = [(name, map_tensors(memory_of, guarded.arguments.get(name)), one) for name, one in wanted[1].items()]
+        for name, one, other in [*written, ("the result", result, wanted[0])]:
+            for got, right in pairs(one, other):
+                if text := is_rounded_more_often(got, right, roundings):
+                    raise Fault(
+                        f"{described(sample)}: {name} {text}. Something is rounded on the way: compute in float32, or, "
+                        f"if it has to be, say so: {subject.reference.__name__}.roundings = 2 beside the reference"
+                    )
 
 
 def reads(subject: Subject) -> None:
@@ -198,10 +221,23 @@ def graph(subject: Subject) -> None:
 
 
 _ALL = (
-    *(signatures, results, own_work, returns, reads, repeats, fresh_values, layouts, sizes, opcheck, compile_),
-    *(stream, graph),
+    *(signatures, results, own_work, returns, reads, repeats, fresh_values, layouts, sizes),
+    *(precision, wrong_calls.threads),
+    *(wrong_calls.arguments, wrong_calls.overlaps, wrong_calls.indices, wrong_calls.far_rows, wrong_calls.samples),
+    *(opcheck, compile_, stream, graph),
 )
 CHECKS: Mapping[str, Callable[[Subject], None]] = {check.__name__.rstrip("_"): check for check in _ALL}
+# Where an author looks for what a check has found, beside the op's declaration.
+LOOK_AT: Mapping[str, str] = {
+    "signatures": "the parameters of the op and of its reference",
+    "arguments": "the checks of tensors in the host part: host::rows(...), host::TensorMatcher, or your own",
+    "overlaps": "the host part's check that tensors share no memory: host::rows_meet and host::rows_overlap",
+    "indices": "the host part's check of indices: host::indexed, or a loop over them",
+    "far_rows": "the types of offsets in the kernel: std::int64_t for a row times a stride",
+    "threads": "the body of host::cpu::parallel_for, which gets a begin and an end",
+    "precision": "the types of what the kernel computes with",
+    "samples": "the function that yields the samples",
+}
 ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too
 
 

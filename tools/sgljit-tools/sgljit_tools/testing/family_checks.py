@@ -6,8 +6,10 @@ import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 
+import torch
+
 from sgljit_core import KernelFamily, parallel_compile
-from sgljit_core.errors import ParallelCompileError, SgljitError, ToolchainNotFoundError
+from sgljit_core.errors import CompileError, ParallelCompileError, SgljitError, ToolchainNotFoundError
 from sgljit_core.jit.kernels import build
 from sgljit_tools.recording.recorder import record
 
@@ -23,6 +25,36 @@ def declaration(family: KernelFamily) -> None:
             raise Fault(f"KernelFamily({name}={module!r}): there is no such package")
     if family.sources != "csrc" and not family.csrc.is_dir():
         raise Fault(f"KernelFamily(sources={family.sources!r}): there is no directory {family.csrc}")
+
+
+def compiles(family: KernelFamily) -> None:
+    """All that the samples ask for on the CPU compiles. Each cause is told once, in the compiler's words."""
+    try:
+        recording = record([family.name], cuda_arch=None, on_cpu=True, samples=True)
+        parallel_compile([functools.partial(build, wanted) for wanted in recording.wanted])
+    except SgljitError as error:
+        if any(isinstance(one, CompileError) for one in _failures(error)):
+            raise Fault(causes(error)) from error
+        raise NotApplicable(f"it is not known what the samples ask for: {error}".partition("\n")[0]) from error
+
+
+def causes(error: Exception) -> str:
+    """An error of builds, each cause once and in a few lines."""
+    return "\n".join({getattr(one, "cause", one): _in_a_few_lines(one) for one in reversed(_failures(error))}.values())
+
+
+def _failures(error: Exception) -> list[Exception]:
+    return list(error.failures) if isinstance(error, ParallelCompileError) else [error]
+
+
+def _in_a_few_lines(error: Exception) -> str:
+    """An error with its class, and of a compiler the first error with the lines that it shows."""
+    if not isinstance(error, CompileError):
+        return str(error) if isinstance(error, SgljitError) else f"{type(error).__name__}: {error}"
+    lines = error.log.splitlines()
+    at = next((i for i, line in enumerate(lines) if error.first_error in line), len(lines))
+    first = f"{error.build} does not compile: {error.first_error}"
+    return "\n".join([first, *lines[at + 1 : at + 3], f"in {error.build_directory}"])
 
 
 def compile_errors(family: KernelFamily) -> None:
@@ -47,7 +79,7 @@ def _raise(faults: str, loaded: int) -> None:
 
 
 def dry_run(family: KernelFamily) -> str:
-    """The kernels that host parts ask for compile, and take what they pass; found out without a GPU."""
+    """The kernels that host parts ask for compile, and take what they pass, on the caller's stream; without a GPU."""
     try:
         recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
         kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel]
@@ -56,14 +88,17 @@ def dry_run(family: KernelFamily) -> str:
         if not kernels:
             raise NotApplicable(f"no host part asks for a kernel{stopped}")
         parallel_compile([functools.partial(build, wanted) for wanted in kernels])
+        if recording.launch_faults:
+            raise Fault("; ".join(recording.launch_faults))
     except SgljitError as error:
-        for failure in error.failures if isinstance(error, ParallelCompileError) else [error]:
+        for failure in _failures(error):
             if isinstance(failure, ToolchainNotFoundError):
                 raise NotApplicable(str(failure)) from error
-        raise Fault(str(error)) from error
-    return f"{len(kernels)} kernels are asked for, and fit{stopped}"
+        raise Fault(causes(error)) from error
+    run = "run by the other checks" if torch.cuda.is_available() else "none run"
+    return f"CUDA: {len(kernels)} kernels compiled, {run}{stopped}"
 
 
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
-    check.__name__: check for check in (declaration, compile_errors, statics, dry_run)
+    check.__name__: check for check in (declaration, compiles, compile_errors, statics, dry_run)
 }

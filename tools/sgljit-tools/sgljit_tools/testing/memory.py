@@ -69,13 +69,13 @@ class Guarded:
         led_to: the memory that addresses lead to, each with its parameter's name.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], pattern: int = NANS) -> None:
+    def __init__(self, arguments: Mapping[str, Any], pattern: int = NANS, guard: int = GUARD) -> None:
         groups: dict[Any, list[tuple[str, torch.Tensor]]] = {}
         for name, tensor in tensors_of(arguments):
             shares = tensor.numel() > 0 and memory_of(tensor) is tensor
             place = (tensor.device, tensor.untyped_storage().data_ptr()) if shares else id(tensor)
             groups.setdefault(place, []).append((name, tensor))
-        self._blocks = [_Block(group, pattern) for group in groups.values()]
+        self._blocks = [_Block(group, pattern, guard) for group in groups.values()]
         moved = {id(old): new for block in self._blocks for _, old, new, _ in block.moved}
         self.arguments = {n: map_tensors(lambda old: moved[id(old)], value) for n, value in arguments.items()}
         # The memory that addresses lead to is not moved, so it is put back.
@@ -107,14 +107,14 @@ class Guarded:
 class _Block:
     """The tensors that share a storage, in memory of their own."""
 
-    def __init__(self, group: list[tuple[str, torch.Tensor]], pattern: int) -> None:
+    def __init__(self, group: list[tuple[str, torch.Tensor]], pattern: int, guard: int) -> None:
         first = group[0][1]
         storage = first.untyped_storage().data_ptr() if first.numel() else 0
         begin = min(tensor.data_ptr() for _, tensor in group)
         self._size = max(tensor.data_ptr() + _span(tensor) for _, tensor in group) - begin
-        self._shift = shift = GUARD + (begin - storage) % 512 if first.numel() else GUARD
+        self._shift = shift = guard + (begin - storage) % 512 if first.numel() else guard
         self.bytes = torch.empty(
-            shift + self._size + GUARD, dtype=torch.uint8, device=first.device, pin_memory=first.is_pinned()
+            shift + self._size + guard, dtype=torch.uint8, device=first.device, pin_memory=first.is_pinned()
         )
         self.moved: list[tuple[str, torch.Tensor, torch.Tensor, int]] = []  # name, tensor, the one here, its begin
         for name, tensor in group:

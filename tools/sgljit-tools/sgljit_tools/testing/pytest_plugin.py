@@ -6,8 +6,9 @@ families are skipped where there is no GPU, with the reason. Other projects' tes
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from sgljit_tools.errors import NoDeviceError
 if TYPE_CHECKING:
     from .suite import Check
 
+_LEFT_OUT = "left out: "
 _MARKERS = ("gpu: needs a CUDA device; skipped, with the reason, where there is none", "slow: slow by nature")
 
 
@@ -29,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--sgljit-device", choices=("cpu", "cuda"), help="check on this device; by default the CPU, and CUDA if there"
+    )
+    group.addoption(
+        "--sgljit-here", action="store_true", help="check in this process, which a fault of an op may crash"
     )
     group.addoption("--sgljit-json", type=Path, metavar="FILE", help="write a line of JSON for each result")
 
@@ -44,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
     """Register the markers before the first module of a family's tests is imported."""
-    if _is_of_a_family(module_path):
+    if _families_of(module_path):
         _register_markers(parent.config)
 
 
@@ -54,10 +59,12 @@ def _register_markers(config: pytest.Config) -> None:
             config.addinivalue_line("markers", marker)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     """Add the checks of the families that were asked for; skip what needs a GPU where there is none."""
-    skip_without_gpu([item for item in items if _is_of_a_family(item.path)])
+    skip_without_gpu([item for item in items if _families_of(item.path)])
     if families := config.getoption("--sgljit-family"):
         import torch
 
@@ -65,13 +72,17 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
         chosen = config.getoption("--sgljit-device")
         devices = [chosen] if chosen else ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        worker = _Run(config.getoption("--sgljit-here"))
+        config.pluginmanager.register(worker, "sgljit-run")
         try:
-            checks = [c for family in families for c in checks_of_family(family, [*map(torch.device, devices)])]
+            checks = [(f, c) for f in families for c in checks_of_family(f, [*map(torch.device, devices)])]
         except NoDeviceError as error:
             raise pytest.UsageError(str(error)) from None
-        for check in checks:
-            name = "::".join(filter(None, (check.about, check.name, check.device)))
-            items.append(CheckItem.from_parent(session, name=name, nodeid=name, check=check))
+        for family, check in checks:
+            names = {"name": check.id, "nodeid": check.id}
+            items.append(CheckItem.from_parent(session, check=check, family=family, run=worker, **names))
+    yield  # -k selects
+    items.sort(key=lambda item: not (isinstance(item, CheckItem) and item.check.name == "compiles"))
 
 
 def skip_without_gpu(items: Sequence[pytest.Item]) -> None:
@@ -85,30 +96,85 @@ def skip_without_gpu(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason=reason))
 
 
-def _is_of_a_family(file: Path) -> bool:
-    """Whether a file is a test of an installed family: other projects' markers are theirs."""
+def _families_of(file: Path) -> set[str]:
+    """The installed families that a test belongs to, by its file: other projects' markers are theirs."""
     from sgljit_core.plugins import discovery
 
-    packages = {plugin.module.partition(".")[0] for claims in discovery.installed().values() for plugin in claims}
-    return not packages.isdisjoint(file.parts)
+    packages = {plugin.module.partition(".")[0]: f for f, claims in discovery.installed().items() for plugin in claims}
+    return {packages[part] for part in file.parts if part in packages}
+
+
+class _Run:
+    """The checks' process, and what their outcomes mean for later tests. ``found`` has each family's dry run."""
+
+    def __init__(self, is_here: bool) -> None:
+        from sgljit_tools.recording.process import Worker
+
+        self._worker = None if is_here else Worker()
+        self._failed: set[str] = set()
+        self.found: dict[str, str] = {}
+
+    def check(self, family: str, check: Check) -> str | None:
+        """Run a check, in its own process; raises Fault or NotApplicable."""
+        from sgljit_tools.recording.process import CrashedError
+
+        from .subject import Fault, NotApplicable
+        from .suite import run_by_id
+
+        if check.name in ("opcheck", "compile") and check.id.replace(check.name, "results") in self._failed:
+            raise NotApplicable("results failed, and this check calls the op on memory without guards")
+        try:
+            if self._worker is None:
+                return check.run()
+            return self._worker.run(functools.partial(run_by_id, family, check.device, check.id))
+        except CrashedError as error:
+            self._failed.add(check.id)
+            raise Fault(check.told(str(error))) from error
+        except Fault:
+            self._failed.add(check.id)
+            raise
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Leave out what belongs to a family that does not compile: one cause is told once."""
+        for family in {item.family} if isinstance(item, CheckItem) else _families_of(item.path):
+            if f"{family}::compiles" in self._failed:
+                pytest.skip(f"{_LEFT_OUT}{family} does not compile")
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Count what is left out, and do not list it."""
+        if report.skipped and isinstance(report.longrepr, tuple) and _LEFT_OUT in report.longrepr[2]:
+            return "left out", "", "LEFT OUT"
+        return None
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say which kernels only compiled."""
+        for family, text in self.found.items():
+            terminalreporter.write_line(f"{family}: {text}")
+
+    def pytest_unconfigure(self) -> None:
+        """End the process."""
+        if self._worker is not None:
+            self._worker.close()
 
 
 class CheckItem(pytest.Item):
     """One check as a test."""
 
-    def __init__(self, *, check: Check, **arguments: Any) -> None:
+    def __init__(self, *, check: Check, family: str, run: _Run, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._check = check
+        self.check, self.family, self._run = check, family, run
 
     def runtest(self) -> None:
         from .subject import NotApplicable
 
         try:
-            found = self._check.run()
+            found = self._run.check(self.family, self.check)
         except NotApplicable as reason:
+            if self.check.name == "dry_run":
+                self._run.found[self.family] = f"CUDA: no kernel compiled, none run: {reason}"
             pytest.skip(str(reason))
         if found:
-            self.add_report_section("call", "found", found)
+            self._run.found[self.family] = found
             self.user_properties.append(("found", found))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -117,8 +183,8 @@ class CheckItem(pytest.Item):
         return str(excinfo.value) if isinstance(excinfo.value, Fault) else super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        file, _, line = self._check.place.rpartition(":")
-        return Path(file or self._check.about), int(line) - 1 if line else None, self.name
+        file, _, line = self.check.place.rpartition(":")
+        return Path(file or self.check.about), int(line) - 1 if line else None, self.name
 
 
 class _Results:

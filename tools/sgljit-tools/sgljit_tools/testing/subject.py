@@ -15,6 +15,7 @@ import torch
 from sgljit_core import Op
 from sgljit_core.errors import InvalidBuildError, InvalidFamilyError
 from sgljit_engines.agreement import difference, same_bits
+from sgljit_tools.recording.process import note_call
 
 from .memory import Guarded, leading_to_copies, map_tensors, memory_of, tensors_of
 
@@ -118,6 +119,7 @@ class Subject:
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the op, and wait for the device."""
+        note_call(lambda: f"{self}: {described(arguments)}")
         result = self.op.function(**arguments)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -192,7 +194,7 @@ class Subject:
         """Raise Fault where a call's results are not the reference's, or it wrote elsewhere."""
         compared = [(n, map_tensors(memory_of, guarded.arguments.get(n)), value) for n, value in wanted[1].items()]
         for name, one, other in [*compared, ("the result", result, wanted[0])]:
-            for got, right in _pairs(one, other):
+            for got, right in pairs(one, other):
                 if text := difference(got, right):
                     raise Fault(f"{told}: {name} {text}")
         if damage := guarded.damage(self.op.mutates):
@@ -216,9 +218,10 @@ def _describe(value: Any) -> str:
     return f"[{', '.join(map(_describe, value))}]" if isinstance(value, list | tuple) else repr(value)
 
 
-def _pairs(got: Any, wanted: Any) -> list[tuple[Any, Any]]:
+def pairs(got: Any, wanted: Any) -> list[tuple[Any, Any]]:
+    """The values of a result beside those of the reference's, those in lists one by one."""
     if isinstance(got, list | tuple) and isinstance(wanted, list | tuple) and len(got) == len(wanted):
-        return [pair for one, other in zip(got, wanted, strict=True) for pair in _pairs(one, other)]
+        return [pair for one, other in zip(got, wanted, strict=True) for pair in pairs(one, other)]
     return [(got, wanted)]
 
 

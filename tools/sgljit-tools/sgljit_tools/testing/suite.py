@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +14,8 @@ from sgljit_core import KernelFamily, Op, ops
 from sgljit_core.families import loading
 from sgljit_tools.errors import NoDeviceError
 
-from .checks import CHECKS, ON_CUDA
-from .family_checks import FAMILY_CHECKS
+from .checks import CHECKS, LOOK_AT, ON_CUDA
+from .family_checks import FAMILY_CHECKS, causes
 from .subject import Fault, NotApplicable, Subject, conditions
 
 
@@ -35,6 +36,11 @@ class Check:
     place: str
     body: Callable[[], str | None]
 
+    @property
+    def id(self) -> str:
+        """It in words that name it alone, such as ``norm.rmsnorm::results::cpu``."""
+        return "::".join(filter(None, (self.about, self.name, self.device)))
+
     def run(self) -> str | None:
         """Check, and maybe return what was found out. Raises Fault, or NotApplicable."""
         with conditions():
@@ -43,8 +49,14 @@ class Check:
             except NotApplicable:
                 raise
             except Exception as error:
-                text = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
-                raise Fault(f"{self.about}, {self.name}: {text}") from error
+                text = str(error) if isinstance(error, Fault) else causes(error)
+                raise Fault(self.told(text)) from error
+
+    def told(self, fault: str) -> str:
+        """A fault with the op, the check and the place to look at."""
+        where = f"\nLook at {LOOK_AT[self.name]}" if self.name in LOOK_AT else ""
+        place = f"\n{self.place}: here the op is declared" if self.place else ""
+        return f"{self.about}, {self.name}: {fault}{where}{place}"
 
 
 def check_op(op: Op | str, device: str | torch.device = "cpu", checks: Collection[str] = tuple(CHECKS)) -> None:
@@ -88,6 +100,16 @@ def checks_of_family(name: str, devices: Collection[torch.device]) -> Iterator[C
             yield from _checks_of(op, device)
     for check, function in FAMILY_CHECKS.items():
         yield Check(check, family.name, "", "", partial(function, family))
+
+
+@functools.lru_cache(maxsize=8)
+def _checks(family: str, device: str) -> dict[str, Check]:
+    return {check.id: check for check in checks_of_family(family, [torch.device(device)] if device else [])}
+
+
+def run_by_id(family: str, device: str, check: str) -> str | None:
+    """Run the check with an ``id``; "" is the device of a check of the family as a whole."""
+    return _checks(family, device)[check].run()
 
 
 def _family(name: str) -> KernelFamily:

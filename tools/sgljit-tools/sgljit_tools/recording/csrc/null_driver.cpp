@@ -14,6 +14,7 @@ namespace {
 
 char g_handle;  // what every context, library and kernel is
 std::uint64_t g_pinned_begin = 0, g_pinned_end = 0;
+void (*g_on_launch)(const void* config, void* kernel, void** arguments) = nullptr;
 
 int give(void** handle) {
   *handle = &g_handle;
@@ -26,6 +27,12 @@ int give(void** handle) {
 SGL_DRIVER sgl_null_driver_pins(std::uint64_t begin, std::uint64_t end) {
   g_pinned_begin = begin;
   g_pinned_end = end;
+  return 0;
+}
+
+/// Every launch is told to this function.
+SGL_DRIVER sgl_null_driver_tells(void (*on_launch)(const void*, void*, void**)) {
+  g_on_launch = on_launch;
   return 0;
 }
 
@@ -111,7 +118,8 @@ SGL_DRIVER cuOccupancyAvailableDynamicSMemPerBlock(std::size_t* bytes, void*, in
   *bytes = 65536;
   return 0;
 }
-SGL_DRIVER cuLaunchKernelEx(const void*, void*, void**, void**) {
+SGL_DRIVER cuLaunchKernelEx(const void* config, void* kernel, void** arguments, void**) {
+  if (g_on_launch != nullptr) g_on_launch(config, kernel, arguments);
   return 0;
 }
 SGL_DRIVER cuPointerGetAttributes(unsigned count, const int* attributes, void** values, std::uint64_t address) {

@@ -1,0 +1,154 @@
+"""``sgljit doctor``: what is installed here, and what is wrong with it? It imports neither torch nor a family."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from sgljit_core.compilers import nvrtc, toolchain
+from sgljit_core.config import settings
+from sgljit_core.errors import SgljitError, ToolchainNotFoundError
+from sgljit_core.plugins import discovery
+from sgljit_tools import installation
+from sgljit_tools.cache import admin
+from sgljit_tools.environment import inherited_environment
+
+_SHOWN = ("sgljit-core", "sgljit-tools", "torch", "apache-tvm-ffi")
+
+
+def examine(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show what is installed, the GPUs, compilers, cache and settings, and each problem with its remedy.
+
+    Exit status 1 if there is a problem.
+    """
+    facts = report()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        for line in _lines(facts):
+            typer.echo(line)
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+def report() -> dict[str, Any]:
+    """The facts, as ``--json`` prints them."""
+    problems: list[str] = []
+    facts: dict[str, Any] = {
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "versions": {name: installation.version_of(name) for name in _SHOWN},
+        "plugins": _plugins(problems),
+        "adapters": _others("sgljit.engines"),
+        "extensions": _others("sgljit.extensions"),
+        "gpus": _gpus(problems),
+        "compilers": _compilers(problems),
+        "cache": _cache(problems),
+        "settings": _settings(),
+    }
+    facts["target"] = facts["settings"].get("SGLJIT_CUDA_ARCH") or next(
+        (gpu["compute_cap"] for gpu in facts["gpus"]), None
+    )
+    return {**facts, "problems": problems}
+
+
+def _plugins(problems: list[str]) -> list[dict[str, str]]:
+    try:
+        claims = [(family, one) for family, all_of_it in discovery.installed().items() for one in all_of_it]
+        problems += installation.problems()
+    except SgljitError as error:
+        problems.append(str(error))
+        return []
+    return [{"family": family, "distribution": one.distribution, "version": one.version} for family, one in claims]
+
+
+def _others(group: str) -> list[dict[str, str]]:
+    """The entry points of a group, with their distributions."""
+    found = discovery.entry_points(group, None)
+    return [{"name": one.name, "distribution": one.distribution, "version": one.version} for one in found]
+
+
+def _gpus(problems: list[str]) -> list[dict[str, str]]:
+    """Name, compute capability and driver of each GPU, as nvidia-smi lists them; none without it."""
+    fields, program = ("name", "compute_cap", "driver_version"), shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        problems.append(f"nvidia-smi fails: {done.stdout.strip()} {done.stderr.strip()}; update or restart the driver")
+        return []
+    return [dict(zip(fields, line.split(", "), strict=False)) for line in done.stdout.splitlines()]
+
+
+def _compilers(problems: list[str]) -> dict[str, str | None]:
+    def line(compiler: toolchain.Compiler) -> str:
+        number = re.search(r"\d+\.\d+(\.\d+)?", compiler.version)
+        return f"{number[0] if number else compiler.version} ({compiler.path})"
+
+    searches: dict[str, Callable[[], str]] = {
+        "c++": lambda: line(toolchain.find_cxx("kernels")),
+        "nvrtc": lambda: "{0.version} ({0.library})".format(nvrtc.find_nvrtc("kernels")),
+        "nvcc": lambda: line(toolchain.find_nvcc("kernels")),
+    }
+    answers: dict[str, str | None] = {}
+    for kind, search in searches.items():
+        try:
+            answers[kind] = search()
+        except ToolchainNotFoundError as error:  # noqa: PERF203 - three
+            answers[kind] = None
+            # nvcc is for the families of load_jit alone, and NVRTC for GPUs.
+            if kind == "c++" or (kind == "nvcc" and settings().nvcc):
+                problems.append(f"{error.tool} not found. {error.remedy}")
+    return answers
+
+
+def _cache(problems: list[str]) -> dict[str, Any]:
+    found = {"path": str(admin.root()), "artifacts": 0, "bytes": 0, "damaged": 0, "is_trusted": True}
+    try:
+        entries = admin.entries()
+    except FileNotFoundError:  # nothing was compiled yet
+        return found
+    except (SgljitError, OSError) as error:
+        problems.append(str(error))
+        return {**found, "is_trusted": False}
+    damaged = sum(entry.manifest is None for entry in entries)
+    if damaged:
+        problems.append(f"{damaged} artifacts in the cache are damaged; remove them with: sgljit cache prune")
+    return {**found, "artifacts": len(entries), "bytes": sum(one.size for one in entries), "damaged": damaged}
+
+
+def _settings() -> dict[str, str]:
+    """The variables of sgljit that are set, without what an address may carry as a password."""
+    given = {name: value for name, value in inherited_environment().items() if name.startswith("SGLJIT_")}
+    return {name: re.sub(r"//[^/@]*@", "//***@", value) for name, value in sorted(given.items())}
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    """The facts on one screen."""
+
+    def listed(kind: str) -> str:
+        return ", ".join(f"{one['distribution']} {one['version']}" for one in facts[kind]) or "none"
+
+    gpus = ", ".join(f"{one['name']} ({one['compute_cap']}), driver {one['driver_version']}" for one in facts["gpus"])
+    cache = facts["cache"]
+    size = f"{cache['artifacts']} artifacts, {cache['bytes'] / 1e6:.1f} MB, {cache['damaged']} damaged"
+    rows = [
+        ("python", f"{facts['python']['version']} ({facts['python']['executable']})"),
+        ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in facts["versions"].items())),
+        ("GPUs", f"{gpus or 'none'}; target: {facts['target'] or 'none'}"),
+        *((kind, found or "not found") for kind, found in facts["compilers"].items()),
+        ("cache", f"{cache['path']}: {size}{'' if cache['is_trusted'] else ', not trusted'}"),
+        ("remote", facts["settings"].get("SGLJIT_REMOTE", "none")),
+        *((kind, listed(kind)) for kind in ("plugins", "adapters", "extensions")),
+        ("settings", ", ".join(f"{name}={value}" for name, value in facts["settings"].items()) or "the defaults"),
+    ]
+    problems = [f"problem: {text}" for text in facts["problems"]] or ["no problems"]
+    return [*(f"{name:<11} {text}" for name, text in rows), *problems]

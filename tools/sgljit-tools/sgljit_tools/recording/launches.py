@@ -1,0 +1,97 @@
+"""What do host parts launch, with which parameters? The driver of a recording reports each launch.
+
+So some faults show without a GPU: a launch on another stream than the caller's, and a stride that is neither refused
+nor part of any parameter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sgljit_core import Op
+from sgljit_core.builds.recording import Wanted
+
+from .tensors import Shaped
+
+STREAM = 0x5117  # of the caller; the driver takes any
+
+# A kernel of one struct, by the C++ name of its type (sgl_kernel/signature.h): the size stands before the fields.
+_ONE_STRUCT = re.compile(r"\*?N3sgl9signatureIFvK?NS_6StructI.*?Lm(\d+)ELm\d+EJ")
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig of the CUDA driver, up to its attributes."""
+
+    _fields_ = (("sizes", ctypes.c_uint32 * 7), ("stream", ctypes.c_uint64))
+
+
+Launch = tuple[int, int, tuple[int, ...], bytes]  # the kernel's number, the stream, grid with block, the parameters
+
+
+class Launches:
+    """Listens to the driver of a recording."""
+
+    def __init__(self, driver: ctypes.CDLL, wanted: Mapping[Wanted, None]) -> None:
+        self._wanted = wanted
+        self._found: list[Launch] = []
+        kind = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Config), ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p))
+        self._callback = kind(self._note)  # it must live as long as the driver calls it
+        driver.sgl_null_driver_tells(self._callback)
+
+    def of(self, call: Callable[[], Any]) -> list[Launch]:
+        """The launches of a call, with ``STREAM`` as the current stream."""
+        import tvm_ffi
+
+        self._found = []
+        with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), STREAM):
+            call()
+        return self._found
+
+    def _note(self, config: Any, kernel: int, arguments: Any) -> None:
+        one_struct = _ONE_STRUCT.match(list(self._wanted)[kernel - 1].signature)
+        # Parameters of unknown size are like no others.
+        passed = ctypes.string_at(arguments[0], int(one_struct[1])) if one_struct else os.urandom(16)
+        self._found.append((kernel, config[0].stream, tuple(config[0].sizes), passed))
+
+
+def faults(op: Op, sample: Mapping[str, Any], launches: Launches) -> Iterator[str]:
+    """The faults of the launches of a call with a sample, in words."""
+    import torch
+
+    def call(name: str = "", strides: Sequence[int] = (), shape: Sequence[int] = ()) -> list[Launch] | None:
+        arguments = op.with_out(sample)
+        tensors = {name: one for name, one in arguments.items() if isinstance(one, torch.Tensor)}
+        shaped = {name: Shaped.of(one) for name, one in tensors.items() if not hasattr(one, "memory")}
+        if name:
+            shaped[name].set_layout(shape, strides)
+        handed = {name: one.handed_over() for name, one in shaped.items()}
+        try:
+            return launches.of(lambda: op.function(**{**arguments, **handed}))
+        except Exception:  # noqa: BLE001 - it is refused
+            return None
+
+    usual = call()
+    if any(stream != STREAM for _, stream, *_ in usual or ()):
+        yield (
+            f"{op.name} launches on another stream than the caller's current one: pass the device of a tensor to "
+            f"host::LaunchKernel, or the stream of LaunchKernel::resolve_device"
+        )
+    for name, tensor in sample.items():
+        if not usual or not isinstance(tensor, torch.Tensor) or hasattr(tensor, "memory") or tensor.numel() == 0:
+            continue
+        shape = list(tensor.shape)
+        for dim, size in enumerate(shape):
+            apart = [*(stride * 4 for stride in tensor.stride()[:-1]), tensor.stride(-1)]
+            wider = [stride * 2 if at == dim else stride for at, stride in enumerate(apart)]
+            shorter = [one - 1 if at == dim else one for at, one in enumerate(shape)]
+            before = call(name, apart, shape) if size > 1 else None
+            # A dimension whose size does not matter either is not used.
+            if before and call(name, wider, shape) == before and call(name, apart, shorter) != before:
+                yield (
+                    f"{op.name} neither refuses nor passes on the stride of dimension {dim} of {name}: each launch is "
+                    f"the same for {apart[dim]} and for {wider[dim]} in a tensor of the shape {shape}"
+                )
