@@ -22,7 +22,7 @@ def check(what: str, declared: str, own: str) -> None:
     declared, own = (name.removeprefix("_Z") for name in (declared, own))
     if declared == own:
         return
-    passed, taken = next(((a, b) for a, b in zip_longest(_lines(declared), _lines(own)) if a != b), (declared, own))
+    passed, taken = next(((a, b) for a, b in zip_longest(lines(declared), lines(own)) if a != b), (declared, own))
     has, passes = (text or f"no {other.partition(': ')[0]}" for text, other in ((taken, passed), (passed, taken)))
     raise SignatureError(
         f"{what} does not take what the host part passes: it has {has}, and the host part has {passes}. "
@@ -30,7 +30,7 @@ def check(what: str, declared: str, own: str) -> None:
     )
 
 
-def _lines(name: str) -> list[str]:
+def lines(name: str) -> list[str]:
     """The result and the fields of all parameters, for people; the name itself where it cannot be read."""
     result, _, parameters = _cut(_demangled(f"_Z{name}").removeprefix("sgl::signature<").removesuffix(">"), "(")
     if not parameters:

@@ -74,6 +74,7 @@ def test_the_command_runs_the_tests_of_a_family_and_the_checks(run):
         assert "CUDA" in found["test_own.py::test_on_a_gpu"]["text"]
 
 
+@pytest.mark.slow
 def test_a_fault_ends_the_command_with_a_failure_and_the_fault(run):
     done = run(FAULTS["wrong_result"][1], "sgljit_core", "test", "door", "--device", "cpu", "-k", "results")
     assert done.returncode == 1
@@ -131,6 +132,7 @@ def test_what_was_compiled_for_cuda_and_not_run_is_said(run):
     assert "door: CUDA: no kernel compiled, none run: no host part asks for a kernel" in done.stdout
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_dry_run_is_skipped_and_says_why(run, tmp_path):
     (tmp_path / "empty").mkdir()
     command = ("sgljit_core", "test", "door", "--device", "cpu", "--json", "-k", "dry_run")
@@ -140,6 +142,7 @@ def test_without_a_compiler_the_dry_run_is_skipped_and_says_why(run, tmp_path):
     assert "C++ compiler" in found["text"]
 
 
+@pytest.mark.slow
 def test_pytest_runs_the_checks_that_are_asked_for_beside_other_tests(run):
     options = ("-q", "-p", "no:cacheprovider", "-rs", "--sgljit-family", "door", "-k", "signatures or gpu")
     done = run(RIGHT["writes"], "pytest", *options, "--pyargs", "planted_door")

@@ -55,6 +55,7 @@ def test_importing_the_package_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_on_the_cpu_nothing_is_used_unless_it_is_named():
     assert "nothing is used on this device" in run(options=FRESH).note
     assert run(options=ON).chains == {"add + norm": 1}

@@ -84,6 +84,7 @@ def test_prefill(name, device, since):
     assert chains(since) == [{part: 2, "add + norm": 4}]
 
 
+@pytest.mark.slow
 def test_one_graph_serves_prompts_of_several_lengths(device, since):
     net = model("qwen3", device=device)
     call = compiled(net)

@@ -7,6 +7,7 @@ nor part of any parameter.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +15,13 @@ from typing import Any
 
 from sgljit_core import Op
 from sgljit_core.builds.recording import Wanted
+from sgljit_core.load.signatures import lines
 
 from .tensors import Shaped
 
 STREAM = 0x5117  # of the caller; the driver takes any
 
-# A kernel of one struct, by the C++ name of its type (sgl_kernel/signature.h): the size stands before the fields.
-_ONE_STRUCT = re.compile(r"\*?N3sgl9signatureIFvK?NS_6StructI.*?Lm(\d+)ELm\d+EJ")
+_PARAMETER = re.compile(r"parameter \d+: (?:.* \((\d+) bytes, aligned to \d+\)$)?")  # a struct has its size
 
 
 class _Config(ctypes.Structure):
@@ -52,10 +53,17 @@ class Launches:
         return self._found
 
     def _note(self, config: Any, kernel: int, arguments: Any) -> None:
-        one_struct = _ONE_STRUCT.match(list(self._wanted)[kernel - 1].signature)
+        sizes = _sizes(list(self._wanted)[kernel - 1].signature)
         # Parameters of unknown size are like no others.
-        passed = ctypes.string_at(arguments[0], int(one_struct[1])) if one_struct else os.urandom(16)
-        self._found.append((kernel, config[0].stream, tuple(config[0].sizes), passed))
+        passed = [ctypes.string_at(arguments[i], size) if size else os.urandom(16) for i, size in enumerate(sizes)]
+        self._found.append((kernel, config[0].stream, tuple(config[0].sizes), b"".join(passed)))
+
+
+@functools.cache
+def _sizes(signature: str) -> list[int]:
+    """The bytes of each parameter of a kernel; 0 for one that is no struct."""
+    found = [_PARAMETER.match(line) for line in lines(signature.removeprefix("*"))]
+    return [int(parameter[1] or 0) for parameter in found if parameter] or [0]
 
 
 def faults(op: Op, sample: Mapping[str, Any], launches: Launches) -> Iterator[str]:

@@ -56,6 +56,7 @@ from .plugin import FAMILY
 TRITON = TritonKernels(FAMILY)
 ADD = TRITON.kernel("add.py", "add")
 FILL = TRITON.kernel("add.py", "fill")
+DTYPES = ("float16", "bfloat16", "float32")
 
 
 @TRITON.op(mutates=("out",))
@@ -64,6 +65,9 @@ def add(x: torch.Tensor, y: torch.Tensor | None, out: torch.Tensor, *, alpha: fl
     for tensor in (x, y, out):
         if tensor is not None and (tensor.shape != out.shape or not tensor.is_contiguous()):
             raise ValueError(f"add: expected dense tensors of one shape, got {tensor.shape} and {out.shape}")
+        name = str(out.dtype).removeprefix("torch.")
+        if tensor is not None and (tensor.dtype != out.dtype or name not in DTYPES):
+            raise ValueError(f"add: expected float tensors of one dtype, got {tensor.dtype} and {out.dtype}")
     n = out.numel()
     ADD.bind(BLOCK=256)((-(-n // 256), 1, 1), x, y, out, n, alpha)
 '''

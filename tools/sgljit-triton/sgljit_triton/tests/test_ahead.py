@@ -40,6 +40,7 @@ def test_cache_build_builds_what_calls_ask_for_and_a_process_without_triton_laun
     assert 'pip install "sgljit-triton[compiler]"' in failed
 
 
+@pytest.mark.slow
 def test_samples_serve_where_no_calls_are_declared(run, package):
     (package / "calls.py").unlink()
     built = sgljit(run, "cache", "build", "tri_family", "--cuda-arch", "9.0")

@@ -106,6 +106,7 @@ def test_a_moved_cache_serves_a_moved_family(ops, package, cache, tmp_path):
     assert "'cache': 1" in output
 
 
+@pytest.mark.slow
 def test_no_variable_and_no_knob_changes_what_is_compiled(ops, cache, tmp_path):
     build(ops)
     (artifact,) = artifacts(cache)

@@ -55,6 +55,7 @@ def test_a_kernel_that_does_not_compile_is_found_by_the_dry_run(run, package):
     assert "CompilationError" in failed
 
 
+@pytest.mark.slow
 def test_an_edited_kernel_is_interpreted_anew_and_its_error_is_raised(run):
     run("""
         import tri_family, torch
