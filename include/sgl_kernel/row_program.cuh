@@ -256,8 +256,8 @@ struct HeldPairs {
 inline constexpr uint32_t kMostTerms = 4;
 
 /// \brief A row, as a row program sees it on a device. The threads that share it call together.
-/// \tparam kShape the number of a `sgl::RowShape`. Its elements divide its columns; with columns of 0 a block has a
-/// row.
+/// \tparam kShape the number of a `sgl::RowShape`. Its elements divide its columns, unless it has a tail; with
+///   columns of 0 a block has a row.
 ///   Its threads are a power of two within a warp, else a block of whole warps, or in a map one for each vector; from a
 ///   warp on each that is here has a row. Where i makes a pair with i + half, half of the pairs' vectors are a multiple
 ///   of the threads.
@@ -988,8 +988,8 @@ SGL_DEVICE void run_program(const sgl::RowProgramParams<kOperands, sizeof...(kSh
 
 /// \brief Rows by a program. Grid: of each segment, a block for each `kBlock / threads` rows.
 ///
-/// Addresses and strides must be multiples of a vector of their type, up to 16 bytes. An output may be an input. With
-/// columns of 0, the threads of a row are kBlock.
+/// Addresses and strides must be multiples of a vector of their type, up to 16 bytes, unless rows are peeled (has_tail
+/// with columns of 0). An output may be an input. With columns of 0, the threads of a row are kBlock.
 /// \tparam kLeastBlocks blocks of a multiprocessor that the compiler must leave registers for, or 0.
 /// \tparam kShapes of each segment, the number of a `sgl::RowShape`.
 template <

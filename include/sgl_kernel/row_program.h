@@ -661,12 +661,15 @@ inline void choose_registers(
     const auto threads = blocks * (layout.block_threads > kWarps ? layout.block_threads : kWarps);
     return threads > chip.threads_per_sm ? 0 : 16384 / (div_ceil(threads, kWarps) * 32) / 8 * 8;
   };
-  bool is_bound = true, has_two = true;
+  bool is_bound = true, has_two = true;  // of segments that are held
   std::int64_t least = 3;  // a multiprocessor does well with three rows: one waits, one is reduced, one is stored
   for (int i = 0; i < num_segments; ++i) {
     const auto& segment = segments[i];
     auto& shape = shapes[i];
-    if (shape.is_map) continue;
+    if (shape.is_map) {
+      has_two = false;
+      continue;
+    }
     if (shape.threads == 0) shape.threads = layout.block_threads;
     const auto held = div_ceil(segment.columns / shape.elements, std::int64_t{shape.threads} * shape.blocks);
     const auto for_row = held * shape.elements * segment.read_bytes / kWord;

@@ -34,6 +34,7 @@ Seam = Callable[..., Any]
 _is_compiling = torch.compiler.is_compiling
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _MOST = 1 << 28  # bytes that are copied at a time: the engine has filled the memory with its cache
+_LARGEST = 1 << 26  # bytes of a tensor that is written to a file
 
 
 @dataclass(eq=False)
@@ -137,10 +138,22 @@ def _copy(copies: dict[Any, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
     """A copy, the same for arguments that are one tensor."""
     key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
     if key not in copies:
-        if tensor.nbytes + sum(copy.nbytes for copy in copies.values()) > _MOST:
+        if _span(tensor) + sum(map(_span, copies.values())) > _MOST:
             raise MemoryError(f"it has more than {_MOST >> 20} MiB of tensors")
-        copies[key] = tensor.clone()
+        if 0 in tensor.stride():  # elements that share memory cannot be written
+            copies[key] = tensor.clone()
+        else:  # the strides of the call, such as those of a part of a projection
+            copies[key] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            copies[key].copy_(tensor)
     return copies[key]
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """The bytes from a tensor's first element to its last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
 
 
 def _are_plain(tensors: list[torch.Tensor]) -> bool:
@@ -178,6 +191,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if isinstance(value, torch.Tensor):
+        if value.nbytes > _LARGEST:  # such as a cache, which holds what others asked
+            return f"a tensor of {tuple(value.shape)}, strides {value.stride()}, {value.dtype} on {value.device}"
         return value.detach().cpu().clone()
     return value if isinstance(value, int | float | str | torch.dtype | None) else repr(value)
 

@@ -69,9 +69,8 @@ template <int kTogether, typename Lanes>
 /// \param visit an always_inline lambda: `visit(Vectors<n>{}, first, length, add)` calls `add(i, terms)` once for each
 ///   i below `length`, which is 32, or less with Vectors<1>; `terms` are the `sgl::Values` of the elements from `first`
 ///   on.
-/// \tparam kTogether with the widest vectors, i is n * (length / kTogether) + j for element kTogether * j + n: the
-/// order
-///   in which words of several elements are read. The bits of the result do not depend on it.
+/// \tparam kTogether the elements of a word that is read at once: with the widest vectors, i is
+///   n * (length / kTogether) + j for element kTogether * j + n. The bits of the result do not depend on it.
 template <sgl::Reduction kReduction, int kTogether = 1, int kFloats, int N, typename Visit>
 [[gnu::always_inline]] inline void reduce_over(
     Vectors<kFloats> vectors, std::int64_t size, sgl::Values<N>& reduced, const Visit& visit) {

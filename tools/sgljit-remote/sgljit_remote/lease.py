@@ -50,6 +50,8 @@ def taken_or_found(remote: Remote, name: str, look: Callable[[], Path | None]) -
     log.log(logging.INFO, "remote_waiting", f"another machine compiles {name}: this one waits for it", object=name)
     start = since = time.monotonic()
     seen, pause = remote.get(lease, _LARGEST), _FIRST_PAUSE
+    if seen == token:  # it was written, and the answer was lost
+        return None
     while seen not in (None, RELEASED) and time.monotonic() < min(since + SECONDS, start + MOST_SECONDS):
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE)

@@ -56,8 +56,8 @@ def _expired(path: Path, until: date | None) -> str:
 
 
 def signer(manifest: bytes, signature: bytes, trusted: Sequence[TrustedKey]) -> TrustedKey | None:
-    """The key that has signed the text of a manifest; None where it is none of them."""
-    for one in trusted:
+    """The key that has signed the text of a manifest; None where it is none of them. One that counts comes first."""
+    for one in sorted(trusted, key=lambda key: bool(key.fault)):
         try:
             one.key.verify(signature, _PREFIX + manifest)
         except InvalidSignature:
@@ -128,7 +128,13 @@ def public_keys(places: Sequence[Path]) -> tuple[TrustedKey, ...]:
 
 
 def _files(place: Path) -> Iterator[Path]:
-    return iter(sorted(place.glob("*.pub")) if place.is_dir() else [place])
+    if not place.is_dir():
+        return iter([place])
+    try:
+        roots.check(place.resolve())
+    except UntrustedCacheError as error:  # somebody else could put a key there, or a link to one
+        raise KeyFileError(f"the keys in {place} are not used: {error}") from error
+    return iter(sorted(place.glob("*.pub")))
 
 
 def _public_key(path: Path) -> TrustedKey:
@@ -150,6 +156,7 @@ def _read(path: Path) -> tuple[bytes, date | None]:
     """The PEM text of a key, and the last day on which it counts."""
     try:
         real = path.resolve(strict=True)
+        roots.check(path.parent.resolve())
         roots.check(real.parent)
         with real.open("rb") as file:
             roots.check_file(real, os.fstat(file.fileno()))
@@ -161,6 +168,8 @@ def _read(path: Path) -> tuple[bytes, date | None]:
     header, begin, pem = content.partition(b"-----BEGIN ")
     if not begin:
         return content, None
+    if (behind := pem.partition(b"-----END ")[2].partition(b"-----")[2]).strip():
+        raise KeyFileError(f"{path} has text behind the key, which nobody reads: {behind.strip()[:80]!r}. Remove it")
     return begin + pem, _until(path, header.decode(errors="replace"))
 
 

@@ -135,6 +135,8 @@ def pull(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run:
         )
     new = there = refused = 0
     for number, archive in enumerate(chosen, 1):
+        if not archive.artifacts:
+            raise RemoteUnavailableError(f"{remote.store.shown} lists {archive.name} without artifacts; push it again")
         absent = [place for place in archive.artifacts if not (root / place).is_dir()]
         did = "would pull" if dry_run else "pulls"
         progress(f"{number}/{len(chosen)} {did} {archive.name}: {len(absent)} new artifacts, {archive.size} bytes")
@@ -147,6 +149,12 @@ def pull(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run:
         unpacked = remote.unpack(archive.object_name, content)
         refused += len(unpacked.refused)
         new += _put(unpacked.artifacts, root)
+        lacking = [place for place in absent if not (root / place).is_dir()]
+        if lacking and not unpacked.refused:
+            raise RemoteUnavailableError(
+                f"{archive.name} of {remote.store.shown} lacks {len(lacking)} artifacts that the index lists, such as "
+                f"{lacking[0]}; push it again"
+            )
     return Pulled(new, there, refused)
 
 

@@ -120,7 +120,8 @@ class TritonRequest(Request[Compiled]):
         options = [json.dumps([name, value]) for name, value in spec.options]
         source = keys.source_ingredients(spec, {}, scan, {"triton": options})
         arguments = keys.canonical([list(argument) for argument in spec.arguments])
-        super().__init__(spec, root, {**source, "arguments": arguments, "triton format": str(FORMAT)}, scan)
+        triton = {"arguments": arguments, "kernel file": spec.files[0], "triton format": str(FORMAT)}
+        super().__init__(spec, root, {**source, **triton}, scan)
 
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
         return {"triton": compiler.find(needed_for).version}

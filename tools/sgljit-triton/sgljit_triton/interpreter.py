@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import pickle
 import subprocess
@@ -77,8 +78,11 @@ def run(call: Call, sources: str) -> None:
 
 def perform(call: Call) -> None:
     """Run a launch in this process, which must be interpreting."""
-    function = getattr(Finder(call.family, call.csrc).module(call.file), call.kernel)
+    function = getattr(_finder(call.family, call.csrc).module(call.file), call.kernel)
     function[tuple(call.grid)](**call.arguments)
+
+
+_finder = functools.cache(Finder)  # each stays in sys.meta_path
 
 
 def _is_interpreting() -> bool:
@@ -116,6 +120,10 @@ class _Process:
         except (EOFError, OSError) as error:
             _running.clear()
             return f"its process ended with status {self._process.wait()} ({type(error).__name__})"
+        except BaseException:  # such as an alarm: the answer that comes yet is not that of the next call
+            _running.clear()
+            self.close()
+            raise
 
     def close(self) -> None:
         """End it, if it is this process's own: a forked child has the object, and must not wait for it."""

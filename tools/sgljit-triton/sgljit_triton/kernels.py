@@ -12,6 +12,7 @@ from sgljit_core import KernelFamily, paths
 from sgljit_core.builds import recording
 from sgljit_core.cache import keys
 from sgljit_core.compilers import arch, includes
+from sgljit_core.errors import InvalidBuildError
 from sgljit_core.specs.build import Target
 
 from . import build, launcher, source, specialisation
@@ -181,7 +182,11 @@ class Bound:
 
     def _spec(self, texts: Sequence[str], target: Target) -> TritonSpec:
         family, given = self.kernel.family, iter(texts)
-        declared = self.kernel.declared
+        declared = source.read(family.csrc, self.kernel.file, self.kernel.name)  # it may have been edited
+        if declared.parameters != self.kernel.declared.parameters:
+            raise InvalidBuildError(
+                f"{self.kernel}: its parameters in {self.kernel.file} changed while this process ran; start a new one"
+            )
         arguments = tuple(
             (one.name, self._constants[one.name] if one.is_constexpr else next(given), one.is_constexpr)
             for one in declared.parameters

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
@@ -79,6 +79,10 @@ def _trees(csrc: Path, file: str) -> dict[str, ast.Module]:
         if name in trees:
             continue
         path = csrc / name
+        if path.with_suffix("").is_dir():  # Python would import the directory
+            raise InvalidBuildError(
+                f"{csrc.name}/{name} stands beside a directory of the same name; rename one of them"
+            )
         try:
             trees[name] = ast.parse(path.read_bytes(), name)
         except (FileNotFoundError, NotADirectoryError):
@@ -101,7 +105,7 @@ def _imported(csrc: Path, name: str, tree: ast.Module) -> Iterator[str]:
             modules = [node.module or ""]
         elif isinstance(node, ast.ImportFrom) and node.level == 1:
             for module in [node.module] if node.module else [alias.name for alias in node.names]:
-                yield f"{module}.py".replace(".", "/", module.count("."))
+                yield str(PurePosixPath(name).parent / f"{module.replace('.', '/')}.py")
             continue
         elif isinstance(node, ast.ImportFrom):
             modules = ["." * node.level + (node.module or "")]

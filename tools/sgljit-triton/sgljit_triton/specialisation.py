@@ -2,7 +2,8 @@
 
 ``*bf16:16`` is a pointer to bfloat16 that 16 divides, ``i32`` an int of 32 bits, ``i64:16`` one of 64 that 16 divides,
 ``fp32`` a float, ``u1`` a bool; ``=1`` and ``=None`` are values that the kernel is compiled for. The launcher
-(``launcher.h``) writes the same texts from the arguments of a launch; this module does for tensors without memory.
+(``launcher.h``) writes the same texts from the arguments of a launch; this module writes them for tensors without
+memory.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def constants(
     if missing:
         raise InvalidBuildError(f"{where}: bind() lacks a value for {', '.join(missing)}")
     texts = {name: _literal(where, name, given[name]) if name in given else str(names[name]) for name in names}
-    options = {name: value for name, value in given.items() if name not in names}
+    options = {name: value for name, value in given.items() if name in _OPTIONS}  # also what the body reads, as Triton
     for name, value in options.items():
         allowed = _OPTIONS[name]
         if value not in allowed or type(value) is not type(allowed[0]):
@@ -88,7 +89,7 @@ def constants(
 
 def _literal(where: str, name: str, value: Any) -> str:
     """The text of a constant, which ``ast.literal_eval`` reads."""
-    is_plain = isinstance(value, bool | int | str | None) or (isinstance(value, float) and math.isfinite(value))
+    is_plain = value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
     if isinstance(value, tuple):
         return f"({', '.join(_literal(where, name, one) for one in value)}{',' * (len(value) == 1)})"
     if not is_plain:

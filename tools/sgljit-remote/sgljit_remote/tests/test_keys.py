@@ -139,9 +139,39 @@ def test_a_public_key_in_another_layout_is_the_same_key(tmp_path):
     public = signing.new_key(tmp_path / "key")
     (plain,) = signing.public_keys([public])
     lines = public.read_text().splitlines()
-    public.write_text("\n".join([lines[0], lines[1][:20], lines[1][20:], lines[2], "a note after it"]))
+    public.write_text("\n".join([lines[0], lines[1][:20], lines[1][20:], lines[2], ""]))
     (other,) = signing.public_keys([public])
     assert plain.key.public_bytes_raw() == other.key.public_bytes_raw()
+
+
+def test_a_limit_behind_a_key_is_refused_as_nobody_would_read_it(tmp_path):
+    public = signing.new_key(tmp_path / "key")
+    for file in (public, tmp_path / "key"):
+        file.write_text(f"{file.read_text()}valid-until: 2020-01-01\n")
+    with pytest.raises(KeyFileError, match=r"key.pub has text behind the key, which nobody reads: b'valid-until: 2020"):
+        signing.public_keys([public])
+    with pytest.raises(KeyFileError, match="has text behind the key"):
+        signing.private_key(tmp_path / "key")
+
+
+def test_of_two_files_with_one_key_that_counts_which_is_valid(tmp_path):
+    public = signing.new_key(tmp_path / "key")
+    expired = tmp_path / "a.pub"
+    expired.write_text(f"valid-until: 2020-01-01\n{public.read_text()}")
+    trusted = signing.public_keys([expired, public])
+    signature = signing.sign(b"text", signing.private_key(tmp_path / "key"))
+    assert signing.signer(b"text", signature, trusted).path == public
+
+
+def test_a_directory_of_keys_that_others_can_write_is_refused(tmp_path):
+    public = signing.new_key(tmp_path / "key")
+    trusted = tmp_path / "trusted"
+    trusted.mkdir()
+    (trusted / "x.pub").symlink_to(public)
+    assert len(signing.public_keys([trusted])) == 1
+    trusted.chmod(0o777)
+    with pytest.raises(KeyFileError, match="are not used"):
+        signing.public_keys([trusted])
 
 
 def test_the_command_makes_a_key_with_a_limit(tmp_path, capsys):

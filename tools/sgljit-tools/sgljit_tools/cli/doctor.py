@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -81,7 +82,11 @@ def _gpus(problems: list[str]) -> list[dict[str, str]]:
     if program is None:
         return []
     command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problems.append(f"nvidia-smi fails: {error}; update or restart the driver")
+        return []
     if done.returncode != 0:
         problems.append(f"nvidia-smi fails: {done.stdout.strip()} {done.stderr.strip()}; update or restart the driver")
         return []
@@ -107,6 +112,10 @@ def _compilers(problems: list[str]) -> dict[str, str | None]:
             # nvcc is for the families of load_jit alone, and NVRTC for GPUs.
             if kind == "c++" or (kind == "nvcc" and settings().nvcc):
                 problems.append(f"{error.tool} not found. {error.remedy}")
+        except SgljitError as error:  # a setting that cannot be read
+            answers[kind] = None
+            if str(error) not in problems:
+                problems.append(str(error))
     return answers
 
 
@@ -126,9 +135,19 @@ def _cache(problems: list[str]) -> dict[str, Any]:
 
 
 def _settings() -> dict[str, str]:
-    """The variables of sgljit that are set, without what an address may carry as a password."""
+    """The variables of sgljit that are set, without what an address may carry as a password or a token."""
     given = {name: value for name, value in inherited_environment().items() if name.startswith("SGLJIT_")}
-    return {name: re.sub(r"//[^/@]*@", "//***@", value) for name, value in sorted(given.items())}
+    return {name: _without_secrets(value) if "://" in value else value for name, value in sorted(given.items())}
+
+
+def _without_secrets(address: str) -> str:
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return "***"
+    _, user, host = parts.netloc.rpartition("@")
+    hidden = {"netloc": f"***@{host}" if user else host, "query": parts.query and "***", "fragment": ""}
+    return parts._replace(**hidden).geturl()
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:

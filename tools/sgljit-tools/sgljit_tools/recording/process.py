@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _MOST = 4000  # characters of output that are told
 _PRINTED = "\nit printed: "
+_SECONDS = 1800  # of a call, after which it is taken for one that never ends
 
 
 class CrashedError(RuntimeError):
@@ -60,10 +61,19 @@ class Worker:
         assert self._process is not None
         try:
             self._connection.send(call)
+            if not self._connection.poll(_SECONDS):
+                raise TimeoutError(f"no answer after {_SECONDS} s")
             result, error = self._connection.recv()
+        except TimeoutError as late:
+            self._process.kill()
+            raise CrashedError(f"{late}: {self._end()}") from late
         except (EOFError, OSError) as ended:
             text = self._end()
             raise CrashedError(text) from ended
+        except BaseException:  # such as a time-out of pytest: the answer that comes yet is not that of the next call
+            self._process.kill()
+            self._end()
+            raise
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]
@@ -91,7 +101,12 @@ class Worker:
         """Close the connection, wait for the process, and describe its end."""
         assert self._process is not None
         self._connection.close()
-        status, self._process = self._process.wait(), None
+        try:
+            status = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        self._process = None
         place = Path(self._scratch.name)
         ended = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         call = place.joinpath("call").read_text() if place.joinpath("call").exists() else ""

@@ -82,7 +82,7 @@ def indices(subject: Subject) -> None:
                 continue
             found = True
             for value in (max(sizes), -1):
-                changed = index.clone()
+                changed = index.clone(memory_format=torch.contiguous_format)
                 changed.view(-1)[-1] = value
                 _judge(subject, f"the last element of {name} made {value}", {**sample, name: changed})
     _require(found, "no int32 or int64 tensor is read")

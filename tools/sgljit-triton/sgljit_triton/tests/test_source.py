@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sgljit_core import KernelFamily
+from sgljit_core import KernelFamily, override_cuda_arch
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 from sgljit_triton import TritonKernels, source, specialisation
 
@@ -33,6 +33,35 @@ def test_parameters_as_they_are_declared(tmp_path):
         ("F", True, "s", "2"),
         ("G", True, "s", "(1, None)"),
     ]
+
+
+def test_a_file_in_a_directory_imports_what_is_beside_it(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "file.py").write_text(f"{BEGIN}from .helper import f\n@triton.jit\ndef kernel(x): pass\n")
+    (tmp_path / "sub" / "helper.py").write_text("import math\n")
+    (tmp_path / "helper.py").write_text("import typing\n")
+    declared = source.read(tmp_path, "sub/file.py", "kernel")
+    assert declared.files == ("sub/file.py", "sub/helper.py")
+    (tmp_path / "sub" / "helper").mkdir()
+    with pytest.raises(InvalidBuildError, match="sub/helper.py stands beside a directory of the same name"):
+        source.read(tmp_path, "sub/file.py", "kernel")
+
+
+def test_parameters_that_change_in_a_running_process_are_refused(tmp_path, monkeypatch):
+    read(tmp_path, "@triton.jit\ndef kernel(x, out, n): pass\n")
+    family = KernelFamily(name="fam", package="fam")
+    monkeypatch.setattr(KernelFamily, "csrc", tmp_path)
+    bound = TritonKernels(family).kernel("file.py", "kernel").bind()
+    read(tmp_path, "@triton.jit\ndef kernel(out, x, n): pass\n")
+    with pytest.raises(InvalidBuildError, match=r"fam.kernel: its parameters in file.py changed while this process ran"):
+        with override_cuda_arch(9, 0):
+            bound.build(torch.empty(4, device="meta"), torch.empty(4, device="meta"), 4)
+
+
+def test_a_constant_with_the_name_of_an_option_is_both(tmp_path):
+    declared = read(tmp_path, "@triton.jit\ndef kernel(x, num_warps: tl.constexpr): pass\n")
+    texts, options = specialisation.constants("fam.kernel", declared.parameters, {"num_warps": 8})
+    assert (texts, options) == ({"num_warps": "8"}, {"num_warps": 8})
 
 
 def test_the_files_are_those_that_it_imports(tmp_path):
