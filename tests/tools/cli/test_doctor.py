@@ -53,13 +53,13 @@ def test_the_doctor_shows_one_screen(run):
 
 
 def test_the_doctor_speaks_json(run):
-    facts = json.loads(run("doctor", "--json", SGLJIT_REMOTE="https://user:secret@example.com/x").stdout)
+    facts = json.loads(run("doctor", "--json", SGLJIT_REMOTE="https://user:sec@ret@example.com/x?sig=secret").stdout)
     assert facts["python"]["executable"]
     assert facts["versions"]["sgljit-core"] == __version__
     assert facts["versions"]["torch"]
     assert {"family", "distribution", "version"} == set(facts["plugins"][0])
     assert facts["cache"]["artifacts"] == facts["cache"]["damaged"] == 0
-    assert facts["settings"]["SGLJIT_REMOTE"] == "https://***@example.com/x"
+    assert facts["settings"]["SGLJIT_REMOTE"] == "https://***@example.com/x?***"
     assert facts["problems"] == []
 
 

@@ -45,7 +45,7 @@ def sgljit_build_finished(key: str, directory: Path, outcome: str) -> None:
     if session is None or not config.settings().is_writable:
         return
     if outcome != "compiled":
-        session.failed(key)
+        session.release(key)
         return
     from sgljit_core.cache import lookup
 

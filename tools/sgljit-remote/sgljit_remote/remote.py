@@ -156,8 +156,8 @@ class Session:
             self._leased[location.name] = name
         return found
 
-    def failed(self, source_key: str) -> None:
-        """Let other machines no longer wait for what could not be compiled here."""
+    def release(self, source_key: str) -> None:
+        """Let other machines no longer wait for what was published, or could not be compiled here."""
         name = self._leased.pop(source_key, None)
         if name is not None and not self._is_down:
             from . import lease
@@ -176,6 +176,7 @@ class Session:
         names = {object_name(location, toolchain_key), object_name(location, None)}
         replace = not names.isdisjoint(self._refused)
         self._guarded(lambda: count(published=self._remote.publish_one(artifact, replace=replace)))
+        self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
 
     def _guarded(self, call: Callable[[], Path | None]) -> Path | None:
         """Call what may find the remote down: it is not asked again then."""

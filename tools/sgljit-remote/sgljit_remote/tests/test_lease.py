@@ -52,6 +52,23 @@ def test_the_first_compiles_and_the_others_wait_for_it(server, writer, cache):
     assert files(cache) == [ONE.place]
 
 
+def test_a_lease_ends_when_what_it_was_for_is_published(server, writer, cache):
+    first = writer()
+    assert first.fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert server.objects[LEASE] != lease.RELEASED
+    first.publish(ONE)
+    assert server.objects[LEASE] == lease.RELEASED
+
+
+def test_whose_lease_was_written_although_the_answer_was_lost_waits_for_nobody(monkeypatch, writer, cache):
+    session = writer()
+    written = session._remote.put
+    monkeypatch.setattr(session._remote, "put", lambda *args, **options: written(*args, **options) and False)
+    start = time.monotonic()
+    assert session.fetch(LOCATION, TOOLCHAIN, cache) is None
+    assert time.monotonic() - start < 10
+
+
 def test_a_machine_that_died_is_waited_for_no_longer_than_the_limit(server, writer, cache, monkeypatch):
     monkeypatch.setattr(lease, "SECONDS", 0.5)
     server.objects[LEASE] = b"of a machine that died"
@@ -80,12 +97,12 @@ def test_a_lease_that_is_none_is_refused(server, writer, cache, said):
 def test_a_build_that_fails_releases_the_others_at_once(server, writer, cache):
     first = writer()
     assert first.fetch(LOCATION, TOOLCHAIN, cache) is None
-    first.failed(LOCATION.name)
+    first.release(LOCATION.name)
     assert server.objects[LEASE] == lease.RELEASED
     start = time.monotonic()
     assert writer().fetch(LOCATION, TOOLCHAIN, cache) is None
     assert time.monotonic() - start < 10
-    first.failed(LOCATION.name)  # which has no lease any more
+    first.release(LOCATION.name)  # which has no lease any more
     assert server.objects[LEASE] != lease.RELEASED
 
 

@@ -61,6 +61,16 @@ def test_what_one_machine_pushes_another_pulls(run, filled, server, tmp_path):
     assert len(server.requests) == 4  # the index alone
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_an_archive_without_what_the_index_lists_is_an_error(run, filled, server, tmp_path, kept):
+    run("push", "norm")
+    (name,) = (name for name in server.objects if name.endswith("cpu-x86_64.norm.zip"))
+    server.objects[name] = objects.pack(NORMS[:kept], None)
+    status, output = run("pull", "norm", "--directory", tmp_path / "other")
+    assert status == 1
+    assert f"cpu-x86_64.norm of {server.url} lacks {3 - kept} artifacts that the index lists, such as" in output
+
+
 def test_a_second_push_writes_what_is_new(run, filled, server):
     run("push")
     put_in_place(artifact(7), filled)
