@@ -55,9 +55,8 @@ def test_parameters_that_change_in_a_running_process_are_refused(tmp_path, monke
     read(tmp_path, "@triton.jit\ndef kernel(out, x, n): pass\n")
     with pytest.raises(
         InvalidBuildError, match=r"fam.kernel: its parameters in file.py changed while this process ran"
-    ):
-        with override_cuda_arch(9, 0):
-            bound.build(torch.empty(4, device="meta"), torch.empty(4, device="meta"), 4)
+    ), override_cuda_arch(9, 0):
+        bound.build(torch.empty(4, device="meta"), torch.empty(4, device="meta"), 4)
 
 
 def test_a_constant_with_the_name_of_an_option_is_both(tmp_path):
