@@ -159,6 +159,23 @@ def test_what_ran_on_the_engines_own_code_is_not_compared():
     assert not report()
 
 
+def test_a_seam_that_falls_back_by_itself_is_not_compared():
+    """As layers do whose own code is a method of theirs."""
+    one = adapter()
+
+    def refused(x):
+        raise errors.TensorMatchError("x: another dtype")
+
+    def seam(theirs, x):
+        if not one.attempt("silu_and_mul", lambda: refused(x)):
+            double(x)
+
+    call = one.shadowed("silu_and_mul", seam)
+    for _ in range(3):
+        call(double, torch.ones(4))
+    assert not any(use.compared for use in report())
+
+
 def test_a_subclass_of_a_tensor_is_not_compared():
     one, calls = adapter(), []
     call = one.shadowed("silu_and_mul", lambda _theirs, x: x)

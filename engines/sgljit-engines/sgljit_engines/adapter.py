@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ class Adapter:
     _lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is lost
     _inexact: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why its bits may differ
     _said: set[str] = field(default_factory=set, init=False, repr=False)
+    own_runs: Counter[str] = field(default_factory=Counter, init=False, repr=False)  # by op, of the engine's own code
 
     @functools.cached_property
     def parts(self) -> Mapping[str, str]:
@@ -97,7 +99,9 @@ class Adapter:
         Raises:
             SgljitError, OSError: the failure itself, with ``SGLJIT_ENGINES=strict``.
         """
-        return self._works(op, call) is True
+        works = self._works(op, call) is True
+        self.own_runs[op] += not works
+        return works
 
     def attempt_once(
         self, op: str, call: Callable[[], object], answers: MutableMapping[Any, bool], key: Hashable

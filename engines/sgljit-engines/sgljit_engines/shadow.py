@@ -86,8 +86,9 @@ class Shadow:
             return theirs(*args, **kwargs)
 
         try:
+            before = self.adapter.own_runs.total()
             got = self._outcome(functools.partial(self.seam, noted), args, kwargs)
-            if runs:
+            if runs or self.adapter.own_runs.total() != before:  # two runs of the same code
                 return
             wanted = self._outcome(theirs, args, kwargs)
             pairs = zip(tensors_of(got), tensors_of(wanted), strict=True)

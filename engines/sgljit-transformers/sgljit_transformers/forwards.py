@@ -130,6 +130,7 @@ def _own(layer: nn.Module, hidden_states: torch.Tensor, use: Use) -> torch.Tenso
     """The layer's own code. If gradients alone are the reason, one warning says so: few models in eval() want them."""
     if not torch.compiler.is_compiling():
         use.own_calls += 1
+        ADAPTER.own_runs[use.op] += 1
         if not layer.training and torch.is_grad_enabled():
             ADAPTER.say_once(logging.WARNING, "engine_gradients", _GRADIENTS)
     return type(layer).forward(layer, hidden_states)  # type: ignore[no-any-return]
@@ -203,6 +204,7 @@ def _gated_mlp(name: str, op: Op, in_graphs: bool, give_up: GiveUp, use: Use) ->
                 return self.down_proj(activated)  # type: ignore[no-any-return]
         if not is_compiling():
             use.own_calls += 1
+            ADAPTER.own_runs[use.op] += 1
         return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
 
     return forward

@@ -53,9 +53,10 @@ def test_parameters_that_change_in_a_running_process_are_refused(tmp_path, monke
     monkeypatch.setattr(KernelFamily, "csrc", tmp_path)
     bound = TritonKernels(family).kernel("file.py", "kernel").bind()
     read(tmp_path, "@triton.jit\ndef kernel(out, x, n): pass\n")
-    with pytest.raises(
-        InvalidBuildError, match=r"fam.kernel: its parameters in file.py changed while this process ran"
-    ), override_cuda_arch(9, 0):
+    with (
+        pytest.raises(InvalidBuildError, match=r"fam.kernel: its parameters in file.py changed while this process ran"),
+        override_cuda_arch(9, 0),
+    ):
         bound.build(torch.empty(4, device="meta"), torch.empty(4, device="meta"), 4)
 
 
