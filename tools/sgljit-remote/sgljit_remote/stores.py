@@ -213,7 +213,10 @@ class HttpStore(Store):
             else:
                 raise RemoteUnavailableError(f"it answers {error.code} {error.reason}") from error
         except urllib.error.URLError as error:
-            raise TryAgainError(str(error.reason)) from error
+            late = isinstance(error.reason, TimeoutError)
+            raise TryAgainError("no answer" if late else str(error.reason)) from error
+        except TimeoutError as error:
+            raise TryAgainError("no answer") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             if isinstance(error, RemoteUnavailableError | RefusedObjectError):
                 raise

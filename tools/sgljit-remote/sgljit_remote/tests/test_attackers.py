@@ -331,7 +331,7 @@ def test_keys_that_cannot_be_used_refuse_the_remote(server, tmp_path, said, prep
 
 def test_a_directory_of_keys_that_others_can_write_refuses_the_remote(server, key):
     (key.parent / "trusted").chmod(0o777)
-    with pytest.raises(KeyFileError, match=r"own\.pub is not used: .*can be written by group or others"):
+    with pytest.raises(KeyFileError, match=r"the keys in .* are not used: .*can be written by group or others"):
         Remote(Settings(server.url, trusted_keys=(key.parent / "trusted",)))
 
 
