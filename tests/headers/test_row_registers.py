@@ -35,7 +35,7 @@ def test_rows_in_registers_spill_few_of_them(kernels: list[str], tmp_path: Path)
     for kernel in kernels:
         functor, operands = re.findall(r"row_program<([\w:]+(?:<\w+>)?), (\d+),", kernel)[0]
         params = f"const __grid_constant__ sgl::RowProgramParams<{operands}, 1>"
-        lines.append(f"template __global__ void {kernel}({params}, const __grid_constant__ {functor});")
+        lines.append(f"template __global__ void {kernel}(const __grid_constant__ {functor}, {params});")
     built = compile_cuda("\n".join(lines), tmp_path, "-Xptxas", "-v", arch="90a")
     assert built.returncode == 0, built.stderr
     spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", built.stderr)]
