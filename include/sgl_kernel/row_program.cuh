@@ -62,24 +62,19 @@ struct RowVector {
   static constexpr uint32_t kWords = kElements / kWordElements;
   using Unit = conditional_t<kTogether == 2, packed_t<T>, T>;
 
-  // CUDA copies pairs of 16 bits each by functions, which the compiler would instantiate and inline every time.
-  using Bits = conditional_t<__is_trivially_copyable(Unit), Unit, Word<sizeof(Unit)>>;
+  static constexpr uint32_t kUnits = kWordElements / kTogether;  // of a word
+  // CUDA's types of 16 bits are copied by functions, which the compiler would instantiate and inline every time.
+  using Bits = conditional_t<sizeof(T) == 2, Word<sizeof(Unit)>, Unit>;
 
-  alignas(kWordElements * sizeof(T)) Bits bits[kElements / kTogether];
+  AlignedVector<Bits, kUnits> words[kWords];
 
   SGL_DEVICE void load(const void* row, int64_t index) {
-    Word<kWordElements * sizeof(T)> words[kWords];
 #pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i)
-      words[i] = static_cast<const Word<kWordElements * sizeof(T)>*>(row)[index * kWords + i];
-    memcpy(bits, words, sizeof(words));
+    for (uint32_t i = 0; i < kWords; ++i) words[i].load(row, index * kWords + i);
   }
   SGL_DEVICE void store(void* row, int64_t index) const {
-    Word<kWordElements * sizeof(T)> words[kWords];
-    memcpy(words, bits, sizeof(words));
 #pragma unroll
-    for (uint32_t i = 0; i < kWords; ++i)
-      static_cast<Word<kWordElements * sizeof(T)>*>(row)[index * kWords + i] = words[i];
+    for (uint32_t i = 0; i < kWords; ++i) words[i].store(row, index * kWords + i);
   }
   /// The first `count` elements.
   SGL_DEVICE void load(const void* row, int64_t index, uint32_t count) {
@@ -88,11 +83,11 @@ struct RowVector {
     for (uint32_t i = 0; i < kElements; ++i) {
       if (i < count) elements[i] = static_cast<const T*>(row)[index * kElements + i];
     }
-    memcpy(bits, elements, sizeof(elements));
+    memcpy(&words, &elements, sizeof(elements));
   }
   SGL_DEVICE void store(void* row, int64_t index, uint32_t count) const {
     T elements[kElements];
-    memcpy(elements, bits, sizeof(elements));
+    memcpy(&elements, &words, sizeof(elements));
 #pragma unroll
     for (uint32_t i = 0; i < kElements; ++i) {
       if (i < count) static_cast<T*>(row)[index * kElements + i] = elements[i];
@@ -102,12 +97,15 @@ struct RowVector {
   SGL_DEVICE RowVector forgotten() const {
     auto result = *this;
 #pragma unroll
-    for (auto& unit : result.bits) ptx::forget(unit);
+    for (auto& vector : result.words) {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnits; ++i) ptx::forget(vector[i]);
+    }
     return result;
   }
   SGL_DEVICE void get(long long j, float (&floats)[kTogether]) const {
     Unit unit;
-    memcpy(&unit, &bits[j], sizeof(unit));
+    memcpy(&unit, &words[j / kUnits][j % kUnits], sizeof(unit));
     if constexpr (kTogether == 2) {
       const auto wide = cast<fp32x2_t>(unit);
       floats[0] = wide.x;
@@ -120,7 +118,7 @@ struct RowVector {
     Unit unit;
     if constexpr (kTogether == 2) unit = cast<Unit>(fp32x2_t{floats[0], floats[1]});
     else unit = cast<Unit>(floats[0]);
-    memcpy(&bits[j], &unit, sizeof(unit));
+    memcpy(&words[j / kUnits][j % kUnits], &unit, sizeof(unit));
   }
 };
 
@@ -681,7 +679,8 @@ struct ProgramRow {
     return part.index;
   }
 
-  /// The first operand with rows of its own. Those of the others begin as far from a multiple of a vector's size.
+  /// The first operand that has rows of its own. Where it has n elements before a multiple of a vector's size, all
+  /// have.
   SGL_UNCALLED static constexpr int m_peeled_operand() {
     int operand = 0;
     while (has(operand, sgl::kForAll | sgl::kOneValue)) ++operand;

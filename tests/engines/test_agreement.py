@@ -56,7 +56,7 @@ def test_one_element_is_found(dtype):
 
 
 def test_two_roundings_are_no_bias():
-    """As of an engine's own code, which rounds an activation before the product."""
+    """As engines compute it, whose own code rounds the activation before the product."""
     gate, up = wide().bfloat16(), wide().flip(0).bfloat16()
     own = torch.nn.functional.silu(gate) * up
     ours = (torch.nn.functional.silu(gate.double()) * up.double()).bfloat16()

@@ -99,9 +99,10 @@ class Adapter:
         Raises:
             SgljitError, OSError: the failure itself, with ``SGLJIT_ENGINES=strict``.
         """
-        works = self._works(op, call) is True
-        self.own_runs[op] += not works
-        return works
+        if self._works(op, call) is True:
+            return True
+        self.own_runs[op] += 1
+        return False
 
     def attempt_once(
         self, op: str, call: Callable[[], object], answers: MutableMapping[Any, bool], key: Hashable

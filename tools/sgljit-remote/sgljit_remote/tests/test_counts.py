@@ -1,4 +1,4 @@
-"""What a process asked of its remote is counted, and every refusal is a warning with its reason and place."""
+"""The counters of a process: its requests to a remote, and its refusals, each of which is one warning with a reason."""
 
 from __future__ import annotations
 
