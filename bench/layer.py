@@ -33,6 +33,7 @@ TITLE = "The small work of a decoder layer"
 EPS = 1e-6
 POSITIONS = 4096
 TOKENS = {"cuda": (1, 8, 64, 512, 4096), "cpu": (1, 64)}
+CHECKED = 64  # tokens, at most, whose results are compared
 BLOCK = 64  # pairs of a token and an expert that one block of a grouped product takes
 
 
@@ -350,9 +351,9 @@ WRITTEN = (
 )
 
 
-def check(model: Model, steps: list[Step], device: str) -> None:
+def check(model: Model, steps: list[Step], tokens: int, device: str) -> None:
     """Compare with PyTorch in float64: a figure of another computation would mean nothing."""
-    got = model.tensors(9, device)
+    got = model.tensors(tokens, device)
     wanted = {name: tensor.clone() for name, tensor in got.items()}
     for step in steps:
         step(got)
@@ -385,7 +386,7 @@ def table(model: Model, device: str, peers: Any, counted: dict[str, int]) -> lis
     def run(tokens: int, provider: str) -> Figure:
         torch.compiler.reset()  # each number of tokens is compiled separately
         steps = PROVIDERS[provider](model, peers)
-        check(model, steps, device)
+        check(model, steps, min(tokens, CHECKED), device)  # of the largest, rounding may choose another expert
 
         def layer(*tensors: torch.Tensor) -> None:
             t = dict(zip(keys, tensors, strict=True))

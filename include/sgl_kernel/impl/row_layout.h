@@ -1,6 +1,6 @@
 #pragma once
 
-#include <sgl_kernel/impl/tuned/h200.h>
+#include <sgl_kernel/impl/tuned/h100.h>
 #include <sgl_kernel/runtime.h>
 
 /// \file impl/row_layout.h
@@ -67,7 +67,7 @@ struct ChooseRowLayout {
     unsigned threads = 0;
     bool triggers_first = false;
     if (chip.cc_major == 9 && chip.cc_minor == 0) {
-      const TunedRows* line = kRowsOnH200[static_cast<int>(work)];
+      const TunedRows* line = kRowsOnH100[static_cast<int>(work)];
       while (line->vectors < vectors) ++line;
       const int column = row_column(num_rows, chip.num_sms);
       threads = line->threads_per_row[column];

@@ -1,11 +1,12 @@
 """Which layout of rows over threads is fastest on this GPU, and how far from it is the choice of impl/row_layout.h?
 
     python -m sgljit_norm.bench.tune [--ops rmsnorm,layernorm] [--sizes 4096,5120] [--tokens 1,128] [--json FILE]
-    python -m sgljit_norm.bench.tune --header include/sgl_kernel/impl/tuned/h200.h
+    python -m sgljit_norm.bench.tune --header include/sgl_kernel/impl/tuned/h100.h
 
-Every layout that could be good runs in turn with the others, in CUDA graphs, on memory that rotates past the last
-cache. A line says what is best, and how the choice for this chip compares, and the rule for chips that nobody tuned.
-With `--header` it writes the chip's table, from all ops and numbers of tokens.
+Every layout that could be good runs in turn with the others, in CUDA graphs: on rows that lie in the last cache, as the
+kernel before has just written them, and on memory that rotates past it. A line says what is best, and how the choice
+for this chip compares, and the rule for chips that nobody tuned. With `--header` it writes the chip's table, from all
+ops and numbers of tokens.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ LONGEST = 12288  # float32 elements: rows of a table beyond the vectors of 16384
 TOKENS = (1, 8, 32, 128, 192, 256, 384, 512, 768, 1024, 2048, 8192)
 WORD = 16  # bytes of a load
 WARP, MOST_THREADS = 32, 1024
-ROTATED = 2**27  # bytes, more than the last cache holds
-MOST_CALLS, LEAST_CALLS = 512, 4  # in a graph
+CACHED = 2**24  # bytes of rows that stay in the last cache
+ROTATED = 2**27  # more than it holds
+MOST_CALLS, LEAST_CALLS = 64, 4  # in a graph
 REPLAYS = 5
 
 Layout = tuple[int, int, bool]  # threads that share a row, threads of a block, whether the next kernel may start first
@@ -95,14 +97,13 @@ def build(op: str, dtype: torch.dtype, kernel: tuple[int, int, int]) -> None:
 
 
 def calls_of(
-    op: str, tokens: int, size: int, dtype: torch.dtype, memory: torch.Tensor
+    op: str, tokens: int, size: int, dtype: torch.dtype, memory: torch.Tensor, rotated: int = ROTATED
 ) -> list[tuple[torch.Tensor, ...]]:
-    """The arguments of each call of a graph, as parts of the memory."""
+    """The arguments of each call of a graph, as parts of the memory, of which they take ``rotated`` bytes in turns."""
     elements = tokens * size
-    sets = max(LEAST_CALLS, min(MOST_CALLS, ROTATED // (2 * elements * dtype.itemsize)))
-    sets = min(sets, memory.numel() // (2 * elements))
+    sets = min(MOST_CALLS, max(1, rotated // (2 * elements * dtype.itemsize)), memory.numel() // (2 * elements))
     vectors = [memory.new_ones(size) for _ in range(2 if op == "layernorm" else 1)]
-    pairs = memory[: sets * 2 * elements].view(sets, 2, tokens, size)
+    pairs = [*memory[: sets * 2 * elements].view(sets, 2, tokens, size)] * math.ceil(LEAST_CALLS / sets)
     if op == "fused_add_rmsnorm":
         return [(x, residual, *vectors) for x, residual in pairs]
     return [(x, *vectors, out) for x, out in pairs]
@@ -141,7 +142,10 @@ def tune(
     others: Callable[[int], dict[str, Any]] = lambda _: {},
     tried: Callable[[int, int], Iterable[Layout]] = lambda vectors, _: layouts(vectors),
 ) -> Iterator[dict[str, Any]]:
-    """A row for each shape: the time of each layout ``tried(vectors, tokens)``, and of ``others(size)``."""
+    """A row for each shape and kind of memory: the time of each layout ``tried(vectors, tokens)``.
+
+    And of ``others(size)``. Rows that do not fit into the last cache are not ``cached``.
+    """
     kernels = {
         (size, *layout[:2])
         for size, count in itertools.product(sizes, tokens)
@@ -152,10 +156,12 @@ def tune(
         list(pool.map(functools.partial(build, op, dtype), sorted(kernels), chunksize=8))
     tuned, unknown = chip(), (*chip()[:2], 0, 0)
     work = list(WORKS).index(op)  # as sgl::RowWork
-    most = max(2 * size * count for size in sizes for count in tokens) * LEAST_CALLS
+    most = max(2 * size * count for size in sizes for count in tokens)
     memory = torch.empty(max(ROTATED // dtype.itemsize, most), dtype=dtype, device="cuda").normal_()
-    for size, count in itertools.product(sizes, tokens):
-        calls = calls_of(op, count, size, dtype, memory)
+    for size, count, rotated in itertools.product(sizes, tokens, (CACHED, ROTATED)):
+        if rotated == CACHED < 2 * size * count * dtype.itemsize:
+            continue
+        calls = calls_of(op, count, size, dtype, memory, rotated)
         graphs: dict[Any, torch.cuda.CUDAGraph] = {name: graph_of(run, calls) for name, run in others(size).items()}
         vectors = size * dtype.itemsize // WORD
         chosen, by_rule = (chosen_layout(vectors, work, count, on) for on in (tuned, unknown))
@@ -170,6 +176,7 @@ def tune(
             "size": size,
             "vectors": vectors,
             "tokens": count,
+            "cached": rotated == CACHED,
             "chosen": chosen,
             "best": best,
             "rule": by_rule,
@@ -184,6 +191,7 @@ def tune(
 
 COLUMNS = ((1, 8), (32, 128), (192, 256), (384,), (512,), (768,), (1024,), (2048, 8192))  # of the table, for 132 SMs
 CLOSE = 0.02  # layouts whose times differ by less are alike
+STAYS = 0.05  # as much may a layout of the table be behind: from one run to the next a layout varies by some percent
 
 
 def line(rows: list[dict[str, Any]]) -> list[tuple[int, bool]]:
@@ -202,10 +210,14 @@ def line(rows: list[dict[str, Any]]) -> list[tuple[int, bool]]:
             for layout in set.intersection(*map(set, cells))
         }
         entries = {(threads, first): time for (threads, _, first), time in behind.items()}
-        good = [entry for entry, time in entries.items() if time <= min(entries.values()) + CLOSE]
+        least = min(entries.values())
         threads, _, first = of_column[0]["chosen"]
+        if entries[threads, first] <= least + STAYS:
+            found.append((threads, first))
+            continue
+        good = [entry for entry, time in entries.items() if time <= least + CLOSE]
         known = {entry[0] for entry in found}  # one that an earlier column has saves a kernel
-        found.append(min(good, key=lambda entry: (entry != (threads, first), entry[0] not in known, entries[entry])))
+        found.append(min(good, key=lambda entry: (entry[0] not in known, entries[entry])))
     return found
 
 
@@ -220,14 +232,15 @@ def lines(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, bool]]]:
 
 
 HEADER = """\
-// Written by `python -m sgljit_norm.bench.tune --header`, on an {chip} with PyTorch {torch}, {date}.
+// Written by `python -m sgljit_norm.bench.tune --header`,
+// on an {chip} with PyTorch {torch}, {date}.
 #pragma once
 
 #include <sgl_kernel/impl/tuned/tuned_rows.h>
 
 /// \\file impl/tuned/{file}
-/// \\brief The fastest layouts of rows on an {chip}, by `sgl::RowWork`: medians of CUDA graphs of calls, of vectors
-/// of 16 bytes. Included by impl/row_layout.h.
+/// \\brief The fastest layouts of rows on this chip, by `sgl::RowWork`, in the last cache and past it: medians of CUDA
+/// graphs of calls, of vectors of 16 bytes. Included by impl/row_layout.h.
 
 namespace sgl {{
 
@@ -276,8 +289,9 @@ def main() -> None:
         of_op = []
         for row in tune(op, sizes, tokens, getattr(torch, arguments.dtype)):
             of_op.append(row)
+            memory = ", cached" if row["cached"] else ""
             sys.stdout.write(
-                f"{op} {row['tokens']} x {row['size']}: chosen {row['chosen']} {row['chosen us']:.2f} us, "
+                f"{op} {row['tokens']} x {row['size']}{memory}: chosen {row['chosen']} {row['chosen us']:.2f} us, "
                 f"best {row['best']} {row['best us']:.2f} us, {row['chosen / best']:.3f}, "
                 f"rule {row['rule']} {row['rule / best']:.3f}\n"
             )

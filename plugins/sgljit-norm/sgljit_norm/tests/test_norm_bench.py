@@ -84,7 +84,10 @@ def test_what_the_grid_compares_with_is_the_op(name: str):
 @pytest.mark.gpu
 def test_the_tuner_finds_a_layout_for_each_shape():
     rows = list(tune.tune("rmsnorm", [512, 4096], list(tune.TOKENS), torch.bfloat16))
-    assert len(rows) == 2 * len(tune.TOKENS)
+    shapes = [(size, tokens) for size in (512, 4096) for tokens in tune.TOKENS]
+    assert [(row["size"], row["tokens"]) for row in rows if not row["cached"]] == shapes
+    cached = [shape for shape in shapes if 4 * math.prod(shape) <= tune.CACHED]
+    assert [(row["size"], row["tokens"]) for row in rows if row["cached"]] == cached
     for row in rows:
         assert row["chosen"] in row["layouts"]
         assert row["best us"] == min(row["layouts"].values())
