@@ -5,6 +5,8 @@ The core asks ``plugin`` for what no local tier has, and reports to it what was 
 them; ``signing`` says whose they are; ``index`` says what archives hold; ``remote`` puts these together for one
 process; ``transfer`` is for many artifacts at once, and ``cli`` for people. ``ranks`` hands artifacts from one rank of
 a job to the others, and ``handed`` is what the hooks know of that. ``counts`` counts all of it.
+``lock`` says which plugins may be imported, ``owned`` whether another user could have written a file, and ``commands``
+are those that ``sgljit`` gets.
 ``lease`` lets one of several machines compile for all.
 """
 

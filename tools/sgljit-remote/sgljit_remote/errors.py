@@ -5,7 +5,7 @@ A process that serves a model meets none of these: there each is a warning, and 
 
 from __future__ import annotations
 
-from sgljit_core.errors import SgljitError
+from sgljit_core.errors import PluginLoadError, SgljitError
 
 
 class RemoteUnavailableError(SgljitError, ConnectionError):
@@ -24,6 +24,14 @@ class KeyFileError(SgljitError, ValueError):
     """A file of a key cannot be read or written, has expired, or another user could have written it."""
 
 
+class LockError(SgljitError, ValueError):
+    """A lock of plugins cannot be written or used."""
+
+
+class PluginDiffersError(PluginLoadError):
+    """An installed plugin is not what the lock of ``SGLJIT_LOCK`` says, so it is not imported."""
+
+
 class WarmUpError(SgljitError, RuntimeError):
     """The first rank of a group could not make what the others waited for."""
 
@@ -34,6 +42,8 @@ class RankLostError(SgljitError, TimeoutError):
 
 __all__ = [
     "KeyFileError",
+    "LockError",
+    "PluginDiffersError",
     "RankLostError",
     "RefusedObjectError",
     "RemoteUnavailableError",

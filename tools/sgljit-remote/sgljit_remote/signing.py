@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from sgljit_core.errors import UntrustedCacheError
 from sgljit_core.machine import roots
 
+from . import owned
 from .errors import KeyFileError
 
 _PREFIX = b"sgljit manifest 1\n"  # a signature for something else is none for a manifest
@@ -155,12 +156,7 @@ def _public_key(path: Path) -> TrustedKey:
 def _read(path: Path) -> tuple[bytes, date | None]:
     """The PEM text of a key, and the last day on which it counts."""
     try:
-        real = path.resolve(strict=True)
-        roots.check(path.parent.resolve())
-        roots.check(real.parent)
-        with real.open("rb") as file:
-            roots.check_file(real, os.fstat(file.fileno()))
-            content = file.read(_LARGEST)
+        content = owned.read(path, _LARGEST)
     except UntrustedCacheError as error:
         raise KeyFileError(f"the key {path} is not used: {error}") from error
     except OSError as error:
