@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 import os
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ class Settings:
 
     Attributes:
         url: ``SGLJIT_REMOTE``: where compiled kernels are looked for after the local tiers: an absolute path, or a URL
-            of a kind that fsspec opens. By default there is no remote.
+            such as ``https://``, ``oci://`` or another that fsspec opens. By default there is no remote.
         is_writable: ``SGLJIT_REMOTE_MODE``: ``readwrite`` publishes what this machine compiles; by default ``read``.
         timeout: ``SGLJIT_REMOTE_TIMEOUT``: the seconds that one artifact may take, with all attempts; by default 2.
         unsigned: ``SGLJIT_REMOTE_UNSIGNED``: ``1`` accepts a remote without a signature, where no key is trusted.
@@ -58,6 +60,19 @@ def settings(named: str = "") -> Settings:
         trusted_keys=tuple(map(Path, filter(None, given.get("SGLJIT_TRUSTED_KEYS", "").split(os.pathsep)))),
         signing_key=Path(key) if key else None,
     )
+
+
+def docker_user(host: str) -> str:
+    """The "user:password" of a registry, as ``docker login`` writes it to ``$DOCKER_CONFIG/config.json``; "" for none.
+
+    Programs that keep passwords (``credsStore``) are not run.
+    """
+    place = os.environ.get("DOCKER_CONFIG", "").strip() or os.path.expanduser("~/.docker")  # noqa: PTH111 - raises nothing
+    try:
+        entry = json.loads((Path(place) / "config.json").read_bytes())["auths"][host]
+        return base64.b64decode(entry["auth"]).decode()
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return ""
 
 
 def _one_of(given: dict[str, str], name: str, values: tuple[str, ...]) -> str:
