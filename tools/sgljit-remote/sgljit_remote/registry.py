@@ -5,7 +5,7 @@ descriptor), so that one request brings it. Rejected: oras-py, whose requests ha
 no limit.
 
 The digests of a registry say that an object is undamaged, and not whose it is: objects are verified as everywhere.
-A registry has no conditional write. Of two that publish at the same moment the last wins.
+A registry has no conditional write. If two publish at the same moment, the last wins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sgljit_core.errors import ConfigError
 
 from . import config, web
 from .errors import RefusedObjectError, RemoteUnavailableError
-from .stores import Store
+from .store import Store
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _KIND = "application/vnd.sgljit.object.v1"

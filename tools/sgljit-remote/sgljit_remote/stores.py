@@ -1,10 +1,7 @@
-"""How are the objects of a remote read and written? One request for each, whole.
+"""How are the objects of a remote read and written? Each by one request, whole.
 
 Web servers are asked by ``web``, registries of container images by ``registry``, and a directory is read by the
 rules of the cache. fsspec opens any other URL. Rejected: its directories, whose files have no owners.
-
-A store raises TryAgainError for a failure that may pass, RemoteUnavailableError for one that does not, and
-RefusedObjectError for an object that is too large.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import contextlib
 import errno
 import os
 import stat
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -23,23 +19,9 @@ from sgljit_core.machine import roots
 from . import web
 from .asking import TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
+from .store import Store
 
 _OWN = ("", "file")
-
-
-class Store(ABC):
-    """The objects below a URL, by name. ``shown`` is the URL for messages, without passwords."""
-
-    shown: str
-    is_network = True
-
-    @abstractmethod
-    def get(self, name: str, most: int, deadline: float) -> bytes | None:
-        """An object of at most so many bytes; None where there is none."""
-
-    @abstractmethod
-    def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
-        """Write an object; whether it was written. One that is there already stays, unless ``replace``."""
 
 
 def opened(url: str, *, check_owners: bool) -> Store:
