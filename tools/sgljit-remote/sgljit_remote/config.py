@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import getpass
 import json
 import math
 import os
+import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +76,22 @@ def docker_user(host: str) -> str:
         return base64.b64decode(entry["auth"]).decode()
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return ""
+
+
+def triton_cache() -> Path:
+    """Where Triton keeps what it compiled."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")  # noqa: PTH111 - raises nothing
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path(home) / ".triton" / "cache").absolute()
+
+
+def inductor_cache() -> Path:
+    """Where torch.compile keeps what it compiled."""
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    default = Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default).absolute()
 
 
 def _one_of(given: dict[str, str], name: str, values: tuple[str, ...]) -> str:

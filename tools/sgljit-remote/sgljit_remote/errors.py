@@ -5,6 +5,9 @@ A process that serves a model meets none of these: there each is a warning, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from sgljit_core.errors import PluginLoadError, SgljitError
 
 
@@ -18,6 +21,18 @@ class UntrustedRemoteError(SgljitError, PermissionError):
 
 class RefusedObjectError(SgljitError, ValueError):
     """An object of a remote is damaged, not signed by a trusted key, or not what was asked for."""
+
+
+class BundleMismatchError(SgljitError, ValueError):
+    """A bundle is for another machine, or for other versions. ``differences`` has a text for each value."""
+
+    def __init__(self, file: Path, differences: Sequence[str]) -> None:
+        self.differences = tuple(differences)
+        listed = "\n".join(f"  - {one}" for one in differences)
+        super().__init__(
+            f"{file} is for another machine:\n{listed}\nNothing was laid out. Bundle on a machine like this one, or "
+            f"name the parts that fit with --part"
+        )
 
 
 class KeyFileError(SgljitError, ValueError):
@@ -41,6 +56,7 @@ class RankLostError(SgljitError, TimeoutError):
 
 
 __all__ = [
+    "BundleMismatchError",
     "KeyFileError",
     "LockError",
     "PluginDiffersError",

@@ -29,7 +29,7 @@ from sgljit_core.plugins.discovery import EXTENSIONS, KERNELS, Plugin, entry_poi
 from . import owned
 from .errors import LockError, PluginDiffersError
 
-GROUPS = (KERNELS, EXTENSIONS, "sgljit.commands")
+GROUPS = (KERNELS, EXTENSIONS, "sgljit.commands", "sgljit.bundles")
 _FORMAT = 1
 _LARGEST = 64 << 20
 _INSTALLERS = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # written on each machine, and not imported
