@@ -38,6 +38,7 @@ class Settings:
             written.
         jit: ``SGLJIT_JIT``: whether compiling on demand is allowed: ``on`` (the default), ``warn`` or ``error``.
         jobs: ``SGLJIT_JOBS``: the number of compilers that a process runs at once; by default by cores and memory.
+        lock: ``SGLJIT_LOCK``: a file that ``sgljit lock`` wrote: a plugin that differs is refused; by default none is.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: with ``1``, accept caches that others can write.
         cache_home: ``XDG_CACHE_HOME``, else ``~/.cache``: the directory of the user's caches; None without a home.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for what is lost at a reboot, if there is one.
@@ -55,6 +56,7 @@ class Settings:
     prebuilt: tuple[Path, ...]
     jit: Mode
     jobs: int | None
+    lock: Path | None
     trust_shared_cache: bool
     cache_home: Path | None
     runtime_dir: Path | None
@@ -64,7 +66,7 @@ _VARIABLES = (
     *("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "CXX", "PATH", "TVM_FFI_CUDA_ARCH_LIST"),
     *("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),  # HOME is the meaning of "~"
     *("SGLJIT_CACHE_DIR", "SGLJIT_CUDA_ARCH", "SGLJIT_CXX", "SGLJIT_JIT", "SGLJIT_JOBS", "SGLJIT_NVCC"),
-    *("SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUST_SHARED_CACHE"),
+    *("SGLJIT_LOCK", "SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUST_SHARED_CACHE"),
 )
 
 
@@ -78,7 +80,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     raw = {name: value for name, value in zip(_VARIABLES, values, strict=True) if value is not None}
     # Unset, empty and blank are the same, except for the variables whose empty value has a meaning.
     given = {name: value.strip() for name, value in raw.items() if value.strip()}
-    cache_dir = given.get("SGLJIT_CACHE_DIR")
+    root, lock = given.get("SGLJIT_CACHE_DIR"), given.get("SGLJIT_LOCK")
     arch_source = "SGLJIT_CUDA_ARCH" if "SGLJIT_CUDA_ARCH" in given else "TVM_FFI_CUDA_ARCH_LIST"
     arch = given.get(arch_source)
     if arch_source == "TVM_FFI_CUDA_ARCH_LIST" and set(" ,;") & set(arch or ""):
@@ -87,7 +89,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
     allowed = raw.get("SGLJIT_PLUGINS")
     prebuilt = given.get("SGLJIT_PREBUILT_PATH", "").split(os.pathsep)
     return Settings(
-        cache_dir=None if cache_dir is None else _absolute("SGLJIT_CACHE_DIR must be an absolute path", cache_dir),
+        cache_dir=_absolute("SGLJIT_CACHE_DIR must be an absolute path", root) if root else None,
         cuda_arch=arch,
         cuda_arch_source=arch_source,
         plugins=None if allowed is None else frozenset(n.strip() for n in allowed.split(",") if n.strip()),
@@ -99,6 +101,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         prebuilt=tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", p) for p in prebuilt if p),
         jit=_one_of(given, "SGLJIT_JIT", get_args(Mode)),
         jobs=_jobs(given),
+        lock=_absolute("SGLJIT_LOCK must be an absolute path", lock) if lock else None,
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
         cache_home=_cache_home(given),
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,

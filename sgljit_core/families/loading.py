@@ -7,6 +7,7 @@ family is asked for; the others work.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from sgljit_core import paths
@@ -27,7 +28,8 @@ def load(family: str) -> KernelFamily:
 
     Raises PluginConflictError, PluginLoadError (also where it has failed before) and IncompatiblePluginError.
     """
-    claims = installed()[family]
+    families = installed()
+    claims = families[family]
     if len(claims) > 1:
         listed = "\n".join(f"  - {described(plugin)}" for plugin in claims)
         raise PluginConflictError(
@@ -39,7 +41,7 @@ def load(family: str) -> KernelFamily:
             raise _failures[family]
         if family not in _families:
             try:
-                _load(claims[0])
+                _load(claims[0], families)
                 if family not in _families:
                     raise PluginLoadError(
                         str(claims[0]),
@@ -63,7 +65,7 @@ def _may_pass(error: BaseException | None) -> bool:
     return False
 
 
-def _load(plugin: Plugin) -> None:
+def _load(plugin: Plugin, claims: Mapping[str, tuple[Plugin, ...]]) -> None:
     """Import a plugin and take the families that it registers."""
     module = import_plugin(plugin)
     hooks.registering.clear()
@@ -78,7 +80,6 @@ def _load(plugin: Plugin) -> None:
         if hooks.manager().is_registered(module):
             hooks.manager().unregister(module)
         raise load_error(plugin, error) from error
-    claims = installed()
     for family in hooks.registering:
         owners = claims.get(family.name, ())
         if plugin.distribution not in {owner.distribution for owner in owners}:

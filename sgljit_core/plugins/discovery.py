@@ -180,6 +180,11 @@ def described(plugin: Plugin) -> str:
 
 def import_plugin(plugin: Plugin) -> Any:
     """Import the module that a plugin's entry point names. Raises PluginLoadError and IncompatiblePluginError."""
+    if (lock := settings().lock) is not None:
+        try:
+            importlib.import_module("sgljit_remote.lock").check(plugin, lock)
+        except ModuleNotFoundError as error:
+            raise PluginLoadError(str(plugin), f"SGLJIT_LOCK needs sgljit-remote: {error}") from error
     _check_requirements(plugin)
     module, _, attribute = plugin.module.partition(":")
     try:
@@ -231,7 +236,6 @@ def problems() -> list[str]:
     for module, owners in modules.items():
         if len(owners) > 1:
             _problems[f"module {module}"] = f"{module} is the entry point of {' and '.join(owners)}"
-    if settings().plugins is None:  # else those that it allows are known
-        for name, (used, other) in sorted(_doubles.items()):
-            _problems[f"double {name}"] = f"{name} is installed more than once: {used} is used, and {other} is not"
+    for name, (used, other) in sorted(_doubles.items() if settings().plugins is None else ()):  # else they are known
+        _problems[f"double {name}"] = f"{name} is installed more than once: {used} is used, and {other} is not"
     return list(_problems.values())

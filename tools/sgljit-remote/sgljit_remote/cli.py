@@ -13,7 +13,6 @@ from sgljit_core import paths
 from sgljit_core.errors import ConfigError, SgljitError
 
 from . import config, signing, transfer
-from .errors import UntrustedRemoteError
 from .remote import Remote
 from .transfer import Choice
 
@@ -37,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--timeout", type=float, default=_SECONDS, help="seconds for each object (60)")
         command.add_argument("--dry-run", action="store_true", help="only list what would be done")
         if name == "push":
+            command.add_argument("--replace", action="store_true", help="also what is there, to sign it anew")
             command.add_argument("--sign", type=Path, metavar="KEY", help="by default SGLJIT_SIGNING_KEY")
     for name, text in (
         ("export", "Write the artifacts of the cache to a file, which `import` verifies."),
@@ -84,7 +84,8 @@ def _opened(given: argparse.Namespace) -> tuple[Remote, Path, Choice]:
 
 def _push(given: argparse.Namespace) -> int:
     remote, root, choice = _opened(given)
-    count = transfer.push(remote, root, choice, given.name, dry_run=given.dry_run, progress=print)
+    how = {"dry_run": given.dry_run, "progress": print, "replace": given.replace}
+    count = transfer.push(remote, root, choice, given.name, **how)
     if count == 0:
         raise ConfigError(
             f"nothing to push: {root} holds no such artifact; `sgljit cache list` lists those that it has"
@@ -114,13 +115,7 @@ def _export(given: argparse.Namespace) -> int:
 
 def _import(given: argparse.Namespace) -> int:
     settings, root = _keys(given), (given.directory or paths.cache_root()).absolute()
-    if not (settings.trusted_keys or settings.unsigned):
-        raise UntrustedRemoteError(
-            f"{given.file} is not used: whoever made it could run code as you. Name the keys whose code you trust in "
-            "SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"
-        )
-    trusted = signing.public_keys(settings.trusted_keys) if settings.trusted_keys else ()
-    imported = transfer.import_file(given.file, root, trusted)
+    imported = transfer.import_file(given.file, root, transfer.keys_for(given.file, settings))
     print(f"{imported.new} artifacts are new in {root}, {imported.there} were there, {imported.refused} were refused")
     return 1 if imported.refused else 0
 

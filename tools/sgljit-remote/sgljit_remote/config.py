@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import getpass
+import json
 import math
 import os
+import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +21,7 @@ class Settings:
 
     Attributes:
         url: ``SGLJIT_REMOTE``: where compiled kernels are looked for after the local tiers: an absolute path, or a URL
-            of a kind that fsspec opens. By default there is no remote.
+            such as ``https://``, ``oci://`` or another that fsspec opens. By default there is no remote.
         is_writable: ``SGLJIT_REMOTE_MODE``: ``readwrite`` publishes what this machine compiles; by default ``read``.
         timeout: ``SGLJIT_REMOTE_TIMEOUT``: the seconds that one artifact may take, with all attempts; by default 2.
         unsigned: ``SGLJIT_REMOTE_UNSIGNED``: ``1`` accepts a remote without a signature, where no key is trusted.
@@ -58,6 +63,35 @@ def settings(named: str = "") -> Settings:
         trusted_keys=tuple(map(Path, filter(None, given.get("SGLJIT_TRUSTED_KEYS", "").split(os.pathsep)))),
         signing_key=Path(key) if key else None,
     )
+
+
+def docker_user(host: str) -> str:
+    """The "user:password" of a registry, as ``docker login`` writes it to ``$DOCKER_CONFIG/config.json``; "" for none.
+
+    Programs that keep passwords (``credsStore``) are not run.
+    """
+    place = os.environ.get("DOCKER_CONFIG", "").strip() or os.path.expanduser("~/.docker")  # noqa: PTH111 - raises nothing
+    try:
+        entry = json.loads((Path(place) / "config.json").read_bytes())["auths"][host]
+        return base64.b64decode(entry["auth"]).decode()
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return ""
+
+
+def triton_cache() -> Path:
+    """Where Triton keeps what it compiled."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")  # noqa: PTH111 - raises nothing
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path(home) / ".triton" / "cache").absolute()
+
+
+def inductor_cache() -> Path:
+    """Where torch.compile keeps what it compiled."""
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    default = Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default).absolute()
 
 
 def _one_of(given: dict[str, str], name: str, values: tuple[str, ...]) -> str:

@@ -5,7 +5,10 @@ A process that serves a model meets none of these: there each is a warning, and 
 
 from __future__ import annotations
 
-from sgljit_core.errors import SgljitError
+from collections.abc import Sequence
+from pathlib import Path
+
+from sgljit_core.errors import PluginLoadError, SgljitError
 
 
 class RemoteUnavailableError(SgljitError, ConnectionError):
@@ -20,8 +23,28 @@ class RefusedObjectError(SgljitError, ValueError):
     """An object of a remote is damaged, not signed by a trusted key, or not what was asked for."""
 
 
+class BundleMismatchError(SgljitError, ValueError):
+    """A bundle is for another machine, or for other versions. ``differences`` has a text for each value."""
+
+    def __init__(self, file: Path, differences: Sequence[str]) -> None:
+        self.differences = tuple(differences)
+        listed = "\n".join(f"  - {one}" for one in differences)
+        super().__init__(
+            f"{file} is for another machine:\n{listed}\nNothing was laid out. Bundle on a machine like this one, or "
+            f"name the parts that fit with --part"
+        )
+
+
 class KeyFileError(SgljitError, ValueError):
     """A file of a key cannot be read or written, has expired, or another user could have written it."""
+
+
+class LockError(SgljitError, ValueError):
+    """A lock of plugins cannot be written or used."""
+
+
+class PluginDiffersError(PluginLoadError):
+    """An installed plugin is not what the lock of ``SGLJIT_LOCK`` says, so it is not imported."""
 
 
 class WarmUpError(SgljitError, RuntimeError):
@@ -33,7 +56,10 @@ class RankLostError(SgljitError, TimeoutError):
 
 
 __all__ = [
+    "BundleMismatchError",
     "KeyFileError",
+    "LockError",
+    "PluginDiffersError",
     "RankLostError",
     "RefusedObjectError",
     "RemoteUnavailableError",

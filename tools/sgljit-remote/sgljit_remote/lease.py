@@ -1,8 +1,9 @@
 """Which of several machines compiles what none has? The first that writes a lease; the others wait until it publishes.
 
 A lease only saves work. It ends when its text has not changed for some seconds by the clock of whoever waits, so that a
-machine that died, or whose clock is wrong, holds nobody up for longer. A store that replaces what is there gives
-everybody the lease: each compiles then, and the first to publish wins.
+machine that died, or whose clock is wrong, holds nobody up for longer. A process that has waited so long in vain waits
+for no other artifact either: many leases of one dead machine cost it one wait. A store that replaces what is there
+gives everybody the lease: each compiles then, and the first to publish wins.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgljit_core import log
+from sgljit_core.machine.forks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from .remote import Remote
 
 SECONDS = 30.0  # longer than most kernels take to compile
-MOST_SECONDS = 300.0  # also where the lease changes again and again
+MOST_SECONDS = 300.0  # of all waits, also where leases change again and again
 RELEASED = b"released"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _LARGEST = 64
@@ -32,11 +34,32 @@ def lease_name(name: str) -> str:
     return f"{name.removesuffix('.zip')}.lease"
 
 
-def taken_or_found(remote: Remote, name: str, look: Callable[[], Path | None]) -> Path | None:
+class Patience:
+    """How long a process still waits: in vain for leases that do not change, and in all."""
+
+    def __init__(self) -> None:
+        self.unchanged, self.most = SECONDS, MOST_SECONDS
+        self._lock = ForkLock()
+
+    def has(self, start: float, since: float) -> bool:
+        """Whether to go on with a wait that has begun at a time, for a lease that has not changed since another."""
+        now = time.monotonic()
+        return now - since < self.unchanged and now - start < self.most
+
+    def spend(self, start: float, since: float) -> None:
+        """Count a wait, which was in vain since a time."""
+        now = time.monotonic()
+        with self._lock.here():
+            self.unchanged -= now - since
+            self.most -= now - start
+
+
+def taken_or_found(remote: Remote, name: str, look: Callable[[], Path | None], patience: Patience) -> Path | None:
     """Take the lease of an object, or wait until another machine has published it.
 
     Args:
         look: looks for the object; the root that it was kept below, or None.
+        patience: of this process.
 
     Returns:
         The answer of ``look``; None where this machine is to compile.
@@ -52,13 +75,16 @@ def taken_or_found(remote: Remote, name: str, look: Callable[[], Path | None]) -
     seen, pause = remote.get(lease, _LARGEST), _FIRST_PAUSE
     if seen == token:  # it was written, and the answer was lost
         return None
-    while seen not in (None, RELEASED) and time.monotonic() < min(since + SECONDS, start + MOST_SECONDS):
+    while seen not in (None, RELEASED) and patience.has(start, since):
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE)
         if (found := look()) is not None:
+            patience.spend(start, time.monotonic())
             return found
         if (now := remote.get(lease, _LARGEST)) != seen:
             seen, since = now, time.monotonic()
+    if seen not in (None, RELEASED):
+        patience.spend(start, since)
     remote.put(lease, token, replace=True)
     return None
 

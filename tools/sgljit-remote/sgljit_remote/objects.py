@@ -93,17 +93,17 @@ def unpack(content: bytes, trusted: Sequence[TrustedKey]) -> Unpacked:
             for place, members in _by_place(archive, len(content)).items():
                 try:
                     found.append(_verified(archive, place, members, trusted))
-                except _BROKEN as error:  # noqa: PERF203 - an artifact for itself
+                except BROKEN as error:  # noqa: PERF203 - an artifact for itself
                     refused[place] = str(error)
     except RefusedObjectError:
         raise
-    except _BROKEN as error:
+    except BROKEN as error:
         raise RefusedObjectError(f"it is no archive of artifacts, or is damaged: {error}") from error
     return Unpacked(tuple(found), refused)
 
 
 # The ways in which the library says that an archive is broken; a RefusedObjectError is a ValueError.
-_BROKEN = (zipfile.BadZipFile, EOFError, OSError, OverflowError, RuntimeError, ValueError, struct.error, zlib.error)
+BROKEN = (zipfile.BadZipFile, EOFError, OSError, OverflowError, RuntimeError, ValueError, struct.error, zlib.error)
 
 
 def _by_place(archive: zipfile.ZipFile, size: int) -> dict[str, dict[str, zipfile.ZipInfo]]:
@@ -133,13 +133,7 @@ def _verified(
     if trusted:
         from . import signing
 
-        if SIGNATURE not in members:
-            raise RefusedObjectError("it is not signed, and SGLJIT_TRUSTED_KEYS asks for a signature")
-        signer = signing.signer(text, archive.read(members[SIGNATURE]), trusted)
-        if signer is None:
-            raise RefusedObjectError("it is signed by none of the keys of SGLJIT_TRUSTED_KEYS")
-        if signer.fault:
-            raise RefusedObjectError(f"{signer.fault}: what it has signed must be signed by another one")
+        signing.check(text, archive.read(members[SIGNATURE]) if SIGNATURE in members else None, trusted)
     try:
         manifest = Manifest.parse(text)
     except ManifestError as error:

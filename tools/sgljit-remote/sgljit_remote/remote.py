@@ -6,6 +6,7 @@ request. Else the artifact is an object of its own, one request. A remote that d
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from .objects import Artifact, Unpacked, object_name
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from . import lease
     from .signing import TrustedKey
 
 T = TypeVar("T")
@@ -46,12 +48,10 @@ class Remote:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.trusted: tuple[TrustedKey, ...] = ()
-        self.key: Ed25519PrivateKey | None = None
-        if settings.trusted_keys or settings.signing_key:
+        if settings.trusted_keys:
             from . import signing
 
-            self.trusted = signing.public_keys(settings.trusted_keys) if settings.trusted_keys else ()
-            self.key = signing.private_key(settings.signing_key) if settings.signing_key else None
+            self.trusted = signing.public_keys(settings.trusted_keys)
         is_checked = bool(self.trusted) or settings.unsigned
         self.store = stores.opened(settings.url, check_owners=not is_checked)
         if self.store.is_network and not is_checked:
@@ -100,9 +100,27 @@ class Remote:
         """Say why an object is not used."""
         refuse(self.store.shown, name, reason)
 
-    def publish_one(self, artifact: Artifact, *, replace: bool = False) -> bool:
+    def signer(self) -> Ed25519PrivateKey | None:
+        """The key that signs today, read anew; None where nothing asks for signatures, and there is none.
+
+        Raises:
+            KeyFileError: it cannot be used, or has expired. What others have signed can still be read.
+            UntrustedRemoteError: keys are trusted, and none is named to sign with.
+        """
+        if self.settings.signing_key is None:
+            if self.trusted:
+                raise UntrustedRemoteError(
+                    "SGLJIT_TRUSTED_KEYS asks for signatures, and there is no key to sign with: name one with --sign, "
+                    "or in SGLJIT_SIGNING_KEY"
+                )
+            return None
+        from . import signing
+
+        return signing.private_key(self.settings.signing_key)
+
+    def publish_one(self, artifact: Artifact, key: Ed25519PrivateKey | None, *, replace: bool = False) -> bool:
         """Write the objects of one artifact; whether it was not there. Raises RemoteUnavailableError."""
-        content, location = objects.pack([artifact], self.key), artifact.manifest.location.path
+        content, location = objects.pack([artifact], key), artifact.manifest.location.path
         self.put(object_name(location, None), content, replace=replace)
         return self.put(object_name(location, artifact.manifest.toolchain_key), content, replace=replace)
 
@@ -140,15 +158,31 @@ class Session:
 
     def _may_compile_for_all(self) -> bool:
         """Whether what is compiled here is published, so that other machines may wait for it."""
-        settings, can_sign = self._remote.settings, not self._remote.trusted or self._remote.key is not None
-        return settings.is_writable and settings.may_compile and can_sign and not self._is_down
+        settings = self._remote.settings
+        return settings.is_writable and settings.may_compile and not self._is_down and self._signer() is not None
+
+    def _signer(self) -> tuple[Ed25519PrivateKey | None] | None:
+        """What signs, if anything must; None, with a warning, where nothing can be published."""
+        try:
+            return (self._remote.signer(),)
+        except (KeyFileError, UntrustedRemoteError) as error:
+            text = f"nothing is published: {error}"
+            log.once("remote_unsigned", self._remote.store.shown, text, url=self._remote.store.shown)
+            return None
+
+    @functools.cached_property
+    def _patience(self) -> lease.Patience:
+        from . import lease
+
+        return lease.Patience()
 
     def _by_another(self, name: str, location: Path, toolchain_key: str, root: Path) -> Path | None:
         """Wait for another machine that compiles the artifact; None where this one is to compile it."""
         from . import lease
 
         try:
-            found = lease.taken_or_found(self._remote, name, lambda: self._by_itself(location, toolchain_key, root))
+            look = functools.partial(self._by_itself, location, toolchain_key, root)
+            found = lease.taken_or_found(self._remote, name, look, self._patience)
         except RefusedObjectError as error:
             self._remote.refuse(lease.lease_name(name), str(error))
             return None
@@ -166,16 +200,12 @@ class Session:
 
     def publish(self, artifact: Artifact) -> None:
         """Publish what was compiled here, unless it is there. A refused object is replaced."""
-        if self._is_down:
-            return
-        if self._remote.trusted and self._remote.key is None:
-            text = "nothing is published: SGLJIT_TRUSTED_KEYS asks for signatures, and SGLJIT_SIGNING_KEY names no key"
-            log.once("remote_unsigned", self._remote.store.shown, text, url=self._remote.store.shown)
+        if self._is_down or (signer := self._signer()) is None:
             return
         location, toolchain_key = artifact.manifest.location.path, artifact.manifest.toolchain_key
         names = {object_name(location, toolchain_key), object_name(location, None)}
         replace = not names.isdisjoint(self._refused)
-        self._guarded(lambda: count(published=self._remote.publish_one(artifact, replace=replace)))
+        self._guarded(lambda: count(published=self._remote.publish_one(artifact, *signer, replace=replace)))
         self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
 
     def _guarded(self, call: Callable[[], Path | None]) -> Path | None:

@@ -24,17 +24,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from sgljit_core.errors import UntrustedCacheError
 from sgljit_core.machine import roots
 
-from .errors import KeyFileError
+from . import owned
+from .errors import KeyFileError, RefusedObjectError
 
-_PREFIX = b"sgljit manifest 1\n"  # a signature for something else is none for a manifest
 _LARGEST = 1 << 16
 _UNTIL = "valid-until"
 _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+(MCowBQYDK2VwAyEA[\w+/]{43}=)\s+-----END PUBLIC KEY-----\s*")
 
 
-def sign(manifest: bytes, key: Ed25519PrivateKey) -> bytes:
-    """The signature of the text of a manifest."""
-    return key.sign(_PREFIX + manifest)
+def sign(text: bytes, key: Ed25519PrivateKey, kind: str = "manifest") -> bytes:
+    """The signature of the text of a manifest, or of something of another kind."""
+    return key.sign(_signed(text, kind))
+
+
+def _signed(text: bytes, kind: str) -> bytes:
+    return f"sgljit {kind} 1\n".encode() + text  # a signature for one kind is none for another
 
 
 class TrustedKey(NamedTuple):
@@ -55,11 +59,22 @@ def _expired(path: Path, until: date | None) -> str:
     return f"the key {path} was valid until {until}, and it is {today}" if until and today > until else ""
 
 
-def signer(manifest: bytes, signature: bytes, trusted: Sequence[TrustedKey]) -> TrustedKey | None:
-    """The key that has signed the text of a manifest; None where it is none of them. One that counts comes first."""
+def check(text: bytes, signature: bytes | None, trusted: Sequence[TrustedKey], kind: str = "manifest") -> None:
+    """Refuse a text that no trusted key has signed, or one that counts no more. Raises RefusedObjectError."""
+    if signature is None:
+        raise RefusedObjectError("it is not signed, and SGLJIT_TRUSTED_KEYS asks for a signature")
+    key = signer(text, signature, trusted, kind)
+    if key is None:
+        raise RefusedObjectError("it is signed by none of the keys of SGLJIT_TRUSTED_KEYS")
+    if key.fault:
+        raise RefusedObjectError(f"{key.fault}: what it has signed must be signed by another one")
+
+
+def signer(text: bytes, signature: bytes, trusted: Sequence[TrustedKey], kind: str = "manifest") -> TrustedKey | None:
+    """The key that has signed a text; None where it is none of them. One that counts comes first."""
     for one in sorted(trusted, key=lambda key: bool(key.fault)):
         try:
-            one.key.verify(signature, _PREFIX + manifest)
+            one.key.verify(signature, _signed(text, kind))
         except InvalidSignature:
             continue
         return one
@@ -155,12 +170,7 @@ def _public_key(path: Path) -> TrustedKey:
 def _read(path: Path) -> tuple[bytes, date | None]:
     """The PEM text of a key, and the last day on which it counts."""
     try:
-        real = path.resolve(strict=True)
-        roots.check(path.parent.resolve())
-        roots.check(real.parent)
-        with real.open("rb") as file:
-            roots.check_file(real, os.fstat(file.fileno()))
-            content = file.read(_LARGEST)
+        content = owned.read(path, _LARGEST)
     except UntrustedCacheError as error:
         raise KeyFileError(f"the key {path} is not used: {error}") from error
     except OSError as error:

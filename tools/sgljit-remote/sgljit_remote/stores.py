@@ -1,51 +1,27 @@
-"""How are the objects of a remote read and written? One request for each, whole.
+"""How are the objects of a remote read and written? Each by one request, whole.
 
-HTTP is spoken by Python's own library, and a directory is read by the rules of the cache. fsspec opens any other URL.
-Rejected for these two: fsspec's HTTP needs seven more packages, asks for the size first, and does not bound a reader;
-its files have no owners.
-
-A store raises TryAgainError for a failure that may pass, RemoteUnavailableError for one that does not, and
-RefusedObjectError for an object that is too large.
+Web servers are asked by ``web``, registries of container images by ``registry``, and a directory is read by the
+rules of the cache. fsspec opens any other URL. Rejected: its directories, whose files have no owners.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
-import http.client
 import os
 import stat
-import time
-import urllib.error
-import urllib.request
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from sgljit_core.machine import roots
 
+from . import web
 from .asking import TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
+from .store import Store
 
-_PIECE = 1 << 16
 _OWN = ("", "file")
-
-
-class Store(ABC):
-    """The objects below a URL, by name. ``shown`` is the URL for messages, without passwords."""
-
-    shown: str
-    is_network = True
-
-    @abstractmethod
-    def get(self, name: str, most: int, deadline: float) -> bytes | None:
-        """An object of at most so many bytes; None where there is none."""
-
-    @abstractmethod
-    def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
-        """Write an object; whether it was written. One that is there already stays, unless ``replace``."""
 
 
 def opened(url: str, *, check_owners: bool) -> Store:
@@ -57,11 +33,11 @@ def opened(url: str, *, check_owners: bool) -> Store:
     scheme = urlsplit(url).scheme
     if scheme in _OWN:
         return DirectoryStore(Path(unquote(urlsplit(url).path)), check_owners=check_owners)
+    if scheme in ("oci", "oci+http"):
+        from .registry import RegistryStore
+
+        return RegistryStore(url)
     return HttpStore(url) if scheme in ("http", "https") else FsspecStore(url)
-
-
-def _too_large(name: str, most: int) -> RefusedObjectError:
-    return RefusedObjectError(f"{name} has more than {most} bytes")
 
 
 class DirectoryStore(Store):
@@ -96,7 +72,7 @@ class DirectoryStore(Store):
         except OSError as error:
             raise TryAgainError(str(error)) from error
         if len(content) > most:
-            raise _too_large(name, most)
+            raise web.too_large(name, most)
         return content
 
     def _open(self, name: str) -> int:
@@ -144,15 +120,6 @@ def _settle(written: Path, path: Path, *, replace: bool) -> bool:
     return True
 
 
-class _SameScheme(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect, but for one out of TLS."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
-            raise RemoteUnavailableError("it redirects to an address without TLS")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
 class HttpStore(Store):
     """A web server. A user and a password in the URL are sent to it, and not to where it redirects."""
 
@@ -160,71 +127,27 @@ class HttpStore(Store):
         parts = urlsplit(url)
         user, at, host = parts.netloc.rpartition("@")
         self._parts = parts._replace(netloc=host)
-        self._secret = base64.b64encode(unquote(user).encode()).decode() if at else ""
-        self._opener = urllib.request.build_opener(_SameScheme())
+        self._authorization = web.basic(unquote(user)) if at else ""
+        self._client = web.Client()
         self.shown = urlunsplit(self._parts._replace(query="", fragment=""))
 
     def get(self, name: str, most: int, deadline: float) -> bytes | None:
-        with self._answered(name, deadline) as answer:
-            if answer is None:
-                return None
-            length = int(answer.headers.get("Content-Length") or -1)
-            if length > most:
-                raise _too_large(name, most)
-            content = bytearray()
-            while piece := answer.read1(_PIECE):
-                content += piece
-                if len(content) > most:
-                    raise _too_large(name, most)
-                if time.monotonic() > deadline:
-                    raise TryAgainError(f"it had sent {len(content)} bytes of {name}")
-            if len(content) < length:
-                raise TryAgainError(f"it ended {name} after {len(content)} bytes of {length}")
-            return bytes(content)
+        with self._client.answered(self._url(name), deadline, self._authorization) as answer:
+            return None if answer is None else web.body(answer, name, most, deadline)
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
         headers = {"Content-Type": "application/octet-stream", **({} if replace else {"If-None-Match": "*"})}
+        request = {"data": content, "method": "PUT", "headers": headers}
         try:
-            with self._answered(name, deadline, data=content, method="PUT", headers=headers) as answer:
+            with self._client.answered(self._url(name), deadline, self._authorization, **request) as answer:
                 if answer is None:
                     raise RemoteUnavailableError(f"it does not take {name}: status 404")
                 return True
-        except _ExistsError:
+        except web.ExistsError:
             return False
 
-    @contextlib.contextmanager
-    def _answered(self, name: str, deadline: float, **request: Any) -> Any:
-        """The answer for an object, while the block runs; None where the server has none."""
-        url = urlunsplit(self._parts._replace(path=f"{self._parts.path}/{quote(name)}"))
-        asked = urllib.request.Request(url, **request)  # noqa: S310 - the scheme is one of HTTP's
-        if self._secret:
-            asked.add_unredirected_header("Authorization", f"Basic {self._secret}")
-        try:
-            with self._opener.open(asked, timeout=max(0.001, deadline - time.monotonic())) as answer:
-                yield answer
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code in (404, 410):
-                yield None
-            elif error.code in (409, 412):
-                raise _ExistsError from error
-            elif error.code in (408, 425, 429) or error.code >= 500:
-                raise TryAgainError(f"it answers {error.code} {error.reason}") from error
-            else:
-                raise RemoteUnavailableError(f"it answers {error.code} {error.reason}") from error
-        except urllib.error.URLError as error:
-            late = isinstance(error.reason, TimeoutError)
-            raise TryAgainError("no answer" if late else str(error.reason)) from error
-        except TimeoutError as error:
-            raise TryAgainError("no answer") from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            if isinstance(error, RemoteUnavailableError | RefusedObjectError):
-                raise
-            raise TryAgainError(f"{type(error).__name__}: {error}") from error
-
-
-class _ExistsError(Exception):
-    """The server has the object already."""
+    def _url(self, name: str) -> str:
+        return urlunsplit(self._parts._replace(path=f"{self._parts.path}/{quote(name)}"))
 
 
 class FsspecStore(Store):
@@ -244,7 +167,7 @@ class FsspecStore(Store):
             except FileNotFoundError:
                 return None
         if len(content) > most:
-            raise _too_large(name, most)
+            raise web.too_large(name, most)
         return content
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:

@@ -16,6 +16,7 @@ from sgljit_core.cache.manifest import ManifestError
 from sgljit_core.errors import UntrustedCacheError
 
 from . import index, objects
+from .config import Settings
 from .errors import RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
 from .objects import Artifact
@@ -57,20 +58,29 @@ def local(root: Path, choice: Choice) -> Iterator[Artifact]:
             yield Artifact(found.manifest, found.payload)
 
 
-def push(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run: bool, progress: Progress) -> int:
+def push(
+    remote: Remote,
+    root: Path,
+    choice: Choice,
+    name: str = "",
+    *,
+    dry_run: bool,
+    progress: Progress,
+    replace: bool = False,
+) -> int:
     """Publish the artifacts of a cache, each as an object of its own, and in archives; returns their number.
 
     An archive holds a family for a target; with a ``name``, one archive of that name holds all.
 
+    Args:
+        replace: write objects anew that are there, such as to sign them with another key.
+
     Raises:
         UntrustedRemoteError: keys are trusted, and there is none to sign with.
+        KeyFileError: the key cannot be used, or has expired.
         RemoteUnavailableError: the remote does not take them.
     """
-    if remote.trusted and remote.key is None:
-        raise UntrustedRemoteError(
-            "SGLJIT_TRUSTED_KEYS asks for signatures, and there is no key to sign with: name one with --sign, or in "
-            "SGLJIT_SIGNING_KEY"
-        )
+    key = remote.signer()
     groups: dict[tuple[str, str, str], list[Artifact]] = {}
     artifacts = list(local(root, choice))
     for number, artifact in enumerate(artifacts, 1):
@@ -78,11 +88,13 @@ def push(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run:
         family = manifest.family or "_"
         of = (name, "", "") if name else (f"{manifest.target}.{family}", family, manifest.target)
         groups.setdefault(of, []).append(artifact)
-        did = "would push" if dry_run else "pushed" if remote.publish_one(artifact) else "is there"
+        did = (
+            "would push" if dry_run else "pushed" if remote.publish_one(artifact, key, replace=replace) else "is there"
+        )
         progress(f"{number}/{len(artifacts)} {did}: {manifest.build}, {len(artifact.payload)} bytes")
     written = []
     for (archive, family, target), members in groups.items():
-        content = objects.pack(members, remote.key)
+        content = objects.pack(members, key)
         entry = Archive(archive, family, target, len(content), tuple(member.place for member in members))
         if not dry_run:
             remote.put(entry.object_name, content, replace=True)
@@ -148,7 +160,7 @@ def pull(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run:
             raise RemoteUnavailableError(f"{remote.store.shown} lists {archive.name}, and has no such archive")
         unpacked = remote.unpack(archive.object_name, content)
         refused += len(unpacked.refused)
-        new += _put(unpacked.artifacts, root)
+        new += put(unpacked.artifacts, root)
         lacking = [place for place in absent if not (root / place).is_dir()]
         if lacking and not unpacked.refused:
             raise RemoteUnavailableError(
@@ -158,7 +170,7 @@ def pull(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run:
     return Pulled(new, there, refused)
 
 
-def _put(artifacts: Iterable[Artifact], root: Path) -> int:
+def put(artifacts: Iterable[Artifact], root: Path) -> int:
     """Put those of some artifacts that are not there below a root; their number."""
     absent = [artifact for artifact in artifacts if not (root / artifact.place).is_dir()]
     for artifact in absent:
@@ -197,5 +209,22 @@ def import_file(file: Path, root: Path, trusted: Sequence[TrustedKey]) -> Pulled
     unpacked = objects.unpack(content, trusted)
     for place, reason in unpacked.refused.items():
         refuse(str(file), place, reason)
-    new = _put(unpacked.artifacts, root)
+    new = put(unpacked.artifacts, root)
     return Pulled(new, len(unpacked.artifacts) - new, len(unpacked.refused))
+
+
+def keys_for(file: Path, settings: Settings) -> tuple[TrustedKey, ...]:
+    """The keys, one of which must have signed a file; none where it is accepted without a signature.
+
+    Raises:
+        UntrustedRemoteError: nothing says whose code it has.
+        KeyFileError: a key cannot be used.
+    """
+    if not (settings.trusted_keys or settings.unsigned):
+        raise UntrustedRemoteError(
+            f"{file} is not used: whoever made it could run code as you. Name the keys whose code you trust in "
+            "SGLJIT_TRUSTED_KEYS, or accept it as it is with SGLJIT_REMOTE_UNSIGNED=1"
+        )
+    from . import signing
+
+    return signing.public_keys(settings.trusted_keys) if settings.trusted_keys else ()

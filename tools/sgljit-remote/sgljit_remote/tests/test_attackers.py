@@ -250,7 +250,7 @@ def test_an_object_of_another_user_is_refused_without_keys(tmp_path, cache, said
 
 
 def test_a_redirect_out_of_tls_is_not_followed(remote):
-    handler = next(one for one in remote().store._opener.handlers if type(one).__name__ == "_SameScheme")
+    handler = next(one for one in remote().store._client._opener.handlers if type(one).__name__ == "_SameScheme")
     request = type("Request", (), {"full_url": "https://host/x"})
     with pytest.raises(RemoteUnavailableError, match="without TLS"):
         handler.redirect_request(request, None, 302, "", {}, "http://host/x")

@@ -7,13 +7,14 @@ from datetime import date, timedelta
 
 import pytest
 
-from sgljit_remote import objects, signing
+from sgljit_remote import objects, signing, transfer
 from sgljit_remote.cli import main
 from sgljit_remote.config import Settings
 from sgljit_remote.errors import KeyFileError
 from sgljit_remote.objects import object_name
-from sgljit_remote.remote import Remote
+from sgljit_remote.remote import Remote, put_in_place
 from sgljit_remote.remote import session as session_of
+from sgljit_remote.transfer import Choice
 
 from .conftest import files
 from .served import artifact
@@ -108,6 +109,57 @@ def test_an_expired_key_signs_nothing(pair, tmp_path, clock):
     clock(2)
     with pytest.raises(KeyFileError, match=r"the key .*old was valid until .*: it signs nothing any more"):
         signing.private_key(tmp_path / "old")
+
+
+@pytest.fixture
+def signs(pair, server, tmp_path):
+    """The settings of a machine that publishes with the first key, and trusts both."""
+    settings = {"is_writable": True, "unsigned": False, "trusted_keys": (pair[0],)}
+    return {**settings, "signing_key": tmp_path / "old"}
+
+
+def test_an_expired_signing_key_does_not_end_reading(pair, server, session, signs, cache, clock, said):
+    server.objects[f"/{NAME}"] = objects.pack([ONE], pair[2])
+    clock(2)
+    one = session(**signs)
+    assert one.fetch(LOCATION, TOOLCHAIN, cache) == cache
+    assert one.fetch(OTHER.manifest.location.path, TOOLCHAIN, cache) is None
+    one.publish(OTHER)
+    (warning,) = said()
+    assert "nothing is published: the key " in warning
+    assert "it signs nothing any more" in warning
+    assert [name for name in server.requests if name.startswith("PUT")] == []  # no lease either
+
+
+def test_a_key_that_expires_while_a_process_runs_signs_nothing_more(server, session, signs, clock, said):
+    one = session(**signs)
+    one.publish(ONE)
+    assert f"/{NAME}" in server.objects
+    clock(2)
+    one.publish(OTHER)
+    assert f"/{object_name(OTHER.manifest.location.path, TOOLCHAIN)}" not in server.objects
+    assert "it signs nothing any more" in said()[0]
+
+
+def test_a_push_with_an_expired_key_is_an_error_and_with_the_next_one_replaces(
+    remote, session, signs, server, cache, clock, tmp_path
+):
+    def push(key, **more):
+        return transfer.push(
+            remote(**{**signs, "signing_key": tmp_path / key}), cache, Choice(), dry_run=False, progress=print, **more
+        )
+
+    put_in_place(ONE, cache)
+    assert push("old") == 1
+    clock(2)
+    with pytest.raises(KeyFileError, match="it signs nothing any more"):
+        push("old")
+    push("new")  # the archive is new, and the object is not
+    server.objects.pop("/sgljit-1/index.json")
+    assert session(**signs).fetch(LOCATION, TOOLCHAIN, tmp_path / "second") is None
+    push("new", replace=True)
+    server.objects.pop("/sgljit-1/index.json")
+    assert session(**signs).fetch(LOCATION, TOOLCHAIN, tmp_path / "second") == tmp_path / "second"
 
 
 def test_a_revoked_key_is_a_strangers(pair, server, session, cache, said):

@@ -78,6 +78,52 @@ def test_a_machine_that_died_is_waited_for_no_longer_than_the_limit(server, writ
     assert server.objects[LEASE] != b"of a machine that died"  # this one is waited for now
 
 
+def test_many_leases_of_machines_that_died_cost_a_process_one_wait(server, writer, cache, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 0.5)
+    one = writer()
+    leases = []
+    for number in range(4):
+        manifest = artifact(number).manifest
+        leases.append(f"/{lease.lease_name(object_name(manifest.location.path, TOOLCHAIN))}")
+        server.objects[leases[-1]] = b"of a machine that died"
+        assert one.fetch(manifest.location.path, TOOLCHAIN, cache) is None
+    asked = [server.requests.count(f"GET {name}") for name in leases]
+    assert asked[0] > 1
+    assert asked[1:] == [1, 1, 1]
+    assert b"of a machine that died" not in {server.objects[name] for name in leases}  # taken over
+
+
+def test_threads_that_wait_at_once_wait_once(server, writer, cache, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 2.0)
+    one, places = writer(), [artifact(number).manifest.location.path for number in range(8)]
+    for place in places:
+        server.objects[f"/{lease.lease_name(object_name(place, TOOLCHAIN))}"] = b"of a machine that died"
+    threads = []
+    start = time.monotonic()
+    for place in places:
+        threads.append(threading.Thread(target=one.fetch, args=(place, TOOLCHAIN, cache)))
+        threads[-1].start()
+        time.sleep(0.2)  # a thread that begins later waits no longer than the first
+    for thread in threads:
+        thread.join()
+    assert 2 <= time.monotonic() - start < 8
+
+
+def test_a_wait_that_was_worth_it_costs_no_patience(server, writer, cache, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 3.0)
+    one = writer()
+    for number in range(3):
+        made = artifact(number)
+        name = object_name(made.manifest.location.path, TOOLCHAIN)
+        server.objects[f"/{lease.lease_name(name)}"] = b"of a machine at work"
+        content = objects.pack([made], None)
+        later = threading.Timer(0.4, lambda name=name, content=content: server.objects.update({f"/{name}": content}))
+        later.start()
+        assert one.fetch(made.manifest.location.path, TOOLCHAIN, cache) == cache
+    assert one._patience.unchanged == pytest.approx(3.0, abs=0.1)
+    assert one._patience.most < lease.MOST_SECONDS - 1  # all waits together end
+
+
 def test_a_lease_that_changes_again_and_again_holds_nobody_up_for_ever(server, writer, cache, monkeypatch):
     monkeypatch.setattr(lease, "MOST_SECONDS", 1.0)
     server.objects[LEASE] = b"0"

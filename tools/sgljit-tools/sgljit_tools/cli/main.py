@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Annotated
 
 import typer
 
 from sgljit_core import __version__
+from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError
+from sgljit_core.plugins import discovery
 from sgljit_tools._version import __version__ as tools_version
 
 from . import cache
@@ -48,10 +51,26 @@ app.command("wheel")(add_artifacts_to_wheel)
 app.add_typer(cache.app, name="cache")
 
 
+@functools.cache
+def with_commands_of_others() -> typer.Typer:
+    """The command line with what distributions add to it: entry points such as ``cache.bundle``, each a function.
+
+    One that cannot be imported is reported and left out.
+    """
+    for plugin in discovery.entry_points("sgljit.commands", settings().plugins):
+        group, _, name = plugin.name.rpartition(".")
+        try:
+            (cache.app if group == "cache" else app).command(name)(discovery.import_plugin(plugin))
+        except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
+            about = f"the command {plugin.name} of {plugin}"
+            discovery.report(about, f"{about} cannot be used: {error}")
+    return app
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. An error of sgljit gives a message on stderr and exit status 1, not a traceback."""
     try:
-        app(arguments)
+        with_commands_of_others()(arguments)
     except (SgljitError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)

@@ -1,0 +1,370 @@
+"""Bundles: what is in them, where they are laid out, and what an attacker can make of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sgljit_core.errors import SgljitError, UntrustedCacheError
+from sgljit_remote import Directory, bundles, parts, signing
+from sgljit_remote.errors import BundleMismatchError, RefusedObjectError, UntrustedRemoteError
+from sgljit_remote.remote import put_in_place
+
+from .conftest import files
+from .served import artifact
+
+ONE = artifact(1)
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """The directory ``other`` of a library, and this machine as ``machine`` describes it."""
+    machine = {"directory": Directory("other", tmp_path / "first" / "other", {"chip": "a"}), "torch": b"by torch"}
+    monkeypatch.setattr(parts, "directories", lambda: {machine["directory"].name: machine["directory"]})
+    monkeypatch.setattr(parts, "torch_key", lambda: {"torch": "2.0"})
+    monkeypatch.setattr(bundles, "_saved_by_torch", lambda: b"")
+    directory = machine["directory"].path
+    (directory / "ab").mkdir(parents=True)
+    (directory / "ab" / "kernel.cubin").write_bytes(b"cubin" * 100)
+    (directory / "ab" / "__grp__kernel.json").write_text(json.dumps({"child": f"{directory}/ab/kernel.cubin"}))
+    return machine
+
+
+@pytest.fixture
+def made(here, cache, key, tmp_path):
+    """A signed bundle of a cache with one artifact and of that directory."""
+    put_in_place(ONE, cache)
+    file = tmp_path / "one.bundle"
+    bundles.write(file, cache, signing.private_key(key))
+    return file
+
+
+@pytest.fixture
+def second(here, tmp_path):
+    """Another machine of the same kind: its cache. Its library looks in another directory."""
+    here["directory"] = Directory("other", tmp_path / "second" / "other", {"chip": "a"}, names_itself="__grp__*.json")
+    return tmp_path / "second" / "cache"
+
+
+@pytest.fixture
+def trusted(key):
+    return signing.public_keys([key.parent / "trusted"])
+
+
+def laid(here):
+    place = here["directory"].path
+    return sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+
+
+def test_a_bundle_is_laid_out_on_a_machine_of_the_same_kind(made, second, here, trusted):
+    assert bundles.lay_out(made, second, trusted) == {"other": (2, 0), "sgljit": (1, 0)}
+    assert files(second) == [ONE.place]
+    assert laid(here) == ["ab/__grp__kernel.json", "ab/kernel.cubin"]
+    assert (here["directory"].path / "ab" / "kernel.cubin").read_bytes() == b"cubin" * 100
+    assert bundles.lay_out(made, second, trusted) == {"other": (0, 2), "sgljit": (0, 1)}
+
+
+def test_files_that_hold_the_directorys_path_get_the_new_one(made, second, here, cache, key, trusted, tmp_path):
+    new = here["directory"]
+    first = here["directory"] = Directory("other", tmp_path / "first" / "other", {"chip": "a"}, names_itself="__grp__*")
+    bundles.write(made, cache, signing.private_key(key))
+    here["directory"] = new
+    bundles.lay_out(made, second, trusted)
+    text = (new.path / "ab" / "__grp__kernel.json").read_text()
+    assert json.loads(text) == {"child": f"{new.path}/ab/kernel.cubin"}
+    assert str(first.path) not in text
+
+
+def test_a_file_that_is_there_stays(made, second, here, trusted):
+    place = here["directory"].path / "ab"
+    place.mkdir(parents=True, mode=0o700)
+    (place / "kernel.cubin").write_bytes(b"newer")
+    assert bundles.lay_out(made, second, trusted)["other"] == (1, 1)
+    assert (place / "kernel.cubin").read_bytes() == b"newer"
+
+
+def test_a_bundle_for_another_machine_is_refused_with_the_differences(made, second, here, trusted):
+    here["directory"] = Directory("other", here["directory"].path, {"chip": "b", "driver": "1"})
+    with pytest.raises(BundleMismatchError) as raised:
+        bundles.lay_out(made, second, trusted)
+    assert raised.value.differences == ("other: chip is 'a', and here 'b'", "other: driver is 'none', and here '1'")
+    assert "is for another machine:\n  - other: chip is 'a', and here 'b'" in str(raised.value)
+    assert files(second) == laid(here) == []
+    assert bundles.lay_out(made, second, trusted, ["sgljit"]) == {"sgljit": (1, 0)}
+
+
+def test_a_part_that_must_not_move_is_refused_elsewhere(here, cache, key, trusted, tmp_path, monkeypatch):
+    here["directory"] = Directory("other", here["directory"].path, may_move=False)
+    file = tmp_path / "one.bundle"
+    bundles.write(file, cache, signing.private_key(key))
+    assert bundles.lay_out(file, cache, trusted) == {"other": (0, 2)}
+    monkeypatch.setattr("platform.node", lambda: "another")
+    with pytest.raises(BundleMismatchError, match=r"other: machine is '.*', and here 'another'"):
+        bundles.lay_out(file, cache, trusted)
+
+
+def test_a_part_that_nothing_here_takes_is_refused(made, second, here, trusted, monkeypatch):
+    monkeypatch.setattr(parts, "directories", dict)
+    with pytest.raises(BundleMismatchError, match="other: nothing that is installed here takes it"):
+        bundles.lay_out(made, second, trusted)
+    with pytest.raises(RefusedObjectError, match="it has no part else, but other, sgljit"):
+        bundles.lay_out(made, second, trusted, ["else"])
+
+
+def test_torchs_part_needs_the_same_torch(here, cache, key, trusted, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundles, "_saved_by_torch", lambda: b"by torch")
+    file = tmp_path / "one.bundle"
+    assert bundles.write(file, cache, signing.private_key(key))["torch"].key == {"torch": "2.0"}
+    monkeypatch.setattr(parts, "torch_key", lambda: {"torch": "2.1"})
+    with pytest.raises(BundleMismatchError, match=r"torch: torch is '2.0', and here '2.1'"):
+        bundles.lay_out(file, cache, trusted)
+
+
+def test_links_and_what_they_lead_to_are_not_bundled(here, cache, tmp_path):
+    place = here["directory"].path
+    (tmp_path / "secret").write_text("secret")
+    (place / "link").symlink_to(tmp_path / "secret")
+    (place / "directory").symlink_to(tmp_path)
+    (place / "a\nname").touch()
+    written = bundles.write(tmp_path / "one.bundle", cache, None)
+    assert sorted(written["other"].files) == ["ab/__grp__kernel.json", "ab/kernel.cubin"]
+
+
+def rewritten(file: Path, change, key=None) -> Path:
+    """The bundle after a change of its members by name, signed anew with a key if there is one."""
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    if key is not None:
+        members["signature"] = signing.sign(members["bundle.json"], signing.private_key(key), "bundle")
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file
+
+
+def listed(members, **part):
+    document = json.loads(members["bundle.json"])
+    document["parts"]["other"] |= part
+    members["bundle.json"] = json.dumps(document).encode()
+
+
+ALTERED = {
+    "a file that differs": (
+        lambda members: members.update({"other/ab/kernel.cubin": b"CUBIN" * 100}),
+        "its file other/ab/kernel.cubin is not the one that it lists",
+    ),
+    "a longer file": (
+        lambda members: members.update({"other/ab/kernel.cubin": b"cubin" * 101}),
+        "its file other/ab/kernel.cubin is not the one that it lists",
+    ),
+    "a file that is not listed": (
+        lambda members: members.update({"other/ab/new": b""}),
+        "it has files that it does not list, such as 'other/ab/new'",
+    ),
+    "a file less": (
+        lambda members: members.pop("other/ab/kernel.cubin"),
+        "it lacks files that it lists, such as 'other/ab/kernel.cubin'",
+    ),
+    "another list": (lambda members: listed(members, key={"chip": "b"}), "it is signed by none of the keys"),
+    "no list": (lambda members: members.pop("bundle.json"), "it has no bundle.json"),
+    "no signature": (lambda members: members.pop("signature"), "it is not signed"),
+    "a signature of nothing": (lambda members: members.update(signature=b""), "it is signed by none of the keys"),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_an_altered_bundle_is_refused_and_nothing_is_laid_out(made, second, here, trusted, name):
+    change, reason = ALTERED[name]
+    with pytest.raises(RefusedObjectError, match=reason):
+        bundles.lay_out(rewritten(made, change), second, trusted)
+    assert files(second) == laid(here) == []
+
+
+def test_a_strangers_bundle_is_refused(made, second, here, trusted, tmp_path):
+    signing.new_key(tmp_path / "stranger")
+    rewritten(made, lambda members: None, tmp_path / "stranger")
+    with pytest.raises(RefusedObjectError, match="it is signed by none of the keys of SGLJIT_TRUSTED_KEYS"):
+        bundles.lay_out(made, second, trusted)
+    assert laid(here) == []
+
+
+def test_a_signature_of_a_manifest_is_none_of_a_bundle(made, second, trusted, key):
+    def replay(members):
+        members["signature"] = signing.sign(members["bundle.json"], signing.private_key(key))
+
+    with pytest.raises(RefusedObjectError, match="it is signed by none of the keys"):
+        bundles.lay_out(rewritten(made, replay), second, trusted)
+
+
+@pytest.mark.parametrize("path", ["../evil", "/evil", "a/../../evil", "a//b", "./a", "a\\b", "a/", "", "a\nb"])
+def test_a_path_out_of_the_directory_is_refused_with_a_true_signature_too(made, second, here, trusted, key, path):
+    def change(members):
+        listed(members, files={path: [0, "0" * 64]})
+
+    with pytest.raises(RefusedObjectError, match=r"bundle\.json is none"):
+        bundles.lay_out(rewritten(made, change, key), second, trusted)
+    assert not list(second.parent.rglob("evil"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100000,
+        '{"format": 2, "parts": {}}',
+        '{"format": 1, "parts": {"../x": {"key": {}, "files": {}}}}',
+        '{"format": 1, "parts": {"torch": {"key": {}, "files": {}}}}',
+        '{"format": 1, "parts": {"other": {"key": {}, "files": {"a": [-1, ""]}}}}',
+    ],
+)
+def test_a_list_that_is_none_is_refused(made, second, trusted, key, text):
+    def change(members):
+        members.clear()
+        members["bundle.json"] = text.encode()
+
+    with pytest.raises(RefusedObjectError, match=r"bundle\.json is none"):
+        bundles.lay_out(rewritten(made, change, key), second, trusted)
+
+
+def test_a_file_of_a_terabyte_is_refused(made, second, trusted, key):
+    def change(members):
+        listed(members, files={"ab/kernel.cubin": [1 << 40, "0" * 64]})
+        members.pop("other/ab/__grp__kernel.json")
+
+    with pytest.raises(RefusedObjectError, match="it has more than"):
+        bundles.lay_out(rewritten(made, change, key), second, trusted)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 0.5, 0.99])
+def test_a_damaged_file_is_no_bundle(made, second, trusted, cut):
+    content = made.read_bytes()
+    made.write_bytes(content[: int(cut * len(content)) if isinstance(cut, float) else cut])
+    with pytest.raises(RefusedObjectError, match="is no bundle, or damaged"):
+        bundles.lay_out(made, second, trusted)
+
+
+def test_damage_inside_is_refused(made, second, here, trusted):
+    content = bytearray(made.read_bytes())
+    with zipfile.ZipFile(made) as archive:
+        start = archive.getinfo("other/ab/kernel.cubin").header_offset
+    content[start + 52] ^= 0xFF
+    made.write_bytes(content)
+    with pytest.raises(RefusedObjectError, match="is refused and not used"):
+        bundles.lay_out(made, second, trusted)
+    assert laid(here) == []
+
+
+def test_a_directory_that_others_can_write_is_not_written(made, second, here, trusted):
+    place = here["directory"].path
+    place.mkdir(parents=True)
+    place.chmod(0o777)
+    with pytest.raises(UntrustedCacheError, match="can be written by group or others"):
+        bundles.lay_out(made, second, trusted)
+    assert laid(here) == []
+
+
+def test_a_link_in_the_directory_is_not_followed(made, second, here, trusted, tmp_path):
+    place = here["directory"].path
+    place.mkdir(parents=True, mode=0o700)
+    (tmp_path / "elsewhere").mkdir()
+    (place / "ab").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+        bundles.lay_out(made, second, trusted)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_without_keys_nothing_is_laid_out(made, second, here, monkeypatch):
+    with pytest.raises(UntrustedRemoteError, match="whoever made it could run code as you"):
+        bundles.unbundle(made)
+    monkeypatch.setenv("SGLJIT_REMOTE_UNSIGNED", "1")
+    assert bundles.unbundle(made)["other"] == (2, 0)
+
+
+PLUGIN = """\
+from pathlib import Path
+from sgljit_remote import Directory
+
+def kept():
+    return [{given}]
+"""
+
+
+def test_a_distribution_adds_directories(tmp_path, monkeypatch):
+    def added(given):
+        site = tmp_path / given[:9].strip('"(')
+        info = site / "stranger-1.0.dist-info"
+        info.mkdir(parents=True)
+        (site / "stranger_kept.py").write_text(PLUGIN.format(given=given))
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[sgljit.bundles]\nstranger = stranger_kept:kept\n")
+        code = "from sgljit_remote import parts\nprint(parts.directories()['mine'].whole_key['a'])"
+        environment = {**os.environ, "PYTHONPATH": str(site)}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+    assert added("Directory('mine', Path('/kept'), {'a': 'b'})").stdout == "b\n"
+    wrong = added("'/kept'")
+    assert "stranger 1.0: stranger_kept:kept gives '/kept'; expected a Directory with an absolute path" in wrong.stderr
+    assert "SgljitError" in wrong.stderr
+
+
+def test_two_directories_of_one_name_are_a_mistake(monkeypatch):
+    monkeypatch.setattr(parts, "_triton", parts._inductor)
+    with pytest.raises(SgljitError, match="two directories of bundles have one name: inductor, inductor"):
+        parts.directories()
+
+
+WARM = """\
+import sys
+import time
+
+import torch
+
+torch.manual_seed(0)
+model = torch.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8)))
+with torch.no_grad():
+    start = time.perf_counter()
+    result = model(torch.ones(2, 8))
+    seconds = time.perf_counter() - start
+from torch._dynamo.utils import counters
+print(seconds, counters["inductor"]["fxgraph_cache_miss"], float(result.sum()))
+"""
+
+
+@pytest.mark.slow
+def test_a_fresh_machine_with_a_bundle_compiles_nothing_of_torchs(tmp_path, key):
+    """The whole way by the command line: cold, warm, and with the bundle on an empty disk."""
+    pytest.importorskip("sgljit_tools")
+    (tmp_path / "warm.py").write_text(WARM)
+
+    def run(machine, *command, **more):
+        place = tmp_path / machine
+        places = {"SGLJIT_CACHE_DIR": "ours", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("SGLJIT_")}
+        variables |= {name: str(place / directory) for name, directory in places.items()}
+        variables |= {"PYTHONWARNINGS": "ignore", "SGLJIT_TRUSTED_KEYS": str(key.parent / "trusted"), **more}
+        command = [sys.executable, *command]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    bundling = ("-m", "sgljit_core", "cache", "bundle", "one.bundle", "--sign", str(key), "--", "warm.py")
+    cold, *told = run("first", *bundling).splitlines()
+    assert [line.partition(":")[0] for line in told] == ["torch", "inductor", f"wrote one.bundle, signed with {key}"]
+    assert cold.split()[1] == "1"
+    assert "torch: 1 are new" in run("second", "-m", "sgljit_core", "cache", "unbundle", "one.bundle")
+    before = sorted((tmp_path / "second").rglob("*.so"))
+    bundled, warm = run("second", "warm.py").split(), run("first", "warm.py").split()
+    print(f"first compiled call: cold {cold.split()[0]} s, bundle {bundled[0]} s, warm {warm[0]} s")
+    assert (bundled[1], warm[1]) == ("0", "0")
+    assert bundled[2] == warm[2] == cold.split()[2]
+    assert sorted((tmp_path / "second").rglob("*.so")) == before
+    refused = run("second", "-m", "sgljit_core", "cache", "unbundle", "--help")
+    assert "--part" in refused

@@ -1,0 +1,116 @@
+"""How is one request put to a web server, and what does its answer mean? By Python's own library.
+
+Rejected: fsspec's HTTP needs seven more packages, asks for the size first, and does not bound a reader.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from .asking import TryAgainError
+from .errors import RefusedObjectError, RemoteUnavailableError
+
+_PIECE = 1 << 16
+
+
+class ExistsError(Exception):
+    """The server has the object already."""
+
+
+class UnauthorizedError(RemoteUnavailableError):
+    """The server asks who is there; ``challenge`` says how to answer."""
+
+    def __init__(self, text: str, challenge: str) -> None:
+        self.challenge = challenge
+        super().__init__(text)
+
+
+def too_large(name: str, most: int) -> RefusedObjectError:
+    """The error for an object of more bytes than may be."""
+    return RefusedObjectError(f"{name} has more than {most} bytes")
+
+
+def basic(user: str) -> str:
+    """The header of a user and a password, "user:password"."""
+    return f"Basic {base64.b64encode(user.encode()).decode()}"
+
+
+class _SameScheme(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect, but for one out of TLS."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
+            raise RemoteUnavailableError("it redirects to an address without TLS")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class Client:
+    """Requests, each in its time. Raises as a store does."""
+
+    def __init__(self) -> None:
+        self._opener = urllib.request.build_opener(_SameScheme())
+
+    @contextlib.contextmanager
+    def answered(self, url: str, deadline: float, authorization: str = "", **request: Any) -> Iterator[Any]:
+        """The answer to a request, while the block runs; None where the server has no such object.
+
+        Args:
+            authorization: sent to the server of the URL, and not to where it redirects.
+
+        Raises:
+            UnauthorizedError: status 401.
+            ExistsError: status 409 or 412.
+        """
+        asked = urllib.request.Request(url, **request)  # noqa: S310 - the scheme is one of HTTP's
+        if authorization:
+            asked.add_unredirected_header("Authorization", authorization)
+        try:
+            with self._opener.open(asked, timeout=max(0.001, deadline - time.monotonic())) as answer:
+                yield answer
+        except urllib.error.HTTPError as error:
+            error.close()
+            text = f"it answers {error.code} {error.reason}"
+            if error.code in (404, 410):
+                yield None
+            elif error.code == 401:
+                raise UnauthorizedError(text, error.headers.get("WWW-Authenticate", "")) from error
+            elif error.code in (409, 412):
+                raise ExistsError from error
+            elif error.code in (408, 425, 429) or error.code >= 500:
+                raise TryAgainError(text) from error
+            else:
+                raise RemoteUnavailableError(text) from error
+        except urllib.error.URLError as error:
+            late = isinstance(error.reason, TimeoutError)
+            raise TryAgainError("no answer" if late else str(error.reason)) from error
+        except TimeoutError as error:
+            raise TryAgainError("no answer") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, RemoteUnavailableError | RefusedObjectError):
+                raise
+            raise TryAgainError(f"{type(error).__name__}: {error}") from error
+
+
+def body(answer: Any, name: str, most: int, deadline: float) -> bytes:
+    """The whole body of an answer, of at most so many bytes. Raises as a store does."""
+    length = int(answer.headers.get("Content-Length") or -1)
+    if length > most:
+        raise too_large(name, most)
+    content = bytearray()
+    while piece := answer.read1(_PIECE):
+        content += piece
+        if len(content) > most:
+            raise too_large(name, most)
+        if time.monotonic() > deadline:
+            raise TryAgainError(f"it had sent {len(content)} bytes of {name}")
+    if len(content) < length:
+        raise TryAgainError(f"it ended {name} after {len(content)} bytes of {length}")
+    return bytes(content)
