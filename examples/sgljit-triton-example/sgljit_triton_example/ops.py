@@ -15,7 +15,7 @@ SUM = TRITON.kernel("moe_sum.py", "moe_sum")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-@TRITON.op(mutates=("output",))
+@TRITON.op(mutates=("output",), samples="sgljit_triton_example.reference:samples_of_moe_sum")
 def moe_sum(
     input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
     output: torch.Tensor,
