@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-
 from sgljit_core import ops
 from sgljit_tools.benchmark import get_benchmark_range, measure
 from sgljit_tools.benchmark.results import write_results

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from sgljit_core.errors import TensorMatchError
 from sgljit_triton import TritonKernels
 
@@ -17,7 +16,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @TRITON.op(mutates=("output",), samples="sgljit_triton_example.reference:samples_of_moe_sum")
 def moe_sum(
-    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    input: torch.Tensor,
     output: torch.Tensor,
     topk_weights: torch.Tensor | None = None,
     *,

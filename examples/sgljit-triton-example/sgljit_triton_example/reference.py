@@ -10,7 +10,7 @@ import torch
 
 
 def moe_sum(
-    input: torch.Tensor,  # noqa: A002 - the op's name for it
+    input: torch.Tensor,
     output: torch.Tensor,
     topk_weights: torch.Tensor | None = None,
     *,

@@ -19,9 +19,7 @@ from sgljit_tools.errors import NewDistributionError
 
 ROADS = list(Road)
 # The files that the author of an example has written for its op; the others are as `sgljit new` writes them.
-REWRITTEN = re.compile(
-    r"README\.md|\w+/(ops|reference|calls|bench)\.py|\w+/(csrc|kernels)/.*|\w+/tests/test_.*\.py"
-)
+REWRITTEN = re.compile(r"README\.md|\w+/(ops|reference|calls|bench)\.py|\w+/(csrc|kernels)/.*|\w+/tests/test_.*\.py")
 EXAMPLES = {  # by project: the family, the op and the road
     "sgljit-silu-and-mul": ("silu_and_mul", "silu_and_mul", Road.VARIANTS),
     "sgljit-add-constant": ("add_constant", "add_constant", Road.LOAD_JIT),
