@@ -2,9 +2,9 @@
 
 ``source`` reads a kernel's declaration from its file, and ``configurations`` those of an autotuned one;
 ``specialisation`` says what a call's arguments specialise; ``build`` asks the core's cache for a compiled kernel;
-``compiler`` has Triton compile one, in a process of its own that runs ``worker``; ``launcher`` launches from C++;
-``interpreter`` runs kernels on the CPU; ``tuning`` chooses a configuration; ``kernels`` is what authors use, and
-``cli`` is ``sgljit tune``. Importing the package imports neither torch nor Triton.
+``monitor`` calls Triton's own hook; ``compiler`` has Triton compile one, in a process of its own that runs ``worker``;
+``launcher`` launches from C++; ``interpreter`` runs kernels on the CPU; ``tuning`` chooses a configuration; ``kernels``
+is what authors use, and ``cli`` is ``sgljit tune``. Importing the package imports neither torch nor Triton.
 """
 
 from typing import TYPE_CHECKING

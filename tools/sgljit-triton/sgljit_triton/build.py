@@ -20,7 +20,7 @@ from sgljit_core.errors import ArtifactLoadError, CompileError, SignatureError, 
 from sgljit_core.load.cubin import Cubin
 from sgljit_core.specs.build import BuildSpec, Product, Target
 
-from . import compiler
+from . import compiler, monitor
 
 FORMAT = 1  # of what an artifact says besides the machine code; raise it when a launch reads it otherwise
 _PTX_TYPES = {"u1": "u8", "i32": "u32", "i64": "u64", "fp32": "f32"}
@@ -42,7 +42,7 @@ class TritonSpec(BuildSpec):
 
     def build(self, root: Path) -> Compiled:
         """Build it, or find it in the cache: ``sgljit_core.jit.kernels.build`` calls this for what was recorded."""
-        return get(self, root)
+        return get(self, root, is_warmup=True)
 
 
 def spec(
@@ -104,9 +104,21 @@ class Compiled:
     triton: str
 
 
-def get(spec: TritonSpec, root: Path) -> Compiled:
-    """The kernel, from the cache or compiled now. Needs no GPU. Raises as ``load_jit`` does."""
-    return until_current(lambda: obtain(TritonRequest(spec, root)))
+def get(spec: TritonSpec, root: Path, *, is_warmup: bool) -> Compiled:
+    """The kernel, from the cache or compiled now. Needs no GPU. Raises as ``load_jit`` does.
+
+    ``is_warmup`` says that no launch waits for it, see ``monitor``.
+    """
+    requests: list[TritonRequest] = []
+
+    def ask() -> Compiled:
+        requests.append(TritonRequest(spec, root))
+        return obtain(requests[-1])
+
+    found = until_current(ask)
+    if any(request.was_made for request in requests):
+        monitor.compiled(spec, is_warmup=is_warmup)
+    return found
 
 
 class TritonRequest(Request[Compiled]):
@@ -114,6 +126,7 @@ class TritonRequest(Request[Compiled]):
 
     payload = "kernel.cubin"
     build: TritonSpec
+    was_made = False
 
     def __init__(self, spec: TritonSpec, root: Path) -> None:
         scan = includes.scan(spec.files, [includes.Root(spec.family, spec.csrc)])
@@ -141,6 +154,7 @@ class TritonRequest(Request[Compiled]):
             "capability": 10 * major + minor,
         }
         made = compiler.compile_kernel(spec.label, job, directory)
+        self.was_made = True
         facts = dict(made.facts)
         extra = self._check(facts, made.command, directory)
         said = {name: facts[name] for name in ("warps", "shared", "pdl")} | {"extra": extra, "kernel": spec.kernel}

@@ -193,7 +193,7 @@ class Bound:
 
     def _find(self, texts: Sequence[str], target: Target) -> tuple[Compiled, str]:
         spec = self._spec(texts, target)
-        return build.get(spec, paths.build_root(None)), spec.label
+        return build.get(spec, paths.build_root(None), is_warmup=False), spec.label
 
     def _spec(self, texts: Sequence[str], target: Target) -> TritonSpec:
         family, given = self.kernel.family, iter(texts)
@@ -222,7 +222,8 @@ class Bound:
 
         Raises TypeError as a call does, and as ``load_jit``.
         """
-        build.get(self._spec(self.texts(*args), arch.exact(arch.cuda_target())), paths.build_root(None))
+        spec = self._spec(self.texts(*args), arch.exact(arch.cuda_target()))
+        build.get(spec, paths.build_root(None), is_warmup=True)
 
     def _note(self, *args: Any) -> None:
         """In a recording: note the variant that a launch asks for."""
@@ -302,7 +303,7 @@ class Tuned(Bound):
         return tuning.Case(f"{self.kernel.file}:{self.kernel.name}", dtypes, self._given, shape)
 
     def _choose(self, grid: Grid, args: Sequence[Any]) -> Callable[..., None]:
-        """What launches the configuration for these arguments; it is measured, where that is wanted."""
+        """The launch with the configuration for these arguments, which is measured where that is wanted."""
         if _noted and _noted[-1]:
             return functools.partial(_launch_each, self._ahead(args, arch.device_target(0)))
         device = next((arg.device for arg in args if hasattr(arg, "device") and arg.device.type != "cpu"), None)

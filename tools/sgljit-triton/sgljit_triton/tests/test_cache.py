@@ -230,15 +230,6 @@ def test_without_triton_what_the_cache_has_is_used_and_the_rest_is_an_error(ops,
     assert 'pip install "sgljit-triton[compiler]"' in str(raised.value)
 
 
-def test_freeze_and_why_count_triton(ops, monkeypatch):
-    monkeypatch.setenv("SGLJIT_JIT", "error")
-    with pytest.raises(errors.CompileForbiddenError, match="SGLJIT_JIT=error forbids compiling it"):
-        build(ops)
-    answer = sgljit_core.why(lambda: build(ops))
-    assert not answer.hit if hasattr(answer, "hit") else "add<" in str(answer)
-    monkeypatch.undo()
-
-
 def test_an_error_of_triton_names_the_kernel_and_the_line(ops, package):
     file = package / "kernels" / "add.py"
     file.write_text(file.read_text().replace("tl.load(x + i, mask=i < n)", "tl.load(x + i, mask=i < m)"))
