@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sgljit_core import log
 from sgljit_core.builds.obtain import obtain, until_current
 from sgljit_core.builds.request import Request
 from sgljit_core.cache import keys
 from sgljit_core.compilers import includes
 from sgljit_core.errors import ArtifactLoadError, CompileError, SignatureError, ToolchainNotFoundError
+from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
 from sgljit_core.specs.build import BuildSpec, Product, Target
 
@@ -92,7 +94,7 @@ class Compiled:
         shared: the bytes of dynamic shared memory.
         extra: pointers to scratch memory behind the parameters; this kernel needs none, and gets null.
         pdl: whether it waits for its predecessor itself (programmatic dependent launch).
-        triton: the version that made it.
+        triton: the version that made it, and that of its ptxas, in words.
     """
 
     image: bytes
@@ -137,13 +139,31 @@ class TritonRequest(Request[Compiled]):
         super().__init__(spec, root, {**source, **triton}, scan)
 
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
-        return {"triton": compiler.find(needed_for).version}
+        triton = compiler.find(needed_for)
+        return {"triton": triton.version, "ptxas": compiler.ptxas_release(triton, self._capability, needed_for)}
+
+    def serves(self, toolchain: Mapping[str, str]) -> bool:
+        """Whether the driver here, if there is one, runs what another ptxas made: not one of a later CUDA."""
+        major, release = gpu.supported_major(), toolchain.get("ptxas", "unknown")
+        if major is None or (release[:1].isdigit() and int(release.partition(".")[0]) <= major):
+            return True
+        log.once(
+            "newer_cuda",
+            self.build.label,
+            f"{self.named.label}: a carried kernel is passed over, as it was assembled by ptxas of CUDA {release}, and "
+            f"the driver supports CUDA {major}; update the driver, or have it compiled here, which needs Triton",
+        )
+        return False
+
+    @property
+    def _capability(self) -> int:
+        assert self.build.target.cuda_arch is not None
+        major, minor = self.build.target.cuda_arch
+        return 10 * major + minor
 
     def make(self, directory: Path) -> Product:
         spec = self.named
         assert isinstance(spec, TritonSpec)
-        assert spec.target.cuda_arch is not None
-        major, minor = spec.target.cuda_arch
         job = {
             "family": spec.family,
             "csrc": str(spec.csrc),
@@ -151,7 +171,7 @@ class TritonRequest(Request[Compiled]):
             "kernel": spec.module,
             "arguments": spec.arguments,
             "options": dict(spec.options),
-            "capability": 10 * major + minor,
+            "capability": self._capability,
         }
         made = compiler.compile_kernel(spec.label, job, directory)
         self.was_made = True
@@ -159,7 +179,9 @@ class TritonRequest(Request[Compiled]):
         extra = self._check(facts, made.command, directory)
         said = {name: facts[name] for name in ("warps", "shared", "pdl")} | {"extra": extra, "kernel": spec.kernel}
         payload = directory / self.payload
-        payload.write_bytes(Cubin(made.image, facts["symbol"], keys.canonical(said), facts["triton"]).packed())
+        tools = self.find_tools(spec.label)
+        version = f"{facts['triton']} with ptxas of CUDA {tools['ptxas']}"
+        payload.write_bytes(Cubin(made.image, facts["symbol"], keys.canonical(said), version).packed())
         return Product(payload, made.command, {})
 
     def _check(self, facts: Mapping[str, Any], command: str, directory: Path) -> int:

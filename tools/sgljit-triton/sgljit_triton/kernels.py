@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from sgljit_core import KernelFamily, paths
 from sgljit_core.builds import recording
-from sgljit_core.cache import keys
 from sgljit_core.compilers import arch, includes
 from sgljit_core.errors import InvalidBuildError
 from sgljit_core.specs.build import Target
@@ -241,8 +240,9 @@ class Bound:
         scan = includes.scan(kernel.declared.files, [includes.Root(kernel.family.name, kernel.family.csrc)])
         arguments = dict(zip((one.name for one in self._parameters), args, strict=True))
         arguments |= {name: ast.literal_eval(text) for name, text in self._constants.items()}
-        call = interpreter.Call(kernel.family.name, kernel.family.csrc, kernel.file, kernel.name, grid, arguments)
-        interpreter.run(call, keys.key(scan.files))
+        family = kernel.family
+        call = interpreter.Call(family.name, family.csrc, kernel.file, kernel.name, grid, arguments, dict(scan.files))
+        interpreter.run(call)
 
 
 class Tuned(Bound):
