@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from sgljit_core.errors import TensorMatchError
 from sgljit_triton import TritonKernels
 
@@ -15,9 +14,9 @@ SUM = TRITON.kernel("moe_sum.py", "moe_sum")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-@TRITON.op(mutates=("output",))
+@TRITON.op(mutates=("output",), samples="sgljit_triton_example.reference:samples_of_moe_sum")
 def moe_sum(
-    input: torch.Tensor,  # noqa: A002 - the name that engines pass it by
+    input: torch.Tensor,
     output: torch.Tensor,
     topk_weights: torch.Tensor | None = None,
     *,

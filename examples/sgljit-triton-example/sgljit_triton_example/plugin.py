@@ -1,4 +1,4 @@
-"""The family, as data. sgljit imports nothing else of the package before an op is asked for."""
+"""The family, as data. The entry point in pyproject.toml names it; this module imports no torch."""
 
 from sgljit_core import KernelFamily
 

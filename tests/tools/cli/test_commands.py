@@ -47,3 +47,8 @@ def test_a_command_that_fails_leaves_the_others_at_work(tmp_path):
     assert f"{tmp_path}/cache\n" in said
     assert "the command broken of stranger-broken 1.2.3 cannot be used: " in said
     assert "ValueError: no" in said
+
+
+def test_a_command_of_sgljit_itself_asks_no_other_distribution(tmp_path):
+    _install(tmp_path, "broken", "raise ValueError('no')")
+    assert "cannot be used" not in _sgljit(tmp_path, "list", "--help")

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sgljit_core import log
 from sgljit_core.builds.obtain import obtain, until_current
 from sgljit_core.builds.request import Request
 from sgljit_core.cache import keys
 from sgljit_core.compilers import includes
 from sgljit_core.errors import ArtifactLoadError, CompileError, SignatureError, ToolchainNotFoundError
+from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
 from sgljit_core.specs.build import BuildSpec, Product, Target
 
-from . import compiler
+from . import compiler, monitor
 
 FORMAT = 1  # of what an artifact says besides the machine code; raise it when a launch reads it otherwise
 _PTX_TYPES = {"u1": "u8", "i32": "u32", "i64": "u64", "fp32": "f32"}
@@ -42,7 +44,7 @@ class TritonSpec(BuildSpec):
 
     def build(self, root: Path) -> Compiled:
         """Build it, or find it in the cache: ``sgljit_core.jit.kernels.build`` calls this for what was recorded."""
-        return get(self, root)
+        return get(self, root, is_warmup=True)
 
 
 def spec(
@@ -92,7 +94,7 @@ class Compiled:
         shared: the bytes of dynamic shared memory.
         extra: pointers to scratch memory behind the parameters; this kernel needs none, and gets null.
         pdl: whether it waits for its predecessor itself (programmatic dependent launch).
-        triton: the version that made it.
+        triton: the version that made it, and that of its ptxas, in words.
     """
 
     image: bytes
@@ -104,9 +106,21 @@ class Compiled:
     triton: str
 
 
-def get(spec: TritonSpec, root: Path) -> Compiled:
-    """The kernel, from the cache or compiled now. Needs no GPU. Raises as ``load_jit`` does."""
-    return until_current(lambda: obtain(TritonRequest(spec, root)))
+def get(spec: TritonSpec, root: Path, *, is_warmup: bool) -> Compiled:
+    """The kernel, from the cache or compiled now. Needs no GPU. Raises as ``load_jit`` does.
+
+    ``is_warmup`` says that no launch waits for it, see ``monitor``.
+    """
+    requests: list[TritonRequest] = []
+
+    def ask() -> Compiled:
+        requests.append(TritonRequest(spec, root))
+        return obtain(requests[-1])
+
+    found = until_current(ask)
+    if any(request.was_made for request in requests):
+        monitor.compiled(spec, is_warmup=is_warmup)
+    return found
 
 
 class TritonRequest(Request[Compiled]):
@@ -114,6 +128,7 @@ class TritonRequest(Request[Compiled]):
 
     payload = "kernel.cubin"
     build: TritonSpec
+    was_made = False
 
     def __init__(self, spec: TritonSpec, root: Path) -> None:
         scan = includes.scan(spec.files, [includes.Root(spec.family, spec.csrc)])
@@ -124,13 +139,31 @@ class TritonRequest(Request[Compiled]):
         super().__init__(spec, root, {**source, **triton}, scan)
 
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
-        return {"triton": compiler.find(needed_for).version}
+        triton = compiler.find(needed_for)
+        return {"triton": triton.version, "ptxas": compiler.ptxas_release(triton, self._capability, needed_for)}
+
+    def serves(self, toolchain: Mapping[str, str]) -> bool:
+        """Whether the driver here, if there is one, runs what another ptxas made: not one of a later CUDA."""
+        major, release = gpu.supported_major(), toolchain.get("ptxas", "unknown")
+        if major is None or (release[:1].isdigit() and int(release.partition(".")[0]) <= major):
+            return True
+        log.once(
+            "newer_cuda",
+            self.build.label,
+            f"{self.named.label}: a carried kernel is passed over, as it was assembled by ptxas of CUDA {release}, and "
+            f"the driver supports CUDA {major}; update the driver, or have it compiled here, which needs Triton",
+        )
+        return False
+
+    @property
+    def _capability(self) -> int:
+        assert self.build.target.cuda_arch is not None
+        major, minor = self.build.target.cuda_arch
+        return 10 * major + minor
 
     def make(self, directory: Path) -> Product:
         spec = self.named
         assert isinstance(spec, TritonSpec)
-        assert spec.target.cuda_arch is not None
-        major, minor = spec.target.cuda_arch
         job = {
             "family": spec.family,
             "csrc": str(spec.csrc),
@@ -138,14 +171,17 @@ class TritonRequest(Request[Compiled]):
             "kernel": spec.module,
             "arguments": spec.arguments,
             "options": dict(spec.options),
-            "capability": 10 * major + minor,
+            "capability": self._capability,
         }
         made = compiler.compile_kernel(spec.label, job, directory)
+        self.was_made = True
         facts = dict(made.facts)
         extra = self._check(facts, made.command, directory)
         said = {name: facts[name] for name in ("warps", "shared", "pdl")} | {"extra": extra, "kernel": spec.kernel}
         payload = directory / self.payload
-        payload.write_bytes(Cubin(made.image, facts["symbol"], keys.canonical(said), facts["triton"]).packed())
+        tools = self.find_tools(spec.label)
+        version = f"{facts['triton']} with ptxas of CUDA {tools['ptxas']}"
+        payload.write_bytes(Cubin(made.image, facts["symbol"], keys.canonical(said), version).packed())
         return Product(payload, made.command, {})
 
     def _check(self, facts: Mapping[str, Any], command: str, directory: Path) -> int:

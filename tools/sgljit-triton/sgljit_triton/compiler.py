@@ -13,17 +13,20 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sgljit_core.errors import CompileError, ToolchainNotFoundError
-from sgljit_core.machine import jobs, supervisor
+from sgljit_core.machine import answers, jobs, supervisor
 
 REMEDY = 'Install the release that PyTorch brings: pip install "sgljit-triton[compiler]".'
 _VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
-_PROGRAMS = ("_C/libtriton.so", "backends/nvidia/bin/ptxas", "backends/nvidia/bin/ptxas-blackwell")
+_PTXAS, _PTXAS_BLACKWELL = "backends/nvidia/bin/ptxas", "backends/nvidia/bin/ptxas-blackwell"
+_PROGRAMS = ("_C/libtriton.so", _PTXAS, _PTXAS_BLACKWELL)
+_RELEASE = re.compile(r"release (\d+\.\d+)")
 
 
 class Triton(NamedTuple):
@@ -50,6 +53,29 @@ def find(needed_for: str) -> Triton:
         )
     sizes = [str((directory / file).stat().st_size) for file in _PROGRAMS if (directory / file).is_file()]
     return Triton(directory, f"{version[1]} ({', '.join(sizes)} bytes)")
+
+
+def ptxas_release(triton: Triton, capability: int, needed_for: str) -> str:
+    """The CUDA of the ptxas with which Triton assembles for a capability such as 90: "12.8". It may have two.
+
+    Asked once for each state of the program, and remembered. Raises ToolchainNotFoundError.
+    """
+    program = triton.directory / (_PTXAS_BLACKWELL if capability >= 100 else _PTXAS)
+    try:
+        state = program.stat()
+        question = ("ptxas", str(program), str(state.st_size), str(state.st_mtime_ns))
+        text = answers.recall(question)
+        if text is None:
+            done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
+            text = done.stdout
+            answers.remember(question, text)
+        if (found := _RELEASE.search(text)) is None:
+            raise ValueError(f"its version cannot be read: {text!r}")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ToolchainNotFoundError(
+            f"Triton's {program.name}", needed_for=needed_for, searched=[f"{program}: {error}"], remedy=REMEDY
+        ) from error
+    return found[1]
 
 
 class Made(NamedTuple):

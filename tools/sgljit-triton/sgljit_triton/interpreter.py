@@ -28,7 +28,10 @@ from .sources import Finder
 
 
 class Call(NamedTuple):
-    """One launch: the kernel's file, its grid, and its arguments by name."""
+    """One launch: the kernel's file, its grid, and its arguments by name.
+
+    ``sources`` has a hash of the file and of each that it imports.
+    """
 
     family: str
     csrc: Path
@@ -36,6 +39,7 @@ class Call(NamedTuple):
     kernel: str
     grid: Sequence[int]
     arguments: Mapping[str, Any]
+    sources: Mapping[str, str]
 
 
 class _Tensor(NamedTuple):
@@ -51,8 +55,8 @@ class _Tensor(NamedTuple):
 _lock = ForkLock()
 
 
-def run(call: Call, sources: str) -> None:
-    """Run a launch to its end. ``sources`` changes with every edit of the kernel's files.
+def run(call: Call) -> None:
+    """Run a launch to its end.
 
     Raises:
         ToolchainNotFoundError: Triton is not installed.
@@ -68,7 +72,7 @@ def run(call: Call, sources: str) -> None:
     packed = {name: _packed(value, storages) for name, value in call.arguments.items()}
     contents = {key: ctypes.string_at(one.data_ptr(), one.nbytes()) for key, one in storages.items()}
     with _lock.here():
-        answer = _process(sources).ask(call._replace(arguments=packed), contents)
+        answer = _process().ask(call._replace(arguments=packed), contents)
     if isinstance(answer, str):
         raise RuntimeError(f"{call.family}.{call.kernel}, in Triton's interpreter: {answer}")
     for key, content in answer.items():
@@ -78,11 +82,22 @@ def run(call: Call, sources: str) -> None:
 
 def perform(call: Call) -> None:
     """Run a launch in this process, which must be interpreting."""
-    function = getattr(_finder(call.family, call.csrc).module(call.file), call.kernel)
+    from triton.runtime import Autotuner
+
+    finder = _finder(call.family, call.csrc)
+    known = _sources.setdefault((call.family, call.csrc), {})
+    if any(known.get(file, key) != key for file, key in call.sources.items()):  # an edit
+        known.clear()
+        finder.forget()
+    known.update(call.sources)
+    function = getattr(finder.module(call.file), call.kernel)
+    if isinstance(function, Autotuner):  # its configuration is among the arguments
+        function = function.fn
     function[tuple(call.grid)](**call.arguments)
 
 
 _finder = functools.cache(Finder)  # each stays in sys.meta_path
+_sources: dict[tuple[str, Path], dict[str, str]] = {}  # what the modules of a family were imported from
 
 
 def _is_interpreting() -> bool:
@@ -99,10 +114,9 @@ def _packed(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
 
 
 class _Process:
-    """A process that interprets the kernels of these ``sources``."""
+    """A process that interprets kernels."""
 
-    def __init__(self, sources: str) -> None:
-        self.sources = sources
+    def __init__(self) -> None:
         self.owner = os.getpid()
         path = [os.path.abspath(place) for place in sys.path]  # noqa: PTH100 - "" is the working directory
         start = f"import sys; sys.path[:] = {path!r}; from {__name__} import serve; serve()"
@@ -135,12 +149,12 @@ class _Process:
 _running: list[_Process] = []
 
 
-def _process(sources: str) -> _Process:
-    """The process for these sources. Edited files are imported anew, and a forked child has a process of its own."""
-    if _running and (_running[0].sources, _running[0].owner) != (sources, os.getpid()):
+def _process() -> _Process:
+    """The process that interprets. A forked child has one of its own."""
+    if _running and _running[0].owner != os.getpid():
         _close()
     if not _running:
-        _running.append(_Process(sources))
+        _running.append(_Process())
     return _running[0]
 
 

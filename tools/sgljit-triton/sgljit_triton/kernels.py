@@ -5,21 +5,23 @@ from __future__ import annotations
 import ast
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from sgljit_core import KernelFamily, paths
 from sgljit_core.builds import recording
-from sgljit_core.cache import keys
 from sgljit_core.compilers import arch, includes
 from sgljit_core.errors import InvalidBuildError
 from sgljit_core.specs.build import Target
 
-from . import build, launcher, source, specialisation
+from . import build, launcher, source, specialisation, tuning
 from .build import Compiled, TritonSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Grid = Sequence[int] | Callable[[Mapping[str, Any]], Sequence[int]]
 
 
 class TritonKernels:
@@ -129,7 +131,8 @@ class Kernel:
         >>> SCALE.bind(BLOCK=1024, num_warps=4)((blocks, 1, 1), x, out, n)
 
         The same object for the same constants in the same order. A constant is an int, a finite float, a bool, a str,
-        None, or a tuple of these; options are num_warps, num_stages, maxnreg, enable_fp_fusion and launch_pdl.
+        None, or a tuple of these; options are num_warps, num_stages, maxnreg, enable_fp_fusion and launch_pdl. For a
+        kernel with ``@triton.autotune`` these are the ones that its configurations leave open, see ``tuning``.
 
         Raises:
             SourceNotFoundError, InvalidBuildError: the file has no such kernel, or the constants are not its.
@@ -137,7 +140,8 @@ class Kernel:
         key = *constants, *map(repr, constants.values())  # as 1, True and 1.0 are equal
         bound = self._bound.get(key)
         if bound is None:
-            bound = self._bound.setdefault(key, Bound(self, constants))
+            made = Bound(self, constants) if self.declared.autotuned is None else Tuned(self, constants)
+            bound = self._bound.setdefault(key, made)
         return bound
 
 
@@ -149,12 +153,20 @@ class Bound:
         declared = kernel.declared
         self._parameters = [parameter for parameter in declared.parameters if not parameter.is_constexpr]
         self._constants, self._options = specialisation.constants(str(kernel), declared.parameters, constants)
+        self._noted: dict[tuple[str, ...], TritonSpec] = {}
 
-    def __call__(self, grid: Sequence[int], *args: Any) -> None:
+    @functools.cached_property
+    def meta(self) -> Mapping[str, Any]:
+        """The constants and options by name, which a grid that is a function takes."""
+        constants = {name: ast.literal_eval(text) for name, text in self._constants.items()}
+        return types.MappingProxyType({**constants, **self._options})
+
+    def __call__(self, grid: Grid, *args: Any) -> None:
         """Launch on the current stream of the tensors' device; on the CPU Triton's interpreter runs it.
 
         Args:
-            grid: three numbers of blocks; with a 0 nothing is launched.
+            grid: three numbers of blocks, or a function of the constants by name that returns them; with a 0 nothing is
+                launched.
             args: the kernel's arguments but for its constants, in their order: tensors, ints of 64 bits, floats, which
                 become float32, bools, and None. A tensor is passed by its address.
 
@@ -163,6 +175,8 @@ class Bound:
             ValueError: the grid is too large, or the tensors are on several devices.
             Exception: as ``load_jit``, where the kernel must be compiled.
         """
+        if callable(grid):
+            grid = grid(self.meta)
         x, y, z = grid
         if self._launch(x, y, z, *args):
             self._interpret(grid, args)
@@ -178,7 +192,7 @@ class Bound:
 
     def _find(self, texts: Sequence[str], target: Target) -> tuple[Compiled, str]:
         spec = self._spec(texts, target)
-        return build.get(spec, paths.build_root(None)), spec.label
+        return build.get(spec, paths.build_root(None), is_warmup=False), spec.label
 
     def _spec(self, texts: Sequence[str], target: Target) -> TritonSpec:
         family, given = self.kernel.family, iter(texts)
@@ -207,12 +221,16 @@ class Bound:
 
         Raises TypeError as a call does, and as ``load_jit``.
         """
-        build.get(self._spec(self.texts(*args), arch.exact(arch.cuda_target())), paths.build_root(None))
+        spec = self._spec(self.texts(*args), arch.exact(arch.cuda_target()))
+        build.get(spec, paths.build_root(None), is_warmup=True)
 
     def _note(self, *args: Any) -> None:
         """In a recording: note the variant that a launch asks for."""
         if _noted and _noted[-1] and 0 not in args[:3]:
-            spec = self._spec(self.texts(*args[3:]), arch.device_target(0))
+            texts = tuple(self.texts(*args[3:]))
+            spec = self._noted.get(texts)  # for each number of tokens there is a call, and few of them differ
+            if spec is None:
+                spec = self._noted[texts] = self._spec(texts, arch.device_target(0))
             recording.note(spec, paths.build_root(None))
 
     def _interpret(self, grid: Sequence[int], args: Sequence[Any]) -> None:
@@ -222,5 +240,94 @@ class Bound:
         scan = includes.scan(kernel.declared.files, [includes.Root(kernel.family.name, kernel.family.csrc)])
         arguments = dict(zip((one.name for one in self._parameters), args, strict=True))
         arguments |= {name: ast.literal_eval(text) for name, text in self._constants.items()}
-        call = interpreter.Call(kernel.family.name, kernel.family.csrc, kernel.file, kernel.name, grid, arguments)
-        interpreter.run(call, keys.key(scan.files))
+        family = kernel.family
+        call = interpreter.Call(family.name, family.csrc, kernel.file, kernel.name, grid, arguments, dict(scan.files))
+        interpreter.run(call)
+
+
+class Tuned(Bound):
+    """An autotuned kernel; made by ``Kernel.bind``. Each call takes one of its configurations, see ``tuning``."""
+
+    def __init__(self, kernel: Kernel, constants: dict[str, Any]) -> None:
+        self.kernel = kernel
+        declared = kernel.declared
+        assert declared.autotuned is not None
+        self._configurations, key = declared.autotuned
+        for configuration in self._configurations:
+            if twice := configuration.keys() & constants.keys():
+                raise InvalidBuildError(
+                    f"{kernel}: bind() has {', '.join(sorted(twice))}, which the configurations of {kernel.file} choose"
+                )
+        self._bounds = [Bound(kernel, {**constants, **one}) for one in self._configurations]
+        self._parameters = [parameter for parameter in declared.parameters if not parameter.is_constexpr]
+        self._given = {name: repr(value) for name, value in constants.items()}
+        names = [parameter.name for parameter in self._parameters]
+        # A constant of the key is the same for all calls.
+        self._places = {name: names.index(name) for name in key if name in names}
+        self._chosen: dict[Any, Callable[..., None]] = {}
+
+    def __call__(self, grid: Grid, *args: Any) -> None:
+        """Launch as ``Bound`` does, with the configuration for these arguments, on which the grid may depend.
+
+        Raises TypeError, too, where an argument that the key names is no number, bool, str or None.
+        """
+        # Dtypes and devices of tensors, and the values that the key names.
+        seen = [(arg.dtype, arg.device) if hasattr(arg, "device") else None for arg in args]
+        key = *seen, *[args[place] for place in self._places.values() if place < len(args)]
+        launch = self._chosen.get(key)
+        if launch is None:
+            launch = self._choose(grid, args)
+            if len(self._chosen) >= _MOST_CHOSEN:
+                self._chosen.clear()
+            self._chosen[key] = launch
+        launch(grid, *args)
+
+    def build(self, *args: Any) -> None:
+        target = arch.exact(arch.cuda_target())
+        for bound in self._ahead(args, target):
+            bound.build(*args)
+
+    @property
+    def _directory(self) -> Path:
+        return paths.package_directory(self.kernel.family.package) / "tuned"
+
+    def _case(self, args: Sequence[Any]) -> tuning.Case:
+        self.texts(*args)  # refuses what no kernel takes
+        dtypes = tuple(str(arg.dtype).removeprefix("torch.") if hasattr(arg, "device") else "" for arg in args)
+        shape = {name: args[place] for name, place in self._places.items()}
+        for name, value in shape.items():
+            if not isinstance(value, int | float | str | None):
+                raise TypeError(
+                    f"{self.kernel}: the key of @triton.autotune has {name}, of {type(value).__name__}; name its sizes"
+                )
+        return tuning.Case(f"{self.kernel.file}:{self.kernel.name}", dtypes, self._given, shape)
+
+    def _choose(self, grid: Grid, args: Sequence[Any]) -> Callable[..., None]:
+        """The launch with the configuration for these arguments, which is measured where that is wanted."""
+        if _noted and _noted[-1]:
+            return functools.partial(_launch_each, self._ahead(args, arch.device_target(0)))
+        device = next((arg.device for arg in args if hasattr(arg, "device") and arg.device.type != "cpu"), None)
+        case = self._case(args)
+        if (measurement := tuning.active()) is not None:
+            launches = [
+                (configuration, functools.partial(bound, grid))
+                for configuration, bound in zip(self._configurations, self._bounds, strict=True)
+            ]
+            return self._bounds[measurement.fastest(str(self.kernel), case, launches, args)]
+        if device is None or device.type != "cuda":  # the interpreter, a recording of calls on the CPU, or an error
+            return self._bounds[0]
+        name = tuning.chip(device.index or 0)
+        chosen = tuning.choose(self._directory, str(self.kernel), name, case, self._configurations)
+        return self._bounds[self._configurations.index(chosen)]
+
+    def _ahead(self, args: Sequence[Any], target: Target) -> list[Bound]:
+        wanted = tuning.ahead(self._directory, str(self.kernel), target.name, self._case(args), self._configurations)
+        return [self._bounds[self._configurations.index(one)] for one in wanted]
+
+
+_MOST_CHOSEN = 65536  # cases that a kernel remembers
+
+
+def _launch_each(bounds: Sequence[Bound], grid: Grid, *args: Any) -> None:
+    for bound in bounds:
+        bound(grid, *args)

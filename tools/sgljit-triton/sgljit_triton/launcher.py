@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgljit_core import KernelFamily
+from sgljit_core import KernelFamily, cache_once
 from sgljit_core.compilers import arch
 from sgljit_core.load import gpu
 from sgljit_core.load.exceptions import passing
@@ -47,8 +47,9 @@ _finders: dict[int, Find] = {}
 _loaded: OncePerKey[tuple[int, str, int], _Loaded] = OncePerKey()
 
 
+@cache_once
 def load(family: KernelFamily) -> Module:
-    """The launcher of a family; in a recording, what stands for it. Raises as ``load_jit`` does."""
+    """The launcher of a family, loaded once; in a recording, what stands for it. Raises as ``load_jit`` does."""
     module = family.load_jit(
         "triton_launcher",
         cpp_sources="#include <sgljit_triton/launcher.h>",

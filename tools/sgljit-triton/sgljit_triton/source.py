@@ -15,6 +15,9 @@ from typing import Any
 
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 
+from . import configurations
+from .configurations import Autotuned
+
 _ALLOWED = frozenset({"__future__", "math", "triton", "typing"})
 _OPTIONS_OF_JIT = ("do_not_specialize", "do_not_specialize_on_alignment")
 
@@ -37,10 +40,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Declared:
-    """A kernel as its file declares it; ``files`` are that file and those that it imports, relative to ``csrc``."""
+    """A kernel as its file declares it.
+
+    Attributes:
+        files: that file and those that it imports, relative to ``csrc``.
+        autotuned: its configurations; None if it has none.
+    """
 
     parameters: tuple[Parameter, ...]
     files: tuple[str, ...]
+    autotuned: Autotuned | None = None
 
 
 def read(csrc: Path, file: str, kernel: str) -> Declared:
@@ -57,7 +66,8 @@ def read(csrc: Path, file: str, kernel: str) -> Declared:
         kernels = [n.name for n in trees[file].body if isinstance(n, ast.FunctionDef) and n.decorator_list]
         raise InvalidBuildError(f"{where} is not in the file, which has {', '.join(kernels) or 'none'}")
     function = found[-1]
-    options = _options(where, function)
+    decorators = function.decorator_list
+    options = _options(where, function, decorators[-1] if 1 <= len(decorators) <= 2 else None)
     arguments = function.args
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
         raise InvalidBuildError(f"{where}: its parameters must be positional, without * and **")
@@ -67,7 +77,11 @@ def read(csrc: Path, file: str, kernel: str) -> Declared:
         _parameter(where, i, parameter, default, options)
         for i, (parameter, default) in enumerate(zip(names, [*defaults, *arguments.defaults], strict=True))
     )
-    return Declared(parameters, tuple(trees))
+    autotuned = None
+    if len(decorators) == 2:
+        known = frozenset(parameter.name for parameter in parameters)
+        autotuned = configurations.read(where, decorators[0], trees[file], known)
+    return Declared(parameters, tuple(trees), autotuned)
 
 
 def _trees(csrc: Path, file: str) -> dict[str, ast.Module]:
@@ -120,10 +134,9 @@ def _imported(csrc: Path, name: str, tree: ast.Module) -> Iterator[str]:
                 )
 
 
-def _options(where: str, function: ast.FunctionDef) -> dict[str, Sequence[Any]]:
-    """The options of ``@triton.jit``, which must be the only decorator."""
-    if len(function.decorator_list) == 1:
-        decorator = function.decorator_list[0]
+def _options(where: str, function: ast.FunctionDef, decorator: ast.expr | None) -> dict[str, Sequence[Any]]:
+    """The options of ``@triton.jit``, the innermost decorator."""
+    if decorator is not None:
         call = decorator if isinstance(decorator, ast.Call) else None
         if ast.unparse(call.func if call else decorator) in ("triton.jit", "jit"):
             found = {keyword.arg: keyword.value for keyword in (call.keywords if call else ())}
@@ -134,8 +147,8 @@ def _options(where: str, function: ast.FunctionDef) -> dict[str, Sequence[Any]]:
                 pass
     written = " ".join(f"@{ast.unparse(one)}" for one in function.decorator_list) or "no decorator"
     raise InvalidBuildError(
-        f"{where} has {written}; expected @triton.jit, with at most {' and '.join(_OPTIONS_OF_JIT)} as lists of names. "
-        f"The op chooses constants such as block sizes, and passes them to bind()"
+        f"{where} has {written}; expected @triton.jit, with at most {' and '.join(_OPTIONS_OF_JIT)} as lists of names, "
+        f"and at most @triton.autotune above it. The op passes other constants to bind()"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import linecache
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,12 @@ class Finder(importlib.abc.MetaPathFinder):
         label = "/".join((self._family, self._csrc.name, *place.relative_to(self._csrc).parts))
         loader = _Loader(place, label)
         return importlib.machinery.ModuleSpec(fullname, loader, origin=label, is_package=place.is_dir())
+
+    def forget(self) -> None:
+        """Import the files anew when they are asked for again."""
+        for name in [name for name in sys.modules if name.partition(".")[0] == self.package]:
+            del sys.modules[name]
+        linecache.clearcache()  # has the text of the old ones
 
     def module(self, file: str) -> ModuleType:
         """The module of a file, imported."""

@@ -27,6 +27,8 @@ def main(job: Path) -> None:
     from triton.compiler import ASTSource
 
     function = getattr(Finder(wanted["family"], Path(wanted["csrc"])).module(wanted["file"]), wanted["kernel"])
+    if not isinstance(function, triton.JITFunction):  # autotuned: its configuration is among the constants and options
+        function = function.fn
     signature, constants, attributes = {}, {}, {}
     for i, (name, text, is_constexpr) in enumerate(wanted["arguments"]):
         if is_constexpr or text.startswith("="):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from sgljit_core.errors import TensorMatchError
+
 from sgljit_triton_example import moe_sum
 from sgljit_triton_example.reference import moe_sum as reference
 

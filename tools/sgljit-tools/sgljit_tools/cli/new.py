@@ -1,9 +1,9 @@
 """``sgljit new``: a distribution of kernels to begin with, complete and right.
 
-The files below ``new_files/`` are its templates, laid out as they will be: ``both`` for either road, ``variants`` and
-``load_jit`` for one. PACKAGE and OP in a path stand for names; no header of the system is called OP_kernel.h, which it
-would hide. Names are checked before anything is written. The distribution is made beside its place and moved there
-whole, so that a failure leaves nothing behind.
+The files below ``new_files/`` are its templates, laid out as they will be: ``all`` for all roads, the others for one,
+whose files replace those of ``all``. PACKAGE and OP in a path stand for names; no header of the system is called
+OP_kernel.h, which it would hide. Names are checked before anything is written. The distribution is made beside its
+place and moved there whole, so that a failure leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TEMPLATES = Path(__file__).resolve().parent / "new_files"
 
 # A function of such a name would hide what a file of the distribution means by it.
 NAMES_OF_TEMPLATES = {"attributes", "bench", "cache_once", "csrc", "load_module", "make_cpp_args"}
-NAMES_OF_TEMPLATES |= {"ops", "plugin", "reference", "tests", "torch"}
+NAMES_OF_TEMPLATES |= {"kernels", "ops", "plugin", "reference", "tests", "tl", "torch", "triton"}
 
 
 class Road(str, Enum):
@@ -42,13 +42,14 @@ class Road(str, Enum):
 
     VARIANTS = "variants"
     LOAD_JIT = "load_jit"
+    TRITON = "triton"
 
 
 def new_distribution(
     project: Annotated[str, typer.Argument(help="The name to pip install by, such as acme-kernels.")],
     family: Annotated[str, typer.Option(help='The family: users write ops["FAMILY"].')],
     op: Annotated[str, typer.Option(help="The first op: users write ops[...].OP.")],
-    road: Annotated[Road, typer.Option(help="NVRTC at each kernel's first launch, or one module by nvcc.")] = (
+    road: Annotated[Road, typer.Option(help="NVRTC at a kernel's first launch, a module by nvcc, or Triton.")] = (
         Road.VARIANTS
     ),
 ) -> None:
@@ -83,8 +84,12 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
         "oldest": f"{major}.{minor}",
         "next": f"{major}.{minor + 1}",
     }
+    triton, bounds = road is Road.TRITON, f">={names['oldest']},<{names['next']}"
+    names["compilers"] = '"sgljit-triton[compiler]"' if triton else '"sgljit-core[cuda]"'
+    names["requires"] = f'"sgljit-triton{bounds}", ' if triton else ""
+    names["test_requires"] = f', "sgljit-triton[compiler]{bounds}"' if triton else ""
     found = {}
-    for root in (TEMPLATES / "both", TEMPLATES / road.value):
+    for root in (TEMPLATES / "all", TEMPLATES / road.value):
         for file in root.rglob("*.in"):
             place = file.relative_to(root).as_posix().removesuffix(".in").replace("PACKAGE", package).replace("OP", op)
             found[place] = Template(file.read_text(encoding="utf-8")).substitute(names)
@@ -135,12 +140,13 @@ def _check(project: str, family: str, op: str) -> None:
 
 
 def _write(into: Path, texts: Mapping[str, str]) -> None:
-    """Make a directory with these files, and a ``.clangd`` with the paths of this machine; whole or not at all."""
-    # A question for the device would take the import of torch: seconds, in a command that takes none.
-    target = arch.parse_cuda_target("9.0", "the editor's")
+    """Make a directory with these files, and for C++ a ``.clangd`` with this machine's paths; whole or not at all."""
+    if any("/csrc/" in place for place in texts):
+        # A question for the device would take the import of torch: seconds, in a command that takes none.
+        texts = {**texts, ".clangd": configuration(arch.parse_cuda_target("9.0", "the editor's"))}
     with tempfile.TemporaryDirectory(prefix=".sgljit-new-", dir=Path.cwd()) as beside:
         whole = Path(beside, into.name)
-        for place, text in {**texts, ".clangd": configuration(target)}.items():
+        for place, text in texts.items():
             file = whole / place
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")

@@ -26,6 +26,8 @@ class Last(ctypes.Structure):
         ("count", ctypes.c_int),
         ("arguments", ctypes.c_int),
         ("values", ctypes.c_uint64 * 80),
+        ("load_status", ctypes.c_int),
+        ("launch_status", ctypes.c_int),
     )
 
 

@@ -165,6 +165,48 @@ def test_an_artifact_of_another_kernel_in_this_place_is_not_launched(ops, cache)
             requests[1].load(broken)
 
 
+def test_a_carried_kernel_of_a_newer_cuda_than_the_drivers_is_passed_over(ops, package, cache, monkeypatch, caplog):
+    from sgljit_triton import build as build_module
+
+    build(ops)
+    shutil.copytree(cache, package / "prebuilt")
+    shutil.rmtree(cache)
+    release = json.loads((artifacts(package / "prebuilt")[0] / "manifest.json").read_text())["manifest"]["toolchain"][
+        "ptxas"
+    ]
+    major = int(release.partition(".")[0])
+    for supported, wanted in ((None, (1, 0)), (major, (1, 0)), (major - 1, (0, 1))):
+        monkeypatch.setattr(build_module.gpu, "supported_major", lambda supported=supported: supported)
+        assert counted(lambda: build(ops)) == wanted, supported
+    assert f"assembled by ptxas of CUDA {release}, and the driver supports CUDA {major - 1}; update the" in caplog.text
+
+
+def test_the_release_of_ptxas_is_that_of_the_target(ops):
+    """Triton has a ptxas of its own for Blackwell."""
+    from sgljit_triton import compiler
+
+    found = compiler.find("a test")
+    for capability, program in ((90, "ptxas"), (100, "ptxas-blackwell")):
+        file = found.directory / "backends" / "nvidia" / "bin" / program
+        said = subprocess.run([file, "--version"], capture_output=True, text=True, check=True).stdout
+        for _ in range(2):  # asked, and remembered
+            release = compiler.ptxas_release(found, capability, "a test")
+            assert f"release {release}," in said
+
+
+@pytest.mark.parametrize("text", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\necho nothing\n"])
+def test_a_ptxas_that_does_not_say_its_release_is_named(tmp_path, text):
+    from sgljit_triton import compiler
+
+    program = tmp_path / "backends" / "nvidia" / "bin" / "ptxas"
+    program.parent.mkdir(parents=True)
+    if text is not None:
+        program.write_text(text)
+        program.chmod(0o755)
+    with pytest.raises(errors.ToolchainNotFoundError, match=rf"Triton's ptxas not found.*a test.*(?s:.*){program}: "):
+        compiler.ptxas_release(compiler.Triton(tmp_path, "1.0"), 90, "a test")
+
+
 def arch_target():
     from sgljit_core.compilers import arch
 
@@ -228,15 +270,6 @@ def test_without_triton_what_the_cache_has_is_used_and_the_rest_is_an_error(ops,
     with pytest.raises(errors.ToolchainNotFoundError, match=r"Triton not found.*add<.*i32, fp32, BLOCK=64>") as raised:
         build(ops, n=63)
     assert 'pip install "sgljit-triton[compiler]"' in str(raised.value)
-
-
-def test_freeze_and_why_count_triton(ops, monkeypatch):
-    monkeypatch.setenv("SGLJIT_JIT", "error")
-    with pytest.raises(errors.CompileForbiddenError, match="SGLJIT_JIT=error forbids compiling it"):
-        build(ops)
-    answer = sgljit_core.why(lambda: build(ops))
-    assert not answer.hit if hasattr(answer, "hit") else "add<" in str(answer)
-    monkeypatch.undo()
 
 
 def test_an_error_of_triton_names_the_kernel_and_the_line(ops, package):

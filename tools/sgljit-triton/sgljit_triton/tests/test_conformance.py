@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from .conftest import write_family
+
 pytest.importorskip("triton", reason="Triton's interpreter runs the kernels of these tests; pip install triton")
 
 CHECK = """
@@ -76,6 +78,36 @@ def test_an_edited_kernel_is_interpreted_anew_and_its_error_is_raised(run):
             assert "tri_family.add, in Triton's interpreter: " in str(error) and "nothing" in str(error), error
         else:
             raise AssertionError
+    """)
+
+
+def test_one_process_interprets_the_kernels_of_all_files(run, package):
+    """Kernels of two files and two families take turns; an edit of one is seen, and the process stays."""
+    (package / "kernels" / "other.py").write_text(
+        (package / "kernels" / "add.py").read_text().replace("value += scaled", "value -= scaled")
+    )
+    (package / "kernels" / "third.py").write_text((package / "kernels" / "add.py").read_text())
+    write_family(package.parent / "second", "second_family")
+    run("""
+        import sys, tri_family, torch
+        from pathlib import Path
+        sys.path.insert(0, str(Path(tri_family.__path__[0]).parent / "second"))
+        from sgljit_triton import interpreter
+        from tri_family.ops import ADD, TRITON
+        from second_family.ops import ADD as SECOND
+        x, out, pids = torch.ones(64), torch.empty(64), set()
+        def result(kernel):
+            kernel.bind(BLOCK=64)((1, 1, 1), x, x, out, 64, 2.0)
+            pids.add(interpreter._running[0]._process.pid)
+            return out[0].item()
+        other = TRITON.kernel("other.py", "add")
+        for _ in range(2):
+            assert [result(one) for one in (ADD, other, SECOND)] == [3, -1, 3]
+        file = Path(tri_family.__path__[0], "kernels", "common.py")
+        file.write_text(file.read_text().replace("x * alpha", "x * alpha + 1"))
+        third = TRITON.kernel("third.py", "add")  # it imports what was edited, and has not run before
+        assert [result(one) for one in (third, ADD, SECOND, other, ADD)] == [4, 4, 3, -2, 4]
+        assert len(pids) == 1
     """)
 
 

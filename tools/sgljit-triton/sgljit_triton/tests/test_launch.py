@@ -147,3 +147,54 @@ def test_the_launcher_and_python_name_the_same_variants(launch):
         launcher.bind(module, f"k{number}", kinds, find)(1, 1, 1, *arguments)
         assert asked[-1] == [specialisation.of(*one) for one in zip(arguments, kinds)], arguments
     """)
+
+
+def test_a_launch_that_the_driver_refuses_names_the_kernel(launch):
+    """As a launch with more shared memory than the chip has is refused."""
+    launch("""
+    bound = FILL.bind(WIDE=32)
+    bound((1, 1, 1), tensor(1 << 40), 5, True, 2.0)
+    LAST.launch_status = 1
+    try:
+        bound((1, 1, 1), tensor(1 << 40), 5, True, 2.0)
+    except RuntimeError as error:
+        text = str(error)
+    assert text.startswith("launch of tri_family.fill<*fp32 i32 u1 fp32>: CUDA error at "), text
+    assert "(1)" in text and "grid=<1, 1, 1>, block=<128, 1, 1>" in text, text
+    LAST.launch_status = 0
+    bound((1, 1, 1), tensor(1 << 40), 5, True, 2.0)
+    """)
+
+
+def test_more_scratch_memory_than_a_launch_passes_is_refused(launch):
+    launch("""
+    from sgljit_triton import launcher
+    from sgljit_triton.build import Compiled
+    from tri_family.plugin import FAMILY
+    for extra in (8, 9):
+        find = lambda texts, target: (Compiled(b"", "", 1, 0, extra, False, ""), "")
+        try:
+            launcher.bind(launcher.load(FAMILY), "fam.kernel", "ss", find)(1, 1, 1, tensor(1 << 40), 1)
+        except ValueError as error:
+            assert extra == 9
+            assert str(error) == (
+                "fam.kernel<*fp32:16 =1>: it takes 9 pointers to scratch memory, and at most 8 are passed"
+            ), error
+        else:
+            assert extra == 8
+    assert LAST.count == 1
+    """)
+
+
+def test_a_kernel_of_a_newer_cuda_says_which_driver_it_needs(launch):
+    launch("""
+    LAST.load_status = 200
+    try:
+        FILL.bind()((1, 1, 1), tensor(1 << 40), 5, True, 2.0)
+    except sgljit_core.errors.DriverError as error:
+        text = str(error)
+    import triton
+    assert text.startswith("tri_family.fill<*fp32, i32, u1, fp32, WIDE=64> for sm_90a cannot be loaded: "), text
+    assert f"the kernel was compiled by Triton {triton.__version__} with ptxas of CUDA 1" in text, text
+    assert "Update the driver" in text, text
+    """)

@@ -90,7 +90,7 @@ def test_the_files_are_those_that_it_imports(tmp_path):
         ("from .gone import f\n", SourceNotFoundError, "kernel file 'gone.py' not found in .*holds: file.py"),
         ("@triton.jit\ndef other(a): pass\n", InvalidBuildError, "kernel kernel is not in the file, which has other"),
         ("def kernel(a): pass\n", InvalidBuildError, "has no decorator; expected @triton.jit"),
-        ("@triton.autotune([], [])\n@triton.jit\ndef kernel(a): pass\n", InvalidBuildError, "has @triton.autotune"),
+        ("@triton.heuristics({})\n@triton.jit\ndef kernel(a): pass\n", InvalidBuildError, r"has @triton.heuristics\("),
         ("@triton.jit(noinline=True)\ndef kernel(a): pass\n", InvalidBuildError, r"has @triton.jit\(noinline=True\)"),
         ("@triton.jit\ndef kernel(a, *b): pass\n", InvalidBuildError, "must be positional"),
         ("@triton.jit\ndef kernel(a: tl.int64): pass\n", InvalidBuildError, "parameter a is annotated with tl.int64"),

@@ -35,7 +35,7 @@ struct Loaded {
 };
 
 inline constexpr int kMostParameters = 64;
-inline constexpr int kMostExtra = 8;
+inline constexpr std::uint32_t kMostExtra = 8;
 
 /// A call of tvm-ffi failed, and has stored its error for the caller.
 struct Raised : std::exception {};
@@ -232,13 +232,19 @@ inline Variant* find(const Binding& binding, const Packed& packed) noexcept {
   return one;
 }
 
-/// Ask Python for a variant. No lock is held. Two threads may both add the same, which costs its memory.
-[[gnu::cold, gnu::noinline]] inline Variant* make(Binding& binding, const Packed& packed) {
+/// A variant by what its arguments specialise, such as "*fp32:16 i32", which is the question to Python, too.
+[[gnu::cold, gnu::noinline]] inline host::Message described(const Binding& binding, const Code* codes) {
   host::Message text;
   for (int i = 0; i < binding.num_parameters; ++i) {
     if (i > 0) text << ' ';
-    append_code(text, packed.codes[i]);
+    append_code(text, codes[i]);
   }
+  return text;
+}
+
+/// Ask Python for a variant. No lock is held. Two threads may both add the same, which costs its memory.
+[[gnu::cold, gnu::noinline]] inline Variant* make(Binding& binding, const Packed& packed) {
+  const host::Message text = described(binding, packed.codes);
   static constexpr char kQuestion[] = "sgljit.triton";
   const TVMFFIByteArray name = {kQuestion, sizeof(kQuestion) - 1};
   TVMFFIObjectHandle function = nullptr;
@@ -254,10 +260,15 @@ inline Variant* find(const Binding& binding, const Packed& packed) noexcept {
   const int status = TVMFFIFunctionCall(function, args, 3, &result);
   TVMFFIObjectDecRef(function);
   if (status != 0) throw Raised{};
+  const auto& said = *reinterpret_cast<const Loaded*>(result.v_int64);
+  if (said.extra > kMostExtra)
+    throw host::Error(
+        "ValueError", binding.name, '<', text.c_str(), ">: it takes ", said.extra,
+        " pointers to scratch memory, and at most ", kMostExtra, " are passed");
   auto* made = new Variant{};
   made->hash = packed.hash;
   made->device_id = packed.device.device_id;
-  made->said = *reinterpret_cast<const Loaded*>(result.v_int64);
+  made->said = said;
   made->loaded.kernel = made->said.kernel;
   std::memcpy(made->codes, packed.codes, sizeof(Code) * static_cast<std::size_t>(binding.num_parameters));
   made->next = __atomic_load_n(&binding.variants, __ATOMIC_RELAXED);
@@ -309,7 +320,12 @@ inline bool launch(Binding& binding, const TVMFFIAny* args, int num_args) {
       .device_id = packed.device.device_id,
       .cluster = {},
       .pdl = said.pdl != 0};
-  host::launch_loaded(config, {}, variant->loaded, packed.addresses);
+  try {
+    host::launch_loaded(config, {}, variant->loaded, packed.addresses);
+  } catch (const host::Error& error) {
+    throw host::Error(
+        error.kind(), "launch of ", binding.name, '<', described(binding, packed.codes).c_str(), ">: ", error.what());
+  }
   return false;
 }
 
