@@ -68,11 +68,7 @@ def directory(root: Path, *names: str, make: bool = False) -> Iterator[int]:
 
 
 def check(root: Path) -> None:
-    """Refuse a root that another user could replace or write to. One that does not exist is fine.
-
-    Raises:
-        UntrustedCacheError: with what is wrong and the command that rights it.
-    """
+    """Raise UntrustedCacheError for a root that another user could replace or write to. A missing one is fine."""
     with contextlib.suppress(FileNotFoundError), directory(root):
         pass
 
@@ -84,11 +80,9 @@ def make(root: Path, *names: str) -> Path:
 
 
 def check_is_cache(root: Path) -> None:
-    """Refuse a directory in which nothing may be removed, as sgljit has not made it a cache.
+    """Refuse a directory in which nothing may be removed: it holds files, and no tag of ours.
 
-    Raises:
-        NotACacheError: it holds files, and no tag of ours.
-        OSError: it cannot be read.
+    Raises NotACacheError, and OSError where it cannot be read.
     """
     with directory(root) as descriptor:
         strangers = _strangers(descriptor)

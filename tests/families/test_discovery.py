@@ -601,7 +601,5 @@ def test_a_name_that_copy_asks_for_is_looked_up_in_no_metadata(monkeypatch):
 def test_a_wrong_way_to_name_a_family_says_the_right_one():
     with pytest.raises(TypeError, match=r'a family is named by a string, such as ops\["norm"\], and not by 0'):
         ops[0]
-    with pytest.raises(
-        AttributeError, match=r"'norm' is no attribute of ops: a family is an item, such as ops\[\"norm\"\]"
-    ):
+    with pytest.raises(AttributeError, match=r"'norm' is no attribute of ops: a family is an item, ops\[\"norm\"\]"):
         ops.norm  # noqa: B018

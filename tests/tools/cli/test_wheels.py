@@ -110,6 +110,32 @@ def test_a_package_that_is_not_in_the_wheel_is_refused(example, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("generator", "advice"),
+    [
+        ("hatchling 1.27.0", r'add artifacts = \["/sgljit_silu_and_mul/csrc/\*\*"\] below \[tool.hatch.build.targets.'),
+        ("setuptools (75.1)", r'add sgljit_silu_and_mul = \["csrc/\*\*"\] below \[tool.setuptools.package-data\]'),
+        ("somebody 1.0", r"let the build backend, somebody, pack sgljit_silu_and_mul/csrc;"),
+    ],
+)
+def test_a_wheel_without_sources_gets_the_advice_for_its_build_backend(example, tmp_path, generator, advice):
+    lacking = tmp_path / example.wheel.name
+    with zipfile.ZipFile(example.wheel) as whole, zipfile.ZipFile(lacking, "w") as archive:
+        for name in whole.namelist():
+            if "/csrc/" not in name and not name.endswith("/RECORD"):
+                text = whole.read(name)
+                archive.writestr(name, re.sub(rb"Generator: .*", f"Generator: {generator}".encode(), text))
+        archive.writestr(f"{example.wheel.name.split('-py3')[0]}.dist-info/RECORD", "")
+    done = add_artifacts(lacking, tmp_path / "out", "--cuda-arch", "9.0")
+    assert done.returncode == 1
+    assert done.stderr.count("error") == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(
+        rf"{lacking.name} lacks a source: .*/csrc does not exist\. In pyproject.toml: .*{advice}", done.stderr
+    )
+
+
+@pytest.mark.slow
 def test_it_serves_a_machine_without_compilers_from_an_empty_cache(distribution, example, tmp_path):
     core = distribution("sgljit-core")
     done = add_artifacts(example.wheel, tmp_path, "--cuda-arch", "9.0", "--cuda-arch", "10.0")
