@@ -38,7 +38,6 @@ class Settings:
             written.
         jit: ``SGLJIT_JIT``: whether compiling on demand is allowed: ``on`` (the default), ``warn`` or ``error``.
         jobs: ``SGLJIT_JOBS``: the number of compilers that a process runs at once; by default by cores and memory.
-        is_observed: whether ``SGLJIT_LOG``, ``SGLJIT_SYNC`` or ``SGLJIT_TRACE_CALLS`` is set, see ``log.observer``.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: with ``1``, accept caches that others can write.
         cache_home: ``XDG_CACHE_HOME``, else ``~/.cache``: the directory of the user's caches; None without a home.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for what is lost at a reboot, if there is one.
@@ -56,24 +55,28 @@ class Settings:
     prebuilt: tuple[Path, ...]
     jit: Mode
     jobs: int | None
-    is_observed: bool
     trust_shared_cache: bool
     cache_home: Path | None
     runtime_dir: Path | None
 
 
-_OBSERVING = ("SGLJIT_LOG", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS")
 _VARIABLES = (
     *("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "CXX", "PATH", "TVM_FFI_CUDA_ARCH_LIST"),
     *("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),  # HOME is the meaning of "~"
     *("SGLJIT_CACHE_DIR", "SGLJIT_CUDA_ARCH", "SGLJIT_CXX", "SGLJIT_JIT", "SGLJIT_JOBS", "SGLJIT_NVCC"),
-    *("SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUST_SHARED_CACHE", *_OBSERVING),
+    *("SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUST_SHARED_CACHE"),
 )
 
 
 def settings() -> Settings:
     """Read the environment. Raises ConfigError for an invalid variable."""
     return _interpret(tuple(map(os.environ.get, _VARIABLES)))
+
+
+def is_observed() -> bool:
+    """Whether a variable asks that sgljit-tools observes this process."""
+    given = (os.environ.get(name, "").strip() for name in ("SGLJIT_LOG", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS"))
+    return any(value not in ("", "0") for value in given)
 
 
 @functools.lru_cache(maxsize=4)
@@ -102,7 +105,6 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         prebuilt=tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", p) for p in prebuilt if p),
         jit=_one_of(given, "SGLJIT_JIT", get_args(Mode)),
         jobs=_jobs(given),
-        is_observed=any(given.get(name, "0") != "0" for name in _OBSERVING),
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
         cache_home=_cache_home(given),
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,

@@ -6,7 +6,7 @@ import importlib
 import logging
 from typing import Any
 
-from .config import settings
+from .config import is_observed
 from .errors import ConfigError
 
 _NAME = "sgljit"
@@ -38,7 +38,7 @@ def was_said(event: str) -> bool:
 
 
 observer: Any = None  # the module of sgljit-tools that prints records and calls, where a variable asks for it
-if settings().is_observed:
+if is_observed():
     try:
         observer = importlib.import_module("sgljit_tools.observing")
     except ModuleNotFoundError as error:

@@ -80,10 +80,7 @@ def make(root: Path, *names: str) -> Path:
 
 
 def check_is_cache(root: Path) -> None:
-    """Refuse a directory in which nothing may be removed: it holds files, and no tag of ours.
-
-    Raises NotACacheError, and OSError where it cannot be read.
-    """
+    """Raise NotACacheError for a directory that holds files and no tag of ours, OSError where it cannot be read."""
     with directory(root) as descriptor:
         strangers = _strangers(descriptor)
         if strangers:

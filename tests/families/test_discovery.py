@@ -423,7 +423,7 @@ def _python(site, code, **environment):
 
 
 def _list(site, **environment):
-    return _python(site, "from sgljit_tools.cli.main import list_families; list_families()", **environment)
+    return _python(site, "from sgljit_tools.cli.list import list_families; list_families()", **environment)
 
 
 _HEADERS = """
