@@ -1,4 +1,4 @@
-"""The files of a release, in ``dist/``: an sdist and a wheel of every distribution, their hashes, and a bill of materials.
+"""The files of a release, in ``dist/``: sdists and wheels of all distributions, their hashes, and a bill of materials.
 
 They are built from the files of a commit, not from the working tree, and with the commit's time as the time of
 every file (``SOURCE_DATE_EPOCH``): whoever builds the same commit with the same backend has the same bytes.
@@ -60,7 +60,8 @@ def write_materials(sources: Path, files: list[Path], output: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         built = [isolated.Built(sources, file, file) for file in files if file.suffix == ".whl"]
         environment = isolated.Environment(Path(directory, "environment"), built)
-        environment.install(*built)
+        # By name: what is installed from a path has that in its metadata, and is no package of an index.
+        environment.pip("install", "--no-index", "--find-links", files[0].parent, *isolated.PROJECTS)
         tool = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--output-format", "JSON"]
         command = [*tool, "--pyproject", sources / "pyproject.toml", "--output-file", output, environment.python]
         isolated.run(*command, cwd=Path(directory))
