@@ -69,7 +69,8 @@ $(OLDEST)/.ready-$(MINOR): pyproject.toml constraints.txt constraints-oldest.txt
 test-gpu: ## run the tests marked gpu with PYTHON as it is: installs nothing, needs no network
 	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins engines examples tools/sgljit-triton
 
-lint: $(READY) types ## check style and types; change nothing
+lint: $(READY) types ## check style, types and workflows; change nothing
+	@$(BIN)/zizmor --offline --quiet .github
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
