@@ -27,8 +27,8 @@
 /// names: it takes an argument for each, one after the other. Results: void, integers, enums, floats, bool,
 /// `host::Tensor`. A wrong number or type of arguments, or a tensor with elements but no memory (a fake one), is a
 /// `TypeError` with the function, the position, the expected and the actual type. Every C++ exception ends here and
-/// becomes a Python one: `host::Error` by its name, any other as a `RuntimeError`. The text of a `TensorMatchError` begins
-/// with the function's name.
+/// becomes a Python one: `host::Error` by its name, any other as a `RuntimeError`. The text of a `TensorMatchError`
+/// begins with the function's name.
 ///
 /// Include it last. If tvm-ffi's C++ headers are included before it, their types (`tvm::ffi::TensorView`, `Optional`,
 /// `String`, ...) are accepted and returned too, and `tvm::ffi::Error` keeps its kind; otherwise only the C ABI is
