@@ -92,7 +92,7 @@ def test_the_files_of_another_distribution_are_its_whole_package(distribution, n
     has_csrc = any(source.startswith(f"{package}/csrc/") for source in sources)
     assert has_csrc == (other.project.parent.name == "plugins")
     assert {file for file in other.wheel_files if ".dist-info/" not in file} == sources
-    documents = {"CHANGELOG.md", "PKG-INFO", "README.md", "pyproject.toml"}
+    documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
     assert other.sdist_files - {".gitignore"} == documents | sources
 
 

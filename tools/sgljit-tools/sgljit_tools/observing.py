@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """What to observe, read once.
+    """What is observed. The variables are read once.
 
     Attributes:
         log: ``SGLJIT_LOG``: ``info`` or ``debug`` prints the log records of sgljit on stderr, of this level and above;
@@ -80,7 +80,7 @@ if SETTINGS.log:
 
 
 def around(declaration: Any, body: Function) -> Function:
-    """What runs in place of the body of an op: the body itself, unless its calls are to be printed or waited for."""
+    """The body of an op, or a function that prints its calls and waits for them, as the settings say."""
     if not (SETTINGS.trace_calls or SETTINGS.sync):
         return body
     op = dataclasses.replace(declaration.where, place="")
