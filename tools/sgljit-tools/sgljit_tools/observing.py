@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is observed. The variables are read once.
+    """The settings of an observed process. The variables are read once.
 
     Attributes:
         log: ``SGLJIT_LOG``: ``info`` or ``debug`` prints the log records of sgljit on stderr, of this level and above;
