@@ -4,6 +4,7 @@
 #   PYTHON=python3.12   the interpreter that .venv is made with, and that test-gpu runs
 #   CUDA=system|pypi    where nvcc comes from; "none" leaves it out (the default finds out)
 #   PYTEST="-k norm"    more arguments for test, test-slow and test-gpu
+#   DIST="--commit TAG"  more arguments for dist
 #   WORKERS=1           how many processes test and test-slow spread over (by default one more than there are cores, as
 #                       some tests wait; 8 at most)
 
@@ -29,7 +30,7 @@ PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dis
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-slow test-engines test-oldest test-gpu lint types format clean
+.PHONY: help setup demo docs dist test test-slow test-engines test-oldest test-gpu lint types format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,7 +69,8 @@ $(OLDEST)/.ready-$(MINOR): pyproject.toml constraints.txt constraints-oldest.txt
 test-gpu: ## run the tests marked gpu with PYTHON as it is: installs nothing, needs no network
 	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins engines examples tools/sgljit-triton
 
-lint: $(READY) types ## check style and types; change nothing
+lint: $(READY) types ## check style, types and workflows; change nothing
+	@$(BIN)/zizmor --offline --quiet .github
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
@@ -83,6 +85,9 @@ format: $(READY) ## rewrite the files in the project's style
 
 clean: ## remove .venv and everything built
 	@rm -rf $(VENV) $(OLDEST) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+dist: $(READY) ## build the files of a release from the last commit: wheels, sdists, hashes, bill of materials
+	@PYTHONPATH=tests $(BIN)/python release/dist.py $(DIST)
 
 # The build backend goes in first, so that the editable installs build with the pinned one.
 # A .venv of another Python version is made anew.

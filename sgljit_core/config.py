@@ -75,6 +75,12 @@ def settings() -> Settings:
     return _interpret(tuple(map(os.environ.get, _VARIABLES)))
 
 
+def is_observed() -> bool:
+    """Whether a variable asks that sgljit-tools observes this process."""
+    given = (os.environ.get(name, "").strip() for name in ("SGLJIT_LOG", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS"))
+    return any(value not in ("", "0") for value in given)
+
+
 @functools.lru_cache(maxsize=4)
 def _interpret(values: tuple[str | None, ...]) -> Settings:
     raw = {name: value for name, value in zip(_VARIABLES, values, strict=True) if value is not None}

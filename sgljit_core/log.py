@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import Any
+
+from .config import is_observed
+from .errors import ConfigError
 
 _NAME = "sgljit"
 
@@ -31,3 +35,13 @@ def once(event: str, about: str, text: str, **data: Any) -> None:
 def was_said(event: str) -> bool:
     """Whether a warning of this event was given in this process."""
     return any(said == event for said, _ in _said)
+
+
+observer: Any = None  # the module of sgljit-tools that prints records and calls, where a variable asks for it
+if is_observed():
+    try:
+        observer = importlib.import_module("sgljit_tools.observing")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            'SGLJIT_LOG, SGLJIT_SYNC, SGLJIT_TRACE_CALLS need: pip install "sgljit-core[tools]"'
+        ) from error

@@ -8,7 +8,7 @@ from typing import Any
 import typer.main
 from typer.testing import CliRunner
 
-from sgljit_tools.cli.main import with_commands_of_others
+from sgljit_tools.cli.main import application
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -21,12 +21,12 @@ def commands() -> Iterator[tuple[str, Any]]:
         for word, one in command.commands.items():
             yield from inside(f"{words} {word}".strip(), one)
 
-    yield from inside("", typer.main.get_command(with_commands_of_others()))
+    yield from inside("", typer.main.get_command(application()))
 
 
 def _help(words: str) -> str:
     plain = typer.Typer(rich_markup_mode=None)
-    plain.add_typer(with_commands_of_others(), name="sgljit")
+    plain.add_typer(application(), name="sgljit")
     printed = CliRunner().invoke(plain, ["sgljit", *words.split(), "--help"], prog_name="", terminal_width=100)
     assert printed.exit_code == 0, printed.output
     return printed.output

@@ -1,4 +1,4 @@
-"""Which environment variables do the core and the remote read? From the settings of their modules ``config``."""
+"""Which environment variables do the core, the tools and the remote read? From the settings of their modules."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 
 import sgljit_remote.config
 from sgljit_core import config
+from sgljit_tools import observing
 
 
 def variables() -> dict[str, str]:
     """The meaning of each variable, as the classes ``Settings`` document it."""
-    text = "".join(kind.__doc__ or "" for kind in (config.Settings, sgljit_remote.config.Settings))
+    text = "".join(kind.__doc__ or "" for kind in (config.Settings, observing.Settings, sgljit_remote.config.Settings))
     found = {}
     for setting in re.findall(r"^        \w+: (``[A-Z_]+``.+(?:\n            .+)*)", text, re.MULTILINE):
         names, _, meaning = " ".join(setting.split()).replace("``", "`").partition(": ")

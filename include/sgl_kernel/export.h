@@ -27,7 +27,8 @@
 /// names: it takes an argument for each, one after the other. Results: void, integers, enums, floats, bool,
 /// `host::Tensor`. A wrong number or type of arguments, or a tensor with elements but no memory (a fake one), is a
 /// `TypeError` with the function, the position, the expected and the actual type. Every C++ exception ends here and
-/// becomes a Python one: `host::Error` by its name, any other as a `RuntimeError`.
+/// becomes a Python one: `host::Error` by its name, any other as a `RuntimeError`. The text of a `TensorMatchError`
+/// begins with the function's name.
 ///
 /// Include it last. If tvm-ffi's C++ headers are included before it, their types (`tvm::ffi::TensorView`, `Optional`,
 /// `String`, ...) are accepted and returned too, and `tvm::ffi::Error` keeps its kind; otherwise only the C ABI is
@@ -79,6 +80,9 @@ inline bool is_tensor(const TVMFFIAny& any) noexcept {
 }
 
 [[noreturn, gnu::cold]] SGL_INLINE void raise_count(const char* name, std::size_t expected, std::int32_t got);
+
+/// Hand an exception to Python. A `TensorMatchError` names the function that was called, if its text does not yet.
+[[gnu::cold]] SGL_INLINE void report(const char* function, const Error& error) noexcept;
 
 /// Reads a `T` from an argument: `matches` returns whether that is possible, `read` does it. `kName` is for errors.
 template <typename T>
@@ -397,7 +401,7 @@ int safe_call(
   } catch (const RaisedError&) {
     // the caller of this module finds the error already
   } catch (const Error& error) {
-    TVMFFIErrorSetRaisedFromCStr(error.kind(), error.what());
+    report(name, error);
 #if SGL_HAS_TVM_FFI_CPP
   } catch (const ::tvm::ffi::Error& error) {
     TVMFFIErrorSetRaisedFromCStr(error.kind().c_str(), error.message().c_str());
@@ -508,6 +512,14 @@ SGL_INLINE void ArgSlot::check_empty(const DLTensor& tensor) const {
 
 SGL_INLINE void raise_count(const char* name, std::size_t expected, std::int32_t got) {
   throw Error("TypeError", name, "(): expected ", expected, expected == 1 ? " argument" : " arguments", ", got ", got);
+}
+
+SGL_INLINE void report(const char* function, const Error& error) noexcept {
+  Message text;
+  const bool is_named = std::strncmp(error.what(), function, std::strlen(function)) == 0;
+  if (!is_named && std::strcmp(error.kind(), "TensorMatchError") == 0) text << function << "(): ";
+  text << error.what();
+  TVMFFIErrorSetRaisedFromCStr(error.kind(), text.c_str());
 }
 
 }  // namespace host::details

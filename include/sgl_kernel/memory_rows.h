@@ -101,13 +101,16 @@ inline bool rows_meet(const MemoryRows& a, const MemoryRows& b) {
   return !(stride >= inner_a && stride >= inner_b && folded(stride, distance, inner_apart));
 }
 
-/// \brief Whether to check the indices of rows: as SGLJIT_CHECK_INDICES says, 1 or 0, which is read once; else
-/// `otherwise`.
+/// \brief Whether to check the indices of rows: as SGLJIT_CHECK_INDICES says, 1 or 0; else if SGLJIT_CHECK is 1; else
+/// `otherwise`. The variables are read once.
 inline bool checks_indices(bool otherwise) {
   enum class Setting { kNone, kOff, kOn };
   static const Setting setting = [] {
     const char* text = std::getenv("SGLJIT_CHECK_INDICES");
-    if (text == nullptr || text[0] == '\0') return Setting::kNone;
+    if (text == nullptr || text[0] == '\0') {
+      text = std::getenv("SGLJIT_CHECK");
+      return text != nullptr && std::strcmp(text, "1") == 0 ? Setting::kOn : Setting::kNone;
+    }
     return std::strcmp(text, "0") == 0 ? Setting::kOff : Setting::kOn;
   }();
   return setting == Setting::kNone ? otherwise : setting == Setting::kOn;

@@ -135,7 +135,7 @@ def _make(request: Request[T], run: record.Run) -> T:
     except errors.SgljitError:
         raise
     except OSError as error:
-        reason = _reason(error)
+        reason = error.strerror or str(error)
         text = (
             f"the cache {root} cannot be written ({reason}): what is compiled now serves this process alone. "
             f"SGLJIT_CACHE_DIR names the cache; `sgljit cache build` fills it ahead of time"
@@ -147,8 +147,8 @@ def _make(request: Request[T], run: record.Run) -> T:
         raise
     except OSError as error:
         raise errors.StorageError(
-            f"{request.named.label} cannot be compiled for lack of a directory: {root} cannot be written "
-            f"({reason}), nor can one for temporary files ({_reason(error)}).\nMake room, or let SGLJIT_CACHE_DIR or "
+            f"{request.named.label} cannot be compiled for lack of a directory: {root} cannot be written ({reason}), "
+            f"nor can one for temporary files ({error.strerror or error}).\nMake room, or let SGLJIT_CACHE_DIR or "
             f"TMPDIR name a directory of yours that takes files"
         ) from error
 
@@ -230,14 +230,10 @@ def _publish(staging: Path, request: Request[T], manifest: Manifest, payload: by
     try:
         return store.publish(staging, root, request.location, manifest, payload)
     except OSError as error:
-        reason = _reason(error)
+        reason = error.strerror or str(error)
         text = f"the cache {root} did not take an artifact ({reason}); it serves this process alone"
         record.unwritable(root, text, reason)
         return None
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def _check_room(staging: Path) -> None:
@@ -269,7 +265,7 @@ def _until_locked(request: Request[T], held: contextlib.ExitStack) -> Iterator[N
         if paths.is_chosen(request.root):
             raise
     except OSError as error:  # no lock, no sharing of the work: that is all
-        text = f"{request.root} cannot be locked ({_reason(error)}); building {label} unlocked"
+        text = f"{request.root} cannot be locked ({error.strerror or error}); building {label} unlocked"
         log.log(logging.INFO, "no_lock", text)
     yield
 

@@ -24,13 +24,11 @@ _frozen: list[Mode] = []  # the mode of the last freeze(); empty before the firs
 def freeze(mode: Mode = "error") -> None:
     """Say what happens from now on when something is in no tier of the cache and must be compiled.
 
-    Call it after the warm-up, so that an op that was forgotten shows at once and does not stall a request.
+    Call it after the warm-up, so that an op that was forgotten shows at once and does not stall a request. Another
+    mode than these is a ValueError.
 
     Args:
         mode: "error" raises CompileForbiddenError, "warn" logs a warning and compiles, "on" compiles.
-
-    Raises:
-        ValueError: for any other mode.
     """
     if mode not in ("on", "warn", "error"):
         raise ValueError(f'freeze() takes "error", "warn" or "on", got {mode!r}')
@@ -76,9 +74,7 @@ def why(builder: Callable[[], Any]) -> Explanation:
     """Whether the cache has what ``builder`` would load, and if not, what sets it apart from the nearest artifact.
 
     ``builder`` takes no arguments and loads one module or kernel. Nothing is compiled or loaded here.
-
-    Raises:
-        ValueError: the builder did not ask for anything, because this process has loaded it before.
+    Raises ValueError: the builder did not ask for anything, because this process has loaded it before.
     """
     token = _explaining.set(True)  # every request for code raises ``Explained``
     try:

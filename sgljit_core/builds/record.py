@@ -133,7 +133,7 @@ def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
             _sums["seconds"] += seconds
         ended = {**data, "key": key, "directory": str(run.directory), "outcome": run.outcome, "seconds": seconds}
         log.log(logging.INFO, "build_finished", _SAID[run.outcome].format(build.label, seconds), **ended)
-        hooks.build_finished(build, seconds, error, key, run.directory, run.outcome)
+        hooks.build_finished(build, seconds=seconds, error=error, key=key, directory=run.directory, outcome=run.outcome)
 
 
 @contextmanager

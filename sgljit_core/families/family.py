@@ -245,8 +245,7 @@ class KernelFamily:
     def declared(self) -> Mapping[str, Op]:
         """The family's ops by name. Imports the module that declares them, and with it torch.
 
-        Raises:
-            InvalidFamilyError: there is no such module, or it declares no op. Its own exceptions pass unchanged.
+        Raises InvalidFamilyError: there is no such module, or it declares no op. Its own exceptions pass unchanged.
         """
         module = import_module(self.ops, Origin(self.name))
         if not self._declared:

@@ -34,8 +34,7 @@ def cache_once(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch_compiler.is_compiling():
-            found: R = traced.call(*args, **kwargs)
-            return found
+            return traced.call(*args, **kwargs)  # type: ignore[no-any-return]
         return look_up(*args, **kwargs)
 
     return wrapper

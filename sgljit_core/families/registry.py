@@ -97,7 +97,7 @@ class Registry(Mapping[str, FamilyOps]):
         return getattr(self._loaded, family)  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f'{name!r} is no attribute of ops: a family is an item, such as ops["norm"]')
+        raise AttributeError(f'{name!r} is no attribute of ops: a family is an item, ops["{name}"]')
 
     def __iter__(self) -> Iterator[str]:
         return iter(discovery.installed())

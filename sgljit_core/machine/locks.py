@@ -59,8 +59,7 @@ class FileLock:
     def try_acquire(self) -> bool:
         """Take the lock if nobody has it. A signal's handler shares the one of the thread that it interrupts.
 
-        Raises:
-            OSError: the file cannot be made or the file system cannot lock it.
+        Raises OSError: the file cannot be made or the file system cannot lock it.
         """
         since = time.strftime("%H:%M:%S")
         note = f"{_PROCESS}{os.getpid()} on {os.uname().nodename} (building {self._op} since {since})"

@@ -33,9 +33,7 @@ _OWN = re.compile(r"sgljit\.([\w-]+)\.\w+")
 def process_directory() -> Path:
     """The directory of this process alone. A forked child has another.
 
-    Raises:
-        UntrustedCacheError: in each place another user could replace it.
-        OSError: no place takes a directory.
+    Raises UntrustedCacheError where another user could replace it in each place, OSError where no place takes one.
     """
     directory, identity = _of_process(os.getpid())
     with contextlib.suppress(FileNotFoundError):
@@ -48,9 +46,7 @@ def process_directory() -> Path:
 def user_directory() -> Path:
     """The directory that the processes of this user share on this machine.
 
-    Raises:
-        UntrustedCacheError: another user has made it first, or could replace it.
-        OSError: it cannot be made.
+    Raises UntrustedCacheError where another user has made it, or could replace it; OSError where it cannot be made.
     """
     path = paths.runtime_directory()
     descriptor = trust.walk(path, make=True)

@@ -68,11 +68,7 @@ def directory(root: Path, *names: str, make: bool = False) -> Iterator[int]:
 
 
 def check(root: Path) -> None:
-    """Refuse a root that another user could replace or write to. One that does not exist is fine.
-
-    Raises:
-        UntrustedCacheError: with what is wrong and the command that rights it.
-    """
+    """Raise UntrustedCacheError for a root that another user could replace or write to. A missing one is fine."""
     with contextlib.suppress(FileNotFoundError), directory(root):
         pass
 
@@ -84,12 +80,7 @@ def make(root: Path, *names: str) -> Path:
 
 
 def check_is_cache(root: Path) -> None:
-    """Refuse a directory in which nothing may be removed, as sgljit has not made it a cache.
-
-    Raises:
-        NotACacheError: it holds files, and no tag of ours.
-        OSError: it cannot be read.
-    """
+    """Raise NotACacheError for a directory that holds files and no tag of ours, OSError where it cannot be read."""
     with directory(root) as descriptor:
         strangers = _strangers(descriptor)
         if strangers:

@@ -126,9 +126,7 @@ def check(
 
     Returns:
         Whether others can write to it, as it is sticky.
-
-    Raises:
-        UntrustedCacheError: with what is wrong and the command that rights it.
+    Raises UntrustedCacheError: with what is wrong and the command that rights it.
     """
     if status.st_uid not in _trusted(is_below_open):
         mine = os.getuid()

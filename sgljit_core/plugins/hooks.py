@@ -65,11 +65,8 @@ def build_started(build: BuildSpec) -> None:
     _report()
 
 
-def build_finished(
-    build: BuildSpec, seconds: float, error: BaseException | None, key: str, directory: Path, outcome: str
-) -> None:
-    """A compiler run has ended: "compiled", "private", "failed" or "interrupted"."""
-    ended = {"seconds": seconds, "error": error, "key": key, "directory": directory, "outcome": outcome}
+def build_finished(build: BuildSpec, **ended: Any) -> None:
+    """A compiler run has ended, as the hook's parameters say."""
     _ask("sgljit_build_finished", bool, build=build, **ended)
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from sgljit_core import log
 from sgljit_core.errors import InvalidFamilyError
 
 from .schema import Declaration
@@ -51,7 +52,9 @@ def generate(
         f"def {declared.__name__}({_takes(parameters, scope)}):\n{text.format(**calls)}\n{''.join(runs)}",
         scope,
     )
-    scope["sgl_body"] = declared if exports is None else _exported(declaration, exports, scope)
+    body = declared if exports is None else _exported(declaration, exports, scope)
+    scope["sgl_body"] = body if log.observer is None else log.observer.around(declaration, body)
+    scope["sgl_name_parameter"] = functools.partial(_name_parameter, declared.__name__, names if by_position else ())
     function = functools.wraps(declared)(scope[declared.__name__])
     return function, [scope[f"sgl_run{number}"] for number in range(len(runs))]
 
@@ -100,6 +103,13 @@ def _takes(parameters: Parameters, scope: dict[str, Any]) -> str:
     return ", ".join(takes)
 
 
+def _name_parameter(function: str, names: Sequence[str], error: Exception) -> None:
+    """Put a parameter's name into an error of the exported function, which knows positions alone."""
+    found = re.match(rf"({function}\(\): argument (\d+))(: .*)", str(error), re.DOTALL)
+    if found is not None and names:
+        error.args = (f"{found[1]} ({names[int(found[2]) - 1]}){found[3]}",)
+
+
 def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str, Any]) -> Function:
     """The body of an op whose body is C++, for the first call: it puts the C++ function in its own place."""
     declared = declaration.function
@@ -137,7 +147,7 @@ def _exported(declaration: Declaration, load: Callable[[], Any], scope: dict[str
                 f"C++ function returned {'None' if result is None else f'a {type(result).__name__}'}: the two must "
                 f"return the same"
             )
-        scope["sgl_body"] = call
+        scope["sgl_body"] = call if log.observer is None else log.observer.around(declaration, call)
         return result
 
     return first

@@ -117,12 +117,17 @@ def _direct(declaration: Declaration, scope: dict[str, Any]) -> str:
         f"if {' and '.join(plain)} and not (sgl_is_tracing() or sgl_is_exporting()) and {no_gradient}:",
         " try:",
         f"  {give}",
-        " except Exception:",
+        " except Exception as sgl_error:",
         f"  if not sgl_stand_in({declaration.name!r}, {{{{{tensors_by_name}}}}}):",
+        "   sgl_name_parameter(sgl_error)",
         "   raise",
         # The body refuses an argument that is no tensor, as it refuses any wrong argument.
         f"if not sgl_is_tracing() and not ({' and '.join(others)}):",
-        f" {give}",
+        " try:",
+        f"  {give}",
+        " except TypeError as sgl_error:",
+        "  sgl_name_parameter(sgl_error)",
+        "  raise",
     ]
     if tensors.HEAP_IS_LOW:
         scope["sgl_require_memory"] = tensors.require_memory

@@ -323,7 +323,7 @@ def test_a_cuda_module_builds_and_loads_without_a_gpu(tmp_path, capability, name
     with pytest.raises(errors.TensorMatchError) as caught:
         module.negate(torch.ones(3))
     assert str(caught.value) == (
-        "Tensor match failed for Tensor<3>[strides=<1>, dtype=float32, device=cpu] at csrc/negate.cu:12\n"
+        "negate(): Tensor match failed for Tensor<3>[strides=<1>, dtype=float32, device=cpu] at csrc/negate.cu:12\n"
         "- Root cause: Device mismatch: expected one of [cuda] but got cpu"
     )
     assert (tmp_path / "cache" / name).is_dir()

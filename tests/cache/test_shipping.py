@@ -414,6 +414,29 @@ def test_the_command_line(sgljit, load, cache, tmp_path):
     assert "no installed plugin provides the kernel family 'no_such_family'" in result.stderr
 
 
+def test_the_command_line_speaks_json(sgljit, load, cache):
+    load("spoken")
+    (one,) = json.loads(sgljit("cache", "list", "--json").stdout)["artifacts"]
+    assert one["build"].startswith("number<spoken> for cpu-")
+    assert one["bytes"] > 0
+    assert one["problem"] == ""
+    assert json.loads(sgljit("cache", "verify", "--json").stdout) == {"total": 1, "damaged": []}
+    (artifact,) = artifacts(cache)
+    (artifact / "module.so").write_bytes(b"")
+    result = sgljit("cache", "verify", "--json")
+    (damaged,) = json.loads(result.stdout)["damaged"]
+    assert result.returncode == 1
+    assert damaged["directory"] == str(artifact)
+    assert "has 0 bytes" in damaged["problem"]
+    would = json.loads(sgljit("cache", "prune", "--dry-run", "--json").stdout)
+    assert [one["directory"] for one in would["artifacts"]] == [str(artifact)]
+    assert would["dry_run"] is True
+    (artifact / "manifest.json").write_text("{")
+    (unknown,) = json.loads(sgljit("cache", "list", "--json").stdout)["artifacts"]
+    assert set(unknown) == {"directory", "bytes", "problem"}
+    assert unknown["problem"]
+
+
 def test_an_export_that_leaves_damaged_artifacts_out_fails_and_names_them(sgljit, load, cache, tmp_path):
     load("whole")
     load("damaged", flags=("-DVALUE=2",))

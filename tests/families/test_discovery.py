@@ -423,7 +423,7 @@ def _python(site, code, **environment):
 
 
 def _list(site, **environment):
-    return _python(site, "from sgljit_tools.cli.main import list_families; list_families()", **environment)
+    return _python(site, "from sgljit_tools.cli.list import list_families; list_families()", **environment)
 
 
 _HEADERS = """
@@ -601,7 +601,5 @@ def test_a_name_that_copy_asks_for_is_looked_up_in_no_metadata(monkeypatch):
 def test_a_wrong_way_to_name_a_family_says_the_right_one():
     with pytest.raises(TypeError, match=r'a family is named by a string, such as ops\["norm"\], and not by 0'):
         ops[0]
-    with pytest.raises(
-        AttributeError, match=r"'norm' is no attribute of ops: a family is an item, such as ops\[\"norm\"\]"
-    ):
+    with pytest.raises(AttributeError, match=r"'norm' is no attribute of ops: a family is an item, ops\[\"norm\"\]"):
         ops.norm  # noqa: B018

@@ -79,16 +79,18 @@ def test_the_whole_text(host) -> None:
     k = torch.zeros(4, 8, dtype=torch.int32)
     text = failed(host.match_caches, k, torch.zeros(5, 4, dtype=torch.int32))
     assert text == (
-        "Tensor match failed for Tensor<5, 4>[strides=<4, 1>, dtype=int32, device=cpu] at host.cpp:LINE\n"
+        "match_caches(): Tensor match failed for Tensor<5, 4>[strides=<4, 1>, dtype=int32, device=cpu] at "
+        "host.cpp:LINE\n"
         "- Root cause: Size mismatch for shape#1('head dimension'): expected 8 but got 4"
     )
     text = failed(host.match_caches, k, torch.zeros(4, 9, dtype=torch.int32)[:, :8])
     assert text == (
-        "Tensor match failed for Tensor<4, 8>[strides=<9, 1>, dtype=int32, device=cpu] at host.cpp:LINE\n"
+        "match_caches(): Tensor match failed for Tensor<4, 8>[strides=<9, 1>, dtype=int32, device=cpu] at "
+        "host.cpp:LINE\n"
         "- Root cause: Size mismatch for stride#0('kv stride'): expected 8 but got 9"
     )
     text = failed(host.match_caches, k.t(), k)
-    assert text.startswith("Tensor match failed for k_cache, Tensor<8, 4>[")
+    assert text.startswith("match_caches(): Tensor match failed for k_cache, Tensor<8, 4>[")
     assert text.endswith("Size mismatch for stride#1: expected 1 but got 8")
     text = failed(host.match_caches, k, k.long())
     assert text.endswith("DType mismatch: expected int32 but got int64")
@@ -115,15 +117,15 @@ def test_without_strides_a_tensor_must_be_contiguous(host) -> None:
 def test_scalar(host) -> None:
     host.match_scalar(torch.zeros(()))
     text = failed(host.match_scalar, torch.zeros((), dtype=torch.float64))
-    assert text.startswith("Tensor match failed for Tensor<>[strides=<>, dtype=float64, device=cpu] at")
+    assert text.startswith("match_scalar(): Tensor match failed for Tensor<>[strides=<>, dtype=float64, device=cpu] at")
     assert failed(host.match_scalar, torch.zeros(1)).endswith("Dimension mismatch: expected 0 but got 1")
 
 
 def test_eight_dimensions(host) -> None:
     x = torch.zeros(2**0, 2, 1, 2, 1, 2, 1, 3)
     assert failed(host.match_rank_8, x) == (
-        "Tensor match failed for Tensor<1, 2, 1, 2, 1, 2, 1, 3>[strides=<24, 12, 12, 6, 6, 3, 3, 1>, dtype=float32, "
-        "device=cpu] at host.cpp:LINE\n- Root cause: Size mismatch for shape#7: expected 7 but got 3"
+        "match_rank_8(): Tensor match failed for Tensor<1, 2, 1, 2, 1, 2, 1, 3>[strides=<24, 12, 12, 6, 6, 3, 3, 1>, "
+        "dtype=float32, device=cpu] at host.cpp:LINE\n- Root cause: Size mismatch for shape#7: expected 7 but got 3"
     )
     huge = torch.zeros(1).as_strided((2**40, 2**20, 1, 1, 1, 1, 1, 1), (0,) * 8)
     assert "Tensor<1099511627776, 1048576, 1, " in failed(host.match_rank_8, huge)

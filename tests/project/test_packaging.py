@@ -60,6 +60,16 @@ def test_a_description_has_no_link_that_an_index_cannot_follow(distribution, nam
     assert [link for link in links if own and "/blob/" in link and not link.startswith(own)] == []
 
 
+def test_all_distributions_have_the_same_addresses():
+    """The core's, such as Source and Changelog, below [project.urls]: whoever has one distribution finds the others."""
+    addresses = {}
+    for name, place in isolated.PROJECTS.items():
+        text = (isolated.ROOT / place / "pyproject.toml").read_text(encoding="utf-8")
+        section = re.search(r"^\[project\.urls\]\n((?:.+\n)*)", text, re.MULTILINE)
+        addresses[name] = section[1] if section else ""
+    assert {name for name, own in addresses.items() if own != addresses["sgljit-core"]} == set()
+
+
 def test_the_cores_description_has_the_words_of_its_links(distribution):
     description = distribution("sgljit-core").metadata.get_payload()
     assert "on an H100 (the whole page):" in description
@@ -82,7 +92,7 @@ def test_the_files_of_another_distribution_are_its_whole_package(distribution, n
     has_csrc = any(source.startswith(f"{package}/csrc/") for source in sources)
     assert has_csrc == (other.project.parent.name == "plugins")
     assert {file for file in other.wheel_files if ".dist-info/" not in file} == sources
-    documents = {"CHANGELOG.md", "PKG-INFO", "README.md", "pyproject.toml"}
+    documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
     assert other.sdist_files - {".gitignore"} == documents | sources
 
 

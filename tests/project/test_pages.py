@@ -69,6 +69,18 @@ def test_no_snippet_escapes():
         assert fences == 2 * (len(pages.snippets(page)) + directives), f"a snippet of {page} is not closed, or not seen"
 
 
+def test_every_page_is_in_a_table_of_contents():
+    """But for the first page, which has the tables. A page that none of them names is found by nobody."""
+    listed = set()
+    for page in DOCS.rglob("*.md"):
+        for table in re.findall(
+            r"^```\{toctree\}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        ):
+            entries = [re.sub(r".*<(.+)>$", r"\1", line) for line in table.splitlines() if line and line[0] != ":"]
+            listed |= {(page.parent / f"{entry}.md").resolve() for entry in entries}
+    assert {*DOCS.rglob("*.md")} - {DOCS / "index.md"} == listed
+
+
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
 def test_pages_with_tests_of_their_own_have_them(page, test):
     assert Path(page).name in (isolated.ROOT / "tests" / test).read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = ("sgljit_core", "tools", "plugins", "engines", "examples", "bench", "docs")
+PLACES = ("sgljit_core", "tools", "plugins", "engines", "examples", "bench", "docs", "release")
 FILES = sorted(file for place in PLACES for file in (ROOT / place).rglob("*.py") if "tests" not in file.parts)
 SENTENCE = re.compile(r"(?<=[.!?:])\s+|\n\s*\n")
 

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -107,6 +108,32 @@ def test_a_package_that_is_not_in_the_wheel_is_refused(example, tmp_path):
     assert done.returncode == 1
     assert "the package 'sgljit_norm' of family 'silu_and_mul' was imported from " in done.stderr
     assert "not from the wheel; its name in KernelFamily(package=...)" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("generator", "advice"),
+    [
+        ("hatchling 1.27.0", r'add artifacts = \["/sgljit_silu_and_mul/csrc/\*\*"\] below \[tool.hatch.build.targets.'),
+        ("setuptools (75.1)", r'add sgljit_silu_and_mul = \["csrc/\*\*"\] below \[tool.setuptools.package-data\]'),
+        ("somebody 1.0", r"let the build backend, somebody, pack sgljit_silu_and_mul/csrc;"),
+    ],
+)
+def test_a_wheel_without_sources_gets_the_advice_for_its_build_backend(example, tmp_path, generator, advice):
+    isolated.run(sys.executable, "-m", "wheel", "unpack", example.wheel, cwd=tmp_path)
+    (content,) = tmp_path.glob("sgljit_silu_and_mul-*")
+    shutil.rmtree(content / "sgljit_silu_and_mul" / "csrc")
+    (made_by,) = content.glob("*.dist-info/WHEEL")
+    made_by.write_text(re.sub(r"Generator: .*", f"Generator: {generator}", made_by.read_text()))
+    isolated.run(sys.executable, "-m", "wheel", "pack", content, cwd=tmp_path)
+    lacking = tmp_path / example.wheel.name
+    done = add_artifacts(lacking, tmp_path / "out", "--cuda-arch", "9.0")
+    assert done.returncode == 1
+    assert done.stderr.count("error") == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(
+        rf"{lacking.name} lacks a source: .*/csrc does not exist\. In pyproject.toml: .*{advice}", done.stderr
+    )
 
 
 @pytest.mark.slow

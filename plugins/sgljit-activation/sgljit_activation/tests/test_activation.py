@@ -167,7 +167,7 @@ BAD = {
 def test_tensors_that_do_not_fit_are_refused_with_the_cause(op, case, device):
     arguments, name, text = BAD[case]
     with pytest.raises(
-        TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*activation\.cpp.*{text}"
+        TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*activation\.cpp.*{text}"
     ):
         getattr(family, op)(*arguments(device))
 
@@ -175,10 +175,10 @@ def test_tensors_that_do_not_fit_are_refused_with_the_cause(op, case, device):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((3,), "argument 1: expected tensor, got int"),
-        ((None, zeros(2, 4)), "argument 1: expected tensor, got None"),
-        ((zeros(2, 8), 3), "argument 2: expected tensor or None, got int"),
-        ((zeros(2, 8), None, 3), "argument 3: expected tensor or None, got int"),
+        ((3,), "argument 1 (input): expected tensor, got int"),
+        ((None, zeros(2, 4)), "argument 1 (input): expected tensor, got None"),
+        ((zeros(2, 8), 3), "argument 2 (out): expected tensor or None, got int"),
+        ((zeros(2, 8), None, 3), "argument 3 (up): expected tensor or None, got int"),
     ],
 )
 def test_an_argument_of_another_type(op, arguments, text):

@@ -145,7 +145,7 @@ def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, device):
     changed, name, text = BAD[case]
     apart = {key: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for key, x in changed.items()}
     arguments = stored(device, **{key: apart[key].copy_(x) for key, x in changed.items()})
-    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{text}"):
+    with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
         family.store_cache(**arguments)
 
 
@@ -182,6 +182,6 @@ def test_parts_of_a_latent_row_that_do_not_fit_are_refused_before_anything_is_wr
         ((buffer, loc, nope, rope.half()), "k_rope", "expected float32, the dtype of kv_buffer, but got float16"),
         ((zeros(4, 2, 12, device=device), loc, nope, rope), "kv_buffer", "the rows of each: expected 1 but got 2"),
     ):
-        with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{text}"):
+        with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
             family.set_mla_kv_buffer(*arguments)
     assert not buffer.any()

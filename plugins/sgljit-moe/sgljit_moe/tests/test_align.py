@@ -155,7 +155,7 @@ def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, device):
     arguments = given(device, **changed)
     if case == "gaps in ids":
         arguments["topk_ids"] = arguments["topk_ids"].repeat(1, 2)[:, ::2]
-    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{text}"):
+    with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
         align(**arguments)
 
 

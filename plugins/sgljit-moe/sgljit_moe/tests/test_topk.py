@@ -170,7 +170,7 @@ def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, device):
     arguments = given(device)
     for key, x in changed.items():
         arguments[key] = x.to(device) if isinstance(x, torch.Tensor) else x
-    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{text}"):
+    with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
         family.topk_sigmoid(**arguments)
 
 

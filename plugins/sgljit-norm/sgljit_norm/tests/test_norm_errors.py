@@ -268,7 +268,7 @@ def test_a_call_that_does_not_match(op: str, case: tuple[Call, str, str], device
     with pytest.raises(TensorMatchError) as raised:
         getattr(norm, op)(**call)
     name = "q" if "head_dim" in change else next(iter(change))  # the tensor at fault
-    text = re.escape(f"Tensor match failed for {name}, {tensor}, device={device}] at ")
+    text = re.escape(f"{op}(): Tensor match failed for {name}, {tensor}, device={device}] at ")
     text += r"norm/\w+\.cpp:\d+" + re.escape(f"\n- Root cause: {cause}")
     assert re.fullmatch(text, str(raised.value))
     assert isinstance(raised.value, ValueError)
@@ -300,14 +300,14 @@ def test_devices_mixed(op: str):
 @pytest.mark.parametrize(
     ("op", "arguments", "text"),
     [
-        ("rmsnorm", (3, zeros(64)), "argument 1: expected tensor, got int"),
-        ("rmsnorm", (zeros(3, 64), None), "argument 2: expected tensor, got None"),
-        ("rmsnorm", (zeros(3, 64), zeros(64), "out"), "argument 3: expected tensor or None, got str"),
-        ("rmsnorm", (zeros(3, 64), zeros(64), None, "small"), "argument 4: expected float, got str"),
-        ("gemma_rmsnorm", (zeros(3, 64), zeros(64), None, None), "argument 4: expected float, got None"),
-        ("fused_add_rmsnorm", (zeros(3, 64), None, zeros(64)), "argument 2: expected tensor, got None"),
-        ("layernorm", (zeros(3, 64), zeros(64), 0), "argument 3: expected tensor or None, got int"),
-        ("fused_inplace_qknorm", (zeros(3, 4, 64), None, zeros(64), zeros(64)), "argument 2: expected tensor"),
+        ("rmsnorm", (3, zeros(64)), "rmsnorm(): argument 1 (input): expected tensor, got int"),
+        ("rmsnorm", (zeros(3, 64), None), "argument 2 (weight): expected tensor, got None"),
+        ("rmsnorm", (zeros(3, 64), zeros(64), "out"), "argument 3 (out): expected tensor or None, got str"),
+        ("rmsnorm", (zeros(3, 64), zeros(64), None, "small"), "argument 4 (eps): expected float, got str"),
+        ("gemma_rmsnorm", (zeros(3, 64), zeros(64), None, None), "argument 4 (eps): expected float, got None"),
+        ("fused_add_rmsnorm", (zeros(3, 64), None, zeros(64)), "argument 2 (residual): expected tensor, got None"),
+        ("layernorm", (zeros(3, 64), zeros(64), 0), "argument 3 (bias): expected tensor or None, got int"),
+        ("fused_inplace_qknorm", (zeros(3, 4, 64), None, zeros(64), zeros(64)), "argument 2 (k): expected tensor"),
     ],
 )
 def test_an_argument_of_another_type(op: str, arguments: tuple[object, ...], text: str):
@@ -316,7 +316,7 @@ def test_an_argument_of_another_type(op: str, arguments: tuple[object, ...], tex
 
 
 def test_head_dim_of_another_type():
-    with pytest.raises(TypeError, match=re.escape("argument 6: expected int, got float")):
+    with pytest.raises(TypeError, match=re.escape("argument 6 (head_dim): expected int, got float")):
         norm.fused_inplace_qknorm(**good_call("fused_inplace_qknorm"), head_dim=64.0)
 
 

@@ -227,13 +227,15 @@ def test_what_does_not_match_is_refused_with_the_cause(case: str, device: torch.
     change, name, text = BAD[case]
     call = good_call(OPS[0], device)
     call |= {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in change.items()}
-    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{re.escape(text)}"):
+    with pytest.raises(
+        TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{re.escape(text)}"
+    ):
         norm.rmsnorm_quant(**call)
 
 
 def test_a_residual_that_does_not_match(device: torch.device):
     for residual in (torch.zeros(3, 256).int(), torch.zeros(2, 256), torch.zeros(3, 255)):
-        with pytest.raises(TensorMatchError, match=r"^Tensor match failed for residual, "):
+        with pytest.raises(TensorMatchError, match=r"^\w+\(\): Tensor match failed for residual, "):
             norm.fused_add_rmsnorm_quant(**good_call(OPS[1], device) | {"residual": residual.to(device)})
 
 

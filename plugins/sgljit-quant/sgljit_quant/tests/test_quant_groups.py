@@ -160,7 +160,9 @@ def good_call(device: torch.device) -> dict[str, torch.Tensor]:
 def test_what_does_not_match_is_refused_with_the_cause(case: str, device: torch.device):
     change, name, text = BAD[case]
     call = good_call(device) | {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in change.items()}
-    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{re.escape(text)}"):
+    with pytest.raises(
+        TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{re.escape(text)}"
+    ):
         family.per_token_group_quant_fp8(**call)
 
 

@@ -131,7 +131,9 @@ def test_what_int8_does_not_match_is_refused_with_the_cause(case: str, device: t
     change, name, text = BAD[case]
     good = {"input": torch.ones(3, 256), "output_q": torch.zeros(3, 256).to(torch.int8), "output_s": torch.zeros(3, 2)}
     call = {key: value.to(device) for key, value in (good | change).items()}
-    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{re.escape(text)}"):
+    with pytest.raises(
+        TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{re.escape(text)}"
+    ):
         family.per_token_group_quant_int8(**call)
 
 

@@ -137,7 +137,7 @@ BAD = {
 def test_tensors_that_do_not_fit_are_refused_with_the_cause(case, device):
     op, logits, output, name, text = BAD[case]
     logits = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=device).copy_(logits)
-    with pytest.raises(TensorMatchError, match=rf"(?s)^Tensor match failed for {name}, Tensor<.*{text}"):
+    with pytest.raises(TensorMatchError, match=rf"(?s)^\w+\(\): Tensor match failed for {name}, Tensor<.*{text}"):
         getattr(family, op)(logits, output.to(device))
 
 

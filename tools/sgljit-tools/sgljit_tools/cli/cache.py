@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
@@ -19,6 +20,8 @@ from .ahead import Arch, builds_ahead, fail_if_not_kept, target_of
 
 Directory = Annotated[Path | None, typer.Option("--directory", help="A root other than the user's own cache.")]
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
 app = typer.Typer(no_args_is_help=True, help="Look at the build cache, fill it ahead, ship it, clean it.")
 
 
@@ -29,8 +32,13 @@ def show_path() -> None:
 
 
 @app.command("list")
-def list_entries(directory: Directory = None) -> None:
+def list_entries(directory: Directory = None, as_json: AsJson = False) -> None:
     """List the artifacts: those of a directory, or of the user's own cache and of the installed plugins."""
+    if as_json:
+        _print(
+            artifacts=[_facts(one) for place, by in _roots(directory) for one in admin.entries(place, vouched=bool(by))]
+        )
+        return
     for place, plugin in _roots(directory):
         if plugin:
             typer.echo(f"{plugin} carries, in {place}:")
@@ -43,15 +51,17 @@ def list_entries(directory: Directory = None) -> None:
 
 
 @app.command("verify")
-def verify(directory: Directory = None) -> None:
+def verify(directory: Directory = None, as_json: AsJson = False) -> None:
     """Read every artifact that `sgljit cache list` lists. Exit status 1 if one does not match its manifest."""
-    damaged, total = 0, 0
-    for place, plugin in _roots(directory):
-        total += len(admin.entries(place, vouched=bool(plugin)))
-        for entry in admin.verify(place, vouched=bool(plugin)):
-            damaged += 1
+    places = _roots(directory)
+    total = sum(len(admin.entries(place, vouched=bool(plugin))) for place, plugin in places)
+    damaged = [entry for place, plugin in places for entry in admin.verify(place, vouched=bool(plugin))]
+    if as_json:
+        _print(total=total, damaged=[_facts(entry) for entry in damaged])
+    else:
+        for entry in damaged:
             typer.echo(f"{entry.directory}: {entry.problem}")
-    typer.echo(f"{damaged} damaged of {total}")
+        typer.echo(f"{len(damaged)} damaged of {total}")
     if damaged:
         raise typer.Exit(1)
 
@@ -61,9 +71,22 @@ def _roots(directory: Path | None) -> list[tuple[Path | None, str]]:
     return [(directory, ""), *([] if directory else sorted(loading.carried_artifacts().items()))]
 
 
+def _facts(entry: admin.Entry) -> dict[str, Any]:
+    """An artifact for ``--json``; one whose manifest cannot be read has only its place, size and problem."""
+    named = ("build", "family", "target", "plugin", "core", "seconds")
+    known = {name: getattr(entry.manifest, name) for name in named} if entry.manifest else {}
+    return {"directory": str(entry.directory), "bytes": entry.size, "problem": entry.problem, **known}
+
+
+def _print(**facts: Any) -> None:
+    typer.echo(json.dumps(facts, indent=2))
+
+
 @app.command("why")
 def why(
-    family: Annotated[str, typer.Argument(help="The family's name, as in `sgljit list`.")], cuda_arch: Arch = None
+    family: Annotated[str, typer.Argument(help="The family's name, as in `sgljit list`.")],
+    cuda_arch: Arch = None,
+    as_json: AsJson = False,
 ) -> None:
     """Report for all that the calls of a family ask for whether it is in the cache, and if not, why.
 
@@ -71,10 +94,13 @@ def why(
     """
     with target_of(cuda_arch):
         answers = [explain(builder) for builder in builds_ahead([ops[family].__name__], keep=False)]
-    for answer in answers:
-        typer.echo(str(answer))
     hits = [answer for answer in answers if answer.artifact is not None]
-    typer.echo(f"{len(hits)} of {len(answers)} are in the cache")
+    if as_json:
+        _print(builds=[{"build": one.build, "is_hit": one.artifact is not None, "text": str(one)} for one in answers])
+    else:
+        for answer in answers:
+            typer.echo(str(answer))
+        typer.echo(f"{len(hits)} of {len(answers)} are in the cache")
     if len(hits) < len(answers):
         raise typer.Exit(1)
 
@@ -109,6 +135,7 @@ def prune(
     ] = False,
     cuda_arch: Arch = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove artifacts, damaged ones in any case, and the remains of killed builds."""
     keep = None
@@ -122,6 +149,9 @@ def prune(
         keep=keep,
         dry_run=dry_run,
     )
+    if as_json:
+        _print(artifacts=[_facts(entry) for entry in gone], leftovers=[*map(str, leftovers)], dry_run=dry_run)
+        return
     for entry in gone:
         typer.echo(f"{decimal(entry.size):>9}  {entry.directory}")
     for path in leftovers:

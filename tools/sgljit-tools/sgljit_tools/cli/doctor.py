@@ -34,7 +34,7 @@ def examine(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
     else:
-        for line in _lines(facts):
+        for line in lines(facts):
             typer.echo(line)
     if facts["problems"]:
         raise typer.Exit(1)
@@ -137,10 +137,11 @@ def _cache(problems: list[str]) -> dict[str, Any]:
 def _settings() -> dict[str, str]:
     """The variables of sgljit that are set, without what an address may carry as a password or a token."""
     given = {name: value for name, value in inherited_environment().items() if name.startswith("SGLJIT_")}
-    return {name: _without_secrets(value) if "://" in value else value for name, value in sorted(given.items())}
+    return {name: without_secrets(value) if "://" in value else value for name, value in sorted(given.items())}
 
 
-def _without_secrets(address: str) -> str:
+def without_secrets(address: str) -> str:
+    """An address without user, password, query and fragment."""
     try:
         parts = urlsplit(address)
     except ValueError:
@@ -150,7 +151,7 @@ def _without_secrets(address: str) -> str:
     return parts._replace(**hidden).geturl()
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
+def lines(facts: dict[str, Any]) -> list[str]:
     """The facts on one screen."""
 
     def listed(kind: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from typing import Annotated
 
@@ -14,16 +15,18 @@ from sgljit_core.errors import SgljitError
 from sgljit_core.plugins import discovery
 from sgljit_tools._version import __version__ as tools_version
 
-from . import cache
-from .clangd import write_clangd
-from .doctor import examine
-from .list import list_families
-from .new import new_distribution
-from .prepare import prepare
-from .test import run_tests
-from .wheel import add_artifacts_to_wheel
-
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+# By command: the module of this package, and its function; a group of commands is one's ``app``.
+_COMMANDS = {
+    "list": ("list", "list_families"),
+    "doctor": ("doctor", "examine"),
+    "report": ("report", "write_report"),
+    "new": ("new", "new_distribution"),
+    "prepare": ("prepare", "prepare"),
+    "clangd": ("clangd", "write_clangd"),
+    "test": ("test", "run_tests"),
+    "wheel": ("wheel", "add_artifacts_to_wheel"),
+    "cache": ("cache", "app"),
+}
 
 
 def _print_version(is_asked: bool) -> None:
@@ -32,7 +35,6 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the versions.")
@@ -41,36 +43,41 @@ def options(
     """Kernels that compile on first use, from many packages."""
 
 
-app.command("list")(list_families)
-app.command("doctor")(examine)
-app.command("new")(new_distribution)
-app.command("prepare")(prepare)
-app.command("clangd")(write_clangd)
-app.command("test")(run_tests)
-app.command("wheel")(add_artifacts_to_wheel)
-app.add_typer(cache.app, name="cache")
-
-
 @functools.cache
-def with_commands_of_others() -> typer.Typer:
-    """The command line with what distributions add to it: entry points such as ``cache.bundle``, each a function.
+def application(named: str = "") -> typer.Typer:
+    """The command line. With the name of a command it has no other, whose imports would take longer than that runs.
 
-    One that cannot be imported is reported and left out.
+    Other distributions add commands to it and to the group ``cache``: entry points such as ``lock`` or
+    ``cache.bundle``, each a function. One that cannot be imported is reported and left out.
     """
+    app = typer.Typer(no_args_is_help=True, add_completion=False)
+    app.callback()(options)
+    groups = {"": app}
+    for command in [named] if named in _COMMANDS else _COMMANDS:
+        module, name = _COMMANDS[command]
+        found = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=command)
+            groups[command] = found
+        else:
+            app.command(command)(found)
+    if named in _COMMANDS and named not in groups:
+        return app
     for plugin in discovery.entry_points("sgljit.commands", settings().plugins):
         group, _, name = plugin.name.rpartition(".")
         try:
-            (cache.app if group == "cache" else app).command(name)(discovery.import_plugin(plugin))
+            groups[group].command(name)(discovery.import_plugin(plugin))
         except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
             about = f"the command {plugin.name} of {plugin}"
-            discovery.report(about, f"{about} cannot be used: {error}")
+            discovery.report(about, f"{about} cannot be used: {error!r}")
     return app
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. An error of sgljit gives a message on stderr and exit status 1, not a traceback."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        with_commands_of_others()(arguments)
+        application(given[0] if given else "")(arguments)
     except (SgljitError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)

@@ -24,6 +24,7 @@ import typer
 
 from sgljit_core import parallel_compile
 from sgljit_core.compilers.arch import override_target
+from sgljit_core.errors import ParallelCompileError, SourceNotFoundError
 from sgljit_core.families import loading
 from sgljit_core.machine import private
 from sgljit_core.machine.roots import TAG
@@ -104,13 +105,20 @@ def prebuild(wheel: str, content: str, cuda_archs: list[str]) -> None:
                 f"wheel; its name in KernelFamily(package=...) must be that of a package in the wheel"
             )
         for cuda_arch in cuda_archs:
-            with override_target(cuda_arch, "--cuda-arch"):
-                builders = builds_ahead([name])
-                if not builders:
-                    raise WheelError(
-                        f"{wheel}: nothing is known to build for family {name!r}: no call of its ops asks for anything"
-                    )
-                parallel_compile(builders)
+            try:
+                with override_target(cuda_arch, "--cuda-arch"):
+                    builders = builds_ahead([name])
+                    parallel_compile(builders)
+            except (SourceNotFoundError, ParallelCompileError) as error:
+                lacking = [one for one in getattr(error, "failures", [error]) if isinstance(one, SourceNotFoundError)]
+                if not lacking:
+                    raise
+                advice = _how_to_pack(inside, family.csrc.relative_to(inside))
+                raise WheelError(f"{wheel} lacks a source: {str(lacking[0]).partition(';')[0]}. {advice}") from None
+            if not builders:
+                raise WheelError(
+                    f"{wheel}: nothing is known to build for family {name!r}: no call of its ops asks for anything"
+                )
         carried = family.csrc.parent / CARRIED  # where builds look, see BuildSpec
         carried.mkdir(mode=0o700, exist_ok=True)
         if cache.copy(carried, family=name) == 0:
@@ -118,6 +126,29 @@ def prebuild(wheel: str, content: str, cuda_archs: list[str]) -> None:
                 f"{wheel}: nothing was built for family {name!r}, because a plugin's sgljit_prebuilt_dirs provides it"
             )
         (carried / TAG).unlink()  # what is installed is no cache, and backup programs must not leave it out
+
+
+_PACKING = {
+    "hatchling": 'hatchling leaves out what .gitignore names; add artifacts = ["/{where}/**"] below '
+    "[tool.hatch.build.targets.wheel]",
+    "setuptools": 'setuptools packs Python files alone; add {package} = ["{inside}/**"] below '
+    "[tool.setuptools.package-data]",
+    "poetry-core": 'poetry leaves out what .gitignore names; add include = [{{ path = "{where}/**", '
+    'format = "wheel" }}] below [tool.poetry]',
+    "flit": "flit packs all of the package, so {where} must lie inside of {package}",
+    "uv": "uv packs all of the package but for wheel-exclude below [tool.uv.build-backend]; shorten that",
+}
+
+
+def _how_to_pack(content: Path, sources: Path) -> str:
+    """How the build backend that made a wheel is told to pack its sources; the wheel says which that is."""
+    (record,) = content.glob("*.dist-info/WHEEL")
+    found = re.search(r"^Generator: ([\w-]+)", record.read_text(encoding="utf-8"), re.MULTILINE)
+    backend = found[1].lower() if found else "unknown"
+    package, *rest = sources.parts
+    advice = _PACKING.get(backend, "let the build backend, {backend}, pack {where}")
+    told = advice.format(where=sources, package=package, inside="/".join(rest), backend=backend)
+    return f"In pyproject.toml: {told}; then build the wheel anew"
 
 
 def _check_c_library(content: Path, platform: str) -> None:

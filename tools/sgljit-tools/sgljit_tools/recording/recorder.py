@@ -74,7 +74,9 @@ def record(
         RecordingError: a call that is declared raises, host parts cannot be compiled, or the process fails.
     """
     call = functools.partial(_record, tuple(families), cuda_arch, on_cpu, ops, model, tokens, samples)
-    environment = {"SGLJIT_JIT": "on", "SGLJIT_CHECK_INDICES": ""}  # there is no memory to check
+    # There is no memory to check, and nothing of a call to follow.
+    left_out = ("SGLJIT_CHECK", "SGLJIT_CHECK_INDICES", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS")
+    environment = {"SGLJIT_JIT": "on", **dict.fromkeys(left_out, "")}
     if not keep:
         given = inherited_environment().get("SGLJIT_PREBUILT_PATH")
         prebuilt = os.pathsep.join(filter(None, (str(cache_root()), given)))
