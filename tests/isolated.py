@@ -1,9 +1,9 @@
 """Distributions built from copies of the sources, and environments that hold nothing but what is installed there.
 
 Installing torch takes half a minute and a network. So an environment here borrows what the one that runs the tests
-has: the distributions that the wheels' requirements lead to, by symbolic links to their directories, and to single files
-of a directory that several share. What no requirement names is not there, just as in an environment that an installer
-has filled.
+has: the distributions that the wheels' requirements lead to, by symbolic links to their directories, or to their files
+where several share a directory. What no requirement names is not there, just as in an environment that an installer has
+filled.
 """
 
 from __future__ import annotations
