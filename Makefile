@@ -7,13 +7,19 @@
 #   DIST="--commit TAG"  more arguments for dist
 #   WORKERS=1           how many processes test and test-slow spread over (by default one more than there are cores, as
 #                       some tests wait; 8 at most)
+#   TEST_CACHE=DIR      the kernel cache of test and test-slow, for runs that share one (by default each begins with an
+#                       empty one)
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST ?=
+TEST_CACHE ?=
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 CUDA ?= $(shell { nvcc --version || "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" --version; } >/dev/null 2>&1 \
           && echo system || echo pypi)
+
+# The tests start many processes: none of them compiles the project's Python again.
+export PYTHONDONTWRITEBYTECODE :=
 
 SHELL := /bin/bash
 BIN := $(VENV)/bin
@@ -26,7 +32,7 @@ OLDEST_TESTS := tests/compilers/test_toolchain.py tests/engines tests/families/t
 # The distributions beside the core: the tools, what adapters share, adapters and plugins.
 OTHERS := $(patsubst %/pyproject.toml,%,$(wildcard tools/*/pyproject.toml engines/*/pyproject.toml plugins/*/pyproject.toml))
 CXX_FILES = $(shell find include tools plugins engines examples tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
-PARALLEL_PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
+PARALLEL_PYTEST = SGLJIT_TEST_CACHE='$(TEST_CACHE)' $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help

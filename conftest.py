@@ -15,6 +15,10 @@ from sgljit_tools.testing.pytest_plugin import skip_without_gpu
 # Threads of OpenMP that wait would otherwise spin, on cores that the other processes of a run need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# The C++ that inductor writes is PyTorch's. Without vectors it compiles faster; g++ does not find the precompiled headers.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+
 # A test's outcome must not depend on who runs it; only which compilers there are is the reader's choice.
 _KEPT = ("SGLJIT_NVCC", "SGLJIT_CXX")
 
@@ -28,12 +32,12 @@ def run_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(run_directory: Path):
-    """One cold cache for the run: the user's own is neither read nor written."""
+    """One cache for the run, cold unless the Makefile names one: the user's own is neither read nor written."""
+    cache = Path(os.environ.get("SGLJIT_TEST_CACHE") or run_directory / "cache")
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ.keys() - set(_KEPT):
             if name.startswith("SGLJIT_") or name == "TVM_FFI_CUDA_ARCH_LIST":
                 patch.delenv(name)
-        cache = run_directory / "cache"
         cache.mkdir(mode=0o700, exist_ok=True)
         patch.setenv("SGLJIT_CACHE_DIR", os.fspath(cache))
         # Its compilers wait neither for other runs of this user nor, as a rule, for each other: workers would idle.

@@ -1,14 +1,16 @@
 """Distributions built from copies of the sources, and environments that hold nothing but what is installed there.
 
 Installing torch takes half a minute and a network. So an environment here borrows what the one that runs the tests
-has: the distributions that the wheels' requirements lead to, each file a symbolic link. What no requirement names is
-not there, just as in an environment that an installer has filled.
+has: the distributions that the wheels' requirements lead to, by symbolic links to their directories, or to their files
+where several share a directory. What no requirement names is not there, just as in an environment that an installer has
+filled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -19,13 +21,14 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
 from functools import cached_property
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -145,6 +148,13 @@ def cuda_compilers() -> list[str]:
     return ["cuda-toolkit[cccl,cudart,nvcc,nvrtc]" if "nvidia-cuda-nvcc" in installed else "cuda-toolkit[cudart,nvrtc]"]
 
 
+@functools.cache
+def _owners() -> Counter[str]:
+    """How many of the installed distributions have files below each entry of site-packages."""
+    everything = (distribution.files or () for distribution in metadata.distributions())
+    return Counter(name for files in everything for name in {file.parts[0] for file in files})
+
+
 class Environment:
     """A virtual environment with what some wheels require, but not yet the wheels, and no trace of the checkout."""
 
@@ -163,12 +173,11 @@ class Environment:
 
     def _borrow(self, distribution: metadata.Distribution) -> None:
         assert distribution.files, f"{distribution.metadata['Name']} has no list of its files"
-        for file in distribution.files:
-            if ".." in file.parts or "__pycache__" in file.parts:
-                continue
-            link = self.site.joinpath(*file.parts)
+        own = [file for file in distribution.files if ".." not in file.parts]  # without its commands
+        for file in {PurePath(file.parts[0]) if _owners()[file.parts[0]] == 1 else file for file in own}:
+            link = self.site / file
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(Path(str(file.locate())).resolve())
+            link.symlink_to(Path(str(distribution.locate_file(file))).resolve())
 
     @cached_property
     def variables(self) -> dict[str, str]:

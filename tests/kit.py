@@ -71,19 +71,28 @@ class Children:
 
     def sgljit(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run the command line, as ``python -m sgljit_core`` does, but in a process that need not import torch."""
+        return self.module("sgljit_core", *arguments, **environment)
+
+    def module(
+        self, name: str, *arguments: str, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a module as ``python -m`` does, in a process that need not import torch."""
         errors = self.directory / f"errors-{len(self.started)}"
         variables = {"NO_COLOR": "1", **environment}
-        child = self.start(COMMAND_LINE, variables, errors=str(errors), arguments=arguments)
+        child = self.start(
+            MODULE, variables, name=name, cwd=str(cwd or Path.cwd()), errors=str(errors), arguments=arguments
+        )
         child.process.join(300)
         return subprocess.CompletedProcess(arguments, child.process.exitcode, child.output, errors.read_text())
 
 
-COMMAND_LINE = """
+MODULE = """
 import os, runpy, sys
 os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)
+os.chdir(cwd)
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 sys.argv = ["sgljit", *arguments]
-runpy.run_module("sgljit_core", run_name="__main__", alter_sys=True)
+runpy.run_module(name, run_name="__main__", alter_sys=True)
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -20,23 +19,18 @@ FILES = [file.relative_to(ROOT) for file in (*HEADERS, *KERNELS) if file.is_file
 FIRST = ("vec.cuh", "tensor.h", "quant.cuh", "rmsnorm.cpp")  # the others are checked with the slow tests
 
 
-def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sgljit_core", *arguments],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "120", **environment},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def run(children):
+    return lambda *arguments, **options: children.module("sgljit_core", *arguments, COLUMNS="120", **options)
 
 
-def test_list_shows_every_family_with_distribution_and_version(tmp_path):
+def test_list_shows_every_family_with_distribution_and_version(run, tmp_path):
     output = run("list", cwd=tmp_path).stdout
     assert f"sgljit-core {sgljit_core.__version__}" in output
     assert re.search(r"norm\s.*sgljit-norm\s.*\d+\.\d+", output)
 
 
-def test_without_a_command_it_writes_clangd(tmp_path):
+def test_without_a_command_it_writes_clangd(run, tmp_path):
     result = run("--cuda-target", "9.0", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert f"wrote {tmp_path / '.clangd'} for sm_90a" in result.stdout
@@ -45,7 +39,7 @@ def test_without_a_command_it_writes_clangd(tmp_path):
         assert part in text
 
 
-def test_an_existing_file_is_kept_and_the_text_printed_instead(tmp_path):
+def test_an_existing_file_is_kept_and_the_text_printed_instead(run, tmp_path):
     (tmp_path / ".clangd").write_text("mine")
     result = run("--cuda-target", "9.0", cwd=tmp_path)
     assert result.returncode == 1
@@ -56,7 +50,7 @@ def test_an_existing_file_is_kept_and_the_text_printed_instead(tmp_path):
     assert "--cuda-gpu-arch=sm_90a" in (tmp_path / ".clangd").read_text()
 
 
-def test_without_a_gpu_it_asks_for_the_target(tmp_path):
+def test_without_a_gpu_it_asks_for_the_target(run, tmp_path):
     result = run(cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 1
     assert "error: no CUDA device to write the configuration for; name one: --cuda-arch 9.0" in result.stderr
@@ -79,7 +73,7 @@ def sources(tmp_path_factory) -> Path:
     for file in FILES:
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, directory / file)
-    assert run("--cuda-target", "9.0", cwd=directory).returncode == 0
+    subprocess.run([sys.executable, "-m", "sgljit_core", "--cuda-target", "9.0"], cwd=directory, check=True)
     return directory
 
 

@@ -24,18 +24,12 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(children, tmp_path):
     """Run the command line, with what is installed below ``tmp_path`` and a cache of its own."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("SGLJIT_")}
-        variables |= {
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
-            "SGLJIT_CACHE_DIR": str(tmp_path / "cache"),
-            **environment,
-        }
-        command = [sys.executable, "-m", "sgljit_core", *arguments]
-        return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True)
+        path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+        return children.module("sgljit_core", *arguments, cwd=tmp_path, PYTHONPATH=path, **environment)
 
     return run
 

@@ -30,7 +30,7 @@ def test_on_a_gpu():
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(children, private_cache, tmp_path):
     """Run a module with a plugin of one op installed, whose body is the text given."""
 
     def run(
@@ -44,14 +44,12 @@ def run(tmp_path):
         (package / "tests" / "__init__.py").touch()
         (package / "tests" / "test_own.py").write_text(OWN_TESTS)
         variables = {
-            **os.environ,
             "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
             "PYTEST_ADDOPTS": "-p no:hypothesispytest",  # which imports hypothesis at the end, with or without use
+            "SGLJIT_CACHE_DIR": str(private_cache),
             **environment,
         }
-        return subprocess.run(
-            [sys.executable, "-m", *command], env=variables, cwd=tmp_path, capture_output=True, text=True
-        )
+        return children.module(*command, cwd=tmp_path, **variables)
 
     return run
 

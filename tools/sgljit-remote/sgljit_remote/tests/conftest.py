@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from sgljit_remote.config import Settings
 from sgljit_remote.remote import Remote, Session
 
 from . import served
+from .forks import Forks, forks
 
 
 @pytest.fixture(autouse=True)
@@ -68,16 +67,20 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with forks(tmp_path_factory.mktemp("programs")) as made:
+        yield made
+
+
 @pytest.fixture
-def run(server: served.Server, tmp_path: Path) -> Callable[..., tuple[str, str]]:
+def run(server: served.Server, programs: Forks, tmp_path: Path) -> Callable[..., tuple[str, str]]:
     """Run a program with the server as its remote; its standard output and error."""
 
     def run(code: str, *arguments: str, cache: str, status: int = 0, **environment: str) -> tuple[str, str]:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("SGLJIT_")}
         variables |= {"SGLJIT_CACHE_DIR": str(tmp_path / cache), "SGLJIT_REMOTE": server.url, **environment}
-        # torch warns where NumPy is not installed.
-        command = [sys.executable, "-W", "ignore:Failed to initialize NumPy:UserWarning", "-c", code, *arguments]
-        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = programs.run(code, *arguments, env=variables, cwd=tmp_path)
         assert done.returncode == status, done.stderr
         return done.stdout, done.stderr
 

@@ -94,31 +94,49 @@ def test_nothing_is_launched_on_an_empty_grid(launch):
     """)
 
 
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        ("FILL.bind()((1, 1, 1), tensor(1 << 40), 5, True)", "TypeError: tri_family.fill: expected three numbers of "
-         "the grid and 4 arguments, got 6 in all"),
-        ("FILL.bind()((1, 1, 1), tensor(1 << 40), 5, True, '2')", "TypeError: tri_family.fill: argument 4: expected a "
-         "tensor, int64, float, bool or None, got something else"),
-        ("FILL.bind()((1, 1, 1), tensor(64), 5, True, 2.0)", "TypeError: tri_family.fill: argument 1: expected a "
-         "tensor with memory, got one without any"),
-        ("FILL.bind()((1, 1, 1), 3, 5, True, 2.0)", "ValueError: tri_family.fill: no tensor says on which device to "
-         "launch"),
-        ("FILL.bind()((1, 70000, 1), tensor(1 << 40), 5, True, 2.0)", "ValueError: tri_family.fill: number 2 of the "
-         "grid must be from 0 to 65535, got 70000"),
-        ("FILL.bind()((1, -1, 1), tensor(1 << 40), 5, True, 2.0)", "ValueError: tri_family.fill: number 2 of the "
-         "grid must be from 0 to 65535, got -1"),
-        ("FILL.bind()((1.0, 1, 1), tensor(1 << 40), 5, True, 2.0)", "TypeError: tri_family.fill: number 1 of the grid "
-         "is no int"),
-        ("ADD.bind(BLOCK=2)((1, 1, 1), tensor(1 << 40), tensor(1 << 40, device=(2, 1)), tensor(1 << 40), 5, 2.0)",
-         "ValueError: tri_family.add: the tensors of a launch are on several devices"),
-        ("ADD.bind(BLOCK=2)((1, 1, 1), tensor(1 << 40), tensor(1 << 40, device=(1, 0)), tensor(1 << 40), 5, 2.0)",
-         "ValueError: tri_family.add: a tensor is on the CPU, and another on a CUDA device"),
-    ],
-)  # fmt: skip
-def test_wrong_calls_are_refused(launch, call, error):
-    assert launch(f"    {call}", fails=True).splitlines()[-1].startswith(error)
+# Each call with its error: all are tried in one process.
+WRONG = {
+    "FILL.bind()((1, 1, 1), tensor(1 << 40), 5, True)": (
+        "TypeError: tri_family.fill: expected three numbers of the grid and 4 arguments, got 6 in all"
+    ),
+    "FILL.bind()((1, 1, 1), tensor(1 << 40), 5, True, '2')": (
+        "TypeError: tri_family.fill: argument 4: expected a tensor, int64, float, bool or None, got something else"
+    ),
+    "FILL.bind()((1, 1, 1), tensor(64), 5, True, 2.0)": (
+        "TypeError: tri_family.fill: argument 1: expected a tensor with memory, got one without any"
+    ),
+    "FILL.bind()((1, 1, 1), 3, 5, True, 2.0)": (
+        "ValueError: tri_family.fill: no tensor says on which device to launch"
+    ),
+    "FILL.bind()((1, 70000, 1), tensor(1 << 40), 5, True, 2.0)": (
+        "ValueError: tri_family.fill: number 2 of the grid must be from 0 to 65535, got 70000"
+    ),
+    "FILL.bind()((1, -1, 1), tensor(1 << 40), 5, True, 2.0)": (
+        "ValueError: tri_family.fill: number 2 of the grid must be from 0 to 65535, got -1"
+    ),
+    "FILL.bind()((1.0, 1, 1), tensor(1 << 40), 5, True, 2.0)": (
+        "TypeError: tri_family.fill: number 1 of the grid is no int"
+    ),
+    "ADD.bind(BLOCK=2)((1, 1, 1), tensor(1 << 40), tensor(1 << 40, device=(2, 1)), tensor(1 << 40), 5, 2.0)": (
+        "ValueError: tri_family.add: the tensors of a launch are on several devices"
+    ),
+    "ADD.bind(BLOCK=2)((1, 1, 1), tensor(1 << 40), tensor(1 << 40, device=(1, 0)), tensor(1 << 40), 5, 2.0)": (
+        "ValueError: tri_family.add: a tensor is on the CPU, and another on a CUDA device"
+    ),
+}
+
+
+def test_wrong_calls_are_refused(launch):
+    said = launch(f"""
+    for call in {list(WRONG)!r}:
+        try:
+            eval(call)
+        except Exception as error:
+            print(f"{{type(error).__name__}}: {{error}}".splitlines()[-1])
+        else:
+            print("accepted")
+    """).splitlines()
+    assert {call: text[: len(error)] for (call, error), text in zip(WRONG.items(), said, strict=True)} == WRONG
 
 
 def test_the_launcher_and_python_name_the_same_variants(launch):
