@@ -73,22 +73,7 @@ def _sources_of(family: str, file: str) -> Sources:
 def _answer_deferred(family: str, file: str, symbol: str, signature: str) -> int:
     """The address of a C++ function of the type that ``signature`` names. Called from C++, by any thread."""
     sources = _sources_of(family, file)
-    spec = _deferred_spec(sources, file, symbol)
-    if (recorder := recording.note(spec, sources.root, signature)) is not None:
-        return int(recorder.nothing)
-    address: int = _load_deferred(spec, sources.root, signature).address()
-    return address
-
-
-def _load_deferred(spec: BuildSpec, root: Path, signature: str) -> Module:
-    module = load_module(spec, root)
-    own = ctypes.string_at(module.signature()).decode()
-    signatures.check(f"the deferred function {_expression(spec)}", signature, own)
-    return module
-
-
-def _deferred_spec(sources: Sources, file: str, symbol: str) -> BuildSpec:
-    return BuildSpec(
+    spec = BuildSpec(
         markers=_markers(symbol),
         csrc=sources.csrc,
         target=arch.cpu_target(),
@@ -96,6 +81,16 @@ def _deferred_spec(sources: Sources, file: str, symbol: str) -> BuildSpec:
         cpp_files=(file,),
         cpp_wrappers=(("address", f"host::address_of<{symbol}>"), ("signature", f"host::signature_of<{symbol}>")),
     )
+    if (recorder := recording.note(spec, sources.root, signature)) is not None:
+        return int(recorder.nothing)
+    return int(_load_deferred(spec, sources.root, signature).address())
+
+
+def _load_deferred(spec: BuildSpec, root: Path, signature: str) -> Module:
+    module = load_module(spec, root)
+    own = ctypes.string_at(module.signature()).decode()
+    signatures.check(f"the deferred function {_expression(spec)}", signature, own)
+    return module
 
 
 def _answer_variant(family: str, file: str, expression: str, signature: str, device_id: int) -> int:

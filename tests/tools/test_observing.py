@@ -182,7 +182,7 @@ def test_a_value_that_cannot_be_read_and_missing_tools_are_named():
         assert said == f"sgljit_core.errors.ConfigError: {name} must be one of {values}; got {value!r}"
     hidden = "import sys; sys.modules['sgljit_tools'] = None; from sgljit_core import ops; ops"
     said = run(hidden, SGLJIT_SYNC="1").stderr.splitlines()[-1]
-    assert said.endswith('SGLJIT_LOG, SGLJIT_SYNC, SGLJIT_TRACE_CALLS need: pip install "sgljit-core[tools]"')
+    assert said.endswith('SGLJIT_LOG, _SYNC and _TRACE_CALLS need: pip install "sgljit-core[tools]"')
 
 
 CHECKED = """
