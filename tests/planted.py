@@ -562,7 +562,24 @@ FAULTS |= {
     ),
     "samples_of_one_dtype": (
         "samples",
-        writing("out.copy_(2 * x)", 'def samples(device):\n    yield {"x": torch.ones(3, 4), "out": torch.ones(3, 4)}'),
+        writing(
+            "out.copy_(2 * x)",
+            """
+            def samples(device):
+                yield {"x": torch.ones(3, 4, device=device), "out": torch.ones(3, 4, device=device)}
+            """,
+        ),
+    ),
+    "samples_that_ignore_their_device": (
+        "samples",
+        writing(
+            "out.copy_(2 * x)",
+            """
+            def samples(device):
+                for dtype in (torch.float32, torch.float16):
+                    yield {"x": torch.ones(3, 4, dtype=dtype), "out": torch.ones(3, 4, dtype=dtype)}
+            """,
+        ),
     ),
 }
 

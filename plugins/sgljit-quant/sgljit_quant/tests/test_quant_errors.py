@@ -210,10 +210,10 @@ def test_devices_mixed(stays: str, name: str):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((3, fp8(3), torch.ones(1)), "argument 1: expected tensor, got int"),
-        ((torch.ones(3), None, torch.ones(1)), "argument 2: expected tensor, got None"),
-        ((torch.ones(3), fp8(3), 0.5), "argument 3: expected tensor, got float"),
-        ((torch.ones(3), fp8(3), torch.ones(1), "yes"), "argument 4: expected bool, got str"),
+        ((3, fp8(3), torch.ones(1)), "argument 1 (input): expected tensor, got int"),
+        ((torch.ones(3), None, torch.ones(1)), "argument 2 (output_q): expected tensor, got None"),
+        ((torch.ones(3), fp8(3), 0.5), "argument 3 (output_s): expected tensor, got float"),
+        ((torch.ones(3), fp8(3), torch.ones(1), "yes"), "argument 4 (is_static): expected bool, got str"),
     ],
 )
 def test_an_argument_of_another_type(arguments: tuple[object, ...], text: str):

@@ -394,9 +394,9 @@ def test_more_waits_than_reports_are_counted(timeouts: Module):
 
 
 def test_an_argument_of_another_type():
-    with pytest.raises(TypeError, match=re.escape("argument 1: expected tensor, got int")):
+    with pytest.raises(TypeError, match=re.escape("argument 1 (flag): expected tensor, got int")):
         family.stream_wait_value(3, 1)
-    with pytest.raises(TypeError, match=re.escape("argument 2: expected int, got float")):
+    with pytest.raises(TypeError, match=re.escape("argument 2 (value): expected int, got float")):
         family.stream_wait_value(torch.zeros(1, dtype=torch.int32), 1.0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -104,7 +104,12 @@ def far_rows(subject: Subject) -> None:
 
 
 def samples(subject: Subject) -> None:
-    """The samples bring every floating dtype that the op takes."""
+    """The samples are on the device that they are asked for, and bring every floating dtype that the op takes."""
+    if not _follow_the_device(subject.op.samples):
+        raise Fault(
+            "samples yields tensors of the CPU for every device, so that nothing would run on a GPU: pass the device "
+            "to each function that makes a tensor"
+        )
     dtypes = {tensor.dtype for sample in subject.samples for _, tensor in tensors_of(sample) if tensor.dtype in FLOATS}
     if len(dtypes) != 1:
         return
@@ -117,6 +122,15 @@ def samples(subject: Subject) -> None:
                 f"every sample is {own}, and the op takes {_name(dtype)} as well: let the samples bring each dtype, or "
                 f"let the op refuse it"
             )
+
+
+def _follow_the_device(samples: Callable[..., Any]) -> bool:
+    """Whether some tensors of the samples are on the device that is asked for: a meta device, which is always there."""
+    try:
+        made = [tensor for sample in samples(torch.device("meta")) for _, tensor in tensors_of(sample)]
+    except Exception:  # noqa: BLE001 - they read what they made, so it was there
+        return True
+    return not made or any(tensor.is_meta for tensor in made)
 
 
 def threads(subject: Subject) -> None:
