@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import getpass
 import json
 import math
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +84,9 @@ def triton_cache() -> Path:
 
 def inductor_cache() -> Path:
     """Where torch.compile keeps what it compiled."""
+    import getpass
+    import tempfile
+
     try:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError):

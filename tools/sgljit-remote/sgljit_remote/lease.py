@@ -85,6 +85,8 @@ def taken_or_found(remote: Remote, name: str, look: Callable[[], Path | None], p
             seen, since = now, time.monotonic()
     if seen not in (None, RELEASED):
         patience.spend(start, since)
+    elif (found := look()) is not None:  # it was published after the last look, and then released
+        return found
     remote.put(lease, token, replace=True)
     return None
 

@@ -104,7 +104,7 @@ class Remote:
         """The key that signs today, read anew; None where nothing asks for signatures, and there is none.
 
         Raises:
-            KeyFileError: it cannot be used, or has expired. What others have signed can still be read.
+            KeyFileError: it cannot be used, or has expired. Objects that others signed can still be read.
             UntrustedRemoteError: keys are trusted, and none is named to sign with.
         """
         if self.settings.signing_key is None:
@@ -162,7 +162,7 @@ class Session:
         return settings.is_writable and settings.may_compile and not self._is_down and self._signer() is not None
 
     def _signer(self) -> tuple[Ed25519PrivateKey | None] | None:
-        """What signs, if anything must; None, with a warning, where nothing can be published."""
+        """The key to publish with, if one is needed; None, with a warning, where nothing can be published."""
         try:
             return (self._remote.signer(),)
         except (KeyFileError, UntrustedRemoteError) as error:

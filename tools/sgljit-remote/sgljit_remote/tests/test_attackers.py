@@ -231,7 +231,7 @@ def test_a_directory_that_others_can_write_is_refused_without_keys(tmp_path, cac
     place = tmp_path / "shared"
     place.mkdir()
     remote = Remote(Settings(f"file://{place}"))
-    remote.publish_one(ONE)
+    remote.publish_one(ONE, None)
     place.chmod(0o777)
     assert Session(remote).fetch(LOCATION, TOOLCHAIN, cache) is None
     assert "can be written by group or others" in said()[0]
@@ -243,7 +243,7 @@ def test_an_object_of_another_user_is_refused_without_keys(tmp_path, cache, said
     place = tmp_path / "shared"
     place.mkdir()
     remote = Remote(Settings(f"file://{place}"))
-    remote.publish_one(ONE)
+    remote.publish_one(ONE, None)
     os.chown(place / NAME, 12345, 12345)
     assert Session(remote).fetch(LOCATION, TOOLCHAIN, cache) is None
     assert "belongs to user 12345" in said()[0]
@@ -338,7 +338,7 @@ def test_a_directory_of_keys_that_others_can_write_refuses_the_remote(server, ke
 def test_a_private_key_that_is_none(tmp_path, server):
     (tmp_path / "key").write_text("nothing")
     with pytest.raises(KeyFileError, match="is not a private key in PEM without a password"):
-        Remote(Settings(server.url, unsigned=True, signing_key=tmp_path / "key"))
+        Remote(Settings(server.url, unsigned=True, signing_key=tmp_path / "key")).signer()
 
 
 def test_who_trusts_keys_and_has_none_publishes_nothing(server, session, key, said):

@@ -255,7 +255,7 @@ def test_one_bad_artifact_of_an_archive_hides_no_other(server, session, cache, s
 
 
 def test_without_a_toolchain_any_artifact_of_the_source_serves(server, session, remote, cache):
-    remote().publish_one(ONE)
+    remote().publish_one(ONE, None)
     assert session().fetch(LOCATION, None, cache) == cache
     assert files(cache) == [ONE.place]
 
