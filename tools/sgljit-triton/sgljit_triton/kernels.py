@@ -103,7 +103,7 @@ def _on_meta(value: Any) -> Any:
         return value
     dtype = getattr(torch, str(value.dtype))
     shape, strides = tuple(value.shape), tuple(value.strides)
-    offset = value.data_ptr() // dtype.itemsize  # a storage on "meta" begins at 0
+    offset = specialisation.address(value) // dtype.itemsize  # a storage on "meta" begins at 0
     size = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size > 0)
     return torch.empty(max(size, 0), dtype=dtype, device="meta").as_strided(shape, strides, offset)
 
