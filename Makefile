@@ -28,6 +28,7 @@ READY := $(VENV)/.ready-$(MINOR)
 OLDEST := .venv-oldest
 OLDEST_TESTS := tests/compilers/test_toolchain.py tests/engines tests/families/test_discovery.py \
   tests/families/test_forwarding.py tests/headers/test_export.py tests/load \
+  $(addprefix tools/sgljit-triton/sgljit_triton/tests/,test_source.py test_launch.py test_cache.py) \
   $(wildcard plugins/*/*/tests/test_*_errors.py)
 # The distributions beside the core: the tools, what adapters share, adapters and plugins.
 OTHERS := $(patsubst %/pyproject.toml,%,$(wildcard tools/*/pyproject.toml engines/*/pyproject.toml plugins/*/pyproject.toml))

@@ -85,9 +85,10 @@ def test_installing_beside_an_engine_changes_none_of_its_pins(requirements, dist
 def test_the_oldest_environment_has_the_oldest_releases_that_the_metadata_allows():
     """All but torch, of which no other build for the CPU is published on PyPI."""
     oldest = {}
-    for place in (ROOT, ROOT / "engines" / "sgljit-engines", ROOT / "tools" / "sgljit-tools"):
-        project = tomllib.loads((place / "pyproject.toml").read_text())["project"]
-        for one in map(Requirement, project["dependencies"]):
+    for place in ("", "engines/sgljit-engines", "tools/sgljit-tools", "tools/sgljit-triton"):
+        project = tomllib.loads((ROOT / place / "pyproject.toml").read_text())["project"]
+        compilers = project.get("optional-dependencies", {}).get("compiler", ())  # Triton
+        for one in map(Requirement, [*project["dependencies"], *compilers]):
             (bound,) = (specifier.version for specifier in one.specifier if specifier.operator == ">=")
             assert oldest.setdefault(one.name, Version(bound)) == Version(bound), f"{place} needs another {one}"
     del oldest["sgljit-core"], oldest["sgljit-engines"]

@@ -103,7 +103,7 @@ def _on_meta(value: Any) -> Any:
         return value
     dtype = getattr(torch, str(value.dtype))
     shape, strides = tuple(value.shape), tuple(value.strides)
-    offset = value.data_ptr() // dtype.itemsize  # a storage on "meta" begins at 0
+    offset = specialisation.address(value) // dtype.itemsize  # a storage on "meta" begins at 0
     size = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size > 0)
     return torch.empty(max(size, 0), dtype=dtype, device="meta").as_strided(shape, strides, offset)
 
@@ -264,6 +264,7 @@ class Tuned(Bound):
         names = [parameter.name for parameter in self._parameters]
         # A constant of the key is the same for all calls.
         self._places = {name: names.index(name) for name in key if name in names}
+        self._tensor = 0  # the place of one whose device counts
         self._chosen: dict[Any, Callable[..., None]] = {}
 
     def __call__(self, grid: Grid, *args: Any) -> None:
@@ -271,11 +272,16 @@ class Tuned(Bound):
 
         Raises TypeError, too, where an argument that the key names is no number, bool, str or None.
         """
-        # Dtypes and devices of tensors, and the values that the key names.
-        seen = [(arg.dtype, arg.device) if hasattr(arg, "device") else None for arg in args]
-        key = *seen, *[args[place] for place in self._places.values() if place < len(args)]
+        # The dtypes, the device, and the values that the key names. (A look for what is no tensor takes far longer.)
+        seen: list[Any] = [getattr(arg, "dtype", None) for arg in args]
+        seen += [args[place] for place in self._places.values() if place < len(args)]
+        if self._tensor < len(args):
+            seen.append(getattr(args[self._tensor], "device", None))
+        key = tuple(seen)
         launch = self._chosen.get(key)
         if launch is None:
+            if _noted and not _noted[-1]:
+                return  # a recorded call on the CPU asks for no kernel
             launch = self._choose(grid, args)
             if len(self._chosen) >= _MOST_CHOSEN:
                 self._chosen.clear()
@@ -304,17 +310,21 @@ class Tuned(Bound):
 
     def _choose(self, grid: Grid, args: Sequence[Any]) -> Callable[..., None]:
         """The launch with the configuration for these arguments, which is measured where that is wanted."""
-        if _noted and _noted[-1]:
-            return functools.partial(_launch_each, self._ahead(args, arch.device_target(0)))
-        device = next((arg.device for arg in args if hasattr(arg, "device") and arg.device.type != "cpu"), None)
         case = self._case(args)
+        if _noted:
+            return functools.partial(_launch_each, self._ahead(args, arch.device_target(0)))
+        tensors = [place for place, arg in enumerate(args) if hasattr(arg, "device")]
+        self._tensor = next(
+            (place for place in tensors if args[place].device.type != "cpu"), tensors[0] if tensors else 0
+        )
         if (measurement := tuning.active()) is not None:
             launches = [
                 (configuration, functools.partial(bound, grid))
                 for configuration, bound in zip(self._configurations, self._bounds, strict=True)
             ]
             return self._bounds[measurement.fastest(str(self.kernel), case, launches, args)]
-        if device is None or device.type != "cuda":  # the interpreter, a recording of calls on the CPU, or an error
+        device = getattr(args[self._tensor], "device", None)
+        if device is None or device.type != "cuda":  # the interpreter, or an error of the launch
             return self._bounds[0]
         name = tuning.chip(device.index or 0)
         chosen = tuning.choose(self._directory, str(self.kernel), name, case, self._configurations)

@@ -42,21 +42,23 @@ def compiled(spec: TritonSpec, *, is_warmup: bool) -> None:
     hook = getattr(getattr(knobs, "runtime", None), "jit_post_compile_hook", None)
     if hook is None:
         return
-    texts = {name: text for name, text, _ in spec.arguments}
-    constants = {
-        (i,): ast.literal_eval(text.removeprefix("="))
-        for i, (_, text, is_constant) in enumerate(spec.arguments)
-        if is_constant or text.startswith("=")
-    }
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    for i, (name, text, is_constant) in enumerate(spec.arguments):
+        if is_constant or text.startswith("="):
+            signature[name] = "constexpr"
+            constants[i,] = ast.literal_eval(text.removeprefix("="))
+        else:
+            signature[name] = text.partition(":")[0]
     options: dict[str, Any] = {"num_warps": 4, "num_ctas": 1, "num_stages": 3, "enable_fp_fusion": True}
-    kernel = Kernel(tuple(Parameter(name) for name in texts))
+    kernel = Kernel(tuple(Parameter(name) for name in signature))
     hook(
         key=spec.label,
         repr=f"{spec.family}.{spec.kernel}",
         fn=Function(f"{spec.family}/{spec.files[0]}", f"{spec.family}.{spec.module}", kernel),
         compile={
             "key": spec.label,
-            "signature": {name: text.partition(":")[0] for name, text in texts.items()},
+            "signature": signature,
             "device": None,
             "constants": constants,
             **options,

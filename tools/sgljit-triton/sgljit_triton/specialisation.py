@@ -9,6 +9,7 @@ memory.
 from __future__ import annotations
 
 import ast
+import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,7 +57,23 @@ def of(value: Any, kind: str) -> str:
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
     if dtype not in TYPES:
         raise TypeError(f"expected a tensor, int, float, bool or None, got {type(value).__name__} {dtype}".rstrip())
-    return f"*{TYPES[dtype]}{_aligned(value.data_ptr(), kind)}"
+    return f"*{TYPES[dtype]}{_aligned(address(value), kind)}"
+
+
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_BYTE_OFFSET = 40  # in a DLTensor, which begins with the address
+
+
+def address(tensor: Any) -> int:
+    """The address of a tensor's first element; a tensor of tvm-ffi 0.1.11 says it by DLPack alone."""
+    if hasattr(tensor, "data_ptr"):
+        return int(tensor.data_ptr())
+    capsule = tensor.__dlpack__()
+    place = _pointer_of(capsule, b"dltensor")
+    data = ctypes.c_void_p.from_address(place).value or 0
+    return data + ctypes.c_uint64.from_address(place + _BYTE_OFFSET).value
 
 
 def _aligned(value: int, kind: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,8 +45,6 @@ def artifacts(cache):
 
 def in_a_process(place, code, **environment):
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    import os
-
     path = os.pathsep.join([str(place), *filter(None, sys.path)])
     env = {**os.environ, "PYTHONPATH": path, **environment}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -238,6 +238,77 @@ def test_a_cache_that_takes_nothing_costs_only_the_sharing(ops, cache, monkeypat
     with caplog.at_level(logging.WARNING, logger="sgljit"):
         assert counted(lambda: build(ops)) == (0, 0)
     assert "serves this process alone" in caplog.text
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """Run code with its cache on a disk of so many KiB; skipped where no file system may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = 'mount -t tmpfs -o size="$1"k none "$2" && shift 2 && exec "$@"'
+
+    def run(size, code):
+        command = ["unshare", "-rm", "sh", "-c", mounted, "sh", str(size), str(place), sys.executable, "-c"]
+        path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
+        env = {**os.environ, "PYTHONPATH": path, "SGLJIT_CACHE_DIR": str(place / "cache")}
+        done = subprocess.run([*command, textwrap.dedent(code)], env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    try:
+        is_mounted = run(64, "pass")[0] == 0
+    except OSError:
+        is_mounted = False
+    if not is_mounted:
+        pytest.skip("no file system may be mounted here")
+    return run
+
+
+# KiB with which the disk is full before a compiler starts, while Triton or ptxas writes, and when the result is kept.
+@pytest.mark.parametrize("size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (32, 56, 76)), 84])
+def test_a_full_disk_costs_only_the_sharing(package, full_disk, size):
+    status, output, log = full_disk(size, BUILD)
+    assert status == 0, log
+    assert "'private': 1" in output
+    assert "o space left on" in log
+    assert "serves this process alone" in log
+
+
+def test_a_disk_with_room_keeps_the_kernel(package, full_disk):
+    status, output, log = full_disk(2048, BUILD)
+    assert (status, log) == (0, "")
+    assert "'compiled': 1" in output
+
+
+@pytest.mark.slow
+def test_an_upgrade_of_triton_compiles_anew_beside_the_old_and_a_downgrade_finds_those(package, cache, tmp_path):
+    """The other release is the same code under another number."""
+    installed = Path(triton.__file__).parent
+    other = tmp_path / "upgraded" / "triton"
+    other.mkdir(parents=True)
+    for one in installed.iterdir():
+        (other / one.name).symlink_to(one)
+    (other / "__init__.py").unlink()
+    text = (installed / "__init__.py").read_text()
+    (other / "__init__.py").write_text(text.replace(f"'{triton.__version__}'", "'99.1.0'"))
+
+    def in_releases(*upgraded, **variables):
+        outputs = []
+        for one in upgraded:
+            path = [str(other.parent)] if one else []
+            code = f"import sys; sys.path[:0] = {path!r}\n{textwrap.dedent(BUILD)}"
+            process = in_a_process(package.parent, code, **variables)
+            outputs.append(process.communicate()[0])
+            assert process.returncode == 0, outputs[-1]
+        return ["compiled" if "'compiled': 1" in text else "hit" for text in outputs]
+
+    assert in_releases(False, True, False, True) == ["compiled", "compiled", "hit", "hit"]
+    old, new = sorted(artifacts(cache), key=lambda one: b"99.1.0" in (one / "kernel.cubin").read_bytes())
+    assert b"99.1.0" in (new / "kernel.cubin").read_bytes()
+    assert old.parent == new.parent
+    # A wheel that was built with the old one serves beside the new one.
+    shutil.rmtree(new)
+    shutil.copytree(cache, package / "prebuilt")
+    assert in_releases(True, SGLJIT_CACHE_DIR=str(tmp_path / "empty"), SGLJIT_JIT="error") == ["hit"]
 
 
 def test_two_releases_of_triton_stand_side_by_side(ops, cache, monkeypatch):

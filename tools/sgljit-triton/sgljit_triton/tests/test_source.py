@@ -160,6 +160,15 @@ def test_the_rules_are_tritons():
             assert specialisation.of(value, kind) == wanted, (value, kind)
 
 
+def test_the_address_of_a_tensor_that_only_dlpack_describes():
+    class Described:
+        def __init__(self, tensor):
+            self.__dlpack__ = tensor.__dlpack__
+
+    for tensor in (torch.arange(8.0), torch.arange(8.0)[3:], torch.empty(0)):
+        assert specialisation.address(Described(tensor)) == specialisation.address(tensor) == tensor.data_ptr()
+
+
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, "1", [1], torch.empty(2, dtype=torch.complex64)])
 def test_what_no_kernel_takes_is_refused(value):
     with pytest.raises(TypeError, match=r"an int outside of int64|expected a tensor, int, float, bool or None, got"):

@@ -194,7 +194,7 @@ def test_tritons_hook_is_called_for_a_compile_and_not_for_a_hit(ops, hook):
     assert call["compile"]["constants"] == {(1,): None, (5,): 64}
     assert [one.name for one in call["fn"].jit_function.params] == ["x", "y", "out", "n", "alpha", "BLOCK"]
     assert call["compile"]["signature"] == {
-        "x": "*fp32", "y": "=None", "out": "*fp32", "n": "i32", "alpha": "fp32", "BLOCK": "64"
+        "x": "*fp32", "y": "constexpr", "out": "*fp32", "n": "i32", "alpha": "fp32", "BLOCK": "constexpr"
     }  # fmt: skip
     assert (call["is_manual_warmup"], call["already_compiled"]) == (True, False)
 
