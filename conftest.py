@@ -15,7 +15,7 @@ from sgljit_tools.testing.pytest_plugin import skip_without_gpu
 # Threads of OpenMP that wait would otherwise spin, on cores that the other processes of a run need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# The C++ that inductor writes is PyTorch's. Without vectors it compiles faster, and g++ passes over precompiled headers.
+# The C++ that inductor writes is compiled faster without vectors, and g++ passes over headers that it precompiles.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
