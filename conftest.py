@@ -15,9 +15,8 @@ from sgljit_tools.testing.pytest_plugin import skip_without_gpu
 # Threads of OpenMP that wait would otherwise spin, on cores that the other processes of a run need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# The C++ that inductor writes is PyTorch's. Without vectors it compiles faster; g++ finds no precompiled header.
+# The C++ that inductor writes is PyTorch's: without vectors it compiles faster.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
-os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 # A test's outcome must not depend on who runs it; only which compilers there are is the reader's choice.
 _KEPT = ("SGLJIT_NVCC", "SGLJIT_CXX")

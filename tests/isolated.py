@@ -159,13 +159,15 @@ class Environment:
     """A virtual environment with what some wheels require, but not yet the wheels, and no trace of the checkout."""
 
     def __init__(self, directory: Path, wheels: Sequence[Built], *, extra: Sequence[str] = ()) -> None:
-        venv.create(directory, with_pip=False)
         self.directory = directory
         self.bin = directory / "bin"
         self.python = self.bin / "python"
         self.home = directory / "home"
-        self.home.mkdir()
         self.site = Path(sysconfig.get_path("purelib", vars={"base": str(directory)}))
+        if directory.exists():  # another process of the run has made it
+            return
+        venv.create(directory, with_pip=False)
+        self.home.mkdir()
         required = [requirement for built in wheels for requirement in built.requirements]
         own = {canonicalize_name(built.metadata["Name"]) for built in wheels}
         for distribution in closure([*required, *map(Requirement, extra)], without=own).values():

@@ -163,25 +163,30 @@ def test_the_extras_of_the_core_bring_what_they_say(distribution):
 
 
 @pytest.fixture(scope="module")
-def installed(distribution, tmp_path_factory) -> isolated.Environment:
-    """An environment with the wheels of the core and of all plugins, and what they require."""
+def installed(distribution, run_directory) -> isolated.Environment:
+    """An environment with the wheels of the core and of all plugins, and what they require: one for the run."""
     wheels = [distribution(name) for name in isolated.PROJECTS]
     extra = ["pytest", *isolated.cuda_compilers()]
-    environment = isolated.Environment(tmp_path_factory.mktemp("wheels") / "environment", wheels, extra=extra)
-    environment.install(*wheels)
+    directory = run_directory / "installed"
+    with isolated.locked(run_directory / "installed.lock"):
+        was_there = directory.exists()
+        environment = isolated.Environment(directory, wheels, extra=extra)
+        if not was_there:
+            environment.install(*wheels)
     return environment
 
 
 @pytest.mark.slow
-def test_installed_wheels_list_families_without_torch(installed):
+def test_installed_wheels_list_families_without_torch(installed, tmp_path):
     code = """
         import sys
         import sgljit_core
         assert "norm" in list(sgljit_core.ops)
         assert not {"torch", "tvm_ffi", "sgljit_norm"} & sys.modules.keys()
     """
-    installed.run_code(textwrap.dedent(code))
-    assert list(installed.home.iterdir()) == []
+    alone = {**installed.variables, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / ".cache")}
+    isolated.run(installed.python, "-W", "error", "-c", textwrap.dedent(code), cwd=tmp_path, env=alone)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -206,10 +211,12 @@ def test_installed_wheels_run_rmsnorm(installed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_TESTS)
-def test_installed_wheels_pass_their_own_tests(installed, distribution, name):
+def test_installed_wheels_pass_their_own_tests(installed, distribution, private_cache, name):
     """What needs a GPU is skipped, by what the tools ship. An engine's marker is an adapter's own. The slow tests of a
-    plugin run from the checkout: a wheel that lacks a file fails the others."""
+    plugin run from the checkout: a wheel that lacks a file fails the others. What the checkout has compiled is found
+    where the wheel has the same files."""
     package = package_of(distribution(name).project)
     chosen = ("-p", "no:cacheprovider", "-m", "not engine and not slow", "--pyargs", package)
-    printed = installed.run(installed.python, "-m", "pytest", *chosen)
+    variables = {**installed.variables, "SGLJIT_CACHE_DIR": str(private_cache)}
+    printed = isolated.run(installed.python, "-m", "pytest", *chosen, cwd=installed.home, env=variables)
     assert re.search(r"\d+ passed", printed), printed
