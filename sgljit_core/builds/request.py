@@ -7,7 +7,6 @@ meanwhile, the request is out of date, and a new one is made.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +25,8 @@ T = TypeVar("T")
 class Request(ABC, Generic[T]):
     """A request for a module or for a device kernel, see ``jit``: which build, and where all that is made is kept.
 
-    ``source`` are the ingredients of the source key; ``payload`` is the name of the payload's file in an artifact.
+    ``source`` are the ingredients of the source key, and ``tools`` those of ``toolchain_key``: both are None where a
+    compiler is missing. ``payload`` is the name of the payload's file in an artifact.
     """
 
     payload: ClassVar[str]
@@ -37,25 +37,18 @@ class Request(ABC, Generic[T]):
         self.source = source
         self.location = Location(build.target.name, build.family, build.module, keys.key(source))
         self._scan = scan
+        try:
+            tools: Mapping[str, str] | None = self.find_tools(build.label)
+        except ToolchainNotFoundError:
+            tools = None
+        self.tools = tools
+        self.toolchain_key = None if tools is None else keys.key(tools)
 
-    @functools.cached_property
+    @property
     def named(self) -> BuildSpec:
         """The build with the name and version of its plugin: for messages, as reading them takes longer than a hit."""
         family = self.build.family
         return dataclasses.replace(self.build, plugin=plugin_of(family)) if family else self.build
-
-    @functools.cached_property
-    def tools(self) -> Mapping[str, str] | None:
-        """The ingredients of the toolchain key; None where a compiler is missing."""
-        try:
-            return self.find_tools(self.build.label)
-        except ToolchainNotFoundError:
-            return None
-
-    @functools.cached_property
-    def toolchain_key(self) -> str | None:
-        """The toolchain key; None where a compiler is missing."""
-        return None if self.tools is None else keys.key(self.tools)
 
     def is_current(self) -> bool:
         """Whether no source was written since the request was made."""

@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sgljit_core.errors import ResourceError
 
@@ -45,14 +46,18 @@ LEAST_MEMORY = 4 << 30
 
 
 _writing: set[int] = set()  # the writing ends of the pipes; a forked child would keep commands alive with them
+# A child that is forked in the middle of a start would hold that pipe, or the one by which Popen learns that the
+# command runs: this process would wait for the child's end, and the child for the build.
+_starting = threading.RLock()
 
 
 def _close_in_child() -> None:
+    _starting.release()
     while _writing:
         os.close(_writing.pop())
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_close_in_child)
 
 
 @dataclass(frozen=True)
@@ -114,20 +119,15 @@ class Supervisor:
     def _run(
         self, command: Sequence[str], cwd: Path, env: Mapping[str, str], started: Callable[[], object]
     ) -> tuple[int, bytes]:
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        _writing.add(writing)
+        with _starting:
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            _writing.add(writing)
         # The output goes to a file in memory: a daemon that the compiler leaves behind would keep a pipe open.
         output = _output_file()
         try:
-            process = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env=dict(env),
-                stdin=reading,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            files: dict[str, Any] = {"stdin": reading, "stdout": output, "stderr": subprocess.STDOUT}
+            with _starting:
+                process = subprocess.Popen(command, cwd=cwd, env=dict(env), start_new_session=True, **files)
             started()
             status = self._wait(process)
             os.lseek(output, 0, os.SEEK_SET)

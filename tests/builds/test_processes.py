@@ -140,6 +140,34 @@ def test_a_fork_while_another_thread_builds(children, compiler):
     assert compiler.calls() == 1
 
 
+STARTING = """
+import os, subprocess, threading, time
+from sgljit_core import load_jit
+order, popen, is_starting = [], subprocess.Popen, threading.Event()
+def slowly(*args, **kwargs):
+    is_starting.set()
+    time.sleep(0.3)
+    process = popen(*args, **kwargs)
+    order.append("started")
+    return process
+subprocess.Popen = slowly
+load = lambda: load_jit("number", cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")], csrc=csrc)
+thread = threading.Thread(target=load)
+thread.start()
+is_starting.wait()
+pid = os.fork()
+if pid == 0:
+    os._exit(load().number())
+print(order[0], os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+thread.join()
+"""
+
+
+def test_a_fork_waits_until_a_compiler_has_started(children):
+    """The child would hold the pipe by which its parent learns that, and wait for the build itself."""
+    assert children.run(STARTING) == "started 1\n"
+
+
 INTERRUPTED = """
 import os, signal
 from sgljit_core import load_jit

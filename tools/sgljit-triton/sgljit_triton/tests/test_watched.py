@@ -73,7 +73,8 @@ def test_why_says_what_sets_a_kernel_apart_and_compiles_nothing(ops, cache):
     assert not cache.exists() or not list(cache.rglob("kernel.cubin"))
     build(ops)
     hit = sgljit_core.why(lambda: build(ops))
-    assert str(hit).startswith(f"{LABEL}: a hit, {cache}")
+    assert str(hit).startswith(LABEL)  # and the plugin, where another test has installed it
+    assert f": a hit, {cache}" in str(hit)
     miss = str(sgljit_core.why(lambda: build(ops, n=63)))
     assert OTHER in miss
     assert "i32:16" in miss.replace(OTHER, "")  # the difference to the nearest one
