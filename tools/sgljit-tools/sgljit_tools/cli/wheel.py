@@ -23,9 +23,9 @@ from typing import Annotated
 import typer
 
 from sgljit_core import parallel_compile
-from sgljit_core.compilers.arch import override_target
 from sgljit_core.errors import ParallelCompileError, SourceNotFoundError
 from sgljit_core.families import loading
+from sgljit_core.jit.kernels import build
 from sgljit_core.machine import private
 from sgljit_core.machine.roots import TAG
 from sgljit_core.paths import CARRIED, package_directory
@@ -33,20 +33,27 @@ from sgljit_core.plugins import discovery
 from sgljit_tools.cache import admin as cache
 from sgljit_tools.errors import WheelError
 from sgljit_tools.recording.process import in_a_process
+from sgljit_tools.recording.recorder import record
 
-from .ahead import builds_ahead
+from .ahead import builds_ahead, target_of
 
 
 def add_artifacts_to_wheel(
     wheel: Annotated[Path, typer.Argument(help="A plugin's wheel, as `pip wheel --no-deps` makes it.")],
-    cuda_arch: Annotated[list[str], typer.Option(help="An architecture to build for, such as 9.0; may be repeated.")],
+    cuda_arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An architecture, such as 9.0, or several; by default the current device's, if there is one."
+        ),
+    ] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="Add what samples of the ops ask for on the CPU.")] = False,
     into: Annotated[Path, typer.Option(help="The directory to write to.")] = Path("dist"),
     platform: Annotated[str | None, typer.Option(help="The platform tag; by default this machine's.")] = None,
 ) -> None:
     """Write a wheel that carries what the calls of its families ask for, so that its users need no compiler.
 
-    They are built for the named architectures, without a GPU, and for this machine's CPU. To publish on an index that
-    wants a manylinux tag, build on the oldest system that the tag stands for and name it with --platform.
+    They are built for the named architectures, without a GPU, and for any CPU of this machine's kind. To publish on an
+    index that wants a manylinux tag, build on the oldest system that the tag stands for and name it with --platform.
     """
     if not wheel.name.endswith(".whl") or not wheel.is_file() or not zipfile.is_zipfile(wheel):
         raise WheelError(f"{wheel} is not a wheel; make one first: pip wheel --no-deps --wheel-dir dist PROJECT")
@@ -65,7 +72,7 @@ def add_artifacts_to_wheel(
         packed.mkdir()
         # In a process of its own the wheel's content hides an installed version of the plugin.
         in_a_process(
-            functools.partial(prebuild, wheel.name, str(content), cuda_arch),
+            functools.partial(prebuild, wheel.name, str(content), cuda_arch or [None], samples),
             PYTHONPATH=str(content),
             SGLJIT_CACHE_DIR="{scratch}/cache",
             SGLJIT_PREBUILT_PATH="",  # an artifact that is found elsewhere would not be in the wheel
@@ -85,8 +92,12 @@ def add_artifacts_to_wheel(
     typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
 
 
-def prebuild(wheel: str, content: str, cuda_archs: list[str]) -> None:
+def prebuild(wheel: str, content: str, cuda_archs: list[str | None], samples: bool) -> None:
     """Build what the calls of the families below ``content`` ask for, and put it beside their sources.
+
+    Args:
+        cuda_archs: architectures; None is the current device's, if there is one.
+        samples: whether to build what samples ask for on the CPU, too.
 
     Raises:
         WheelError: there is no such family, its package was imported from elsewhere, or nothing was built.
@@ -106,8 +117,11 @@ def prebuild(wheel: str, content: str, cuda_archs: list[str]) -> None:
             )
         for cuda_arch in cuda_archs:
             try:
-                with override_target(cuda_arch, "--cuda-arch"):
+                with target_of(cuda_arch):
                     builders = builds_ahead([name])
+                    if samples:
+                        sampled = record([name], cuda_arch=None, on_cpu=True, samples=True)
+                        builders += [functools.partial(build, one) for one in sampled.wanted]
                     parallel_compile(builders)
             except (SourceNotFoundError, ParallelCompileError) as error:
                 lacking = [one for one in getattr(error, "failures", [error]) if isinstance(one, SourceNotFoundError)]
