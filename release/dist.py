@@ -3,9 +3,9 @@
 They are built from the files of a commit, not from the working tree, and with the commit's time as the time of
 every file (``SOURCE_DATE_EPOCH``): whoever builds the same commit with the same backend has the same bytes.
 
-Beside the pure wheel of each kernel family lies one for Linux on this kind of processor. It carries what the samples and
-the declared calls of the ops ask for on the CPU, so that these need no compiler; nothing in it is for CUDA. auditwheel
-finds out which C library it needs. The same compiler makes the same bytes.
+Beside the pure wheel of each kernel family lies one for Linux on this kind of processor. It carries what the samples
+and the declared calls of the ops ask for on the CPU, so that these need no compiler; nothing in it is for CUDA.
+auditwheel finds out which C library it needs. The same compiler makes the same bytes.
 
 Run it by ``make dist``: it uses what the tests use to build distributions and environments (``tests/isolated.py``).
 """
