@@ -75,13 +75,17 @@ def installed(sources: Path, files: list[Path], directory: Path, extra: tuple[st
     return environment
 
 
-def compile_for_cpu(sources: Path, files: list[Path], epoch: str) -> list[Path]:
-    """Write a wheel that carries compiled code for the CPU beside the pure one of each family; the new files.
+def families(files: list[Path]) -> list[Path]:
+    """The pure wheels of the kernel families."""
+    names = {name.replace("-", "_") for name, place in isolated.PROJECTS.items() if place.parts[:1] == ("plugins",)}
+    return [file for file in files if file.suffix == ".whl" and file.name.partition("-")[0] in names]
 
-    The environment that compiles has the wheels in it: their headers are those that users have.
+
+def compile_for_cpu(sources: Path, files: list[Path], wheels: list[Path], epoch: str) -> list[Path]:
+    """Beside each of these pure wheels, write one that carries compiled code for the CPU; the new files.
+
+    The environment that compiles has all built distributions in it: it compiles the headers that users have.
     """
-    families = {name.replace("-", "_") for name, place in isolated.PROJECTS.items() if place.parts[:1] == ("plugins",)}
-    wheels = [file for file in files if file.suffix == ".whl" and file.name.partition("-")[0] in families]
     with tempfile.TemporaryDirectory() as name:
         environment = installed(sources, files, Path(name, "environment"), extra=("wheel",))
         # As many families at once as there are cores, so one compiler each. A GPU of this machine does not matter.
@@ -93,34 +97,24 @@ def compile_for_cpu(sources: Path, files: list[Path], epoch: str) -> list[Path]:
             command = [environment.bin / "sgljit", "wheel", wheel, "--samples", "--into", into]
             isolated.run(*command, cwd=into, env=variables)
             (compiled,) = into.glob("*.whl")
-            return finish(compiled, environment.site, wheel.parent, epoch)
+            return finish(compiled, wheel.parent, epoch)
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return sorted(pool.map(compile_one, wheels))
 
 
-def finish(wheel: Path, site: Path, into: Path, epoch: str) -> Path:
-    """Name the C library that a wheel needs in its tag, and take out of it when and where it was compiled.
-
-    Args:
-        site: the directory of the packages that it was compiled with.
-    """
+def finish(wheel: Path, into: Path, epoch: str) -> Path:
+    """Name the C library that a wheel needs in its tag, and take out of it when and where it was compiled."""
     tag, scratch, packed = platform_tag(wheel), wheel.parent / "unpacked", wheel.parent / "packed"
     run = [sys.executable, "-m", "wheel"]
     variables = {**os.environ, "SOURCE_DATE_EPOCH": epoch}
     isolated.run(*run, "unpack", wheel, "--dest", scratch, cwd=wheel.parent)
     (content,) = scratch.iterdir()
-    # Of commands, what stands for the wheel's content, the directory of one build and the packages.
-    places = (
-        (rf"[^\s='\"]*/{re.escape(content.name)}/", ""),
-        (r"[^\s='\"]*/\.staging/[^\s/]+/", "build/"),
-        (f"{site}/", ""),
-    )
+    # Where the content of the wheel, the headers of other packages and the files of a build were.
+    places = re.compile(rf"/[^\s=]*/(?:{re.escape(content.name)}|site-packages|\.staging/[^\s/]+)/")
     for file in content.rglob(f"prebuilt/**/{FILE}"):
         manifest = Manifest.parse(file.read_bytes())
-        command = manifest.command
-        for pattern, replacement in places:
-            command = re.sub(pattern, replacement, command)
+        command = places.sub("", manifest.command)
         file.write_bytes(dataclasses.replace(manifest, command=command, seconds=0.0, created=float(epoch)).dump())
         for one in file.parent.iterdir():
             one.chmod(0o644)
@@ -135,7 +129,7 @@ def finish(wheel: Path, site: Path, into: Path, epoch: str) -> Path:
 def platform_tag(wheel: Path) -> str:
     """The tag of the oldest C and C++ libraries that a wheel runs with, as auditwheel finds it."""
     command = [sys.executable, "-m", "auditwheel", "show", "--json", wheel]
-    report = json.loads(isolated.run(*command, cwd=wheel.parent).splitlines()[-1])
+    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     tag: str = report["sym_tag"]
     # This alone keeps auditwheel from this tag, as it does not know who brings it.
     if report["policy_upgrades"].get(tag) != {"libs_to_eliminate": [BROUGHT]} or report["unsupported_isa"]:
@@ -168,7 +162,7 @@ def main() -> None:
         files = build(sources, into, epoch)
         write_materials(sources, files, into / MATERIALS)
         if not arguments.pure:
-            files = sorted([*files, *compile_for_cpu(sources, files, epoch)])
+            files = sorted([*files, *compile_for_cpu(sources, files, families(files), epoch)])
         (into / HASHES).write_text(hashes(files), encoding="ascii")
         isolated.run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=into)
     print(f"{len(files)} files, {HASHES} and {MATERIALS} are in {into}")

@@ -1,4 +1,4 @@
-"""The host part and CPU code of a family are compiled for aarch64 and run there, by qemu: no test has such a machine."""
+"""The host part and CPU code of a family, compiled for aarch64 and run there by qemu: no test has such a machine."""
 
 from __future__ import annotations
 
