@@ -1,6 +1,6 @@
 // Calls the host part of sgljit-activation in a process without Python, on a processor that is imitated.
 //
-//   aarch64_calls HOST.so FUNCTIONS DTYPE_CODE BITS ROWS COLUMNS IN OUT
+//   call_activation HOST.so FUNCTIONS DTYPE_CODE BITS ROWS COLUMNS IN OUT
 //
 // FUNCTIONS lists the compiled deferred functions: a line for each, its name and its library, separated by a tab. OUT
 // gets silu(first half) * second half of the rows of IN.
