@@ -168,6 +168,23 @@ def test_each_python_of_this_machine_takes_it(index, tmp_path, version):
     isolated.run(python, "-W", "error", "-c", code, cwd=tmp_path, env=variables)
 
 
+def test_a_library_that_nothing_brings_is_refused(script, tmp_path):
+    content = tmp_path / "odd"
+    (content / "odd-1.0.dist-info").mkdir(parents=True)
+    tag = f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-linux_{MACHINE}\n"
+    (content / "odd-1.0.dist-info" / "WHEEL").write_text(tag)
+    (content / "odd-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (tmp_path / "other.cpp").write_text('extern "C" int other() { return 1; }')
+    (tmp_path / "own.cpp").write_text('extern "C" int other(); extern "C" int own() { return other(); }')
+    link = ["g++", "-shared", "-fPIC", "-L", ".", "-o"]
+    isolated.run(*link, "libother.so", "other.cpp", cwd=tmp_path)
+    isolated.run(*link, content / "own.so", "own.cpp", "-lother", cwd=tmp_path)
+    isolated.run(sys.executable, "-m", "wheel", "pack", content, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with pytest.raises(SystemExit, match=rf"(?s){wheel.name} cannot have the tag manylinux_.*libother\.so"):
+        script.platform_tag(wheel)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_beside_each_pure_wheel_of_a_family_is_one_with_its_code_for_the_cpu(built, tmp_path, name):

@@ -25,7 +25,6 @@ import typer
 from sgljit_core import parallel_compile
 from sgljit_core.errors import ParallelCompileError, SourceNotFoundError
 from sgljit_core.families import loading
-from sgljit_core.jit.kernels import build
 from sgljit_core.machine import private
 from sgljit_core.machine.roots import TAG
 from sgljit_core.paths import CARRIED, package_directory
@@ -33,27 +32,21 @@ from sgljit_core.plugins import discovery
 from sgljit_tools.cache import admin as cache
 from sgljit_tools.errors import WheelError
 from sgljit_tools.recording.process import in_a_process
-from sgljit_tools.recording.recorder import record
 
 from .ahead import builds_ahead, target_of
 
 
 def add_artifacts_to_wheel(
     wheel: Annotated[Path, typer.Argument(help="A plugin's wheel, as `pip wheel --no-deps` makes it.")],
-    cuda_arch: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An architecture, such as 9.0, or several; by default the current device's, if there is one."
-        ),
-    ] = None,
-    samples: Annotated[bool, typer.Option("--samples", help="Add what samples of the ops ask for on the CPU.")] = False,
+    cuda_arch: Annotated[list[str] | None, typer.Option(help="Such as 9.0; by default the current device's.")] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="Add what samples of the ops ask for.")] = False,
     into: Annotated[Path, typer.Option(help="The directory to write to.")] = Path("dist"),
     platform: Annotated[str | None, typer.Option(help="The platform tag; by default this machine's.")] = None,
 ) -> None:
     """Write a wheel that carries what the calls of its families ask for, so that its users need no compiler.
 
-    They are built for the named architectures, without a GPU, and for any CPU of this machine's kind. To publish on an
-    index that wants a manylinux tag, build on the oldest system that the tag stands for and name it with --platform.
+    They are built for the named architectures, without a GPU, and for this machine's CPU. To publish on an index that
+    wants a manylinux tag, build on the oldest system that the tag stands for and name it with --platform.
     """
     if not wheel.name.endswith(".whl") or not wheel.is_file() or not zipfile.is_zipfile(wheel):
         raise WheelError(f"{wheel} is not a wheel; make one first: pip wheel --no-deps --wheel-dir dist PROJECT")
@@ -92,12 +85,8 @@ def add_artifacts_to_wheel(
     typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
 
 
-def prebuild(wheel: str, content: str, cuda_archs: list[str | None], samples: bool) -> None:
+def prebuild(wheel: str, content: str, cuda_archs: list[str] | list[None], samples: bool) -> None:
     """Build what the calls of the families below ``content`` ask for, and put it beside their sources.
-
-    Args:
-        cuda_archs: architectures; None is the current device's, if there is one.
-        samples: whether to build what samples ask for on the CPU, too.
 
     Raises:
         WheelError: there is no such family, its package was imported from elsewhere, or nothing was built.
@@ -118,10 +107,7 @@ def prebuild(wheel: str, content: str, cuda_archs: list[str | None], samples: bo
         for cuda_arch in cuda_archs:
             try:
                 with target_of(cuda_arch):
-                    builders = builds_ahead([name])
-                    if samples:
-                        sampled = record([name], cuda_arch=None, on_cpu=True, samples=True)
-                        builders += [functools.partial(build, one) for one in sampled.wanted]
+                    builders = builds_ahead([name], samples=samples)
                     parallel_compile(builders)
             except (SourceNotFoundError, ParallelCompileError) as error:
                 lacking = [one for one in getattr(error, "failures", [error]) if isinstance(one, SourceNotFoundError)]
