@@ -211,6 +211,7 @@ def test_beside_each_pure_wheel_of_a_family_is_one_with_its_code_for_the_cpu(bui
         needed |= {int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", said)}
         elsewhere |= {*re.findall(r"\(NEEDED\).*\[(.+)\]", said)}
     assert int(tag[1]) == max(needed)
+    elsewhere = {name for name in elsewhere if not name.startswith("ld-linux-")}  # of the C library
     assert elsewhere <= {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libtvm_ffi.so"}
 
 
@@ -256,12 +257,12 @@ def test_without_a_compiler_every_op_gives_its_result_on_the_cpu(bare, tmp_path,
 
 FIRST_CALL = """
 import time, torch
-x, weight = torch.ones(2, 64), torch.ones(64)
+x, weight, out = torch.full((2, 64), 3.0), torch.ones(64), torch.empty(2, 64)
 start = time.perf_counter()
 from sgljit_core import ops
-result = ops["norm"].rmsnorm(x, weight)
+ops["norm"].rmsnorm(x, weight, out)
 print(time.perf_counter() - start)
-assert torch.allclose(result, x, atol=1e-5)
+assert torch.allclose(out, torch.ones(2, 64), atol=1e-5)
 """
 
 
