@@ -4,7 +4,7 @@
 #   PYTHON=python3.12   the interpreter that .venv is made with, and that test-gpu runs
 #   CUDA=system|pypi    where nvcc comes from; "none" leaves it out (the default finds out)
 #   PYTEST="-k norm"    more arguments for test, test-slow and test-gpu
-#   DIST="--commit TAG"  more arguments for dist
+#   DIST="--commit TAG"  more arguments for dist; --pure leaves out the compiled wheels
 #   WORKERS=1           how many processes test and test-slow spread over (by default one more than there are cores, as
 #                       some tests wait; 8 at most)
 #   TEST_CACHE=DIR      the kernel cache of test and test-slow, for runs that share one (by default each begins with an
@@ -93,7 +93,7 @@ format: $(READY) ## rewrite the files in the project's style
 clean: ## remove .venv and everything built
 	@rm -rf $(VENV) $(OLDEST) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-dist: $(READY) ## build the files of a release from the last commit: wheels, sdists, hashes, bill of materials
+dist: $(READY) ## build the files of a release from the last commit: sdists, wheels, compiled wheels, hashes, materials
 	@PYTHONPATH=tests $(BIN)/python release/dist.py $(DIST)
 
 # The build backend goes in first, so that the editable installs build with the pinned one.

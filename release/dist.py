@@ -3,14 +3,21 @@
 They are built from the files of a commit, not from the working tree, and with the commit's time as the time of
 every file (``SOURCE_DATE_EPOCH``): whoever builds the same commit with the same backend has the same bytes.
 
+Beside the pure wheel of each kernel family lies one for Linux on this kind of processor. It carries what the samples
+and the declared calls of the ops ask for on the CPU, so that these need no compiler; nothing in it is for CUDA.
+auditwheel finds out which C library it needs. The same compiler makes the same bytes.
+
 Run it by ``make dist``: it uses what the tests use to build distributions and environments (``tests/isolated.py``).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,8 +27,12 @@ from pathlib import Path
 
 import isolated
 
+from sgljit_core.cache.manifest import FILE, Manifest
+
 HASHES = "SHA256SUMS"
 MATERIALS = "sgljit.cdx.json"
+# A family's requirements bring it, and a process that loads compiled code has loaded it.
+BROUGHT = "libtvm_ffi.so"
 
 
 def commit_time(commit: str) -> str:
@@ -55,13 +66,81 @@ def hashes(files: list[Path]) -> str:
     return "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
 
 
+def installed(sources: Path, files: list[Path], directory: Path, extra: tuple[str, ...] = ()) -> isolated.Environment:
+    """An environment with all distributions and what they require."""
+    built = [isolated.Built(sources, file, file) for file in files if file.suffix == ".whl"]
+    environment = isolated.Environment(directory, built, extra=extra)
+    # By name: what is installed from a path has that in its metadata, and is no package of an index.
+    environment.pip("install", "--no-index", "--find-links", files[0].parent, *isolated.PROJECTS)
+    return environment
+
+
+def families(files: list[Path]) -> list[Path]:
+    """The pure wheels of the kernel families."""
+    names = {name.replace("-", "_") for name, place in isolated.PROJECTS.items() if place.parts[:1] == ("plugins",)}
+    return [file for file in files if file.suffix == ".whl" and file.name.partition("-")[0] in names]
+
+
+def compile_for_cpu(sources: Path, files: list[Path], wheels: list[Path], epoch: str) -> list[Path]:
+    """Beside each of these pure wheels, write one that carries compiled code for the CPU; the new files.
+
+    The environment that compiles has all built distributions in it: it compiles the headers that users have.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        environment = installed(sources, files, Path(name, "environment"), extra=("wheel",))
+        # As many families at once as there are cores, so one compiler each. A GPU of this machine does not matter.
+        variables = {**environment.variables, "SGLJIT_JOBS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+        def compile_one(wheel: Path) -> Path:
+            into = Path(name, wheel.name)
+            into.mkdir()
+            command = [environment.bin / "sgljit", "wheel", wheel, "--samples", "--into", into]
+            isolated.run(*command, cwd=into, env=variables)
+            (compiled,) = into.glob("*.whl")
+            return finish(compiled, wheel.parent, epoch)
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            return sorted(pool.map(compile_one, wheels))
+
+
+def finish(wheel: Path, into: Path, epoch: str) -> Path:
+    """Name the C library that a wheel needs in its tag, and take out of it when and where it was compiled."""
+    tag, scratch, packed = platform_tag(wheel), wheel.parent / "unpacked", wheel.parent / "packed"
+    run = [sys.executable, "-m", "wheel"]
+    variables = {**os.environ, "SOURCE_DATE_EPOCH": epoch}
+    isolated.run(*run, "unpack", wheel, "--dest", scratch, cwd=wheel.parent)
+    (content,) = scratch.iterdir()
+    # Where the content of the wheel, the headers of other packages and the files of a build were.
+    places = re.compile(rf"/[^\s=]*/(?:{re.escape(content.name)}|site-packages|\.staging/[^\s/]+)/")
+    for file in content.rglob(f"prebuilt/**/{FILE}"):
+        manifest = Manifest.parse(file.read_bytes())
+        command = places.sub("", manifest.command)
+        file.write_bytes(dataclasses.replace(manifest, command=command, seconds=0.0, created=float(epoch)).dump())
+        for one in file.parent.iterdir():
+            one.chmod(0o644)
+    packed.mkdir()
+    isolated.run(*run, "pack", content, "--dest-dir", packed, cwd=wheel.parent, env=variables)
+    (untagged,) = packed.iterdir()
+    isolated.run(*run, "tags", "--remove", "--platform-tag", tag, untagged, cwd=wheel.parent, env=variables)
+    (tagged,) = packed.iterdir()
+    return Path(shutil.copy(tagged, into))
+
+
+def platform_tag(wheel: Path) -> str:
+    """The tag of the oldest C and C++ libraries that a wheel runs with, as auditwheel finds it."""
+    command = [sys.executable, "-m", "auditwheel", "show", "--json", wheel]
+    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    tag: str = report["sym_tag"]
+    # This alone keeps auditwheel from this tag, as it does not know who brings it.
+    if report["policy_upgrades"].get(tag) != {"libs_to_eliminate": [BROUGHT]} or report["unsupported_isa"]:
+        raise SystemExit(f"{wheel.name} cannot have the tag {tag}: {json.dumps(report, indent=1)}")
+    return tag
+
+
 def write_materials(sources: Path, files: list[Path], output: Path) -> None:
     """Write the bill of materials (CycloneDX) of an environment with all distributions and what they require."""
     with tempfile.TemporaryDirectory() as directory:
-        built = [isolated.Built(sources, file, file) for file in files if file.suffix == ".whl"]
-        environment = isolated.Environment(Path(directory, "environment"), built)
-        # By name: what is installed from a path has that in its metadata, and is no package of an index.
-        environment.pip("install", "--no-index", "--find-links", files[0].parent, *isolated.PROJECTS)
+        environment = installed(sources, files, Path(directory, "environment"))
         tool = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--output-format", "JSON"]
         command = [*tool, "--pyproject", sources / "pyproject.toml", "--output-file", output, environment.python]
         isolated.run(*command, cwd=Path(directory))
@@ -72,16 +151,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--commit", default="HEAD", help="what is released")
     parser.add_argument("--into", type=Path, default=isolated.ROOT / "dist", help="a directory, which is emptied")
+    parser.add_argument("--pure", action="store_true", help="leave out the compiled wheels, which take some minutes")
     arguments = parser.parse_args()
     into: Path = arguments.into.absolute()
     shutil.rmtree(into, ignore_errors=True)
     with tempfile.TemporaryDirectory() as directory:
         sources = Path(directory)
         export(arguments.commit, sources)
-        files = build(sources, into, commit_time(arguments.commit))
+        epoch = commit_time(arguments.commit)
+        files = build(sources, into, epoch)
+        write_materials(sources, files, into / MATERIALS)
+        if not arguments.pure:
+            files = sorted([*files, *compile_for_cpu(sources, files, families(files), epoch)])
         (into / HASHES).write_text(hashes(files), encoding="ascii")
         isolated.run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=into)
-        write_materials(sources, files, into / MATERIALS)
     print(f"{len(files)} files, {HASHES} and {MATERIALS} are in {into}")
 
 

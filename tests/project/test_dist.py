@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import sys
@@ -17,9 +18,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sgljit_core.cache.manifest import FILE, Manifest
+
 ROOT = isolated.ROOT
 NAMES = [name for name in isolated.PROJECTS if name != "sgljit-core"]
+FAMILIES = [name for name, place in isolated.PROJECTS.items() if place.parts[:1] == ("plugins",)]
 LICENSE = (ROOT / "LICENSE").read_bytes()
+MACHINE = platform.machine()
 
 
 def interpreters() -> dict[str, Path]:
@@ -43,14 +48,24 @@ def script():
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    """What ``make dist`` leaves."""
+def built(run_directory) -> Path:
+    """What ``make dist`` leaves, made once in a run."""
     if not (ROOT / ".git").exists():
         pytest.skip("a release is made of a commit, and this is no checkout")
-    into = tmp_path_factory.mktemp("release") / "dist"
-    command = [sys.executable, ROOT / "release" / "dist.py", "--into", into]
-    isolated.run(*command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")})
+    into = run_directory / "dist"
+    with isolated.locked(run_directory / "dist.lock"):
+        if not (into / "SHA256SUMS").exists():
+            command = [sys.executable, ROOT / "release" / "dist.py", "--into", into]
+            isolated.run(*command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}, seconds=1800)
     return into
+
+
+def pure(directory: Path, name: str = "sgljit_*") -> list[Path]:
+    return sorted(directory.glob(f"{name.replace('-', '_')}-*-none-any.whl"))
+
+
+def compiled(directory: Path, name: str = "sgljit_*") -> list[Path]:
+    return sorted(directory.glob(f"{name.replace('-', '_')}-*_{MACHINE}.whl"))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +90,7 @@ def test_each_distribution_has_the_licence(name):
 @pytest.mark.slow
 def test_the_licence_is_inside_of_every_file(built):
     wheels, sdists = sorted(built.glob("*.whl")), sorted(built.glob("*.tar.gz"))
-    assert len(wheels) == len(sdists) == len(isolated.PROJECTS)
+    assert len(wheels) - len(FAMILIES) == len(sdists) == len(isolated.PROJECTS)
     for file in wheels:
         with zipfile.ZipFile(file) as wheel:
             (name,) = (one for one in wheel.namelist() if one.endswith(".dist-info/licenses/LICENSE"))
@@ -95,8 +110,11 @@ def test_two_builds_of_a_commit_have_the_same_bytes(built, script, tmp_path):
     for path in sources.rglob("*"):
         os.utime(path, (1, 1))
         path.chmod(0o700 if path.is_dir() else 0o600)
-    files = script.build(sources, tmp_path / "again", script.commit_time("HEAD"))
-    assert script.hashes(files) == (built / "SHA256SUMS").read_text()
+    epoch = script.commit_time("HEAD")
+    files = script.build(sources, tmp_path / "again", epoch)
+    files += script.compile_for_cpu(sources, files, pure(tmp_path / "again", "sgljit-kvcache"), epoch)
+    assert compiled(tmp_path / "again") == files[-1:]
+    assert {*script.hashes(files).splitlines()} <= {*(built / "SHA256SUMS").read_text().splitlines()}
     isolated.run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=built)
 
 
@@ -148,3 +166,130 @@ def test_each_python_of_this_machine_takes_it(index, tmp_path, version):
     code = "import sgljit_core, sys; assert 'norm' in list(sgljit_core.ops); assert 'torch' not in sys.modules"
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SGLJIT_"))}
     isolated.run(python, "-W", "error", "-c", code, cwd=tmp_path, env=variables)
+
+
+def test_a_library_that_nothing_brings_is_refused(script, tmp_path):
+    content = tmp_path / "odd"
+    (content / "odd-1.0.dist-info").mkdir(parents=True)
+    tag = f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-linux_{MACHINE}\n"
+    (content / "odd-1.0.dist-info" / "WHEEL").write_text(tag)
+    (content / "odd-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (tmp_path / "other.cpp").write_text('extern "C" int other() { return 1; }')
+    (tmp_path / "own.cpp").write_text('extern "C" int other(); extern "C" int own() { return other(); }')
+    link = ["g++", "-shared", "-fPIC", "-L", ".", "-o"]
+    isolated.run(*link, "libother.so", "other.cpp", cwd=tmp_path)
+    isolated.run(*link, content / "own.so", "own.cpp", "-lother", cwd=tmp_path)
+    isolated.run(sys.executable, "-m", "wheel", "pack", content, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with pytest.raises(SystemExit, match=rf"(?s){wheel.name} cannot have the tag manylinux_.*libother\.so"):
+        script.platform_tag(wheel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_beside_each_pure_wheel_of_a_family_is_one_with_its_code_for_the_cpu(built, tmp_path, name):
+    (before,), (wheel,) = pure(built, name), compiled(built, name)
+    files = {file: zipfile.ZipFile(file).namelist() for file in (before, wheel)}
+    added = {*files[wheel]} - {*files[before]}
+    package = before.name.partition("-")[0]
+    assert {*files[before]} <= {*files[wheel]}
+    places = {re.sub(r"/[^/]+/[0-9a-f]{32}/[0-9a-f]{32}/", "/", file) for file in added}
+    family = package.removeprefix("sgljit_")
+    place = f"{package}/prebuilt/cpu-{MACHINE}/{family}"
+    assert places == {f"{place}/module.so", f"{place}/manifest.json"}  # nothing is for CUDA
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+
+    manifests = [Manifest.parse(file.read_bytes()) for file in tmp_path.rglob(FILE)]
+    assert any(one.module == family for one in manifests)  # the host part
+    assert all(one.created > 0 and one.seconds == 0 and not one.observed for one in manifests)
+    assert not re.search(rf"/(tmp|root|home|work)/|{re.escape(str(ROOT))}", "".join(one.command for one in manifests))
+
+    tag = re.search(rf"-py3-none-manylinux_2_(\d+)_{MACHINE}\.whl$", wheel.name)
+    needed, elsewhere = set(), set()
+    for library in tmp_path.rglob("*.so"):
+        said = isolated.run("readelf", "--wide", "--dynamic", "--version-info", library, cwd=tmp_path)
+        needed |= {int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", said)}
+        elsewhere |= {*re.findall(r"\(NEEDED\).*\[(.+)\]", said)}
+    assert int(tag[1]) == max(needed)
+    elsewhere = {name for name in elsewhere if not name.startswith("ld-linux-")}  # of the C library
+    assert elsewhere <= {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libtvm_ffi.so"}
+
+
+def without_compilers(environment: isolated.Environment, cache: Path) -> dict[str, str]:
+    return {
+        **environment.variables,
+        "PATH": str(environment.bin),
+        "SGLJIT_JIT": "error",
+        "SGLJIT_CACHE_DIR": str(cache),
+    }
+
+
+@pytest.fixture(scope="module")
+def bare(built, tmp_path_factory) -> isolated.Environment:
+    """An environment into which pip has put everything from ``dist/``, by name."""
+    wheels = [isolated.Built(ROOT, file, file) for file in built.glob("*.whl")]
+    environment = isolated.Environment(tmp_path_factory.mktemp("bare") / "environment", wheels)
+    environment.pip("install", "--no-index", "--find-links", built, *isolated.PROJECTS)
+    return environment
+
+
+CHECK = """
+import sys
+from sgljit_core.families import loading
+from sgljit_core import stats
+from sgljit_tools.testing import check_op
+for op in loading.load(sys.argv[1]).declared().values():
+    check_op(op, "cpu", ["results"])
+print(stats())
+assert stats().hits.keys() == {"carried"} and not stats().misses and not stats().builds, stats()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_without_a_compiler_every_op_gives_its_result_on_the_cpu(bare, tmp_path, name):
+    """For all samples: their results are those of the references."""
+    family = name.removeprefix("sgljit-").replace("-", "_")
+    command = [bare.python, "-c", CHECK, family]
+    isolated.run(*command, cwd=bare.home, env=without_compilers(bare, tmp_path / "empty"))
+    assert not [*(tmp_path / "empty").rglob("*.so")]
+
+
+FIRST_CALL = """
+import time, torch
+x, weight, out = torch.full((2, 64), 3.0), torch.ones(64), torch.empty(2, 64)
+start = time.perf_counter()
+from sgljit_core import ops
+ops["norm"].rmsnorm(x, weight, out)
+print(time.perf_counter() - start)
+assert torch.allclose(out, torch.ones(2, 64), atol=1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_first_call_takes_a_fifth_of_a_second(bare, tmp_path):
+    times = []
+    for number in range(20):  # other processes may be in the way
+        environment = without_compilers(bare, tmp_path / str(number))
+        times.append(float(isolated.run(bare.python, "-c", FIRST_CALL, cwd=bare.home, env=environment).split()[-1]))
+        if times[-1] < 0.2:
+            break
+    assert min(times) < 0.2, times
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("platform", "is_compiled"),
+    [
+        (None, True),
+        ("manylinux_2_17_x86_64", False),
+        ("manylinux_2_39_aarch64", False),
+        ("musllinux_1_2_x86_64", False),
+    ],
+)
+def test_pip_takes_the_compiled_wheel_where_its_tag_fits_and_else_the_pure_one(built, tmp_path, platform, is_compiled):
+    where = ["--platform", platform, "--only-binary", ":all:"] if platform else []
+    pip = [sys.executable, "-m", "pip", "--isolated", "download", "--no-index", "--no-deps", "--find-links", built]
+    isolated.run(*pip, "--dest", tmp_path, *where, "sgljit-norm", cwd=tmp_path)
+    (taken,) = tmp_path.iterdir()
+    assert taken.name in {file.name for file in (compiled if is_compiled else pure)(built, "sgljit-norm")}

@@ -241,6 +241,24 @@ def test_a_file_that_is_no_wheel_is_refused_with_the_command_that_makes_one(tmp_
 
 
 @pytest.mark.slow
+def test_without_an_architecture_it_carries_code_for_the_cpu_and_for_samples_if_asked(
+    distribution, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    wheel, carried = distribution("sgljit-kvcache").wheel, []
+    for options in ([], ["--samples"]):
+        into = tmp_path / f"with{len(options)}"
+        done = add_artifacts(wheel, into, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"for cpu-{platform.machine()}\n" in done.stdout
+        assert "left out: the kernels for CUDA, because there is no device here" in done.stderr
+        (made,) = into.iterdir()
+        names = zipfile.ZipFile(made).namelist()
+        carried.append({name.split("/prebuilt/")[1].rpartition("/")[0] for name in names if "/prebuilt/" in name})
+    assert carried[0] < carried[1]
+
+
+@pytest.mark.slow
 def test_a_family_without_calls_and_samples_is_refused_by_name(tmp_path):
     (tmp_path / "built").mkdir()
     source = isolated.copy_sources(isolated.ROOT / "examples" / "sgljit-add-constant", tmp_path)

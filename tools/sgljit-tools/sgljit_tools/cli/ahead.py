@@ -36,6 +36,7 @@ def builds_ahead(
     model: Any = None,
     ops: frozenset[str] | None = None,
     keep: bool = True,
+    samples: bool = False,
     is_complete: bool = False,
 ) -> list[Builder]:
     """Functions that each build one module or kernel that the calls of families ask for.
@@ -45,6 +46,7 @@ def builds_ahead(
     Args:
         model, ops: as ``record`` takes them. A model is on one device: that for CUDA, or else the CPU.
         keep: whether host parts that must be compiled for this question go into the user's cache.
+        samples: whether to add what the samples of the ops ask for.
         is_complete: whether to leave out families with an op that cannot be called.
     """
     from sgljit_core.jit.kernels import build  # commands that build nothing start sooner
@@ -56,11 +58,14 @@ def builds_ahead(
         typer.echo(f"left out: the kernels for CUDA, because {why}", err=True)
     on_cpu = target is None or model is None
     recording = record(families, cuda_arch=target, on_cpu=on_cpu, ops=ops, model=model, keep=keep)
+    wanted = recording.wanted
+    if samples:
+        wanted += record(families, cuda_arch=target, on_cpu=on_cpu, samples=True, keep=keep).wanted
     for family, text in recording.stopped:
         what = f"all of {family}, as not all is known" if is_complete else f"what an op of {family} asks for"
         typer.echo(f"left out: {what}: {text}", err=True)
     unknown = {family for family, _ in recording.stopped} if is_complete else ()
-    return [functools.partial(build, one) for one in recording.wanted if one.spec.family not in unknown]
+    return [functools.partial(build, one) for one in wanted if one.spec.family not in unknown]
 
 
 def fail_if_not_kept() -> None:

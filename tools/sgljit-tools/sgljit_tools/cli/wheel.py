@@ -23,7 +23,6 @@ from typing import Annotated
 import typer
 
 from sgljit_core import parallel_compile
-from sgljit_core.compilers.arch import override_target
 from sgljit_core.errors import ParallelCompileError, SourceNotFoundError
 from sgljit_core.families import loading
 from sgljit_core.machine import private
@@ -34,12 +33,13 @@ from sgljit_tools.cache import admin as cache
 from sgljit_tools.errors import WheelError
 from sgljit_tools.recording.process import in_a_process
 
-from .ahead import builds_ahead
+from .ahead import builds_ahead, target_of
 
 
 def add_artifacts_to_wheel(
     wheel: Annotated[Path, typer.Argument(help="A plugin's wheel, as `pip wheel --no-deps` makes it.")],
-    cuda_arch: Annotated[list[str], typer.Option(help="An architecture to build for, such as 9.0; may be repeated.")],
+    cuda_arch: Annotated[list[str] | None, typer.Option(help="Such as 9.0; by default the current device's.")] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="Add what samples of the ops ask for.")] = False,
     into: Annotated[Path, typer.Option(help="The directory to write to.")] = Path("dist"),
     platform: Annotated[str | None, typer.Option(help="The platform tag; by default this machine's.")] = None,
 ) -> None:
@@ -65,7 +65,7 @@ def add_artifacts_to_wheel(
         packed.mkdir()
         # In a process of its own the wheel's content hides an installed version of the plugin.
         in_a_process(
-            functools.partial(prebuild, wheel.name, str(content), cuda_arch),
+            functools.partial(prebuild, wheel.name, str(content), cuda_arch or [None], samples),
             PYTHONPATH=str(content),
             SGLJIT_CACHE_DIR="{scratch}/cache",
             SGLJIT_PREBUILT_PATH="",  # an artifact that is found elsewhere would not be in the wheel
@@ -85,7 +85,7 @@ def add_artifacts_to_wheel(
     typer.echo(f"wrote {made}, which carries {len(artifacts)} artifacts for {targets}")
 
 
-def prebuild(wheel: str, content: str, cuda_archs: list[str]) -> None:
+def prebuild(wheel: str, content: str, cuda_archs: list[str] | list[None], samples: bool) -> None:
     """Build what the calls of the families below ``content`` ask for, and put it beside their sources.
 
     Raises:
@@ -106,8 +106,8 @@ def prebuild(wheel: str, content: str, cuda_archs: list[str]) -> None:
             )
         for cuda_arch in cuda_archs:
             try:
-                with override_target(cuda_arch, "--cuda-arch"):
-                    builders = builds_ahead([name])
+                with target_of(cuda_arch):
+                    builders = builds_ahead([name], samples=samples)
                     parallel_compile(builders)
             except (SourceNotFoundError, ParallelCompileError) as error:
                 lacking = [one for one in getattr(error, "failures", [error]) if isinstance(one, SourceNotFoundError)]
