@@ -714,7 +714,7 @@ def test_a_wheel_is_not_written_through_a_link(load, cache, tmp_path, monkeypatc
     monkeypatch.setattr(wheel, "_wheel", packed)
     monkeypatch.setattr(wheel, "in_a_process", lambda call, **environment: None)
     zipfile.ZipFile(tmp_path / "a.whl", "w").close()
-    wheel.add_artifacts_to_wheel(tmp_path / "a.whl", ["9.0"], place)
+    wheel.add_artifacts_to_wheel(tmp_path / "a.whl", ["9.0"], into=place)
     assert letter.read_text() == "dear reader"
     assert [(path.name, path.read_text()) for path in place.iterdir()] == [("a.whl", "packed")]
 
