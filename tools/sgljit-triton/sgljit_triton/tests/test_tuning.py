@@ -351,9 +351,9 @@ def test_the_command_needs_a_gpu(run):
     if torch.cuda.is_available():
         pytest.skip("this machine has one")
     failed = run("from sgljit_tools.cli.main import main; main(['tune', 'tri_family'])", fails=True)
-    assert failed == "error: sgljit tune measures on a GPU, and this machine has no CUDA device\n"
+    assert failed.endswith("error: sgljit tune measures on a GPU, and this machine has no CUDA device\n")
     failed = run("from sgljit_tools.cli.main import main; main(['tune', 'tri_famly'])", fails=True)
-    assert failed.startswith("error: no installed plugin provides the kernel family 'tri_famly'; did you mean")
+    assert "error: no installed plugin provides the kernel family 'tri_famly'; did you mean" in failed
     failed = run("from sgljit_tools.cli.main import main; main(['tune', 'tri_family', '--op', 'x'])", fails=True)
     assert "tri_family has no op x; it has double" in failed
 

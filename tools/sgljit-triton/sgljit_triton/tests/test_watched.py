@@ -12,9 +12,9 @@ import sgljit_core
 from sgljit_core import errors
 from sgljit_core.builds import policy, record
 
-from .test_cache import build
-
 triton = pytest.importorskip("triton", reason="Triton compiles the kernels of these tests; pip install triton")
+
+from .test_cache import build  # noqa: E402 - its module needs Triton, too
 
 LABEL = "tri_family.add<*fp32:16, =None, *fp32:16, i32:16, fp32, BLOCK=64> for sm_90a"
 OTHER = LABEL.replace("i32:16", "i32")
