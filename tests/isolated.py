@@ -2,8 +2,8 @@
 
 Installing torch takes half a minute and a network. So an environment here borrows what the one that runs the tests
 has: the distributions that the wheels' requirements lead to, by symbolic links to their directories, or to their files
-where several share a directory. What no requirement names is not there, just as in an environment that an installer has
-filled.
+where several share a directory. An environment has what its requirements name and nothing else, as if an installer had
+filled it.
 """
 
 from __future__ import annotations

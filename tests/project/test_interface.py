@@ -90,7 +90,7 @@ def test_the_interface_is_what_it_was():
 
 
 def test_a_change_is_seen():
-    """Of a parameter's name, a default, a base class: each is a line of its own."""
+    """A changed default, base class or method changes a line."""
 
     def before(x: int, *, eps: float = 1e-6) -> None:
         pass

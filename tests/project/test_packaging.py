@@ -212,9 +212,10 @@ def test_installed_wheels_run_rmsnorm(installed):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_TESTS)
 def test_installed_wheels_pass_their_own_tests(installed, distribution, private_cache, name):
-    """What needs a GPU is skipped, by what the tools ship. An engine's marker is an adapter's own. The slow tests of a
-    plugin run from the checkout: a wheel that lacks a file fails the others. What the checkout has compiled is found
-    where the wheel has the same files."""
+    """A wheel that lacks a file fails them. Tests for a GPU or an engine, and slow ones, are left out.
+
+    The cache is that of the checkout: kernels whose sources are the same are not compiled again.
+    """
     package = package_of(distribution(name).project)
     chosen = ("-p", "no:cacheprovider", "-m", "not engine and not slow", "--pyargs", package)
     variables = {**installed.variables, "SGLJIT_CACHE_DIR": str(private_cache)}

@@ -191,7 +191,7 @@ def tune(
 
 COLUMNS = ((1, 8), (32, 128), (192, 256), (384,), (512,), (768,), (1024,), (2048, 8192))  # of the table, for 132 SMs
 CLOSE = 0.02  # layouts whose times differ by less are alike
-STAYS = 0.05  # as much may a layout of the table be behind: from one run to the next a layout varies by some percent
+STAYS = 0.05  # a layout of the table that is less behind the best one stays: times vary by some percent between runs
 
 
 def line(rows: list[dict[str, Any]]) -> list[tuple[int, bool]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sgljit_remote import signing
+from sgljit_remote import signing, transfer
 from sgljit_remote.config import Settings
-from sgljit_remote.remote import Remote, Session
+from sgljit_remote.remote import Remote, Session, put_in_place
 
 from . import served
 from .forks import Forks, forks
@@ -59,6 +59,25 @@ def remote(server: served.Server) -> Callable[..., Remote]:
 @pytest.fixture
 def session(remote: Callable[..., Remote]) -> Callable[..., Session]:
     return lambda *args, **settings: Session(remote(*args, **settings))
+
+
+@pytest.fixture
+def signed(key: Path) -> dict[str, Any]:
+    """The settings of a remote whose objects are signed."""
+    return {"unsigned": False, "trusted_keys": (key.parent / "trusted",), "signing_key": key}
+
+
+@pytest.fixture
+def pushed(cache: Path, remote: Callable[..., Remote], signed: dict[str, Any]) -> Callable[[str], None]:
+    """Push two artifacts to a URL, as single objects and as an archive."""
+
+    def pushed(url: str) -> None:
+        for number in (1, 2):
+            put_in_place(served.artifact(number), cache)
+        choice = transfer.Choice()
+        assert transfer.push(remote(url, **signed), cache, choice, dry_run=False, progress=lambda _: None) == 2
+
+    return pushed
 
 
 @pytest.fixture

@@ -21,10 +21,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sgljit_remote import objects, signing, transfer
+from sgljit_remote import objects, signing
 from sgljit_remote.objects import object_name
-from sgljit_remote.remote import put_in_place
-from sgljit_remote.transfer import Choice
 
 from .conftest import files
 from .served import artifact, within
@@ -88,23 +86,6 @@ def nginx(tmp_path):
     for process in running:
         process.terminate()
         process.wait(10)
-
-
-@pytest.fixture
-def signed(key):
-    return {"unsigned": False, "trusted_keys": (key.parent / "trusted",), "signing_key": key}
-
-
-@pytest.fixture
-def pushed(cache, remote, signed):
-    """Push two artifacts to a URL, as single objects and as an archive."""
-
-    def pushed(url):
-        for one in (ONE, OTHER):
-            put_in_place(one, cache)
-        assert transfer.push(remote(url, **signed), cache, Choice(), dry_run=False, progress=lambda _: None) == 2
-
-    return pushed
 
 
 def test_nginx_serves_a_directory_that_was_pushed_to(nginx, pushed, session, signed, tmp_path, said):

@@ -21,11 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from sgljit_core.errors import ConfigError
-from sgljit_remote import objects, registry, signing, transfer
+from sgljit_remote import objects, registry, signing
 from sgljit_remote.errors import RefusedObjectError, RemoteUnavailableError
 from sgljit_remote.objects import object_name
-from sgljit_remote.remote import put_in_place
-from sgljit_remote.transfer import Choice
 
 from . import served
 from .conftest import files
@@ -69,21 +67,6 @@ def running(tmp_path):
             raise AssertionError((place / "log").read_text())
 
         yield running
-
-
-@pytest.fixture
-def signed(key):
-    return {"unsigned": False, "trusted_keys": (key.parent / "trusted",), "signing_key": key}
-
-
-@pytest.fixture
-def pushed(cache, remote, signed):
-    def pushed(url):
-        for one in (ONE, OTHER):
-            put_in_place(one, cache)
-        assert transfer.push(remote(url, **signed), cache, Choice(), dry_run=False, progress=lambda _: None) == 2
-
-    return pushed
 
 
 @pytest.mark.slow
