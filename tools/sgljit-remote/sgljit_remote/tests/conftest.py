@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sgljit_core import log
 from sgljit_remote import signing, transfer
 from sgljit_remote.config import Settings
 from sgljit_remote.remote import Remote, Session, put_in_place
@@ -19,7 +20,11 @@ from .forks import Forks, forks
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The root of an empty cache; the environment names no remote."""
+    """The root of an empty cache; the environment names no remote, and no warning was given yet.
+
+    A warning is given once for each remote, and the server of a test may get the port that another test's had.
+    """
+    monkeypatch.setattr(log, "_said", set())
     for name in ("REMOTE", "REMOTE_MODE", "REMOTE_TIMEOUT", "REMOTE_UNSIGNED", "TRUSTED_KEYS", "SIGNING_KEY"):
         monkeypatch.delenv(f"SGLJIT_{name}", raising=False)
     root = tmp_path / "cache"
