@@ -24,11 +24,11 @@ class SgljitError(Exception):
 
     @property
     def cause(self) -> str:
-        """A text that errors of other builds share if they have the same remedy."""
+        """The same text for all errors that have the same remedy."""
         return _first_line(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle and copy, which would give the finished text to an ``__init__`` that makes it of other things."""
+        """For pickle and copy: they would call ``__init__`` with the finished text, and it takes other arguments."""
         kind, args, *attributes = tuple(super().__reduce__())
         return _again, (kind, args), *attributes
 
@@ -105,7 +105,7 @@ class CompileError(SgljitError, RuntimeError):
 
 
 class SourceChangedError(SgljitError, RuntimeError):
-    """Files of a build were edited during each compilation, so that no result belongs to the files on disk."""
+    """Sources were edited during each attempt to compile them, so no result matches the files on disk."""
 
 
 class ParallelCompileError(SgljitError, RuntimeError):

@@ -33,7 +33,7 @@ def is_chosen(root: Path) -> bool:
 
 
 def can_be_guessed(root: Path) -> bool:
-    """Whether a root is the one among the temporary files, which another user may have made. No setting shares it."""
+    """Whether another user can know the name of a root before it exists, and make it first. No setting shares it."""
     return _user_directory() in root.parents
 
 
@@ -63,7 +63,7 @@ def runtime_directory() -> Path:
 
 
 def _user_directory() -> Path:
-    """The user's directory among the temporary files. Callers check its owner: another user may have made it."""
+    """The user's directory in the temporary directory. Callers check its owner: another user may have made it."""
     try:
         place = tempfile.gettempdir()
     except FileNotFoundError:  # no directory takes a file

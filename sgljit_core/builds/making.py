@@ -71,7 +71,7 @@ def _explain(request: Request[T]) -> Explanation:
 
 
 def _remedy(request: Request[T], nearest: Path | None) -> str:
-    """The package to install if the nearest artifact is one that the plugin carries, for another ABI of the core."""
+    """The package to install if the plugin carries the artifact for another ABI of the core."""
     carried = request.build.carried
     if carried is None or nearest is None or not nearest.is_relative_to(carried):
         return ""
@@ -252,8 +252,8 @@ def _check_room(staging: Path) -> None:
 def _until_locked(request: Request[T], held: contextlib.ExitStack) -> Iterator[None]:
     """Take the lock of an artifact, if that is possible in time; ``held`` gives it back.
 
-    The caller looks for the artifact after each attempt. Waiters that looked under the lock alone would keep each other
-    out: those that try at the same moment try again at the same moment, and each time one of them gets it.
+    The caller looks for the artifact after each attempt, whether or not it got the lock. If waiters looked only under
+    the lock, those that try at the same moment would get it one after the other, each a pause later.
     """
     label = request.named.label
     try:

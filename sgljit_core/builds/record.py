@@ -1,4 +1,4 @@
-"""Loads and builds of this process, and the failures of the cache that it survived: logged, counted, told to plugins.
+"""Loads, builds and survived failures of the cache in this process: logged, counted, reported to plugins.
 
 A silent compile looks like a hang. So there is a record when a compiler starts, one when it ends, and one more when it
 takes long; on a terminal a line after a second.

@@ -65,9 +65,9 @@ def explain_miss(
 ) -> Explanation:
     """The differences between a build and the nearest artifact of its module. Reads up to 64 manifests.
 
-    The same markers make one of two artifacts that differ as much the nearer one. ``source`` and ``tools`` are the
-    ingredients of the build's keys; there are no tools where there is no toolchain. A tier that somebody else could
-    have written is passed over.
+    Of artifacts with equally many differences, one with the same markers counts as nearer. ``source`` and ``tools`` are
+    the ingredients of the build's keys; ``tools`` is None without a toolchain. A tier that somebody else could have
+    written is passed over.
     """
     tiers = [tier for tier in tiers if tier.vouched or _is_safe(tier.root)]
     best: tuple[int, int, Path, list[str]] | None = None
@@ -110,7 +110,7 @@ def differences(
 ) -> list[str]:
     """The differences between the ingredients of a wanted build and of one that was found, most important first.
 
-    Where no tools are wanted, none are known: those of the other build then count as the same.
+    Without a toolchain there are no wanted tools: those of the other build are then not compared.
     """
     texts = [text for name in _names(wanted, found) for text in _difference(name, wanted.get(name), found.get(name))]
     if wanted_tools:
@@ -120,7 +120,7 @@ def differences(
 
 
 def _names(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Every name of both; generated sources come last, because a change there often follows from another."""
+    """Every name of both. Generated sources come last, as a change there often follows from another change."""
     return sorted({*one, *other}, key=lambda name: (name.startswith("generated "), name))
 
 

@@ -57,8 +57,8 @@ class Damage:
 class Search:
     """The result of a look-up: the artifact and its tier, or None, and the damaged artifacts that were passed over.
 
-    ``unreadable`` are the tiers that cannot be read now and were passed over, each with the error; among them a root
-    that nobody chose and that another user could have written to.
+    ``unreadable`` are the tiers that were passed over, each with the error: they cannot be read now, or another user
+    could have written them and no setting names them.
     """
 
     artifact: Artifact | None
@@ -129,7 +129,7 @@ def find_of_another_core(
 
 
 def _first(tiers: Sequence[Tier], candidates: Callable[[Tier, list[Damage]], Iterator[Artifact]]) -> Search:
-    """The first of the candidates; the search for them adds to the damaged ones."""
+    """The first candidate of any tier. ``candidates`` adds the damaged artifacts that it meets to its list."""
     damaged: list[Damage] = []
     unreadable: list[tuple[Tier, OSError]] = []
     for tier in tiers:
@@ -144,7 +144,7 @@ def _first(tiers: Sequence[Tier], candidates: Callable[[Tier, list[Damage]], Ite
 
 
 def _names(place: Path, toolchain_key: str | None, *, only: bool) -> Iterator[str]:
-    """The artifacts of a source: that of the toolchain first, then, unless it is the ``only`` one, those of others."""
+    """The artifacts of a source: first that of the toolchain, then those of others, unless ``only`` leaves them out."""
     if toolchain_key is not None:
         yield toolchain_key
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -154,10 +154,10 @@ def _names(place: Path, toolchain_key: str | None, *, only: bool) -> Iterator[st
 
 
 def _changed(manifest: Manifest, *, has_toolchain: bool) -> str:
-    """The first changed file of those that the compiler read and no key covers, and how it changed; "" if none did.
+    """How the first file changed that the compiler read and no key covers; "" if none has changed.
 
-    Where one does not exist, a machine with a toolchain would compile something else, or nothing; one without a
-    toolchain is not the machine that the artifact was built on, and has no need of it.
+    A missing file counts as a change only with a toolchain: a machine without one did not build the artifact, and needs
+    none of the files.
     """
     for path, digest in manifest.observed.items():
         try:
@@ -181,7 +181,7 @@ def _hash(path: str) -> str:
 
 
 def fault(directory: Path, *, has_toolchain: bool) -> str:
-    """The fault of an artifact of the very keys that were looked for; "" where nothing is."""
+    """Why an artifact of exactly the wanted keys does not serve; "" if nothing is wrong with it."""
     try:
         artifact = read(directory)
     except (ManifestError, OSError) as error:
@@ -209,7 +209,7 @@ def read(directory: Path, root: Path | None = None) -> Artifact | None:
         if error.errno == errno.ENOTDIR and not os.path.isdir(directory.parent):  # noqa: PTH112 - it raises nothing
             return None  # the root itself is a file
         if error.errno == errno.EACCES:
-            error.strerror = f"you may not read it; if its owner means you to: chmod -R a+rX {directory.parents[4]}"
+            error.strerror = f"you may not read it. Its owner can allow it: chmod -R a+rX {directory.parents[4]}"
         raise
     try:
         manifest = Manifest.parse(_content(descriptor, directory, FILE, is_checked=root is not None))

@@ -49,7 +49,7 @@ _pretended: list[Target] = []
 
 
 def pretend(target: Target) -> None:
-    """Take all devices of this process for some of this target: for a dry run, which has none."""
+    """Treat every device of this process as one of this target: for a dry run, which has no device."""
     _pretended[:] = [target]
 
 
@@ -63,7 +63,7 @@ def device_target(device_id: int) -> Target:
 
 
 def exact(target: Target) -> Target:
-    """The target with the suffix that a device of its capability gets."""
+    """The target that a device of the same compute capability gets."""
     assert target.cuda_arch is not None
     return _target(*target.cuda_arch)
 
@@ -111,7 +111,7 @@ def is_arch_support_pdl() -> bool:
 
 
 def scope() -> Target | None:
-    """The target that a cached module depends on besides its arguments; None if all devices are alike.
+    """The target as a part of a cached module's key; None if all devices have the same capability.
 
     Never initialises CUDA.
     """

@@ -33,7 +33,7 @@ class RejectedSourceError(Exception):
 class Nvrtc:
     """The paths of libnvrtc.so and of the directory of cuda_fp16.h, and their versions.
 
-    NVRTC does not report its patch level: so its size, and the names and sizes of CUDA's headers, stand for it.
+    NVRTC does not report its patch level. Its size, and the names and sizes of CUDA's headers, tell releases apart.
     """
 
     library: str
@@ -117,7 +117,7 @@ def compile_kernel(
     lock = _precompiled.here()
     if lock.acquire(blocking=False):
         try:
-            # It is named: NVRTC 13.0 crashes where it looks for one itself (``-pch``) and cannot list the directory.
+            # Named, as with ``-pch`` NVRTC 13.0 looks for a file itself, and crashes if it cannot list the directory.
             name = hashlib.sha256("\0".join((source, headers, *options)).encode()).hexdigest()
             file = precompiled_directory() / f"{name}.pch"
             use = "use" if _size(file) == _sizes.get(file, 0) > 0 else "create"

@@ -46,8 +46,8 @@ def generated_sources(spec: BuildSpec, scan: Scan | None = None) -> dict[str, st
 def _is_separate(spec: BuildSpec) -> bool:
     """Whether the core's own functions are compiled beside the module's files.
 
-    They take as long as a host part, and a quarter of nvcc's time. A small C++ module uses few of them, and compiles
-    faster with only these.
+    They take as long as a host part to compile, or a quarter of nvcc's time. A small C++ module uses few of them, and
+    compiles faster when these alone are inlined.
     """
     return spec.host_part or bool(spec.cuda_files or spec.cuda_sources)
 
@@ -71,7 +71,7 @@ def _generate(
 
 
 def unit_flags(spec: BuildSpec, scan: Scan) -> tuple[str, ...]:
-    """The flags of files that are units of their own, besides those of all units: what precedes those of a port."""
+    """More flags for files that are units of their own: those of a port include a header first."""
     if spec.header_only or not scan.is_port:
         return ()
     return (*([f"-D{_TVM_CPP}=1"] if scan.uses_tvm_cpp else []), "-include", _PORT_HEADER)
@@ -91,7 +91,7 @@ def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
 
 def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The host compiler's flags, without include directories."""
-    # Without C++ files of its own a module never tried its C++ flags; the core's units do without them.
+    # A module without C++ files has never tried its C++ flags, so the core's units are compiled without them.
     own = spec.cflags if spec.cpp_files or spec.cpp_sources else ()
     return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *own)
 

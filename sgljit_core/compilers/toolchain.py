@@ -81,7 +81,7 @@ def find_toolchain(*, cuda: bool, needed_for: str) -> Toolchain:
 def find_cxx(needed_for: str) -> Compiler:
     """The host C++ compiler: ``SGLJIT_CXX``, ``CXX``, else the first of g++, clang++, c++ on ``PATH``.
 
-    A launcher with a compiler, such as "ccache g++", stands for the compiler: its results are cached here already.
+    Of a launcher with a compiler, such as "ccache g++", only the compiler runs: results are cached here already.
     """
     config = settings()
     for name in _HOST_COMPILERS if config.cxx is None else (config.cxx, _compiler_of(config.cxx)):
@@ -173,7 +173,7 @@ def _identify(path: Path) -> Compiler:
     """The compiler with its version, which it is asked for once for each state of the file."""
     state = f"{path} {_state(path)}"
     if state not in _versions:
-        # The programs that a script runs may change without the script: its answer holds for this process alone.
+        # A script may run another compiler tomorrow without a change of its own: its answer is not remembered.
         lasting = not _is_script(path)
         version = recall(["version", state]) if lasting else None
         if version is None:

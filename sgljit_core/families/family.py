@@ -79,7 +79,7 @@ class Op:
         return given
 
     def is_left_over(self, place: str, execution: object) -> bool:
-        """Whether an earlier execution of the file of ``place`` declared it."""
+        """Whether it was declared before the file of ``place`` was reloaded."""
         return self._execution is not execution and self.place.rpartition(":")[0] == place.rpartition(":")[0]
 
     def _beside(self, kind: str) -> Callable[..., Any] | None:
@@ -119,7 +119,7 @@ class KernelFamily:
     tests: str = ""
     bench: str = ""
     _declared: dict[str, Op] = field(default_factory=dict, init=False, repr=False, compare=False)
-    # Not in Op: a user may hold one when the op is declared anew, and the earlier library ops must go then.
+    # Not in Op: a user may keep an Op after a reload, and the library ops of before must go then.
     _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
     _followers: list[ModuleType] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -224,7 +224,7 @@ class KernelFamily:
         return declare
 
     def _make_room(self, declaration: Declaration, place: str, execution: object) -> None:
-        """Drop the op that is declared anew, and what an earlier execution of its file left; refuse to drop another."""
+        """Drop the earlier declaration of this op, and ops that a reload of its file left. Raise for any other op."""
         new = {form.name for form in declaration.forms}
         for name, op in tuple(self._declared.items()):
             if new.isdisjoint(form.name for form in op.library.forms):
@@ -239,7 +239,7 @@ class KernelFamily:
         register(self)
 
     def follow(self, module: ModuleType) -> None:
-        """Keep the ops that a module object has as attributes up to date, when they are declared anew by a reload."""
+        """Replace the ops among a module object's attributes when a reload declares them again."""
         self._followers.append(module)
 
     def declared(self) -> Mapping[str, Op]:

@@ -110,7 +110,7 @@ def _answer_variant(family: str, file: str, expression: str, signature: str, dev
 
 
 def _expression(spec: BuildSpec) -> str:
-    """The C++ expression of a kernel or a deferred function, with its place, for messages."""
+    """The C++ expression of a kernel or a deferred function, with its file, for messages."""
     if spec.kernel:
         return f"{spec.kernel} of {spec.family}/{spec.cuda_files[0]}"
     symbol = spec.cpp_wrappers[0][1].removeprefix("host::address_of<").removesuffix(">")
@@ -174,7 +174,7 @@ _MOST_PRECOMPILED = 4  # files of a family, at 0.1 s each; those of the rest are
 def prepare(sources: Sources, target: Target) -> None:
     """Have NVRTC ready for a family's first kernels, in the time in which a host part is compiled.
 
-    An error here is dropped: it comes again, with all that there is to say, when a kernel is asked for.
+    An error here is dropped: it comes again, with its full text, when a kernel is asked for.
     """
     from .cubins import KernelRequest, device_files
 

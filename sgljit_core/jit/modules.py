@@ -197,7 +197,7 @@ class ModuleRequest(Request["Module"]):
             threading.Thread(target=self._prepare, name="sgljit-meanwhile").start()
 
     def _prepare(self) -> None:
-        # An error here comes back, with all that there is to say, when the result is needed.
+        # An error here comes again, with its full text, when the result is needed.
         with contextlib.suppress(Exception):
             library.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
             if self._beside is not None:

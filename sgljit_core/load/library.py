@@ -3,11 +3,11 @@
 The bytes that were verified are loaded, from an anonymous file in memory. A library that is truncated, replaced or
 pruned on disk can then neither be executed unverified nor kill the process with SIGBUS later. It costs 1 ms for 1 MB.
 
-A library's name is the path that it was loaded by. No two libraries may have one name, as the C library takes them for
-the same, and nothing else may be found there later: libbacktrace (tvm-ffi reports errors with it) maps what it finds,
-and an empty file would be a SIGBUS. So the path is a link to the descriptor, in a directory of the user's own, with a
-name at random; when the library is loaded, both are removed. Where no such link can be made, the path is the
-descriptor's own, which then stays open. No library is ever unloaded, as functions of it may be in use.
+The C library knows a library by the path that it was loaded from: two libraries must not share one. And no other file
+may appear at that path later: libbacktrace, with which tvm-ffi reports errors, maps what it finds there, and an empty
+file would be a SIGBUS. So the path is a link to the descriptor, with a random name, in a directory of the user's own.
+Once the library is loaded, link and descriptor are removed. Where no link can be made, the path is that of the
+descriptor, which then stays open. No library is ever unloaded, as functions of it may be in use.
 """
 
 from __future__ import annotations

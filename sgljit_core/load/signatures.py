@@ -1,4 +1,4 @@
-"""Do both sides of a call mean the same parameters?
+"""Do the two sides of a call declare the same parameters?
 
 The host part, and the kernel or deferred function that it calls, are compiled by themselves. Each compiler spells the
 type of the function, with the fields of its parameters, as a symbol of the C++ ABI (``sgl_kernel/signature.h``).

@@ -1,9 +1,9 @@
 """What did we find out last time, on this machine?
 
-Asking a compiler for its version takes 20 ms and searching for nvcc 70, which is most of a warm start. Answers are
-kept beside the cache, each in a file of its own, under everything that the answer depends on. Each user has answers of
-their own, also in a cache that a group shares: what another member says of this machine's files is not believed. A
-lost or unreadable answer is found out again; nothing fails because of this module.
+Asking a compiler for its version takes 20 ms and searching for nvcc 70, which is most of a warm start. Answers are kept
+beside the cache, one file each. The file's name is a hash of the question, which names everything that the answer
+depends on, and of the user: in a cache that a group shares, nobody relies on the answers of another member. An answer
+that is lost or unreadable is found out again; nothing fails because of this module.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class ForkLock:
         _locks.add(self)
 
     def here(self) -> threading.RLock:
-        """The lock of this process. Who holds one at a fork releases that one, in the child too."""
+        """The lock of this process. A thread that holds it while it forks must keep this object to release it."""
         return self._lock
 
     def renew(self) -> None:

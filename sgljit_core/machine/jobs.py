@@ -1,7 +1,7 @@
 """How many compilers this process may run at once.
 
-As many as the scheduler and the cgroup's quota give cores for, and the kernel and the cgroup's limit memory.
-``SGLJIT_JOBS`` sets the number. Other processes count by the memory that they take: it is asked anew for each compiler.
+One for each core (affinity and cgroup quota), and no more than fit into free memory (kernel and cgroup limit), which is
+read again before each compiler starts, as other processes take memory too. ``SGLJIT_JOBS`` sets the number.
 
 nvcc takes 0.2 GB at its peak on a light kernel, 0.4 GB with tvm-ffi's C++ headers, and several on template-heavy ones
 (CUTLASS, flash attention). 2 GB is a guess between them, by which the machine stays alive; g++ gets half of it.
@@ -41,7 +41,7 @@ _slots = _Slots()
 
 @contextmanager
 def running(*, cuda: bool, is_cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Wait until another compiler may run, and count as one inside the block. Who is cancelled does not wait."""
+    """Wait until another compiler may run, and count as one inside the block. A cancelled build does not wait."""
     memory = NVCC_MEMORY if cuda else CXX_MEMORY
     changed, taken, here = _slots.changed, _slots.taken, threading.get_ident()
     with changed:
@@ -59,7 +59,7 @@ def running(*, cuda: bool, is_cancelled: Callable[[], bool] = lambda: False) -> 
 
 
 def capacity(memory: int) -> int:
-    """How many jobs of ``memory`` bytes each may run, at least one."""
+    """How many compilers that take ``memory`` bytes each may run at once, at least one."""
     configured = settings().jobs
     if configured is not None:
         return configured

@@ -5,8 +5,8 @@ forked child has none. A process that closes any descriptor of a file loses its 
 that it holds no second time: a table says what its threads hold. A file system that cannot lock raises OSError, and the
 caller goes ahead without.
 
-Lock files stay. A file that its holder removes must be compared with the path after each attempt, and left ones must
-be collected; a fixed set of files needs neither.
+Lock files are never removed. Otherwise a process could lock a file that its holder has just removed, and would have to
+compare the two after each attempt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def back_off(seconds: float) -> Iterator[float]:
         yield time.monotonic() - start
 
 
-_held: dict[Path, tuple[str, int]] = {}  # by the threads of this process: their notes and idents
+_held: dict[Path, tuple[str, int]] = {}  # the locks that threads of this process hold: a note and the thread
 os.register_at_fork(after_in_child=_held.clear)
 
 
@@ -93,7 +93,7 @@ class FileLock:
         return descriptor
 
     def holder(self) -> str:
-        """Who holds the lock, for people. In a shared cache the file may hold anything, or be a FIFO."""
+        """The holder of the lock, for messages. In a shared cache the file may hold any text, or be a FIFO."""
         mine = _held.get(self._path)
         if mine is not None:
             return mine[0]

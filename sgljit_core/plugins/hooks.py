@@ -1,4 +1,4 @@
-"""Who asks the plugins' hooks? The build engine, here: for headers and artifacts, and to report builds and loads.
+"""The calls of the plugins' hooks: for headers and artifacts, and to report builds and loads.
 
 Each implementation is called by itself, so that a broken observer does not stop a build: it is reported as a warning,
 once, and left out. Rejected: pluggy's call of the whole hook, which ends at the first plugin that raises. A wrapper
@@ -71,7 +71,7 @@ def build_finished(build: BuildSpec, **ended: Any) -> None:
 
 
 def loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> None:
-    """Code was loaded, from a tier of the cache or as it was made."""
+    """Code was loaded, from a tier of the cache or just after it was made."""
     _unreported.append({"build": build, "key": key, "directory": directory, "tier": tier})
     if load_plugins.cache_info().currsize:
         _report()

@@ -28,8 +28,8 @@ def refuse_gradients(library: Library, overload: Any, run: Callable[..., Any], o
 
     def check(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         number = keyset.raw_repr()
-        # So a graph calls; what follows takes longer than the whole call. Where forward-mode differentiation is
-        # under way, and a tensor may have a tangent, none is its own primal.
+        # The way of a graph's calls: the loop below takes longer than a whole call. A tensor is its own primal unless
+        # forward-mode differentiation is under way, where arguments may have tangents.
         if not is_grad_enabled() and _backend_is_next.get(number) and unpack_dual(PLAIN).primal is PLAIN:
             return run(*args, **kwargs)
         for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
@@ -39,7 +39,7 @@ def refuse_gradients(library: Library, overload: Any, run: Callable[..., Any], o
                         f"{op}(): {argument} {why}, and this op is for inference only: it has no gradient. Call it "
                         f"under torch.no_grad() or torch.inference_mode(), or pass {argument}.detach()"
                     )
-        # The next in order: all but the autograd key that led here.
+        # The remaining dispatch keys: without the autograd key that led here.
         rest = keyset.remove(keyset.highestPriorityTypeId())
         if number not in _backend_is_next:
             _backend_is_next[number] = rest.highestPriorityTypeId().name in ("CPU", "CUDA")

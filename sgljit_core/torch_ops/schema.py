@@ -31,8 +31,8 @@ ORDER = inspect.Parameter("sgl_order", inspect.Parameter.POSITIONAL_OR_KEYWORD, 
 class Form:
     """One library op of a declaration, by its name in ``torch.ops``.
 
-    ``parameters`` are those of the schema, which may have other names there than in the declaration; ``names``, in the
-    same order, and ``mutates`` are the declaration's.
+    ``parameters`` are those of the schema. Some have other names there than in the declaration: ``names``, in the same
+    order, and ``mutates`` have the names of the declaration.
     """
 
     name: str
@@ -119,8 +119,8 @@ class Declaration:
         names, returned = list(self.signature.parameters), self.signature.return_annotation
         if self.name in NAMES_OF_PYTORCH:
             yield (
-                f"torch.ops.sgljit_{self.where.family}.{self.name} is something of PyTorch's own, so no op can have "
-                f"this name; choose another"
+                f"torch.ops.sgljit_{self.where.family}.{self.name} is an attribute of PyTorch's own, so no op can "
+                f"have this name; choose another"
             )
         for name in names:
             if name.startswith("sgl_"):  # see forwarding
@@ -198,7 +198,7 @@ class Declaration:
 
     def _text_of(self, form: Form) -> str:
         def prototype() -> None:
-            """It lends its signature."""
+            """Never called: ``infer_schema`` reads its signature."""
 
         annotation = None if self.only_writes else self.signature.return_annotation
         signature = inspect.Signature(form.parameters, return_annotation=annotation)

@@ -28,10 +28,10 @@ _AT_PHDR = 3  # of <sys/auxv.h>: where the executable's program headers are
 
 
 def _heap_is_low() -> bool:
-    """Whether this process may have memory below 4 GiB: an executable at a fixed address, with its heap behind it.
+    """Whether this process may have memory below 4 GiB, as an executable at a fixed address has.
 
-    A view of a tensor without memory has its offset for an address. ``sgl_kernel/export.h`` refuses addresses below
-    4 GiB, but not in such a process; there the op asks about views with an offset, before the call.
+    The address of a view of a tensor without memory is its offset. ``sgl_kernel/export.h`` refuses addresses below
+    4 GiB. In such a process they may be right: there the op asks about views with an offset before the call.
     """
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
@@ -85,9 +85,9 @@ def stand_in(function: str, arguments: Mapping[str, torch.Tensor | None]) -> boo
 
 
 def _check_meta(function: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Where one tensor is on meta, none has a device: nothing would run, and what should be written would stay.
+    """Refuse meta tensors beside others: nothing would be computed, and outputs would keep what they hold.
 
-    PyTorch's own ops have the same rule, and the same exception: a single number of the CPU goes with any device.
+    PyTorch's own ops have the same rule and the same exception: a CPU tensor of no dimension goes with any device.
     """
     meta = next((name for name, tensor in tensors.items() if tensor.device.type == "meta"), None)
     if meta is None:

@@ -244,7 +244,7 @@ def test_prebuilt_artifacts_that_may_not_be_read_are_passed_over_with_the_comman
     environment = {"SGLJIT_PREBUILT_PATH": str(cache), "SGLJIT_CACHE_DIR": own}
     output = children.run(AS_NOBODY + LOAD, scratch=str(scratch), env=environment)
     assert output.endswith("1\n"), output
-    assert f"you may not read it; if its owner means you to: chmod -R a+rX {cache}" in output
+    assert f"you may not read it. Its owner can allow it: chmod -R a+rX {cache}" in output
 
 
 @pytest.mark.parametrize("root", ["file", "/proc/nothing"])

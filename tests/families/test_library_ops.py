@@ -546,7 +546,7 @@ def returned(x: torch.Tensor) -> torch.Tensor:
     [
         (bare, {"fake": bare}, "annotate what it returns, -> None if nothing"),
         (partly, {"fake": partly}, "Annotate every parameter"),
-        (name, {"mutates": ("x",)}, r"torch\.ops\.sgljit_wrong\.name is something of PyTorch's own.*choose another"),
+        (name, {"mutates": ("x",)}, r"torch\.ops\.sgljit_wrong\.name is an attribute of PyTorch's own.*choose another"),
         (hidden, {"mutates": ("x",)}, "the parameter 'sgl_body' begins with 'sgl_', as the names of generated code do"),
         (later, {"mutates": ("x",)}, "is async or a generator, and an op is a plain function"),
         (many, {"mutates": ("x",)}, "is async or a generator, and an op is a plain function"),

@@ -113,7 +113,7 @@ def test_an_op_cannot_have_a_name_that_the_files_use(road):
         ("acme", "acme", "row-sum", "op name 'row-sum': expected lower-case words"),
         ("acme", "acme", "row__sum", "op name 'row__sum': expected lower-case words"),
         ("acme", "acme", "lambda", "op name 'lambda': expected lower-case words"),
-        ("acme", "acme", "name", r"op name 'name' is something of PyTorch's own in torch\.ops\.sgljit_acme; choose"),
+        ("acme", "acme", "name", r"op name 'name' is an attribute of PyTorch's own in torch\.ops\.sgljit_acme; choose"),
         ("acme", "acme", "reference", "op name 'reference' is used in the files of the distribution itself"),
         ("acme", "norm", "row_sum", r"family name 'norm' is that of sgljit-norm \d.*two distributions of one family"),
     ],

@@ -118,7 +118,7 @@ def _check(project: str, family: str, op: str) -> None:
             raise NewDistributionError(f"{kind} name {name!r}: expected {form}")
     for taken, why in (
         (NAMES_OF_TEMPLATES, "is used in the files of the distribution itself"),
-        (NAMES_OF_PYTORCH, f"is something of PyTorch's own in torch.ops.sgljit_{family}"),
+        (NAMES_OF_PYTORCH, f"is an attribute of PyTorch's own in torch.ops.sgljit_{family}"),
     ):
         if op in taken:
             raise NewDistributionError(f"op name {op!r} {why}; choose another, such as {op}_rows")
