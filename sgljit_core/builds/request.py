@@ -1,7 +1,7 @@
 """A piece of code that was asked for: what identifies it, and how it is made and loaded.
 
-What identifies it is computed once, when the request is made. If a source is edited after that, the request is out of
-date, and a new one is made.
+Its keys are computed once, when the request is made. If a source is edited after that, the request is out of date, and
+a new one is made.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def explain_miss(
 ) -> Explanation:
     """The differences between a build and the nearest artifact of its module. Reads up to 64 manifests.
 
-    Of artifacts with equally many differences, one with the same markers counts as nearer. ``source`` and ``tools`` are
-    the ingredients of the build's keys; ``tools`` is None without a toolchain. A tier that somebody else could have
+    If two differ equally much, the one with the same markers counts as nearer. ``source`` and ``tools`` are the
+    ingredients of the build's keys; ``tools`` is None without a toolchain. A tier that somebody else could have
     written is passed over.
     """
     tiers = [tier for tier in tiers if tier.vouched or _is_safe(tier.root)]

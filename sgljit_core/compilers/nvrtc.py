@@ -33,7 +33,7 @@ class RejectedSourceError(Exception):
 class Nvrtc:
     """The paths of libnvrtc.so and of the directory of cuda_fp16.h, and their versions.
 
-    NVRTC does not report its patch level. Its size, and the names and sizes of CUDA's headers, tell releases apart.
+    NVRTC does not report its patch level. Its size, and the names and sizes of CUDA's headers, stand for it.
     """
 
     library: str

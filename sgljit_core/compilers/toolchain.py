@@ -81,7 +81,7 @@ def find_toolchain(*, cuda: bool, needed_for: str) -> Toolchain:
 def find_cxx(needed_for: str) -> Compiler:
     """The host C++ compiler: ``SGLJIT_CXX``, ``CXX``, else the first of g++, clang++, c++ on ``PATH``.
 
-    Of a launcher with a compiler, such as "ccache g++", only the compiler runs: results are cached here already.
+    From a launcher with a compiler, such as "ccache g++", it takes the compiler: results are cached here already.
     """
     config = settings()
     for name in _HOST_COMPILERS if config.cxx is None else (config.cxx, _compiler_of(config.cxx)):
