@@ -6,12 +6,9 @@ family is asked for; the others work.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 
-from sgljit_core import paths
-from sgljit_core.errors import SHORTAGES, PluginConflictError, PluginLoadError, SgljitError
+from sgljit_core.errors import SHORTAGES, PluginConflictError, PluginLoadError
 from sgljit_core.machine.forks import ForkLock
 from sgljit_core.plugins import hooks
 from sgljit_core.plugins.discovery import KERNELS, Plugin, described, import_plugin, installed, load_error
@@ -89,14 +86,3 @@ def _load(plugin: Plugin, claims: Mapping[str, tuple[Plugin, ...]]) -> None:
                 + f". A distribution registers the families that its entry points in {KERNELS!r} name."
             )
     _families.update({family.name: family for family in hooks.registering})
-
-
-def carried_artifacts() -> dict[Path, str]:
-    """The roots that installed plugins carry in their packages, each with the distribution's name and version."""
-    found = {}
-    for family, claims in installed().items():
-        with contextlib.suppress(SgljitError, ImportError):  # a plugin that cannot be loaded says so where it is used
-            place = paths.carried_artifacts(load(family).csrc)
-            if place is not None:
-                found[place] = str(claims[0])
-    return found

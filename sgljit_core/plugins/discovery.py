@@ -30,13 +30,13 @@ from sgljit_core.machine import answers
 KERNELS = "sgljit.kernels"  # entry points of kernel families
 EXTENSIONS = "sgljit.extensions"  # entry points of distributions that implement hooks and have no kernels
 
-_problems: dict[str, str] = {}
-_doubles: dict[str, tuple[Path, Path]] = {}  # by a plugin's distribution: the directory in use, and one that is not
+reported: dict[str, str] = {}  # the problems of plugins that this process has met, by what they are about
+doubles: dict[str, tuple[Path, Path]] = {}  # by a plugin's distribution: the directory in use, and one that is not
 
 
 def report(about: str, text: str) -> None:
     """Report a problem of a plugin: as a warning, once, and as a line of ``sgljit list``."""
-    _problems.setdefault(about, text)
+    reported.setdefault(about, text)
     log.once("plugin_problem", about, text)
 
 
@@ -123,8 +123,8 @@ def entry_points(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
 
     names = {canonicalize_name(name) for name in allowed}
     plugins = [plugin for plugin in _scan(group) if canonicalize_name(plugin.distribution) in names]
-    for name in sorted(names & _doubles.keys()):
-        used, other = _doubles[name]
+    for name in sorted(names & doubles.keys()):
+        used, other = doubles[name]
         text = f"SGLJIT_PLUGINS allows {name}, which is installed more than once: {used} is used, and {other} is not"
         report(f"double {name}", text)
     return plugins
@@ -142,7 +142,7 @@ def _scan(group: str) -> list[Plugin]:
         name = re.sub(r"[-_.]+", "-", directory.stem.partition("-")[0]).lower()
         if name in found:  # an earlier entry has it: that one is imported
             if found[name] and directory.resolve() != used[name].resolve():
-                _doubles.setdefault(name, (used[name], directory))
+                doubles.setdefault(name, (used[name], directory))
             continue
         used[name] = directory
         try:
@@ -170,7 +170,7 @@ def rescan() -> None:
     importlib.invalidate_caches()  # importlib_metadata keeps what it saw of each directory
     _scan.cache_clear()
     _by_family.cache_clear()
-    _doubles.clear()
+    doubles.clear()
 
 
 def described(plugin: Plugin) -> str:
@@ -223,19 +223,3 @@ def _check_requirements(plugin: Plugin) -> None:
 
 
 _ON_CORE = re.compile(r"sgljit[-_.]+core(?![-_.\w])", re.IGNORECASE)
-
-
-def problems() -> list[str]:
-    """The faults of the installed distributions that can be found without importing a family."""
-    modules: dict[str, dict[str, None]] = {}
-    for family, claims in installed().items():
-        if len(claims) > 1:
-            _problems[f"family {family}"] = f"family {family!r} is claimed by {' and '.join(map(described, claims))}"
-        for plugin in claims:
-            modules.setdefault(plugin.module, {})[f"{plugin} ({plugin.location})"] = None
-    for module, owners in modules.items():
-        if len(owners) > 1:
-            _problems[f"module {module}"] = f"{module} is the entry point of {' and '.join(owners)}"
-    for name, (used, other) in sorted(_doubles.items() if settings().plugins is None else ()):  # else they are known
-        _problems[f"double {name}"] = f"{name} is installed more than once: {used} is used, and {other} is not"
-    return list(_problems.values())

@@ -35,7 +35,7 @@ _unreported: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
 
 def header_directories(name: str) -> list[Path]:
     """The include directories of a named header library. Raises InvalidBuildError: no plugin provides the name."""
-    providers = _header_providers()
+    providers = header_providers()
     if name not in providers:
         known = ", ".join(sorted(providers)) or "none"
         text = f"extra_dependencies: no installed plugin provides the headers {name!r} (provided: {known})"
@@ -75,15 +75,6 @@ def loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> None:
     _unreported.append({"build": build, "key": key, "directory": directory, "tier": tier})
     if load_plugins.cache_info().currsize:
         _report()
-
-
-def problems() -> list[str]:
-    """The faults of the installed distributions that can be found without importing a family."""
-    from . import discovery
-
-    _header_providers()
-    prebuilt_roots()
-    return discovery.problems()
 
 
 def register(module: Any, plugin: Plugin) -> None:
@@ -156,6 +147,6 @@ def _report() -> None:
         _ask("sgljit_loaded", bool, **_unreported.popleft())
 
 
-def _header_providers() -> dict[str, Callable[[], list[Path]]]:
+def header_providers() -> dict[str, Callable[[], list[Path]]]:
     """By name, what the plugins provide for builds that ask for headers by name."""
     return {name: find for answer in _ask("sgljit_header_dependencies", dict) for name, find in answer.items()}

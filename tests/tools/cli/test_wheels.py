@@ -89,9 +89,9 @@ def test_artifacts_are_found_beside_sources_that_are_nested(tmp_path):
     unpacked = tmp_path / "unpacked"
     zipfile.ZipFile(wheel).extractall(unpacked)
     code = (
-        "import torch\nfrom sgljit_core import ops\nfrom sgljit_core.families import loading\n"
+        "import torch\nfrom sgljit_core import ops\nfrom sgljit_tools import installation\n"
         "out = torch.empty(1, 3)\nops['silu_and_mul'].silu_and_mul(torch.zeros(1, 6), out)\n"
-        "print(out.tolist(), *loading.carried_artifacts())"
+        "print(out.tolist(), *installation.carried_artifacts())"
     )
     path = os.pathsep.join([str(unpacked), *filter(None, sys.path)])
     bare = {"PYTHONPATH": path, "SGLJIT_JIT": "error", "SGLJIT_CACHE_DIR": str(tmp_path / "empty")}

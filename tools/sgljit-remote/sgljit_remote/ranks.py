@@ -90,7 +90,7 @@ def warm_up(
 
 def _offered(work: Callable[[], object], families: Collection[str]) -> list[Artifact]:
     """The artifacts that the work uses, and those of families."""
-    hooks.problems()  # loads the extensions: this one hears of hits only then
+    hooks.load_plugins()  # this one hears of hits only then
     if "sgljit_remote.plugin" not in sys.modules:
         raise ConfigError("SGLJIT_PLUGINS must name sgljit-remote, which else does not hear what the first rank uses")
     with handed.noting() as directories:

@@ -1,23 +1,62 @@
-"""What is wrong with the installed plugins? Found without importing a family."""
+"""What is wrong with the installed plugins, and what do they carry?"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import importlib_metadata
 
+from sgljit_core import paths
+from sgljit_core.config import settings
+from sgljit_core.errors import SgljitError
+from sgljit_core.families import loading
 from sgljit_core.plugins import discovery, hooks
 
 from .environment import inherited_environment
 
 
 def problems() -> list[str]:
-    """The faults of the installed plugins, each with what to do."""
-    missing = [text for claims in discovery.installed().values() for plugin in claims if (text := _unloadable(plugin))]
-    return [*hooks.problems(), *missing, *_unknown_names()]
+    """The faults of the installed plugins, each with what to do. Imports extensions, and no family."""
+    claims = discovery.installed()
+    hooks.header_providers()  # an extension whose hook fails is reported
+    hooks.prebuilt_roots()
+    missing = [text for plugins in claims.values() for plugin in plugins if (text := _unloadable(plugin))]
+    return [*_conflicts(claims), *discovery.reported.values(), *_doubles(), *missing, *_unknown_names()]
+
+
+def _conflicts(claims: Mapping[str, Sequence[discovery.Plugin]]) -> Iterator[str]:
+    """The families and modules that more than one plugin claims."""
+    owners: dict[str, dict[str, None]] = {}
+    for family, plugins in claims.items():
+        if len(plugins) > 1:
+            yield f"family {family!r} is claimed by {' and '.join(map(discovery.described, plugins))}"
+        for plugin in plugins:
+            owners.setdefault(plugin.module, {})[f"{plugin} ({plugin.location})"] = None
+    for module, names in owners.items():
+        if len(names) > 1:
+            yield f"{module} is the entry point of {' and '.join(names)}"
+
+
+def _doubles() -> Iterator[str]:
+    """The distributions that are installed more than once; those that ``SGLJIT_PLUGINS`` names are reported already."""
+    for name, (used, other) in sorted(discovery.doubles.items() if settings().plugins is None else ()):
+        yield f"{name} is installed more than once: {used} is used, and {other} is not"
+
+
+def carried_artifacts() -> dict[Path, str]:
+    """The roots that installed plugins carry in their packages, each with the distribution's name and version."""
+    found = {}
+    for family, claims in discovery.installed().items():
+        with contextlib.suppress(SgljitError, ImportError):  # a plugin that cannot be loaded says so where it is used
+            place = paths.carried_artifacts(loading.load(family).csrc)
+            if place is not None:
+                found[place] = str(claims[0])
+    return found
 
 
 def version_of(distribution: str) -> str | None:

@@ -12,8 +12,8 @@ from rich.filesize import decimal
 from sgljit_core import freeze, log, ops, parallel_compile
 from sgljit_core import why as explain
 from sgljit_core.errors import SgljitError
-from sgljit_core.families import loading
 from sgljit_core.plugins import discovery
+from sgljit_tools import installation
 from sgljit_tools.cache import admin
 
 from .ahead import Arch, builds_ahead, fail_if_not_kept, target_of
@@ -68,7 +68,7 @@ def verify(directory: Directory = None, as_json: AsJson = False) -> None:
 
 def _roots(directory: Path | None) -> list[tuple[Path | None, str]]:
     """The named directory, or else the user's own cache and what plugins carry; each with its plugin, or ""."""
-    return [(directory, ""), *([] if directory else sorted(loading.carried_artifacts().items()))]
+    return [(directory, ""), *([] if directory else sorted(installation.carried_artifacts().items()))]
 
 
 def _facts(entry: admin.Entry) -> dict[str, Any]:
