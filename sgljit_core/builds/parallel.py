@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import contextvars
 import functools
 import os
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable
+from concurrent.futures import wait
 from typing import TypeVar
 
 from sgljit_core.errors import ParallelCompileError
-from sgljit_core.machine import supervisor
+from sgljit_core.machine import supervisor, threads
 
 T = TypeVar("T")
 
@@ -33,8 +30,11 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
         MemoryError, KeyboardInterrupt, SystemExit: as a builder raised it; builds that had not begun are left out after
             the last two.
     """
-    jobs = list(builders)
-    futures = _run([functools.partial(contextvars.copy_context().run, job) for job in jobs])
+    jobs = [functools.partial(contextvars.copy_context().run, builder) for builder in builders]
+    # A thread waits for its turn most of the time; a few more than cores keep these busy between two compilers. After
+    # control-C the compilers are ended here, as they are not in the terminal's process group.
+    with threads.running(jobs, 2 * (os.cpu_count() or 1), supervisor.end_all) as futures:
+        wait(futures)
     errors = [error for future in futures if not future.cancelled() and (error := future.exception()) is not None]
     failures = [error for error in errors if isinstance(error, Exception) and not isinstance(error, MemoryError)]
     if len(failures) < len(errors):
@@ -42,46 +42,3 @@ def parallel_compile(builders: Iterable[Callable[[], T]]) -> list[T]:
     if failures:
         raise ParallelCompileError(failures, len(jobs)) from failures[0]
     return [future.result() for future in futures]
-
-
-def _run(jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
-    """Run jobs in threads; in this one where the machine has no thread left."""
-    futures: list[Future[T]] = [Future() for _ in jobs]
-    pending = collections.deque(zip(futures, jobs, strict=True))
-
-    def work() -> None:
-        with contextlib.suppress(IndexError):  # nothing is pending any more
-            while True:
-                settle(*pending.popleft())
-
-    def settle(future: Future[T], job: Callable[[], T]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(job())
-        except BaseException as error:  # noqa: BLE001 - handed on
-            future.set_exception(error)
-            if not isinstance(error, Exception):  # an interrupt is meant for the others, too
-                for other in futures:
-                    other.cancel()
-
-    # A thread waits for its turn most of the time; a few more than cores keep these busy between two compilers.
-    threads = [threading.Thread(target=work) for _ in range(min(len(jobs), 2 * (os.cpu_count() or 1)))]
-    try:
-        try:
-            for thread in threads:
-                thread.start()
-        except RuntimeError:  # no more threads: fewer jobs at once
-            if threads[0].ident is None:
-                work()
-        wait(futures)
-    except BaseException:  # control-C: the compilers are not in the terminal's process group
-        for future in futures:
-            future.cancel()
-        supervisor.end_all()
-        raise
-    finally:
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-    return futures

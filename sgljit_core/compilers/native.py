@@ -11,18 +11,19 @@ or a flag, a linked static library) is returned with its hash, for the look-up t
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
-import queue
 import re
 import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import as_completed
 from pathlib import Path
 
 from sgljit_core.errors import CompileError
-from sgljit_core.machine import jobs, supervisor
+from sgljit_core.machine import jobs, supervisor, threads
 from sgljit_core.paths import tvm_ffi_include, tvm_ffi_library
 from sgljit_core.specs.build import BuildSpec, Product
 
@@ -128,40 +129,20 @@ class _Runner:
         self._started = threading.Semaphore(0)
 
     def side_by_side(self, commands: Sequence[tuple[Sequence[str], bool]], meanwhile: Callable[[], None]) -> None:
-        # Not an executor of concurrent.futures: it takes no work while the interpreter ends.
-        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-        def work(command: Sequence[str], cuda: bool) -> None:
-            try:
-                with jobs.running(cuda=cuda, is_cancelled=self.supervisor.is_closed):
-                    self(command, cuda=cuda)
-                ended.put(None)
-            except BaseException as error:  # noqa: BLE001 - handed on
-                ended.put(error)
-
-        threads = [threading.Thread(target=work, args=command) for command in commands]
-        try:
-            for thread, command in zip(threads, commands, strict=True):
-                try:
-                    thread.start()
-                except RuntimeError:  # no thread is left: one after the other, here  # noqa: PERF203
-                    work(*command)
+        calls = [functools.partial(self._in_turn, *command) for command in commands]
+        with threads.running(calls, len(calls), self.supervisor.close) as futures:
             # Python code in this thread would delay the start of the compilers. Some of them may wait for a core.
             deadline = time.monotonic() + _SECONDS_TO_START
             for _ in commands:
                 self._started.acquire(timeout=max(0.0, deadline - time.monotonic()))
             meanwhile()
-            for _ in commands:
-                error = ended.get()
-                if error is not None:
-                    raise error
-        except BaseException:
-            self.supervisor.close()
-            raise
-        finally:
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
+            for future in as_completed(futures):
+                if not future.cancelled():  # then another was interrupted
+                    future.result()
+
+    def _in_turn(self, command: Sequence[str], cuda: bool) -> None:
+        with jobs.running(cuda=cuda, is_cancelled=self.supervisor.is_closed):
+            self(command, cuda=cuda)
 
     def __call__(self, command: Sequence[str], *, cuda: bool) -> str:
         finished = self.supervisor.run(
