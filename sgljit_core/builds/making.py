@@ -9,7 +9,6 @@ system without locks costs only the sharing, and is said once.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import hashlib
 import logging
@@ -21,9 +20,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sgljit_core import errors, log, paths
 from sgljit_core._version import __version__
-from sgljit_core.cache import keys, store
+from sgljit_core.cache import store
 from sgljit_core.cache.explain import Explanation, explain_miss
-from sgljit_core.cache.lookup import Tier, read_manifest
+from sgljit_core.cache.lookup import Tier
 from sgljit_core.cache.manifest import Manifest, ManifestError
 from sgljit_core.config import settings
 from sgljit_core.machine import private
@@ -64,27 +63,9 @@ def _explain(request: Request[T]) -> Explanation:
     tiers = [*map(Tier, (request.root, *settings().prebuilt)), *(Tier(root, True) for root in vouched)]
     label, markers = request.named.label, request.build.markers
     try:
-        explained = explain_miss(label, markers, request.location, request.source, request.tools, tiers)
-        return dataclasses.replace(explained, remedy=_remedy(request, explained.nearest))
+        return explain_miss(label, markers, request.location, request.source, request.tools, tiers)
     except (OSError, ManifestError):  # an answer only says why; nothing depends on it
         return Explanation(label, request.location, None)
-
-
-def _remedy(request: Request[T], nearest: Path | None) -> str:
-    """The package to install if the plugin carries the artifact for another ABI of the core."""
-    carried = request.build.carried
-    if carried is None or nearest is None or not nearest.is_relative_to(carried):
-        return ""
-    manifest = read_manifest(nearest)
-    abi = manifest.source.get("core_abi")
-    of_this_abi = {**manifest.source, "core_abi": str(keys.ABI)}
-    if abi == str(keys.ABI) or keys.without_core(of_this_abi) != keys.without_core(request.source):
-        return ""
-    plugin = manifest.plugin.partition(" ")[0]
-    return (
-        f". {manifest.plugin} carries it for ABI {abi} of the core, and sgljit-core {__version__} has ABI {keys.ABI}: "
-        f"pip install --upgrade {plugin}, or pip install sgljit-core=={manifest.core}"
-    )
 
 
 def _check_allowed(request: Request[T]) -> None:

@@ -13,7 +13,7 @@ from sgljit_core.machine import roots
 
 from . import lookup
 from .keys import Location
-from .manifest import ManifestError
+from .manifest import Manifest, ManifestError
 
 _MOST = 64  # manifests that are read to explain a miss
 
@@ -70,7 +70,7 @@ def explain_miss(
     written is passed over.
     """
     tiers = [tier for tier in tiers if tier.vouched or _is_safe(tier.root)]
-    best: tuple[int, int, Path, list[str]] | None = None
+    best: tuple[int, int, Path, list[str], str] | None = None
     # The newest artifacts of the same module and target.
     place = location.path.parent
     found = [(path, tier) for tier in tiers for path in (tier.root / place).glob("*/*") if os.path.isdir(path)]  # noqa: PTH112
@@ -84,12 +84,20 @@ def explain_miss(
             continue
         rank = (len(texts), int(manifest.markers != tuple(markers)))
         if best is None or rank < best[:2]:
-            best = (*rank, directory, texts)
+            best = (*rank, directory, texts, _remedy(manifest, source) if tier.vouched else "")
     if best is None:
         return Explanation(build, location, None, other_targets=_other_targets(location, tiers))
-    _, _, nearest, texts = best
+    _, _, nearest, texts, remedy = best
     texts = texts or [lookup.fault(nearest, has_toolchain=tools is not None) or "nothing, but it does not load here"]
-    return Explanation(build, location, None, nearest, tuple(texts))
+    return Explanation(build, location, None, nearest, tuple(texts), remedy=remedy)
+
+
+def _remedy(manifest: Manifest, source: Mapping[str, str]) -> str:
+    """The packages to install if a plugin carries an artifact for another ABI of the core."""
+    if manifest.source.get("core_abi") == source.get("core_abi"):
+        return ""
+    upgrade, core = f"pip install --upgrade {manifest.plugin.partition(' ')[0]}", f"sgljit-core=={manifest.core}"
+    return f". {manifest.plugin} carries it for the ABI of {core}: {upgrade}, or pip install {core}"
 
 
 def _is_safe(root: Path) -> bool:
