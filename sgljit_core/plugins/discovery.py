@@ -31,7 +31,6 @@ KERNELS = "sgljit.kernels"  # entry points of kernel families
 EXTENSIONS = "sgljit.extensions"  # entry points of distributions that implement hooks and have no kernels
 
 reported: dict[str, str] = {}  # the problems of plugins that this process has met, by what they are about
-doubles: dict[str, tuple[Path, Path]] = {}  # by a plugin's distribution: the directory in use, and one that is not
 
 
 def report(about: str, text: str) -> None:
@@ -72,7 +71,7 @@ class Plugin:
     @functools.cached_property
     def _metadata(self) -> dict[str, list[str]]:
         """The fields needed here. ``importlib.metadata`` reads them with the email package: 100 ms to import."""
-        directory = _directory(self._dist)
+        directory = metadata_directory(self._dist)
         name, _, version = directory.stem.partition("-")
         fields = {"Name": [name], "Version": [version or "0"], "Requires-Dist": []}
         try:
@@ -92,13 +91,14 @@ class Plugin:
         return f"{self.distribution} {self.version}"
 
 
-def _directory(dist: Any) -> Path:
+def metadata_directory(dist: Any) -> Path:
     """Where its metadata is: ``NAME-VERSION.dist-info``."""
     return Path(str(getattr(dist, "_path", dist.locate_file(""))))
 
 
 def _unreadable(dist: Any, error: Exception) -> str:
-    return f"the metadata of a distribution, {_directory(dist)}, cannot be read: {type(error).__name__}: {error}"
+    place = metadata_directory(dist)
+    return f"the metadata of a distribution, {place}, cannot be read: {type(error).__name__}: {error}"
 
 
 def installed() -> Mapping[str, tuple[Plugin, ...]]:
@@ -122,12 +122,7 @@ def entry_points(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
     from packaging.utils import canonicalize_name
 
     names = {canonicalize_name(name) for name in allowed}
-    plugins = [plugin for plugin in _scan(group) if canonicalize_name(plugin.distribution) in names]
-    for name in sorted(names & doubles.keys()):
-        used, other = doubles[name]
-        text = f"SGLJIT_PLUGINS allows {name}, which is installed more than once: {used} is used, and {other} is not"
-        report(f"double {name}", text)
-    return plugins
+    return [plugin for plugin in _scan(group) if canonicalize_name(plugin.distribution) in names]
 
 
 @functools.cache
@@ -136,15 +131,11 @@ def _scan(group: str) -> list[Plugin]:
     # importlib_metadata loads what reads zip files for each entry that is not there, such as python311.zip.
     path = [entry for entry in sys.path if os.path.exists(entry or os.curdir)]  # noqa: PTH110 - it raises nothing
     found: dict[str, list[Plugin]] = {}
-    used: dict[str, Path] = {}
     for dist in importlib_metadata.distributions(path=path):
-        directory = _directory(dist)
+        directory = metadata_directory(dist)
         name = re.sub(r"[-_.]+", "-", directory.stem.partition("-")[0]).lower()
         if name in found:  # an earlier entry has it: that one is imported
-            if found[name] and directory.resolve() != used[name].resolve():
-                doubles.setdefault(name, (used[name], directory))
             continue
-        used[name] = directory
         try:
             points = dist.entry_points if group in (dist.read_text("entry_points.txt") or "") else ()  # else not parsed
             found[name] = [Plugin(point.name, point.value, dist) for point in points if point.group == group]
@@ -170,7 +161,6 @@ def rescan() -> None:
     importlib.invalidate_caches()  # importlib_metadata keeps what it saw of each directory
     _scan.cache_clear()
     _by_family.cache_clear()
-    doubles.clear()
 
 
 def described(plugin: Plugin) -> str:

@@ -548,25 +548,14 @@ def test_an_entry_that_names_anothers_module_does_not_break_the_owner(tmp_path):
     assert f"evil 1.2.3 ({tmp_path})" in line
 
 
-def test_two_distributions_of_one_name_are_noticed_where_it_is_allowed(tmp_path):
-    places = tmp_path / "first", tmp_path / "second"
-    for place in places:
-        plugin_on_disk.install(place, "same-name", "same")
-    result = _list(os.pathsep.join(map(str, places)), SGLJIT_PLUGINS="Same_Name")
-    line = next(line for line in result.stdout.splitlines() if line.startswith("problem: "))
-    first, second = (place / "same_name-1.2.3.dist-info" for place in places)
-    assert line.endswith(f"same-name, which is installed more than once: {first} is used, and {second} is not")
-    assert line.removeprefix("problem: ") in result.stderr
-    assert "problem: " not in _list(places[0], SGLJIT_PLUGINS="same-name").stdout
-
-
 def test_a_distribution_that_is_installed_twice_is_listed_as_a_problem(tmp_path):
     places = tmp_path / "first", tmp_path / "second"
     for place, version in zip(places, ("1.0", "2.0"), strict=True):
         plugin_on_disk.install(place, "same-name", "same", plugin="raise SystemExit(3)", version=version)
     first, second = places[0] / "same_name-1.0.dist-info", places[1] / "same_name-2.0.dist-info"
     expected = f"problem: same-name is installed more than once: {first} is used, and {second} is not"
-    assert expected in _list(os.pathsep.join(map(str, places))).stdout.splitlines()
+    for allowed in ({}, {"SGLJIT_PLUGINS": "Same_Name"}):
+        assert expected in _list(os.pathsep.join(map(str, places)), **allowed).stdout.splitlines()
     assert "same-name is installed" not in _list(f"{places[0]}{os.pathsep}{places[0]}/.").stdout
 
 

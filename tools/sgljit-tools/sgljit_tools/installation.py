@@ -6,13 +6,13 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import importlib_metadata
 
 from sgljit_core import paths
-from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError
 from sgljit_core.families import loading
 from sgljit_core.plugins import discovery, hooks
@@ -26,7 +26,7 @@ def problems() -> list[str]:
     hooks.header_providers()  # an extension whose hook fails is reported
     hooks.prebuilt_roots()
     missing = [text for plugins in claims.values() for plugin in plugins if (text := _unloadable(plugin))]
-    return [*_conflicts(claims), *discovery.reported.values(), *_doubles(), *missing, *_unknown_names()]
+    return [*_conflicts(claims), *discovery.reported.values(), *_doubles(claims), *missing, *_unknown_names()]
 
 
 def _conflicts(claims: Mapping[str, Sequence[discovery.Plugin]]) -> Iterator[str]:
@@ -42,10 +42,13 @@ def _conflicts(claims: Mapping[str, Sequence[discovery.Plugin]]) -> Iterator[str
             yield f"{module} is the entry point of {' and '.join(names)}"
 
 
-def _doubles() -> Iterator[str]:
-    """The distributions that are installed more than once; those that ``SGLJIT_PLUGINS`` names are reported already."""
-    for name, (used, other) in sorted(discovery.doubles.items() if settings().plugins is None else ()):
-        yield f"{name} is installed more than once: {used} is used, and {other} is not"
+def _doubles(claims: Mapping[str, Sequence[discovery.Plugin]]) -> Iterator[str]:
+    """The distributions of families that are installed more than once: the first on ``sys.path`` is imported."""
+    for name in sorted({plugin.distribution for plugins in claims.values() for plugin in plugins}):
+        found = importlib_metadata.distributions(name=name, path=sys.path)
+        used, *others = dict.fromkeys(discovery.metadata_directory(one).resolve() for one in found)
+        if others:
+            yield f"{name} is installed more than once: {used} is used, and {others[0]} is not"
 
 
 def carried_artifacts() -> dict[Path, str]:
