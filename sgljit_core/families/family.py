@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch.library import Library
     from tvm_ffi import Module
 
-    from sgljit_core.specs.arguments import CppArg
     from sgljit_core.torch_ops.library_ops import LibraryOps
     from sgljit_core.torch_ops.schema import Declaration
 
@@ -317,21 +316,3 @@ class KernelFamily:
             host_part=True,
         )
         return kernels.load_host(kernels.Sources(self.name, self.csrc, paths.build_root(build_directory)), spec)
-
-    def build_variant(self, file: str, kernel: str, *args: CppArg, build_directory: str | Path | None = None) -> None:
-        """Make a device kernel for the current target ahead of its first launch. Needs no GPU.
-
-        >>> with override_cuda_arch(9, 0):
-        ...     FAMILY.build_variant("rmsnorm.cuh", "rmsnorm::kernel", 4096, True, torch.bfloat16)
-
-        Args:
-            file: the device file, relative to ``csrc``.
-            kernel: the kernel's name, with its namespace.
-            args: its template arguments, as the host part passes them.
-            build_directory: as in ``load_jit``, which also has the errors; the one of ``load_host``.
-        """
-        from sgljit_core.jit import kernels
-        from sgljit_core.specs.arguments import make_cpp_args
-
-        expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
-        kernels.build_kernel(kernels.Sources(self.name, self.csrc, paths.build_root(build_directory)), file, expression)

@@ -32,6 +32,7 @@ from sgljit_core.jit.cubins import KernelRequest
 from sgljit_core.load import gpu
 from sgljit_core.load.cubin import Cubin
 from sgljit_core.specs.build import BuildSpec, Target
+from sgljit_tools.testing import build_variant
 
 DEVICE = """\
 #pragma once
@@ -162,7 +163,7 @@ def cubin_of(family: KernelFamily, file: str, expression: str) -> Cubin:
 
 def build(family: KernelFamily, *kernel) -> Cubin:
     with override_cuda_arch(9, 0):
-        family.build_variant("scaling.cuh", *kernel)
+        build_variant(family, "scaling.cuh", *kernel)
 
 
 def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(family):
@@ -315,7 +316,7 @@ def test_without_a_driver_a_launch_says_so(family):
 @pytest.mark.parametrize("arch", [(8, 0), (9, 0), (10, 0)])
 def test_a_kernel_is_made_for_any_target_without_a_gpu(family, arch):
     with override_cuda_arch(*arch) as target:
-        family.build_variant("scaling.cuh", "scaling::scale", 3, False, torch.bfloat16)
+        build_variant(family, "scaling.cuh", "scaling::scale", 3, False, torch.bfloat16)
         cubin = cubin_of(family, "scaling.cuh", "scaling::plain")
     assert cubin.image.startswith(b"\x7fELF")
     assert "plain" in cubin.symbol
@@ -362,14 +363,14 @@ def test_a_package_without_its_sources_is_told_how_to_carry_them(family):
 
 def test_an_unknown_device_file_names_those_that_there_are(family):
     with override_cuda_arch(9, 0), pytest.raises(errors.SourceNotFoundError) as caught:
-        family.build_variant("scalign.cuh", "scaling::scale", 3, False, torch.float32)
+        build_variant(family, "scalign.cuh", "scaling::scale", 3, False, torch.float32)
     assert "source 'scalign.cuh' not found in" in str(caught.value)
     assert str(caught.value).endswith("that directory holds: host.cpp, params.h, scaling.cuh, scaling_cpu.cpp")
 
 
 def test_a_target_that_nvrtc_does_not_know_is_told_once(family):
     def builder(factor):
-        return lambda: family.build_variant("scaling.cuh", "scaling::scale", factor, False, torch.float32)
+        return lambda: build_variant(family, "scaling.cuh", "scaling::scale", factor, False, torch.float32)
 
     with override_cuda_arch(9, 9), pytest.raises(errors.ParallelCompileError) as caught:
         parallel_compile([builder(factor) for factor in range(3)])
@@ -711,7 +712,7 @@ def test_a_build_directory_holds_all_that_a_family_makes(family, tmp_path):
     module = load(family, build_directory=elsewhere)
     module.scale3(torch.ones(2), False)  # asks for a deferred function
     with override_cuda_arch(9, 0):
-        family.build_variant("scaling.cuh", "scaling::plain", build_directory=elsewhere)
+        build_variant(family, "scaling.cuh", "scaling::plain", build_directory=elsewhere)
     made = {entry.manifest.module for entry in sgljit_tools.cache.entries(elsewhere)}
     assert made == {"host", "scale_on_cpu", "scaling.plain"}
     assert family.name not in {entry.manifest.family for entry in sgljit_tools.cache.entries()}
@@ -723,10 +724,11 @@ def test_a_wheel_may_carry_its_artifacts(family, tmp_path):
     carried = family.csrc.parent / "prebuilt"
     code = (
         "import sys, torch\nfrom sgljit_core import KernelFamily, override_cuda_arch\n"
+        "from sgljit_tools.testing import build_variant\n"
         f"FAMILY = KernelFamily({family.name!r}, {family.name!r})\n"
         f"m = FAMILY.load_host('host', cpp_files=['host.cpp'], cpp_wrappers=[(n, n) for n in {EXPORTS}])\n"
         "x = torch.ones(2); m.scale3(x, False); print(x.tolist())\n"
-        "with override_cuda_arch(9, 0): FAMILY.build_variant('scaling.cuh', 'scaling::plain')\n"
+        "with override_cuda_arch(9, 0): build_variant(FAMILY, 'scaling.cuh', 'scaling::plain')\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     clean = {**os.environ, "PYTHONPATH": path, "SGLJIT_CACHE_DIR": str(carried)}

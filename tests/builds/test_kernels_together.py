@@ -14,7 +14,7 @@ import logging, sys, threading
 import torch
 from sgljit_core import CppType, ops, override_cuda_arch
 from sgljit_norm.plugin import FAMILY
-from sgljit_norm.plugin import FAMILY
+from sgljit_tools.testing import build_variant
 
 class Compiles(logging.Handler):
     def emit(self, record):
@@ -37,7 +37,7 @@ def use(i):
             with override_cuda_arch(9, 0):
                 functor = CppType("norms::RMSNorm<false>")
                 shape = 4104 | 8 << 40 | 544 << 48
-                FAMILY.build_variant("norm.h", "device::row_program", functor, 3, 544, 0, True, 0x222, 0x40, shape)
+                build_variant(FAMILY, "norm.h", "device::row_program", functor, 3, 544, 0, True, 0x222, 0x40, shape)
     except BaseException as error:
         failures.append(error)
 

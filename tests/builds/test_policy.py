@@ -13,6 +13,7 @@ from kit import LOAD, until
 from sgljit_core import errors, freeze, override_cuda_arch, parallel_compile
 from sgljit_core.builds import policy
 from sgljit_core.machine import jobs
+from sgljit_tools.testing import build_variant
 
 
 @pytest.fixture(autouse=True)
@@ -92,11 +93,11 @@ def test_forbidden_for_a_gpu_the_text_names_the_architecture_to_build_and_those_
     monkeypatch.syspath_prepend(tmp_path)
     family = KernelFamily("frozen", "frozen_family")
     with override_cuda_arch(8, 0):
-        family.build_variant("fill.cuh", "fill", torch.float32)
+        build_variant(family, "fill.cuh", "fill", torch.float32)
     freeze()
     for arch, option in (((9, 0), "sm_90a"), ((8, 6), "sm_86"), ((10, 0), "sm_100a")):
         with override_cuda_arch(*arch), pytest.raises(errors.CompileForbiddenError) as caught:
-            family.build_variant("fill.cuh", "fill", torch.float32)
+            build_variant(family, "fill.cuh", "fill", torch.float32)
         assert f"with `sgljit cache build frozen --cuda-arch {option}`" in str(caught.value)
         assert "no artifact of this module and target was ever built here (there are some for sm_80)" in str(
             caught.value

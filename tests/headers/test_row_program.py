@@ -13,6 +13,7 @@ from headers import toolbox
 from sgljit_core import CppType, KernelFamily, override_cuda_arch, parallel_compile
 from sgljit_core.errors import CompileError, TensorMatchError
 from sgljit_tools.recording.recorder import record
+from sgljit_tools.testing import build_variant
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.bfloat16, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.float16))]
@@ -555,7 +556,7 @@ def test_every_form_compiles_for_every_architecture(family, arch):
             return  # no clusters
         arguments = ("row_programs.h", kernel, CppType(f"programs::{functor}"), *numbers)
         try:
-            family.build_variant(*arguments)
+            build_variant(family, *arguments)
         except CompileError as error:
             if arch >= (8, 9) or functor not in ("PerGroup<128>", "Chained"):
                 raise

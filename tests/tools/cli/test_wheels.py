@@ -23,11 +23,12 @@ USE = """
 import torch
 from sgljit_core import CppType, ops, override_cuda_arch
 from sgljit_silu_and_mul.plugin import FAMILY
+from sgljit_tools.testing import build_variant
 out = torch.empty(2, 256)
 ops["silu_and_mul"].silu_and_mul(torch.full((2, 512), 2.0), out)
 print(round(out.sum().item()))
 with override_cuda_arch(9, 0):
-    FAMILY.build_variant("silu_and_mul.h", {kernel}, CppType({functor}), *{numbers})
+    build_variant(FAMILY, "silu_and_mul.h", {kernel}, CppType({functor}), *{numbers})
 """
 
 

@@ -10,6 +10,7 @@ import torch
 from sgljit_core import CppType, ops, override_cuda_arch
 from sgljit_hicache import reference, samples
 from sgljit_hicache.plugin import FAMILY
+from sgljit_tools.testing import build_variant
 
 from .configurations import LAYOUTS, assert_same_bytes, check, make_indices, make_side, noise, random_transfer
 
@@ -43,7 +44,7 @@ def test_kernels_compile_without_a_gpu(row_bytes: int, arch: tuple[int, int]):
             (1, 8, True, torch.int32, MANY_LAYERS),
             (2, 32, True, torch.int64, LAYER_TABLES),
         ):
-            FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", row_bytes, 16, caches, *rest)
+            build_variant(FAMILY, "hicache.cuh", "hicache::copy_rows", row_bytes, 16, caches, *rest)
 
 
 @pytest.mark.parametrize("word", [1, 2, 4, 8])
@@ -51,7 +52,7 @@ def test_rows_of_smaller_words_compile_without_a_gpu(word: int):
     with override_cuda_arch(8, 0):
         for row_words in (25, 512):
             shape = (row_words * word, word, 2, 32, True, torch.int32, MANY_LAYERS)
-            FAMILY.build_variant("hicache.cuh", "hicache::copy_rows", *shape)
+            build_variant(FAMILY, "hicache.cuh", "hicache::copy_rows", *shape)
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ from sgljit_core import ops, override_cuda_arch
 from sgljit_core.errors import CompileError, TensorMatchError
 from sgljit_moe import reference
 from sgljit_moe.plugin import FAMILY
+from sgljit_tools.testing import build_variant
 
 align = ops["moe"].moe_align_block_size
 POISON, GUARDS = -77, 5
@@ -192,10 +193,10 @@ def test_shared_memory_is_refused(device):
 
 def test_a_cluster_needs_sm_90():
     with override_cuda_arch(8, 0), pytest.raises(CompileError, match="clusters of blocks need sm_90"):
-        FAMILY.build_variant("align.cuh", "moe::align", True, torch.int64)
+        build_variant(FAMILY, "align.cuh", "moe::align", True, torch.int64)
     for arch, in_cluster in (((7, 5), False), ((9, 0), True)):
         with override_cuda_arch(*arch):
-            FAMILY.build_variant("align.cuh", "moe::align", in_cluster, torch.int64)
+            build_variant(FAMILY, "align.cuh", "moe::align", in_cluster, torch.int64)
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from sgljit_core.errors import CompileError
 from sgljit_norm import samples
 from sgljit_norm.bench import tune
 from sgljit_norm.plugin import FAMILY
+from sgljit_tools.testing import build_variant
 
 from .helpers import (
     DTYPES,
@@ -43,7 +44,7 @@ def test_a_row_that_is_no_whole_number_of_vectors_is_refused_by_the_device_code(
     shape = 1001 | 8 << 40 | 128 << 48
     kernel = ("device::row_program", CppType("norms::RMSNorm<false>"), 3, 128, 0, True, 0x222, 0x40, shape)
     with override_cuda_arch(9, 0), pytest.raises(CompileError, match="whole number of vectors"):
-        FAMILY.build_variant("norm.h", *kernel)
+        build_variant(FAMILY, "norm.h", *kernel)
 
 
 H200 = (132, 2048, 9, 0)

@@ -11,6 +11,7 @@ from sgljit_core import override_cuda_arch
 from sgljit_core.errors import CompileError
 from sgljit_quant import reference, samples
 from sgljit_quant.plugin import FAMILY
+from sgljit_tools.testing import build_variant
 
 from .helpers import DTYPES, FP8, assert_same_bytes, check, check_per_tensor, check_per_token, family, random
 
@@ -35,15 +36,15 @@ ARCHS = pytest.mark.parametrize(
 def test_a_kernel_compiles_without_a_gpu(name: str, dtype: torch.dtype, arch: tuple[int, int]):
     with override_cuda_arch(*arch):
         for vector in ((1, False), (16 // dtype.itemsize, False), (16 // dtype.itemsize, True)):
-            FAMILY.build_variant("quant.cuh", f"quant::{name}", *vector, *KERNELS[name], dtype)
+            build_variant(FAMILY, "quant.cuh", f"quant::{name}", *vector, *KERNELS[name], dtype)
 
 
 def test_a_cluster_needs_sm_90():
     cluster = ("quant.cuh", "quant::quantize_small", 8, False, True, torch.float16)
     with override_cuda_arch(8, 0), pytest.raises(CompileError, match="clusters of blocks need sm_90"):
-        FAMILY.build_variant(*cluster)
+        build_variant(FAMILY, *cluster)
     with override_cuda_arch(9, 0):
-        FAMILY.build_variant(*cluster)
+        build_variant(FAMILY, *cluster)
 
 
 def cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

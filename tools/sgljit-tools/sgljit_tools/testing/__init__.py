@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .subject import Fault, NotApplicable, Subject
     from .suite import check_family, check_op
+    from .variants import build_variant
 else:
     from sgljit_core.lazy import attributes
 
     __getattr__, __dir__ = attributes(
-        __name__, {"subject": ("Fault", "NotApplicable", "Subject"), "suite": ("check_family", "check_op")}
+        __name__,
+        {
+            "subject": ("Fault", "NotApplicable", "Subject"),
+            "suite": ("check_family", "check_op"),
+            "variants": ("build_variant",),
+        },
     )
 
-__all__ = ["Fault", "NotApplicable", "Subject", "check_family", "check_op"]
+__all__ = ["Fault", "NotApplicable", "Subject", "build_variant", "check_family", "check_op"]
