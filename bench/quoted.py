@@ -2,8 +2,8 @@
 
 The rules, for a text:
 
-- A number with the sign of a unit (``us``, ``ms``, ``s``, ``KB``, ``MB``, ``GB``, ``GB/s``, ``%``) is a measurement, and
-  so is "1.4 times". A limit or a setting has its unit in words ("30 seconds") or in powers of two (2 GiB).
+- A number with the sign of a unit (``us``, ``ms``, ``s``, ``KB``, ``MB``, ``GB``, ``GB/s``, ``%``) is a measurement, as
+  is "1.4 times". A limit or a setting has its unit in words ("30 seconds") or in powers of two (2 GiB).
 - A table with a column headed "ms", "seconds" or the like has measurements.
 - A paragraph with a measurement links the page of bench/results that has it. A table belongs to the paragraph before.
 - In a paragraph that links such a page, each number with a unit or a decimal point is on a page that it links, as are
