@@ -324,6 +324,27 @@ def test_a_kernel_is_made_for_any_target_without_a_gpu(family, arch):
     assert b"is_same" not in cubin.image  # NVRTC keeps each constant that a header names
 
 
+def test_a_manifest_says_what_its_kernel_takes(family):
+    build(family, "scaling::plain")
+    (entry,) = (entry for entry in sgljit_tools.cache.entries() if "plain" in entry.manifest.build)
+    assert 0 < entry.manifest.resources.pop("registers") <= 255
+    assert entry.manifest.resources == {"shared_bytes": 0, "spilled_bytes": 0}
+
+
+def test_what_a_kernel_takes_is_read_from_the_log_of_ptxas():
+    log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'first' for 'sm_90a'
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 25 registers, used 1 barriers, 400 bytes smem
+ptxas info    : Compiling entry function 'second' for 'sm_90a'
+ptxas         .     392 bytes stack frame, 460 bytes spill stores, 528 bytes spill loads
+ptxas info    : Used 32 registers, used 1 barriers, 392 bytes cumulative stack size
+"""
+    assert nvrtc.resources(log, "first") == {"registers": 25, "shared_bytes": 400, "spilled_bytes": 0}
+    assert nvrtc.resources(log, "second") == {"registers": 32, "shared_bytes": 0, "spilled_bytes": 460}
+    assert nvrtc.resources(log, "third") == nvrtc.resources("", "first") == {}
+
+
 def test_an_artifact_keeps_image_and_symbol_and_stays_an_elf_file():
     cubin = Cubin(b"\x7fELF...", "_Z1kv", "_ZN3sgl9signatureIFvvEEE", "13.0")
     assert Cubin.unpacked(cubin.packed()) == cubin

@@ -100,6 +100,8 @@ def test_a_fault_of_a_family_is_found_by_its_check(install, name):
     with pytest.raises(Fault) as caught:
         check.run()
     assert "Traceback" not in str(caught.value)
+    if name == "a_kernel_that_spills":
+        assert re.search(r"scaling::scale spills \d+ bytes of registers of each thread to memory: ", str(caught.value))
 
 
 @pytest.mark.slow

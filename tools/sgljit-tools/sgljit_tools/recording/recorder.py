@@ -75,7 +75,7 @@ def record(
     """
     call = functools.partial(_record, tuple(families), cuda_arch, on_cpu, ops, model, tokens, samples)
     # There is no memory to check, and nothing of a call to follow.
-    left_out = ("SGLJIT_CHECK", "SGLJIT_CHECK_INDICES", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS")
+    left_out = ("SGLJIT_CHECK", "SGLJIT_CHECK_INDICES", "SGLJIT_NVTX", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS")
     environment = {"SGLJIT_JIT": "on", **dict.fromkeys(left_out, "")}
     if not keep:
         given = inherited_environment().get("SGLJIT_PREBUILT_PATH")

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from sgljit_core import KernelFamily, parallel_compile
+from sgljit_core import KernelFamily, parallel_compile, why
+from sgljit_core.builds.recording import Wanted
+from sgljit_core.cache import lookup
 from sgljit_core.errors import CompileError, ParallelCompileError, SgljitError, ToolchainNotFoundError
 from sgljit_core.jit.kernels import build
 from sgljit_tools.recording.recorder import record
@@ -79,7 +81,10 @@ def _raise(faults: str, loaded: int) -> None:
 
 
 def dry_run(family: KernelFamily) -> str:
-    """The kernels that host parts ask for compile, and take what they pass, on the caller's stream; without a GPU."""
+    """The kernels that host parts ask for compile, spill no registers, and take what they pass, on the caller's stream.
+
+    It needs no GPU.
+    """
     try:
         recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
         kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel]
@@ -88,8 +93,8 @@ def dry_run(family: KernelFamily) -> str:
         if not kernels:
             raise NotApplicable(f"no host part asks for a kernel{stopped}")
         parallel_compile([functools.partial(build, wanted) for wanted in kernels])
-        if recording.launch_faults:
-            raise Fault("; ".join(recording.launch_faults))
+        if faults := [*recording.launch_faults, *filter(None, map(_spills, kernels))]:
+            raise Fault("; ".join(faults))
     except SgljitError as error:
         for failure in _failures(error):
             if isinstance(failure, ToolchainNotFoundError):
@@ -97,6 +102,14 @@ def dry_run(family: KernelFamily) -> str:
         raise Fault(causes(error)) from error
     run = "run by the other checks" if torch.cuda.is_available() else "none run"
     return f"CUDA: {len(kernels)} kernels compiled, {run}{stopped}"
+
+
+def _spills(wanted: Wanted) -> str:
+    """What a kernel spills, in words; "" for one that spills nothing, or of which it is not known."""
+    artifact = why(functools.partial(build, wanted)).artifact
+    count = lookup.read_manifest(artifact).resources.get("spilled_bytes", 0) if artifact else 0
+    remedy = "let it hold less at a time, or let __launch_bounds__ leave it more registers"
+    return f"{wanted.spec.kernel} spills {count} bytes of registers of each thread to memory: {remedy}" if count else ""
 
 
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
