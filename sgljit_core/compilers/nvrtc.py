@@ -187,8 +187,8 @@ def _compile(
 def resources(log: str, symbol: str) -> dict[str, int]:
     """What a kernel takes, from the log of ``-Xptxas=-v``; empty if the log does not say it.
 
-    These are the registers of a thread, the bytes of static shared memory of a block, and the bytes that a thread stores
-    in memory because there were too few registers.
+    These are the registers of a thread, the bytes of static shared memory of a block, and the bytes that a thread
+    stores in memory for lack of registers.
     """
     said = log.partition(f"Compiling entry function '{symbol}'")[2].partition("Compiling entry function")[0]
     found = {name: re.search(pattern, said) for name, pattern in _RESOURCES.items()}

@@ -121,7 +121,7 @@ def _marked(declaration: Any, body: Function) -> Function:
 
         if not torch.backends.cuda.is_built():
             raise ConfigError(
-                "SGLJIT_NVTX=1 needs NVTX, which is not in this build of PyTorch: unset it, or install a CUDA build"
+                "SGLJIT_NVTX=1 needs NVTX, which only a CUDA build of PyTorch has: install one or unset it"
             )
         with torch.cuda.nvtx.range(name):
             return body(*args, **kwargs)

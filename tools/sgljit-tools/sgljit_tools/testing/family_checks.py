@@ -18,6 +18,8 @@ from sgljit_tools.recording.recorder import record
 from .subject import Fault, NotApplicable
 from .without_compilers import code_of
 
+LITTLE = 16  # bytes of a spill that ptxas also makes where registers are free, so that no author can help it
+
 
 def declaration(family: KernelFamily) -> None:
     """All that the declaration names is there: sources, tests, benchmarks."""
@@ -105,11 +107,15 @@ def dry_run(family: KernelFamily) -> str:
 
 
 def _spills(wanted: Wanted) -> str:
-    """What a kernel spills, in words; "" for one that spills nothing, or of which it is not known."""
+    """What a kernel spills, in words; "" if that is little, or not known."""
     artifact = why(functools.partial(build, wanted)).artifact
     count = lookup.read_manifest(artifact).resources.get("spilled_bytes", 0) if artifact else 0
     remedy = "let it hold less at a time, or let __launch_bounds__ leave it more registers"
-    return f"{wanted.spec.kernel} spills {count} bytes of registers of each thread to memory: {remedy}" if count else ""
+    return (
+        f"{wanted.spec.kernel} spills {count} bytes of registers of each thread to memory: {remedy}"
+        if count > LITTLE
+        else ""
+    )
 
 
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
