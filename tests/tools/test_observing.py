@@ -107,7 +107,7 @@ except ZeroDivisionError:
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build has NVTX")
 def test_without_nvtx_a_call_says_so():
     done = run(OPS + "fill(torch.ones(3))", SGLJIT_NVTX="1")
-    assert "ConfigError: SGLJIT_NVTX=1 needs NVTX, which only a CUDA build of PyTorch has: " in done.stderr
+    assert "ConfigError: SGLJIT_NVTX=1 needs NVTX, which CUDA builds of PyTorch have: " in done.stderr
 
 
 def test_the_last_line_of_a_process_that_crashes_is_the_call_that_did_it():

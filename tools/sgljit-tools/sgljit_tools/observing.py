@@ -120,9 +120,7 @@ def _marked(declaration: Any, body: Function) -> Function:
         import torch
 
         if not torch.backends.cuda.is_built():
-            raise ConfigError(
-                "SGLJIT_NVTX=1 needs NVTX, which only a CUDA build of PyTorch has: install one or unset it"
-            )
+            raise ConfigError("SGLJIT_NVTX=1 needs NVTX, which CUDA builds of PyTorch have: install one, or unset it")
         with torch.cuda.nvtx.range(name):
             return body(*args, **kwargs)
 

@@ -18,8 +18,6 @@ from sgljit_tools.recording.recorder import record
 from .subject import Fault, NotApplicable
 from .without_compilers import code_of
 
-LITTLE = 16  # bytes of a spill that ptxas also makes where registers are free, so that no author can help it
-
 
 def declaration(family: KernelFamily) -> None:
     """All that the declaration names is there: sources, tests, benchmarks."""
@@ -83,10 +81,7 @@ def _raise(faults: str, loaded: int) -> None:
 
 
 def dry_run(family: KernelFamily) -> str:
-    """The kernels that host parts ask for compile, spill no registers, and take what they pass, on the caller's stream.
-
-    It needs no GPU.
-    """
+    """The kernels that host parts ask for compile without spills, and take what they pass, on the caller's stream."""
     try:
         recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
         kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel]
@@ -107,15 +102,13 @@ def dry_run(family: KernelFamily) -> str:
 
 
 def _spills(wanted: Wanted) -> str:
-    """What a kernel spills, in words; "" if that is little, or not known."""
+    """What a kernel spills, in words; "" if it is not known, or no more than ptxas spills where registers are free."""
     artifact = why(functools.partial(build, wanted)).artifact
     count = lookup.read_manifest(artifact).resources.get("spilled_bytes", 0) if artifact else 0
-    remedy = "let it hold less at a time, or let __launch_bounds__ leave it more registers"
-    return (
-        f"{wanted.spec.kernel} spills {count} bytes of registers of each thread to memory: {remedy}"
-        if count > LITTLE
-        else ""
+    told = (
+        f"{wanted.spec.kernel} spills {count} bytes of registers of each thread to memory: let it hold less at a time, "
     )
+    return f"{told}or let __launch_bounds__ leave it more registers" if count > 16 else ""
 
 
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
