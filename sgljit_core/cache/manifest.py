@@ -61,7 +61,8 @@ class Manifest:
         source, toolchain: the ingredients of the two keys.
         observed: sha256 by path of files that the compiler read and no key covers.
         resources: what a kernel takes, if it is known: ``registers`` of a thread, ``shared_bytes`` of a block,
-            ``spilled_bytes`` of a thread. Artifacts of before have none.
+            ``spilled_bytes`` of a thread, ``access_bytes`` of the narrowest access to global memory.
+            Artifacts of before have none.
     """
 
     payload: str

@@ -28,6 +28,8 @@ _RESOURCES = {
     "shared_bytes": r"(\d+) bytes smem",
     "spilled_bytes": r"(\d+) bytes spill stores",
 }
+_OTHER_MEMORY = r"(?![.:\w]*\.(?:param|shared|local|const)\b)"
+_ACCESS = re.compile(rf"\b(?:ld|st|red|atom){_OTHER_MEMORY}\.[.:\w]*?(?:v([248])\.)?b?[bfsu](\d+)(?:x2)?\b")
 _HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
 
 
@@ -116,7 +118,7 @@ def compile_kernel(
 
     The headers of ``source`` are precompiled for the next call with the same source, options and ``headers``: a key of
     their content, as NVRTC does not check whether one has changed since. Returns the cubin, the symbol of
-    each expression in it, and the log. Raises RejectedSourceError, with NVRTC's log.
+    each expression in it, and the log with the PTX. Raises RejectedSourceError, with NVRTC's log.
     """
     library = _library(nvrtc.library)
     file = None
@@ -179,17 +181,21 @@ def _compile(
             symbol = ctypes.c_char_p()
             check(library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)))
             symbols.append((symbol.value or b"").decode())
-        return get("CUBIN"), symbols, log
+        return get("CUBIN"), symbols, log + get("PTX").rstrip(b"\0").decode(errors="replace")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def resources(log: str, symbol: str) -> dict[str, int]:
-    """What a kernel takes, from the log of ``-Xptxas=-v``; empty if the log does not say it.
+    """What a kernel takes, from the log of ``-Xptxas=-v`` and the PTX; empty if the log does not say it.
 
-    These are the registers of a thread, the bytes of static shared memory of a block, and the bytes that a thread
-    stores in memory for lack of registers.
+    These are the registers of a thread, the bytes of static shared memory of a block, the bytes that a thread stores
+    in memory for lack of registers, and the bytes of the narrowest access to global memory, 0 if there is none.
     """
     said = log.partition(f"Compiling entry function '{symbol}'")[2].partition("Compiling entry function")[0]
     found = {name: re.search(pattern, said) for name, pattern in _RESOURCES.items()}
-    return {name: int(match[1]) if match else 0 for name, match in found.items()} if found["registers"] else {}
+    if found["registers"] is None:
+        return {}
+    widths = [int(count or 1) * int(bits) // 8 for count, bits in _ACCESS.findall(log)]
+    told = {name: int(match[1]) if match else 0 for name, match in found.items()}
+    return {**told, "access_bytes": min(widths, default=0)}

@@ -84,16 +84,18 @@ if SETTINGS.log:
 
 def around(declaration: Any, body: Function) -> Function:
     """The body of an op, or a function that prints its calls, marks them and waits for them, as the settings say."""
+    import torch
+
     if SETTINGS.nvtx:
-        body = _marked(declaration, body)
+        if not torch.backends.cuda.is_built():
+            raise ConfigError("SGLJIT_NVTX=1 needs NVTX, which CUDA builds of PyTorch have: install one, or unset it")
+        body = torch.cuda.nvtx.range(f"{declaration.where.family}.{declaration.where.op}")(body)
     if not (SETTINGS.trace_calls or SETTINGS.sync):
         return body
     op = dataclasses.replace(declaration.where, place="")
     names = [parameter.name for parameter in declaration.parameters]
 
     def observed(*args: Any, **kwargs: Any) -> Any:
-        import torch
-
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         call = f"{op}: {', '.join(f'{name}={_described(value)}' for name, value in given.items())}"
         devices = sorted({value.device.index for value in given.values() if _is_on_gpu(value)})
@@ -110,21 +112,6 @@ def around(declaration: Any, body: Function) -> Function:
         return result
 
     return observed
-
-
-def _marked(declaration: Any, body: Function) -> Function:
-    """The body in a range of NVTX: ``family.op``."""
-    name = f"{declaration.where.family}.{declaration.where.op}"
-
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        import torch
-
-        if not torch.backends.cuda.is_built():
-            raise ConfigError("SGLJIT_NVTX=1 needs NVTX, which CUDA builds of PyTorch have: install one, or unset it")
-        with torch.cuda.nvtx.range(name):
-            return body(*args, **kwargs)
-
-    return marked
 
 
 def _wait(devices: list[int], what: str) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from sgljit_core import KernelFamily, parallel_compile, why
-from sgljit_core.builds.recording import Wanted
 from sgljit_core.cache import lookup
 from sgljit_core.errors import CompileError, ParallelCompileError, SgljitError, ToolchainNotFoundError
 from sgljit_core.jit.kernels import build
-from sgljit_tools.recording.recorder import record
+from sgljit_tools.recording.recorder import Recording, record
 
 from .subject import Fault, NotApplicable
 from .without_compilers import code_of
@@ -90,7 +89,7 @@ def dry_run(family: KernelFamily) -> str:
         if not kernels:
             raise NotApplicable(f"no host part asks for a kernel{stopped}")
         parallel_compile([functools.partial(build, wanted) for wanted in kernels])
-        if faults := [*recording.launch_faults, *filter(None, map(_spills, kernels))]:
+        if faults := [*recording.launch_faults, *_faults_of_kernels(recording)]:
             raise Fault("; ".join(faults))
     except SgljitError as error:
         for failure in _failures(error):
@@ -101,14 +100,17 @@ def dry_run(family: KernelFamily) -> str:
     return f"CUDA: {len(kernels)} kernels compiled, {run}{stopped}"
 
 
-def _spills(wanted: Wanted) -> str:
-    """What a kernel spills, in words; "" if it is not known, or no more than ptxas spills where registers are free."""
-    artifact = why(functools.partial(build, wanted)).artifact
-    count = lookup.read_manifest(artifact).resources.get("spilled_bytes", 0) if artifact else 0
-    told = (
-        f"{wanted.spec.kernel} spills {count} bytes of registers of each thread to memory: let it hold less at a time, "
-    )
-    return f"{told}or let __launch_bounds__ leave it more registers" if count > 16 else ""
+def _faults_of_kernels(recording: Recording) -> Iterator[str]:
+    """What the manifests show: large spills, and accesses that are too wide for a tensor at an odd element."""
+    places = [why(functools.partial(build, wanted)).artifact for wanted in recording.wanted]
+    takes = {at: lookup.read_manifest(place).resources for at, place in enumerate(places) if place}
+    for at, known in takes.items():
+        if (count := known.get("spilled_bytes", 0)) > 128:  # fewer may pay for another block of a multiprocessor
+            yield f"{recording.wanted[at].spec.kernel} spills {count} bytes of a thread to memory: hold less at a time"
+    for (at, size), what in recording.odd:
+        if (count := takes.get(at, {}).get("access_bytes", 0)) > size:
+            kernel = recording.wanted[at].spec.kernel
+            yield f"{what} may begin at any element, and {kernel} accesses at least {count} bytes: check the address"
 
 
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
