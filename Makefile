@@ -37,10 +37,10 @@ PARALLEL_PYTEST = SGLJIT_TEST_CACHE='$(TEST_CACHE)' $(BIN)/pytest --numprocesses
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs dist test test-slow test-engines test-oldest test-gpu lint types format clean
+.PHONY: help setup demo docs dist test test-slow test-engines test-oldest test-gpu lint types format clean results-check
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv, if it is not there yet
 
@@ -75,6 +75,9 @@ $(OLDEST)/.ready-$(MINOR): pyproject.toml constraints.txt constraints-oldest.txt
 
 test-gpu: ## run the tests marked gpu with PYTHON as it is: installs nothing, needs no network
 	@$(PYTHON) tests/from_checkout.py -m pytest -p no:cacheprovider -m gpu $(PYTEST) tests plugins engines examples tools/sgljit-triton
+
+results-check: $(READY) ## is every figure that README.md and docs/ quote on a page of bench/results?
+	@$(BIN)/python bench/quoted.py
 
 lint: $(READY) types ## check style, types and workflows; change nothing
 	@$(BIN)/zizmor --offline --quiet .github

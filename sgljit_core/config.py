@@ -77,8 +77,8 @@ def settings() -> Settings:
 
 def is_observed() -> bool:
     """Whether a variable asks that sgljit-tools observes this process."""
-    given = (os.environ.get(name, "").strip() for name in ("SGLJIT_LOG", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS"))
-    return any(value not in ("", "0") for value in given)
+    names = ("SGLJIT_LOG", "SGLJIT_NVTX", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS")
+    return any(os.environ.get(name, "").strip() not in ("", "0") for name in names)
 
 
 @functools.lru_cache(maxsize=4)

@@ -42,4 +42,4 @@ if is_observed():
     try:
         observer = importlib.import_module("sgljit_tools.observing")
     except ModuleNotFoundError as error:
-        raise ConfigError('SGLJIT_LOG, _SYNC and _TRACE_CALLS need: pip install "sgljit-core[tools]"') from error
+        raise ConfigError('SGLJIT_LOG, _NVTX, _SYNC and _TRACE_CALLS need: pip install "sgljit-core[tools]"') from error

@@ -615,3 +615,42 @@ for fault, right, wrong in (
     }
     if fault != "a_right_launch":
         OF_FAMILIES[fault] = ("dry_run", in_cpp(IN_PLACE_OF))
+
+# More values than the registers of 1024 threads hold.
+_SPILLING_KERNEL = """
+#pragma once
+#include "params.h"
+namespace scaling {
+__global__ void __launch_bounds__(1024, 2) scale(const __grid_constant__ Params params) {
+  const float* x = static_cast<const float*>(params.x);
+  float* out = static_cast<float*>(params.out);
+  float values[64];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 64; ++i) values[i] = x[i * params.columns + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64; ++i) out[i * params.columns + threadIdx.x] = sum += values[i] * values[i * 7 % 64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) out[i * params.columns + threadIdx.x] += values[i];
+}
+}  // namespace scaling
+"""
+_WIDE_KERNEL = """
+#include "params.h"
+namespace scaling {
+__global__ void scale(const __grid_constant__ Params params) {
+  const long long at = blockIdx.x * params.columns;
+  const uint4* x = reinterpret_cast<const uint4*>(static_cast<const char*>(params.x) + at);
+  uint4* out = reinterpret_cast<uint4*>(static_cast<char*>(params.out) + at);
+  out[threadIdx.x] = x[threadIdx.x];
+NARROW
+}
+}
+"""
+_NARROW = "  static_cast<char*>(params.out)[threadIdx.x] = static_cast<const char*>(params.x)[threadIdx.x];"
+for fault, narrow in (("a_launch_that_ignores_the_alignment", ""), ("a_kernel_that_peels", _NARROW)):
+    SOURCES[fault] = {**SOURCES["a_right_launch"], "scale.cuh": _WIDE_KERNEL.replace("NARROW", narrow)}
+OF_FAMILIES["a_launch_that_ignores_the_alignment"] = ("dry_run", in_cpp(IN_PLACE_OF))
+SOURCES["a_kernel_that_spills"] = {**SOURCES["a_right_launch"], "scale.cuh": _SPILLING_KERNEL}
+OF_FAMILIES["a_kernel_that_spills"] = ("dry_run", in_cpp(IN_PLACE_OF))

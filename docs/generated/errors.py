@@ -1,4 +1,4 @@
-"""Which errors are raised? Each class of the ``errors`` modules, with what the README says to do."""
+"""Which errors are raised? Each class of the ``errors`` modules, with what the page's table says to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sgljit_remote.errors
 import sgljit_tools.errors
 from sgljit_core import errors
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+TABLE = (Path(__file__).resolve().parents[1] / "reference/errors.md").read_text(encoding="utf-8")
 MODULES = (errors, sgljit_engines.errors, sgljit_remote.errors, sgljit_tools.errors)
 KINDS = {name: getattr(module, name) for module in MODULES for name in module.__all__}
 
@@ -28,7 +28,7 @@ def _section(name: str) -> str:
     data = re.findall(r"self\.([a-z]\w*) =", inspect.getsource(own)) if own else []
     if data:
         parts.append(f"Attributes: {', '.join(f'`{attribute}`' for attribute in data)}.")
-    remedy = re.search(rf"^\| `{name}` \| .* \| (.*) \|$", README, re.MULTILINE)
+    remedy = re.search(rf"^\| `{name}` \| .* \| (.*) \|$", TABLE, re.MULTILINE)
     if remedy:
         parts.append(f"**What to do:** {remedy[1]}.")
     return "\n\n".join(parts)

@@ -1,11 +1,13 @@
-"""The front page: the README, behind its title."""
+"""The front page: parts of the README."""
 
 from __future__ import annotations
 
 from . import links
 
 
-def markdown() -> str:
-    """The README without its first heading."""
+def markdown(part: str) -> str:
+    """What stands before the first section ("opening"), or the section "Figures"."""
     text = (links.ROOT / "README.md").read_text(encoding="utf-8").partition("\n")[2]
-    return links.for_site(text, links.ROOT, links.DOCS)
+    opening, *sections = text.split("\n## ")
+    (found,) = [opening] if part == "opening" else [f"## {text}" for text in sections if text.startswith(f"{part}\n")]
+    return links.for_site(found, links.ROOT, links.DOCS)

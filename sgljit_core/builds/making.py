@@ -202,6 +202,7 @@ def _manifest(request: Request[T], product: Product, payload: bytes, seconds: fl
         source=dict(request.source),
         toolchain=dict(request.tools),
         observed=dict(product.observed),
+        resources=dict(product.resources),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from . import keys
@@ -40,6 +40,7 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {  # whether a value of the JSON 
     "float": lambda value: type(value) in (int, float) and abs(value) < _LARGEST,  # not so of NaN
     "tuple[str, ...]": lambda value: isinstance(value, list) and _are_texts(value),
     "Mapping[str, str]": lambda value: isinstance(value, dict) and _are_texts((*value, *value.values())),
+    "Mapping[str, int]": lambda value: isinstance(value, dict) and all(map(_CHECKS["int"], value.values())),
 }
 
 
@@ -59,6 +60,9 @@ class Manifest:
         created: when, in seconds since 1970.
         source, toolchain: the ingredients of the two keys.
         observed: sha256 by path of files that the compiler read and no key covers.
+        resources: what a kernel takes, if it is known: ``registers`` of a thread, ``shared_bytes`` of a block,
+            ``spilled_bytes`` of a thread, ``access_bytes`` of the narrowest access to global memory.
+            Artifacts of before have none.
     """
 
     payload: str
@@ -77,6 +81,7 @@ class Manifest:
     source: Mapping[str, str]
     toolchain: Mapping[str, str]
     observed: Mapping[str, str]
+    resources: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def source_key(self) -> str:
@@ -116,9 +121,10 @@ class Manifest:
             raise ManifestError(f"its manifest has format {version}, expected {_FORMAT}")
         if actual != checksum:
             raise ManifestError("its manifest does not have the sha256 that it claims")
-        if not isinstance(body, dict) or set(body) != {field.name for field in fields(cls)}:
+        if not isinstance(body, dict) or {*body, "resources"} != {one.name for one in fields(cls)}:
             raise ManifestError("its manifest has other fields than expected")
-        wrong = [field.name for field in fields(cls) if not _CHECKS[str(field.type)](body[field.name])]
+        body.setdefault("resources", {})
+        wrong = [one.name for one in fields(cls) if not _CHECKS[str(one.type)](body[one.name])]
         if wrong:
             raise ManifestError(f"its manifest has other types than expected: {', '.join(wrong)}")
         return cls(**{**body, "markers": tuple(body["markers"])})

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,13 @@ from sgljit_core.machine.forks import ForkLock
 from .toolchain import remembered_search
 
 REMEDY = 'Install NVIDIA\'s wheels of it: pip install "sgljit-core[nvrtc]".'
+_RESOURCES = {
+    "registers": r"Used (\d+) registers",
+    "shared_bytes": r"(\d+) bytes smem",
+    "spilled_bytes": r"(\d+) bytes spill stores",
+}
+_OTHER_MEMORY = r"(?![.:\w]*\.(?:param|shared|local|const)\b)"
+_ACCESS = re.compile(rf"\b(?:ld|st|red|atom){_OTHER_MEMORY}\.[.:\w]*?(?:v([248])\.)?b?[bfsu](\d+)(?:x2)?\b")
 _HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
 
 
@@ -105,12 +113,12 @@ def precompiled_directory() -> Path:
 
 def compile_kernel(
     nvrtc: Nvrtc, source: str, expressions: Sequence[str], options: Sequence[str], headers: str
-) -> tuple[bytes, list[str]]:
+) -> tuple[bytes, list[str], str]:
     """Compile ``source`` and instantiate the kernels and variables that ``expressions`` name. Thread-safe.
 
     The headers of ``source`` are precompiled for the next call with the same source, options and ``headers``: a key of
-    their content, as NVRTC does not check whether one has changed since. Returns the cubin, and the symbol of each
-    expression in it. Raises RejectedSourceError, with NVRTC's log.
+    their content, as NVRTC does not check whether one has changed since. Returns the cubin, the symbol of
+    each expression in it, and the log with the PTX. Raises RejectedSourceError, with NVRTC's log.
     """
     library = _library(nvrtc.library)
     file = None
@@ -143,7 +151,7 @@ def _size(file: Path) -> int:
 
 def _compile(
     library: ctypes.CDLL, source: str, expressions: Sequence[str], options: Sequence[str]
-) -> tuple[bytes, list[str]]:
+) -> tuple[bytes, list[str], str]:
     program = ctypes.c_void_p()
 
     def check(status: int) -> None:
@@ -163,16 +171,31 @@ def _compile(
             check(library.nvrtcAddNameExpression(program, expression.encode()))
         encoded = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         status = library.nvrtcCompileProgram(program, len(options), encoded)
+        lines = get("ProgramLog").rstrip(b"\0").decode(errors="replace").splitlines()
+        # Lines about precompiled headers say nothing about the source.
+        log = "\n".join(line for line in lines if not line.startswith('"variant.cu": ')).strip()
         if status != 0:
-            lines = get("ProgramLog").rstrip(b"\0").decode(errors="replace").splitlines()
-            # Lines about precompiled headers say nothing about the source.
-            log = "\n".join(line for line in lines if not line.startswith('"variant.cu": ')).strip()
             raise RejectedSourceError(log or library.nvrtcGetErrorString(status).decode())
         symbols = []
         for expression in expressions:
             symbol = ctypes.c_char_p()
             check(library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(symbol)))
             symbols.append((symbol.value or b"").decode())
-        return get("CUBIN"), symbols
+        return get("CUBIN"), symbols, log + get("PTX").rstrip(b"\0").decode(errors="replace")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def resources(log: str, symbol: str) -> dict[str, int]:
+    """What a kernel takes, from the log of ``-Xptxas=-v`` and the PTX; empty if the log does not say it.
+
+    These are the registers of a thread, the bytes of static shared memory of a block, the bytes that a thread stores
+    in memory for lack of registers, and the bytes of the narrowest access to global memory, 0 if there is none.
+    """
+    said = log.partition(f"Compiling entry function '{symbol}'")[2].partition("Compiling entry function")[0]
+    found = {name: re.search(pattern, said) for name, pattern in _RESOURCES.items()}
+    if found["registers"] is None:
+        return {}
+    widths = [int(count or 1) * int(bits) // 8 for count, bits in _ACCESS.findall(log)]
+    told = {name: int(match[1]) if match else 0 for name, match in found.items()}
+    return {**told, "access_bytes": min(widths, default=0)}

@@ -66,7 +66,7 @@ class KernelRequest(Request[Cubin]):
         # The symbol of the variable is the type of the kernel, with the fields of its parameters.
         expressions = (spec.kernel, f"&sgl::signature<sgl::described<decltype(&{spec.kernel})>>")
         try:
-            image, (symbol, signature) = self._compile(compiler, expressions)
+            image, (symbol, signature), log = self._compile(compiler, expressions)
         except nvrtc.RejectedSourceError as error:
             log = str(error)
             if "invalid value for --gpu-architecture" in log:  # one text for all variants, to be said once
@@ -82,7 +82,7 @@ class KernelRequest(Request[Cubin]):
             ) from error
         payload = directory / self.payload
         payload.write_bytes(Cubin(image, symbol, signature, compiler.version).packed())
-        return Product(payload, command, {})
+        return Product(payload, command, {}, nvrtc.resources(log, symbol))
 
     def precompile(self) -> None:
         """Load NVRTC and precompile what the device file includes: its kernels then take half as long."""
@@ -90,9 +90,10 @@ class KernelRequest(Request[Cubin]):
             self._compile(nvrtc.find_nvrtc(self.build.family), ())
 
     def _options(self, compiler: nvrtc.Nvrtc) -> list[str]:
-        return [*self._flags, *(f"-I{root.directory}" for root in self._roots), f"-I{compiler.include}"]
+        roots = (f"-I{root.directory}" for root in self._roots)
+        return [*self._flags, "-Xptxas=-v", *roots, f"-I{compiler.include}"]  # -v changes the log alone, and no key
 
-    def _compile(self, compiler: nvrtc.Nvrtc, expressions: Sequence[str]) -> tuple[bytes, list[str]]:
+    def _compile(self, compiler: nvrtc.Nvrtc, expressions: Sequence[str]) -> tuple[bytes, list[str], str]:
         headers = keys.key(self._scan.files)
         return nvrtc.compile_kernel(compiler, self._generated, expressions, self._options(compiler), headers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from sgljit_core import paths
@@ -145,11 +145,15 @@ class BuildSpec:
 
 @dataclass(frozen=True)
 class Product:
-    """A build's payload, its commands, and sha256 by path of the files that were read and that no key covers."""
+    """A build's payload, its commands, and sha256 by path of the files that were read and that no key covers.
+
+    ``resources`` is what a kernel takes, as the manifest has it.
+    """
 
     payload: Path
     command: str
     observed: Mapping[str, str]
+    resources: Mapping[str, int] = field(default_factory=dict)
 
 
 def _refusal(flag: str) -> str | None:

@@ -324,6 +324,45 @@ def test_a_kernel_is_made_for_any_target_without_a_gpu(family, arch):
     assert b"is_same" not in cubin.image  # NVRTC keeps each constant that a header names
 
 
+def test_a_manifest_says_what_its_kernel_takes(family):
+    build(family, "scaling::plain")
+    (entry,) = (entry for entry in sgljit_tools.cache.entries() if entry.manifest.family == family.name)
+    assert 0 < entry.manifest.resources.pop("registers") <= 255
+    assert entry.manifest.resources == {"shared_bytes": 0, "spilled_bytes": 0, "access_bytes": 4}
+
+
+def test_what_a_kernel_takes_is_read_from_the_log_of_ptxas():
+    log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'first' for 'sm_90a'
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 25 registers, used 1 barriers, 400 bytes smem
+ptxas info    : Compiling entry function 'second' for 'sm_90a'
+ptxas         .     392 bytes stack frame, 460 bytes spill stores, 528 bytes spill loads
+ptxas info    : Used 32 registers, used 1 barriers, 392 bytes cumulative stack size
+"""
+    first, second = (nvrtc.resources(log, name) for name in ("first", "second"))
+    assert first == {"registers": 25, "shared_bytes": 400, "spilled_bytes": 0, "access_bytes": 0}
+    assert second == {"registers": 32, "shared_bytes": 0, "spilled_bytes": 460, "access_bytes": 0}
+    assert nvrtc.resources(log, "third") == nvrtc.resources("", "first") == {}
+
+
+@pytest.mark.parametrize(
+    ("ptx", "bytes_"),
+    [
+        ("ld.global.nc.L1::no_allocate.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];", 16),
+        ("ld.global.v4.b32 {}, [%rd1]; st.global.b16 [%rd2], %rs1;", 2),
+        ("ld.relaxed.gpu.global.L2::128B.v2.f64 {}, [%rd1];", 16),
+        ("ld.param.u8 %rs1, [p]; ld.volatile.shared.u8 %rs1, [s]; st.shared::cta.v4.f32 [s], {};", 0),
+        ("st.v4.b32 [%rd1], {}; ld.u8 %rs1, [%rd1];", 1),  # which memory it is shows when it runs
+        ("red.global.add.noftz.bf16x2 [%rd1], %r1;", 2),
+        ("atom.global.cas.b64 %rd1, [%rd2], %rd3, %rd4;", 8),
+    ],
+)
+def test_the_narrowest_access_to_global_memory_is_read_from_ptx(ptx, bytes_):
+    log = f"Compiling entry function 'name' for 'sm_90a'\nUsed 8 registers\n{ptx}\n"
+    assert nvrtc.resources(log, "name")["access_bytes"] == bytes_
+
+
 def test_an_artifact_keeps_image_and_symbol_and_stays_an_elf_file():
     cubin = Cubin(b"\x7fELF...", "_Z1kv", "_ZN3sgl9signatureIFvvEEE", "13.0")
     assert Cubin.unpacked(cubin.packed()) == cubin

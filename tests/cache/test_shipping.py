@@ -437,6 +437,37 @@ def test_the_command_line_speaks_json(sgljit, load, cache):
     assert unknown["problem"]
 
 
+def test_a_long_list_says_what_kernels_take(sgljit, load, cache):
+    load("long")
+    (artifact,) = artifacts(cache)
+    document = json.loads((artifact / "manifest.json").read_text())
+    assert "registers" not in sgljit("cache", "list", "--long").stdout
+    document["manifest"]["resources"] = {"registers": 40, "shared_bytes": 512, "spilled_bytes": 8}
+    document["sha256"] = keys.digest(keys.canonical(document["manifest"]))
+    (artifact / "manifest.json").write_text(json.dumps(document))
+    assert "s, 40 registers, 512 shared bytes, 8 spilled bytes\n" in sgljit("cache", "list", "--long").stdout
+    assert "registers" not in sgljit("cache", "list").stdout
+    (one,) = json.loads(sgljit("cache", "list", "--json").stdout)["artifacts"]
+    assert one["resources"]["spilled_bytes"] == 8
+
+
+@pytest.mark.parametrize("resources", [None, {"registers": "40"}, {"registers": -1}, [], "missing"])
+def test_a_manifest_of_before_has_no_resources_and_one_with_others_is_damaged(load, cache, resources):
+    load("before")
+    (artifact,) = artifacts(cache)
+    document = json.loads((artifact / "manifest.json").read_text())
+    document["manifest"]["resources"] = resources
+    if resources == "missing":
+        del document["manifest"]["resources"]
+    document["sha256"] = keys.digest(keys.canonical(document["manifest"]))
+    text = json.dumps(document).encode()
+    if resources == "missing":
+        assert manifest.Manifest.parse(text).resources == {}
+    else:
+        with pytest.raises(manifest.ManifestError, match="other types than expected: resources"):
+            manifest.Manifest.parse(text)
+
+
 def test_an_export_that_leaves_damaged_artifacts_out_fails_and_names_them(sgljit, load, cache, tmp_path):
     load("whole")
     load("damaged", flags=("-DVALUE=2",))

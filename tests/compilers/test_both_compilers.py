@@ -32,7 +32,7 @@ def by_nvcc(found, source, expressions, options, headers, nvrtcs=nvrtc.compile_k
     if not expressions:  # headers alone
         return nvrtcs(found, source, expressions, options, headers)
     compiled.add(source)
-    image, (symbol, signature) = nvrtcs(found, source, expressions, options, headers)
+    image, (symbol, signature), log = nvrtcs(found, source, expressions, options, headers)
     tools = toolchain.find_toolchain(cuda=True, needed_for="a test")
     with tempfile.TemporaryDirectory() as directory:
         unit = Path(directory, "variant.cu")
@@ -47,7 +47,7 @@ def by_nvcc(found, source, expressions, options, headers, nvrtcs=nvrtc.compile_k
         other = unit.with_suffix(".cubin").read_bytes()
     assert other != image
     assert symbol.encode() in other
-    return other, [symbol, signature]
+    return other, [symbol, signature], log
 
 def families():  # those with device kernels, each with the kernels that its calls ask for
     for family in plugins.installed():

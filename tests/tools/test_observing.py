@@ -1,4 +1,4 @@
-"""``SGLJIT_TRACE_CALLS``, ``SGLJIT_SYNC``, ``SGLJIT_LOG`` and ``SGLJIT_CHECK``: what they say, and what they cost."""
+"""``SGLJIT_TRACE_CALLS``, ``_NVTX``, ``_SYNC``, ``_LOG`` and ``_CHECK``: what they say, and what they cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_call_costs_nothing_more_when_nothing_is_asked_for():
-    calls = {traced: run(CALL + COUNT, SGLJIT_TRACE_CALLS=traced) for traced in ("", "0", "1")}
+    calls = {
+        traced: run(CALL + COUNT, SGLJIT_TRACE_CALLS=traced, SGLJIT_NVTX=traced.replace("1", "0"))
+        for traced in ("", "0", "1")
+    }
     assert calls[""].stdout == calls["0"].stdout == "1 False\n", calls[""].stderr
     count, is_there = calls["1"].stdout.split()
     assert int(count) > 3
@@ -66,6 +69,45 @@ def test_each_call_is_a_line_before_it_runs():
         r"weight=float32\[64\] strides \[1\] cpu, out=None, eps=1e-06",
         line,
     )
+
+
+NVTX = """
+import contextlib
+
+@contextlib.contextmanager
+def range(name):
+    print("begin", name)
+    try:
+        yield
+    finally:
+        print("end", name)
+
+torch.cuda.nvtx.range = range
+torch.backends.cuda.is_built = lambda: True
+"""
+
+
+def test_each_call_is_a_range_of_nvtx():
+    body = OPS.replace("x.fill_(value)", "print('body'); value < 0 and 1 / 0")
+    calls = """
+fill(torch.ones(3))
+try:
+    fill(torch.ones(3), value=-1.0)
+except ZeroDivisionError:
+    print("raised")
+"""
+    marked = "begin acme.fill\nbody\nend acme.fill\n"
+    assert run(body + NVTX + calls, SGLJIT_NVTX="1").stdout == f"{marked}{marked}raised\n"
+    assert run(body + NVTX + calls, SGLJIT_NVTX="0").stdout == "body\nbody\nraised\n"
+    done = run(body + NVTX + calls, SGLJIT_NVTX="1", SGLJIT_TRACE_CALLS="1")
+    assert done.stdout == f"{marked}{marked}raised\n"
+    assert done.stderr.count("sgljit[") == 2
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build has NVTX")
+def test_without_nvtx_a_call_says_so():
+    done = run(OPS + "fill(torch.ones(3))", SGLJIT_NVTX="1")
+    assert "ConfigError: SGLJIT_NVTX=1 needs NVTX, which CUDA builds of PyTorch have: " in done.stderr
 
 
 def test_the_last_line_of_a_process_that_crashes_is_the_call_that_did_it():
@@ -182,7 +224,7 @@ def test_a_value_that_cannot_be_read_and_missing_tools_are_named():
         assert said == f"sgljit_core.errors.ConfigError: {name} must be one of {values}; got {value!r}"
     hidden = "import sys; sys.modules['sgljit_tools'] = None; from sgljit_core import ops; ops"
     said = run(hidden, SGLJIT_SYNC="1").stderr.splitlines()[-1]
-    assert said.endswith('SGLJIT_LOG, _SYNC and _TRACE_CALLS need: pip install "sgljit-core[tools]"')
+    assert said.endswith('SGLJIT_LOG, _NVTX, _SYNC and _TRACE_CALLS need: pip install "sgljit-core[tools]"')
 
 
 CHECKED = """

@@ -89,6 +89,12 @@ def test_what_the_declaration_shows_is_refused(install, name):
     assert "ops.py:" in str(caught.value)
 
 
+TEXTS = {
+    "a_kernel_that_spills": r"scaling::scale spills \d+ bytes of a thread to memory: ",
+    "a_launch_that_ignores_the_alignment": "out may begin at any element, and scaling::scale accesses at least 16 ",
+}
+
+
 @pytest.mark.parametrize(
     "name",
     [x if x == "swallowed_compile_error" else pytest.param(x, marks=pytest.mark.slow) for x in OF_FAMILIES],
@@ -100,11 +106,13 @@ def test_a_fault_of_a_family_is_found_by_its_check(install, name):
     with pytest.raises(Fault) as caught:
         check.run()
     assert "Traceback" not in str(caught.value)
+    assert re.search(TEXTS.get(name, ""), str(caught.value))
 
 
 @pytest.mark.slow
-def test_a_right_launch_passes_the_dry_run(install):
-    family = install("a_right_launch", RIGHT["cpp"])
+@pytest.mark.parametrize("name", ["a_right_launch", "a_kernel_that_peels"])
+def test_a_right_launch_passes_the_dry_run(install, name):
+    family = install(name, RIGHT["cpp"])
     (check,) = (check for check in checks_of_family(family, []) if check.name == "dry_run")
     assert re.match(r"CUDA: 1 kernels compiled, (none run|run by the other checks)$", check.run())
 

@@ -30,12 +30,14 @@ class Settings:
         log: ``SGLJIT_LOG``: ``info`` or ``debug`` prints the log records of sgljit on stderr, of this level and above;
             ``json`` prints all of them, each as a JSON object in a line. By default the program sets up logging.
         trace_calls: ``SGLJIT_TRACE_CALLS``: with ``1``, each call of an op is a line on stderr before it runs.
+        nvtx: ``SGLJIT_NVTX``: with ``1``, each call of an op is an NVTX range of its name, as profilers show them.
         sync: ``SGLJIT_SYNC``: with ``1``, each call of an op waits for its GPU, before and after, so that an error is
             raised at the call that caused it, with the arguments.
     """
 
     log: str
     trace_calls: bool
+    nvtx: bool
     sync: bool
 
 
@@ -51,6 +53,7 @@ def _read() -> Settings:
     return Settings(
         log=one_of("SGLJIT_LOG", "", "info", "debug", "json"),
         trace_calls=one_of("SGLJIT_TRACE_CALLS", "0", "1") == "1",
+        nvtx=one_of("SGLJIT_NVTX", "0", "1") == "1",
         sync=one_of("SGLJIT_SYNC", "0", "1") == "1",
     )
 
@@ -80,15 +83,19 @@ if SETTINGS.log:
 
 
 def around(declaration: Any, body: Function) -> Function:
-    """The body of an op, or a function that prints its calls and waits for them, as the settings say."""
+    """The body of an op, or a function that prints its calls, marks them and waits for them, as the settings say."""
+    import torch
+
+    if SETTINGS.nvtx:
+        if not torch.backends.cuda.is_built():
+            raise ConfigError("SGLJIT_NVTX=1 needs NVTX, which CUDA builds of PyTorch have: install one, or unset it")
+        body = torch.cuda.nvtx.range(f"{declaration.where.family}.{declaration.where.op}")(body)
     if not (SETTINGS.trace_calls or SETTINGS.sync):
         return body
     op = dataclasses.replace(declaration.where, place="")
     names = [parameter.name for parameter in declaration.parameters]
 
     def observed(*args: Any, **kwargs: Any) -> Any:
-        import torch
-
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         call = f"{op}: {', '.join(f'{name}={_described(value)}' for name, value in given.items())}"
         devices = sorted({value.device.index for value in given.values() if _is_on_gpu(value)})

@@ -21,6 +21,7 @@ from .ahead import Arch, builds_ahead, fail_if_not_kept, target_of
 Directory = Annotated[Path | None, typer.Option("--directory", help="A root other than the user's own cache.")]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Long = Annotated[bool, typer.Option("--long", help="Add the registers, shared memory and spills of each kernel.")]
 
 app = typer.Typer(no_args_is_help=True, help="Look at the build cache, fill it ahead, ship it, clean it.")
 
@@ -32,7 +33,7 @@ def show_path() -> None:
 
 
 @app.command("list")
-def list_entries(directory: Directory = None, as_json: AsJson = False) -> None:
+def list_entries(directory: Directory = None, long: Long = False, as_json: AsJson = False) -> None:
     """List the artifacts: those of a directory, or of the user's own cache and of the installed plugins."""
     if as_json:
         _print(
@@ -46,6 +47,8 @@ def list_entries(directory: Directory = None, as_json: AsJson = False) -> None:
         for entry in found:
             manifest = entry.manifest
             what = f"{manifest.build}, {manifest.seconds:.1f} s" if manifest else f"damaged: {entry.problem}"
+            if long and manifest:
+                what += "".join(f", {count} {name.replace('_', ' ')}" for name, count in manifest.resources.items())
             typer.echo(f"{decimal(entry.size):>9}  {entry.directory.parent.name[:8]}  {what}")
         typer.echo(f"{len(found)} artifacts, {decimal(sum(entry.size for entry in found))}")
 
@@ -73,7 +76,7 @@ def _roots(directory: Path | None) -> list[tuple[Path | None, str]]:
 
 def _facts(entry: admin.Entry) -> dict[str, Any]:
     """An artifact for ``--json``; one whose manifest cannot be read has only its place, size and problem."""
-    named = ("build", "family", "target", "plugin", "core", "seconds")
+    named = ("build", "family", "target", "plugin", "core", "seconds", "resources")
     known = {name: getattr(entry.manifest, name) for name in named} if entry.manifest else {}
     return {"directory": str(entry.directory), "bytes": entry.size, "problem": entry.problem, **known}
 

@@ -40,11 +40,13 @@ class Recording:
         wanted: what ``sgljit_core.jit.kernels.build`` builds, without doubles.
         stopped: by family, why not all is known of an op, in words: a call with samples raised, or there is no call.
         launch_faults: what is wrong with the launches of samples on CUDA, in words.
+        odd: places in ``wanted`` of kernels that take a tensor at any address, with the bytes of its element; its name.
     """
 
     wanted: tuple[Wanted, ...]
     stopped: tuple[tuple[str, str], ...]
     launch_faults: tuple[str, ...] = ()
+    odd: tuple[tuple[tuple[int, int], str], ...] = ()
 
 
 def record(
@@ -75,7 +77,7 @@ def record(
     """
     call = functools.partial(_record, tuple(families), cuda_arch, on_cpu, ops, model, tokens, samples)
     # There is no memory to check, and nothing of a call to follow.
-    left_out = ("SGLJIT_CHECK", "SGLJIT_CHECK_INDICES", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS")
+    left_out = ("SGLJIT_CHECK", "SGLJIT_CHECK_INDICES", "SGLJIT_NVTX", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS")
     environment = {"SGLJIT_JIT": "on", **dict.fromkeys(left_out, "")}
     if not keep:
         given = inherited_environment().get("SGLJIT_PREBUILT_PATH")
@@ -123,13 +125,14 @@ def _record(
                         _call_with_each(op, arguments, device, tokens, place)
                 elif model is None and (text := _call_with_samples(op, device)):
                     stopped[op.family, text] = None
-        found, wanted_by_samples = [], tuple(recorder.wanted)
+        found, odd, wanted_by_samples = [], {}, tuple(recorder.wanted)
         if samples and driver is not None:
             driver.sgl_null_driver_pins(*map(ctypes.c_uint64, place.pinned))
-            found = _launch_faults(families, launches.Launches(driver, recorder.wanted))
+            listener = launches.Launches(driver, recorder.wanted)
+            found, odd = _launch_faults(families, listener), listener.odd
     own = cache_root()  # which is left to the process that builds them
     wanted = (dataclasses.replace(one, root=None) if one.root == own else one for one in wanted_by_samples)
-    return Recording(tuple(wanted), tuple(stopped), tuple(found))
+    return Recording(tuple(wanted), tuple(stopped), tuple(found), tuple(odd.items()))
 
 
 def _launch_faults(families: Sequence[str], listener: launches.Launches) -> list[str]:

@@ -73,8 +73,9 @@ class Shaped:
         spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype), tensor.stride())
         return cls(spec, tensor.data_ptr(), (_CUDA, 0), tvm_ffi.from_dlpack(tensor).dtype)
 
-    def set_layout(self, shape: Sequence[int], strides: Sequence[int]) -> None:
-        """Change the shape and the strides."""
+    def set_layout(self, shape: Sequence[int], strides: Sequence[int], skipped: int = 0) -> None:
+        """Change the shape and the strides, and skip bytes once."""
+        self._managed.tensor.data += skipped
         self._shape[:], self._strides[:] = list(shape), list(strides)
 
     def set_tokens(self, tokens: int) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from sgljit_core import KernelFamily, parallel_compile
+from sgljit_core import KernelFamily, parallel_compile, why
+from sgljit_core.cache import lookup
 from sgljit_core.errors import CompileError, ParallelCompileError, SgljitError, ToolchainNotFoundError
 from sgljit_core.jit.kernels import build
-from sgljit_tools.recording.recorder import record
+from sgljit_tools.recording.recorder import Recording, record
 
 from .subject import Fault, NotApplicable
 from .without_compilers import code_of
@@ -79,7 +80,7 @@ def _raise(faults: str, loaded: int) -> None:
 
 
 def dry_run(family: KernelFamily) -> str:
-    """The kernels that host parts ask for compile, and take what they pass, on the caller's stream; without a GPU."""
+    """The kernels that host parts ask for compile without spills, and take what they pass, on the caller's stream."""
     try:
         recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
         kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel]
@@ -88,8 +89,8 @@ def dry_run(family: KernelFamily) -> str:
         if not kernels:
             raise NotApplicable(f"no host part asks for a kernel{stopped}")
         parallel_compile([functools.partial(build, wanted) for wanted in kernels])
-        if recording.launch_faults:
-            raise Fault("; ".join(recording.launch_faults))
+        if faults := [*recording.launch_faults, *_faults_of_kernels(recording)]:
+            raise Fault("; ".join(faults))
     except SgljitError as error:
         for failure in _failures(error):
             if isinstance(failure, ToolchainNotFoundError):
@@ -97,6 +98,19 @@ def dry_run(family: KernelFamily) -> str:
         raise Fault(causes(error)) from error
     run = "run by the other checks" if torch.cuda.is_available() else "none run"
     return f"CUDA: {len(kernels)} kernels compiled, {run}{stopped}"
+
+
+def _faults_of_kernels(recording: Recording) -> Iterator[str]:
+    """What the manifests show: large spills, and accesses that are too wide for a tensor at an odd element."""
+    places = [why(functools.partial(build, wanted)).artifact for wanted in recording.wanted]
+    takes = {at: lookup.read_manifest(place).resources for at, place in enumerate(places) if place}
+    for at, known in takes.items():
+        if (count := known.get("spilled_bytes", 0)) > 128:  # fewer may pay for another block of a multiprocessor
+            yield f"{recording.wanted[at].spec.kernel} spills {count} bytes of a thread to memory: hold less at a time"
+    for (at, size), what in recording.odd:
+        if (count := takes.get(at, {}).get("access_bytes", 0)) > size:
+            kernel = recording.wanted[at].spec.kernel
+            yield f"{what} may begin at any element, and {kernel} accesses at least {count} bytes: check the address"
 
 
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
