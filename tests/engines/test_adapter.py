@@ -15,7 +15,7 @@ from sgljit_core.specs.build import BuildSpec, Target
 from sgljit_engines import Adapter, Use, report
 from sgljit_engines.errors import InexactError, UnsupportedEngineError
 
-TELL = Adapter.tell_when_quiet  # which a fixture takes away
+TELL = Adapter._tell_when_quiet  # which a fixture takes away
 
 
 @pytest.fixture
@@ -327,8 +327,8 @@ def test_the_text_of_a_report_has_80_columns(no_uses, loads):
     use.calls, use.layers, use.seconds, use.variants = 12, 4, 0.21, {"norm.rmsnorm<64> for sm_90a": "compiled here"}
     one.use("silu_and_mul", "Qwen3MLP").why = "switched off"
     assert str(report()) == (
-        "sgljit-core: RMSNorm (Qwen3RMSNorm 2048 bfloat16 cuda:0) runs on rmsnorm; layers\n"
-        "    4, calls 12, of its own code 0; built in 0.21 s\n"
+        "sgljit-core: RMSNorm (Qwen3RMSNorm 2048 bfloat16 cuda:0) runs on rmsnorm (4\n"
+        "    layers, 12 calls); built in 0.21 s\n"
         "    norm.rmsnorm<64> for sm_90a, compiled here\n"
         "sgljit-core: SiluAndMul (Qwen3MLP) runs on the engine's own code, not\n"
         "    silu_and_mul: switched off"
@@ -338,7 +338,7 @@ def test_the_text_of_a_report_has_80_columns(no_uses, loads):
 @pytest.fixture
 def tells(monkeypatch):
     """An adapter logs what runs, after a moment."""
-    monkeypatch.setattr(Adapter, "tell_when_quiet", TELL)
+    monkeypatch.setattr(Adapter, "_tell_when_quiet", TELL)
     monkeypatch.setattr("sgljit_engines.adapter.QUIET_SECONDS", 0.1)
 
 

@@ -27,7 +27,6 @@ from .errors import InexactError, UnsupportedEngineError
 from .uses import USES, Use, summary, variants
 
 QUIET_SECONDS = 10.0
-
 _MODES = {"exact", "strict"}  # words of SGLJIT_ENGINES that are no ops
 
 
@@ -126,10 +125,10 @@ class Adapter:
             use.why = "" if works else self._lost.get(op, self._inexact.pop(op, "the op does not take it"))
             use.seconds += now.seconds - before.seconds
             family = next(family for family, ops in self.ops.items() if op in ops)
-            earlier = variants(before, (), family)
+            earlier = variants(before.loads, (), family)
             # A call that loads nothing runs on what was there: if that is one variant, its name is known.
-            use.variants |= variants(now, earlier, family) or (earlier if works and len(earlier) == 1 else {})
-            self.tell_when_quiet()
+            use.variants |= variants(now.loads, earlier, family) or (earlier if works and len(earlier) == 1 else {})
+            self._tell_when_quiet()
         return answers[key]
 
     def use(self, op: str, key: Hashable) -> Use:
@@ -163,7 +162,7 @@ class Adapter:
                 f"(SGLJIT_ENGINES=strict raises instead): {type(error).__name__}: {error}"
             )
             self.say(level, "engine_fallback", text, op=op, error=error)
-            self.tell_when_quiet()
+            self._tell_when_quiet()
             return False
         if op not in self._said:
             self._said.add(op)
@@ -234,7 +233,7 @@ class Adapter:
             self._said.add(text)
             self.say(level, event, text)
 
-    def tell_when_quiet(self) -> None:
+    def _tell_when_quiet(self) -> None:
         """Log what runs, after ``QUIET_SECONDS`` without a new kind of call or a lost op: then a warm-up is over.
 
         A count of calls could not tell: compiled graphs and replays of CUDA graphs make none.

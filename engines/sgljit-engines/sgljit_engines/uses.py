@@ -6,12 +6,9 @@ import dataclasses
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sgljit_core import stats
-
-if TYPE_CHECKING:
-    from sgljit_core.builds.record import Stats
 
 _SOURCES = {"made": "compiled here", "cache": "from disk", "carried": "carried by a wheel", "remote": "from a remote"}
 
@@ -30,9 +27,9 @@ class Use:
             "carried by a wheel", "from a remote", "prebuilt" or "plugin". Empty where it is one of several that were
             loaded before.
         seconds: the time of the builds for it, with its family's host part if it is the first of that.
-        layers: the layers on the op now; 0 where the adapter does not see layers.
-        calls, own_calls: calls of the op, and of the engine's own code in its place, which only an adapter that sees
-            layers counts. Calls in compiled graphs and replays of CUDA graphs are not counted.
+        layers: the layers that the op is for; 0 where the adapter does not see layers.
+        calls, own_calls: calls of the op, and of the engine's own code in its place where the adapter counts them.
+            Calls in compiled graphs and replays of CUDA graphs are not counted.
         compared, worst: calls that ``SGLJIT_SHADOW`` compared with the engine's own code, and their largest difference
             as a share of the op's bound.
     """
@@ -52,12 +49,9 @@ class Use:
 
     def __str__(self) -> str:
         runs = f"the engine's own code, not {self.op}: {self.why}" if self.why else self.op
-        counts = f"; calls {self.calls}" if self.calls else ""
-        if self.layers:
-            counts = f"; layers {self.layers}, calls {self.calls}, of its own code {self.own_calls}"
-        counts += f"; compared {self.compared}, at worst {self.worst:.2f} of its bound" if self.compared else ""
-        counts += f"; built in {self.seconds:.2f} s" if self.seconds else ""
-        text = f"{self.adapter}: {self.part} ({self.kind}) runs on {runs}{counts}"
+        more = f"; compared {self.compared}, at worst {self.worst:.2f} of its bound" if self.compared else ""
+        more += f"; built in {self.seconds:.2f} s" if self.seconds else ""
+        text = f"{self.adapter}: {self.part} ({self.kind}) runs on {runs}{_counted([self])}{more}"
         named = [f"    {name}, {source}" for name, source in self.variants.items()]
         return "\n".join([textwrap.fill(text, 80, subsequent_indent="    "), *named])
 
@@ -82,15 +76,15 @@ USES: dict[tuple[str, ...], Use] = {}  # by adapter, op and kind
 def report() -> Report:
     """The kernel of each kind of layer that adapters have seen in this process: a list of ``Use``, readable as text."""
     found = Report(dataclasses.replace(use, variants=dict(use.variants)) for use in list(USES.values()))
-    found.others = variants(stats(), {name for use in found for name in use.variants})
+    found.others = variants(stats().loads, {name for use in found for name in use.variants})
     return found
 
 
-def variants(now: Stats, known: Collection[str] = (), family: str = "") -> dict[str, str]:
-    """The variants in the counts of the core, of one family or all, without the known names: where each came from."""
+def variants(loads: Mapping[str, Any], known: Collection[str] = (), family: str = "") -> dict[str, str]:
+    """Where the variants among the core's ``loads`` came from, without the known names: those of a family, or all."""
     return {
         name: _SOURCES.get(tier, tier)
-        for name, (build, tier) in now.loads.items()
+        for name, (build, tier) in loads.items()
         if name not in known and build.family and family in ("", build.family) and not build.host_part
     }
 
@@ -98,18 +92,19 @@ def variants(now: Stats, known: Collection[str] = (), family: str = "") -> dict[
 def summary(adapter: str) -> str:
     """What runs on the ops of an adapter in this process, in one line."""
     uses = [use for use in list(USES.values()) if use.adapter == adapter]
-    texts = []
-    for op, part in {use.op: use.part for use in uses if not use.why}.items():
-        names = {"layers": "layers", "calls": "calls", "own_calls": "calls of its own code"}
-        sums = {name: sum(getattr(use, key) for use in uses if use.op == op) for key, name in names.items()}
-        texts.append(f"{part} runs on {op}{_listed(sums, ' (', ')')}")
+    parts = {use.op: use.part for use in uses if not use.why}
+    texts = [f"{parts[op]} runs on {op}{_counted([use for use in uses if use.op == op])}" for op in parts]
     sources = Counter({name: source for use in uses for name, source in use.variants.items()}.values())
-    built = f"built in {seconds:.1f} s" if (seconds := sum(use.seconds for use in uses)) else ""
+    if sources:
+        texts.append("variants: " + ", ".join(f"{number} {source}" for source, number in sources.items()))
+    if seconds := sum(use.seconds for use in uses):
+        texts.append(f"built in {seconds:.1f} s")
     whys = {(use.part, use.op, textwrap.shorten(use.why, 120)): None for use in uses if use.why}
-    own = [f"{part} runs on the engine's own code, not {op}: {why}" for part, op, why in whys]
-    return "; ".join(filter(None, [*texts, _listed(sources, "variants: "), built, *own]))
+    texts += [f"{part} runs on the engine's own code, not {op}: {why}" for part, op, why in whys]
+    return "; ".join(texts)
 
 
-def _listed(counts: Mapping[str, int], before: str, after: str = "") -> str:
-    text = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
-    return text and before + text + after
+def _counted(uses: list[Use]) -> str:
+    names = {"layers": "layers", "calls": "calls", "own_calls": "calls of its own code"}
+    counts = [f"{number} {name}" for key, name in names.items() if (number := sum(getattr(use, key) for use in uses))]
+    return f" ({', '.join(counts)})" if counts else ""

@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_line_after_warm_up(monkeypatch):
-    monkeypatch.setattr("sgljit_engines.Adapter.tell_when_quiet", lambda self: None)
+    monkeypatch.setattr("sgljit_engines.Adapter._tell_when_quiet", lambda self: None)
