@@ -29,6 +29,7 @@ from .request import Request
 _lock = ForkLock()  # for all counts
 _hits: Counter[str] = Counter()
 _builds: Counter[str] = Counter()
+_loads: dict[str, tuple[BuildSpec, str]] = {}
 _sums = {"misses": 0, "seconds": 0.0, "faults": 0}
 
 
@@ -41,6 +42,7 @@ class Stats(NamedTuple):
         builds: the builds by outcome: "compiled", "private" (not kept), "failed", "interrupted".
         seconds: the time that builds took, by the clock; those side by side count each.
         faults: the failures of the cache that cost only the sharing.
+        loads: by name each module and kernel that was loaded, with the tier of its last load, "made" for a new build.
     """
 
     hits: Mapping[str, int]
@@ -48,12 +50,14 @@ class Stats(NamedTuple):
     builds: Mapping[str, int]
     seconds: float
     faults: int
+    loads: Mapping[str, tuple[BuildSpec, str]]
 
 
 def stats() -> Stats:
     """The counts of this process so far."""
     with _lock.here():
-        return Stats(dict(_hits), int(_sums["misses"]), dict(_builds), _sums["seconds"], int(_sums["faults"]))
+        sums = (_sums["seconds"], int(_sums["faults"]))
+        return Stats(dict(_hits), int(_sums["misses"]), dict(_builds), *sums, dict(_loads))
 
 
 def missed() -> None:
@@ -84,6 +88,7 @@ def loaded(request: Request[Any], directory: Path, tier: str) -> None:
     build, key = request.build, request.location.source_key
     with _lock.here():
         _hits[tier] += tier != "made"
+        _loads[build.label] = (build, tier)
     if log.is_wanted(logging.DEBUG):
         data = {"build": build.label, "family": build.family, "module": build.module, "markers": build.markers}
         text = f"loaded {build.label} from {directory} ({tier})"

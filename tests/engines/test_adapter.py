@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from sgljit_core import errors
 from sgljit_core.builds.record import Stats
+from sgljit_core.specs.build import BuildSpec, Target
 from sgljit_engines import Adapter, Use, report
 from sgljit_engines.errors import InexactError, UnsupportedEngineError
+
+TELL = Adapter._tell_when_quiet  # which a fixture takes away
 
 
 @pytest.fixture
@@ -259,26 +265,137 @@ def test_a_report_says_what_kinds_of_calls_run_on(no_uses):
     assert [use.why for use in report()] == ["OSError: no disk", "OSError: no disk", "OSError: no space"]
 
 
-def test_a_report_says_where_code_came_from(no_uses, monkeypatch):
-    counts = [Stats({"cache": 1}, 0, {}, 0.0, 0), Stats({"cache": 3}, 0, {}, 0.0, 0)]
-    counts += [counts[1], Stats({"cache": 3}, 2, {"compiled": 2}, 1.5, 0)]
-    monkeypatch.setattr("sgljit_engines.adapter.stats", lambda: counts.pop(0))
+def build(name: str, **changes) -> BuildSpec:
+    """Something of the family ``norm`` that can be loaded."""
+    given = {"family": "norm", "cuda_files": ("norm.cuh",), "kernel": name, **changes}
+    return BuildSpec((name,), Path("/csrc"), Target("sm_90a", (9, 0)), **given)
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Sets what the core has loaded, in how many seconds of building."""
+    now = {"loads": {}, "seconds": 0.0}
+    for module in ("adapter", "uses"):
+        monkeypatch.setattr(
+            f"sgljit_engines.{module}.stats", lambda: Stats({}, 0, {}, now["seconds"], 0, dict(now["loads"]))
+        )
+
+    def load(seconds: float = 0.0, **tiers: str) -> None:
+        now["seconds"] += seconds
+        for name, tier in tiers.items():
+            of = build(name, host_part=name == "host", family="rope" if name == "rope" else "norm")
+            now["loads"][of.label] = (of, tier)
+
+    return load
+
+
+def test_a_report_names_variants_and_says_where_they_came_from(no_uses, loads):
     one, answers = adapter(), {}
-    assert one.attempt_once("rmsnorm", lambda: None, answers, 64)
-    assert one.attempt_once("rmsnorm", lambda: None, answers, 128)
-    assert [(use.kind, use.source, use.seconds) for use in report()] == [("64", "cache", 0.0), ("128", "compiled", 1.5)]
+    assert one.attempt_once("rmsnorm", lambda: loads(1.5, host="made", wide="made"), answers, 64)
+    assert one.attempt_once("rmsnorm", lambda: None, answers, 65)
+    assert one.attempt_once("rmsnorm", lambda: loads(narrow="cache", wide="cache", rope="carried"), answers, 128)
+    assert one.attempt_once("rmsnorm", lambda: None, answers, 129)
+    loads(later="remote", of_nobody="prebuilt")
+    wide = {"norm.wide for sm_90a": "compiled here"}
+    assert [(use.kind, use.variants, use.seconds) for use in report()] == [
+        ("64", wide, 1.5),
+        ("65", wide, 0.0),  # the only one that there was
+        ("128", {"norm.narrow for sm_90a": "from disk"}, 0.0),
+        ("129", {}, 0.0),  # one of two
+    ]
+    assert report().others == {
+        "rope.rope for sm_90a": "carried by a wheel",
+        "norm.later for sm_90a": "from a remote",
+        "norm.of_nobody for sm_90a": "prebuilt",
+    }
+    assert str(report()).splitlines()[-2:] == [
+        "loaded by a later call: norm.later for sm_90a, from a remote",
+        "loaded by a later call: norm.of_nobody for sm_90a, prebuilt",
+    ]
 
 
-def test_the_text_of_a_report_has_80_columns(no_uses):
+def test_a_kind_that_the_op_does_not_take_runs_on_no_variant(no_uses, loads):
+    one, answers = adapter(), {}
+    loads(wide="cache")
+    assert not one.attempt_once("rmsnorm", lambda: fail(errors.TensorMatchError("rank 5")), answers, 64)
+    assert report()[0].variants == {}
+
+
+def test_the_text_of_a_report_has_80_columns(no_uses, loads):
     one = adapter()
-    one.use("rmsnorm", ("Qwen3RMSNorm", 2048, "bfloat16", "cuda:0")).__dict__.update(source="cache", calls=12, layers=4)
+    use = one.use("rmsnorm", ("Qwen3RMSNorm", 2048, "bfloat16", "cuda:0"))
+    use.calls, use.layers, use.seconds, use.variants = 12, 4, 0.21, {"norm.rmsnorm<64> for sm_90a": "compiled here"}
     one.use("silu_and_mul", "Qwen3MLP").why = "switched off"
     assert str(report()) == (
-        "sgljit-core: RMSNorm (Qwen3RMSNorm 2048 bfloat16 cuda:0) runs on rmsnorm (cache,\n"
-        "    0.00 s); layers 4, calls 12, of its own code 0\n"
+        "sgljit-core: RMSNorm (Qwen3RMSNorm 2048 bfloat16 cuda:0) runs on rmsnorm (4\n"
+        "    layers, 12 calls); built in 0.21 s\n"
+        "    norm.rmsnorm<64> for sm_90a, compiled here\n"
         "sgljit-core: SiluAndMul (Qwen3MLP) runs on the engine's own code, not\n"
         "    silu_and_mul: switched off"
     )
+
+
+@pytest.fixture
+def tells(monkeypatch):
+    """An adapter logs what runs, after a moment."""
+    monkeypatch.setattr(Adapter, "_tell_when_quiet", TELL)
+    monkeypatch.setattr("sgljit_engines.adapter.QUIET_SECONDS", 0.1)
+
+
+def lines(say) -> list[str]:
+    return [text.partition("after warm-up: ")[2] for _, text in say() if "after warm-up: " in text]
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_one_line_says_what_runs_when_nothing_new_has_come_for_a_while(no_uses, loads, tells, say):
+    one, answers = adapter(), {}
+    for size in (64, 128):
+        one.attempt_once("rmsnorm", lambda size=size: loads(0.75, **{f"of_{size}": "made"}), answers, size)
+        use = one.use("rmsnorm", size)
+        use.layers, use.calls = size, 2 * size
+    one.attempt_once("silu_and_mul", lambda: loads(rope="carried"), answers, 96)
+    one.attempt_once("fused_add_rmsnorm", lambda: fail(OSError("no\nspace")), answers, "fused 64")
+    assert not lines(say)
+    until(lambda: lines(say))
+    text = (
+        "RMSNorm runs on rmsnorm (192 layers, 384 calls); SiluAndMul runs on silu_and_mul; variants: 2 compiled here; "
+        "built in 1.5 s; RMSNorm with a residual runs on the engine's own code, not fused_add_rmsnorm: "
+        "OSError: no space"
+    )
+    assert lines(say) == [text]
+    one.attempt_once("rmsnorm", lambda: None, answers, 64)
+    time.sleep(0.3)
+    assert lines(say) == [text], "nothing is new"
+    one.lose("rmsnorm", OSError("no disk"))
+    until(lambda: len(lines(say)) == 2)
+    assert "RMSNorm runs on the engine's own code, not rmsnorm: OSError: no disk" in lines(say)[1]
+
+
+def test_no_thread_waits_where_nobody_reads_the_line(no_uses, tells, caplog):
+    caplog.set_level(logging.WARNING)
+    before = threading.active_count()
+    assert adapter().attempt_once("rmsnorm", lambda: None, {}, 64)
+    assert threading.active_count() == before
+
+
+def test_a_forked_child_waits_for_itself(no_uses, tells, say, monkeypatch):
+    one = adapter()
+    one.attempt_once("rmsnorm", lambda: None, {}, 64)
+    with monkeypatch.context() as child:
+        child.setattr("os.getpid", lambda: -1)
+        one.attempt_once("rmsnorm", lambda: None, {}, 128)
+    until(lambda: len(lines(say)) == 2)
+
+
+def test_a_full_process_goes_on_without_the_line(no_uses, tells, say, monkeypatch):
+    monkeypatch.setattr("threading.Thread.start", lambda self: fail(RuntimeError("can't start new thread")))
+    assert adapter().attempt_once("rmsnorm", lambda: None, {}, 64)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import contextlib
 import functools
 import logging
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -22,8 +24,9 @@ from sgljit_core import log, stats
 from sgljit_core.errors import CaptureError, ConfigError, InferenceOnlyError, SgljitError, TensorMatchError
 
 from .errors import InexactError, UnsupportedEngineError
-from .uses import USES, Use
+from .uses import USES, Use, summary, variants
 
+QUIET_SECONDS = 10.0
 _MODES = {"exact", "strict"}  # words of SGLJIT_ENGINES that are no ops
 
 
@@ -49,6 +52,7 @@ class Adapter:
     _lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is lost
     _inexact: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why its bits may differ
     _said: set[str] = field(default_factory=set, init=False, repr=False)
+    _news: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # when, and which process waits
     own_runs: Counter[str] = field(default_factory=Counter, init=False, repr=False)  # by op, of the engine's own code
 
     @functools.cached_property
@@ -120,8 +124,11 @@ class Adapter:
             use, now = self.use(op, key), stats()
             use.why = "" if works else self._lost.get(op, self._inexact.pop(op, "the op does not take it"))
             use.seconds += now.seconds - before.seconds
-            tiers = ", ".join(tier for tier, hits in now.hits.items() if hits > before.hits.get(tier, 0))
-            use.source = "compiled" if works and now.builds != before.builds else tiers or use.source
+            family = next(family for family, ops in self.ops.items() if op in ops)
+            earlier = variants(before.loads, (), family)
+            # A call that loads nothing runs on what was there: if that is one variant, its name is known.
+            use.variants |= variants(now.loads, earlier, family) or (earlier if works and len(earlier) == 1 else {})
+            self._tell_when_quiet()
         return answers[key]
 
     def use(self, op: str, key: Hashable) -> Use:
@@ -155,6 +162,7 @@ class Adapter:
                 f"(SGLJIT_ENGINES=strict raises instead): {type(error).__name__}: {error}"
             )
             self.say(level, "engine_fallback", text, op=op, error=error)
+            self._tell_when_quiet()
             return False
         if op not in self._said:
             self._said.add(op)
@@ -224,6 +232,24 @@ class Adapter:
         if text not in self._said:
             self._said.add(text)
             self.say(level, event, text)
+
+    def _tell_when_quiet(self) -> None:
+        """Log what runs, after ``QUIET_SECONDS`` without a new kind of call or a lost op: then a warm-up is over.
+
+        A count of calls could not tell: compiled graphs and replays of CUDA graphs make none.
+        """
+        self._news["seconds"] = time.monotonic()
+        is_wanted = logging.getLogger(self.logger).isEnabledFor(logging.INFO)
+        if is_wanted and self._news.get("process") != os.getpid():  # a thread of the parent does not wait in a child
+            self._news["process"] = os.getpid()
+            with contextlib.suppress(RuntimeError):  # no thread is left
+                threading.Thread(target=self._tell, daemon=True).start()
+
+    def _tell(self) -> None:
+        while (left := self._news["seconds"] + QUIET_SECONDS - time.monotonic()) > 0:
+            time.sleep(left)
+        self._news.pop("process", None)
+        self.say(logging.INFO, "engine_warm", f"with {self.versions()}, after warm-up: {summary(self.distribution)}")
 
     def _choose(self, source: str, value: str) -> frozenset[str]:
         """The ops that ``on``, ``off`` or a list allows: those it names, of all if it only takes some away."""

@@ -15,6 +15,8 @@ from .uses import Use
 Op = Callable[..., Any]
 Kind = tuple[Any, ...]
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # those of most ops
+
 
 class Kernels:
     """The ops of an adapter that asks before calls whether they work.

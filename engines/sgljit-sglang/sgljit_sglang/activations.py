@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from sgljit_engines.errors import InexactError
+from sgljit_engines.kernels import DTYPES, Op
 
 from . import ADAPTER
 from .backend import around
-from .kernels import DTYPES, Op, ran, works
+from .kernels import ran, works
 
 _MODULE = "sglang.kernels.ops.activation.activation"
 _ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 
+from sgljit_engines.kernels import DTYPES, Op
+
 from .backend import around
-from .kernels import DTYPES, Op, ran, works
+from .kernels import ran, works
 
 _GATE = "sglang.kernels.ops.moe.moe_fused_gate.moe_fused_gate"
 _SCORES = {"softmax": "topk_softmax", "sigmoid": "topk_sigmoid", "sqrtsoftplus": "topk_sqrtsoftplus"}

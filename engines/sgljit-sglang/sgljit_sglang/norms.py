@@ -9,8 +9,10 @@ import torch
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 from sglang.srt.layers.layernorm import Gemma3RMSNorm, Gemma4RMSNorm, GemmaRMSNorm, RMSNorm
 
+from sgljit_engines.kernels import DTYPES, Op
+
 from .backend import give_backend
-from .kernels import DTYPES, Op, ran, works
+from .kernels import ran, works
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 

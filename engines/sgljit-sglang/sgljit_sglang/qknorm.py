@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from sgljit_engines.kernels import DTYPES, Op
+
 from .backend import around
-from .kernels import DTYPES, Op, ran, works
+from .kernels import ran, works
 
 _QKNORM = "fused_inplace_qknorm"
 _MODELS = "sglang.srt.models.utils"

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from sgljit_engines.kernels import Op
+
 from .backend import around
-from .kernels import Op, ran, works
+from .kernels import ran, works
 
 _QUANTIZE = "sglang.kernels.ops.quantization.per_token_group_quant.per_token_group_quant"
 _OP = "per_token_group_quant_fp8"

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from sgljit_engines.kernels import DTYPES, Op
+
 from .backend import around
-from .kernels import DTYPES, Op, ran, works
+from .kernels import ran, works
 
 _MODULE = "sglang.kernels.ops.attention.rope"
 _ROTATE = "apply_rope_inplace"

@@ -181,6 +181,8 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
                 ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
             elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):
                 use = ADAPTER.use(of.op, kind)
+                if not _is_tried(_weight(layer, of)):
+                    use.variants.clear()
                 if (of, kind) not in forwards:
                     forwards[of, kind] = forward_of(of, layer, in_graphs, _give_up, use)
                 _put_in(layer, use, forwards[of, kind])
@@ -226,7 +228,7 @@ def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
     weight = _weight(layer, of)
     if ADAPTER.exact:
         prove(of, layer, weight)
-    if weight is None or weight.device.type not in ("cpu", "cuda"):
+    if weight is None or not _is_tried(weight):
         return
     op, size = getattr(families[of.family], of.op), weight.shape[0]
     if isinstance(of, Norm):
@@ -235,6 +237,11 @@ def _try(layer: nn.Module, of: Norm | GatedMLP) -> None:
     with contextlib.suppress(TensorMatchError):
         for tokens in (1, 8):  # rows that end in an incomplete load, and rows that do not
             op(weight.new_ones(tokens, size), None, weight.new_ones(tokens, size))
+
+
+def _is_tried(weight: torch.Tensor | None) -> bool:
+    """Whether an op is called for a weight before the model calls it: else its kernel is found at that call."""
+    return weight is not None and weight.device.type in ("cpu", "cuda")
 
 
 def _put_in(layer: nn.Module, use: Use, forward: Forward) -> None:
@@ -269,6 +276,8 @@ def _give_up(layer: nn.Module | None, op: str, error: Exception) -> None:
 def _restore(layer: nn.Module) -> None:
     replaced: _Replaced = vars(layer).pop(_OURS)
     replaced.use.layers -= 1
+    if not replaced.use.layers:
+        replaced.use.why = replaced.use.why or "no enabled model has such a layer"
     if vars(layer).get("forward") == replaced.forward or _is_own(layer):
         if replaced.before is None:
             vars(layer).pop("forward", None)

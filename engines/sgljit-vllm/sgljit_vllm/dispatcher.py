@@ -16,9 +16,10 @@ from vllm import envs
 from vllm.platforms import current_platform
 
 from sgljit_engines.errors import InexactError
+from sgljit_engines.kernels import DTYPES, Op
 
 from . import ADAPTER
-from .kernels import DTYPES, Op, ran, works
+from .kernels import ran, works
 
 ACTIVATIONS = {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"}
 

@@ -11,7 +11,10 @@ import torch
 from vllm.config import get_current_vllm_config
 from vllm.platforms import current_platform
 
-from .kernels import DEVICES, DTYPES, Kind, Op, works
+from sgljit_engines.kernels import DTYPES, Kind, Op
+
+from . import ADAPTER
+from .kernels import DEVICES, works
 
 FUSED = {"fused_add_rmsnorm", "gemma_fused_add_rmsnorm"}
 
@@ -35,7 +38,11 @@ def works_for(name: str, weight: torch.Tensor) -> bool:
         for tokens in _numbers(most):
             kernel(*(rows[:tokens] for rows in tensors), ones)
 
-    return works(name, (size, dtype, device), trial)
+    kind = (size, dtype, device)
+    if not works(name, kind, trial):
+        return False
+    ADAPTER.use(name, (name, *kind)).layers += 1
+    return True
 
 
 def _numbers(most: int) -> Iterator[int]:
