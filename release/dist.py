@@ -75,9 +75,10 @@ def installed(sources: Path, files: list[Path], directory: Path, extra: tuple[st
     return environment
 
 
-def families(files: list[Path]) -> list[Path]:
-    """The pure wheels of the kernel families."""
+def families(files: list[Path], only: list[str] | None = None) -> list[Path]:
+    """The pure wheels of the kernel families, or of those with these names."""
     names = {name.replace("-", "_") for name, place in isolated.PROJECTS.items() if place.parts[:1] == ("plugins",)}
+    names = {name.replace("-", "_") for name in only} if only else names
     return [file for file in files if file.suffix == ".whl" and file.name.partition("-")[0] in names]
 
 
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--commit", default="HEAD", help="what is released")
     parser.add_argument("--into", type=Path, default=isolated.ROOT / "dist", help="a directory, which is emptied")
     parser.add_argument("--pure", action="store_true", help="leave out the compiled wheels, which take some minutes")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="compiled wheels of these, such as sgljit-norm, alone")
     arguments = parser.parse_args()
     into: Path = arguments.into.absolute()
     shutil.rmtree(into, ignore_errors=True)
@@ -162,7 +164,7 @@ def main() -> None:
         files = build(sources, into, epoch)
         write_materials(sources, files, into / MATERIALS)
         if not arguments.pure:
-            files = sorted([*files, *compile_for_cpu(sources, files, families(files), epoch)])
+            files = sorted([*files, *compile_for_cpu(sources, files, families(files, arguments.only), epoch)])
         (into / HASHES).write_text(hashes(files), encoding="ascii")
         isolated.run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=into)
     print(f"{len(files)} files, {HASHES} and {MATERIALS} are in {into}")

@@ -77,18 +77,25 @@ class Children:
         self, name: str, *arguments: str, cwd: Path | None = None, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a module as ``python -m`` does, in a process that need not import torch."""
+        given = {"name": name, "cwd": str(cwd or Path.cwd()), "arguments": arguments}
+        return self._completed(MODULE, {"NO_COLOR": "1", **environment}, **given)
+
+    def script(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run code as ``python -c`` does, in a process that need not import torch."""
+        return self._completed(code, environment)
+
+    def _completed(
+        self, code: str, environment: dict[str, str], **given: Any
+    ) -> subprocess.CompletedProcess[str]:
         errors = self.directory / f"errors-{len(self.started)}"
-        variables = {"NO_COLOR": "1", **environment}
-        child = self.start(
-            MODULE, variables, name=name, cwd=str(cwd or Path.cwd()), errors=str(errors), arguments=arguments
-        )
+        child = self.start(ERRORS + code, environment, errors=str(errors), **given)
         child.process.join(300)
-        return subprocess.CompletedProcess(arguments, child.process.exitcode, child.output, errors.read_text())
+        return subprocess.CompletedProcess(code, child.process.exitcode, child.output, errors.read_text())
 
 
+ERRORS = "import os; os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)\n"
 MODULE = """
 import os, runpy, sys
-os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)
 os.chdir(cwd)
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 sys.argv = ["sgljit", *arguments]

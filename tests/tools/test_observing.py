@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -45,14 +46,28 @@ def fill(x: torch.Tensor, *, value: float = 1.0) -> None:
 """
 
 
-def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("SGLJIT_")}
-    return subprocess.run([sys.executable, "-c", code], env={**own, **variables}, capture_output=True, text=True)
+def fresh(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that has imported nothing."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+
+
+FORGET = """
+import sys
+for name in [name for name in sys.modules if name.startswith("sgljit")]:
+    del sys.modules[name]
+"""
+
+
+@pytest.fixture
+def run(children, private_cache) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a process that has imported torch, and nothing of ours, which reads these variables first."""
+    return lambda code, **variables: children.script(FORGET + code, SGLJIT_CACHE_DIR=str(private_cache), **variables)
 
 
 def test_a_call_costs_nothing_more_when_nothing_is_asked_for():
     calls = {
-        traced: run(CALL + COUNT, SGLJIT_TRACE_CALLS=traced, SGLJIT_NVTX=traced.replace("1", "0"))
+        traced: fresh(CALL + COUNT, SGLJIT_TRACE_CALLS=traced, SGLJIT_NVTX=traced.replace("1", "0"))
         for traced in ("", "0", "1")
     }
     assert calls[""].stdout == calls["0"].stdout == "1 False\n", calls[""].stderr
@@ -61,7 +76,7 @@ def test_a_call_costs_nothing_more_when_nothing_is_asked_for():
     assert is_there == "True"
 
 
-def test_each_call_is_a_line_before_it_runs():
+def test_each_call_is_a_line_before_it_runs(run):
     done = run(CALL, SGLJIT_TRACE_CALLS="1")
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("sgljit["))  # a slow compiler is a warning
     assert re.fullmatch(
@@ -73,6 +88,7 @@ def test_each_call_is_a_line_before_it_runs():
 
 NVTX = """
 import contextlib
+import torch
 
 @contextlib.contextmanager
 def range(name):
@@ -87,7 +103,7 @@ torch.backends.cuda.is_built = lambda: True
 """
 
 
-def test_each_call_is_a_range_of_nvtx():
+def test_each_call_is_a_range_of_nvtx(run):
     body = OPS.replace("x.fill_(value)", "print('body'); value < 0 and 1 / 0")
     calls = """
 fill(torch.ones(3))
@@ -97,20 +113,20 @@ except ZeroDivisionError:
     print("raised")
 """
     marked = "begin acme.fill\nbody\nend acme.fill\n"
-    assert run(body + NVTX + calls, SGLJIT_NVTX="1").stdout == f"{marked}{marked}raised\n"
-    assert run(body + NVTX + calls, SGLJIT_NVTX="0").stdout == "body\nbody\nraised\n"
-    done = run(body + NVTX + calls, SGLJIT_NVTX="1", SGLJIT_TRACE_CALLS="1")
+    assert run(NVTX + body + calls, SGLJIT_NVTX="1").stdout == f"{marked}{marked}raised\n"
+    assert run(NVTX + body + calls, SGLJIT_NVTX="0").stdout == "body\nbody\nraised\n"
+    done = run(NVTX + body + calls, SGLJIT_NVTX="1", SGLJIT_TRACE_CALLS="1")
     assert done.stdout == f"{marked}{marked}raised\n"
     assert done.stderr.count("sgljit[") == 2
 
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build has NVTX")
-def test_without_nvtx_a_call_says_so():
+def test_without_nvtx_a_call_says_so(run):
     done = run(OPS + "fill(torch.ones(3))", SGLJIT_NVTX="1")
     assert "ConfigError: SGLJIT_NVTX=1 needs NVTX, which CUDA builds of PyTorch have: " in done.stderr
 
 
-def test_the_last_line_of_a_process_that_crashes_is_the_call_that_did_it():
+def test_the_last_line_of_a_process_that_crashes_is_the_call_that_did_it(run):
     crash = OPS.replace("x.fill_(value)", "value < 0 and __import__('os').abort()")
     done = run(
         f"{crash}\nfill(torch.ones(3))\nfill(torch.ones(5), value=-1.0)\nfill(torch.ones(7))", SGLJIT_TRACE_CALLS="1"
@@ -120,7 +136,7 @@ def test_the_last_line_of_a_process_that_crashes_is_the_call_that_did_it():
     assert calls == ["x=float32[3] strides [1] cpu, value=1.0", "x=float32[5] strides [1] cpu, value=-1.0"]
 
 
-def test_calls_by_the_library_op_are_seen_too():
+def test_calls_by_the_library_op_are_seen_too(run):
     done = run(f"{OPS}\ntorch.ops.sgljit_acme.fill(torch.ones(3), value=2.0)", SGLJIT_TRACE_CALLS="1")
     assert "op acme.fill: x=float32[3] strides [1] cpu, value=2.0" in done.stderr
 
@@ -146,7 +162,7 @@ def around(monkeypatch):
     stream = type("Stream", (), {"cuda_stream": 0x7F})()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(observing, "SETTINGS", observing.Settings(log="", trace_calls=False, sync=True))
+    monkeypatch.setattr(observing, "SETTINGS", observing.Settings(log="", trace_calls=False, nvtx=False, sync=True))
     assert KernelFamily("acme", "acme")
     declaration = Declaration(Origin("acme", "scale"), scale, ("x",), None, None)
     return lambda body: observing.around(declaration, body)
@@ -186,7 +202,7 @@ def test_nothing_waits_on_the_cpu_or_while_a_graph_is_captured(around, monkeypat
 
 
 @pytest.mark.gpu
-def test_an_assertion_of_a_kernel_is_raised_at_the_op_that_launched_it():
+def test_an_assertion_of_a_kernel_is_raised_at_the_op_that_launched_it(run):
     code = f"""{OPS}
 def out_of_range(x): torch.zeros(3, device="cuda")[torch.tensor([7], device="cuda")]
 @FAMILY.op(mutates=("x",))
@@ -203,13 +219,13 @@ bad(torch.ones(5, device="cuda"))
 
 
 @pytest.mark.parametrize(("level", "seen"), [("info", False), ("debug", True)])
-def test_records_of_the_log_are_printed(level, seen):
+def test_records_of_the_log_are_printed(run, level, seen):
     done = run(CALL, SGLJIT_LOG=level)
     found = re.search(r"^[\d-]+ [\d:,]+ DEBUG sgljit\[\d+\]: loaded norm\.norm for ", done.stderr, re.MULTILINE)
     assert bool(found) == seen, done.stderr
 
 
-def test_records_of_the_log_are_json():
+def test_records_of_the_log_are_json(run):
     done = run(CALL, SGLJIT_LOG="json")
     records = [json.loads(line) for line in done.stderr.splitlines()]
     loaded = next(one for one in records if one["event"] == "loaded")
@@ -217,13 +233,13 @@ def test_records_of_the_log_are_json():
     assert loaded["family"] == "norm"
 
 
-def test_a_value_that_cannot_be_read_and_missing_tools_are_named():
+def test_a_value_that_cannot_be_read_and_missing_tools_are_named(run):
     code = "from sgljit_core import ops; ops"
     for name, value, values in (("SGLJIT_LOG", "loud", "info, debug, json"), ("SGLJIT_SYNC", "yes", "0, 1")):
         said = run(code, **{name: value}).stderr.splitlines()[-1]
         assert said == f"sgljit_core.errors.ConfigError: {name} must be one of {values}; got {value!r}"
     hidden = "import sys; sys.modules['sgljit_tools'] = None; from sgljit_core import ops; ops"
-    said = run(hidden, SGLJIT_SYNC="1").stderr.splitlines()[-1]
+    said = fresh(hidden, SGLJIT_SYNC="1").stderr.splitlines()[-1]
     assert said.endswith('SGLJIT_LOG, _NVTX, _SYNC and _TRACE_CALLS need: pip install "sgljit-core[tools]"')
 
 
@@ -233,7 +249,7 @@ static bool checks(bool otherwise) { return host::checks_indices(otherwise); }
 """
 
 
-def test_one_variable_turns_on_the_checks_of_indices():
+def test_one_variable_turns_on_the_checks_of_indices(run):
     code = f"""
 from sgljit_core import load_jit
 module = load_jit("checks", cpp_sources={CHECKED!r}, cpp_wrappers=[("checks", "checks")])

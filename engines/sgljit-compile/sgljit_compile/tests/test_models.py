@@ -18,8 +18,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
 ]
 
-QUICK = ("qwen3", "gemma3")
-EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+# One whole model is quick: the parts of the others, such as the norms of Gemma, are in test_norms.py and test_heads.py.
+EACH = [name if name == "qwen3" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
 
 @pytest.fixture(params=[pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -61,7 +61,8 @@ def test_decode_with_a_static_cache(name, batch, device, since):
     assert ReinplaceCounters.get_total_missed() == 0, "an op works on a copy"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_half_precision_it_is_as_exact_as_inductor_alone(dtype, device):
     ids = prompt(device=device)
     exact, _ = decoded(model("qwen3", device=device), model("qwen3", device=device), ids, steps=1)

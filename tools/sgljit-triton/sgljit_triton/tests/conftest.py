@@ -16,6 +16,8 @@ from sgljit_core import KernelFamily
 from sgljit_core.compilers import toolchain
 from sgljit_triton import TritonKernels
 
+from .forked import Server
+
 COMMON = """
 import triton
 import triton.language as tl
@@ -145,15 +147,36 @@ def ops(package, monkeypatch):
     return types.SimpleNamespace(ADD=kernels.kernel("add.py", "add"), FILL=kernels.kernel("add.py", "fill"))
 
 
-@pytest.fixture
-def run(package):
-    """Run Python code in a process that finds the family; returns what it prints."""
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """The process that those of ``run`` are forked from, by the libraries that it begins with."""
+    servers: dict[str, Server] = {}
 
-    def run(code: str, *, fails: bool = False, **environment: str) -> str:
+    def get(preload: str) -> Server:
+        if preload not in servers:
+            servers[preload] = Server(tmp_path_factory.mktemp("server"), LD_PRELOAD=preload)
+        return servers[preload]
+
+    yield get
+    for one in servers.values():
+        one.close()
+
+
+@pytest.fixture
+def run(package, server):
+    """Run Python code in a process that finds the family; returns what it prints.
+
+    The process has imported PyTorch before, unless it is ``fresh``.
+    """
+
+    def run(code: str, *, fails: bool = False, fresh: bool = False, **environment: str) -> str:
         path = [environment.pop("PYTHONPATH", ""), str(package.parent), *sys.path]
         env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-        command = [sys.executable, "-c", textwrap.dedent(code)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        code = textwrap.dedent(code)
+        if fresh:
+            done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+        else:
+            done = server(env.get("LD_PRELOAD", "")).run(code, env)
         assert (done.returncode != 0) == fails, done.stderr
         return done.stderr if fails else done.stdout
 

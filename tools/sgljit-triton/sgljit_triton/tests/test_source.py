@@ -136,7 +136,7 @@ def test_importing_a_family_imports_neither_triton_nor_torch(run):
         import tri_family.ops
         tri_family.ops.ADD.bind(BLOCK=4)
         assert "triton" not in sys.modules
-    """)
+    """, fresh=True)  # fmt: skip
 
 
 def test_the_rules_are_tritons():
