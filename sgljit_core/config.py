@@ -30,10 +30,11 @@ class Settings:
         cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST`` if it has one entry: the target, such as
             ``9.0a``; by default the current device's.
         plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels, separated by commas; by default all.
-        nvcc: ``SGLJIT_NVCC``: the path of nvcc; by default it is searched.
+        nvcc, hipcc: ``SGLJIT_NVCC``, ``SGLJIT_HIPCC``: the path of nvcc, and of hipcc; by default they are searched.
         cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; by default it is searched on ``PATH``.
         path: ``PATH``: where programs are searched.
         search: ``CONDA_PREFIX``, ``CUDA_HOME``, ``CUDA_PATH``: where a CUDA toolkit is searched.
+        rocm: the hipcc of ``ROCM_HOME``, ``ROCM_PATH`` and ``HIP_PATH``, of those that are set.
         prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of artifacts, separated by ``:``, searched first and never
             written.
         jit: ``SGLJIT_JIT``: whether compiling on demand is allowed: ``on`` (the default), ``warn`` or ``error``.
@@ -49,10 +50,12 @@ class Settings:
     cuda_arch_source: str
     plugins: frozenset[str] | None
     nvcc: str | None
+    hipcc: str | None
     cxx: str | None
     cxx_source: str
     path: str
     search: tuple[str, ...]
+    rocm: tuple[str, ...]
     prebuilt: tuple[Path, ...]
     jit: Mode
     jobs: int | None
@@ -64,6 +67,7 @@ class Settings:
 
 _VARIABLES = (
     *("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "CXX", "PATH", "TVM_FFI_CUDA_ARCH_LIST"),
+    *("HIP_PATH", "ROCM_HOME", "ROCM_PATH", "SGLJIT_HIPCC"),
     *("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),  # HOME is the meaning of "~"
     *("SGLJIT_CACHE_DIR", "SGLJIT_CUDA_ARCH", "SGLJIT_CXX", "SGLJIT_JIT", "SGLJIT_JOBS", "SGLJIT_NVCC"),
     *("SGLJIT_LOCK", "SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUST_SHARED_CACHE"),
@@ -100,10 +104,12 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         cuda_arch_source=arch_source,
         plugins=None if allowed is None else frozenset(n.strip() for n in allowed.split(",") if n.strip()),
         nvcc=given.get("SGLJIT_NVCC"),
+        hipcc=given.get("SGLJIT_HIPCC"),
         cxx=given.get(cxx_source),
         cxx_source=cxx_source,
         path=raw.get("PATH", os.defpath),
         search=tuple(raw.get(name, "") for name in ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH")),
+        rocm=tuple(f"{given[name]}/bin/hipcc" for name in ("ROCM_HOME", "ROCM_PATH", "HIP_PATH") if name in given),
         prebuilt=tuple(_absolute("SGLJIT_PREBUILT_PATH must list absolute paths", p) for p in prebuilt if p),
         jit=_one_of(given, "SGLJIT_JIT", get_args(Mode)),
         jobs=_jobs(given),

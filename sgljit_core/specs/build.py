@@ -29,7 +29,7 @@ _NESTED = r"(?s:(?:-W[lpa],|--?X[\w-]+=|--[\w-]*options=)(.*))"
 
 @dataclass(frozen=True)
 class Target:
-    """The architecture that an artifact is compiled for: "sm_90a", which is CUDA's (9, 0), or "cpu-x86_64"."""
+    """The architecture that an artifact is compiled for: "sm_90a", which is CUDA's (9, 0), "gfx90a" or "cpu-x86_64"."""
 
     name: str
     cuda_arch: tuple[int, int] | None = None
@@ -37,6 +37,10 @@ class Target:
     @property
     def is_cuda(self) -> bool:
         return self.cuda_arch is not None
+
+    @property
+    def is_rocm(self) -> bool:
+        return self.name.startswith("gfx")
 
 
 @dataclass(frozen=True)

@@ -155,15 +155,17 @@ struct __hip_fp8x2_e5m2;
 struct __hip_fp8x4_e5m2;
 #endif
 
-// HIP's pairs are classes with a union: `auto [x, y] = pair` needs these.
-template <>
-struct std::tuple_size<float2> : std::integral_constant<size_t, 2> {};
-template <size_t kIndex>
-struct std::tuple_element<kIndex, float2> {
-  using type = float;
+// HIP's vectors are classes with a union: `auto [x, y] = pair` needs these.
+template <typename T, unsigned kCount>
+struct std::tuple_size<HIP_vector_type<T, kCount>> : std::integral_constant<size_t, kCount> {};
+template <size_t kIndex, typename T, unsigned kCount>
+struct std::tuple_element<kIndex, HIP_vector_type<T, kCount>> {
+  using type = T;
 };
-template <size_t kIndex>
-SGL_HOST_DEVICE float get(const float2& pair) {
-  if constexpr (kIndex == 0) return pair.x;
-  else return pair.y;
+template <size_t kIndex, typename T, unsigned kCount>
+SGL_HOST_DEVICE T get(const HIP_vector_type<T, kCount>& vector) {
+  if constexpr (kIndex == 0) return vector.x;
+  else if constexpr (kIndex == 1) return vector.y;
+  else if constexpr (kIndex == 2) return vector.z;
+  else return vector.w;
 }
