@@ -118,5 +118,5 @@ def nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
 
 def hipcc_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The flags of hipcc, without include directories. It is clang, whose statics are each library's own."""
-    host = (flag for flag in _HOST if flag != "-fno-gnu-unique")
+    host = (*(flag for flag in _HOST if flag != "-fno-gnu-unique"), "-include", "hip/hip_runtime.h")  # as nvcc does
     return (*_COMMON, f"--offload-arch={spec.target.name}", *_ROCM, *host, *spec.cuda_cflags)
