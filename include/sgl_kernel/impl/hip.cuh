@@ -37,14 +37,20 @@ concept is_warp_mask = sizeof(Mask) == sizeof(uint32_t);
 template <typename T>
 concept is_word = sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8;
 
-/// Exchanges the bits of a value, 32 at a time.
-template <is_word T, typename Exchange>
-SGL_DEVICE T exchange_words(T value, Exchange exchange) {
+/// This lane's number in its warp.
+SGL_DEVICE int lane_of_warp() {
+  return static_cast<int>(__lane_id() % kWarpThreads);
+}
+
+/// The value of another lane of this warp, which must be active.
+template <is_word T>
+SGL_DEVICE T of_lane(T value, int lane) {
   constexpr int kWords = (sizeof(T) + 3) / 4;
   int words[kWords] = {};
   memcpy(words, &value, sizeof(value));
+  const int address = (static_cast<int>(__lane_id()) - lane_of_warp() + lane) * 4;
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) words[i] = exchange(words[i]);
+  for (int i = 0; i < kWords; ++i) words[i] = __builtin_amdgcn_ds_bpermute(address, words[i]);
   memcpy(&value, words, sizeof(value));
   return value;
 }
@@ -56,16 +62,20 @@ SGL_DEVICE uint32_t of_this_warp(uint64_t wave) {
 
 }  // namespace device::details
 
-#define SGL_DEFINE_SHUFFLE(NAME, LANE)                                                                  \
-  template <typename Mask, typename T>                                                                  \
-    requires(device::details::is_warp_mask<Mask> && device::details::is_word<T>)                        \
-  SGL_DEVICE T NAME##_sync(Mask, T value, LANE lane, int width = static_cast<int>(device::kWarpThreads)) { \
-    return device::details::exchange_words(value, [=](int word) { return NAME(word, lane, width); });   \
+// Of the number of a lane, or of the distance to one, CUDA takes five bits. Those of `width` lanes, a power of two, keep
+// to themselves. HIP's functions would read the other warp.
+#define SGL_DEFINE_SHUFFLE(NAME, TYPE, SOURCE)                                                  \
+  template <device::details::is_warp_mask Mask, device::details::is_word T>                     \
+  SGL_DEVICE T NAME(Mask, T value, TYPE which, int width = static_cast<int>(device::kWarpThreads)) { \
+    const int lane = device::details::lane_of_warp();                                           \
+    [[maybe_unused]] const int first = lane & -width, last = first + width - 1;                 \
+    const int given = static_cast<int>(which % device::kWarpThreads);                           \
+    return device::details::of_lane(value, SOURCE);                                             \
   }
-SGL_DEFINE_SHUFFLE(__shfl, int)
-SGL_DEFINE_SHUFFLE(__shfl_up, unsigned int)
-SGL_DEFINE_SHUFFLE(__shfl_down, unsigned int)
-SGL_DEFINE_SHUFFLE(__shfl_xor, int)
+SGL_DEFINE_SHUFFLE(__shfl_sync, int, first + given % width)
+SGL_DEFINE_SHUFFLE(__shfl_up_sync, unsigned int, lane - given < first ? lane : lane - given)
+SGL_DEFINE_SHUFFLE(__shfl_down_sync, unsigned int, lane + given > last ? lane : lane + given)
+SGL_DEFINE_SHUFFLE(__shfl_xor_sync, int, (lane ^ given) > last ? lane : lane ^ given)
 #undef SGL_DEFINE_SHUFFLE
 
 template <device::details::is_warp_mask Mask>
