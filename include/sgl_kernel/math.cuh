@@ -39,7 +39,8 @@ SGL_DEVICE T in_fp32(F f, T a, U... b) {
   if constexpr (is_half<T>) {
     return cast<T>(f(cast<fp32_t>(a), cast<fp32_t>(b)...));
   } else {
-    return cast<T>(fp32x2_t{f(cast<fp32x2_t>(a).x, cast<fp32x2_t>(b).x...), f(cast<fp32x2_t>(a).y, cast<fp32x2_t>(b).y...)});
+    return cast<T>(
+        fp32x2_t{f(cast<fp32x2_t>(a).x, cast<fp32x2_t>(b).x...), f(cast<fp32x2_t>(a).y, cast<fp32x2_t>(b).y...)});
   }
 }
 #endif

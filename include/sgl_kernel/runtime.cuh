@@ -37,8 +37,7 @@ inline int attribute(::hipDeviceAttribute_t which, int device_id, DebugInfo loca
 
 /// \brief The maximum dynamic shared memory of a block in bytes: 65536 on an MI250X.
 [[nodiscard]] inline auto get_max_dynamic_smem(int device_id = -1, DebugInfo location = {}) -> std::size_t {
-  return static_cast<std::size_t>(
-      details::attribute(::hipDeviceAttributeMaxSharedMemoryPerBlock, device_id, location));
+  return static_cast<std::size_t>(details::attribute(::hipDeviceAttributeMaxSharedMemoryPerBlock, device_id, location));
 }
 
 #else

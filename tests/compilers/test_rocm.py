@@ -211,6 +211,20 @@ def test_targets_and_compilers_have_keys_of_their_own(tmp_path: Path, monkeypatc
     assert keys.key(found[0]) != keys.key(found[1])
 
 
+# ---- waves of 64 lanes ----
+
+
+def test_reductions_and_shuffles_keep_to_their_warp_on_a_wave_of_64(tmp_path: Path) -> None:
+    """The headers' own code for ROCm, compiled by g++ for lanes that take turns on the CPU."""
+    directory = Path(toolbox.__file__).with_name("hip_on_cpu")
+    flags = ["-std=c++20", "-O1", *toolbox.WARNINGS, "-Wno-unknown-pragmas", "-Wno-class-memaccess", "-DUSE_ROCM"]
+    compiler = toolbox.host_compiler("g++")
+    command = [compiler, *flags, f"-I{directory}", *toolbox.include_flags(), str(directory / "waves.cpp")]
+    subprocess.run([*command, "-o", "waves"], check=True, cwd=tmp_path)
+    result = subprocess.run([str(tmp_path / "waves")], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "0 wrong\n"
+
+
 # ---- what hipcc makes of it ----
 
 # Why a header cannot be compiled for AMD's GPUs. Each ends with the #error that says so.

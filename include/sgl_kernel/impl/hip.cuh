@@ -62,15 +62,15 @@ SGL_DEVICE uint32_t of_this_warp(uint64_t wave) {
 
 }  // namespace device::details
 
-// Of the number of a lane, or of the distance to one, CUDA takes five bits. Those of `width` lanes, a power of two, keep
-// to themselves. HIP's functions would read the other warp.
-#define SGL_DEFINE_SHUFFLE(NAME, TYPE, SOURCE)                                                  \
-  template <device::details::is_warp_mask Mask, device::details::is_word T>                     \
+// Of the number of a lane, or of the distance to one, CUDA takes five bits. Those of `width` lanes, a power of two,
+// keep to themselves. HIP's functions would read the other warp.
+#define SGL_DEFINE_SHUFFLE(NAME, TYPE, SOURCE)                                                       \
+  template <device::details::is_warp_mask Mask, device::details::is_word T>                          \
   SGL_DEVICE T NAME(Mask, T value, TYPE which, int width = static_cast<int>(device::kWarpThreads)) { \
-    const int lane = device::details::lane_of_warp();                                           \
-    [[maybe_unused]] const int first = lane & -width, last = first + width - 1;                 \
-    const int given = static_cast<int>(which % device::kWarpThreads);                           \
-    return device::details::of_lane(value, SOURCE);                                             \
+    const int lane = device::details::lane_of_warp();                                                \
+    [[maybe_unused]] const int first = lane & -width, last = first + width - 1;                      \
+    const int given = static_cast<int>(which % device::kWarpThreads);                                \
+    return device::details::of_lane(value, SOURCE);                                                  \
   }
 SGL_DEFINE_SHUFFLE(__shfl_sync, int, first + given % width)
 SGL_DEFINE_SHUFFLE(__shfl_up_sync, unsigned int, lane - given < first ? lane : lane - given)
@@ -140,12 +140,12 @@ SGL_HOST_DEVICE __hip_bfloat16 __float2bfloat16(float value) {
 SGL_HOST_DEVICE __hip_bfloat162 __float22bfloat162_rn(float2 value) {
   return {value.x, value.y};
 }
-#define SGL_DEFINE_OPERATOR(OP)                                                                    \
-  SGL_HOST_DEVICE __hip_bfloat16 operator OP(__hip_bfloat16 a, __hip_bfloat16 b) {                 \
-    return static_cast<float>(a) OP static_cast<float>(b);                                         \
-  }                                                                                                \
+#define SGL_DEFINE_OPERATOR(OP)                                                                     \
+  SGL_HOST_DEVICE __hip_bfloat16 operator OP(__hip_bfloat16 a, __hip_bfloat16 b) {                  \
+    return static_cast<float>(a) OP static_cast<float>(b);                                          \
+  }                                                                                                 \
   SGL_HOST_DEVICE __hip_bfloat162 operator OP(const __hip_bfloat162& a, const __hip_bfloat162& b) { \
-    return {a.x OP b.x, a.y OP b.y};                                                               \
+    return {a.x OP b.x, a.y OP b.y};                                                                \
   }
 SGL_DEFINE_OPERATOR(+)
 SGL_DEFINE_OPERATOR(-)
