@@ -30,7 +30,7 @@ class Settings:
         cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST`` if it has one entry: the target, such as
             ``9.0a``; by default the current device's.
         plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels, separated by commas; by default all.
-        nvcc: ``SGLJIT_NVCC``: the path of nvcc; by default it is searched.
+        nvcc, hipcc: ``SGLJIT_NVCC``, ``SGLJIT_HIPCC``: the path of nvcc, and of hipcc; by default they are searched.
         cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; by default it is searched on ``PATH``.
         path: ``PATH``: where programs are searched.
         search: ``CONDA_PREFIX``, ``CUDA_HOME``, ``CUDA_PATH``: where a CUDA toolkit is searched.
@@ -49,6 +49,7 @@ class Settings:
     cuda_arch_source: str
     plugins: frozenset[str] | None
     nvcc: str | None
+    hipcc: str | None
     cxx: str | None
     cxx_source: str
     path: str
@@ -65,8 +66,8 @@ class Settings:
 _VARIABLES = (
     *("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "CXX", "PATH", "TVM_FFI_CUDA_ARCH_LIST"),
     *("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),  # HOME is the meaning of "~"
-    *("SGLJIT_CACHE_DIR", "SGLJIT_CUDA_ARCH", "SGLJIT_CXX", "SGLJIT_JIT", "SGLJIT_JOBS", "SGLJIT_NVCC"),
-    *("SGLJIT_LOCK", "SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUST_SHARED_CACHE"),
+    *("SGLJIT_CACHE_DIR", "SGLJIT_CUDA_ARCH", "SGLJIT_CXX", "SGLJIT_HIPCC", "SGLJIT_JIT", "SGLJIT_JOBS", "SGLJIT_LOCK"),
+    *("SGLJIT_NVCC", "SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUST_SHARED_CACHE"),
 )
 
 
@@ -100,6 +101,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         cuda_arch_source=arch_source,
         plugins=None if allowed is None else frozenset(n.strip() for n in allowed.split(",") if n.strip()),
         nvcc=given.get("SGLJIT_NVCC"),
+        hipcc=given.get("SGLJIT_HIPCC"),
         cxx=given.get(cxx_source),
         cxx_source=cxx_source,
         path=raw.get("PATH", os.defpath),

@@ -52,7 +52,7 @@ class ConfigError(SgljitError, ValueError):
 
 
 class NoTargetError(ConfigError):
-    """A build needs CUDA, but there is no device, and no architecture was named."""
+    """A build needs a GPU, but there is none and no architecture was named; or it is AMD's, and the build a variant."""
 
 
 class InvalidBuildError(SgljitError, ValueError):

@@ -20,8 +20,10 @@ using uintptr_t = unsigned long;
 #include <cstdint>
 #endif
 
-#if defined(USE_ROCM) && !defined(__HIPCC_RTC__)
+#if defined(USE_ROCM)
 #include <hip/hip_runtime.h>
+#elif defined(__HIP__)
+#error "hipcc needs -DUSE_ROCM, which load_jit passes"
 #endif
 
 /// A device function that is always inlined.
@@ -49,7 +51,7 @@ using uintptr_t = unsigned long;
 
 namespace device {
 
-/// \brief Lanes of a warp.
+/// \brief Lanes of a warp. On ROCm, too: a wave of 64 lanes holds two warps there (impl/hip.cuh).
 inline constexpr uint32_t kWarpThreads = 32;
 /// \brief The mask of all lanes of a warp.
 inline constexpr uint32_t kFullMask = 0xffffffffu;

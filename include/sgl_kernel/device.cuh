@@ -5,9 +5,7 @@
 #include <sgl_kernel/ptx.cuh>
 
 #if defined(USE_ROCM)
-#include <hip/hip_bf16.h>
-#include <hip/hip_fp16.h>
-#include <hip/hip_fp8.h>
+#include <sgl_kernel/impl/hip.cuh>
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -35,6 +33,7 @@ using fp8x4_e4m3_t = __hip_fp8x4_e4m3;
 using fp8_e5m2_t = __hip_fp8_e5m2;
 using fp8x2_e5m2_t = __hip_fp8x2_e5m2;
 using fp8x4_e5m2_t = __hip_fp8x4_e5m2;
+#define SGL_HAS_FP8 SGL_HIP_FP8
 #else
 using bf16_t = __nv_bfloat16;
 using bf16x2_t = __nv_bfloat162;
@@ -44,6 +43,7 @@ using fp8x4_e4m3_t = __nv_fp8x4_e4m3;
 using fp8_e5m2_t = __nv_fp8_e5m2;
 using fp8x2_e5m2_t = __nv_fp8x2_e5m2;
 using fp8x4_e5m2_t = __nv_fp8x4_e5m2;
+#define SGL_HAS_FP8 1
 #endif
 
 namespace device {

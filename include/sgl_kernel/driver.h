@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+#if defined(USE_ROCM)
+#error "variants and row programs need NVRTC and CUDA's driver: on ROCm write a __global__ kernel for load_jit"
+#endif
+
 /// \file driver.h
 /// \brief The few functions of the CUDA driver that launch a variant, found at run time; and stream memory operations
 /// and facts about addresses, for kernels that share memory with the host.

@@ -32,6 +32,19 @@ concept is_half = is_any_of<T, fp16_t, bf16_t>;
 template <typename T>
 concept is_half2 = is_any_of<T, fp16x2_t, bf16x2_t>;
 
+#if defined(USE_ROCM)
+/// A function of halves, or of pairs of them, in fp32. HIP lacks some of CUDA's, and some of its own return NaN.
+template <typename F, typename T, typename... U>
+SGL_DEVICE T in_fp32(F f, T a, U... b) {
+  if constexpr (is_half<T>) {
+    return cast<T>(f(cast<fp32_t>(a), cast<fp32_t>(b)...));
+  } else {
+    return cast<T>(
+        fp32x2_t{f(cast<fp32x2_t>(a).x, cast<fp32x2_t>(b).x...), f(cast<fp32x2_t>(a).y, cast<fp32x2_t>(b).y...)});
+  }
+}
+#endif
+
 }  // namespace details
 
 /// \brief The larger of `a` and `b`; element by element for packed pairs.
@@ -41,10 +54,15 @@ template <typename T>
     return ::fmaxf(a, b);
   } else if constexpr (details::is_same<T, double>) {
     return ::fmax(a, b);
+#if defined(USE_ROCM)
+  } else if constexpr (details::is_half<T> || details::is_half2<T>) {
+    return details::in_fp32([](float x, float y) { return ::fmaxf(x, y); }, a, b);
+#else
   } else if constexpr (details::is_half<T>) {
     return __hmax(a, b);
   } else if constexpr (details::is_half2<T>) {
     return __hmax2(a, b);
+#endif
   } else {
     static_assert(
         details::is_integer<T>, "math::max takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
@@ -59,10 +77,15 @@ template <typename T>
     return ::fminf(a, b);
   } else if constexpr (details::is_same<T, double>) {
     return ::fmin(a, b);
+#if defined(USE_ROCM)
+  } else if constexpr (details::is_half<T> || details::is_half2<T>) {
+    return details::in_fp32([](float x, float y) { return ::fminf(x, y); }, a, b);
+#else
   } else if constexpr (details::is_half<T>) {
     return __hmin(a, b);
   } else if constexpr (details::is_half2<T>) {
     return __hmin2(a, b);
+#endif
   } else {
     static_assert(
         details::is_integer<T>, "math::min takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");
@@ -77,10 +100,15 @@ template <typename T>
     return ::fabsf(a);
   } else if constexpr (details::is_same<T, double>) {
     return ::fabs(a);
+#if defined(USE_ROCM)
+  } else if constexpr (details::is_half<T> || details::is_half2<T>) {
+    return details::in_fp32([](float x) { return ::fabsf(x); }, a);
+#else
   } else if constexpr (details::is_half<T>) {
     return __habs(a);
   } else if constexpr (details::is_half2<T>) {
     return __habs2(a);
+#endif
   } else {
     static_assert(
         details::is_integer<T>, "math::abs takes fp32, fp64, fp16, bf16, their pairs of 16 bits, or integers");

@@ -13,7 +13,8 @@
 /// | `mbarrier_*`, `bulk_*`, `grid_*`, `fence_*`, `cluster_*`, `elect_one` | sm_90 |
 ///
 /// A call of a function that the target lacks fails to compile; only the `grid_*` pair does nothing there instead.
-/// Compiles under NVRTC. On ROCm the cache hints are plain accesses, and the rest is missing.
+/// Compiles under NVRTC. On ROCm the cache hints are plain accesses, `grid_*` and
+/// `enable_smem_spilling` do nothing, and but for `lane_id` and `forget` the rest is missing: a call fails to compile.
 
 namespace device::ptx {
 
@@ -25,6 +26,26 @@ SGL_DEVICE void forget(uint32_t& word) {
   asm volatile("" : "+v"(word));  // each thread's own: "r" is a scalar register, which the wave shares
 #else
   asm volatile("" : "+r"(word));
+#endif
+}
+
+// ---- the thread itself ----
+
+/// \brief The number of this lane in its warp.
+[[nodiscard]] SGL_DEVICE uint32_t lane_id() {
+#if defined(USE_ROCM)
+  return __lane_id() % kWarpThreads;
+#else
+  uint32_t id;
+  asm("mov.u32 %0, %%laneid;" : "=r"(id));
+  return id;
+#endif
+}
+
+/// \brief Let the compiler keep what does not fit into registers in shared memory. A hint, which CUDA has from 13.0 on.
+SGL_DEVICE void enable_smem_spilling() {
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ >= 13
+  asm volatile(".pragma \"enable_smem_spilling\";");
 #endif
 }
 
@@ -144,20 +165,6 @@ SGL_DEVICE void store_release_system(uint64_t* ptr, uint64_t x) {
   uint64_t ns;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");
   return ns;
-}
-
-/// \brief The number of this lane in its warp.
-[[nodiscard]] SGL_DEVICE uint32_t lane_id() {
-  uint32_t id;
-  asm("mov.u32 %0, %%laneid;" : "=r"(id));
-  return id;
-}
-
-/// \brief Let the compiler keep what does not fit into registers in shared memory. A hint, which CUDA has from 13.0 on.
-SGL_DEVICE void enable_smem_spilling() {
-#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ >= 13
-  asm volatile(".pragma \"enable_smem_spilling\";");
-#endif
 }
 
 /// \brief The address of shared memory in the form that the instructions below take.

@@ -7,6 +7,10 @@
 #include <sgl_kernel/type.cuh>
 #include <sgl_kernel/vec.cuh>
 
+#if defined(USE_ROCM)
+#error "row programs need NVRTC and CUDA's driver: on ROCm write a __global__ kernel for load_jit"
+#endif
+
 /// \file row_program.cuh
 /// \brief The kernel of `host::RowProgram`: a functor that says what becomes of each row. Compiles under NVRTC.
 
@@ -565,7 +569,7 @@ struct ProgramRow {
     if constexpr (!kIsMap) m_trigger();  // a map's next kernel would take issue slots from this one
     if (!m_has_row) return;
     m_finish(stores.outputs, sgl::details::IndexListUpTo<sizeof...(Output)>{});
-#if SGL_ARCH_HOPPER_OR_GREATER && !defined(USE_ROCM)
+#if SGL_ARCH_HOPPER_OR_GREATER
     if constexpr (kBlocks > 1) ptx::cluster_sync();  // the others read this block's shared memory
 #endif
   }
@@ -598,7 +602,7 @@ struct ProgramRow {
   /// block, whose turn it takes.
   template <typename T, typename Merge>
   SGL_DEVICE void m_merge_blocks(T& value, const Merge& merge) const {
-#if SGL_ARCH_HOPPER_OR_GREATER && !defined(USE_ROCM)
+#if SGL_ARCH_HOPPER_OR_GREATER
     if constexpr (kBlocks > 1) {
       static_assert(kThreads > kWarpThreads && sizeof(T) <= kMostTerms * sizeof(float));
       void* own = m_smem + (2 * kWarpThreads + m_turn) * kMostTerms;

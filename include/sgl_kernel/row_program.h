@@ -869,7 +869,9 @@ inline void match_segment(
                      "] but got ", dtype});
     const auto device = rows.tensor.device();
     if (device.device_type != kDLCPU && device.device_type != kDLCUDA)
-      rows.raise(location, {"Device mismatch: expected one of [cpu, cuda] but got ", device});
+      rows.raise(
+          location, {"Device mismatch: expected one of [cpu, cuda] but got ", device,
+                     device.device_type == kDLROCM ? "; on ROCm only kernels of load_jit run" : ""});
     if (!::host::operator==(device, plan.device))
       rows.raise(location, {"Device mismatch: expected ", plan.device, " but got ", device});
     const bool is_of_pairs = (roles.pairs & bit) != 0;

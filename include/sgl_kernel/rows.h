@@ -150,7 +150,8 @@ SGL_INLINE void Rows::raise_about_index(DebugInfo location, std::initializer_lis
 
 SGL_INLINE const Rows& Rows::floats(DebugInfo location) const {
   const auto dtype = tensor.dtype();
-  if (!is_type<float>(dtype) && !is_type<__half>(dtype) && !is_type<__nv_bfloat16>(dtype)) [[unlikely]]
+  if (!is_type<float>(dtype) && !is_type<__half>(dtype) && !::host::operator==(dtype, DLDataType{kDLBfloat, 16, 1}))
+      [[unlikely]]
     raise(location, {"DType mismatch: expected one of [float32, float16, bfloat16] but got ", dtype});
   return *this;
 }

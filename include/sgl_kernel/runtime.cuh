@@ -18,36 +18,26 @@
 namespace host::runtime {
 
 #if defined(USE_ROCM)
+// No get_cc_major: HIP reports 9 for a gfx90a, which a kernel would take for Hopper's.
 namespace details {
 
-inline int attribute(decltype(SGL_RUNTIME(DevAttrMultiProcessorCount)) which, int device_id, DebugInfo location) {
-  if (device_id < 0) RuntimeDeviceCheck(SGL_RUNTIME(GetDevice)(&device_id), location);
+inline int attribute(::hipDeviceAttribute_t which, int device_id, DebugInfo location) {
+  if (device_id < 0) RuntimeDeviceCheck(::hipGetDevice(&device_id), location);
   int value = 0;
-  RuntimeDeviceCheck(SGL_RUNTIME(DeviceGetAttribute)(&value, which, device_id), location);
+  RuntimeDeviceCheck(::hipDeviceGetAttribute(&value, which, device_id), location);
   return value;
 }
 
 }  // namespace details
 
-/// \brief The number of multiprocessors: 132 on an H200.
+/// \brief The number of compute units: 104 on one die of an MI250X.
 [[nodiscard]] inline auto get_sm_count(int device_id = -1, DebugInfo location = {}) -> std::uint32_t {
-  return static_cast<std::uint32_t>(details::attribute(SGL_RUNTIME(DevAttrMultiProcessorCount), device_id, location));
+  return static_cast<std::uint32_t>(details::attribute(::hipDeviceAttributeMultiprocessorCount, device_id, location));
 }
 
-/// \brief The major compute capability: 9 on an H200.
-[[nodiscard]] inline auto get_cc_major(int device_id = -1, DebugInfo location = {}) -> int {
-  return details::attribute(SGL_RUNTIME(DevAttrComputeCapabilityMajor), device_id, location);
-}
-
-/// \brief The minor compute capability: 0 on an H200.
-[[nodiscard]] inline auto get_cc_minor(int device_id = -1, DebugInfo location = {}) -> int {
-  return details::attribute(SGL_RUNTIME(DevAttrComputeCapabilityMinor), device_id, location);
-}
-
-/// \brief The maximum dynamic shared memory of a block in bytes: 232448 on an H200.
+/// \brief The maximum dynamic shared memory of a block in bytes: 65536 on an MI250X.
 [[nodiscard]] inline auto get_max_dynamic_smem(int device_id = -1, DebugInfo location = {}) -> std::size_t {
-  return static_cast<std::size_t>(
-      details::attribute(SGL_RUNTIME(DevAttrMaxSharedMemoryPerBlockOptin), device_id, location));
+  return static_cast<std::size_t>(details::attribute(::hipDeviceAttributeMaxSharedMemoryPerBlock, device_id, location));
 }
 
 #else

@@ -47,12 +47,6 @@ SGL_DEVICE float to_fp32(fp16_t x) {
 SGL_DEVICE float to_fp32(bf16_t x) {
   return __bfloat162float(x);
 }
-SGL_DEVICE float to_fp32(fp8_e4m3_t x) {
-  return static_cast<float>(x);
-}
-SGL_DEVICE float to_fp32(fp8_e5m2_t x) {
-  return static_cast<float>(x);
-}
 SGL_DEVICE float2 to_fp32x2(float2 x) {
   return x;
 }
@@ -66,12 +60,6 @@ SGL_DEVICE float2 to_fp32x2(bf16x2_t x) {
   memcpy(&bits, &x, sizeof(bits));
   return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
 }
-SGL_DEVICE float2 to_fp32x2(fp8x2_e4m3_t x) {
-  return static_cast<float2>(x);
-}
-SGL_DEVICE float2 to_fp32x2(fp8x2_e5m2_t x) {
-  return static_cast<float2>(x);
-}
 SGL_DEVICE float2 to_fp32x2(int8x2_t x) {
   return {static_cast<float>(x.x), static_cast<float>(x.y)};
 }
@@ -81,15 +69,32 @@ SGL_DEVICE float2 to_fp32x2(uint8x2_t x) {
 SGL_DEVICE float4 to_fp32x4(float4 x) {
   return x;
 }
+#if SGL_HAS_FP8
+SGL_DEVICE float to_fp32(fp8_e4m3_t x) {
+  return static_cast<float>(x);
+}
+SGL_DEVICE float to_fp32(fp8_e5m2_t x) {
+  return static_cast<float>(x);
+}
+SGL_DEVICE float2 to_fp32x2(fp8x2_e4m3_t x) {
+  return static_cast<float2>(x);
+}
+SGL_DEVICE float2 to_fp32x2(fp8x2_e5m2_t x) {
+  return static_cast<float2>(x);
+}
 SGL_DEVICE float4 to_fp32x4(fp8x4_e4m3_t x) {
   return static_cast<float4>(x);
 }
 SGL_DEVICE float4 to_fp32x4(fp8x4_e5m2_t x) {
   return static_cast<float4>(x);
 }
+#endif
 
 /// The nearest integer, the even one of two, within a range.
 SGL_DEVICE int narrow_to_integer(float x, int least, int most) {
+#if defined(USE_ROCM)
+  x = x != x ? 0.0f : ::fminf(::fmaxf(x, least), most);  // there the conversion below is undefined out of range
+#endif
   const int nearest = __float2int_rn(x);  // saturates, and makes 0 of NaN
   return nearest < least ? least : nearest > most ? most : nearest;
 }
@@ -166,22 +171,6 @@ struct dtype_trait<bf16_t> : device::details::DTypeTraitBase<bf16_t, bf16_t, bf1
 };
 
 template <>
-struct dtype_trait<fp8_e4m3_t> : device::details::DTypeTraitBase<fp8_e4m3_t, fp8_e4m3_t, fp8x2_e4m3_t, 1> {
-  template <typename From>
-  SGL_DEVICE static fp8_e4m3_t from(const From& value) {
-    return device::details::convert_scalar<fp8_e4m3_t>(value, [](float x) { return fp8_e4m3_t(x); });
-  }
-};
-
-template <>
-struct dtype_trait<fp8_e5m2_t> : device::details::DTypeTraitBase<fp8_e5m2_t, fp8_e5m2_t, fp8x2_e5m2_t, 1> {
-  template <typename From>
-  SGL_DEVICE static fp8_e5m2_t from(const From& value) {
-    return device::details::convert_scalar<fp8_e5m2_t>(value, [](float x) { return fp8_e5m2_t(x); });
-  }
-};
-
-template <>
 struct dtype_trait<int8_t> : device::details::DTypeTraitBase<int8_t, int8_t, int8x2_t, 1> {
   template <typename From>
   SGL_DEVICE static int8_t from(const From& value) {
@@ -217,15 +206,12 @@ struct dtype_trait<uint8_t> : device::details::DTypeTraitBase<uint8_t, uint8_t, 
 SGL_DEFINE_PAIR(fp32x2_t, fp32_t, fp32x4_t, wide);
 SGL_DEFINE_PAIR(fp16x2_t, fp16_t, void, __float22half2_rn(wide));
 SGL_DEFINE_PAIR(bf16x2_t, bf16_t, void, __float22bfloat162_rn(wide));
-SGL_DEFINE_PAIR(fp8x2_e4m3_t, fp8_e4m3_t, fp8x4_e4m3_t, fp8x2_e4m3_t(wide));
-SGL_DEFINE_PAIR(fp8x2_e5m2_t, fp8_e5m2_t, fp8x4_e5m2_t, fp8x2_e5m2_t(wide));
 SGL_DEFINE_PAIR(
     int8x2_t, int8_t, void,
     (int8x2_t{device::details::narrow_to_int8(wide.x), device::details::narrow_to_int8(wide.y)}));
 SGL_DEFINE_PAIR(
     uint8x2_t, uint8_t, void,
     (uint8x2_t{device::details::narrow_to_uint8(wide.x), device::details::narrow_to_uint8(wide.y)}));
-#undef SGL_DEFINE_PAIR
 
 #define SGL_DEFINE_FOUR(TYPE, ELEMENT)                                                                                 \
   template <>                                                                                                          \
@@ -243,8 +229,33 @@ SGL_DEFINE_PAIR(
   }
 
 SGL_DEFINE_FOUR(fp32x4_t, fp32_t);
+
+#if SGL_HAS_FP8
+
+template <>
+struct dtype_trait<fp8_e4m3_t> : device::details::DTypeTraitBase<fp8_e4m3_t, fp8_e4m3_t, fp8x2_e4m3_t, 1> {
+  template <typename From>
+  SGL_DEVICE static fp8_e4m3_t from(const From& value) {
+    return device::details::convert_scalar<fp8_e4m3_t>(value, [](float x) { return fp8_e4m3_t(x); });
+  }
+};
+
+template <>
+struct dtype_trait<fp8_e5m2_t> : device::details::DTypeTraitBase<fp8_e5m2_t, fp8_e5m2_t, fp8x2_e5m2_t, 1> {
+  template <typename From>
+  SGL_DEVICE static fp8_e5m2_t from(const From& value) {
+    return device::details::convert_scalar<fp8_e5m2_t>(value, [](float x) { return fp8_e5m2_t(x); });
+  }
+};
+
+SGL_DEFINE_PAIR(fp8x2_e4m3_t, fp8_e4m3_t, fp8x4_e4m3_t, fp8x2_e4m3_t(wide));
+SGL_DEFINE_PAIR(fp8x2_e5m2_t, fp8_e5m2_t, fp8x4_e5m2_t, fp8x2_e5m2_t(wide));
 SGL_DEFINE_FOUR(fp8x4_e4m3_t, fp8_e4m3_t);
 SGL_DEFINE_FOUR(fp8x4_e5m2_t, fp8_e5m2_t);
+
+#endif
+
+#undef SGL_DEFINE_PAIR
 #undef SGL_DEFINE_FOUR
 
 /// \brief The type that holds twice as many elements as `T`: `packed_t<fp16_t>` is `fp16x2_t`.

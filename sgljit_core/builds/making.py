@@ -78,7 +78,7 @@ def _check_allowed(request: Request[T]) -> None:
     mode, by = policy.forbidden_by()
     if mode == "error":
         command = f"sgljit cache build {build.family}"
-        if build.target.is_cuda:
+        if build.target.is_cuda or build.target.is_rocm:
             command += f" --cuda-arch {build.target.name}"
         ahead = f"with `{command}`, or " if build.family else ""
         remedy = f"Build it ahead: {ahead}by loading it once on a machine with compilers before freeze()."

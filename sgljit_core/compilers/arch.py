@@ -39,10 +39,10 @@ def cuda_target() -> Target:
 
     if not torch.cuda.is_available():
         raise NoTargetError(
-            "no CUDA device to compile for; name the target instead: --cuda-arch 9.0 on the command line, "
+            "no GPU to compile for; name the target instead: --cuda-arch 9.0 (AMD: gfx90a) on the command line, "
             "SGLJIT_CUDA_ARCH=9.0 in the environment, or override_cuda_arch(9, 0) in Python"
         )
-    return _target(*torch.cuda.get_device_capability())
+    return _of_device()
 
 
 _pretended: list[Target] = []
@@ -54,24 +54,34 @@ def pretend(target: Target) -> None:
 
 
 def device_target(device_id: int) -> Target:
-    """The target of one device of this machine, ignoring overrides."""
-    if _pretended:
-        return _pretended[0]
+    """The target of one device of this machine for a variant, ignoring overrides. Raises NoTargetError."""
+    return exact(_pretended[0] if _pretended else _of_device(device_id))
+
+
+def _of_device(*device_id: int) -> Target:
+    """The target of a device of torch, by default of the current one."""
     import torch
 
-    return _target(*torch.cuda.get_device_capability(device_id))
+    if torch.version.hip is None:
+        return _target(*torch.cuda.get_device_capability(*device_id))
+    name = torch.cuda.get_device_properties(*device_id or (torch.cuda.current_device(),)).gcnArchName
+    return Target(name.partition(":")[0])  # of "gfx90a:sramecc+:xnack-"
 
 
 def exact(target: Target) -> Target:
-    """The target that a device of the same compute capability gets."""
-    assert target.cuda_arch is not None
+    """The target that a device of the same compute capability gets, for a variant. Raises NoTargetError for AMD's."""
+    if target.cuda_arch is None:
+        raise NoTargetError(
+            f"instant variants are for NVIDIA's GPUs, which NVRTC compiles for; the target is {target.name}. On ROCm "
+            f"write a __global__ kernel in a .cu file and load it with load_jit, which hipcc compiles"
+        )
     return _target(*target.cuda_arch)
 
 
 def target_in_use() -> Target | None:
     """The target of the current device, or None if this process does not use CUDA yet."""
     cuda = cuda_in_use()
-    return None if cuda is None else _target(*cuda.get_device_capability())
+    return None if cuda is None else _of_device()
 
 
 def cuda_in_use() -> Any | None:
@@ -88,16 +98,12 @@ def override_cuda_arch(major: int, minor: int, suffix: str | None = None) -> Abs
         suffix: "a" (architecture-specific), "f" (family-specific) or "" (portable); by default "a" from 9.0 on,
             which unlocks wgmma and similar instructions.
     """
-    return _overridden(_target(major, minor, suffix))
-
-
-def override_target(text: str, source: str) -> AbstractContextManager[Target]:
-    """``override_cuda_arch`` for a target as text, such as "9.0a"; ``source`` names its origin in the error."""
-    return _overridden(parse_cuda_target(text, source))
+    return override_target(_target(major, minor, suffix))
 
 
 @contextmanager
-def _overridden(target: Target) -> Iterator[Target]:
+def override_target(target: Target) -> Iterator[Target]:
+    """``override_cuda_arch`` for a target."""
     token = _override.set(target)
     try:
         yield target
@@ -126,7 +132,9 @@ def scope() -> Target | None:
 
 
 def parse_cuda_target(text: str, source: str) -> Target:
-    """The target that ``text`` names ("8.0", "9.0a", "sm_100f"); ``source`` names its origin in the error."""
+    """The target that ``text`` names ("8.0", "9.0a", "sm_100f", "gfx90a"); ``source`` names its origin in the error."""
+    if re.fullmatch(r"gfx[0-9a-f]{3,5}", text):
+        return Target(text)
     match = re.fullmatch(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)", text)
     if match is None:
         several = len(re.split(r"[ ,;]+", text)) > 1

@@ -28,15 +28,15 @@ from sgljit_core.paths import tvm_ffi_include, tvm_ffi_library
 from sgljit_core.specs.build import BuildSpec, Product
 
 from .includes import Root
-from .recipe import cxx_flags, nvcc_flags
-from .toolchain import Toolchain
+from .recipe import cxx_flags, hipcc_flags, nvcc_flags
+from .toolchain import HIP_ENVIRONMENT, Toolchain
 
 _SECONDS_TO_START = 0.1
 # Files of the compiler, the C library and the kernel's interface: the toolchain's version stands for them. A name that
 # is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
     r"/lib(?:32|64|exec)?/(?:gcc|clang|llvm-\d+)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
-    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux)/|(?:alloca|assert|byteswap|ctype|dlfcn|elf|endian|errno|features|"
+    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|hip|hsa)/|(?:alloca|assert|byteswap|ctype|dlfcn|elf|endian|errno|features|"
     r"features-time64|fenv|inttypes|libintl|limits|link|locale|malloc|math|memory|pthread|sched|semaphore|setjmp|signal|"
     r"stdc-predef|stdint|stdio|stdlib|string|strings|syscall|time|unistd|wchar|wctype)\.h$)"
 )
@@ -98,7 +98,9 @@ def _compile_command(
 ) -> list[str]:
     # Messages of a kernel name its files by label, so that an artifact does not depend on the place of the tree.
     maps = [f"-fmacro-prefix-map={root.directory}/={f'{root.label}/' if root.own else ''}" for root in roots]
-    if _is_cuda(unit):
+    if _is_cuda(unit) and toolchain.hipcc is not None:
+        compiler, flags = [str(toolchain.hipcc.path), "-x", "hip"], [*hipcc_flags(spec), *maps]
+    elif _is_cuda(unit):
         assert toolchain.nvcc is not None
         compiler = [str(toolchain.nvcc.path), f"-ccbin={toolchain.cxx.path}", "-x", "cu"]
         flags = [*nvcc_flags(spec), *(f"-Xcompiler={flag}" for flag in maps)]
@@ -114,6 +116,8 @@ def _link_command(spec: BuildSpec, toolchain: Toolchain, objects: Sequence[Path]
     command = [str(toolchain.cxx.path), "-shared", "-o", str(library), *map(str, objects), str(tvm_ffi_library())]
     if spec.target.is_cuda:
         command += [str(toolchain.cudart), "-lrt", "-lpthread"]
+    if toolchain.hipcc is not None:  # HIP's runtime is PyTorch's own, by its name: two would not know each other
+        command += [f"-L{toolchain.hipcc.path.parent.parent}/lib", "-lamdhip64"]
     # -z defs: the first call of an undefined function would end the process. The trace lists the linked files.
     return [*command, "-ldl", "-Wl,-z,defs", *spec.ldflags, "-Wl,--trace"]
 
@@ -207,12 +211,13 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
 
 def _environment(toolchain: Toolchain, directory: Path) -> dict[str, str]:
     """A compiler finds its own programs beside itself, and the assembler and linker in the system's directories."""
-    programs = [toolchain.cxx.path.parent] + ([toolchain.nvcc.path.parent] if toolchain.nvcc else [])
+    programs = [compiler.path.parent for compiler in (toolchain.cxx, toolchain.nvcc, toolchain.hipcc) if compiler]
     return {
         "PATH": os.pathsep.join([*map(str, programs), "/usr/local/bin", "/usr/bin", "/bin"]),
         "TMPDIR": str(directory),
         "LC_ALL": "C",
         "SOURCE_DATE_EPOCH": "0",  # the value of __DATE__ and __TIME__
+        **HIP_ENVIRONMENT,
     }
 
 

@@ -15,6 +15,7 @@ _HOST = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-fno-math-errno")
 # The units of the core's own functions (sgl_kernel/impl/separate.h), and the macro that announces them to the others.
 _CORE_UNITS = ("messages.cpp", "kernels.cpp", "programs.cpp")
 _SEPARATE = ("-DSGL_SEPARATE",)
+_ROCM = ("-DUSE_ROCM", "-D__HIP_PLATFORM_AMD__")
 # The header before the files of a port, so that they find the names of SGLang's headers.
 _PORT_HEADER = "sgl_kernel/compat/sglang.h"
 PORT_TEXT = f"#include <{_PORT_HEADER}>\n"
@@ -49,7 +50,7 @@ def _is_separate(spec: BuildSpec) -> bool:
     They take as long as a host part to compile, or a quarter of nvcc's time. A small C++ module uses few of them, and
     compiles faster when these alone are inlined.
     """
-    return spec.host_part or bool(spec.cuda_files or spec.cuda_sources)
+    return spec.host_part or spec.target.cuda_arch is not None
 
 
 def _generate(
@@ -83,6 +84,8 @@ def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
     steps = {"cxx": (*cxx_flags(spec), *includes), "link": spec.ldflags}
     if spec.target.is_cuda:
         steps["nvcc"] = (*nvcc_flags(spec), *includes)
+    if spec.target.is_rocm:
+        steps["hipcc"] = (*hipcc_flags(spec), *includes)
     for root in roots:
         labelled = (f"{root.directory}/", f"{root.label}/")
         steps = {step: tuple(flag.replace(*labelled) for flag in values) for step, values in steps.items()}
@@ -93,6 +96,7 @@ def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The host compiler's flags, without include directories."""
     # A module without C++ files has never tried its C++ flags, so the core's units are compiled without them.
     own = spec.cflags if spec.cpp_files or spec.cpp_sources else ()
+    own = (*(_ROCM if spec.target.is_rocm else ()), *own)
     return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *own)
 
 
@@ -110,3 +114,9 @@ def nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
         *_SEPARATE,
         *spec.cuda_cflags,
     )
+
+
+def hipcc_flags(spec: BuildSpec) -> tuple[str, ...]:
+    """The flags of hipcc, without include directories. It is clang, whose statics are each library's own."""
+    host = (*(flag for flag in _HOST if flag != "-fno-gnu-unique"), "-include", "hip/hip_runtime.h")  # as nvcc does
+    return (*_COMMON, f"--offload-arch={spec.target.name}", *_ROCM, *host, *spec.cuda_cflags)

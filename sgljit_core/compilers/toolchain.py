@@ -24,9 +24,11 @@ from sgljit_core.machine.answers import recall, remember
 from sgljit_core.machine.supervisor import Finished, Supervisor
 
 _HOST_COMPILERS = ("g++", "clang++", "c++")
+HIP_ENVIRONMENT = {"HIP_PLATFORM": "amd"}  # or hipcc is a front for nvcc where it finds one
 _SECONDS = 60.0  # for a compiler to say what it is
 _LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
 _CUDA_REMEDY = 'Install NVIDIA\'s compiler wheels: pip install "sgljit-core[cuda]". Or set SGLJIT_NVCC to an nvcc.'
+_HIP_REMEDY = "Install ROCm's compiler (Debian, Ubuntu: apt install hipcc), or set SGLJIT_HIPCC to a hipcc."
 _CXX_REMEDY = (
     "Install a C++20 compiler (Debian, Ubuntu: apt install g++; conda: conda install gxx), or set SGLJIT_CXX to one."
 )
@@ -42,10 +44,11 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers of a build. ``nvcc`` is None if the build has no CUDA code."""
+    """The compilers of a build. ``nvcc`` is None if it has no CUDA code, ``hipcc`` if it has none for AMD."""
 
     cxx: Compiler
     nvcc: Compiler | None
+    hipcc: Compiler | None = None
 
     @property
     def cuda_home(self) -> Path:
@@ -70,12 +73,13 @@ class Toolchain:
         )
 
 
-def find_toolchain(*, cuda: bool, needed_for: str) -> Toolchain:
-    """The compilers for a build, with nvcc if it has CUDA code.
+def find_toolchain(*, cuda: bool, needed_for: str, rocm: bool = False) -> Toolchain:
+    """The compilers for a build, with nvcc if it has CUDA code, with hipcc if it has such code for AMD.
 
     Raises ToolchainNotFoundError, with every place that was searched and the command that installs the compiler.
     """
-    return Toolchain(cxx=find_cxx(needed_for), nvcc=find_nvcc(needed_for) if cuda else None)
+    nvcc = find_nvcc(needed_for) if cuda else None
+    return Toolchain(find_cxx(needed_for), nvcc, find_hipcc(needed_for) if rocm else None)
 
 
 def find_cxx(needed_for: str) -> Compiler:
@@ -129,6 +133,18 @@ def find_nvcc(needed_for: str) -> Compiler:
     if not found:
         raise ToolchainNotFoundError("nvcc", needed_for=needed_for, searched=searched, remedy=_CUDA_REMEDY)
     return _identify(Path(found).resolve())
+
+
+def find_hipcc(needed_for: str) -> Compiler:
+    """AMD's compiler: ``SGLJIT_HIPCC``, else the one on ``PATH`` or in /opt/rocm."""
+    config = settings()
+    places = [config.hipcc] if config.hipcc else ["hipcc", "/opt/rocm/bin/hipcc"]
+    for place in places:
+        found = shutil.which(place, path=config.path)
+        if found:
+            return _identify(Path(found))
+    searched = [f"SGLJIT_HIPCC={config.hipcc}"] if config.hipcc else [f"PATH={config.path}", places[1]]
+    raise ToolchainNotFoundError("hipcc", needed_for=needed_for, searched=searched, remedy=_HIP_REMEDY)
 
 
 def _search_nvcc() -> str | None:
@@ -196,7 +212,7 @@ def _is_script(path: Path) -> bool:
 
 
 def _ask(path: Path, *arguments: str) -> Finished:
-    environment = {"PATH": os.pathsep.join((str(path.parent), os.defpath)), "LC_ALL": "C"}
+    environment = {"PATH": os.pathsep.join((str(path.parent), os.defpath)), "LC_ALL": "C", **HIP_ENVIRONMENT}
     return Supervisor().run([str(path), *arguments], cwd=Path("/"), env=environment, seconds=_SECONDS)
 
 
@@ -209,8 +225,10 @@ def _ask_version(path: Path) -> str:
             f"a working {path.name}",
             needed_for="kernels",
             searched=[f"{path} (--version {failed}: {result.output.strip()[:1000]})"],
-            remedy=_CUDA_REMEDY if path.name == "nvcc" else _CXX_REMEDY,
+            remedy={"nvcc": _CUDA_REMEDY, "hipcc": _HIP_REMEDY}.get(path.name, _CXX_REMEDY),
         )
+    if lines[0].startswith("HIP version"):  # and then that of clang, which may change without it
+        return "; ".join(lines[:2])
     # nvcc names its release on the fourth line, others identify themselves on the first.
     return next((line for line in lines if "release" in line), lines[0])
 

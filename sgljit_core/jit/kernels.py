@@ -180,4 +180,4 @@ def prepare(sources: Sources, target: Target) -> None:
 
     with contextlib.suppress(SgljitError, OSError):
         for file in device_files(sources.csrc)[:_MOST_PRECOMPILED]:
-            KernelRequest(_spec(sources, file, sources.family, target), sources.root).precompile()
+            KernelRequest(_spec(sources, file, sources.family, arch.exact(target)), sources.root).precompile()

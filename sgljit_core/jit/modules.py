@@ -54,13 +54,13 @@ def load_jit(
         args: the name of the module, then its template arguments. They name the build in messages and in the
             cache; two builds that differ in anything else never share an artifact.
         cpp_files: C++ sources, compiled by the host compiler; relative to ``csrc``, or absolute.
-        cuda_files: CUDA sources, compiled by nvcc for ``cuda_target()``; relative to ``csrc``, or absolute.
+        cuda_files: CUDA sources, compiled by nvcc or hipcc for ``cuda_target()``; relative to ``csrc``, or absolute.
         cpp_sources: C++ sources as text, compiled behind ``cpp_files``.
         cuda_sources: CUDA sources as text, compiled behind ``cuda_files``.
         cpp_wrappers: (export name, C++ symbol with template arguments) for symbols of the C++ sources.
         cuda_wrappers: the same for symbols of the CUDA sources.
         extra_cflags: more flags for the host compiler on ``cpp_files``.
-        extra_cuda_cflags: more flags for nvcc.
+        extra_cuda_cflags: more flags for nvcc or hipcc.
         extra_ldflags: more flags for the link.
         extra_include_paths: more include directories, searched after ``csrc`` and before the core headers.
         extra_dependencies: names of header libraries that installed plugins provide ("cutlass").
@@ -180,8 +180,9 @@ class ModuleRequest(Request["Module"]):
         super().__init__(spec, root, source, scan)
 
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
-        self._toolchain = found = toolchain.find_toolchain(cuda=self.build.target.is_cuda, needed_for=needed_for)
-        return {"cxx": found.cxx.version, **({"nvcc": found.nvcc.version} if found.nvcc else {})}
+        cuda, rocm = self.build.target.is_cuda, self.build.target.is_rocm
+        self._toolchain = found = toolchain.find_toolchain(cuda=cuda, rocm=rocm, needed_for=needed_for)
+        return {kind: compiler.version for kind, compiler in vars(found).items() if compiler is not None}
 
     def make(self, directory: Path) -> Product:
         from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler

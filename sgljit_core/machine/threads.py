@@ -30,20 +30,18 @@ def running(functions: Sequence[Callable[[], T]], most: int, end: Callable[[], o
         for future in futures:
             future.cancel()
 
-    def run(future: Future[T], function: Callable[[], T]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - handed on
-            future.set_exception(error)
-            if not isinstance(error, Exception):
-                cancel()
-
     def work() -> None:
         with contextlib.suppress(IndexError):  # nothing is pending any more
             while True:
-                run(*pending.popleft())
+                future, function = pending.popleft()
+                if not future.set_running_or_notify_cancel():
+                    continue
+                try:
+                    future.set_result(function())
+                except BaseException as error:  # noqa: BLE001 - handed on
+                    future.set_exception(error)
+                    if not isinstance(error, Exception):
+                        cancel()
 
     threads = [threading.Thread(target=work) for _ in range(min(len(functions), most))]
     try:

@@ -50,8 +50,7 @@ def prebuilt_roots() -> list[Path]:
 
     if not discovery.entry_points(discovery.EXTENSIONS, settings().plugins):  # so that pluggy need not be imported
         return []
-    answers = _ask("sgljit_prebuilt_dirs", lambda paths: [Path(path) for path in paths])
-    return [path for answer in answers for path in answer]
+    return [path for paths in _ask("sgljit_prebuilt_dirs", lambda paths: [*map(Path, paths)]) for path in paths]
 
 
 def fetched(location: Path, toolchain_key: str | None, root: Path) -> list[Path]:

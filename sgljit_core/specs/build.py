@@ -29,10 +29,14 @@ _NESTED = r"(?s:(?:-W[lpa],|--?X[\w-]+=|--[\w-]*options=)(.*))"
 
 @dataclass(frozen=True)
 class Target:
-    """The architecture that an artifact is compiled for: "sm_90a", which is CUDA's (9, 0), or "cpu-x86_64"."""
+    """The architecture that an artifact is compiled for: "sm_90a", which is CUDA's (9, 0), "gfx90a" or "cpu-x86_64"."""
 
     name: str
     cuda_arch: tuple[int, int] | None = None
+    is_rocm: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_rocm", self.name.startswith("gfx"))
 
     @property
     def is_cuda(self) -> bool:

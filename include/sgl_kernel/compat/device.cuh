@@ -12,7 +12,9 @@
 #include <sgl_kernel/vec.cuh>
 #include <sgl_kernel/warp.cuh>
 
+#if !defined(USE_ROCM)
 #include <cuda.h>
+#endif
 
 #include <cmath>
 #include <cstddef>
@@ -27,8 +29,14 @@
 #define SGLANG_LDG(...) __ldg(__VA_ARGS__)
 
 inline constexpr float kFP8E4M3Max = device::math::FP8_E4M3_MAX;
+#if defined(USE_ROCM)
+#define __grid_constant__
+inline constexpr auto kDLGPU = kDLROCM;
+inline constexpr auto kDLGPUHost = kDLROCMHost;
+#else
 inline constexpr auto kDLGPU = kDLCUDA;
 inline constexpr auto kDLGPUHost = kDLCUDAHost;
+#endif
 
 namespace device {
 

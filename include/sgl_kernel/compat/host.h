@@ -18,6 +18,13 @@
 /// \file compat/host.h
 /// \brief Host code: checks that are streams, values that print through `operator<<`, powers of two, tensors.
 
+/// Whether this compiler takes device code: nvcc and hipcc do.
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define SGL_COMPAT_DEVICE 1
+#else
+#define SGL_COMPAT_DEVICE 0
+#endif
+
 namespace host {
 
 namespace details {

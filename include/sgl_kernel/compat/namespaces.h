@@ -6,10 +6,9 @@
 /// Newer kernels open `sglang` and then, as it suits them, `host` and `device` inside. So each namespace that they may
 /// open has its counterpart here, which looks its names up in ours.
 
-#if defined(__CUDACC__)
-#include <sgl_kernel/compat/runtime.cuh>
-#else
 #include <sgl_kernel/compat/host.h>
+#if SGL_COMPAT_DEVICE
+#include <sgl_kernel/compat/runtime.cuh>
 #endif
 
 namespace sglang {
@@ -37,7 +36,7 @@ using ::host::SymbolicDType;
 using ::host::SymbolicSize;
 using ::host::TensorMatcher;
 using ::host::operator==;
-#if defined(__CUDACC__)
+#if SGL_COMPAT_DEVICE
 using ::host::RuntimeDeviceCheck;
 #endif
 
@@ -51,7 +50,7 @@ namespace pointer {
 using namespace ::host::pointer;
 }
 
-#if defined(__CUDACC__)
+#if SGL_COMPAT_DEVICE
 
 namespace norm {
 using namespace ::host::norm;
@@ -92,7 +91,7 @@ struct LaunchKernel : ::host::LaunchKernel {
 
 }  // namespace host
 
-#if defined(__CUDACC__)
+#if SGL_COMPAT_DEVICE
 
 using ::bf16_t;
 using ::bf16x2_t;
@@ -154,9 +153,11 @@ using namespace ::device::warp;
 /// Not a counterpart of ours: kernels define functions of the same names in it.
 namespace ptx {
 
+#if !defined(USE_ROCM)
 [[nodiscard]] SGL_DEVICE uint32_t to_shared(const void* smem) {
   return ::device::ptx::shared_address(smem);
 }
+#endif
 
 #if SGL_ARCH_HOPPER_OR_GREATER
 

@@ -12,7 +12,7 @@
 #include <sgl_kernel/compat/tvm_ffi.h>
 // In this order.
 #include <sgl_kernel/compat/host.h>
-#if defined(__CUDACC__)
+#if SGL_COMPAT_DEVICE
 #include <sgl_kernel/compat/device.cuh>
 // In this order.
 #include <sgl_kernel/compat/runtime.cuh>

@@ -149,22 +149,22 @@ void untyped(host::TensorView out, host::TensorView in) {
   SGL_EXPORT(cast_float32_##TO, (cast<TYPE, float>))   \
   SGL_EXPORT(cast_float16_##TO, (cast<TYPE, fp16_t>))  \
   SGL_EXPORT(cast_bfloat16_##TO, (cast<TYPE, bf16_t>)) \
+  EXPORT_CASTS_OF_FP8(TO, TYPE)
+#if SGL_HAS_FP8  // ROCm before 6.2 has none
+#define EXPORT_CASTS_OF_FP8(TO, TYPE)                  \
   SGL_EXPORT(cast_e4m3_##TO, (cast<TYPE, fp8_e4m3_t>)) \
   SGL_EXPORT(cast_e5m2_##TO, (cast<TYPE, fp8_e5m2_t>))
+#else
+#define EXPORT_CASTS_OF_FP8(TO, TYPE)
+#endif
 
 EXPORT_CASTS(float32, float)
 EXPORT_CASTS(float16, fp16_t)
 EXPORT_CASTS(bfloat16, bf16_t)
-EXPORT_CASTS(e4m3, fp8_e4m3_t)
-EXPORT_CASTS(e5m2, fp8_e5m2_t)
 EXPORT_CASTS(int8, int8_t)
 EXPORT_CASTS(uint8, uint8_t)
 SGL_EXPORT(cast_int8_float32, (cast<float, int8_t>))
 SGL_EXPORT(cast_uint8_float32, (cast<float, uint8_t>))
-SGL_EXPORT(cast4_e4m3_float32, (cast4<float, fp8_e4m3_t>))
-SGL_EXPORT(cast4_float32_e4m3, (cast4<fp8_e4m3_t, float>))
-SGL_EXPORT(cast4_e5m2_float32, (cast4<float, fp8_e5m2_t>))
-SGL_EXPORT(cast4_float32_e5m2, (cast4<fp8_e5m2_t, float>))
 SGL_EXPORT(math_float32, (math<float>))
 SGL_EXPORT(math_float64, (math<double>))
 SGL_EXPORT(math_float16, (math<fp16_t>))
@@ -177,12 +177,20 @@ SGL_EXPORT(math_int64, (math<int64_t>))
   SGL_EXPORT(vector_##NAME##_2, (vector<TYPE, 2>)) \
   SGL_EXPORT(vector_##NAME##_max, (vector<TYPE, device::kMaxVecBytes / sizeof(TYPE)>))
 EXPORT_VECTORS(uint8, uint8_t)
-EXPORT_VECTORS(e4m3, fp8_e4m3_t)
 EXPORT_VECTORS(float16, fp16_t)
 EXPORT_VECTORS(bfloat16, bf16_t)
 EXPORT_VECTORS(float32, float)
 EXPORT_VECTORS(int64, int64_t)
 SGL_EXPORT(vector_uint8_4, (vector<uint8_t, 4>))
+#if SGL_HAS_FP8
+EXPORT_CASTS(e4m3, fp8_e4m3_t)
+EXPORT_CASTS(e5m2, fp8_e5m2_t)
+SGL_EXPORT(cast4_e4m3_float32, (cast4<float, fp8_e4m3_t>))
+SGL_EXPORT(cast4_float32_e4m3, (cast4<fp8_e4m3_t, float>))
+SGL_EXPORT(cast4_e5m2_float32, (cast4<float, fp8_e5m2_t>))
+SGL_EXPORT(cast4_float32_e5m2, (cast4<fp8_e5m2_t, float>))
+EXPORT_VECTORS(e4m3, fp8_e4m3_t)
+#endif
 SGL_EXPORT(vector_uint8_8, (vector<uint8_t, 8>))
 SGL_EXPORT(vector_uint8_16, (vector<uint8_t, 16>))
 SGL_EXPORT(vector_float16_4, (vector<fp16_t, 4>))

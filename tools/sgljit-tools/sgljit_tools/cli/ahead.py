@@ -19,7 +19,9 @@ Builder = Callable[[], Any]
 
 def target_of(cuda_arch: str | None) -> contextlib.AbstractContextManager[object]:
     """Compile for the architecture that the command line names, if it names one."""
-    return contextlib.nullcontext() if cuda_arch is None else arch.override_target(cuda_arch, "--cuda-arch")
+    if cuda_arch is None:
+        return contextlib.nullcontext()
+    return arch.override_target(arch.parse_cuda_target(cuda_arch, "--cuda-arch"))
 
 
 def cuda_target() -> str | None:

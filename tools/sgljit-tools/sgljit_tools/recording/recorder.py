@@ -106,7 +106,7 @@ def _record(
     if cuda_arch is not None:
         leave_out("LD_PRELOAD")  # compilers need no driver
         arch.pretend(arch.parse_cuda_target(cuda_arch, "--cuda-arch"))
-        overridden = arch.override_target(cuda_arch, "--cuda-arch")
+        overridden = arch.override_target(arch.parse_cuda_target(cuda_arch, "--cuda-arch"))
         driver = ctypes.CDLL("libcuda.so.1")
     # It takes no argument and changes nothing, whatever it is called with.
     nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
