@@ -11,7 +11,7 @@
 #endif
 #if __has_include(<hip/hip_fp8.h>)
 #include <hip/hip_fp8.h>
-#define SGL_HIP_FP8 1
+#define SGL_HIP_FP8 HIP_FP8_TYPE_OCP  // 0 for gfx942, whose fp8 is another
 #else
 #define SGL_HIP_FP8 0
 #endif
