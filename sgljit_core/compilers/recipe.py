@@ -50,7 +50,7 @@ def _is_separate(spec: BuildSpec) -> bool:
     They take as long as a host part, and a quarter of nvcc's time. A small C++ module uses few of them, and compiles
     faster with only these.
     """
-    return spec.host_part or spec.target.is_cuda
+    return spec.host_part or (bool(spec.cuda_files or spec.cuda_sources) and not spec.target.is_rocm)
 
 
 def _generate(

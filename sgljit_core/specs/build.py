@@ -33,14 +33,11 @@ class Target:
 
     name: str
     cuda_arch: tuple[int, int] | None = None
+    is_rocm: bool = False
 
     @property
     def is_cuda(self) -> bool:
         return self.cuda_arch is not None
-
-    @property
-    def is_rocm(self) -> bool:
-        return self.name.startswith("gfx")
 
 
 @dataclass(frozen=True)
