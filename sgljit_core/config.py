@@ -30,7 +30,8 @@ class Settings:
         cuda_arch: ``SGLJIT_CUDA_ARCH``, else ``TVM_FFI_CUDA_ARCH_LIST`` if it has one entry: the target, such as
             ``9.0a``; by default the current device's.
         plugins: ``SGLJIT_PLUGINS``: the distributions that may provide kernels, separated by commas; by default all.
-        nvcc, hipcc: ``SGLJIT_NVCC``, ``SGLJIT_HIPCC``: the path of nvcc, and of hipcc; by default they are searched.
+        nvcc: ``SGLJIT_NVCC``: the path of nvcc; by default it is searched.
+        hipcc: ``SGLJIT_HIPCC``: the path of hipcc; by default it is searched.
         cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; by default it is searched on ``PATH``.
         path: ``PATH``: where programs are searched.
         search: ``CONDA_PREFIX``, ``CUDA_HOME``, ``CUDA_PATH``: where a CUDA toolkit is searched.

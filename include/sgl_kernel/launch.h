@@ -180,11 +180,16 @@ inline bool is_left_by_a_kernel(int error) noexcept {
 
 SGL_INLINE void raise_device_error(
     int error, const char* name, const char* explanation, DebugInfo location, const LaunchConfig* launch) {
+#if defined(USE_ROCM)
+  constexpr const char *kRuntime = "HIP", *kSearch = "AMD_SERIALIZE_KERNEL=3";
+#else
+  constexpr const char *kRuntime = "CUDA", *kSearch = "CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer";
+#endif
   Message text;
-  text << "CUDA error at " << location << ": " << name << " (" << error << "): " << explanation;
+  text << kRuntime << " error at " << location << ": " << name << " (" << error << "): " << explanation;
   if (is_left_by_a_kernel(error)) {
-    text << "\n- A kernel that ran before this call caused it, not this call. Run with CUDA_LAUNCH_BLOCKING=1 "
-            "or under compute-sanitizer to find that kernel; this process cannot use the device any more.";
+    text << "\n- A kernel that ran before this call caused it, not this call. Run with " << kSearch
+         << " to find that kernel; this process cannot use the device any more.";
   } else if (launch != nullptr) {
     text << "\n- Launch: grid=" << launch->grid << ", block=" << launch->block << ", cluster=" << launch->cluster
          << ", dynamic_smem=" << launch->dynamic_smem << ", pdl=" << launch->pdl;

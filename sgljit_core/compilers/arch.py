@@ -65,7 +65,7 @@ def _of_device(*device_id: int) -> Target:
     if torch.version.hip is None:
         return _target(*torch.cuda.get_device_capability(*device_id))
     name = torch.cuda.get_device_properties(*device_id or (torch.cuda.current_device(),)).gcnArchName
-    return Target(name.partition(":")[0])  # of "gfx90a:sramecc+:xnack-"
+    return Target(name.partition(":")[0], is_rocm=True)  # of "gfx90a:sramecc+:xnack-"
 
 
 def exact(target: Target) -> Target:
@@ -134,7 +134,7 @@ def scope() -> Target | None:
 def parse_cuda_target(text: str, source: str) -> Target:
     """The target that ``text`` names ("8.0", "9.0a", "sm_100f", "gfx90a"); ``source`` names its origin in the error."""
     if re.fullmatch(r"gfx[0-9a-f]{3,5}", text):
-        return Target(text)
+        return Target(text, is_rocm=True)
     match = re.fullmatch(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)", text)
     if match is None:
         several = len(re.split(r"[ ,;]+", text)) > 1

@@ -140,8 +140,7 @@ def find_hipcc(needed_for: str) -> Compiler:
     config = settings()
     places = [config.hipcc] if config.hipcc else ["hipcc", "/opt/rocm/bin/hipcc"]
     for place in places:
-        found = shutil.which(place, path=config.path)
-        if found:
+        if found := shutil.which(place, path=config.path):
             return _identify(Path(found))
     searched = [f"SGLJIT_HIPCC={config.hipcc}"] if config.hipcc else [f"PATH={config.path}", places[1]]
     raise ToolchainNotFoundError("hipcc", needed_for=needed_for, searched=searched, remedy=_HIP_REMEDY)

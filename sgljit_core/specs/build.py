@@ -33,10 +33,7 @@ class Target:
 
     name: str
     cuda_arch: tuple[int, int] | None = None
-    is_rocm: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_rocm", self.name.startswith("gfx"))
+    is_rocm: bool = False
 
     @property
     def is_cuda(self) -> bool:

@@ -22,7 +22,7 @@ from sgljit_core.jit import kernels
 from sgljit_core.jit.modules import ModuleRequest
 from sgljit_core.specs.build import BuildSpec, Target
 
-GFX90A = Target("gfx90a")
+GFX90A = Target("gfx90a", is_rocm=True)
 SETTINGS = ("SGLJIT_HIPCC", "SGLJIT_CUDA_ARCH", "TVM_FFI_CUDA_ARCH_LIST")
 
 CUDA = """
@@ -79,9 +79,9 @@ def test_on_a_rocm_build_of_torch_the_target_is_that_of_the_device(rocm_torch: N
 
 def test_a_name_beats_the_device(rocm_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLJIT_CUDA_ARCH", "gfx1100")
-    assert cuda_target() == Target("gfx1100")
-    with override_target(Target("gfx950")):
-        assert cuda_target() == Target("gfx950")
+    assert cuda_target() == Target("gfx1100", is_rocm=True)
+    with override_target(Target("gfx950", is_rocm=True)):
+        assert cuda_target() == Target("gfx950", is_rocm=True)
 
 
 @pytest.mark.parametrize("text", ["gfx", "gfx9", "gfx90a:xnack-", "GFX90A", "gfx9-generic"])
@@ -193,7 +193,9 @@ def test_flags_are_hipccs(tmp_path: Path) -> None:
 
 
 def test_targets_and_compilers_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = [ModuleRequest(negate(Target(name), tmp_path), tmp_path) for name in ("gfx90a", "gfx942", "gfx90a")]
+    requests = [
+        ModuleRequest(negate(Target(name, is_rocm=True), tmp_path), tmp_path) for name in ("gfx90a", "gfx942", "gfx90a")
+    ]
     first, other, again = (request.location.source_key for request in requests)
     assert first == again != other
     assert requests[0].location.path.parts[0] == "gfx90a"

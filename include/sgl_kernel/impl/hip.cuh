@@ -11,7 +11,7 @@
 #endif
 #if __has_include(<hip/hip_fp8.h>)
 #include <hip/hip_fp8.h>
-#define SGL_HIP_FP8 1
+#define SGL_HIP_FP8 HIP_FP8_TYPE_OCP  // 0 for gfx942, whose fp8 is another
 #else
 #define SGL_HIP_FP8 0
 #endif
@@ -19,16 +19,16 @@
 #include <utility>
 
 /// \file impl/hip.cuh
-/// \brief What HIP lacks of CUDA's device code: warps of 32 lanes on waves of 64, bf16 before ROCm 5.6, pairs that
-/// can be taken apart.
+/// \brief What HIP lacks of CUDA's device code: warps of 32 lanes on waves of 64, bf16 on ROCm 5, vectors that can be
+/// taken apart.
 ///
 /// A warp is 32 lanes on every device, since kernels are written for 32: for masks of 32 bits, and for launches whose
 /// size the host computes before it knows the device. A wave of 64 lanes holds two warps. Each function here reads the
 /// lanes of its own warp alone, so the two may be in different branches. They advance together, though: a warp must
 /// not wait in a loop for what the other one writes.
 ///
-/// The functions have CUDA's names and take masks of 32 bits. HIP's own functions of these names, from ROCm 6.2 on,
-/// take masks of 64 bits, and act on waves.
+/// The functions have CUDA's names and take masks of 32 bits. HIP's own functions of these names, which newer releases
+/// have, take masks of 64 bits, and act on waves.
 
 namespace device::details {
 
@@ -111,7 +111,7 @@ SGL_DEVICE void __syncwarp() {
 
 #if !SGL_HIP_BF16
 
-/// bf16 by the names of ROCm's own header, which came with ROCm 5.6: what the other headers and simple kernels need.
+/// bf16 by the names of newer releases of ROCm: what the other headers and simple kernels need.
 struct alignas(2) __hip_bfloat16 {
  public:
   __hip_bfloat16() = default;

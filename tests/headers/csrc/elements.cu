@@ -150,7 +150,7 @@ void untyped(host::TensorView out, host::TensorView in) {
   SGL_EXPORT(cast_float16_##TO, (cast<TYPE, fp16_t>))  \
   SGL_EXPORT(cast_bfloat16_##TO, (cast<TYPE, bf16_t>)) \
   EXPORT_CASTS_OF_FP8(TO, TYPE)
-#if SGL_HAS_FP8  // ROCm before 6.2 has none
+#if SGL_HAS_FP8  // ROCm 5 has none
 #define EXPORT_CASTS_OF_FP8(TO, TYPE)                  \
   SGL_EXPORT(cast_e4m3_##TO, (cast<TYPE, fp8_e4m3_t>)) \
   SGL_EXPORT(cast_e5m2_##TO, (cast<TYPE, fp8_e5m2_t>))
