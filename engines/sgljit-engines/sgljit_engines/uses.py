@@ -99,12 +99,14 @@ def summary(adapter: str) -> str:
         texts.append("variants: " + ", ".join(f"{number} {source}" for source, number in sources.items()))
     if seconds := sum(use.seconds for use in uses):
         texts.append(f"built in {seconds:.1f} s")
-    whys = {(use.part, use.op, textwrap.shorten(use.why, 120)): None for use in uses if use.why}
-    texts += [f"{part} runs on the engine's own code, not {op}: {why}" for part, op, why in whys]
+    for why in {use.why: None for use in uses if use.why}:
+        names = ", ".join({use.op: None for use in uses if use.why == why})
+        texts.append(f"the engine's own code runs in place of {names}: {textwrap.shorten(why, 120)}")
     return "; ".join(texts)
 
 
 def _counted(uses: list[Use]) -> str:
-    names = {"layers": "layers", "calls": "calls", "own_calls": "calls of its own code"}
-    counts = [f"{number} {name}" for key, name in names.items() if (number := sum(getattr(use, key) for use in uses))]
+    names = {"layers": "layer{}", "calls": "call{}", "own_calls": "call{} of its own code"}
+    sums = {name: sum(getattr(use, key) for use in uses) for key, name in names.items()}
+    counts = [f"{number} {name.format('s' * (number > 1))}" for name, number in sums.items() if number]
     return f" ({', '.join(counts)})" if counts else ""
