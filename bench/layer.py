@@ -418,7 +418,7 @@ def pictures(tables: dict[str, list[dict[str, Any]]], output: Path) -> dict[str,
                 ratio = row["sgljit"].microseconds / row[other].microseconds
                 by_tokens.setdefault(row["tokens"], {"tokens": row["tokens"]})[model] = ratio
         picture = output.with_name(f"{output.stem}_{other.lower().replace('.', '_')}.svg")
-        title = f"The small work of a layer: our time divided by that of {other}"
+        title = f"A layer: our time divided by that of {other}"
         rows = list(by_tokens.values())
         if write_plot(picture, rows, list(tables), place=_tokens_of, quantity="ratio", title=title):
             drawn[title] = Path(picture.name)

@@ -55,7 +55,7 @@ class Paragraph:
         return list(dict.fromkeys(_LINK.findall(self.before + self.text)))
 
     def measurements(self) -> list[str]:
-        """What is a measurement wherever it stands, such as "1.2 ms"."""
+        """The numbers that are measurements wherever they stand, such as "1.2 ms"."""
         is_measured = _UNIT_OF_COLUMN.search(self.heads) and self.text != self.heads
         return (re.findall(_NUMBER, _words(self.text)) if is_measured else []) or _MEASUREMENT.findall(
             _words(self.text)
@@ -113,7 +113,7 @@ def command(text: str) -> str:
 
 
 def in_text(name: str, text: str) -> Iterator[str]:
-    """What is wrong with the figures of a text."""
+    """The faults of a text: figures that no page of results has."""
     for paragraph in paragraphs(text):
         place = f"{name}:{paragraph.line}"
         if not paragraph.pages:
@@ -146,7 +146,7 @@ def _ops() -> frozenset[str]:
 
 
 def in_page(name: str, text: str) -> Iterator[str]:
-    """What is wrong with a page of results."""
+    """The faults of a page of results."""
     words = shlex.split(command(text))
     program = _program(words) if words else None
     if words and program is None:

@@ -6,7 +6,7 @@ from . import links
 
 
 def markdown(part: str) -> str:
-    """What stands before the first section ("opening"), or the section "Figures"."""
+    """The text before the first section, named "opening", or the section of a name."""
     text = (links.ROOT / "README.md").read_text(encoding="utf-8").partition("\n")[2]
     opening, *sections = text.split("\n## ")
     (found,) = [opening] if part == "opening" else [f"## {text}" for text in sections if text.startswith(f"{part}\n")]

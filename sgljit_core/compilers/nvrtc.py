@@ -187,7 +187,7 @@ def _compile(
 
 
 def resources(log: str, symbol: str) -> dict[str, int]:
-    """What a kernel takes, from the log of ``-Xptxas=-v`` and the PTX; empty if the log does not say it.
+    """The resources of a kernel, from the log of ``-Xptxas=-v`` and the PTX; empty if the log does not have them.
 
     These are the registers of a thread, the bytes of static shared memory of a block, the bytes that a thread stores
     in memory for lack of registers, and the bytes of the narrowest access to global memory, 0 if there is none.

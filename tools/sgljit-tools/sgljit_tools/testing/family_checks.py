@@ -101,7 +101,7 @@ def dry_run(family: KernelFamily) -> str:
 
 
 def _faults_of_kernels(recording: Recording) -> Iterator[str]:
-    """What the manifests show: large spills, and accesses that are too wide for a tensor at an odd element."""
+    """The faults that manifests show: large spills, and accesses that are too wide for a tensor at an odd element."""
     places = [why(functools.partial(build, wanted)).artifact for wanted in recording.wanted]
     takes = {at: lookup.read_manifest(place).resources for at, place in enumerate(places) if place}
     for at, known in takes.items():
