@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .suite import Check
 
 _LEFT_OUT = "left out: "
-_MARKERS = ("gpu: needs a CUDA device; skipped, with the reason, where there is none", "slow: slow by nature")
+_MARKERS = ("gpu: needs a CUDA device; skipped where there is none", "slow: slow by nature", "engine: needs an engine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,8 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
-    """Register the markers before the first module of a family's tests is imported."""
-    if _families_of(module_path):
+    """Register the markers before the first module of tests of a family, or of this project, is imported."""
+    if any(part.startswith("sgljit_") for part in module_path.parts) or _families_of(module_path):
         _register_markers(parent.config)
 
 
