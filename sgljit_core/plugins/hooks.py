@@ -46,12 +46,11 @@ def header_directories(name: str) -> list[Path]:
 @collector_paused()
 def prebuilt_roots() -> list[Path]:
     """The directories of finished artifacts that plugins name. They are as trusted as the code that names them."""
-    from . import discovery  # imports importlib_metadata, which takes longer than a hit
+    from . import discovery  # a hit imports nothing that is not needed
 
     if not discovery.entry_points(discovery.EXTENSIONS, settings().plugins):  # so that pluggy need not be imported
         return []
-    answers = _ask("sgljit_prebuilt_dirs", lambda paths: [Path(path) for path in paths])
-    return [path for answer in answers for path in answer]
+    return [path for one in _ask("sgljit_prebuilt_dirs", lambda paths: [*map(Path, paths)]) for path in one]
 
 
 def fetched(location: Path, toolchain_key: str | None, root: Path) -> list[Path]:

@@ -152,9 +152,7 @@ def test_each_python_of_this_machine_takes_it(index, tmp_path, version):
     python, site = environment / "bin" / "python", environment / "lib" / f"python{version}" / "site-packages"
     pip = [sys.executable, "-m", "pip", "--python", python, "--isolated", "--no-cache-dir", "install", "--no-deps"]
     isolated.run(*pip, "--index-url", index, *isolated.PROJECTS, cwd=tmp_path)
-    for distribution in isolated.closure(
-        map(Requirement, ("importlib-metadata", "packaging", "pluggy")), without=set()
-    ).values():
+    for distribution in isolated.closure(map(Requirement, ("packaging", "pluggy")), without=set()).values():
         for file in distribution.files or ():
             if ".." not in file.parts and "__pycache__" not in file.parts:
                 link = site.joinpath(*file.parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -52,11 +53,25 @@ class _SameScheme(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+class _Connection(http.client.HTTPConnection):
+    """A connection by the bytes of a host's name: for a text Python imports its international rules, for 1 ms."""
+
+    def connect(self) -> None:
+        host: Any = self.host.encode("ascii" if self.host.isascii() else "idna")
+        self.sock = socket.create_connection((host, self.port), self.timeout)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the library does
+
+
+class _WithoutTls(urllib.request.HTTPHandler):
+    def http_open(self, req: Any) -> Any:
+        return self.do_open(_Connection, req)
+
+
 class Client:
     """Requests, each in its time. Raises as a store does."""
 
     def __init__(self) -> None:
-        self._opener = urllib.request.build_opener(_SameScheme())
+        self._opener = urllib.request.build_opener(_SameScheme(), _WithoutTls())
 
     @contextlib.contextmanager
     def answered(self, url: str, deadline: float, authorization: str = "", **request: Any) -> Iterator[Any]:

@@ -85,7 +85,8 @@ def found(site: Path) -> Plugin:
 
     (dist,) = distributions(path=[str(site)])
     (point,) = dist.entry_points
-    return Plugin(point.name, point.value, dist)
+    (directory,) = site.glob("*.dist-info")
+    return Plugin(point.name, point.value, directory)
 
 
 @pytest.fixture
@@ -260,9 +261,7 @@ def test_two_installs_of_one_name_are_refused(site, file):
 
 
 def plugin_of(site: Path) -> Plugin:
-    from importlib.metadata import PathDistribution
-
-    return Plugin("locked_one", "stranger.plugin", PathDistribution(site / "stranger-1.2.3.dist-info"))
+    return Plugin("locked_one", "stranger.plugin", site / "stranger-1.2.3.dist-info")
 
 
 @pytest.mark.parametrize("record", ["stranger/plugin.py,sha256=AAAA,1\n", "stranger/plugin.py,,\n", None])
