@@ -34,7 +34,7 @@ class Engine:
             _sgljit_remote("import", file.name)  # fails where no key of SGLJIT_TRUSTED_KEYS has signed them
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """What an engine does with a kernel."""
+        """Call an op, as the layers of a model do."""
         from sgljit_core import ops
 
         return ops["activation"].silu_and_mul(x)

@@ -158,7 +158,7 @@ def _public_key(path: Path) -> TrustedKey:
     content, until = _read(path)
     if plain := _plain(content):
         return TrustedKey(path, plain, until)
-    # What is none says by cryptography what it is instead; to import that takes 9 ms.
+    # Another form is read by cryptography, which takes 9 ms to import.
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
