@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import sys
 from datetime import datetime, timedelta, timezone
@@ -77,7 +76,7 @@ def _opened(given: argparse.Namespace) -> tuple[Remote, Path, Choice]:
         raise ConfigError(f"--timeout takes a number of seconds of more than 0; got {given.timeout:g}")
     key = getattr(given, "sign", None)
     settings = config.settings(given.remote)
-    settings = dataclasses.replace(settings, timeout=given.timeout, signing_key=key or settings.signing_key)
+    settings = settings._replace(timeout=given.timeout, signing_key=key or settings.signing_key)
     root = (given.directory or paths.cache_root()).absolute()
     return Remote(settings), root, Choice([name.replace("-", "_") for name in given.families], given.target)
 

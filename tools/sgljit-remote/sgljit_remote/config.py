@@ -7,14 +7,13 @@ import json
 import math
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sgljit_core.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """One reading of the environment.
 
     Attributes:

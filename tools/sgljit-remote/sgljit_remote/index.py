@@ -10,20 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import RefusedObjectError
 from .objects import PLACE, PREFIX
 
 NAME = f"{PREFIX}/index.json"
 LARGEST = 64 << 20
-ARCHIVE_NAME = re.compile(r"(?!\.)[\w.+-]{1,200}", re.ASCII)
+_ARCHIVE = r"(?!\.)[\w.+-]{1,200}"
 _FORMAT = 1
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """An entry of the index.
 
     Attributes:
@@ -70,17 +69,18 @@ def parse(content: bytes | None) -> dict[str, Archive]:
 
 
 def _entry(archive: Mapping[str, object]) -> Archive:
-    values = {field.name: archive[field.name] for field in fields(Archive)}
+    values = {field: archive[field] for field in Archive._fields}
     name, family, target, size, artifacts = values.values()
     are_texts = all(isinstance(text, str) for text in (name, family, target))
     if not are_texts or not isinstance(size, int) or not isinstance(artifacts, list):
         raise TypeError(f"an entry has other types than expected: {name!r}")
-    if not ARCHIVE_NAME.fullmatch(str(name)) or not all(PLACE.fullmatch(place) for place in artifacts):
+    places = all(re.fullmatch(PLACE, place, re.ASCII) for place in artifacts)
+    if not places or not re.fullmatch(_ARCHIVE, str(name), re.ASCII):
         raise ValueError(f"an entry has a name that is none of an archive or an artifact: {name!r}")
     return Archive(str(name), str(family), str(target), size, tuple(artifacts))
 
 
 def dump(archives: Iterable[Archive]) -> bytes:
     """The text of an index."""
-    listed = [asdict(archive) for archive in sorted(archives, key=lambda archive: archive.name)]
+    listed = [archive._asdict() for archive in sorted(archives, key=lambda archive: archive.name)]
     return json.dumps({"format": _FORMAT, "archives": listed}, indent=1).encode()

@@ -15,9 +15,8 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core.cache.lookup import LARGEST
 from sgljit_core.cache.manifest import FILE, Manifest, ManifestError
@@ -31,17 +30,15 @@ if TYPE_CHECKING:
 
 SIGNATURE = "signature"
 _NAME = r"(?!\.)[\w.+-]{1,255}"
-_PLACE = rf"{_NAME}/\w{{1,255}}/{_NAME}/[0-9a-f]{{32}}/[0-9a-f]{{32}}(?:\.[0-9a-f]{{8}})?"
-PLACE = re.compile(_PLACE, re.ASCII)
-_MEMBER = re.compile(rf"({_PLACE})/({_NAME})", re.ASCII)
+PLACE = rf"{_NAME}/\w{{1,255}}/{_NAME}/[0-9a-f]{{32}}/[0-9a-f]{{32}}(?:\.[0-9a-f]{{8}})?"
+_MEMBER = rf"({PLACE})/({_NAME})"
 _MEMBERS = 1 << 16
 _LARGEST_MANIFEST = 16 << 20
 _RATIO, _SLACK = 100, 16 << 20  # what a library shrinks to is far from a hundredth
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same artifacts make the same object
 
 
-@dataclass(frozen=True)
-class Artifact:
+class Artifact(NamedTuple):
     """An artifact on its way: its manifest and its payload's bytes."""
 
     manifest: Manifest
@@ -53,8 +50,7 @@ class Artifact:
         return (self.manifest.location.path / self.manifest.entry_name()).as_posix()
 
 
-@dataclass(frozen=True)
-class Unpacked:
+class Unpacked(NamedTuple):
     """The verified artifacts of an object, and why others were refused, by their places."""
 
     artifacts: tuple[Artifact, ...]
@@ -115,7 +111,7 @@ def _by_place(archive: zipfile.ZipFile, size: int) -> dict[str, dict[str, zipfil
         raise RefusedObjectError(f"it holds far more than it can: more than {_RATIO} times its own size")
     found: dict[str, dict[str, zipfile.ZipInfo]] = {}
     for member in members:
-        named = _MEMBER.fullmatch(member.filename)
+        named = re.fullmatch(_MEMBER, member.filename, re.ASCII)
         if named is None or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise RefusedObjectError(f"it holds {member.filename!r}, which is no file of an artifact")
         if named[2] in found.setdefault(named[1], {}):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgljit_core import hookimpl, log
-from sgljit_core.errors import ConfigError
+from sgljit_core import hookimpl
 from sgljit_core.lazy import collector_paused
 
 from . import config, handed
@@ -19,14 +18,10 @@ def _session() -> Session | None:
     """The session with the remote, if one is set and may be used."""
     if not config.url():
         return None
-    try:
-        with collector_paused():  # these imports make many objects
-            from . import remote
+    with collector_paused():  # these imports make many objects
+        from . import remote
 
-            return remote.session(config.settings())
-    except ConfigError as error:
-        log.once("remote_refused", str(error), f"the remote is not used: {error}", reason=str(error))
-        return None
+        return remote.current()
 
 
 @hookimpl

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 from sgljit_core import log
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.manifest import FILE
+from sgljit_core.errors import ConfigError
 from sgljit_core.machine import private, roots
 from sgljit_core.machine.forks import ForkLock, OncePerKey
 
-from . import index, objects, stores
+from . import config, index, objects, stores
 from .asking import ask
 from .config import Settings
 from .counts import count
@@ -208,7 +209,39 @@ class Session:
         self._guarded(lambda: count(published=self._remote.publish_one(artifact, *signer, replace=replace)))
         self.release(location.name)  # or whoever misses it when it has been removed would wait for nobody
 
-    def _guarded(self, call: Callable[[], Path | None]) -> Path | None:
+    @property
+    def trusted(self) -> tuple[TrustedKey, ...]:
+        """The keys, one of which must have signed what is used; none where no signature is asked for."""
+        return self._remote.trusted
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether what is compiled here is published."""
+        return self._remote.settings.is_writable
+
+    def bring(self, name: str, most: int) -> bytes | None:
+        """An object of another kind, which the caller verifies; None where there is none."""
+        if self._is_down:
+            return None
+        try:
+            return self._guarded(lambda: self._remote.get(name, most))
+        except RefusedObjectError as error:
+            self.refuse(name, str(error))
+            return None
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Say why an object is not used. It is replaced when it is published from here."""
+        self._refused.add(name)
+        self._remote.refuse(name, reason)
+
+    def give(self, name: str, pack: Callable[[Ed25519PrivateKey | None], bytes]) -> None:
+        """Publish an object of another kind, packed and signed by the caller, unless it is there."""
+        if self._is_down or (signer := self._signer()) is None:
+            return
+        content, replace = pack(*signer), name in self._refused
+        self._guarded(lambda: count(published=self._remote.put(name, content, replace=replace)))
+
+    def _guarded(self, call: Callable[[], T | None]) -> T | None:
         """Call what may find the remote down: it is not asked again then."""
         try:
             return call()
@@ -305,6 +338,17 @@ _sessions: OncePerKey[Settings, Session | None] = OncePerKey()
 def session(settings: Settings) -> Session | None:
     """The session of this process with the remote of some settings; None, with a warning, where it must not be used."""
     return _sessions.get(settings, lambda: _session(settings))
+
+
+def current() -> Session | None:
+    """The session with the remote that the environment names; None, with a warning, where it must not be used."""
+    if not config.url():
+        return None
+    try:
+        return session(config.settings())
+    except ConfigError as error:
+        log.once("remote_refused", str(error), f"the remote is not used: {error}", reason=str(error))
+        return None
 
 
 def _session(settings: Settings) -> Session | None:
