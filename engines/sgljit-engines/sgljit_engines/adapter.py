@@ -153,15 +153,15 @@ class Adapter:
             if isinstance(error, InferenceOnlyError | TensorMatchError):
                 return False
             cause = f"{type(error).__name__}: {getattr(error, 'cause', error)}"
-            level = logging.INFO if cause in self._lost.values() else logging.WARNING  # a broken compiler fails all ops
+            was_said = cause in self._lost.values()  # a broken compiler fails all ops
             self._lost[op] = cause
             for use in (use for use in USES.values() if (use.adapter, use.op) == (self.distribution, op)):
                 use.why = cause
             text = (
                 f"{op} failed, and {self.parts[op]} runs on the engine's own code until the process ends "
-                f"(SGLJIT_ENGINES=strict raises instead): {type(error).__name__}: {error}"
+                f"(SGLJIT_ENGINES=strict raises instead): {cause if was_said else f'{type(error).__name__}: {error}'}"
             )
-            self.say(level, "engine_fallback", text, op=op, error=error)
+            self.say(logging.INFO if was_said else logging.WARNING, "engine_fallback", text, op=op, error=error)
             self._tell_when_quiet()
             return False
         if op not in self._said:
@@ -236,7 +236,7 @@ class Adapter:
     def _tell_when_quiet(self) -> None:
         """Log what runs, after ``QUIET_SECONDS`` without a new kind of call or a lost op: then a warm-up is over.
 
-        A count of calls could not tell: compiled graphs and replays of CUDA graphs make none.
+        Calls say nothing about it: compiled graphs and replays of CUDA graphs make none.
         """
         self._news["seconds"] = time.monotonic()
         is_wanted = logging.getLogger(self.logger).isEnabledFor(logging.INFO)

@@ -50,7 +50,7 @@ class Use:
     def __str__(self) -> str:
         runs = f"the engine's own code, not {self.op}: {self.why}" if self.why else self.op
         more = f"; compared {self.compared}, at worst {self.worst:.2f} of its bound" if self.compared else ""
-        more += f"; built in {self.seconds:.2f} s" if self.seconds else ""
+        more += f"; built in {self.seconds:.2f} s" if self.seconds and not self.why else ""
         text = f"{self.adapter}: {self.part} ({self.kind}) runs on {runs}{_counted([self])}{more}"
         named = [f"    {name}, {source}" for name, source in self.variants.items()]
         return "\n".join([textwrap.fill(text, 80, subsequent_indent="    "), *named])
@@ -90,14 +90,14 @@ def variants(loads: Mapping[str, Any], known: Collection[str] = (), family: str 
 
 
 def summary(adapter: str) -> str:
-    """What runs on the ops of an adapter in this process, in one line."""
+    """The engine's parts that run on an adapter's ops in this process, and why others do not, in one line."""
     uses = [use for use in list(USES.values()) if use.adapter == adapter]
     parts = {use.op: use.part for use in uses if not use.why}
     texts = [f"{parts[op]} runs on {op}{_counted([use for use in uses if use.op == op])}" for op in parts]
     sources = Counter({name: source for use in uses for name, source in use.variants.items()}.values())
     if sources:
         texts.append("variants: " + ", ".join(f"{number} {source}" for source, number in sources.items()))
-    if seconds := sum(use.seconds for use in uses):
+    if seconds := sum(use.seconds for use in uses if not use.why):
         texts.append(f"built in {seconds:.1f} s")
     for why in {use.why: None for use in uses if use.why}:
         names = ", ".join({use.op: None for use in uses if use.why == why})
