@@ -91,7 +91,7 @@ def test_what_the_declaration_shows_is_refused(install, name):
 
 TEXTS = {
     "a_kernel_that_spills": r"scaling::scale spills \d+ bytes of a thread to memory: ",
-    "a_launch_that_ignores_the_alignment": "out may begin at any element, and scaling::scale accesses at least 16 ",
+    "a_launch_that_ignores_the_alignment": "out may begin at any element, and its kernels access at least 16 bytes: ",
 }
 
 

@@ -39,7 +39,7 @@ class Launches:
     def __init__(self, driver: ctypes.CDLL, wanted: Mapping[Wanted, None]) -> None:
         self._wanted = wanted
         self._found: list[Launch] = []
-        self.odd: dict[tuple[int, int], str] = {}  # see Recording
+        self.odd: dict[tuple[tuple[int, ...], int], str] = {}  # see Recording
         kind = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Config), ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p))
         self._callback = kind(self._note)  # it must live as long as the driver calls it
         driver.sgl_null_driver_tells(self._callback)
@@ -96,7 +96,8 @@ def faults(op: Op, sample: Mapping[str, Any], launches: Launches) -> Iterator[st
         shape = list(tensor.shape)
         moved = call(name, shape, tensor.stride(), tensor.itemsize)
         if moved and _is_only_moved(usual, moved, tensor.itemsize):
-            launches.odd |= {(kernel - 1, tensor.itemsize): f"{op.name} {name}" for kernel, *_ in usual}
+            given = tuple(old[0] - 1 for old, new in zip(usual, moved, strict=True) if old != new)
+            launches.odd[given, tensor.itemsize] = f"{op.name} {name}"
         for dim, size in enumerate(shape):
             apart = [*(stride * 4 for stride in tensor.stride()[:-1]), tensor.stride(-1)]
             wider = [stride * 2 if at == dim else stride for at, stride in enumerate(apart)]

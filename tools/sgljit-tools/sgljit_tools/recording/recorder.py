@@ -40,13 +40,13 @@ class Recording:
         wanted: what ``sgljit_core.jit.kernels.build`` builds, without doubles.
         stopped: by family, why not all is known of an op, in words: a call with samples raised, or there is no call.
         launch_faults: what is wrong with the launches of samples on CUDA, in words.
-        odd: places in ``wanted`` of kernels that take a tensor at any address, with the bytes of its element; its name.
+        odd: places in ``wanted`` of kernels that get a tensor at any address, and the bytes of its element; its name.
     """
 
     wanted: tuple[Wanted, ...]
     stopped: tuple[tuple[str, str], ...]
     launch_faults: tuple[str, ...] = ()
-    odd: tuple[tuple[tuple[int, int], str], ...] = ()
+    odd: tuple[tuple[tuple[tuple[int, ...], int], str], ...] = ()
 
 
 def record(

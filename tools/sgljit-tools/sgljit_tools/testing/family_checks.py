@@ -107,10 +107,9 @@ def _faults_of_kernels(recording: Recording) -> Iterator[str]:
     for at, known in takes.items():
         if (count := known.get("spilled_bytes", 0)) > 128:  # fewer may pay for another block of a multiprocessor
             yield f"{recording.wanted[at].spec.kernel} spills {count} bytes of a thread to memory: hold less at a time"
-    for (at, size), what in recording.odd:
-        if (count := takes.get(at, {}).get("access_bytes", 0)) > size:
-            kernel = recording.wanted[at].spec.kernel
-            yield f"{what} may begin at any element, and {kernel} accesses at least {count} bytes: check the address"
+    for (given, size), what in recording.odd:  # not all kernels that are given a tensor use it
+        if (count := min(takes.get(at, {}).get("access_bytes", 0) for at in given)) > size:
+            yield f"{what} may begin at any element, and its kernels access at least {count} bytes: check the address"
 
 
 FAMILY_CHECKS: Mapping[str, Callable[[KernelFamily], str | None]] = {
