@@ -35,7 +35,7 @@ class Settings:
         cxx: ``SGLJIT_CXX``, else ``CXX``: the host compiler; by default it is searched on ``PATH``.
         path: ``PATH``: where programs are searched.
         search: ``CONDA_PREFIX``, ``CUDA_HOME``, ``CUDA_PATH``: where a CUDA toolkit is searched.
-        rocm: ``ROCM_HOME``, ``ROCM_PATH``, ``HIP_PATH``: the places of hipcc in directories of ROCm.
+        rocm: ``ROCM_HOME``, ``ROCM_PATH``, ``HIP_PATH``: directories of ROCm, in whose ``bin`` hipcc is searched.
         prebuilt: ``SGLJIT_PREBUILT_PATH``: directories of artifacts, separated by ``:``, searched first and never
             written.
         jit: ``SGLJIT_JIT``: whether compiling on demand is allowed: ``on`` (the default), ``warn`` or ``error``.
