@@ -318,6 +318,25 @@ __global__ void lanes(float* x, bf16_t* y, uint32_t* found, double* wide) {
 """
 
 
+ATOMICS = """
+#include <sgl_kernel/atomic.cuh>
+
+template <typename... T>
+__global__ void update(T*... x) {
+  using namespace device;
+  ((x[1] = atomic::add(x, x[4]), x[2] = atomic::max(x, x[5]), x[3] = atomic::min(x, x[6])), ...);
+}
+template __global__ void update(float*, double*, fp16_t*, bf16_t*);
+template __global__ void update(int*, unsigned*, long*, unsigned long*, long long*, unsigned long long*);
+"""
+
+
+@pytest.mark.slow
+def test_atomics_of_all_types(hipcc: toolchain.Compiler, tmp_path: Path) -> None:
+    result = compiled(hipcc, ATOMICS, tmp_path, *toolbox.WARNINGS)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.slow
 def test_functions_of_a_warp_take_masks_of_32_bits(hipcc: toolchain.Compiler, tmp_path: Path) -> None:
     result = compiled(hipcc, LANES, tmp_path, *toolbox.WARNINGS)
