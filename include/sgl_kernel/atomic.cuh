@@ -27,6 +27,15 @@ using math::details::is_half;
 template <typename T>
 concept is_wide_integer = is_any_of<T, int, unsigned int, long, unsigned long, long long, unsigned long long>;
 
+/// The integers of `atomicMax` and `atomicMin`: HIP has none for signed ones of 64 bits.
+#if defined(USE_ROCM)
+template <typename T>
+concept has_extrema = is_any_of<T, int, unsigned int, unsigned long, unsigned long long>;
+#else
+template <typename T>
+concept has_extrema = is_wide_integer<T>;
+#endif
+
 /// The type of the same size and sign that the intrinsics take.
 template <typename T>
 using native_t = conditional_t<
@@ -102,7 +111,7 @@ SGL_DEVICE T add(T* addr, T value) {
 /// \brief Raise `*addr` to `value` if that is larger.
 template <typename T>
 SGL_DEVICE T max(T* addr, T value) {
-  if constexpr (details::is_wide_integer<T>) {
+  if constexpr (details::has_extrema<T>) {
     using U = details::native_t<T>;
     return static_cast<T>(atomicMax(reinterpret_cast<U*>(addr), static_cast<U>(value)));
   } else if constexpr (details::is_same<T, float>) {
@@ -118,7 +127,7 @@ SGL_DEVICE T max(T* addr, T value) {
 #endif
   } else {
     static_assert(
-        details::is_half<T> || details::is_same<T, double>,
+        details::is_half<T> || details::is_same<T, double> || details::is_wide_integer<T>,
         "atomic::max takes fp32, fp64, fp16, bf16, or integers of 32 or 64 bits");
     return details::update_any(addr, [value](T old) { return math::max(old, value); });
   }
@@ -127,7 +136,7 @@ SGL_DEVICE T max(T* addr, T value) {
 /// \brief Lower `*addr` to `value` if that is smaller.
 template <typename T>
 SGL_DEVICE T min(T* addr, T value) {
-  if constexpr (details::is_wide_integer<T>) {
+  if constexpr (details::has_extrema<T>) {
     using U = details::native_t<T>;
     return static_cast<T>(atomicMin(reinterpret_cast<U*>(addr), static_cast<U>(value)));
   } else if constexpr (details::is_same<T, float>) {
@@ -141,7 +150,7 @@ SGL_DEVICE T min(T* addr, T value) {
 #endif
   } else {
     static_assert(
-        details::is_half<T> || details::is_same<T, double>,
+        details::is_half<T> || details::is_same<T, double> || details::is_wide_integer<T>,
         "atomic::min takes fp32, fp64, fp16, bf16, or integers of 32 or 64 bits");
     return details::update_any(addr, [value](T old) { return math::min(old, value); });
   }

@@ -5,6 +5,7 @@ No test here needs an AMD GPU, and none ran on one.
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import types
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 from headers import toolbox
+from torch.utils.dlpack import to_dlpack
 
-from sgljit_core import errors, is_arch_support_pdl, load_jit
+from sgljit_core import errors, is_arch_support_pdl, load_jit, ops
 from sgljit_core.cache import keys
 from sgljit_core.compilers import arch, recipe, toolchain
 from sgljit_core.compilers.arch import cuda_target, override_target
@@ -111,6 +113,29 @@ def test_a_variant_is_refused_with_what_works(rocm_torch: None, tmp_path: Path) 
         arch.device_target(0)
     kernels.prepare(sources, GFX90A)  # drops the error, as the variant itself will report it
     assert not (tmp_path / "cache").exists()
+
+
+class OnRocm:
+    """A tensor of the CPU that says by DLPack that it is on the first ROCm device."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._x = x
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 10, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        capsule = to_dlpack(self._x)
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        ctypes.c_int.from_address(pointer(capsule, b"dltensor") + 8).value = 10  # behind the address of the data
+        return capsule
+
+
+def test_an_op_refuses_a_tensor_of_rocm_with_what_works() -> None:
+    text = r"expected one of \[cpu, cuda\] but got rocm:0; on ROCm only kernels of load_jit run"
+    with pytest.raises(errors.TensorMatchError, match=text):
+        ops["activation"].silu_and_mul(OnRocm(torch.ones(4, 8)), OnRocm(torch.empty(4, 4)))
 
 
 # ---- the compiler ----
@@ -285,6 +310,25 @@ __global__ void lanes(float* x, bf16_t* y, uint32_t* found, double* wide) {
   __syncwarp(ballot);
 }
 """
+
+
+ATOMICS = """
+#include <sgl_kernel/atomic.cuh>
+
+template <typename... T>
+__global__ void update(T*... x) {
+  using namespace device;
+  ((x[1] = atomic::add(x, x[4]), x[2] = atomic::max(x, x[5]), x[3] = atomic::min(x, x[6])), ...);
+}
+template __global__ void update(float*, double*, fp16_t*, bf16_t*);
+template __global__ void update(int*, unsigned*, long*, unsigned long*, long long*, unsigned long long*);
+"""
+
+
+@pytest.mark.slow
+def test_atomics_of_all_types(hipcc: toolchain.Compiler, tmp_path: Path) -> None:
+    result = compiled(hipcc, ATOMICS, tmp_path, *toolbox.WARNINGS)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
