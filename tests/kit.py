@@ -84,9 +84,7 @@ class Children:
         """Run code as ``python -c`` does, in a process that need not import torch."""
         return self._completed(code, environment)
 
-    def _completed(
-        self, code: str, environment: dict[str, str], **given: Any
-    ) -> subprocess.CompletedProcess[str]:
+    def _completed(self, code: str, environment: dict[str, str], **given: Any) -> subprocess.CompletedProcess[str]:
         errors = self.directory / f"errors-{len(self.started)}"
         child = self.start(ERRORS + code, environment, errors=str(errors), **given)
         child.process.join(300)
