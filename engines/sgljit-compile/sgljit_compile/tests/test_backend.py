@@ -253,7 +253,7 @@ def test_the_report_and_the_log_say_what_was_put_in(caplog):
 
 
 def test_a_graph_from_torchs_caches_has_the_ops(tmp_path):
-    """The second process loads the graph: the ops must be known there before. Both have only imported modules before."""
+    """The second process loads the graph: the ops must be known there before. Both are forked before any compiling."""
     code = """
         import os, sys
         import torch, sgljit_compile
