@@ -153,7 +153,9 @@ def main() -> None:
     parser.add_argument("--commit", default="HEAD", help="what is released")
     parser.add_argument("--into", type=Path, default=isolated.ROOT / "dist", help="a directory, which is emptied")
     parser.add_argument("--pure", action="store_true", help="leave out the compiled wheels, which take some minutes")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the compiled wheels only these: sgljit-norm")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="compiled wheels of these, such as sgljit-norm, alone"
+    )
     arguments = parser.parse_args()
     into: Path = arguments.into.absolute()
     shutil.rmtree(into, ignore_errors=True)

@@ -477,6 +477,7 @@ def shape(columns: int, paired: int, elements: int, threads: int, doublings: int
     return columns | paired << 20 | elements << 40 | threads << 48 | doublings << 60
 
 
+@pytest.mark.slow
 def test_a_cluster_shares_a_long_row_where_the_chip_has_clusters():
     """As the host part of an op asks for kernels, for 1 to 16384 rows of 151,936 and of 50,257 columns."""
     found = {}

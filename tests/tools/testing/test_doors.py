@@ -126,6 +126,7 @@ def test_no_trace_of_torch_is_printed(run):
     assert len((done.stdout + done.stderr).splitlines()) < 30, done.stdout
 
 
+@pytest.mark.slow
 def test_what_was_compiled_for_cuda_and_not_run_is_said(run):
     done = run(RIGHT["writes"], "sgljit_core", "test", "door", "--device", "cpu", "-k", "dry_run")
     assert "door: CUDA: no kernel compiled, none run: no host part asks for a kernel" in done.stdout

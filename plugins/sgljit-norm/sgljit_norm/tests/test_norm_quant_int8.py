@@ -35,7 +35,13 @@ def test_each_kind_of_scale(op: str, dtype: torch.dtype, device: torch.device):
         kinds = [(torch.empty(rows, 1, device=device), False), (torch.full((1,), 0.02, device=device), True)]
         if size % 128 == 0:
             kinds.append((torch.empty(size // 128, rows, device=device).t(), False))
-        for (s, is_static), round_first in ((kind, flag) for kind in kinds for flag in (False, True)):
+        for (s, is_static), round_first in (
+            (kind, flag)
+            for number, kind in enumerate(kinds)
+            for flag in (False, True)
+            # On the CPU each is compiled. In the quick tests one op takes half of them, and the other the other half.
+            if device.type != "cpu" or dtype is not torch.bfloat16 or (number + flag + OPS.index(op)) % 2
+        ):
             wide = torch.full((rows, size + 32), 0x55, dtype=torch.int8, device=device)
             run = {name: value.clone() for name, value in call.items()}
             q = wide[:, 16 : 16 + size]
@@ -69,9 +75,9 @@ def test_rounded_first_it_is_a_norm_and_a_quantisation(op: str):
 
 @each_op
 def test_a_row_of_nan_is_zeros(op: str, device: torch.device):
-    x = torch.ones(2, 256, device=device)
+    x = torch.ones(2, 256, device=device, dtype=torch.bfloat16)
     x[0, 5] = math.nan
-    call = make(op, x, torch.ones(256, device=device))
+    call = make(op, x, torch.ones(256, device=device, dtype=torch.bfloat16))
     if "residual" in call:
         call["residual"].zero_()
     q, s = torch.full((2, 256), 99, dtype=torch.int8, device=device), torch.empty(2, 1, device=device)
