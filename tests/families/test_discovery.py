@@ -522,6 +522,28 @@ def test_unreadable_metadata_is_named_and_the_rest_work(site, family, caplog, fi
     assert f"problem: {said}" in _list(site).stdout
 
 
+def test_entry_points_are_read_as_packaging_tools_write_them(site, family):
+    plugin_on_disk.install(site, f"written-{family}", family)
+    (info,) = site.glob("*.dist-info")
+    name = f"written_{family}"
+    text = "# a comment\n[console_scripts]\nx = a:b\n\n[ sgljit.kernels.more ]\n[sgljit.kernels]\n"
+    text += f"# no = point\n{family}={name}.plugin [extra]\n[other]\ny = z:w\n"
+    (info / "entry_points.txt").write_bytes(text.replace("\n", "\r\n").encode())
+    info.rename(site / f"{name}.egg-info")
+    (plugin,) = plugins.installed()[family]
+    assert (plugin.name, plugin.module, plugin.version) == (family, f"{name}.plugin", "1.2.3")
+    assert ops[family]
+
+
+def test_what_is_no_directory_on_the_path_has_no_families(site, family, monkeypatch):
+    plugin_on_disk.install(site, f"good-{family}", family)
+    (site / "file.zip").write_bytes(b"PK")
+    for entry in (site / "file.zip", site / "nowhere", site / f"good_{family}" / "ops.py"):
+        monkeypatch.syspath_prepend(entry)
+    plugins.rescan()
+    assert family in ops
+
+
 def test_an_unreadable_requirement_is_named(site, family):
     plugin_on_disk.install(site, f"broken-{family}", family, requires="sgljit-core >>> 1")
     with pytest.raises(errors.PluginLoadError, match=f"broken-{family} 1.2.3.*'sgljit-core >>> 1'"):
