@@ -11,12 +11,16 @@ from typing import Annotated, TypeVar
 import typer
 
 from sgljit_core import paths
+from sgljit_core.errors import ConfigError
 from sgljit_core.plugins.discovery import Plugin
 
-from . import bundles, config, lock, signing
+from . import bundles, config, lock, signing, transfer
 from .errors import LockError, PluginDiffersError
+from .remote import Remote
 
 T = TypeVar("T")
+
+_SECONDS = 600.0  # for a bundle, which may be large
 
 
 def lock_plugins(
@@ -44,12 +48,16 @@ def bundle(
         list[str] | None, typer.Argument(help="A Python file and its arguments, which runs here first.")
     ] = None,
     sign: Annotated[Path | None, typer.Option(help="The private key; by default SGLJIT_SIGNING_KEY.")] = None,
+    push: Annotated[str, typer.Option(metavar="NAME", help="Publish it on SGLJIT_REMOTE, too, under a name.")] = "",
 ) -> None:
     """Write the compiled artifacts of sgljit, torch, Triton and others on this machine to one signed file.
 
     It has the graphs of torch.compile that PROGRAM compiled, or had from a cache, as torch gives them to the process
     that used them. Put -- before a PROGRAM with options.
     """
+    remote = _remote(sign) if push else None
+    if remote is not None:
+        remote.signer()  # fails before the program runs, where keys are trusted and none signs
     if program:
         sys.argv = program
         runpy.run_path(program[0], run_name="__main__")
@@ -58,18 +66,32 @@ def bundle(
     for name, part in written.items():
         typer.echo(f"{name}: {len(part.files)} files, {sum(size for size, _ in part.files.values())} bytes")
     typer.echo(f"wrote {file}, {f'signed with {key}' if key else 'not signed'}")
+    if remote is not None:
+        transfer.push_bundle(remote, file, push)
+        typer.echo(f"{remote.store.shown} has it as {push}")
 
 
 def unbundle(
     file: Annotated[Path, typer.Argument(help="A file that `sgljit cache bundle` wrote.")],
     part: Annotated[list[str] | None, typer.Option(help="Only this part; may be repeated.")] = None,
+    pull: Annotated[str, typer.Option(metavar="NAME", help="First write FILE: the bundle of SGLJIT_REMOTE.")] = "",
 ) -> None:
     """Lay the artifacts of a bundle out where sgljit, torch, Triton and others look for them.
 
     A trusted key must have signed it, and it must be for a machine like this one.
     """
+    if pull:
+        transfer.pull_bundle(_remote(), file, pull)
     for name, laid in bundles.unbundle(file, *(part or ())).items():
         typer.echo(f"{name}: {laid.new} are new, {laid.there} were there")
+
+
+def _remote(key: Path | None = None) -> Remote:
+    """The remote of the environment."""
+    if not config.url():
+        raise ConfigError("no remote is named: set SGLJIT_REMOTE to a URL")
+    settings = config.settings()
+    return Remote(settings._replace(timeout=_SECONDS, signing_key=key or settings.signing_key))
 
 
 def _check(file: Path, plugins: dict[str, Plugin]) -> None:

@@ -6,6 +6,7 @@ Nothing here is on the way of a process that serves: a remote that does not answ
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sgljit_core import log
 from sgljit_core.cache import lookup
 from sgljit_core.cache.manifest import ManifestError
-from sgljit_core.errors import UntrustedCacheError
+from sgljit_core.errors import ConfigError, UntrustedCacheError
 
 from . import index, objects
 from .config import Settings
@@ -211,6 +212,37 @@ def import_file(file: Path, root: Path, trusted: Sequence[TrustedKey]) -> Pulled
         refuse(str(file), place, reason)
     new = put(unpacked.artifacts, root)
     return Pulled(new, len(unpacked.artifacts) - new, len(unpacked.refused))
+
+
+def push_bundle(remote: Remote, file: Path, name: str) -> None:
+    """Publish a bundle under a name; one that is there is replaced. Raises RemoteUnavailableError, and OSError."""
+    remote.put(_bundle_name(name), file.read_bytes(), replace=True)
+
+
+def pull_bundle(remote: Remote, file: Path, name: str) -> None:
+    """Write the bundle of a name to a file, as it is: whoever lays it out verifies it.
+
+    Raises:
+        RemoteUnavailableError: the remote does not answer, or has no such bundle.
+        RefusedObjectError: it is too large.
+        OSError: the file cannot be written; one that was there stays.
+    """
+    content = remote.get(_bundle_name(name))
+    if content is None:
+        raise RemoteUnavailableError(f"{remote.store.shown} has no bundle {name!r}; `sgljit cache bundle --push` it")
+    written = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
+    try:
+        with written.open("xb") as opened:
+            opened.write(content)
+        written.replace(file)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _bundle_name(name: str) -> str:
+    if not re.fullmatch(r"[\w-]{1,100}", name, re.ASCII):
+        raise ConfigError(f"the name of a bundle has letters, digits, '-' and '_'; got {name!r}")
+    return f"{objects.PREFIX}/bundles/{name}.bundle"
 
 
 def keys_for(file: Path, settings: Settings) -> tuple[TrustedKey, ...]:

@@ -55,7 +55,7 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]  # Triton has no types
         return {name: self._files[name] for name in names} if self._files.keys() >= set(names) else {}
 
     def put(self, filename: str, data: bytes) -> None:
-        """Publish a file, where the remote is writable. Those of a kernel wait for the file that lists them."""
+        """Publish a file, where the remote is writable. The files of a kernel are held until their list comes."""
         self._files[filename] = data
         if self._is_group and not filename.startswith(_GROUP):
             return

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sgljit_core.errors import SgljitError, UntrustedCacheError
-from sgljit_remote import Directory, bundles, parts, signing
-from sgljit_remote.errors import BundleMismatchError, RefusedObjectError, UntrustedRemoteError
+from sgljit_core.errors import ConfigError, SgljitError, UntrustedCacheError
+from sgljit_remote import Directory, bundles, commands, parts, signing
+from sgljit_remote.errors import BundleMismatchError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from sgljit_remote.remote import put_in_place
 
 from .conftest import files
@@ -295,6 +295,72 @@ from sgljit_remote import Directory
 def kept():
     return [{given}]
 """
+
+
+@pytest.fixture
+def pushed(here, cache, key, server, tmp_path, monkeypatch, capsys):
+    """The command has bundled this machine and published it as llama; its file."""
+    put_in_place(ONE, cache)
+    monkeypatch.setenv("SGLJIT_REMOTE", server.url)
+    monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(key.parent / "trusted"))
+    commands.bundle(tmp_path / "one.bundle", sign=key, push="llama")
+    assert capsys.readouterr().out.endswith(f"\n{server.url} has it as llama\n")
+    return tmp_path / "one.bundle"
+
+
+def test_a_bundle_is_pushed_and_pulled_by_name(pushed, second, here, server, tmp_path, monkeypatch, capsys):
+    assert server.objects == {"/sgljit-1/bundles/llama.bundle": pushed.read_bytes()}
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(second))
+    commands.unbundle(tmp_path / "got.bundle", pull="llama")
+    assert (tmp_path / "got.bundle").read_bytes() == pushed.read_bytes()
+    assert capsys.readouterr().out == "other: 2 are new, 0 were there\nsgljit: 1 are new, 0 were there\n"
+    assert files(second) == [ONE.place]
+    assert laid(here) == ["ab/__grp__kernel.json", "ab/kernel.cubin"]
+
+
+def test_a_push_replaces_the_bundle_of_the_name(pushed, server, key, cache, tmp_path):
+    put_in_place(artifact(2), cache)
+    commands.bundle(tmp_path / "two.bundle", sign=key, push="llama")
+    assert server.objects == {"/sgljit-1/bundles/llama.bundle": (tmp_path / "two.bundle").read_bytes()}
+    assert (tmp_path / "two.bundle").read_bytes() != pushed.read_bytes()
+
+
+def test_a_bundle_that_was_altered_on_the_remote_is_refused(pushed, second, here, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(second))
+    name = "/sgljit-1/bundles/llama.bundle"
+    server.objects[name] = server.objects[name].replace(b"kernel.cubin", b"kernel.cubim")
+    with pytest.raises(RefusedObjectError, match="files that it does not list, such as 'other/ab/kernel.cubim'"):
+        commands.unbundle(tmp_path / "got.bundle", pull="llama")
+    assert files(second) == laid(here) == []
+
+
+def test_a_bundle_of_a_stranger_on_the_remote_is_refused(pushed, second, here, server, cache, tmp_path, monkeypatch):
+    signing.new_key(tmp_path / "stranger")
+    bundles.write(tmp_path / "other.bundle", cache, signing.private_key(tmp_path / "stranger"))
+    server.objects["/sgljit-1/bundles/llama.bundle"] = (tmp_path / "other.bundle").read_bytes()
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(second))
+    with pytest.raises(RefusedObjectError, match="signed by none of the keys"):
+        commands.unbundle(tmp_path / "got.bundle", pull="llama")
+    assert files(second) == laid(here) == []
+
+
+def test_what_is_not_there_is_named(pushed, server, tmp_path):
+    with pytest.raises(RemoteUnavailableError, match="has no bundle 'gemma'; `sgljit cache bundle --push` it"):
+        commands.unbundle(tmp_path / "got.bundle", pull="gemma")
+    assert not (tmp_path / "got.bundle").exists()
+    with pytest.raises(ConfigError, match=r"the name of a bundle has letters, digits, .-. and ._.; got .\.\./llama"):
+        commands.unbundle(tmp_path / "got.bundle", pull="../llama")
+
+
+def test_without_a_remote_or_a_key_nothing_is_bundled(here, cache, key, server, tmp_path, monkeypatch):
+    file = tmp_path / "one.bundle"
+    with pytest.raises(ConfigError, match="no remote is named: set SGLJIT_REMOTE to a URL"):
+        commands.bundle(file, push="llama")
+    monkeypatch.setenv("SGLJIT_REMOTE", server.url)
+    monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(key.parent / "trusted"))
+    with pytest.raises(UntrustedRemoteError, match="there is no key to sign with"):
+        commands.bundle(file, push="llama")
+    assert not file.exists()
 
 
 def test_a_distribution_adds_directories(tmp_path, monkeypatch):
