@@ -147,6 +147,16 @@ def test_a_name_that_no_adapter_has_is_an_error_that_names_those_there_are(value
         adapter().start(value)
 
 
+def test_what_a_log_did_not_take_yet_is_said_when_it_does(caplog, monkeypatch):
+    monkeypatch.setenv("SGLJIT_ENGINES", "off")
+    one = adapter()
+    one.start()
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        one.start()
+    assert len(caplog.messages) == 1
+
+
 UNSUPPORTED = {
     "missing": ({"engine": {"no-such-engine": ">=1,<2"}}, "no-such-engine is not installed. Install a version >=1,<2"),
     "older": ({"engine": {"pytest": ">=1000"}}, "and it was tested with pytest>=1000. Install such a "),

@@ -83,7 +83,7 @@ class Adapter:
         elif reason := self._unsupported():
             if "strict" in modes:
                 raise UnsupportedEngineError(f"{self._name()}: {reason}")
-            self.say(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
+            self.say_once(logging.WARNING, "engine_unsupported", f"does nothing: {reason}")
             self.leave(self.parts, reason)
             return frozenset()
         return used
@@ -228,8 +228,8 @@ class Adapter:
         log.log(level, event, f"{self._name()} {text}", self.logger, adapter=self.distribution, **data)
 
     def say_once(self, level: int, event: str, text: str) -> None:
-        """``say``, if this process has not said it yet."""
-        if text not in self._said:
+        """``say``, if this process has not said it yet, nor said it to a log that takes no such messages yet."""
+        if text not in self._said and logging.getLogger(self.logger).isEnabledFor(level):
             self._said.add(text)
             self.say(level, event, text)
 

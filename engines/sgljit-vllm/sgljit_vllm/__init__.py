@@ -5,6 +5,8 @@ vLLM finds ``register`` by its entry point, in each of its processes.
 
 import importlib.util
 import logging
+import sys
+import threading
 
 from sgljit_engines import Adapter
 
@@ -32,6 +34,8 @@ ADAPTER = Adapter(
     logger="vllm.sgljit",  # vLLM prints what goes to loggers below its own
 )
 
+LOG_SECONDS = 10.0
+
 
 def register() -> None:
     """Put sgljit's ops where vLLM calls or lowers to its own, as far as ``SGLJIT_ENGINES`` says so.
@@ -45,6 +49,11 @@ def register() -> None:
         sgljit_engines.errors.UnsupportedEngineError: ``SGLJIT_ENGINES=strict``, and vLLM is not one that was tested.
     """
     if not (used := ADAPTER.start()):
+        if "vllm" in sys.modules and not logging.getLogger(ADAPTER.logger).isEnabledFor(logging.INFO):
+            # vLLM loads plugins before it sets up its log: then the reason is said a while later.
+            again = threading.Timer(LOG_SECONDS, ADAPTER.start)
+            again.daemon = True
+            again.start()
         return
     ADAPTER.leave(op for op in ADAPTER.parts if op not in used)
     try:

@@ -287,6 +287,18 @@ def test_a_report_has_each_kind_of_layer_and_counts_its_calls(uses):
     assert of_last.why.endswith("give_own is its forward")
     sgljit_transformers.disable(net)
     assert all(use.layers == 0 for use in uses().values())
+    assert {use.why for use in (uses()[of_head.kind], uses()[of_hidden.kind])} == {"no enabled model has such a layer"}
+    assert uses()[of_mlp.kind].why == "switched off"
+    with sgljit_transformers.enabled(net):
+        assert uses()[of_head.kind].why == ""
+
+
+def test_a_report_names_no_variant_of_a_layer_whose_device_has_none_yet(uses):
+    with sgljit_transformers.enabled(torch.nn.RMSNorm(64, eps=1e-6)):
+        ((name, _),) = uses()["RMSNorm 64 float32 cpu"].variants.items()
+        assert name.startswith("norm.")
+    with sgljit_transformers.enabled(torch.nn.RMSNorm(64, eps=1e-6, device="meta")):
+        assert uses()["RMSNorm 64 float32 meta"].variants == {}
 
 
 def test_a_norm_of_a_dtype_that_the_op_does_not_take_is_not_said_to_run_on_it(uses, said):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
+import types
 from importlib import metadata
 
 import pytest
@@ -57,4 +59,19 @@ def test_off_is_off_wherever_it_is(no_vllm, monkeypatch, caplog):
     monkeypatch.setenv("SGLJIT_ENGINES", "off")
     caplog.set_level(logging.INFO, logger="vllm.sgljit")
     sgljit_vllm.register()
+    assert caplog.messages == ["sgljit-vllm 0.1.0 does nothing: SGLJIT_ENGINES=off"]
+
+
+def test_off_is_said_when_vllm_has_set_up_its_log(no_vllm, monkeypatch, caplog):
+    monkeypatch.setenv("SGLJIT_ENGINES", "off")
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    monkeypatch.setattr("sgljit_vllm.LOG_SECONDS", 0.2)
+    sgljit_vllm.ADAPTER._said.clear()
+    sgljit_vllm.register()
+    assert caplog.messages == []
+    caplog.set_level(logging.INFO, logger="vllm.sgljit")
+    deadline = time.monotonic() + 10
+    while not caplog.messages:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert caplog.messages == ["sgljit-vllm 0.1.0 does nothing: SGLJIT_ENGINES=off"]
