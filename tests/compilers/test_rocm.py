@@ -6,6 +6,7 @@ No test here needs an AMD GPU, and none ran on one.
 from __future__ import annotations
 
 import ctypes
+import string
 import subprocess
 import types
 from pathlib import Path
@@ -23,6 +24,7 @@ from sgljit_core.compilers.arch import cuda_target, override_target
 from sgljit_core.jit import kernels
 from sgljit_core.jit.modules import ModuleRequest
 from sgljit_core.specs.build import BuildSpec, Target
+from sgljit_tools.cli import new
 
 GFX90A = Target("gfx90a", is_rocm=True)
 SETTINGS = ("SGLJIT_HIPCC", "SGLJIT_CUDA_ARCH", "TVM_FFI_CUDA_ARCH_LIST")
@@ -279,7 +281,7 @@ def compiled(hipcc: toolchain.Compiler, source: str, directory: Path, *flags: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("header", toolbox.HEADERS)
+@pytest.mark.parametrize("header", [*toolbox.HEADERS, *toolbox.ROCM_HEADERS])
 def test_each_header_alone(hipcc: toolchain.Compiler, header: str, tmp_path: Path) -> None:
     result = compiled(hipcc, f"#include <{header}>\n", tmp_path, *toolbox.WARNINGS, "-fsyntax-only")
     if header in LEFT_OUT:
@@ -404,10 +406,20 @@ def test_load_jit_links_and_loads_a_module(
     assert b"libamdhip64.so" in text
 
 
+NEW_FILES = Path(new.__file__).with_name("new_files")
+
+
 @pytest.mark.slow
-def test_a_module_checks_its_tensors_and_is_found_again(
-    hipcc: toolchain.Compiler, rocm_torch: None, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_kernel_of_a_new_package(hipcc: toolchain.Compiler, rocm_torch: None, cache: Path, tmp_path: Path) -> None:
+    """What ``sgljit new --road load_jit`` writes."""
+    template = string.Template((NEW_FILES / "load_jit/PACKAGE/csrc/OP.cu.in").read_text())
+    (tmp_path / "twice.cu").write_text(template.substitute(op="twice", namespace="acme"))
+    wrappers = [(f"twice_{dtype}", f"acme::call_twice<{dtype}>") for dtype in ("float", "fp16_t", "bf16_t")]
+    assert load_jit("twice", cuda_files=["twice.cu"], cuda_wrappers=wrappers, csrc=tmp_path) is not None
+
+
+@pytest.mark.slow
+def test_a_module_checks_its_tensors(hipcc: toolchain.Compiler, rocm_torch: None, cache: Path, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"cuda_sources": CUDA, "cuda_wrappers": [("negate", "negate")], "csrc": tmp_path}
     module = load_jit("negate", **arguments, cpp_sources="int one() { return 1; }", cpp_wrappers=[("one", "one")])
     assert module.one() == 1

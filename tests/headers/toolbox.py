@@ -18,7 +18,10 @@ from sgljit_core.compilers import toolchain
 
 INCLUDE = paths.core_include()
 ROOT = INCLUDE / "sgl_kernel"
-HEADERS = sorted(str(path.relative_to(INCLUDE)) for path in ROOT.rglob("*") if path.suffix in (".h", ".cuh"))
+ROCM_HEADERS = ["sgl_kernel/impl/hip.cuh"]  # for hipcc alone
+HEADERS = sorted(
+    {str(path.relative_to(INCLUDE)) for path in ROOT.rglob("*") if path.suffix in (".h", ".cuh")} - {*ROCM_HEADERS}
+)
 # For kernels that are written to SGLang's headers, under nvcc: they bring in what those expect, the host side too.
 FORWARDED = ["sgl_kernel/bits.h", "sgl_kernel/fp8_utils.cuh", "sgl_kernel/mbarrier.cuh"]
 PORT_HEADERS = [name for name in HEADERS if name.startswith("sgl_kernel/compat/") or name in FORWARDED]
