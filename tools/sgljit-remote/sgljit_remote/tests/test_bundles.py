@@ -329,7 +329,7 @@ def test_a_bundle_that_was_altered_on_the_remote_is_refused(pushed, second, here
     monkeypatch.setenv("SGLJIT_CACHE_DIR", str(second))
     name = "/sgljit-1/bundles/llama.bundle"
     server.objects[name] = server.objects[name].replace(b"kernel.cubin", b"kernel.cubim")
-    with pytest.raises(RefusedObjectError, match=r"files that it does not list, such as 'other/ab/kernel\.cubim'"):
+    with pytest.raises(RefusedObjectError, match="files that it does not list, such as 'other/ab/kernel"):
         commands.unbundle(tmp_path / "got.bundle", pull="llama")
     assert files(second) == laid(here) == []
 
