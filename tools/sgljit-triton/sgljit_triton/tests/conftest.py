@@ -153,7 +153,7 @@ def server(tmp_path_factory):
     servers: dict[str, Server] = {}
 
     def get(preload: str) -> Server:
-        if preload not in servers:
+        if preload not in servers or not servers[preload].is_running:
             servers[preload] = Server(tmp_path_factory.mktemp("server"), LD_PRELOAD=preload)
         return servers[preload]
 

@@ -37,6 +37,11 @@ class Server:
         status = int(self._process.stdout.readline())
         return subprocess.CompletedProcess(code, status, output.read_text(), errors.read_text())
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes code: a time-out ends it."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End the process that forks, and what it waits for."""
         self._process.stdin.close()
