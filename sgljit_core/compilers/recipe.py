@@ -117,6 +117,6 @@ def nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
 
 
 def hipcc_flags(spec: BuildSpec) -> tuple[str, ...]:
-    """The flags of hipcc, without include directories. It is clang, whose statics are each library's own."""
-    host = (*(flag for flag in _HOST if flag != "-fno-gnu-unique"), "-include", "hip/hip_runtime.h")  # as nvcc does
-    return (*_COMMON, f"--offload-arch={spec.target.name}", *_ROCM, *host, *spec.cuda_cflags)
+    """The flags of hipcc, without include directories. Like nvcc it is to include its runtime's header."""
+    own = (f"--offload-arch={spec.target.name}", "-include", "hip/hip_runtime.h")
+    return (*_COMMON, *_HOST, *own, *_ROCM, *spec.cuda_cflags)

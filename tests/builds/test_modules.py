@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from headers import toolbox
 
+import sgljit_tools.cache
 from sgljit_core import errors, load_jit, override_cuda_arch
 from sgljit_core.compilers.recipe import flags
 from sgljit_core.specs.build import BuildSpec, Target
@@ -371,3 +373,12 @@ def test_a_cuda_module_runs_on_the_current_stream(tmp_path):
         module.negate(x)
     stream.synchronize()
     assert torch.equal(x.cpu(), -torch.arange(1000.0))
+
+
+def test_a_module_compiles_with_clang(tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLJIT_CXX", toolbox.host_compiler("clang++"))
+    source = "static double half(double x) { return x / 2; }\n"
+    module = load_jit("half", cpp_sources=source, cpp_wrappers=[("half", "half")], build_directory=tmp_path)
+    assert module.half(3.0) == 1.5
+    (entry,) = sgljit_tools.cache.entries(tmp_path)
+    assert "clang version" in entry.manifest.toolchain["cxx"]
