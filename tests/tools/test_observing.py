@@ -97,9 +97,9 @@ except ZeroDivisionError:
     print("raised")
 """
     marked = "begin acme.fill\nbody\nend acme.fill\n"
-    assert run(body + NVTX + calls, SGLJIT_NVTX="1").stdout == f"{marked}{marked}raised\n"
-    assert run(body + NVTX + calls, SGLJIT_NVTX="0").stdout == "body\nbody\nraised\n"
-    done = run(body + NVTX + calls, SGLJIT_NVTX="1", SGLJIT_TRACE_CALLS="1")
+    assert run("import torch\n" + NVTX + body + calls, SGLJIT_NVTX="1").stdout == f"{marked}{marked}raised\n"
+    assert run("import torch\n" + NVTX + body + calls, SGLJIT_NVTX="0").stdout == "body\nbody\nraised\n"
+    done = run("import torch\n" + NVTX + body + calls, SGLJIT_NVTX="1", SGLJIT_TRACE_CALLS="1")
     assert done.stdout == f"{marked}{marked}raised\n"
     assert done.stderr.count("sgljit[") == 2
 
@@ -146,7 +146,7 @@ def around(monkeypatch):
     stream = type("Stream", (), {"cuda_stream": 0x7F})()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(observing, "SETTINGS", observing.Settings(log="", trace_calls=False, sync=True))
+    monkeypatch.setattr(observing, "SETTINGS", observing.Settings(log="", trace_calls=False, nvtx=False, sync=True))
     assert KernelFamily("acme", "acme")
     declaration = Declaration(Origin("acme", "scale"), scale, ("x",), None, None)
     return lambda body: observing.around(declaration, body)
