@@ -108,7 +108,9 @@ def test_stats_count_it(ops):
     assert made.builds["compiled"] - before.builds.get("compiled", 0) == 1
     assert made.seconds > before.seconds
     assert hit.hits["cache"] - made.hits.get("cache", 0) == 1
-    assert hit._replace(hits={}) == made._replace(hits={})
+    changed = {name for name, load in made.loads.items() if hit.loads[name] != load}
+    assert [(made.loads[name][1], hit.loads[name][1]) for name in changed] == [("made", "cache")]
+    assert hit._replace(hits={}, loads={}) == made._replace(hits={}, loads={})
 
 
 def test_a_failure_is_counted_and_logged(ops, package, caplog):
