@@ -118,5 +118,6 @@ def nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
 
 def hipcc_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The flags of hipcc, without include directories. Like nvcc it is to include its runtime's header."""
+    host = (flag for flag in _HOST if flag != "-fno-gnu-unique")  # it is clang, see native
     own = (f"--offload-arch={spec.target.name}", "-include", "hip/hip_runtime.h")
-    return (*_COMMON, *_HOST, *own, *_ROCM, *spec.cuda_cflags)
+    return (*_COMMON, *host, *own, *_ROCM, *spec.cuda_cflags)

@@ -22,13 +22,16 @@ from sgljit_tools.cli import wheel
 USE = """
 import torch
 from sgljit_core import CppType, ops, override_cuda_arch
+from sgljit_core import make_cpp_args, paths
+from sgljit_core.jit import kernels
 from sgljit_silu_and_mul.plugin import FAMILY
-from sgljit_tools.testing import build_variant
 out = torch.empty(2, 256)
 ops["silu_and_mul"].silu_and_mul(torch.full((2, 512), 2.0), out)
 print(round(out.sum().item()))
 with override_cuda_arch(9, 0):
-    build_variant(FAMILY, "silu_and_mul.h", {kernel}, CppType({functor}), *{numbers})
+    kernel = {kernel} + "<" + str(make_cpp_args(CppType({functor}), *{numbers})) + ">"
+    sources = kernels.Sources(FAMILY.name, FAMILY.csrc, paths.cache_root())
+    kernels.build_kernel(sources, "silu_and_mul.h", kernel)
 """
 
 
