@@ -28,6 +28,7 @@ TYPICAL_LIMIT = 2.2
 DEVICE_LIMIT = 1.9
 # These have a host side; a device file may include the other .cuh files, but for those of ports.
 HOST_SIDE = ("sgl_kernel/launch.cuh", "sgl_kernel/runtime.cuh", "sgl_kernel/utils.cuh")
+FOR_HIPCC = "sgl_kernel/impl/hip.cuh"
 FOR_PORTS = ("sgl_kernel/compat/", "sgl_kernel/fp8_utils.cuh", "sgl_kernel/mbarrier.cuh")
 
 
@@ -61,7 +62,8 @@ def main() -> int:
 
     tools = toolchain.find_toolchain(cuda=True, needed_for="bench/header_weight.py")
     root = paths.core_include()
-    everything = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.suffix in (".h", ".cuh"))
+    headers = (str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".h", ".cuh"))
+    everything = sorted(name for name in headers if name != FOR_HIPCC)
     sets: dict[str, tuple[str, ...]] = {name: (name,) for name in options.headers or everything}
     if not options.headers:
         sets["tensor.h + utils.cuh + vec.cuh + warp.cuh"] = TYPICAL
