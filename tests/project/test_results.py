@@ -55,7 +55,16 @@ def test_every_quoted_figure_is_on_its_page(quoted):
     assert quoted.problems() == [], "see the rules at the top of bench/quoted.py"
 
 
-WARM = "[page](bench/results/warm_start.md)"
+PAGE = "[page](bench/results/planted.md)"
+
+
+@pytest.fixture
+def planted(quoted, tmp_path, monkeypatch):
+    """The program beside pages of the test's own."""
+    (tmp_path / "planted.md").write_text("# Page\n\nCommand: `python bench/cache.py`\n\n| a | 20.3 |\n| b | 14.8 |\n")
+    (tmp_path / "bare.md").write_text("# Page\n\n| a | 1.5 |\n")
+    monkeypatch.setattr(quoted, "RESULTS", tmp_path)
+    return quoted
 
 
 @pytest.mark.parametrize(
@@ -67,32 +76,32 @@ WARM = "[page](bench/results/warm_start.md)"
         ("It takes half of it,\nor 1.4 times as long.", "'1.4 times' is a measurement"),
         ("From 12 to 13 ms.", "'12 to 13 ms' is a measurement"),
         ("Measured.\n\n| a | ms |\n|---|---|\n| b | 77 |\n", "t:5: '77' is a measurement"),
-        (f"{WARM}\n\nIt takes 20.3 ms.", "t:3: '20.3 ms' is a measurement"),
-        (f"It takes 20.4 ms ({WARM}).", "20.4 is not on warm_start.md"),
-        (f"It takes 19 ms ({WARM}).", "19 is not on warm_start.md"),
-        (f"The ratio is 0.77 ({WARM}).", "0.77 is not on warm_start.md"),
-        (f"{WARM}:\n\n| a | b |\n|---|---|\n| 77 | |\n", "t:5: 77 is not on warm_start.md"),
+        (f"{PAGE}\n\nIt takes 20.3 ms.", "t:3: '20.3 ms' is a measurement"),
+        (f"It takes 20.4 ms ({PAGE}).", "20.4 is not on planted.md"),
+        (f"It takes 19 ms ({PAGE}).", "19 is not on planted.md"),
+        (f"The ratio is 0.77 ({PAGE}).", "0.77 is not on planted.md"),
+        (f"{PAGE}:\n\n| a | b |\n|---|---|\n| 77 | |\n", "t:5: 77 is not on planted.md"),
         ("See [it](bench/results/nothing.md).", "there is no bench/results/nothing.md"),
-        ("See [it](../bench/results/hicache_limit.md).", "hicache_limit.md has no command"),
+        ("See [it](../bench/results/bare.md).", "bare.md has no command"),
     ],
 )
-def test_a_figure_that_no_page_has_is_found(quoted, text, problem):
-    (found,) = quoted.in_text("t", text)
+def test_a_figure_that_no_page_has_is_found(planted, text, problem):
+    (found,) = planted.in_text("t", text)
     assert problem in found
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        f"It takes 20.3 ms, or 20 ms, or 0.020 s ({WARM}).",
-        f"{WARM}:\n\n| a | ms |\n|---|---|\n| `77` on H100, Qwen3 8B | 14.8 |\n",
+        f"It takes 20.3 ms, or 20 ms, or 0.020 s ({PAGE}).",
+        f"{PAGE}:\n\n| a | ms |\n|---|---|\n| `77` on H100, Qwen3 8B | 14.8 |\n",
         "It waits for 30 seconds, or 2 GiB, or ten times.",
         "```\nIt takes 20.3 ms.\n```\n",
         "torch 2.13.0 and `12 ms`",
     ],
 )
-def test_a_figure_of_a_page_may_be_rounded_and_a_limit_is_no_figure(quoted, text):
-    assert [*quoted.in_text("t", text)] == []
+def test_a_figure_of_a_page_may_be_rounded_and_a_limit_is_no_figure(planted, text):
+    assert [*planted.in_text("t", text)] == []
 
 
 @pytest.mark.parametrize(
