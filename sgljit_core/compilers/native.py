@@ -107,7 +107,7 @@ def _compile_command(
     else:
         compiler = [str(toolchain.cxx.path)]
         flags = [*cxx_flags(spec), *maps]
-    if "clang" in toolchain.cxx.version:  # whose statics are each library's own
+    if "clang" in toolchain.cxx.version:  # it makes no symbols that libraries share, and does not know the flag
         flags = [flag for flag in flags if "-fno-gnu-unique" not in flag]
     files = ["-c", str(unit), "-o", str(output), "-MD", "-MF", str(output.with_suffix(".d"))]
     includes = [*(f"-I{root.directory}" for root in roots), "-isystem", str(tvm_ffi_include())]

@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -52,7 +51,7 @@ class Adapter:
     _lost: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why it is lost
     _inexact: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # by op, why its bits may differ
     _said: set[str] = field(default_factory=set, init=False, repr=False)
-    _news: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # when, and which process waits
+    _waiting: list[threading.Timer] = field(default_factory=list, init=False, repr=False)  # for the line after warm-up
     own_runs: Counter[str] = field(default_factory=Counter, init=False, repr=False)  # by op, of the engine's own code
 
     @functools.cached_property
@@ -236,19 +235,19 @@ class Adapter:
     def _tell_when_quiet(self) -> None:
         """Log what runs, after ``QUIET_SECONDS`` without a new kind of call or a lost op: then a warm-up is over.
 
-        Calls say nothing about it: compiled graphs and replays of CUDA graphs make none.
+        A count of calls would not show it: compiled graphs and replays of CUDA graphs make none.
         """
-        self._news["seconds"] = time.monotonic()
-        is_wanted = logging.getLogger(self.logger).isEnabledFor(logging.INFO)
-        if is_wanted and self._news.get("process") != os.getpid():  # a thread of the parent does not wait in a child
-            self._news["process"] = os.getpid()
-            with contextlib.suppress(RuntimeError):  # no thread is left
-                threading.Thread(target=self._tell, daemon=True).start()
+        if not logging.getLogger(self.logger).isEnabledFor(logging.INFO):
+            return
+        for timer in self._waiting:
+            timer.cancel()
+        timer = threading.Timer(QUIET_SECONDS, self._tell)
+        timer.daemon = True
+        self._waiting[:] = [timer]
+        with contextlib.suppress(RuntimeError):  # no thread is left
+            timer.start()
 
     def _tell(self) -> None:
-        while (left := self._news["seconds"] + QUIET_SECONDS - time.monotonic()) > 0:
-            time.sleep(left)
-        self._news.pop("process", None)
         self.say(logging.INFO, "engine_warm", f"with {self.versions()}, after warm-up: {summary(self.distribution)}")
 
     def _choose(self, source: str, value: str) -> frozenset[str]:

@@ -6,6 +6,7 @@ import dataclasses
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from sgljit_core import stats
@@ -63,7 +64,7 @@ class Report(list[Use]):
         others: as ``Use.variants``, those that later calls loaded, such as for another number of rows.
     """
 
-    others: dict[str, str]
+    others: Mapping[str, str] = MappingProxyType({})
 
     def __str__(self) -> str:
         others = [f"loaded by a later call: {name}, {source}" for name, source in self.others.items()]

@@ -1,4 +1,4 @@
-"""What runs is logged from a thread, seconds later: no test meets the line of an earlier one."""
+"""Adapters log no line after a warm-up: it comes seconds later, and another test would get it."""
 
 from __future__ import annotations
 

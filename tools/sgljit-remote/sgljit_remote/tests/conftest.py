@@ -18,11 +18,6 @@ from . import served
 from .forks import Forks, forks
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker where neither the repository nor the kit does."""
-    config.addinivalue_line("markers", "slow: slow by nature")
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The root of an empty cache; the environment names no remote, and no warning was given yet.
