@@ -31,14 +31,15 @@ def work():
         values.append(load_jit("number", str(value), cpp_sources=source, cpp_wrappers=[("number", "number")]).number())
 
 answers, answering = os.pipe()
+root = os.environ["SGLJIT_CACHE_DIR"]
+meeting = f"file://{root}-ranks-{os.getpid()}"  # a rank would take what an earlier job left in the file for an address
 children = []
 for rank in range(int(sys.argv[1])):
     if child := os.fork():
         children.append(child)
         continue
-    root = os.environ["SGLJIT_CACHE_DIR"]
     os.environ["SGLJIT_CACHE_DIR"] = f"{root}{rank}"
-    dist.init_process_group("gloo", init_method=f"file://{root}-ranks", rank=rank, world_size=int(sys.argv[1]))
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=int(sys.argv[1]))
     dist.barrier()
     start, given, error = time.monotonic(), 0, ""
     try:
