@@ -19,7 +19,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.bfloat16, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.float16))]
 CLOSE = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 EPS = 1e-6
-NAN = float("nan")
+NAN, INFINITY = float("nan"), float("inf")
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -156,6 +156,22 @@ def test_a_list_of_what_a_row_is_reduced_to_by_a_monoid_with_a_field(programs, d
             programs.ranked(x, largest, found, size)
             assert torch.equal(found.long(), order.indices[:, :size])
             assert torch.equal(largest, order.values[:, :size] + torch.arange(size, device=device))
+
+
+@each_device
+@each_dtype
+def test_the_largest_of_a_row_are_ranked_by_keys_with_nan_below_all(programs, device, dtype):
+    special = [NAN, -INFINITY, INFINITY, 0.0, -0.0, -1.0, 1.0, -NAN]
+    for rows, columns in SHAPES:
+        x = random(rows, columns, dtype=dtype, device=device)
+        some = torch.tensor(special, dtype=dtype, device=device).repeat(rows, columns)[:, :columns]
+        x = torch.where(random(rows, columns, dtype=dtype, device=device) > 0, some, x)
+        k = min(columns, 32)
+        found = torch.full((rows, k), -1, dtype=torch.int32, device=device)
+        programs.largest(x, found, k)
+        for row, of_row in zip(found.tolist(), x.tolist(), strict=True):
+            keys = [(value != value, 0 if value != value else -value) for value in of_row]
+            assert row == sorted(range(columns), key=keys.__getitem__)[:k]
 
 
 @each_device

@@ -87,6 +87,7 @@ void scaled(TensorView x, TensorView scale, TensorView out) {
 
 RowProgram<ArgMax> argmax_program{"row_programs.h"};
 RowProgram<Ranked> ranked_program{"row_programs.h"};
+RowProgram<Largest> largest_program{"row_programs.h"};
 RowProgram<Chained> chained_program{"row_programs.h"};
 
 void argmax(TensorView x, TensorView largest, TensorView index) {
@@ -98,6 +99,10 @@ void ranked(TensorView x, TensorView largest, TensorView columns, int size) {
   using F = Ranked;
   ranked_program(
       {size}, F::x = rows("x", x), F::largest = values("largest", largest), F::columns = values("columns", columns));
+}
+
+void largest(TensorView x, TensorView columns, int k) {
+  largest_program({k}, Largest::x = rows("x", x), Largest::columns = values("columns", columns));
 }
 
 void chained(TensorView x, TensorView out, TensorView scale, float eps) {
@@ -198,6 +203,7 @@ SGL_EXPORT(gather, (gather))
 SGL_EXPORT(scaled, (scaled))
 SGL_EXPORT(argmax, (argmax))
 SGL_EXPORT(ranked, (ranked))
+SGL_EXPORT(largest, (largest))
 SGL_EXPORT(chained, (chained))
 SGL_EXPORT(rounded_prologue, (rounded_prologue))
 SGL_EXPORT(affine, (affine))

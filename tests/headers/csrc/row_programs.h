@@ -20,6 +20,7 @@ struct Softmax {
 }  // namespace programs
 // end
 
+#include <sgl_kernel/ranking.h>
 #include <sgl_kernel/stages.h>
 
 namespace programs {
@@ -225,6 +226,22 @@ struct Ranked {
         columns = sgl::map([](const State& one) { return one.column; }, ranked));
   }
 };
+
+// example: ranking
+struct Largest {
+  SGL_OPERANDS(x, columns)
+  int k;
+  SGL_FIELDS(k)
+
+  template <typename Row>
+  SGL_HD auto operator()(const Row& row) const {
+    const auto values = row[x];
+    sgl::RankKey last = 0;
+    const auto largest = row.list(k, [&](int) { return last += row.reduce(sgl::NextRanked{last}, values); });
+    return sgl::store(columns = sgl::map([](sgl::RankKey key) { return sgl::column_of(key); }, largest));
+  }
+};
+// end
 
 // The stages of a chain: each takes a row, and a value but for the first.
 struct Norm {

@@ -47,7 +47,7 @@ void topk(
     program<Score, kBiased, kGrouped>(
         {static_cast<int>(weights.columns), num_expert_group, topk_group, renormalize,
          static_cast<float>(routed_scaling_factor),
-         (moe::Key{1} << 32) / static_cast<moe::Key>(group_size > 0 ? group_size : 1) + 1},
+         (sgl::RankKey{1} << 32) / static_cast<sgl::RankKey>(group_size > 0 ? group_size : 1) + 1},
         F::gates = gates, F::bias = bias, F::weights = weights, F::ids = ids);
   };
   const bool is_grouped = topk_group < num_expert_group;

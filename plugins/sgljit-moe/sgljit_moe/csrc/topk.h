@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/ranking.h>
 #include <sgl_kernel/row_program.h>
 
 /// \file topk.h
@@ -7,41 +8,14 @@
 
 namespace moe {
 
-/// \brief A number and its column: the larger key is that of the larger number, and among equal ones of the lower
-/// column. NaN is below all numbers. No key is 0.
-using Key = unsigned long long;
+/// \brief For `row.reduce`: as `sgl::NextRanked`, of the columns of some groups.
+struct NextOfGroups : sgl::NextRanked {
+  sgl::RankKey inverse;  ///< 2^32 / size of a group, rounded up
+  unsigned groups;       ///< a bit for each
 
-SGL_HD Key key_of(float number, long long column) {
-  const auto bits = __builtin_bit_cast(unsigned, number + 0.0f);  // of -0 those of 0
-  const auto ordered = bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
-  return static_cast<Key>(number != number ? 0 : ordered) << 32 | ~static_cast<unsigned>(column);
-}
-SGL_HD int column_of(Key key) {
-  return static_cast<int>(~static_cast<unsigned>(key));
-}
-SGL_HD float number_of(Key key) {
-  const auto ordered = static_cast<unsigned>(key >> 32);
-  return __builtin_bit_cast(float, ordered >> 31 != 0 ? ordered ^ 0x80000000u : ~ordered);  // of 0 a NaN
-}
-
-/// \brief A monoid: the distance from a key to the next lower one, which as an unsigned number is the largest of all.
-/// That of the highest key is from 0. `kGrouped`: of the columns of some groups.
-template <bool kGrouped>
-struct Next {
-  Key last;
-  Key inverse;      ///< 2^32 / size of a group, rounded up
-  unsigned groups;  ///< a bit for each
-
-  SGL_HD static Key identity() {
-    return 0;
-  }
-  SGL_HD Key of(float number, long long column) const {
-    const Key distance = key_of(number, column) - last;
-    const Key is_in_group = groups >> (static_cast<unsigned>(column) * inverse >> 32) & 1;
-    return kGrouped ? distance & (0 - is_in_group) : distance;  // without a branch, for the CPU's vectors
-  }
-  SGL_HD static Key merge(Key a, Key b) {
-    return a < b ? b : a;
+  SGL_HD sgl::RankKey of(float score, long long column) const {
+    const sgl::RankKey is_in_group = groups >> (static_cast<unsigned>(column) * inverse >> 32) & 1;
+    return NextRanked::of(score, column) & (0 - is_in_group);  // without a branch, for the CPU's vectors
   }
 };
 
@@ -92,7 +66,7 @@ struct TopK {
   int size, num_groups, topk_group;
   bool renormalizes;
   float scale;
-  Key inverse;  ///< 2^32 / size of a group, rounded up
+  sgl::RankKey inverse;  ///< 2^32 / size of a group, rounded up
   SGL_FIELDS(size, num_groups, topk_group, renormalizes, scale, inverse)
 
   struct Chosen {
@@ -105,12 +79,12 @@ struct TopK {
     const auto values = row[gates];
     const Score score(row, values, kBiased || !renormalizes);
     const auto ranked = m_ranked(row, values, score);
-    const auto groups = m_groups(row, ranked);
-    Key last = 0;
+    auto next = m_next(row, ranked);
     float sum = 1e-20f;
     const auto chosen = row.list(size, [&](int) {
-      last += row.reduce(Next<kGrouped>{last, inverse, groups}, ranked);
-      const Chosen one = {column_of(last), score(row.at(gates, column_of(last)))};
+      next.last += row.reduce(next, ranked);
+      const int expert = sgl::column_of(next.last);
+      const Chosen one = {expert, score(row.at(gates, expert))};
       sum += one.weight;
       return one;
     });
@@ -127,26 +101,28 @@ struct TopK {
     else return row.keep(sgl::map([=](float gate, float more) { return score(gate) + more; }, values, row[bias]));
   }
 
-  /// The bits of the groups to choose from. A group is ranked by its highest expert, or with a bias by the sum of its
-  /// two highest.
+  /// A group is ranked by its highest expert, or with a bias by the sum of its two highest.
   template <typename Row, typename Value>
-  SGL_HD unsigned m_groups(const Row& row, const Value& ranked) const {
-    unsigned groups = 0;
-    if constexpr (kGrouped) {
-      Key keys[32];
+  SGL_HD auto m_next(const Row& row, const Value& ranked) const {
+    constexpr sgl::NextRanked kFirst{0};
+    if constexpr (!kGrouped) return kFirst;
+    else {
+      sgl::RankKey keys[32];
       for (int i = 0; i < num_groups; ++i) {
-        const Key first = row.reduce(Next<true>{0, inverse, 1u << i}, ranked);
-        float sum = number_of(first);
-        if (kBiased) sum += number_of(first + row.reduce(Next<true>{first, inverse, 1u << i}, ranked));
-        keys[i] = key_of(sum, i);
+        NextOfGroups next = {kFirst, inverse, 1u << i};
+        next.last = row.reduce(next, ranked);
+        float sum = sgl::element_of(next.last);
+        if (kBiased) sum += sgl::element_of(next.last + row.reduce(next, ranked));
+        keys[i] = sgl::rank_key<sgl::NaN::kBelow>(sum, i);
       }
+      unsigned groups = 0;
       for (int i = 0; i < num_groups; ++i) {
         int better = 0;
         for (int j = 0; j < num_groups; ++j) better += keys[i] < keys[j];
         groups |= static_cast<unsigned>(better < topk_group) << i;
       }
+      return NextOfGroups{kFirst, inverse, groups};
     }
-    return groups;
   }
 };
 

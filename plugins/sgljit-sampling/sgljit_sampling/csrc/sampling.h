@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sgl_kernel/ranking.h>
 #include <sgl_kernel/row_program.h>
 
 /// \file sampling.h
@@ -20,27 +21,13 @@ struct Softmax {
   }
 };
 
-/// \brief The highest value and, among equal ones, the first column: the largest of keys. NaN is above all numbers.
-struct Largest {
-  SGL_HD static unsigned long long identity() {
-    return 0;
-  }
-  SGL_HD static unsigned long long of(float value, long long column) {
-    const auto bits = __builtin_bit_cast(unsigned, value + 0.0f);  // of -0 those of 0
-    const auto ordered = bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
-    return static_cast<unsigned long long>(value != value ? ~0u : ordered) << 32 | ~static_cast<unsigned>(column);
-  }
-  SGL_HD static unsigned long long merge(unsigned long long a, unsigned long long b) {
-    return a < b ? b : a;
-  }
-};
-
+/// \brief The first of the highest values. NaN is above all numbers.
 struct ArgMax {
   SGL_OPERANDS(input, output)
 
   template <typename Row>
   SGL_HD auto operator()(const Row& row) const {
-    return sgl::store(output = static_cast<int>(~static_cast<unsigned>(row.reduce(Largest{}, row[input]))));
+    return sgl::store(output = sgl::column_of(row.reduce(sgl::LargestKey<sgl::NaN::kAbove>{}, row[input])));
   }
 };
 
