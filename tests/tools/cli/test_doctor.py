@@ -83,6 +83,17 @@ def test_a_missing_compiler_and_an_open_cache_are_problems(run, tmp_path):
     assert "not trusted" in done.stdout
 
 
+def test_amds_compiler_is_shown_where_it_is_and_a_problem_where_it_is_named_and_is_not(run, tmp_path):
+    hipcc = tmp_path / "hipcc"
+    hipcc.write_text("#!/bin/sh\necho HIP version: 6.1.2\n")
+    hipcc.chmod(0o755)
+    assert f"hipcc       6.1.2 ({hipcc})" in run("doctor", SGLJIT_HIPCC=str(hipcc)).stdout.splitlines()
+    done = run("doctor", SGLJIT_HIPCC=str(tmp_path / "none"))
+    assert "problem: hipcc not found. " in done.stdout
+    assert done.returncode == 1
+    assert not any(line.startswith("hipcc") for line in done.stdout.splitlines())
+
+
 def test_the_version_is_printed(run):
     assert run("--version").returncode in (0, 2)  # without a command, `python -m sgljit_core` writes .clangd
     done = subprocess.run(

@@ -102,15 +102,17 @@ def _compilers(problems: list[str]) -> dict[str, str | None]:
         "c++": lambda: line(toolchain.find_cxx("kernels")),
         "nvrtc": lambda: "{0.version} ({0.library})".format(nvrtc.find_nvrtc("kernels")),
         "nvcc": lambda: line(toolchain.find_nvcc("kernels")),
+        "hipcc": lambda: line(toolchain.find_hipcc("kernels")),
     }
     answers: dict[str, str | None] = {}
     for kind, search in searches.items():
         try:
             answers[kind] = search()
-        except ToolchainNotFoundError as error:  # noqa: PERF203 - three
+        except ToolchainNotFoundError as error:  # noqa: PERF203 - four
             answers[kind] = None
-            # nvcc is for the families of load_jit alone, and NVRTC for GPUs.
-            if kind == "c++" or (kind == "nvcc" and settings().nvcc):
+            # nvcc is for the families of load_jit alone, NVRTC for NVIDIA's GPUs, hipcc for AMD's.
+            named = {"nvcc": settings().nvcc, "hipcc": settings().hipcc}
+            if kind == "c++" or named.get(kind):
                 problems.append(f"{error.tool} not found. {error.remedy}")
         except SgljitError as error:  # a setting that cannot be read
             answers[kind] = None
@@ -164,7 +166,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         ("python", f"{facts['python']['version']} ({facts['python']['executable']})"),
         ("versions", ", ".join(f"{name} {version or 'not installed'}" for name, version in facts["versions"].items())),
         ("GPUs", f"{gpus or 'none'}; target: {facts['target'] or 'none'}"),
-        *((kind, found or "not found") for kind, found in facts["compilers"].items()),
+        *((kind, found or "not found") for kind, found in facts["compilers"].items() if found or kind != "hipcc"),
         ("cache", f"{cache['path']}: {size}{'' if cache['is_trusted'] else ', not trusted'}"),
         ("remote", facts["settings"].get("SGLJIT_REMOTE", "none")),
         *((kind, listed(kind)) for kind in ("plugins", "adapters", "extensions")),
