@@ -64,7 +64,7 @@ def assert_recovered(children, cache, published):
     assert sgljit_tools.cache.verify() == []
     start = time.monotonic()
     assert children.run() == "1\n"
-    assert time.monotonic() - start < 20  # nobody waits for the dead
+    assert time.monotonic() - start < 60  # nobody waits for the dead
     if published:  # nothing was built, so nothing was collected: the next prune does it
         sgljit_tools.cache.prune()
     assert leftovers(cache) == []
@@ -79,7 +79,7 @@ def test_killed_while_a_compiler_runs(phase, children, compiler, cache):
     until(lambda: compiler.is_held(phase))
     assert running_below(cache)
     child.kill()
-    until(lambda: not running_below(cache), 5, "the end of the compilers")
+    until(lambda: not running_below(cache), what="the end of the compilers")
     compiler.let_go(phase)
     assert_recovered(children, cache, published=False)
 
@@ -187,7 +187,7 @@ def test_an_interrupt_while_cpp_waits_for_a_deferred_function(children, compiler
     until(compiler.is_held)
     os.kill(child.process.pid, number)
     until(lambda: "interrupted while compiling" in child.output)
-    until(lambda: not running_below(cache), 10, "the end of the compilers")
+    until(lambda: not running_below(cache), what="the end of the compilers")
     compiler.let_go()
     output = child.join()
     assert f"arrived {text}\n" in output

@@ -70,7 +70,7 @@ def session(remote: Callable[..., Remote]) -> Callable[..., Session]:
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause between two attempts takes no time, and counts: a limit may be long, and a test need not wait for it."""
+    """A pause between two attempts takes no time, and counts as if it did: no test waits for a long limit."""
     passed = [0.0]
 
     def sleep(seconds: float) -> None:

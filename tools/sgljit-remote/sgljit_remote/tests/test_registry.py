@@ -55,7 +55,8 @@ def running(tmp_path):
             stack.callback(process.terminate)
             end = time.monotonic() + 60
             while not (found := re.search(r"listening on (127\.0\.0\.1:\d+)", said := (place / "log").read_text())):
-                assert process.poll() is None and time.monotonic() < end, said
+                assert process.poll() is None, said
+                assert time.monotonic() < end, said
                 time.sleep(0.02)
             return found[1]
 
