@@ -367,7 +367,11 @@ def until(condition):
 def quiet(tells, monkeypatch):
     """Let the moment pass for all timers that were started and not cancelled; how many those were."""
     started = []
-    monkeypatch.setattr(threading.Timer, "start", lambda timer: started.append(timer))
+
+    def start(timer) -> None:
+        started.append(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", start)
 
     def quiet() -> int:
         due = [timer for timer in started if not timer.finished.is_set()]
