@@ -85,18 +85,19 @@ def test_killed_while_a_compiler_runs(phase, children, compiler, cache):
 
 
 def test_killed_while_nvcc_runs(children, csrc, cache):
-    """The real one, with its grandchildren, and with units side by side."""
-    for name in "ab":
+    """The real one, with its grandchildren, and with units side by side, which would take half a minute together."""
+    for name in "abcdefgh":
         text = f"#include <cuda_fp16.h>\n#include <string>\nint {name}() {{ return 1; }}\n"
         (csrc / f"{name}.cu").write_text(text)
-    code = LOAD.replace('cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")]', 'cuda_files=["a.cu", "b.cu"]')
+    files = [f"{name}.cu" for name in "abcdefgh"]
+    code = LOAD.replace('cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")]', f"cuda_files={files}")
     code = "from sgljit_core import override_cuda_arch\nwith override_cuda_arch(9, 0):\n" + "".join(
         f"    {line}\n" for line in code.replace("csrc=csrc", "csrc=csrc, header_only=False").splitlines()
     )
     child = children.start(code)
     until(lambda: any("cicc" in line or "cudafe" in line or "cc1plus" in line for line in running_below(cache)))
     child.kill()
-    until(lambda: not running_below(cache), 5, "the end of the compilers")
+    until(lambda: not running_below(cache), 15, "the end of the compilers")
 
 
 @pytest.mark.slow
@@ -112,7 +113,7 @@ def test_killed_at_any_time(children, load, cache):
         until(lambda: child.output)  # noqa: B023
         time.sleep(choose.uniform(0, 1.2 * whole))
         child.kill()
-        until(lambda: not running_below(cache), 5, "the end of the compilers")
+        until(lambda: not running_below(cache), what="the end of the compilers")
         assert sgljit_tools.cache.verify() == []
         assert load(str(i), flags=flags).number() == i
         if i % 10 == 9:
