@@ -131,14 +131,23 @@ def root_user() -> None:
 
 
 @pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A directory of the test, which is not below pytest's where other users read it: each run of pytest that begins,
+    and some tests begin one, closes the directory of all runs to them."""
+    if "scratch" not in request.fixturenames:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="sgljit-test-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory).resolve()
+
+
+@pytest.fixture
 def scratch(root_user: None, tmp_path: Path, csrc: Path) -> Path:
     """A place for the temporary files of other users, who can read the test's files, too."""
     directory = made(tmp_path / "scratch")
     directory.chmod(0o1777)
-    base = Path(tempfile.gettempdir()).resolve()
-    for path in (csrc, tmp_path, *tmp_path.parents):
-        if base in path.parents:
-            path.chmod(0o755)
+    for path in (csrc, tmp_path):
+        path.chmod(0o755)
     return directory
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
@@ -26,6 +27,9 @@ module = load_jit("number", *markers, cpp_files=["number.cpp"], cpp_wrappers=[("
 print(module.number())
 """
 
+# Warnings of a build that takes long, as each does on a busy machine.
+_LATE = re.compile(r"^(?:waiting for process|still compiling) .*\n", re.MULTILINE)
+
 
 @dataclass
 class Child:
@@ -38,11 +42,16 @@ class Child:
     def output(self) -> str:
         return self.file.read_text() if self.file.exists() else ""
 
-    def join(self, seconds: float = 120) -> str:
-        """Wait for its good end; its output."""
-        self.process.join(seconds)
+    def join(self) -> str:
+        """Wait for its good end; its output, without the warnings that a build takes long."""
+        self.end()
         assert self.process.exitcode == 0, f"exit status {self.process.exitcode}\n{self.output}"
-        return self.output
+        return _LATE.sub("", self.output)
+
+    def end(self) -> int | None:
+        """Wait for its end, good or not; its exit status, or None where it runs after minutes."""
+        self.process.join(300)
+        return self.process.exitcode
 
     def kill(self) -> None:
         self.process.kill()
@@ -87,8 +96,7 @@ class Children:
     def _completed(self, code: str, environment: dict[str, str], **given: Any) -> subprocess.CompletedProcess[str]:
         errors = self.directory / f"errors-{len(self.started)}"
         child = self.start(ERRORS + code, environment, errors=str(errors), **given)
-        child.process.join(300)
-        return subprocess.CompletedProcess(code, child.process.exitcode, child.output, errors.read_text())
+        return subprocess.CompletedProcess(code, child.end(), child.output, errors.read_text())
 
 
 ERRORS = "import os; os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)\n"

@@ -74,7 +74,7 @@ def test_a_message_names_the_plugin(children, tmp_path):
     code += "from sgljit_core.plugins import discovery\ndiscovery.rescan()\n"
     code += LOAD.replace("csrc=csrc", "csrc=csrc, family='some'")
     child = children.start(code, csrc=str(package / "csrc"), env={"SGLJIT_JIT": "error"})
-    child.process.join(60)
+    child.end()
     assert "some.number for cpu-" in child.output
     assert "of sgljit-some 1.2.3 is not in the cache" in child.output
     assert "`sgljit cache build some`" in child.output
@@ -150,7 +150,7 @@ def test_a_plugin_observes_builds_and_no_hits(children, csrc, tmp_path):
     assert children.run(code) == "1\n"
     (csrc / "value.h").write_text("#error no\n")
     child = children.start(code)
-    child.process.join(60)
+    child.end()
     assert "True CompileError" in child.output
 
 
@@ -212,11 +212,11 @@ def test_a_line_on_a_terminal_after_a_second(children, compiler):
     compiler.hold()
     child = children.start(code + LOAD, tty=os.ttyname(terminal), env={"TERM": "xterm"})
     text = ""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while "compiling number for cpu" not in text and time.monotonic() < deadline:
         text += os.read(controller, 4096).decode(errors="replace")
     compiler.let_go()
-    child.process.join(30)
+    child.end()
     os.close(controller)
     os.close(terminal)
     assert "compiling number for cpu" in text
@@ -283,7 +283,7 @@ def test_a_free_slot_is_waited_for(cache, monkeypatch):
         thread = threading.Thread(target=second)
         thread.start()
         assert not entered.wait(0.2)
-    thread.join(5)
+    thread.join()
     assert entered.is_set()
 
 
@@ -302,8 +302,8 @@ def test_who_is_cancelled_does_not_wait_for_a_slot(cache, monkeypatch):
         thread.start()
         assert not ended.wait(0.2)
         cancelled.set()
-        assert ended.wait(5)
-        thread.join(5)
+        assert ended.wait(60)
+        thread.join()
 
 
 def _machine(tmp_path, cgroup, **files):

@@ -59,8 +59,8 @@ def test_a_waiter_says_after_two_seconds_who_holds_the_lock_and_since_when(child
     start = time.monotonic()
     waiter = children.start()
     report = rf"waiting for process {builder.process.pid} on \S+ \(building number for cpu-\S+ since \d\d:\d\d:\d\d\)"
-    until(lambda: re.search(report, waiter.output), 20, "the report")
-    assert 1.9 < time.monotonic() - start < 10
+    until(lambda: re.search(report, waiter.output), what="the report")
+    assert time.monotonic() - start > 1.9
     assert "1" not in waiter.output.split()
     compiler.let_go()
     assert builder.join() == "1\n"
@@ -190,7 +190,7 @@ def test_a_first_use_in_a_signals_handler_does_not_wait_for_the_build_that_it_in
     child = children.start(INTERRUPTED, env={"SGLJIT_JOBS": "1"}, hold=hold)
     until(lambda: compiler.is_held(phase))
     os.kill(child.process.pid, signal.SIGUSR1)
-    assert child.join(60) == "1 [1, 2] True\n"
+    assert child.join() == "1 [1, 2] True\n"
 
 
 ORPHAN = """
@@ -200,8 +200,8 @@ threading.Thread(target=exec, args=(LOAD, globals()), daemon=True).start()
 while not Path(holding).exists():
     time.sleep(0.01)
 if os.fork() == 0:
-    time.sleep(30)
-time.sleep(30)
+    time.sleep(90)
+time.sleep(90)
 """
 
 
@@ -214,8 +214,8 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_killed_parent(children, co
     builder.kill()
     compiler.let_go()
     start = time.monotonic()
-    assert children.run(WAIT_FOR.format(seconds=20) + LOAD) == "1\n"
-    assert time.monotonic() - start < 15
+    assert children.run(WAIT_FOR.format(seconds=80) + LOAD) == "1\n"
+    assert time.monotonic() - start < 60
 
 
 TWO_TARGETS = """

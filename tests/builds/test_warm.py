@@ -7,6 +7,7 @@ import shutil
 
 from kit import artifacts, python
 
+from sgljit_core.compilers import includes
 from sgljit_core.machine import trust
 
 CODE = """
@@ -77,6 +78,7 @@ def test_a_compiler_with_another_version_builds_its_own_artifact(children, compi
 def test_the_way_to_a_root_is_checked_once_for_a_process(load, children, cache, monkeypatch):
     for value in "12":
         children.run(flags=(f"-DVALUE={value}",))
+    monkeypatch.setattr(includes, "SETTLED_NS", 10**18)  # no scan is remembered: the cache is only read
     walked = []
     walk = trust.walk
     monkeypatch.setattr(trust, "walk", lambda path, **options: (walked.append(path), walk(path, **options))[1])

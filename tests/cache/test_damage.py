@@ -51,7 +51,7 @@ def test_without_a_compiler_the_error_says_what_is_damaged_and_how(name, childre
     (artifact,) = artifacts(warm_cache)
     DAMAGE["truncated"](artifact / name)
     child = children.start(env={"PATH": str(tmp_path), "SGLJIT_CXX": "no-such-compiler"})
-    child.process.join(60)
+    child.end()
     assert child.process.exitcode == 1  # an exception, not a signal
     assert "ToolchainNotFoundError: a C++ compiler not found" in child.output
     assert f"{artifact} was found and is damaged: " in child.output

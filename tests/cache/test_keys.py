@@ -242,7 +242,7 @@ def test_a_source_that_could_be_read_for_ever_is_refused_by_name(kind, name, chi
     else:
         os.mkfifo(file)
     child = children.start()
-    child.process.join(20)
+    child.process.join(60)
     assert child.process.exitcode == 1, child.output
     assert f"SourceNotFoundError: {file} is no plain file, but a device, a FIFO or a socket" in child.output
 

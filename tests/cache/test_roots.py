@@ -169,7 +169,7 @@ def test_an_artifact_that_others_can_write_is_refused(children, cache, name):
     (artifact,) = artifacts(cache)
     (artifact / name).chmod(0o777)
     child = children.start()
-    child.process.join(60)
+    child.end()
     assert child.process.exitcode == 1
     assert "UntrustedCacheError" in child.output
     assert "can be written by group or others (mode 0777)" in child.output
@@ -180,7 +180,7 @@ def test_an_artifact_of_another_user_is_refused(root_user, children, cache):
     (artifact,) = artifacts(cache)
     os.chown(artifact / "module.so", 1000, 1000)
     child = children.start()
-    child.process.join(60)
+    child.end()
     assert child.process.exitcode == 1
     assert "module.so belongs to user 1000, not to you" in child.output
 

@@ -52,7 +52,7 @@ def test_a_prebuilt_directory_that_others_can_write_is_refused(sgljit, children,
     prebuilt = warm_cache.rename(tmp_path / "prebuilt")
     prebuilt.chmod(0o777)
     child = children.start(env={"SGLJIT_PREBUILT_PATH": str(prebuilt)})
-    child.process.join(60)
+    child.end()
     assert f"{prebuilt} can be written by group or others" in child.output
     assert "or leave it out of SGLJIT_PREBUILT_PATH, or accept it with SGLJIT_TRUST_SHARED_CACHE=1" in child.output
     assert "SGLJIT_CACHE_DIR" not in child.output
@@ -86,7 +86,7 @@ def test_a_plugin_may_bring_artifacts(children, warm_cache, tmp_path):
     code = f"import sys; sys.path.insert(0, {str(site)!r})\n" + LOAD
     assert children.run(code, env=NO_COMPILER) == "1\n"
     child = children.start(code, env={**NO_COMPILER, "SGLJIT_PLUGINS": ""})
-    child.process.join(60)
+    child.end()
     assert "No artifact of it was found in" in child.output
 
 
@@ -132,7 +132,7 @@ def test_what_an_extension_brings_is_verified_and_compiled_if_it_is_damaged(chil
 def test_after_the_warm_up_no_extension_is_asked(children, fetching, mode):
     code = f"{fetching}import sgljit_core; sgljit_core.freeze({mode!r})\n{LOAD}"
     child = children.start(code)
-    child.process.join(60)
+    child.end()
     assert "asked" not in child.output
     assert ("CompileForbiddenError" if mode == "error" else "a miss") in child.output
 
@@ -150,7 +150,7 @@ def test_neither_a_question_nor_a_capture_asks_an_extension(children, fetching):
     assert children.run(f"{fetching}import sgljit_core{question}") == ""
     capture = "import torch; torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: True"
     child = children.start(f"{fetching}{capture}\n{LOAD}")
-    child.process.join(60)
+    child.end()
     assert "CaptureError" in child.output
     assert "asked" not in child.output
 

@@ -95,15 +95,15 @@ def test_an_upgraded_compiler_is_noticed(load, children, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "text"),
+    ("seconds", "script", "text"),
     [
-        ("sleep 60", "--version did not end within 0.5 s"),
-        ("printf 'caf\\351: no\\n' >&2; exit 3", "--version failed with 3: caf\N{REPLACEMENT CHARACTER}: no"),
-        ("kill -SEGV $$", "--version failed with 139"),
+        (0.5, "sleep 60", "--version did not end within 0.5 s"),
+        (60, "printf 'caf\\351: no\\n' >&2; exit 3", "--version failed with 3: caf\N{REPLACEMENT CHARACTER}: no"),
+        (60, "kill -SEGV $$", "--version failed with 139"),
     ],
 )
-def test_a_compiler_that_does_not_say_what_it_is_is_an_error_with_what_it_did(cxx, monkeypatch, script, text):
-    monkeypatch.setattr(toolchain, "_SECONDS", 0.5)
+def test_a_compiler_that_does_not_say_what_it_is_is_an_error_with_what_it_did(cxx, monkeypatch, seconds, script, text):
+    monkeypatch.setattr(toolchain, "_SECONDS", seconds)
     cxx.write_text(f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("SGLJIT_CXX", str(cxx))
     with pytest.raises(errors.ToolchainNotFoundError) as caught:

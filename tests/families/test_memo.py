@@ -60,7 +60,7 @@ def test_threads_that_race_for_a_result_call_once():
 
 
 def test_two_variants_are_built_side_by_side():
-    barrier = threading.Barrier(2, timeout=10)
+    barrier = threading.Barrier(2, timeout=60)
 
     @cache_once
     def build(x):

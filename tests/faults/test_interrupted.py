@@ -64,7 +64,7 @@ def assert_recovered(children, cache, published):
     assert sgljit_tools.cache.verify() == []
     start = time.monotonic()
     assert children.run() == "1\n"
-    assert time.monotonic() - start < 20  # nobody waits for the dead
+    assert time.monotonic() - start < 60  # nobody waits for the dead
     if published:  # nothing was built, so nothing was collected: the next prune does it
         sgljit_tools.cache.prune()
     assert leftovers(cache) == []
@@ -79,24 +79,25 @@ def test_killed_while_a_compiler_runs(phase, children, compiler, cache):
     until(lambda: compiler.is_held(phase))
     assert running_below(cache)
     child.kill()
-    until(lambda: not running_below(cache), 5, "the end of the compilers")
+    until(lambda: not running_below(cache), what="the end of the compilers")
     compiler.let_go(phase)
     assert_recovered(children, cache, published=False)
 
 
 def test_killed_while_nvcc_runs(children, csrc, cache):
-    """The real one, with its grandchildren, and with units side by side."""
-    for name in "ab":
+    """The real one, with its grandchildren, and with units side by side, which would take half a minute together."""
+    for name in "abcdefgh":
         text = f"#include <cuda_fp16.h>\n#include <string>\nint {name}() {{ return 1; }}\n"
         (csrc / f"{name}.cu").write_text(text)
-    code = LOAD.replace('cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")]', 'cuda_files=["a.cu", "b.cu"]')
+    files = [f"{name}.cu" for name in "abcdefgh"]
+    code = LOAD.replace('cpp_files=["number.cpp"], cpp_wrappers=[("number", "number")]', f"cuda_files={files}")
     code = "from sgljit_core import override_cuda_arch\nwith override_cuda_arch(9, 0):\n" + "".join(
         f"    {line}\n" for line in code.replace("csrc=csrc", "csrc=csrc, header_only=False").splitlines()
     )
     child = children.start(code)
     until(lambda: any("cicc" in line or "cudafe" in line or "cc1plus" in line for line in running_below(cache)))
     child.kill()
-    until(lambda: not running_below(cache), 5, "the end of the compilers")
+    until(lambda: not running_below(cache), 15, "the end of the compilers")
 
 
 @pytest.mark.slow
@@ -112,7 +113,7 @@ def test_killed_at_any_time(children, load, cache):
         until(lambda: child.output)  # noqa: B023
         time.sleep(choose.uniform(0, 1.2 * whole))
         child.kill()
-        until(lambda: not running_below(cache), 5, "the end of the compilers")
+        until(lambda: not running_below(cache), what="the end of the compilers")
         assert sgljit_tools.cache.verify() == []
         assert load(str(i), flags=flags).number() == i
         if i % 10 == 9:
@@ -187,7 +188,7 @@ def test_an_interrupt_while_cpp_waits_for_a_deferred_function(children, compiler
     until(compiler.is_held)
     os.kill(child.process.pid, number)
     until(lambda: "interrupted while compiling" in child.output)
-    until(lambda: not running_below(cache), 10, "the end of the compilers")
+    until(lambda: not running_below(cache), what="the end of the compilers")
     compiler.let_go()
     output = child.join()
     assert f"arrived {text}\n" in output

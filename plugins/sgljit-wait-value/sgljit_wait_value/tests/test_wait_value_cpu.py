@@ -84,7 +84,7 @@ def test_a_thread_sleeps_until_another_writes(write: str, dtype: torch.dtype):
     end = time.monotonic()
     thread.join()
     assert end - start > 0.29
-    assert end - times[0] < 0.1  # on a busy machine
+    assert end - times[0] < SECONDS / 2  # it is woken, also on a busy machine, and does not come to its timeout
     assert time.thread_time() - busy < 0.1
 
 

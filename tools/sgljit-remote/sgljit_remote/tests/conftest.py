@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sgljit_core import log
-from sgljit_remote import signing, transfer
+from sgljit_remote import asking, signing, transfer
 from sgljit_remote.config import Settings
 from sgljit_remote.remote import Remote, Session, put_in_place
 
 from . import served
 from .forks import Forks, forks
+
+# Warnings of a build that takes long, as each does on a busy machine.
+_LATE = re.compile(r"^(?:waiting for process|still compiling) .*\n", re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +73,18 @@ def session(remote: Callable[..., Remote]) -> Callable[..., Session]:
 
 
 @pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause between two attempts takes no time, and counts as if it did: no test waits for a long limit."""
+    passed = [0.0]
+
+    def sleep(seconds: float) -> None:
+        passed[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0], sleep=sleep)
+    monkeypatch.setattr(asking, "time", clock)
+
+
+@pytest.fixture
 def signed(key: Path) -> dict[str, Any]:
     """The settings of a remote whose objects are signed."""
     return {"unsigned": False, "trusted_keys": (key.parent / "trusted",), "signing_key": key}
@@ -99,14 +117,15 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 @pytest.fixture
 def run(server: served.Server, programs: Forks, tmp_path: Path) -> Callable[..., tuple[str, str]]:
-    """Run a program with the server as its remote; its standard output and error."""
+    """Run a program with the server as its remote, for which a busy machine has time; its standard output and error."""
 
     def run(code: str, *arguments: str, cache: str, status: int = 0, **environment: str) -> tuple[str, str]:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("SGLJIT_")}
-        variables |= {"SGLJIT_CACHE_DIR": str(tmp_path / cache), "SGLJIT_REMOTE": server.url, **environment}
+        variables |= {"SGLJIT_CACHE_DIR": str(tmp_path / cache), "SGLJIT_REMOTE": server.url}
+        variables |= {"SGLJIT_REMOTE_TIMEOUT": "20", **environment}
         done = programs.run(code, *arguments, env=variables, cwd=tmp_path)
         assert done.returncode == status, done.stderr
-        return done.stdout, done.stderr
+        return done.stdout, _LATE.sub("", done.stderr)
 
     return run
 

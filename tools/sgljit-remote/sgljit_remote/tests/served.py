@@ -82,6 +82,7 @@ class Server(ThreadingHTTPServer):
     """A web server with some objects by path. ``fault`` gets each request, and answers it if it returns true."""
 
     daemon_threads = True
+    request_queue_size = 64  # the kernel drops what comes beyond, and a client tries again after a second
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -111,6 +112,14 @@ def running() -> Iterator[Server]:
         server.over.set()
         server.shutdown()
         server.server_close()
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[str]:
+    """The URL of a port that nobody listens on, and that no other server gets while the block runs."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 def content_of(handler: Handler) -> bytes:
@@ -156,7 +165,7 @@ def enormous(handler: Handler) -> bool:
 
 
 def stalled(handler: Handler) -> bool:
-    handler.server.over.wait(30)
+    handler.server.over.wait(120)
     return True
 
 
@@ -213,7 +222,7 @@ def redirecting(to: str) -> Callable[[Handler], bool]:
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """The block ends in so many seconds, and those that a busy machine may take: a fault lasts for 30."""
+    """The block ends in so many seconds, and those that a busy machine may take: a fault lasts for 120."""
     start = time.monotonic()
     yield
-    assert time.monotonic() - start < seconds + 5
+    assert time.monotonic() - start < seconds + 50

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import threading
 
 import pytest
@@ -55,14 +54,35 @@ def test_what_is_not_there_is_a_miss_and_the_next_question_is_asked(filled, sess
     assert said() == []
 
 
+@pytest.fixture
+def assert_costs_one_time_out_and_one_warning(filled, session, cache, said):
+    def check(fault, reason, seconds):
+        filled.objects[f"/{index.NAME}"] = index.dump([])
+        filled.fault = fault
+        one = session(timeout=seconds)
+        with within(seconds):
+            assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+        asked = len(filled.requests)
+        with within(0):
+            assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
+            one.publish(ONE)
+        assert len(filled.requests) == asked
+        (warning,) = said()
+        assert f"the remote {filled.url} cannot be used now: " in warning
+        assert re.search(reason, warning), warning
+        assert files(cache) == []
+
+    return check
+
+
+PLACES = pytest.mark.parametrize("place", [only, lambda fault: fault], ids=["artifact", "all"])
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
         (served.reset, "Connection reset by peer"),
         (served.truncated, r"it ended sgljit-1/.* after \d+ bytes of \d+"),
-        (served.stalled, "no answer, for 1 s|timed out"),
-        (served.trickling, "no answer, for 1 s|it had sent .* bytes"),
-        (served.trickling_headers, "no answer, for 1 s"),
         (served.garbage, "BadStatusLine"),
         (served.status(500), "it answers 500 Internal Server Error"),
         (served.status(503), "it answers 503 Service Unavailable"),
@@ -73,24 +93,27 @@ def test_what_is_not_there_is_a_miss_and_the_next_question_is_asked(filled, sess
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-@pytest.mark.parametrize("place", [only, lambda fault: fault], ids=["artifact", "all"])
-def test_a_remote_that_does_not_answer_costs_one_time_out_and_one_warning(
-    filled, session, cache, said, fault, reason, place
+@PLACES
+def test_a_remote_that_answers_wrongly_costs_one_time_out_and_one_warning(
+    no_pauses, assert_costs_one_time_out_and_one_warning, fault, reason, place
 ):
-    filled.objects[f"/{index.NAME}"] = index.dump([])
-    filled.fault = place(fault)
-    one = session(timeout=1)
-    with within(1):
-        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
-    asked = len(filled.requests)
-    with within(0):
-        assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
-        one.publish(ONE)
-    assert len(filled.requests) == asked
-    (warning,) = said()
-    assert f"the remote {filled.url} cannot be used now: " in warning
-    assert re.search(reason, warning), warning
-    assert files(cache) == []
+    assert_costs_one_time_out_and_one_warning(place(fault), reason, 20)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (served.stalled, "no answer, for 1 s"),
+        (served.trickling, "no answer, for 1 s|it had sent .* bytes"),
+        (served.trickling_headers, "no answer, for 1 s"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@PLACES
+def test_a_remote_that_does_not_answer_costs_one_time_out_and_one_warning(
+    assert_costs_one_time_out_and_one_warning, fault, reason, place
+):
+    assert_costs_one_time_out_and_one_warning(place(fault), reason, 1)
 
 
 @pytest.mark.parametrize(
@@ -152,15 +175,13 @@ def test_a_reset_connection_is_tried_again(filled, session, cache):
     assert session(timeout=10).fetch(LOCATION, TOOLCHAIN, cache) == cache
 
 
-def test_a_refused_connection_is_a_warning(cache, said):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    one = Session(Remote(Settings(f"http://127.0.0.1:{port}", unsigned=True, timeout=0.5)))
-    with within(0.5):
+def test_a_refused_connection_is_a_warning(no_pauses, cache, said):
+    with served.refusing() as url, within(20):
+        one = Session(Remote(Settings(url, unsigned=True, timeout=20)))
         assert one.fetch(LOCATION, TOOLCHAIN, cache) is None
     (warning,) = said()
     assert "Connection refused" in warning
-    assert "for 0.5 s. This process asks it no more, and compiles what is missing" in warning
+    assert "for 20 s. This process asks it no more, and compiles what is missing" in warning
 
 
 def test_threads_that_miss_at_once_wait_one_time_out_in_all(filled, session, cache, said):
@@ -236,11 +257,12 @@ def test_an_archive_without_what_its_index_says_is_taken_once(filled, session, c
 
 
 @pytest.mark.parametrize("fault", [served.stalled, served.status(403), served.shortened, served.status(404)])
-def test_an_archive_that_cannot_be_had_leaves_the_artifacts(filled, session, cache, said, fault):
+def test_an_archive_that_cannot_be_had_leaves_the_artifacts(filled, session, cache, said, monkeypatch, fault):
+    monkeypatch.setattr("sgljit_remote.remote._TIMES_FOR_AN_ARCHIVE", 0.05)
     serve(filled, *family(ONE))
     filled.fault = lambda handler: "archives" in handler.path and fault(handler)
-    with within(9):  # an archive has ten times the time of an artifact
-        assert session(timeout=0.8).fetch(LOCATION, TOOLCHAIN, cache) == cache
+    with within(1):  # of the 20 s that an artifact may take
+        assert session().fetch(LOCATION, TOOLCHAIN, cache) == cache
     assert len(said()) <= 1
 
 

@@ -31,7 +31,7 @@ def writer(session):
 
 @pytest.mark.slow
 def test_eight_machines_that_miss_the_same_compile_it_once_in_all(run, server):
-    writable = {"SGLJIT_REMOTE_UNSIGNED": "1", "SGLJIT_REMOTE_MODE": "readwrite", "SGLJIT_REMOTE_TIMEOUT": "20"}
+    writable = {"SGLJIT_REMOTE_UNSIGNED": "1", "SGLJIT_REMOTE_MODE": "readwrite"}
     output, errors = run(FLEET, cache="fleet", **writable)
     said = [json.loads(line) for line in output.split("\n") if line]
     assert [values for values, *_ in said] == [[1, 2, 3, 4, 5]] * 8
@@ -118,22 +118,28 @@ def test_threads_that_wait_at_once_wait_once(server, writer, cache, monkeypatch)
         time.sleep(0.2)  # a thread that begins later waits no longer than the first
     for thread in threads:
         thread.join()
-    assert 2 <= time.monotonic() - start < 12
+    assert 2 <= time.monotonic() - start < 2 * len(threads)
 
 
 def test_a_wait_that_was_worth_it_costs_no_patience(server, writer, cache, monkeypatch):
-    monkeypatch.setattr(lease, "SECONDS", 30.0)
+    monkeypatch.setattr(lease, "SECONDS", 300.0)
     one = writer()
     for number in range(3):
         made = artifact(number)
         name = object_name(made.manifest.location.path, TOOLCHAIN)
-        server.objects[f"/{lease.lease_name(name)}"] = b"of a machine at work"
+        place = f"/{lease.lease_name(name)}"
+        server.objects[place] = b"of a machine at work"
         content = objects.pack([made], None)
-        later = threading.Timer(0.4, lambda name=name, content=content: server.objects.update({f"/{name}": content}))
-        later.start()
+
+        def publish(handler, name=name, place=place, content=content):
+            if server.requests.count(f"GET {place}") == 4:  # after three pauses, 0.475 s together
+                server.objects[f"/{name}"] = content
+
+        server.fault = publish
         assert one.fetch(made.manifest.location.path, TOOLCHAIN, cache) == cache
-    assert one._patience.unchanged == pytest.approx(30.0, abs=0.1)
-    assert one._patience.most < lease.MOST_SECONDS - 1  # all waits together end
+    waited = lease.MOST_SECONDS - one._patience.most
+    assert waited > 1.4  # all waits together end
+    assert lease.SECONDS - one._patience.unchanged < waited / 2
 
 
 def test_a_lease_that_changes_again_and_again_holds_nobody_up_for_ever(server, writer, cache, monkeypatch):

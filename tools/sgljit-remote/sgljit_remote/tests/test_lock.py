@@ -108,7 +108,7 @@ def asked(site: Path, **environment: str) -> str:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("SGLJIT_", "PYTHON"))}
     variables |= {"PYTHONPATH": str(site), "SGLJIT_CACHE_DIR": str(site.parent / "cache"), **environment}
     command = [sys.executable, "-c", ASK]
-    done = subprocess.run(command, env=variables, cwd=site.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=variables, cwd=site.parent, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 import uuid
 from pathlib import Path
 
@@ -55,15 +54,9 @@ http {{
 """
 
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 @pytest.fixture
 def nginx(tmp_path):
-    """Start nginx; the port, and the directory that it serves."""
+    """Start nginx on a socket that it inherits; the port, and the directory that it serves."""
     if NGINX is None:
         pytest.skip("there is no nginx")
     place, running = tmp_path / "nginx", []
@@ -71,16 +64,15 @@ def nginx(tmp_path):
     user = "user root;" if os.geteuid() == 0 else ""  # else its workers could not read the directories of tests
 
     def start(tls=""):
-        port = free_port()
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
         file = place / "nginx.conf"
         file.write_text(CONFIGURATION.format(user=user, place=place, port=port, tls="ssl; " + tls if tls else ""))
-        running.append(subprocess.Popen([NGINX, "-c", file, "-e", place / "error.log", "-p", place]))
-        for _ in range(100):
-            with socket.socket() as asked:
-                if asked.connect_ex(("127.0.0.1", port)) == 0:
-                    return port, place
-            time.sleep(0.05)
-        raise AssertionError((place / "error.log").read_text())
+        command = [NGINX, "-c", file, "-e", place / "error.log", "-p", place]
+        with listening:
+            inherits = {"env": {**os.environ, "NGINX": f"{listening.fileno()};"}, "pass_fds": [listening.fileno()]}
+            running.append(subprocess.Popen(command, **inherits))
+        return port, place
 
     yield start
     for process in running:
@@ -109,10 +101,10 @@ def test_nginx_takes_what_is_pushed(nginx, pushed, session, signed, tmp_path):
     assert session(f"http://127.0.0.1:{port}/kernels", **signed).fetch(LOCATION, TOOLCHAIN, root) == root
 
 
-def test_nginx_that_is_busy_costs_one_warning(nginx, session, signed, cache, said):
+def test_nginx_that_is_busy_costs_one_warning(nginx, session, signed, cache, said, no_pauses):
     port, _ = nginx()
-    with within(1):
-        assert session(f"http://127.0.0.1:{port}/busy", timeout=1, **signed).fetch(LOCATION, TOOLCHAIN, cache) is None
+    with within(20):
+        assert session(f"http://127.0.0.1:{port}/busy", **signed).fetch(LOCATION, TOOLCHAIN, cache) is None
     (warning,) = said()
     assert "503 Service" in warning
 
@@ -147,13 +139,13 @@ def certificate(place: Path) -> Path:
 
 
 def test_tls_asks_for_a_certificate_that_this_machine_trusts(
-    nginx, pushed, session, signed, tmp_path, monkeypatch, said
+    nginx, pushed, session, signed, tmp_path, monkeypatch, said, no_pauses
 ):
     file = certificate(tmp_path)
     port, place = nginx(f"ssl_certificate {file}; ssl_certificate_key {tmp_path / 'tls.key'}")
     pushed(f"file://{place}/store")
     root = tmp_path / "second"
-    assert session(f"https://127.0.0.1:{port}", timeout=1, **signed).fetch(LOCATION, TOOLCHAIN, root) is None
+    assert session(f"https://127.0.0.1:{port}", **signed).fetch(LOCATION, TOOLCHAIN, root) is None
     assert "CERTIFICATE_VERIFY_FAILED" in said()[0]
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
     assert session(f"https://127.0.0.1:{port}", **signed).fetch(LOCATION, TOOLCHAIN, root) == root

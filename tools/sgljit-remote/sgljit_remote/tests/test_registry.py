@@ -8,8 +8,8 @@ import datetime
 import hashlib
 import http.server
 import json
+import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -37,12 +37,6 @@ PROGRAM = shutil.which("docker-registry")
 PASSWORDS = "someone:$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n"
 
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 @pytest.fixture
 def running(tmp_path):
     """Start Debian's registry with lines of its configuration; host and port."""
@@ -51,20 +45,20 @@ def running(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def running(more=""):
-            place, port = tmp_path / "registry", free_port()
+            place = tmp_path / "registry"
             place.mkdir()
-            text = f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {place}/data}}}}\n"
-            (place / "config.yml").write_text(f"{text}http: {{addr: '127.0.0.1:{port}'}}\n{more}")
+            text = f"version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {place}/data}}}}\n"
+            (place / "config.yml").write_text(f"{text}http: {{addr: '127.0.0.1:0'}}\n{more}")
             log = stack.enter_context((place / "log").open("w"))
             command = [PROGRAM, "serve", str(place / "config.yml")]
             process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
             stack.callback(process.terminate)
-            for _ in range(200):
-                with socket.socket() as asked:
-                    if asked.connect_ex(("127.0.0.1", port)) == 0:
-                        return f"127.0.0.1:{port}"
-                time.sleep(0.05)
-            raise AssertionError((place / "log").read_text())
+            end = time.monotonic() + 60
+            while not (found := re.search(r"listening on (127\.0\.0\.1:\d+)", said := (place / "log").read_text())):
+                assert process.poll() is None, said
+                assert time.monotonic() < end, said
+                time.sleep(0.02)
+            return found[1]
 
         yield running
 
@@ -219,10 +213,9 @@ def test_a_token_is_asked_for_with_the_password_and_again_when_it_has_ended(runn
 
 
 @pytest.mark.slow
-def test_a_registry_that_is_gone_costs_one_time_out(running, session, signed, cache, said):
-    url = f"oci+http://127.0.0.1:{free_port()}/kernels"
-    with within(1):
-        assert session(url, timeout=1, **signed).fetch(LOCATION, TOOLCHAIN, cache) is None
+def test_a_registry_that_is_gone_costs_one_time_out(session, signed, cache, said):
+    with served.refusing() as url, within(1):
+        assert session(f"oci+{url}/kernels", timeout=1, **signed).fetch(LOCATION, TOOLCHAIN, cache) is None
     (warning,) = said()
     assert "cannot be used now" in warning
 
