@@ -45,6 +45,14 @@ _NO_MEMORY = re.compile(
 )
 _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol|multiple definition", re.IGNORECASE)
 _CONTEXT = re.compile(r"In file included from |\s+from |\s*\d*\s*\|")  # where an error is, and lines of the source
+_REMEDIES = {  # by what the first error says
+    "'address_of' is not a member of 'host'": "The file of a deferred function must include <sgl_kernel/deferred.h>",
+    r"multiple definition of `__tvm_ffi_(\w+)'": r"Two files export \1 with SGL_EXPORT",
+    "multiple definition of (?!`__tvm_ffi_)": "Put file-local definitions in an anonymous namespace",
+    "undefined reference": "Add the file that defines it to cpp_files, or its library to extra_ldflags",
+    "unsupported (?:GNU|clang) version": "Set SGLJIT_CXX to a compiler that this nvcc supports",
+    r"/bits/.* exception specification is": "This nvcc is too old for the C library: set SGLJIT_NVCC to a newer one",
+}
 
 
 def compile_library(
@@ -199,15 +207,7 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
         hints.append(
             "A C++ file cannot include a device header: put the kernel into a .cuh file, which only NVRTC reads"
         )
-    if "'address_of' is not a member of 'host'" in first:
-        hints.append("The file of a deferred function must include <sgl_kernel/deferred.h>")
-    exported_twice = re.search(r"multiple definition of `__tvm_ffi_(\w+)'", first)
-    if exported_twice is not None:
-        hints.append(f"Two files export {exported_twice[1]} with SGL_EXPORT")
-    elif "multiple definition of" in first:
-        hints.append("Put file-local definitions in an anonymous namespace")
-    if "undefined reference" in first:
-        hints.append("Add the file that defines it to cpp_files, or its library to extra_ldflags")
+    hints += [found.expand(remedy) for error, remedy in _REMEDIES.items() if (found := re.search(error, first))]
     return "".join(f". {hint}" for hint in hints)
 
 
