@@ -182,7 +182,7 @@ class _Runner:
                 f"the compiler ran out of memory: it could take {gigabytes:.1f} GiB, which the machine had left; "
                 f"SGLJIT_JOBS=1 runs one compiler at a time. It says: {first}"
             )
-        raise self.error(command, first + _hint(first, log, self._directory, cuda=cuda), log)
+        raise self.error(command, first.removesuffix(".") + _hint(first, log, self._directory, cuda=cuda), log)
 
     def error(self, command: Sequence[str], first: str, log: str) -> CompileError:
         """The error for a command that failed."""
@@ -195,7 +195,7 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
     hints = []
     before = log.partition(first)[0]
     place = re.match(r"\S*?(generated\.\w+):(\d+)", first)
-    place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here\s*\Z", before)
+    place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here(?:\n *\d* *\|.*)*\s*\Z", before)
     if place is not None:
         written = (directory / place[1]).read_text(encoding="utf-8").splitlines()
         # An author's #line may name a line that is not there.
