@@ -350,7 +350,7 @@ def test_what_is_outside_the_key_does_not_reach_the_compiler(tmp_path, monkeypat
         pytest.param((10, 0), "sm_100a", marks=pytest.mark.slow),
     ],
 )
-def test_a_cuda_module_builds_and_loads_without_a_gpu(tmp_path, capability, name):
+def test_a_cuda_module_builds_and_loads_without_a_gpu(nvcc, tmp_path, capability, name):
     csrc = write(tmp_path, negate__cu=CUDA)
     wrappers = [("negate", "negate")]
     with override_cuda_arch(*capability):
@@ -366,7 +366,7 @@ def test_a_cuda_module_builds_and_loads_without_a_gpu(tmp_path, capability, name
     assert (tmp_path / "cache" / name).is_dir()
 
 
-def test_a_module_may_hold_both_languages(tmp_path):
+def test_a_module_may_hold_both_languages(nvcc, tmp_path):
     csrc = write(tmp_path, negate__cu=CUDA, scale__cpp=SCALE)
     with override_cuda_arch(9, 0):
         module = load_jit(
