@@ -15,9 +15,10 @@ from typing import Any
 
 import isolated
 import pytest
-from kit import COMPILER, Children, Compiler, made
+from kit import COMPILER, Children, Compiler, compilers_for_cuda, made
 
 from sgljit_core import load_jit
+from sgljit_core.compilers.toolchain import Toolchain
 
 
 @pytest.fixture
@@ -104,6 +105,12 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     (directory / "g++").chmod(0o755)
     monkeypatch.setenv("SGLJIT_CXX", str(directory / "g++"))
     return Compiler(directory)
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> Toolchain:
+    """The compilers for CUDA. The test is skipped where there are none, or nvcc is too old for this machine."""
+    return compilers_for_cuda()
 
 
 @pytest.fixture

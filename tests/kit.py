@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import children
+import pytest
 
 from sgljit_core.cache import keys
+from sgljit_core.compilers import toolchain
+from sgljit_core.errors import ToolchainNotFoundError
 
 LOAD = """
 from sgljit_core import load_jit
@@ -29,6 +34,33 @@ print(module.number())
 
 # Warnings of a build that takes long, as each does on a busy machine.
 _LATE = re.compile(r"^(?:waiting for process|still compiling) .*\n", re.MULTILINE)
+
+
+_TOO_NEW = re.compile(r".*(?:unsupported (?:GNU|clang) version|/bits/.* exception specification is incompatible).*")
+
+
+def compilers_for_cuda() -> toolchain.Toolchain:
+    """The compilers, or a skip with the reason: there is no nvcc, or this machine is too new for it."""
+    try:
+        tools = toolchain.find_toolchain(cuda=True, needed_for="a test")
+    except ToolchainNotFoundError as error:
+        pytest.skip(str(error).splitlines()[0])
+    assert tools.nvcc is not None
+    refusal = _refusal(str(tools.nvcc.path), str(tools.cxx.path))
+    if refusal:
+        pytest.skip(refusal)
+    return tools
+
+
+@functools.cache
+def _refusal(nvcc: str, cxx: str) -> str:
+    """What an nvcc says of a host that is too new for it. Other errors are the tests' to find."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "empty.cu").touch()
+        command = [nvcc, f"-ccbin={cxx}", "-arch=sm_90a", "-cubin", "empty.cu"]
+        tried = subprocess.run(command, capture_output=True, text=True, cwd=directory)
+    found = _TOO_NEW.search(tried.stdout + tried.stderr)
+    return found[0] if found else ""
 
 
 @dataclass

@@ -45,6 +45,14 @@ _NO_MEMORY = re.compile(
 )
 _ERROR = re.compile(r"\berror\b|fatal|undefined reference|undefined symbol|multiple definition", re.IGNORECASE)
 _CONTEXT = re.compile(r"In file included from |\s+from |\s*\d*\s*\|")  # where an error is, and lines of the source
+_REMEDIES = {  # by what the first error says
+    "'address_of' is not a member of 'host'": "The file of a deferred function must include <sgl_kernel/deferred.h>",
+    r"multiple definition of `__tvm_ffi_(\w+)'": r"Two files export \1 with SGL_EXPORT",
+    "multiple definition of (?!`__tvm_ffi_)": "Put file-local definitions in an anonymous namespace",
+    "undefined reference": "Add the file that defines it to cpp_files, or its library to extra_ldflags",
+    "unsupported (?:GNU|clang) version": "Set SGLJIT_CXX to a compiler that this nvcc supports",
+    r"/bits/.* exception specification is": "This nvcc is too old for the C library: set SGLJIT_NVCC to a newer one",
+}
 
 
 def compile_library(
@@ -174,7 +182,7 @@ class _Runner:
                 f"the compiler ran out of memory: it could take {gigabytes:.1f} GiB, which the machine had left; "
                 f"SGLJIT_JOBS=1 runs one compiler at a time. It says: {first}"
             )
-        raise self.error(command, first + _hint(first, log, self._directory, cuda=cuda), log)
+        raise self.error(command, first.removesuffix(".") + _hint(first, log, self._directory, cuda=cuda), log)
 
     def error(self, command: Sequence[str], first: str, log: str) -> CompileError:
         """The error for a command that failed."""
@@ -187,7 +195,7 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
     hints = []
     before = log.partition(first)[0]
     place = re.match(r"\S*?(generated\.\w+):(\d+)", first)
-    place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here\s*\Z", before)
+    place = place or re.search(r"(generated\.\w+):(\d+):\d+:\s+required from here(?:\n *\d* *\|.*)*\s*\Z", before)
     if place is not None:
         written = (directory / place[1]).read_text(encoding="utf-8").splitlines()
         # An author's #line may name a line that is not there.
@@ -199,15 +207,7 @@ def _hint(first: str, log: str, directory: Path, *, cuda: bool) -> str:
         hints.append(
             "A C++ file cannot include a device header: put the kernel into a .cuh file, which only NVRTC reads"
         )
-    if "'address_of' is not a member of 'host'" in first:
-        hints.append("The file of a deferred function must include <sgl_kernel/deferred.h>")
-    exported_twice = re.search(r"multiple definition of `__tvm_ffi_(\w+)'", first)
-    if exported_twice is not None:
-        hints.append(f"Two files export {exported_twice[1]} with SGL_EXPORT")
-    elif "multiple definition of" in first:
-        hints.append("Put file-local definitions in an anonymous namespace")
-    if "undefined reference" in first:
-        hints.append("Add the file that defines it to cpp_files, or its library to extra_ldflags")
+    hints += [found.expand(remedy) for error, remedy in _REMEDIES.items() if (found := re.search(error, first))]
     return "".join(f". {hint}" for hint in hints)
 
 

@@ -114,7 +114,7 @@ def _compiler_of(command: str) -> str:
 
 
 def find_nvcc(needed_for: str) -> Compiler:
-    """NVIDIA's compiler: ``SGLJIT_NVCC``, else the one that cuda-pathfinder finds."""
+    """NVIDIA's compiler: ``SGLJIT_NVCC``, else the one that cuda-pathfinder finds, or that is on ``PATH``."""
     configured = settings().nvcc
     if configured is not None:
         found = shutil.which(configured)
@@ -150,7 +150,7 @@ def _search_nvcc() -> str | None:
     from cuda.pathfinder import find_nvidia_binary_utility
 
     found: str | None = find_nvidia_binary_utility("nvcc")
-    return found
+    return found or shutil.which("nvcc", path=f"{settings().path}{os.pathsep}/usr/local/cuda/bin")
 
 
 def remembered_search(what: str, search: Callable[[], str | None]) -> str | None:

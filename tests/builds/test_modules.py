@@ -127,6 +127,41 @@ def test_units_that_do_not_link_are_an_error_that_names_the_symbol(tmp_path, a, 
         load_jit("units", cpp_files=["a.cpp", "b.cpp"], header_only=False, csrc=csrc)
 
 
+INCLUDE = "/opt/cuda/include/crt"
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (
+            f"{INCLUDE}/host_config.h:137:2: error: #error -- unsupported GNU version! gcc versions later than 15 are",
+            "Set SGLJIT_CXX to a compiler that this nvcc supports",
+        ),
+        (
+            f"{INCLUDE}/host_config.h:151:2: error: -- unsupported clang version! clang version must be less than 21",
+            "Set SGLJIT_CXX to a compiler that this nvcc supports",
+        ),
+        (
+            "/usr/include/x86_64-linux-gnu/bits/mathcalls.h(206): error: exception specification is incompatible with "
+            f'that of previous function "rsqrt" (declared at line 629 of {INCLUDE}/math_functions.h)',
+            "This nvcc is too old for the C library: set SGLJIT_NVCC to a newer one",
+        ),
+    ],
+    ids=["GCC", "clang", "C library"],
+)
+def test_a_host_that_is_too_new_for_nvcc_is_an_error_with_the_remedy(tmp_path, monkeypatch, error, remedy):
+    """The errors are those of nvcc 13.0 with g++ 16, clang 21 and glibc 2.43."""
+    compiler = tmp_path / "refusing-g++"
+    (tmp_path / "error").write_text(error)
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in --version) exec g++ "$@" ;; esac\ncat {tmp_path}/error\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("SGLJIT_CXX", str(compiler))
+    csrc = write(tmp_path, n__cpp="int n() { return 1; }\n")
+    with pytest.raises(errors.CompileError) as caught:
+        load_jit("refused", cpp_files=["n.cpp"], cpp_wrappers=[("n", "n")], csrc=csrc)
+    assert caught.value.first_error == f"{error}. {remedy}"
+
+
 def test_an_error_in_one_unit_ends_the_others(tmp_path, monkeypatch):
     compiler = tmp_path / "slow-g++"
     compiler.write_text('#!/bin/sh\ncase "$*" in *slow.cpp*) sleep 60 ;; esac\nexec g++ "$@"\n')
@@ -315,7 +350,7 @@ def test_what_is_outside_the_key_does_not_reach_the_compiler(tmp_path, monkeypat
         pytest.param((10, 0), "sm_100a", marks=pytest.mark.slow),
     ],
 )
-def test_a_cuda_module_builds_and_loads_without_a_gpu(tmp_path, capability, name):
+def test_a_cuda_module_builds_and_loads_without_a_gpu(nvcc, tmp_path, capability, name):
     csrc = write(tmp_path, negate__cu=CUDA)
     wrappers = [("negate", "negate")]
     with override_cuda_arch(*capability):
@@ -331,7 +366,7 @@ def test_a_cuda_module_builds_and_loads_without_a_gpu(tmp_path, capability, name
     assert (tmp_path / "cache" / name).is_dir()
 
 
-def test_a_module_may_hold_both_languages(tmp_path):
+def test_a_module_may_hold_both_languages(nvcc, tmp_path):
     csrc = write(tmp_path, negate__cu=CUDA, scale__cpp=SCALE)
     with override_cuda_arch(9, 0):
         module = load_jit(

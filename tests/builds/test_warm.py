@@ -48,7 +48,7 @@ def test_a_hit_needs_no_compiler_no_path_and_no_cuda_home(csrc, load):
     assert result.returncode == 0, result.stderr
 
 
-def test_a_cuda_hit_needs_no_nvcc(csrc, children):
+def test_a_cuda_hit_needs_no_nvcc(nvcc, csrc, children):
     from sgljit_core import load_jit, override_cuda_arch
 
     (csrc / "arch.cu").write_text("int arch() { return SGL_CUDA_ARCH; }\n")

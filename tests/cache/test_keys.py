@@ -99,7 +99,7 @@ def test_variables_of_the_environment_cannot_change_the_result(children, csrc, c
     assert compiler.calls() == 1
 
 
-def test_nvccs_variables_cannot_change_the_result(load, csrc, monkeypatch):
+def test_nvccs_variables_cannot_change_the_result(nvcc, load, csrc, monkeypatch):
     from sgljit_core import load_jit, override_cuda_arch
 
     (csrc / "value.cu").write_text("int value() { return VALUE; }\n")

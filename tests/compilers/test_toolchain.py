@@ -61,6 +61,18 @@ def test_with_neither_the_usual_names_are_looked_for(cxx, monkeypatch):
     assert "apt install g++" in str(caught.value)
 
 
+def test_an_nvcc_on_path_is_found_where_cuda_pathfinder_finds_none(cache, tmp_path, monkeypatch):
+    """Such as that of a toolkit which neither an environment variable nor the dynamic loader's configuration names."""
+    monkeypatch.delenv("SGLJIT_NVCC", raising=False)
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_binary_utility", lambda name: None)
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 99.0\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{nvcc.parent}{os.pathsep}{os.environ['PATH']}")
+    assert toolchain.find_nvcc("a test") == toolchain.Compiler(nvcc, "Cuda compilation tools, release 99.0")
+
+
 FAKE = """
 #include <cstdio>
 int main() {{

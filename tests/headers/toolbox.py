@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import compilers_for_cuda
 
 from sgljit_core import errors, load_jit, paths
 from sgljit_core.compilers import toolchain
@@ -53,8 +54,10 @@ def include_flags() -> list[str]:
 @cache
 def find(cuda: bool = False) -> toolchain.Toolchain:
     """The compilers, or a skip with the reason."""
+    if cuda:
+        return compilers_for_cuda()
     try:
-        return toolchain.find_toolchain(cuda=cuda, needed_for="the header tests")
+        return toolchain.find_toolchain(cuda=False, needed_for="the header tests")
     except errors.ToolchainNotFoundError as error:
         pytest.skip(str(error).splitlines()[0])
 

@@ -39,7 +39,7 @@ def counted(step):
             counts["system"] += not code.co_filename.startswith("<frozen importlib")
 
     def is_ours(code):  # without bodies of modules, and what Python 3.12 has inlined
-        return code is not None and "sgljit" in code.co_filename and code.co_name[0] != "<"
+        return code is not None and "sgljit_" in code.co_filename and code.co_name[0] != "<"
 
     before = set(sys.modules)
     sys.setprofile(count)

@@ -9,8 +9,7 @@ from pathlib import Path
 import isolated
 import pytest
 
-from sgljit_core import errors
-from sgljit_core.compilers import toolchain
+from sgljit_core.compilers.toolchain import Toolchain
 
 sys.path.insert(0, str(isolated.ROOT / "bench"))
 ports = pytest.importorskip("ports", reason="not a checkout")
@@ -38,11 +37,7 @@ def test_includes_are_those_of_cuda():
 
 
 @pytest.mark.slow
-def test_the_kernels_of_the_first_release(tmp_path: Path):
-    try:
-        toolchain.find_toolchain(cuda=True, needed_for="SGLang's kernels")
-    except errors.ToolchainNotFoundError as error:
-        pytest.skip(str(error).splitlines()[0])
+def test_the_kernels_of_the_first_release(nvcc: Toolchain, tmp_path: Path):
     try:
         kernels = list(ports.build_all("0.5.7", tmp_path))
     except subprocess.CalledProcessError:

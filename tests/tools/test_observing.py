@@ -26,7 +26,7 @@ COUNT = """
 calls = []
 
 def count(frame, event, argument):
-    if event == "call" and "sgljit" in frame.f_code.co_filename:
+    if event == "call" and "sgljit_" in frame.f_code.co_filename:
         calls.append(frame.f_code.co_name)
 
 sys.setprofile(count)
