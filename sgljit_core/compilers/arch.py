@@ -29,8 +29,7 @@ def cpu_target() -> Target:
 
 def cuda_target() -> Target:
     """The target of a module with CUDA code. Raises NoTargetError without override, variable and device."""
-    override = _override.get()
-    if override is not None:
+    if (override := _override.get()) is not None:
         return override
     config = settings()
     if config.cuda_arch is not None:
@@ -121,8 +120,7 @@ def scope() -> Target | None:
 
     Never initialises CUDA.
     """
-    override = _override.get()
-    if override is not None:
+    if (override := _override.get()) is not None:
         return override
     cuda = cuda_in_use()
     if cuda is None or cuda.device_count() < 2:
