@@ -37,9 +37,8 @@ class CrossRequest(ModuleRequest):
 def main(machine: str, compiler: str, into: str, *families: str) -> None:
     """Record the calls and the samples of families, and compile what they ask for."""
     found = [record(families, cuda_arch=None, on_cpu=True, samples=samples) for samples in (False, True)]
-    stopped = dict(reason for recording in found for reason in recording.stopped)
-    if stopped:
-        raise SystemExit(f"not all is known of what calls ask for: {stopped}")
+    for family, text in dict.fromkeys(reason for recording in found for reason in recording.stopped):
+        print(f"left out: what an op of {family} asks for: {text}")
     compile_for(machine, compiler, Path(into), dict.fromkeys(one for recording in found for one in recording.wanted))
 
 

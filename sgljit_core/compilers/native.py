@@ -234,7 +234,11 @@ def _dependencies(file: Path) -> list[str]:
 def _archives(trace: str) -> list[str]:
     """The object files and static libraries in a linker's trace; only the name of a shared library counts."""
     lines = [re.sub(r"\([^)]*\)$", "", re.sub(r"^\(([^)]*)\)", r"\1", line.strip())) for line in trace.splitlines()]
-    return [line for line in lines if line.endswith((".a", ".o")) and not re.match(r"/(usr/)?lib(64)?/", line)]
+    return [
+        line
+        for line in lines
+        if line.endswith((".a", ".o")) and not re.match(r"/(usr/)?([\w-]+-linux-gnu\w*/)?lib(64)?/", line)
+    ]
 
 
 def _observed(read: Iterable[str], own: Sequence[Path], keyed: Collection[str]) -> dict[str, str]:
