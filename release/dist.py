@@ -133,15 +133,9 @@ def cross_compile(
     package = wheel.name.partition("-")[0]
     family, run = package.removeprefix("sgljit_"), [sys.executable, "-m", "wheel"]
     unpacked, compiled = into / "content", into / "compiled"
-    command = [
-        environment.python,
-        sources / "release" / "cross.py",
-        machine,
-        CROSS_COMPILERS[machine],
-        compiled,
-        family,
-    ]
-    isolated.run(*command, cwd=into, env={**variables, "SGLJIT_CACHE_DIR": str(into / "host")})
+    script = [environment.python, sources / "release" / "cross.py"]
+    variables = {**variables, "SGLJIT_CACHE_DIR": str(into / "host")}
+    isolated.run(*script, machine, CROSS_COMPILERS[machine], compiled, family, cwd=into, env=variables)
     isolated.run(*run, "unpack", wheel, "--dest", unpacked, cwd=into)
     (content,) = unpacked.iterdir()
     target = f"cpu-{machine}"

@@ -35,10 +35,11 @@ _SECONDS_TO_START = 0.1
 # Files of the compiler, the C library and the kernel's interface: the toolchain's version stands for them. A name that
 # is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
-    r"/lib(?:32|64|exec)?/(?:gcc(?:-cross)?|clang|llvm-\d+)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
-    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|hip|hsa)/|(?:alloca|assert|byteswap|ctype|dlfcn|elf|endian|errno|features|"
-    r"features-time64|fenv|inttypes|libintl|limits|link|locale|malloc|math|memory|pthread|sched|semaphore|setjmp|signal|"
-    r"stdc-predef|stdint|stdio|stdlib|string|strings|syscall|time|unistd|wchar|wctype)\.h$)"
+    r"/lib(?:32|64|exec)?/(?:gcc(?:-cross)?|clang|llvm-\d+)/|^/usr/\w+-linux-gnu\w*/lib/|"
+    r"/include/(?:[\w.-]*linux-gnu\w*/)?(?:(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|hip|hsa)/|(?:alloca|assert|"
+    r"byteswap|ctype|dlfcn|elf|endian|errno|features|features-time64|fenv|inttypes|libintl|limits|link|locale|malloc|"
+    r"math|memory|pthread|sched|semaphore|setjmp|signal|stdc-predef|stdint|stdio|stdlib|string|strings|syscall|time|"
+    r"unistd|wchar|wctype)\.h$)"
 )
 _NO_MEMORY = re.compile(
     r"out of memory|memory exhausted|(?:instance of|what\(\):) *'?std::bad_alloc|cannot allocate memory", re.IGNORECASE
@@ -234,11 +235,7 @@ def _dependencies(file: Path) -> list[str]:
 def _archives(trace: str) -> list[str]:
     """The object files and static libraries in a linker's trace; only the name of a shared library counts."""
     lines = [re.sub(r"\([^)]*\)$", "", re.sub(r"^\(([^)]*)\)", r"\1", line.strip())) for line in trace.splitlines()]
-    return [
-        line
-        for line in lines
-        if line.endswith((".a", ".o")) and not re.match(r"/(usr/)?([\w-]+-linux-gnu\w*/)?lib(64)?/", line)
-    ]
+    return [line for line in lines if line.endswith((".a", ".o")) and not re.match(r"/(usr/)?lib(64)?/", line)]
 
 
 def _observed(read: Iterable[str], own: Sequence[Path], keyed: Collection[str]) -> dict[str, str]:
