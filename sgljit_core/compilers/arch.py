@@ -1,8 +1,7 @@
 """Which target do we compile for?
 
 In this order: ``override_cuda_arch``, ``SGLJIT_CUDA_ARCH``, ``TVM_FFI_CUDA_ARCH_LIST`` if it has one entry, the current
-device.
-Every build asks again, and no answer is kept for the process: two devices may differ.
+device. Every build asks again, and no answer is kept for the process: two devices may differ.
 """
 
 from __future__ import annotations

@@ -189,14 +189,9 @@ class ModuleRequest(Request["Module"]):
         from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler
 
         assert self._toolchain is not None
-        sources = (
-            self.tvm_ffi or paths.tvm_ffi_library(),
-            self._generated,
-            self._roots,
-            self._unit_flags,
-            self._scan.stamps,
-        )
-        return compile_library(self.named, self._toolchain, *sources, directory, self._use_the_time)
+        tvm_ffi = self.tvm_ffi or paths.tvm_ffi_library()
+        sources = (self._generated, self._roots, self._unit_flags, self._scan.stamps)
+        return compile_library(self.named, self._toolchain, tvm_ffi, *sources, directory, self._use_the_time)
 
     def _use_the_time(self) -> None:
         """Start what can be done while compilers run."""
