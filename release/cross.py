@@ -36,6 +36,9 @@ class CrossRequest(ModuleRequest):
 
 def main(machine: str, compiler: str, into: str, *families: str) -> None:
     """Record the calls and the samples of families, and compile what they ask for."""
+    made_for = subprocess.run([compiler, "-dumpmachine"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    if made_for.partition("-")[0] != machine:
+        raise SystemExit(f"{compiler} compiles for {made_for}, not for {machine}")
     found = [record(families, cuda_arch=None, on_cpu=True, samples=samples) for samples in (False, True)]
     for family, text in dict.fromkeys(reason for recording in found for reason in recording.stopped):
         print(f"left out: what an op of {family} asks for: {text}")
@@ -44,12 +47,10 @@ def main(machine: str, compiler: str, into: str, *families: str) -> None:
 
 def compile_for(machine: str, compiler: str, into: Path, wanted: Iterable[Wanted]) -> None:
     """Compile what was asked for on the CPU for a machine. This process compiles nothing else from then on."""
-    made_for = subprocess.run([compiler, "-dumpmachine"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    if made_for.partition("-")[0] != machine:
-        raise SystemExit(f"{compiler} compiles for {made_for}, not for {machine}")
     os.environ["SGLJIT_CXX"] = compiler
     with tempfile.TemporaryDirectory() as scratch:
-        tvm_ffi = stand_in(compiler, tvm_ffi_library(), Path(scratch))
+        # The name of its directory is that on the other machine, as the command that links is written down.
+        tvm_ffi = stand_in(compiler, tvm_ffi_library(), Path(scratch, "site-packages", "tvm_ffi", "lib"))
 
         def build(one: Wanted) -> None:
             if not one.spec.target.name.startswith("cpu-"):
@@ -68,6 +69,7 @@ def stand_in(compiler: str, library: Path, directory: Path) -> Path:
     A link needs no more of the libraries that a process brings, and an index may not have this one for each machine.
     """
     made, source = directory / library.name, directory / "symbols.s"
+    directory.mkdir(parents=True)
     command = ["nm", "--dynamic", "--defined-only", "--format=posix", library]
     listed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     source.write_text("".join(f".globl {line.split()[0]}\n{line.split()[0]}:\n" for line in listed.splitlines()))

@@ -114,34 +114,36 @@ def compile_for_cpu(
         def compile_one(wheel: Path, machine: str) -> Path:
             into = Path(name, machine, wheel.name)
             into.mkdir(parents=True)
-            if machine == HERE:
-                command = [environment.bin / "sgljit", "wheel", wheel, "--samples", "--into", into]
-                isolated.run(*command, cwd=into, env=variables)
-            else:
-                cross_compile(environment, variables, sources, wheel, machine, into)
-            (compiled,) = into.glob("*.whl")
-            return finish(compiled, wheel.parent, epoch)
+            return finish(compile_wheel(wheel, machine, into, environment.bin, variables), wheel.parent, epoch)
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return sorted(pool.map(compile_one, *zip(*product(wheels, machines), strict=True)))
 
 
-def cross_compile(
-    environment: isolated.Environment, variables: dict[str, str], sources: Path, wheel: Path, machine: str, into: Path
-) -> None:
-    """Write a wheel that carries code for another machine, as ``sgljit wheel`` does for this one."""
+def compile_wheel(wheel: Path, machine: str, into: Path, programs: Path, variables: dict[str, str]) -> Path:
+    """Write a wheel that carries code for a machine: by ``sgljit wheel`` for this one, by ``cross.py`` for another.
+
+    Args:
+        programs: where the ``python`` and ``sgljit`` are of an environment with the family in it.
+        variables: the environment of these programs.
+    """
+    if machine == HERE:
+        isolated.run(programs / "sgljit", "wheel", wheel, "--samples", "--into", into, cwd=into, env=variables)
+        (made,) = into.glob("*.whl")
+        return made
     package = wheel.name.partition("-")[0]
     family, run = package.removeprefix("sgljit_"), [sys.executable, "-m", "wheel"]
-    unpacked, compiled = into / "content", into / "compiled"
-    script = [environment.python, sources / "release" / "cross.py"]
+    unpacked, compiled, target = into / "content", into / "compiled", f"cpu-{machine}"
+    script = [programs / "python", Path(__file__).with_name("cross.py")]
     variables = {**variables, "SGLJIT_CACHE_DIR": str(into / "host")}
     isolated.run(*script, machine, CROSS_COMPILERS[machine], compiled, family, cwd=into, env=variables)
     isolated.run(*run, "unpack", wheel, "--dest", unpacked, cwd=into)
     (content,) = unpacked.iterdir()
-    target = f"cpu-{machine}"
     shutil.copytree(compiled / target, content / package / CARRIED / target)
     isolated.run(*run, "pack", content, cwd=into)
     isolated.run(*run, "tags", "--remove", "--platform-tag", f"linux_{machine}", into / wheel.name, cwd=into)
+    (made,) = into.glob("*.whl")
+    return made
 
 
 def finish(wheel: Path, into: Path, epoch: str) -> Path:
