@@ -105,9 +105,6 @@ def test_all_of_it_is_compiled_for_that_machine(compiled, machine):
     assert {one.target for one in manifests} == {f"cpu-{machine}"}
     # A file that no key covers would have to be there, with the same content, on the machine that loads it.
     assert not [one.observed for one in manifests if one.observed]
-    assert not re.search(
-        rf"/(tmp|root|home|work)/|{re.escape(str(isolated.ROOT))}", "".join(m.command for m in manifests)
-    )
 
 
 @pytest.mark.parametrize("machine", CXX)
