@@ -3,9 +3,10 @@
 They are built from the files of a commit, not from the working tree, and with the commit's time as the time of
 every file (``SOURCE_DATE_EPOCH``): whoever builds the same commit with the same backend has the same bytes.
 
-Beside the pure wheel of each kernel family lies one for Linux on this kind of processor. It carries what the samples
-and the declared calls of the ops ask for on the CPU, so that these need no compiler; nothing in it is for CUDA.
-auditwheel finds out which C library it needs. The same compiler makes the same bytes.
+Beside the pure wheel of each kernel family lies one for Linux on this kind of processor, and one for each other kind
+that a cross compiler is here for. It carries what the samples and the declared calls of the ops ask for on the CPU, so
+that these need no compiler; nothing in it is for CUDA. auditwheel finds out which C library it needs. The same compiler
+makes the same bytes.
 
 Run it by ``make dist``: it uses what the tests use to build distributions and environments (``tests/isolated.py``).
 """
@@ -17,22 +18,29 @@ import dataclasses
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import isolated
 
 from sgljit_core.cache.manifest import FILE, Manifest
+from sgljit_core.paths import CARRIED
 
 HASHES = "SHA256SUMS"
 MATERIALS = "sgljit.cdx.json"
 # A family's requirements bring it, and a process that loads compiled code has loaded it.
 BROUGHT = "libtvm_ffi.so"
+HERE = platform.machine()
+# The cross compilers as Debian names them; g++-aarch64-linux-gnu is a package of its own.
+CROSS_COMPILERS = {name: f"{name}-linux-gnu-g++" for name in ("aarch64", "x86_64") if name != HERE}
 
 
 def commit_time(commit: str) -> str:
@@ -82,8 +90,19 @@ def families(files: list[Path], only: list[str] | None = None) -> list[Path]:
     return [file for file in files if file.suffix == ".whl" and file.name.partition("-")[0] in names]
 
 
-def compile_for_cpu(sources: Path, files: list[Path], wheels: list[Path], epoch: str) -> list[Path]:
-    """Beside each of these pure wheels, write one that carries compiled code for the CPU; the new files.
+def machines() -> list[str]:
+    """The kinds of processors that there is a compiler for: that of this machine, and others. Says what is missing."""
+    lacking = {name: compiler for name, compiler in CROSS_COMPILERS.items() if shutil.which(compiler) is None}
+    for name, compiler in lacking.items():
+        package = f"g++-{name.replace('_', '-')}-linux-gnu"
+        print(f"no compiled wheels for {name}: {compiler} is not on PATH (Debian: apt-get install {package})")
+    return [HERE, *(CROSS_COMPILERS.keys() - lacking.keys())]
+
+
+def compile_for_cpu(
+    sources: Path, files: list[Path], wheels: list[Path], epoch: str, machines: Sequence[str] = (HERE,)
+) -> list[Path]:
+    """Beside each of these pure wheels, write one for each kind of processor that carries compiled code; the new files.
 
     The environment that compiles has all built distributions in it: it compiles the headers that users have.
     """
@@ -92,16 +111,39 @@ def compile_for_cpu(sources: Path, files: list[Path], wheels: list[Path], epoch:
         # As many families at once as there are cores, so one compiler each. A GPU of this machine does not matter.
         variables = {**environment.variables, "SGLJIT_JOBS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-        def compile_one(wheel: Path) -> Path:
-            into = Path(name, wheel.name)
-            into.mkdir()
-            command = [environment.bin / "sgljit", "wheel", wheel, "--samples", "--into", into]
-            isolated.run(*command, cwd=into, env=variables)
-            (compiled,) = into.glob("*.whl")
-            return finish(compiled, wheel.parent, epoch)
+        def compile_one(wheel: Path, machine: str) -> Path:
+            into = Path(name, machine, wheel.name)
+            into.mkdir(parents=True)
+            return finish(compile_wheel(wheel, machine, into, environment.bin, variables), wheel.parent, epoch)
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return sorted(pool.map(compile_one, wheels))
+            return sorted(pool.map(compile_one, *zip(*product(wheels, machines), strict=True)))
+
+
+def compile_wheel(wheel: Path, machine: str, into: Path, programs: Path, variables: dict[str, str]) -> Path:
+    """Write a wheel that carries code for a machine: by ``sgljit wheel`` for this one, by ``cross.py`` for another.
+
+    Args:
+        programs: where the ``python`` and ``sgljit`` are of an environment with the family in it.
+        variables: the environment of these programs.
+    """
+    if machine == HERE:
+        isolated.run(programs / "sgljit", "wheel", wheel, "--samples", "--into", into, cwd=into, env=variables)
+        (made,) = into.glob("*.whl")
+        return made
+    package = wheel.name.partition("-")[0]
+    family, run = package.removeprefix("sgljit_"), [sys.executable, "-m", "wheel"]
+    unpacked, compiled, target = into / "content", into / "compiled", f"cpu-{machine}"
+    script = [programs / "python", Path(__file__).with_name("cross.py")]
+    variables = {**variables, "SGLJIT_CACHE_DIR": str(into / "host")}
+    isolated.run(*script, machine, CROSS_COMPILERS[machine], compiled, family, cwd=into, env=variables)
+    isolated.run(*run, "unpack", wheel, "--dest", unpacked, cwd=into)
+    (content,) = unpacked.iterdir()
+    shutil.copytree(compiled / target, content / package / CARRIED / target)
+    isolated.run(*run, "pack", content, cwd=into)
+    isolated.run(*run, "tags", "--remove", "--platform-tag", f"linux_{machine}", into / wheel.name, cwd=into)
+    (made,) = into.glob("*.whl")
+    return made
 
 
 def finish(wheel: Path, into: Path, epoch: str) -> Path:
@@ -113,7 +155,7 @@ def finish(wheel: Path, into: Path, epoch: str) -> Path:
     (content,) = scratch.iterdir()
     # Where the content of the wheel, the headers of other packages and the files of a build were.
     places = re.compile(rf"/[^\s=]*/(?:{re.escape(content.name)}|site-packages|\.staging/[^\s/]+)/")
-    for file in content.rglob(f"prebuilt/**/{FILE}"):
+    for file in content.rglob(f"{CARRIED}/**/{FILE}"):
         manifest = Manifest.parse(file.read_bytes())
         command = places.sub("", manifest.command)
         file.write_bytes(dataclasses.replace(manifest, command=command, seconds=0.0, created=float(epoch)).dump())
@@ -166,7 +208,8 @@ def main() -> None:
         files = build(sources, into, epoch)
         write_materials(sources, files, into / MATERIALS)
         if not arguments.pure:
-            files = sorted([*files, *compile_for_cpu(sources, files, families(files, arguments.only), epoch)])
+            wheels = families(files, arguments.only)
+            files = sorted([*files, *compile_for_cpu(sources, files, wheels, epoch, machines())])
         (into / HASHES).write_text(hashes(files), encoding="ascii")
         isolated.run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=into)
     print(f"{len(files)} files, {HASHES} and {MATERIALS} are in {into}")

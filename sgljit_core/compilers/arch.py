@@ -1,8 +1,7 @@
 """Which target do we compile for?
 
 In this order: ``override_cuda_arch``, ``SGLJIT_CUDA_ARCH``, ``TVM_FFI_CUDA_ARCH_LIST`` if it has one entry, the current
-device.
-Every build asks again, and no answer is kept for the process: two devices may differ.
+device. Every build asks again, and no answer is kept for the process: two devices may differ.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ def cpu_target() -> Target:
 
 def cuda_target() -> Target:
     """The target of a module with CUDA code. Raises NoTargetError without override, variable and device."""
-    override = _override.get()
-    if override is not None:
+    if (override := _override.get()) is not None:
         return override
     config = settings()
     if config.cuda_arch is not None:
@@ -121,8 +119,7 @@ def scope() -> Target | None:
 
     Never initialises CUDA.
     """
-    override = _override.get()
-    if override is not None:
+    if (override := _override.get()) is not None:
         return override
     cuda = cuda_in_use()
     if cuda is None or cuda.device_count() < 2:

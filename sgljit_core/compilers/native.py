@@ -24,7 +24,7 @@ from pathlib import Path
 
 from sgljit_core.errors import CompileError
 from sgljit_core.machine import jobs, supervisor, threads
-from sgljit_core.paths import tvm_ffi_include, tvm_ffi_library
+from sgljit_core.paths import tvm_ffi_include
 from sgljit_core.specs.build import BuildSpec, Product
 
 from .includes import Root
@@ -35,10 +35,11 @@ _SECONDS_TO_START = 0.1
 # Files of the compiler, the C library and the kernel's interface: the toolchain's version stands for them. A name that
 # is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
-    r"/lib(?:32|64|exec)?/(?:gcc|clang|llvm-\d+)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
-    r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|hip|hsa)/|(?:alloca|assert|byteswap|ctype|dlfcn|elf|endian|errno|features|"
-    r"features-time64|fenv|inttypes|libintl|limits|link|locale|malloc|math|memory|pthread|sched|semaphore|setjmp|signal|"
-    r"stdc-predef|stdint|stdio|stdlib|string|strings|syscall|time|unistd|wchar|wctype)\.h$)"
+    r"/lib(?:32|64|exec)?/(?:gcc(?:-cross)?|clang|llvm-\d+)/|^/usr/\w+-linux-gnu\w*/lib/|"
+    r"/include/(?:[\w.-]*linux-gnu\w*/)?(?:(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|hip|hsa)/|(?:alloca|assert|"
+    r"byteswap|ctype|dlfcn|elf|endian|errno|features|features-time64|fenv|inttypes|libintl|limits|link|locale|malloc|"
+    r"math|memory|pthread|sched|semaphore|setjmp|signal|stdc-predef|stdint|stdio|stdlib|string|strings|syscall|time|"
+    r"unistd|wchar|wctype)\.h$)"
 )
 _NO_MEMORY = re.compile(
     r"out of memory|memory exhausted|(?:instance of|what\(\):) *'?std::bad_alloc|cannot allocate memory", re.IGNORECASE
@@ -58,6 +59,7 @@ _REMEDIES = {  # by what the first error says
 def compile_library(
     spec: BuildSpec,
     toolchain: Toolchain,
+    tvm_ffi: Path,
     generated: Mapping[str, str],
     roots: Sequence[Root],
     unit_flags: Sequence[str],
@@ -68,6 +70,7 @@ def compile_library(
     """Compile and link in ``directory``, which holds input and output where that raises CompileError.
 
     Args:
+        tvm_ffi: the library of tvm-ffi to link against.
         unit_flags: flags of the author's own units, besides those of all units.
         keyed: paths of the files that the source key covers.
         meanwhile: runs in this thread while the compilers run.
@@ -82,7 +85,7 @@ def compile_library(
         for index, (unit, output) in enumerate(zip(units, objects, strict=True))
     ]
     library = directory / "module.so"
-    link = _link_command(spec, toolchain, objects, library)
+    link = _link_command(spec, toolchain, [*objects, tvm_ffi], library)
     run = _Runner(spec, toolchain, directory)
     with contextlib.closing(run.supervisor):
         run.side_by_side([(command, _is_cuda(unit)) for command, unit in zip(commands, units, strict=True)], meanwhile)
@@ -123,7 +126,7 @@ def _compile_command(
 
 
 def _link_command(spec: BuildSpec, toolchain: Toolchain, objects: Sequence[Path], library: Path) -> list[str]:
-    command = [str(toolchain.cxx.path), "-shared", "-o", str(library), *map(str, objects), str(tvm_ffi_library())]
+    command = [str(toolchain.cxx.path), "-shared", "-o", str(library), *map(str, objects)]
     if spec.target.is_cuda:
         command += [str(toolchain.cudart), "-lrt", "-lpthread"]
     if toolchain.hipcc is not None:  # HIP's runtime is PyTorch's own, by its name: two would not know each other

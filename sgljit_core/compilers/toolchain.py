@@ -89,8 +89,7 @@ def find_cxx(needed_for: str) -> Compiler:
     """
     config = settings()
     for name in _HOST_COMPILERS if config.cxx is None else (config.cxx, _compiler_of(config.cxx)):
-        found = shutil.which(name, path=config.path)
-        if found:
+        if found := shutil.which(name, path=config.path):
             return _identify(Path(found))
     if config.cxx is None:
         searched = [f"{name} on PATH={config.path}" for name in _HOST_COMPILERS]
@@ -115,8 +114,7 @@ def _compiler_of(command: str) -> str:
 
 def find_nvcc(needed_for: str) -> Compiler:
     """NVIDIA's compiler: ``SGLJIT_NVCC``, else the one that cuda-pathfinder finds, or that is on ``PATH``."""
-    configured = settings().nvcc
-    if configured is not None:
+    if (configured := settings().nvcc) is not None:
         found = shutil.which(configured)
         searched = [f"SGLJIT_NVCC={configured}"]
     else:

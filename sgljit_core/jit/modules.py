@@ -154,9 +154,10 @@ def load_module(spec: BuildSpec, root: Path, beside: Callable[[], None] | None =
 
 
 class ModuleRequest(Request["Module"]):
-    """A request for a shared library."""
+    """A request for a shared library. For another machine it is linked against that machine's ``tvm_ffi``."""
 
     payload = "module.so"
+    tvm_ffi: Path | None = None
 
     def __init__(self, spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> None:
         self._roots = include_roots(spec)
@@ -188,8 +189,9 @@ class ModuleRequest(Request["Module"]):
         from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler
 
         assert self._toolchain is not None
+        tvm_ffi = self.tvm_ffi or paths.tvm_ffi_library()
         sources = (self._generated, self._roots, self._unit_flags, self._scan.stamps)
-        return compile_library(self.named, self._toolchain, *sources, directory, self._use_the_time)
+        return compile_library(self.named, self._toolchain, tvm_ffi, *sources, directory, self._use_the_time)
 
     def _use_the_time(self) -> None:
         """Start what can be done while compilers run."""

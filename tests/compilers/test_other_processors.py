@@ -1,11 +1,13 @@
-"""The host part and CPU code of a family on processors that no test has: compiled for them, and run there by qemu."""
+"""The wheel of a family for processors that no test has: it is compiled for them, and its code is run there by qemu."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.metadata
+import importlib.util
+import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,32 +20,65 @@ import isolated
 import pytest
 import torch
 
-from sgljit_core.compilers import native
-from sgljit_core.jit.modules import ModuleRequest
-from sgljit_core.specs.build import Target
-from sgljit_tools.recording.recorder import record
+from sgljit_core.cache.manifest import FILE, Manifest
 
 CXX = {"aarch64": "aarch64-linux-gnu-g++", "x86_64": "x86_64-linux-gnu-g++"}
 ELF_MACHINES = {"aarch64": 183, "x86_64": 62}
 # The first has vectors of 4 floats and nothing that came after 2003; the second AVX2, and no AVX-512.
 PROCESSORS = [("aarch64", "max"), ("x86_64", "Opteron_G1"), ("x86_64", "Haswell")]
 CODES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16)}  # of DLPack
+EPOCH = "1000000000"
 
 pytestmark = pytest.mark.slow
 
 
 class Compiled(NamedTuple):
-    """Libraries for a machine.
+    """A wheel for a machine, and the libraries in it.
 
     Attributes:
-        tvm_ffi: what they link against.
+        wheel: the file, with its final name.
         host: the host part.
         functions: the library of each deferred function, by its C++ expression.
+        manifests: what is recorded about all of them.
     """
 
-    tvm_ffi: Path
+    wheel: Path
     host: Path
     functions: dict[str, Path]
+    manifests: list[Manifest]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("dist", isolated.ROOT / "release" / "dist.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def compiled(script, distribution, tmp_path_factory) -> Callable[[str], Compiled]:
+    """The wheel of the activations for a machine, as ``make dist`` builds it."""
+
+    @functools.cache
+    def get(machine: str) -> Compiled:
+        if shutil.which(CXX[machine]) is None:
+            package = f"g++-{machine.replace('_', '-')}-linux-gnu"
+            pytest.skip(f"{CXX[machine]} is not installed (Debian: apt-get install {package})")
+        into, content = tmp_path_factory.mktemp(machine), tmp_path_factory.mktemp("content")
+        pure, variables = distribution("sgljit-activation").wheel, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        made = script.compile_wheel(pure, machine, into, Path(sys.executable).parent, variables)
+        wheel = script.finish(made, tmp_path_factory.mktemp("finished"), EPOCH)
+        zipfile.ZipFile(wheel).extractall(content)
+        found = {}
+        files = sorted(content.rglob(f"cpu-{machine}/**/{FILE}"))
+        manifests = [Manifest.parse(file.read_bytes()) for file in files]
+        for file, manifest in zip(files, manifests, strict=True):
+            name, *arguments = manifest.markers
+            found[f"{name.replace('.', '::')}<{', '.join(arguments)}>"] = file.with_name(manifest.payload)
+        return Compiled(wheel, found.pop("activation<>"), found, manifests)
+
+    return get
 
 
 def tvm_ffi_for(machine: str, into: Path) -> Path:
@@ -61,38 +96,44 @@ def tvm_ffi_for(machine: str, into: Path) -> Path:
         return Path(archive.extract("tvm_ffi/lib/libtvm_ffi.so", into))
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory) -> Callable[[str], Compiled]:
-    """Compile what the samples of the activations ask for, for a machine."""
-
-    @functools.cache
-    def get(machine: str) -> Compiled:
-        if shutil.which(CXX[machine]) is None:
-            package = f"g++-{machine.replace('_', '-')}-linux-gnu"
-            pytest.skip(f"{CXX[machine]} is not installed (Debian: apt-get install {package})")
-        tvm_ffi = tvm_ffi_for(machine, tmp_path_factory.mktemp(machine))
-        wanted = record(["activation"], cuda_arch=None, on_cpu=True, samples=True).wanted
-        found = {}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SGLJIT_CXX", CXX[machine])
-            patch.setattr(native, "tvm_ffi_library", lambda: tvm_ffi)
-            for one in wanted:
-                spec = dataclasses.replace(one.spec, target=Target(f"cpu-{machine}"))
-                request = ModuleRequest(spec, tmp_path_factory.getbasetemp())
-                request.find_tools(spec.label)
-                symbol = dict(spec.cpp_wrappers).get("address", "").removeprefix("host::address_of<").removesuffix(">")
-                found[symbol] = request.make(tmp_path_factory.mktemp("made")).payload
-        return Compiled(tvm_ffi, found.pop(""), found)
-
-    return get
-
-
 @pytest.mark.parametrize("machine", CXX)
 def test_all_of_it_is_compiled_for_that_machine(compiled, machine):
-    _, host, functions = compiled(machine)
+    _, host, functions, manifests = compiled(machine)
     assert len(functions) > 10
     libraries = [host, *functions.values()]
     assert {int.from_bytes(one.read_bytes()[18:20], "little") for one in libraries} == {ELF_MACHINES[machine]}
+    assert {one.target for one in manifests} == {f"cpu-{machine}"}
+    # A file that no key covers would have to be there, with the same content, on the machine that loads it.
+    assert not [one.observed for one in manifests if one.observed]
+
+
+@pytest.mark.parametrize("machine", CXX)
+def test_its_tag_has_the_machine_and_the_c_library_that_it_needs(compiled, tmp_path, machine):
+    wheel, host, functions, _ = compiled(machine)
+    needed, libraries = set(), set()
+    for library in [host, *functions.values()]:
+        said = isolated.run("readelf", "--wide", "--dynamic", "--version-info", library, cwd=tmp_path)
+        needed |= {int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", said)}
+        libraries |= {*re.findall(r"\(NEEDED\).*\[(.+)\]", said)}
+    assert re.search(r"-py3-none-(.*)\.whl$", wheel.name)[1] == f"manylinux_2_{max(needed)}_{machine}"
+    of_the_system = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1"}
+    assert {name for name in libraries - of_the_system if not name.startswith("ld-linux-")} == {"libtvm_ffi.so"}
+
+
+def test_a_machine_computes_the_keys_that_the_wheel_for_another_has(compiled):
+    """But for the machine's name, which is the target's: keys have no compiler and no path in them."""
+    of_each = [{tuple(one.markers): dict(one.source) for one in compiled(machine).manifests} for machine in CXX]
+    for found, machine in zip(of_each, CXX, strict=True):
+        assert {one.pop("target") for one in found.values()} == {f"cpu-{machine}"}
+    assert of_each[0] == of_each[1]
+
+
+def test_a_compiler_for_another_machine_than_the_named_one_is_refused(tmp_path):
+    command = [sys.executable, isolated.ROOT / "release" / "cross.py", "riscv64", "g++", tmp_path / "out", "wait_value"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search(rf"^g\+\+ compiles for {platform.machine()}-[\w-]+, not for riscv64$", done.stderr, re.MULTILINE)
+    assert not list(tmp_path.glob("out/*"))
 
 
 @pytest.mark.parametrize("dtype", CODES, ids=str)
@@ -100,7 +141,8 @@ def test_all_of_it_is_compiled_for_that_machine(compiled, machine):
 def test_it_computes_what_pytorch_does_here(compiled, tmp_path, machine, processor, dtype):
     if shutil.which(f"qemu-{machine}") is None:
         pytest.skip(f"qemu-{machine} is not installed (Debian: apt-get install qemu-user)")
-    tvm_ffi, host, functions = compiled(machine)
+    _, host, functions, _ = compiled(machine)
+    tvm_ffi = tvm_ffi_for(machine, tmp_path)
     program, listed = tmp_path / "call_activation", tmp_path / "functions"
     source = Path(__file__).with_name("call_activation.cpp")
     include = importlib.metadata.distribution("apache-tvm-ffi").locate_file("tvm_ffi/include")

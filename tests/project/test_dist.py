@@ -30,6 +30,9 @@ FEW = ["sgljit-hicache", "sgljit-quant", "sgljit-sampling", "sgljit-wait-value"]
 COMPILED = FAMILIES if os.environ.get("SGLJIT_TEST_WHEELS") == "all" else FEW
 LICENSE = (ROOT / "LICENSE").read_bytes()
 MACHINE = platform.machine()
+# Those that make dist has a compiler for. A cross compiler is no part of continuous integration.
+MACHINES = [name for name in ("aarch64", "x86_64") if name == MACHINE or shutil.which(f"{name}-linux-gnu-g++")]
+ELF_MACHINES = {"aarch64": 183, "x86_64": 62}
 
 
 def interpreters() -> dict[str, Path]:
@@ -69,8 +72,23 @@ def pure(directory: Path, name: str = "sgljit_*") -> list[Path]:
     return sorted(directory.glob(f"{name.replace('-', '_')}-*-none-any.whl"))
 
 
-def compiled(directory: Path, name: str = "sgljit_*") -> list[Path]:
-    return sorted(directory.glob(f"{name.replace('-', '_')}-*_{MACHINE}.whl"))
+def compiled(directory: Path, name: str = "sgljit_*", machine: str = MACHINE) -> list[Path]:
+    return sorted(directory.glob(f"{name.replace('-', '_')}-*_{machine}.whl"))
+
+
+def test_a_machine_without_a_cross_compiler_is_left_out_with_the_command_that_installs_it(
+    script, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(script, "CROSS_COMPILERS", {"aarch64": "aarch64-linux-gnu-g++"})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert script.machines() == [MACHINE]
+    assert capsys.readouterr().out == (
+        "no compiled wheels for aarch64: aarch64-linux-gnu-g++ is not on PATH "
+        "(Debian: apt-get install g++-aarch64-linux-gnu)\n"
+    )
+    (tmp_path / "aarch64-linux-gnu-g++").touch(mode=0o755)
+    assert script.machines() == [MACHINE, "aarch64"]
+    assert not capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +113,7 @@ def test_each_distribution_has_the_licence(name):
 @pytest.mark.slow
 def test_the_licence_is_inside_of_every_file(built):
     wheels, sdists = sorted(built.glob("*.whl")), sorted(built.glob("*.tar.gz"))
-    assert len(wheels) - len(COMPILED) == len(sdists) == len(isolated.PROJECTS)
+    assert len(wheels) - len(COMPILED) * len(MACHINES) == len(sdists) == len(isolated.PROJECTS)
     for file in wheels:
         with zipfile.ZipFile(file) as wheel:
             (name,) = (one for one in wheel.namelist() if one.endswith(".dist-info/licenses/LICENSE"))
@@ -117,8 +135,9 @@ def test_two_builds_of_a_commit_have_the_same_bytes(built, script, tmp_path):
         path.chmod(0o700 if path.is_dir() else 0o600)
     epoch = script.commit_time("HEAD")
     files = script.build(sources, tmp_path / "again", epoch)
-    files += script.compile_for_cpu(sources, files, pure(tmp_path / "again", "sgljit-hicache"), epoch)
-    assert compiled(tmp_path / "again") == files[-1:]
+    wheels = script.compile_for_cpu(sources, files, pure(tmp_path / "again", "sgljit-hicache"), epoch, MACHINES)
+    assert wheels == [compiled(tmp_path / "again", machine=machine)[0] for machine in MACHINES]
+    files += wheels
     assert {*script.hashes(files).splitlines()} <= {*(built / "SHA256SUMS").read_text().splitlines()}
     isolated.run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=built)
 
@@ -191,16 +210,19 @@ def test_a_library_that_nothing_brings_is_refused(script, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("machine", ELF_MACHINES)
 @pytest.mark.parametrize("name", COMPILED)
-def test_beside_each_pure_wheel_of_a_family_is_one_with_its_code_for_the_cpu(built, tmp_path, name):
-    (before,), (wheel,) = pure(built, name), compiled(built, name)
+def test_beside_each_pure_wheel_of_a_family_is_one_with_its_code_for_the_cpu(built, tmp_path, name, machine):
+    if machine not in MACHINES:
+        pytest.skip(f"{machine}-linux-gnu-g++ is not installed: no wheels for {machine}")
+    (before,), (wheel,) = pure(built, name), compiled(built, name, machine)
     files = {file: zipfile.ZipFile(file).namelist() for file in (before, wheel)}
     added = {*files[wheel]} - {*files[before]}
     package = before.name.partition("-")[0]
     assert {*files[before]} <= {*files[wheel]}
     places = {re.sub(r"/[^/]+/[0-9a-f]{32}/[0-9a-f]{32}/", "/", file) for file in added}
     family = package.removeprefix("sgljit_")
-    place = f"{package}/prebuilt/cpu-{MACHINE}/{family}"
+    place = f"{package}/prebuilt/cpu-{machine}/{family}"
     assert places == {f"{place}/module.so", f"{place}/manifest.json"}  # nothing is for CUDA
     zipfile.ZipFile(wheel).extractall(tmp_path)
 
@@ -209,9 +231,10 @@ def test_beside_each_pure_wheel_of_a_family_is_one_with_its_code_for_the_cpu(bui
     assert all(one.created > 0 and one.seconds == 0 and not one.observed for one in manifests)
     assert not re.search(rf"/(tmp|root|home|work)/|{re.escape(str(ROOT))}", "".join(one.command for one in manifests))
 
-    tag = re.search(rf"-py3-none-manylinux_2_(\d+)_{MACHINE}\.whl$", wheel.name)
+    tag = re.search(rf"-py3-none-manylinux_2_(\d+)_{machine}\.whl$", wheel.name)
     needed, elsewhere = set(), set()
     for library in tmp_path.rglob("*.so"):
+        assert int.from_bytes(library.read_bytes()[18:20], "little") == ELF_MACHINES[machine]
         said = isolated.run("readelf", "--wide", "--dynamic", "--version-info", library, cwd=tmp_path)
         needed |= {int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", said)}
         elsewhere |= {*re.findall(r"\(NEEDED\).*\[(.+)\]", said)}
@@ -284,17 +307,19 @@ def test_without_a_compiler_the_first_call_takes_a_fifth_of_a_second(bare, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("platform", "is_compiled"),
+    ("platform", "machine"),
     [
-        (None, True),
-        ("manylinux_2_17_x86_64", False),
-        ("manylinux_2_39_aarch64", False),
-        ("musllinux_1_2_x86_64", False),
+        (None, MACHINE),
+        ("manylinux_2_17_x86_64", None),
+        ("manylinux_2_17_aarch64", None),
+        *((f"manylinux_2_39_{name}", name if name in MACHINES else None) for name in ELF_MACHINES),
+        ("musllinux_1_2_x86_64", None),
     ],
 )
-def test_pip_takes_the_compiled_wheel_where_its_tag_fits_and_else_the_pure_one(built, tmp_path, platform, is_compiled):
+def test_pip_takes_the_compiled_wheel_where_its_tag_fits_and_else_the_pure_one(built, tmp_path, platform, machine):
     where = ["--platform", platform, "--only-binary", ":all:"] if platform else []
     pip = [sys.executable, "-m", "pip", "--isolated", "download", "--no-index", "--no-deps", "--find-links", built]
     isolated.run(*pip, "--dest", tmp_path, *where, "sgljit-quant", cwd=tmp_path)
     (taken,) = tmp_path.iterdir()
-    assert taken.name in {file.name for file in (compiled if is_compiled else pure)(built, "sgljit-quant")}
+    fitting = compiled(built, "sgljit-quant", machine) if machine else pure(built, "sgljit-quant")
+    assert taken.name in {file.name for file in fitting}
