@@ -363,6 +363,34 @@ def test_without_a_remote_or_a_key_nothing_is_bundled(here, cache, key, server, 
     assert not file.exists()
 
 
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A program that imports the module beside it, and ends with the status that is its argument."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    (tmp_path / "warm_beside.py").write_text("def main(status):\n    return eval(status)\n")
+    file = tmp_path / "warm.py"
+    file.write_text("import sys\nimport warm_beside\nsys.exit(warm_beside.main(sys.argv[1]))\n")
+    return str(file)
+
+
+@pytest.mark.parametrize("status", ["0", "None"])
+def test_a_program_that_exits_without_an_error_is_bundled(here, cache, program, tmp_path, monkeypatch, status):
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(cache))
+    commands.bundle(tmp_path / "one.bundle", [program, status])
+    assert (tmp_path / "one.bundle").exists()
+
+
+@pytest.mark.parametrize("status", ["3", "'no model'"])
+def test_nothing_is_bundled_of_a_program_that_fails(here, cache, program, tmp_path, monkeypatch, capsys, status):
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(cache))
+    with pytest.raises(SystemExit) as raised:
+        commands.bundle(tmp_path / "one.bundle", [program, status])
+    assert repr(raised.value.code) == status
+    assert capsys.readouterr().err == f"nothing is bundled, as {program} ended with {status}\n"
+    assert not (tmp_path / "one.bundle").exists()
+
+
 def test_a_distribution_adds_directories(tmp_path, monkeypatch):
     def added(given):
         site = tmp_path / given[:9].strip('"(')
