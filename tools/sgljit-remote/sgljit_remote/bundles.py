@@ -73,8 +73,8 @@ def write(file: Path, root: Path, key: Ed25519PrivateKey | None) -> dict[str, Pa
             found = {name: Part(keys[name], files[name]) for name in keys}
             if (total := _size(found)) > LARGEST:
                 raise RefusedObjectError(
-                    f"{file} is not written: its {total} bytes are more than the {LARGEST} that are laid out. Remove old "
-                    f"files from the caches of {', '.join(found)}, or name empty ones before the warm-up"
+                    f"{file} is not written: its {total} bytes are more than the {LARGEST} that are laid out. Remove "
+                    f"old files from the caches of {', '.join(found)}, or name empty ones before the warm-up"
                 )
             document = {"format": _FORMAT, "parts": {name: part._asdict() for name, part in found.items()}}
             text = json.dumps(document, indent=1, sort_keys=True).encode()

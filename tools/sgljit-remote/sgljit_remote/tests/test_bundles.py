@@ -255,7 +255,7 @@ def test_a_damaged_file_is_no_bundle(made, second, trusted, cut):
 def test_a_file_that_needs_a_newer_zip_is_refused(made, second, trusted):
     content = made.read_bytes()
     made.write_bytes(content.replace(b"PK\1\2\x14\3\x14\0", b"PK\1\2\x14\3\x63\0"))
-    with pytest.raises(RefusedObjectError, match="is no bundle, or damaged: zip file version 9.9"):
+    with pytest.raises(RefusedObjectError, match=r"is no bundle, or damaged: zip file version 9\.9"):
         bundles.lay_out(made, second, trusted)
 
 
@@ -282,7 +282,7 @@ def test_a_bundle_with_a_damaged_artifact_is_refused_and_nothing_is_laid_out(mad
 def test_what_is_too_large_to_be_laid_out_is_not_written(made, here, cache, monkeypatch):
     before = made.read_bytes()
     monkeypatch.setattr(bundles, "LARGEST", 100)
-    with pytest.raises(RefusedObjectError, match="bytes are more than the 100 that are laid out. Remove old files from"):
+    with pytest.raises(RefusedObjectError, match=r"more than the 100 that are laid out\. Remove old files from"):
         bundles.write(made, cache, None)
     assert made.read_bytes() == before
 
