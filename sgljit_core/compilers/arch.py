@@ -115,7 +115,7 @@ def is_arch_support_pdl() -> bool:
 
 
 def scope() -> Target | None:
-    """The target as a part of a cached module's key; None if all devices have the same capability.
+    """The target as a part of a cached module's key; None if all devices have the same target.
 
     Never initialises CUDA.
     """
@@ -124,8 +124,8 @@ def scope() -> Target | None:
     cuda = cuda_in_use()
     if cuda is None or cuda.device_count() < 2:
         return None
-    capabilities = {cuda.get_device_capability(i) for i in range(cuda.device_count())}
-    return None if len(capabilities) == 1 else cuda_target()
+    targets = {_of_device(i) for i in range(cuda.device_count())}
+    return None if len(targets) == 1 else cuda_target()
 
 
 def parse_cuda_target(text: str, source: str) -> Target:

@@ -81,6 +81,14 @@ def test_on_a_rocm_build_of_torch_the_target_is_that_of_the_device(rocm_torch: N
     assert not is_arch_support_pdl()
 
 
+def test_gpus_of_one_capability_may_be_of_different_targets(rocm_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # HIP reports 9.0 for gfx906, gfx908 and gfx90a.
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    assert arch.scope() == GFX90A
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert arch.scope() == Target("gfx942", is_rocm=True)
+
+
 def test_a_name_beats_the_device(rocm_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLJIT_CUDA_ARCH", "gfx1100")
     assert cuda_target() == Target("gfx1100", is_rocm=True)

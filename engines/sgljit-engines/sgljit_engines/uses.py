@@ -95,7 +95,7 @@ def summary(adapter: str) -> str:
     uses = [use for use in list(USES.values()) if use.adapter == adapter]
     parts = {use.op: use.part for use in uses if not use.why}
     texts = [f"{parts[op]} runs on {op}{_counted([use for use in uses if use.op == op])}" for op in parts]
-    sources = Counter({name: source for use in uses for name, source in use.variants.items()}.values())
+    sources = Counter({name: source for use in uses for name, source in tuple(use.variants.items())}.values())
     if sources:
         texts.append("variants: " + ", ".join(f"{number} {source}" for source, number in sources.items()))
     if seconds := sum(use.seconds for use in uses if not use.why):

@@ -58,6 +58,7 @@ def write(file: Path, root: Path, key: Ed25519PrivateKey | None) -> dict[str, Pa
         key: signs the bundle, if there is one.
 
     Raises:
+        RefusedObjectError: it would have more bytes than are laid out.
         OSError: the file cannot be written; one that was there stays.
     """
     written = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
@@ -70,6 +71,11 @@ def write(file: Path, root: Path, key: Ed25519PrivateKey | None) -> dict[str, Pa
                 files.setdefault(name, {})[path] = (len(content), hashlib.sha256(content).hexdigest())
                 archive.writestr(f"{name}/{path}", content)
             found = {name: Part(keys[name], files[name]) for name in keys}
+            if (total := _size(found)) > LARGEST:
+                raise RefusedObjectError(
+                    f"{file} is not written: its {total} bytes are more than the {LARGEST} that are laid out. Remove "
+                    f"old files from the caches of {', '.join(found)}, or name empty ones before the warm-up"
+                )
             document = {"format": _FORMAT, "parts": {name: part._asdict() for name, part in found.items()}}
             text = json.dumps(document, indent=1, sort_keys=True).encode()
             archive.writestr(_LIST, text)
@@ -134,7 +140,9 @@ def lay_out(file: Path, root: Path, trusted: Sequence[TrustedKey], chosen: Colle
     """
     try:
         archive = zipfile.ZipFile(file)
-    except zipfile.BadZipFile as error:
+    except OSError:
+        raise
+    except objects.BROKEN as error:
         raise RefusedObjectError(f"{file} is no bundle, or damaged: {error}") from error
     with archive:
         directories = parts.directories()
@@ -146,7 +154,9 @@ def lay_out(file: Path, root: Path, trusted: Sequence[TrustedKey], chosen: Colle
             _check_keys(file, found, directories)
             for name, part in found.items():  # all of them before the first is written
                 for path in part.files:
-                    _content(archive, name, path, part=part)
+                    content = _content(archive, name, path, part=part)
+                    if name == OWN and (refused := objects.unpack(content, ()).refused):
+                        raise RefusedObjectError("; ".join(f"{place}: {reason}" for place, reason in refused.items()))
         except BundleMismatchError:
             raise
         except objects.BROKEN as error:
@@ -171,9 +181,13 @@ def _verified(archive: zipfile.ZipFile, trusted: Sequence[TrustedKey]) -> dict[s
         raise RefusedObjectError(f"it has files that it does not list, such as {min(others)!r}")
     if absent := listed - members.keys():
         raise RefusedObjectError(f"it lacks files that it lists, such as {min(absent)!r}")
-    if sum(size for part in found.values() for size, _ in part.files.values()) > LARGEST:
+    if _size(found) > LARGEST:
         raise RefusedObjectError(f"it has more than {LARGEST} bytes")
     return found
+
+
+def _size(found: Mapping[str, Part]) -> int:
+    return sum(size for part in found.values() for size, _ in part.files.values())
 
 
 def _parsed(text: bytes) -> dict[str, Part]:
@@ -275,6 +289,7 @@ def bundle(file: Path | str) -> dict[str, int]:
 
     Raises:
         KeyFileError: the key cannot be used.
+        RefusedObjectError: it would have more bytes than are laid out.
         OSError: the file cannot be written; one that was there stays.
     """
     path = Path(file).absolute()

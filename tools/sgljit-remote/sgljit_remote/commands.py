@@ -59,8 +59,7 @@ def bundle(
     if remote is not None:
         remote.signer()  # fails before the program runs, where keys are trusted and none signs
     if program:
-        sys.argv = program
-        runpy.run_path(program[0], run_name="__main__")
+        _run(program)
     key = sign or config.settings(str(file.absolute())).signing_key
     written = bundles.write(file.absolute(), paths.cache_root(), signing.private_key(key) if key else None)
     for name, part in written.items():
@@ -84,6 +83,18 @@ def unbundle(
         transfer.pull_bundle(_remote(), file, pull)
     for name, laid in bundles.unbundle(file, *(part or ())).items():
         typer.echo(f"{name}: {laid.new} are new, {laid.there} were there")
+
+
+def _run(program: list[str]) -> None:
+    """Run a program as ``python FILE`` does. Raises SystemExit if it ends with another status than 0."""
+    sys.argv = program
+    sys.path.insert(0, str(Path(program[0]).resolve().parent))
+    try:
+        runpy.run_path(program[0], run_name="__main__")
+    except SystemExit as error:  # most programs end with sys.exit(main())
+        if error.code not in (None, 0):
+            typer.echo(f"nothing is bundled, as {program[0]} ended with {error.code!r}", err=True)
+            raise
 
 
 def _remote(key: Path | None = None) -> Remote:

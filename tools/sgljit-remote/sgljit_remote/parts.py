@@ -77,7 +77,8 @@ def torch_key() -> dict[str, str]:
 
 def _triton() -> Directory:
     key = {"triton": _version("triton"), "python": _python(), "gpus": _gpus()}
-    return Directory("triton", config.triton_cache(), key, names_itself="__grp__*.json")
+    # A file that Triton still writes is one directory deeper.
+    return Directory("triton", config.triton_cache(), key, patterns=("*/*",), names_itself="__grp__*.json")
 
 
 def _inductor() -> Directory:

@@ -87,7 +87,10 @@ class RegistryStore(Store):
             "config": {"mediaType": "application/vnd.oci.empty.v1+json", "digest": _digest(_EMPTY), "size": 2},
             "layers": [layer],
         }
-        self._write(self._manifest(name), deadline, json.dumps(manifest).encode(), _MANIFEST)
+        try:
+            self._write(self._manifest(name), deadline, json.dumps(manifest).encode(), _MANIFEST)
+        except web.ExistsError as error:  # somebody was faster, and a tag of this registry cannot change
+            return web.kept(error, name, replace=replace)
         return True
 
     def _manifest(self, name: str) -> str:

@@ -143,8 +143,8 @@ class HttpStore(Store):
                 if answer is None:
                     raise RemoteUnavailableError(f"it does not take {name}: status 404")
                 return True
-        except web.ExistsError:
-            return False
+        except web.ExistsError as error:
+            return web.kept(error, name, replace=replace)
 
     def _url(self, name: str) -> str:
         return urlunsplit(self._parts._replace(path=f"{self._parts.path}/{quote(name)}"))

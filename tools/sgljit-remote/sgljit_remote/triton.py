@@ -1,5 +1,8 @@
 """Does a remote have what Triton would compile, such as kernels of torch.compile? ``Backend`` is Triton's remote cache.
 
+Triton asks it through ``Manager``. Rejected: Triton's own manager. It leaves lists in Triton's directory that have no
+paths, and a process without a remote fails when it reads one.
+
 Triton's own cache directory is looked at first: with a remote cache, Triton itself does not. All files of a kernel are
 one object, so that a kernel takes one request. The signature is over everything in the object, with the key and the
 name that Triton asks for, and is verified before anything is parsed. Without a remote, and where one fails or is
@@ -17,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triton.runtime.cache import FileCacheManager, RemoteCacheBackend
+from triton.runtime.cache import FileCacheManager, RemoteCacheBackend, RemoteCacheManager
 
 from . import remote, signing
 from .counts import count
@@ -91,6 +94,16 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]  # Triton has no types
         here = f"{sys.implementation.cache_tag}-{platform.machine()}-{'-'.join(platform.libc_ver())}"
         digest = hashlib.sha256(name.encode()).hexdigest()[:32]
         return f"{PREFIX}/triton/{'kernel' if name.startswith(_GROUP) else here}/{self._key}/{digest}.bin"
+
+
+class Manager(RemoteCacheManager):  # type: ignore[misc]  # Triton has no types
+    """Triton's manager of a remote cache, with files in Triton's directory that serve without a remote, too."""
+
+    def _materialize(self, filename: str, data: bytes) -> str:
+        if filename.startswith(_GROUP):
+            place = Path(self._file_cache_manager.cache_dir)
+            data = json.dumps({"child_paths": {name: str(place / name) for name in _children(data)}}).encode()
+        return str(super()._materialize(filename, data))
 
 
 def pack(key: str, name: str, files: Mapping[str, bytes], signer: Ed25519PrivateKey | None) -> bytes:

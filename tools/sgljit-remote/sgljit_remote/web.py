@@ -38,6 +38,13 @@ def too_large(name: str, most: int) -> RefusedObjectError:
     return RefusedObjectError(f"{name} has more than {most} bytes")
 
 
+def kept(error: ExistsError, name: str, *, replace: bool) -> bool:
+    """The answer to a write of a server that keeps what it has: False. Raises RemoteUnavailableError if ``replace``."""
+    if replace:
+        raise RemoteUnavailableError(f"it does not replace {name}: {error}") from error
+    return False
+
+
 def basic(user: str) -> str:
     """The header of a user and a password, "user:password"."""
     return f"Basic {base64.b64encode(user.encode()).decode()}"
@@ -67,7 +74,7 @@ class Client:
 
         Raises:
             UnauthorizedError: status 401.
-            ExistsError: status 409 or 412.
+            ExistsError: status 412, to a PUT.
         """
         asked = urllib.request.Request(url, **request)  # noqa: S310 - the scheme is one of HTTP's
         if authorization:
@@ -82,9 +89,9 @@ class Client:
                 yield None
             elif error.code == 401:
                 raise UnauthorizedError(text, error.headers.get("WWW-Authenticate", "")) from error
-            elif error.code in (409, 412):
-                raise ExistsError from error
-            elif error.code in (408, 425, 429) or error.code >= 500:
+            elif error.code == 412 and asked.get_method() == "PUT":
+                raise ExistsError(text) from error
+            elif error.code in (408, 409, 425, 429) or error.code >= 500:  # 409: another write, or no such directory
                 raise TryAgainError(text) from error
             else:
                 raise RemoteUnavailableError(text) from error

@@ -13,7 +13,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ REMEDY = 'Install the release that PyTorch brings: pip install "sgljit-triton[co
 _VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 _PTXAS, _PTXAS_BLACKWELL = "backends/nvidia/bin/ptxas", "backends/nvidia/bin/ptxas-blackwell"
 _PROGRAMS = ("_C/libtriton.so", _PTXAS, _PTXAS_BLACKWELL)
+_SECONDS = 60.0  # for ptxas to say what it is
 _RELEASE = re.compile(r"release (\d+\.\d+)")
 
 
@@ -66,12 +66,13 @@ def ptxas_release(triton: Triton, capability: int, needed_for: str) -> str:
         question = ("ptxas", str(program), str(state.st_size), str(state.st_mtime_ns))
         text = answers.recall(question)
         if text is None:
-            done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
-            text = done.stdout
-            answers.remember(question, text)
+            ask, command = supervisor.Supervisor(), [str(program), "--version"]
+            text = ask.run(command, cwd=Path("/"), env={"LC_ALL": "C"}, seconds=_SECONDS).output
+            if _RELEASE.search(text):
+                answers.remember(question, text)
         if (found := _RELEASE.search(text)) is None:
             raise ValueError(f"its version cannot be read: {text!r}")
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError) as error:
         raise ToolchainNotFoundError(
             f"Triton's {program.name}", needed_for=needed_for, searched=[f"{program}: {error}"], remedy=REMEDY
         ) from error

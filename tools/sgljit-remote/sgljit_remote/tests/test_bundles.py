@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sgljit_core.errors import ConfigError, SgljitError, UntrustedCacheError
-from sgljit_remote import Directory, bundles, commands, parts, signing
+from sgljit_remote import Directory, bundles, commands, objects, parts, signing
 from sgljit_remote.errors import BundleMismatchError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from sgljit_remote.remote import put_in_place
 
@@ -251,6 +252,49 @@ def test_a_damaged_file_is_no_bundle(made, second, trusted, cut):
         bundles.lay_out(made, second, trusted)
 
 
+def test_a_file_that_needs_a_newer_zip_is_refused(made, second, trusted):
+    content = made.read_bytes()
+    made.write_bytes(content.replace(b"PK\1\2\x14\3\x14\0", b"PK\1\2\x14\3\x63\0"))
+    with pytest.raises(RefusedObjectError, match=r"is no bundle, or damaged: zip file version 9\.9"):
+        bundles.lay_out(made, second, trusted)
+
+
+def test_a_file_that_is_not_there_is_an_error_of_its_own(second, trusted, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        bundles.lay_out(tmp_path / "none", second, trusted)
+
+
+def test_a_bundle_with_a_damaged_artifact_is_refused_and_nothing_is_laid_out(made, second, here, trusted, key):
+    content = objects.pack([ONE, artifact(2)._replace(payload=b"damaged")], None)
+
+    def change(members):
+        members["sgljit/artifacts.zip"] = content
+        document = json.loads(members["bundle.json"])
+        entry = [len(content), hashlib.sha256(content).hexdigest()]
+        document["parts"]["sgljit"]["files"]["artifacts.zip"] = entry
+        members["bundle.json"] = json.dumps(document).encode()
+
+    with pytest.raises(RefusedObjectError, match=r"module\.so is not the one that its manifest says"):
+        bundles.lay_out(rewritten(made, change, key), second, trusted)
+    assert files(second) == laid(here) == []
+
+
+def test_what_is_too_large_to_be_laid_out_is_not_written(made, here, cache, monkeypatch):
+    before = made.read_bytes()
+    monkeypatch.setattr(bundles, "LARGEST", 100)
+    with pytest.raises(RefusedObjectError, match=r"more than the 100 that are laid out\. Remove old files from"):
+        bundles.write(made, cache, None)
+    assert made.read_bytes() == before
+
+
+def test_files_that_triton_still_writes_are_not_bundled(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    (tmp_path / "KEY" / "tmp.pid_1_a").mkdir(parents=True)
+    (tmp_path / "KEY" / "tmp.pid_1_a" / "k.cubin").write_bytes(b"half")
+    (tmp_path / "KEY" / "k.json").write_text("{}")
+    assert bundles._files(parts._triton()) == [tmp_path / "KEY" / "k.json"]
+
+
 def test_damage_inside_is_refused(made, second, here, trusted):
     content = bytearray(made.read_bytes())
     with zipfile.ZipFile(made) as archive:
@@ -361,6 +405,34 @@ def test_without_a_remote_or_a_key_nothing_is_bundled(here, cache, key, server, 
     with pytest.raises(UntrustedRemoteError, match="there is no key to sign with"):
         commands.bundle(file, push="llama")
     assert not file.exists()
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A program that imports the module beside it, and ends with the status that is its argument."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    (tmp_path / "warm_beside.py").write_text("def main(status):\n    return eval(status)\n")
+    file = tmp_path / "warm.py"
+    file.write_text("import sys\nimport warm_beside\nsys.exit(warm_beside.main(sys.argv[1]))\n")
+    return str(file)
+
+
+@pytest.mark.parametrize("status", ["0", "None"])
+def test_a_program_that_exits_without_an_error_is_bundled(here, cache, program, tmp_path, monkeypatch, status):
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(cache))
+    commands.bundle(tmp_path / "one.bundle", [program, status])
+    assert (tmp_path / "one.bundle").exists()
+
+
+@pytest.mark.parametrize("status", ["3", "'no model'"])
+def test_nothing_is_bundled_of_a_program_that_fails(here, cache, program, tmp_path, monkeypatch, capsys, status):
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(cache))
+    with pytest.raises(SystemExit) as raised:
+        commands.bundle(tmp_path / "one.bundle", [program, status])
+    assert repr(raised.value.code) == status
+    assert capsys.readouterr().err == f"nothing is bundled, as {program} ended with {status}\n"
+    assert not (tmp_path / "one.bundle").exists()
 
 
 def test_a_distribution_adds_directories(tmp_path, monkeypatch):

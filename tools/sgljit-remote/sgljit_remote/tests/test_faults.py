@@ -88,6 +88,7 @@ PLACES = pytest.mark.parametrize("place", [only, lambda fault: fault], ids=["art
         (served.status(503), "it answers 503 Service Unavailable"),
         (served.status(429), "it answers 429"),
         (served.status(403), "it answers 403 Forbidden"),
+        (served.status(412), "it answers 412 Precondition Failed"),
         (served.status(401), "it answers 401"),
         (served.redirecting("http://127.0.0.1:1"), "Connection refused"),
     ],

@@ -280,6 +280,34 @@ def test_a_blob_that_is_larger_than_its_manifest_says_is_refused(answers):
         answers(manifest(), blob=bytes(1000)).get("x", 10, LATER)
 
 
+@pytest.fixture
+def immutable(server, monkeypatch):
+    """The URL of a registry that takes blobs, and no manifest: one of that tag came a moment before, and must stay."""
+
+    def answer(handler):
+        handler.send_response(202 if handler.command == "POST" else 404 if "manifests" in handler.path else 200)
+        handler.send_header("Location", "/v2/kernels/blobs/uploads/1")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    monkeypatch.setattr(served.Handler, "do_HEAD", answer, raising=False)
+    monkeypatch.setattr(served.Handler, "do_POST", answer, raising=False)
+    server.fault = served.status(412)
+    return f"oci+{server.url}/kernels"
+
+
+def test_a_tag_that_cannot_change_stays_or_is_an_error(immutable):
+    store = registry.RegistryStore(immutable)
+    assert not store.put("x", b"content", LATER, replace=False)
+    with pytest.raises(RemoteUnavailableError, match="it does not replace x: it answers 412 Precondition Failed"):
+        store.put("x", b"content", LATER, replace=True)
+
+
+def test_a_process_publishes_to_a_registry_of_tags_that_cannot_change(immutable, session, signed, said):
+    session(immutable, is_writable=True, **signed).publish(ONE)
+    assert said() == []
+
+
 def challenging(challenge):
     def fault(handler):
         if handler.path.startswith("/v2/"):

@@ -195,11 +195,22 @@ def test_a_remote_that_is_down_is_an_error_in_its_time(run, filled, server):
     assert (status, output) == (1, f"error: the remote {server.url} cannot be used now: no answer, for 0.3 s\n")
 
 
-def test_a_remote_that_takes_nothing_is_an_error(run, filled, server):
-    server.fault = served.status(405)
+@pytest.mark.parametrize("code", [405, 409])  # 409: a server that makes no directories
+def test_a_remote_that_takes_nothing_is_an_error(run, filled, server, code):
+    server.fault = served.status(code)
+    status, output = run("push", "--timeout", "0.5")
+    assert status == 1
+    assert f"it answers {code}" in output
+
+
+def test_a_remote_that_does_not_replace_its_index_is_an_error(run, filled, server):
+    def fault(handler):
+        return handler.command == "PUT" and handler.path.endswith(index.NAME) and served.status(412)(handler)
+
+    server.fault = fault
     status, output = run("push")
     assert status == 1
-    assert "it answers 405" in output
+    assert f"it does not replace {index.NAME}: it answers 412" in output
 
 
 def test_a_wrong_index_is_written_anew(run, filled, server, said):

@@ -39,7 +39,7 @@ def directory(tmp_path, monkeypatch):
 @pytest.fixture
 def machine(directory, server, key, monkeypatch):
     """Settings of a machine that asks the server, and of one that publishes there."""
-    monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:RemoteCacheManager")
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "sgljit_remote.triton:Manager")
     monkeypatch.setenv("TRITON_REMOTE_CACHE_BACKEND", "sgljit_remote.triton:Backend")
     monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(key.parent / "trusted"))
     monkeypatch.setenv("SGLJIT_SIGNING_KEY", str(key))
@@ -102,9 +102,25 @@ def test_the_cache_of_a_machine_that_knew_no_remote_is_used(machine, server, mon
     machine("before")
     monkeypatch.delenv("TRITON_CACHE_MANAGER")
     assert compiled()[1]
-    monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:RemoteCacheManager")
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "sgljit_remote.triton:Manager")
     assert not compiled()[1]
     assert server.requests == []
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_what_was_compiled_or_brought_serves_without_a_remote(machine, published, monkeypatch, name):
+    machine(name)
+    assert not compiled()[1]
+    monkeypatch.delenv("TRITON_CACHE_MANAGER")
+    kernel, was_compiled = compiled()
+    assert not was_compiled
+    assert kernel.asm["cubin"] == published
+
+
+def test_what_was_just_compiled_serves_without_a_remote(published, directory, monkeypatch):
+    directory("first")
+    monkeypatch.delenv("TRITON_CACHE_MANAGER")
+    assert not compiled()[1]
 
 
 def test_a_kernel_of_which_a_file_is_gone_is_brought_again(machine, published, tmp_path):

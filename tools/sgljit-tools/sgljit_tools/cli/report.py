@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import platform
 import re
 import traceback
@@ -18,6 +19,15 @@ from . import doctor
 _TELLING = re.compile(
     r"sgljit|torch|apache-tvm-ffi|nvidia-|cuda-|triton|transformers|vllm|sglang|numpy|pluggy", re.IGNORECASE
 )
+_NAME = r"[\w-]*(?:token|password|passwd|secret|credentials?|(?:api|access|private)[_-]?key(?:[_-]id)?)"
+_VALUE = r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\S+)"""
+_SECRETS = [  # NAME=VALUE, "NAME": "VALUE" in JSON, --NAME VALUE, and the headers of HTTP
+    re.compile(before + _VALUE, re.IGNORECASE)
+    for before in (
+        rf"""((?<![\w-])(?:{_NAME}\\*["']?[ \t]*[=:][ \t]*|--{_NAME}[ \t]+))""",
+        r"""(\b(?:authorization\\*["']?[ \t]*[=:][ \t]*\\*["']?\w+|bearer)[ \t]+)""",
+    )
+]
 
 
 def write_report(
@@ -51,13 +61,14 @@ def _facts() -> list[str]:
 
 def redacted(text: str) -> str:
     """A text without the names of the user and of the machine, and without passwords and tokens."""
-    home = str(Path("~").expanduser())
+    home = os.path.expanduser("~")  # noqa: PTH111 - raises nothing
     text = text.replace(home, "~") if len(home) > 1 else text
     for name, shown in ((platform.node(), "HOST"), (_user(), "USER")):
         if len(name) > 1 and name != "root":
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", shown, text)
-    text = re.sub(r"(?i)\b((?:[\w-]*(?:token|password|passwd|secret|api[_-]?key))\s*[=:]\s*)\S+", r"\1***", text)
-    return re.sub(r"\w[\w+.-]*://\S+", lambda found: doctor.without_secrets(found[0]), text)
+    for secret in _SECRETS:
+        text = secret.sub(r"\1***", text)
+    return re.sub(r"\w[\w+.-]{0,30}://\S+", lambda found: doctor.without_secrets(found[0]), text)
 
 
 def _user() -> str:
