@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from sgljit_core.machine import roots
 
 from . import lookup
-from .keys import Location
+from .keys import Location, without_core
 from .manifest import Manifest, ManifestError
 
 _MOST = 64  # manifests that are read to explain a miss
@@ -93,8 +93,8 @@ def explain_miss(
 
 
 def _remedy(manifest: Manifest, source: Mapping[str, str]) -> str:
-    """The packages to install if a plugin carries an artifact for another ABI of the core."""
-    if manifest.source.get("core_abi") == source.get("core_abi"):
+    """The packages to install if a plugin carries an artifact that differs in the core alone, and in its ABI."""
+    if {name for name, _ in without_core(source).items() ^ without_core(manifest.source).items()} != {"core_abi"}:
         return ""
     upgrade, core = f"pip install --upgrade {manifest.plugin.partition(' ')[0]}", f"sgljit-core=={manifest.core}"
     return f". {manifest.plugin} carries it for the ABI of {core}: {upgrade}, or pip install {core}"

@@ -19,11 +19,37 @@ from kit import LOAD, artifacts, leftovers, made
 import sgljit_core
 import sgljit_tools.cache
 from sgljit_core import errors
-from sgljit_core.cache import keys, manifest
+from sgljit_core.cache import explain, keys, lookup, manifest
 from sgljit_core.machine import roots
 from sgljit_tools.errors import ArchiveError
 
 NO_COMPILER = {"PATH": "", "SGLJIT_CXX": "none"}
+
+
+@pytest.mark.parametrize(
+    ("differs", "is_offered"),
+    [
+        ({"core_abi": "0"}, True),
+        ({"core_abi": "0", "file core:/sgl_kernel/utils.h": "0" * 64}, True),
+        ({"core_abi": "0", "kernel": "of<another>"}, False),
+        ({"kernel": "of<another>"}, False),
+        ({"file core:/sgl_kernel/utils.h": "0" * 64}, False),
+    ],
+)
+def test_packages_are_offered_if_the_core_alone_differs(tmp_path, differs, is_offered):
+    source = {"core_abi": "1", "kernel": "of<this>", "file core:/sgl_kernel/utils.h": "1" * 64}
+    texts = dict.fromkeys(("target", "family", "module", "sha256", "command", "build", "payload"), "x")
+    sizes = dict.fromkeys(("size", "seconds", "created"), 0)
+    fields = {**texts, **sizes, "markers": (), "toolchain": {}, "observed": {}}
+    carried = manifest.Manifest(**fields, plugin="acme 1.0", core="0.0.9", source={**source, **differs})
+    place = tmp_path / carried.location.path / carried.entry_name()
+    place.mkdir(parents=True)
+    (place / manifest.FILE).write_bytes(carried.dump())
+    wanted = keys.Location("x", "x", "x", keys.key(source))
+    answer = explain.explain_miss("x", (), wanted, source, {}, [lookup.Tier(tmp_path, True)])
+    offered = ". acme 1.0 carries it for the ABI of sgljit-core==0.0.9: pip install --upgrade acme, or pip install"
+    assert answer.nearest == place
+    assert answer.remedy.startswith(offered) if is_offered else answer.remedy == ""
 
 
 def test_a_prebuilt_directory_is_searched_and_never_written(children, warm_cache, cache, tmp_path):

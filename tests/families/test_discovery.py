@@ -559,6 +559,14 @@ def test_a_distribution_that_is_installed_twice_is_listed_as_a_problem(tmp_path)
     assert "same-name is installed" not in _list(f"{places[0]}{os.pathsep}{places[0]}/.").stdout
 
 
+def test_a_distribution_whose_directory_has_another_name_is_listed(tmp_path):
+    plugin_on_disk.install(tmp_path, "odd-name", "odd", plugin="raise SystemExit(3)")
+    (tmp_path / "odd_name-1.2.3.dist-info").rename(tmp_path / "another-1.2.3.dist-info")
+    listed = _list(tmp_path)
+    assert listed.returncode == 0, listed.stderr
+    assert "odd-name" in listed.stdout
+
+
 def test_every_installed_entry_point_loads():
     for name in ops:
         if not name.startswith("made_up"):

@@ -301,6 +301,9 @@ def bundle(file: Path | str) -> dict[str, int]:
 def unbundle(file: Path | str, *parts: str) -> dict[str, Laid]:
     """Lay a bundle out before an engine starts, all of it or some of its parts; what became of each.
 
+    It asks which GPUs this machine has, and so initialises CUDA: a process that will fork workers for the GPU runs
+    ``sgljit cache unbundle`` in its place.
+
     Raises:
         UntrustedRemoteError: no key is trusted (``SGLJIT_TRUSTED_KEYS``), nor is ``SGLJIT_REMOTE_UNSIGNED=1`` set.
         RefusedObjectError: the bundle is damaged, or not signed by a trusted key. Nothing was laid out.

@@ -113,7 +113,9 @@ def check(plugin: Plugin, file: Path) -> None:
         if reason := next(_differences(plugin, entry), ""):
             raise ValueError(f"it differs from the lock {file}: {reason}")
     except (LockError, OSError, ValueError) as error:
-        raise PluginDiffersError(str(plugin), f"{error}. It is in {plugin.location}") from error
+        # The command is a plugin's, too: with the variable it might be refused as well.
+        remedy = f"install what was locked, or write the lock anew: env -u SGLJIT_LOCK sgljit lock {file}"
+        raise PluginDiffersError(str(plugin), f"{error}. It is in {plugin.location}; {remedy}") from error
 
 
 def _canonical(name: str) -> str:

@@ -46,9 +46,9 @@ def _doubles(claims: Mapping[str, Sequence[discovery.Plugin]]) -> Iterator[str]:
     """The distributions of families that are installed more than once: the first on ``sys.path`` is imported."""
     for name in sorted({plugin.distribution for plugins in claims.values() for plugin in plugins}):
         found = importlib_metadata.distributions(name=name, path=sys.path)
-        used, *others = dict.fromkeys(discovery.metadata_directory(one).resolve() for one in found)
-        if others:
-            yield f"{name} is installed more than once: {used} is used, and {others[0]} is not"
+        places = list(dict.fromkeys(discovery.metadata_directory(one).resolve() for one in found))
+        if len(places) > 1:  # there is none where the directory has another name than the distribution
+            yield f"{name} is installed more than once: {places[0]} is used, and {places[1]} is not"
 
 
 def carried_artifacts() -> dict[Path, str]:

@@ -180,7 +180,9 @@ def test_a_version_that_only_claims_to_be_the_same_is_refused(site, file):
 
 def test_a_plugin_that_was_not_locked_is_refused(site, file):
     lock.write(file, {})
-    assert refusal(site, file).startswith(f"plugin Stranger 1.2.3 cannot be loaded: the lock {file} has no Stranger")
+    text = refusal(site, file)
+    assert text.startswith(f"plugin Stranger 1.2.3 cannot be loaded: the lock {file} has no Stranger")
+    assert text.endswith(f"or write the lock anew: env -u SGLJIT_LOCK sgljit lock {file}")
 
 
 def test_another_entry_point_is_refused(site, file):

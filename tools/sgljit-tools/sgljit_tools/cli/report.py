@@ -16,18 +16,13 @@ import typer
 from . import doctor
 
 # Distributions whose versions change what a kernel is compiled with, or what calls it.
-_TELLING = re.compile(
-    r"sgljit|torch|apache-tvm-ffi|nvidia-|cuda-|triton|transformers|vllm|sglang|numpy|pluggy", re.IGNORECASE
-)
+_TELLING = re.compile(r"(?i)sgljit|torch|apache-tvm-ffi|nvidia-|cuda-|triton|transformers|vllm|sglang|numpy|pluggy")
 _NAME = r"[\w-]*(?:token|password|passwd|secret|credentials?|(?:api|access|private)[_-]?key(?:[_-]id)?)"
 _VALUE = r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\S+)"""
-_SECRETS = [  # NAME=VALUE, "NAME": "VALUE" in JSON, --NAME VALUE, and the headers of HTTP
-    re.compile(before + _VALUE, re.IGNORECASE)
-    for before in (
-        rf"""((?<![\w-])(?:{_NAME}\\*["']?[ \t]*[=:][ \t]*|--{_NAME}[ \t]+))""",
-        r"""(\b(?:authorization\\*["']?[ \t]*[=:][ \t]*\\*["']?\w+|bearer)[ \t]+)""",
-    )
-]
+_BEFORE_SECRETS = (  # NAME=VALUE, "NAME": "VALUE" in JSON, --NAME VALUE, and the headers of HTTP
+    rf"""((?<![\w-])(?:{_NAME}\\*["']?[ \t]*[=:][ \t]*|--{_NAME}[ \t]+))""",
+    r"""(\b(?:authorization\\*["']?[ \t]*[=:][ \t]*\\*["']?\w+|bearer)[ \t]+)""",
+)
 
 
 def write_report(
@@ -66,8 +61,8 @@ def redacted(text: str) -> str:
     for name, shown in ((platform.node(), "HOST"), (_user(), "USER")):
         if len(name) > 1 and name != "root":
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", shown, text)
-    for secret in _SECRETS:
-        text = secret.sub(r"\1***", text)
+    for before in _BEFORE_SECRETS:
+        text = re.sub(f"(?i){before}{_VALUE}", r"\1***", text)
     return re.sub(r"\w[\w+.-]{0,30}://\S+", lambda found: doctor.without_secrets(found[0]), text)
 
 
