@@ -35,7 +35,7 @@ _SECONDS_TO_START = 0.1
 # Files of the compiler, the C library and the kernel's interface: the toolchain's version stands for them. A name that
 # is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
-    r"/lib(?:32|64|exec)?/(?:gcc|clang|llvm-\d+)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
+    r"/lib(?:32|64|exec)?/(?:gcc|clang|llvm-\d+|linux/uapi)/|/include/(?:[\w.-]*linux-gnu\w*/)?(?:"
     r"(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|hip|hsa)/|(?:alloca|assert|byteswap|ctype|dlfcn|elf|endian|errno|features|"
     r"features-time64|fenv|inttypes|libintl|limits|link|locale|malloc|math|memory|pthread|sched|semaphore|setjmp|signal|"
     r"stdc-predef|stdint|stdio|stdlib|string|strings|syscall|time|unistd|wchar|wctype)\.h$)"
