@@ -35,7 +35,7 @@ _SECONDS_TO_START = 0.1
 # Files of the compiler, the C library and the kernel's interface: the toolchain's version stands for them. A name that
 # is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
-    r"/lib(?:32|64|exec)?/(?:gcc(?:-cross)?|clang|llvm-\d+)/|^/usr/\w+-linux-gnu\w*/lib/|"
+    r"/lib(?:32|64|exec)?/(?:gcc(?:-cross)?|clang|llvm-\d+|linux/uapi)/|^/usr/\w+-linux-gnu\w*/lib/|"
     r"/include/(?:[\w.-]*linux-gnu\w*/)?(?:(?:c\+\+|bits|sys|gnu|asm|asm-generic|linux|hip|hsa)/|(?:alloca|assert|"
     r"byteswap|ctype|dlfcn|elf|endian|errno|features|features-time64|fenv|inttypes|libintl|limits|link|locale|malloc|"
     r"math|memory|pthread|sched|semaphore|setjmp|signal|stdc-predef|stdint|stdio|stdlib|string|strings|syscall|time|"

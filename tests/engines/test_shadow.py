@@ -262,7 +262,8 @@ def test_a_fault_is_found_within_10000_calls(fault, monkeypatch, caplog):
     found = of_theirs[1]
     assert 500 <= found < 2500
     assert of_theirs[1:] == [found, *range(found, found + 19)], "from then on all calls are the engine's own"
-    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    (warning,) = [record for record in warnings if record.sgljit["event"] != "build_slow"]  # of a slow compiler
     error = warning.sgljit["error"]
     assert isinstance(error, DisagreementError)
     assert text in error.difference

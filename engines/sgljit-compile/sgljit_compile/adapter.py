@@ -10,7 +10,7 @@ __all__ = ["ADAPTER", "DEVICES", "FAMILIES"]
 
 ADAPTER = Adapter(
     distribution="sgljit-compile",
-    engine={"torch": ">=2.11,<2.14"},  # pyproject.toml has the version, too
+    engine={"torch": ">=2.11,<2.15"},  # pyproject.toml has the version, too
     ops={
         "norm": {
             "fused_add_rmsnorm": "add + norm",
