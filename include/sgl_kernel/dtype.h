@@ -94,14 +94,15 @@ concept HasDType = requires {
   { dtype_of<T>::value } -> traits::convertible_to<DLDataType>;
 };
 
-// Templates, so that tvm-ffi's own operators on the same types win if both are visible.
+// Templates, so that tvm-ffi's own operators on the same types win if both are visible. Without `&&` no value is put
+// together in memory byte by byte, and read as a word: a processor waits for such a word.
 template <traits::same_as<DLDataType> T>
 [[nodiscard]] constexpr bool operator==(const T& a, const T& b) noexcept {
-  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+  return ((a.code ^ b.code) | (a.bits ^ b.bits) | (a.lanes ^ b.lanes)) == 0;
 }
 template <traits::same_as<DLDevice> T>
 [[nodiscard]] constexpr bool operator==(const T& a, const T& b) noexcept {
-  return a.device_type == b.device_type && a.device_id == b.device_id;
+  return ((a.device_type ^ b.device_type) | (a.device_id ^ b.device_id)) == 0;
 }
 
 /// \brief Whether `dtype` is that of `T`: `is_type<float>({kDLFloat, 32, 1})` is true.

@@ -42,17 +42,11 @@ struct MemoryRows {
 
   /// \brief Dimensions in any order, of any stride.
   MemoryRows(const void* data, std::int64_t row_width, RowDimension a = {}, RowDimension b = {})
-      : begin(reinterpret_cast<std::intptr_t>(data)), width(row_width), outer(a), inner(b), first(begin) {
-    for (auto* dimension : {&outer, &inner}) {
-      if (dimension->count == 1) dimension->stride = 0;  // a single row's stride has no meaning
-      if (dimension->stride >= 0) continue;
-      begin += dimension->extent();
-      dimension->stride = -dimension->stride;
-    }
-    if (outer.stride >= inner.stride) return;
-    const auto shorter = outer;
-    outer = inner;
-    inner = shorter;
+      : begin(reinterpret_cast<std::intptr_t>(data)), width(row_width), first(begin) {
+    begin += s_forward(a) + s_forward(b);
+    const bool is_ordered = a.stride >= b.stride;
+    outer = is_ordered ? a : b;
+    inner = is_ordered ? b : a;
   }
 
   bool is_empty() const {
@@ -60,6 +54,16 @@ struct MemoryRows {
   }
   /// \brief Whether each row is the same row of the other, for rows along one dimension.
   bool operator==(const MemoryRows&) const = default;
+
+ private:
+  /// Makes the stride of a dimension at least 0; returns how far the first byte moves.
+  static std::int64_t s_forward(RowDimension& dimension) {
+    if (dimension.count == 1) dimension.stride = 0;  // a single row's stride has no meaning
+    if (dimension.stride >= 0) return 0;
+    const auto moved = dimension.extent();
+    dimension.stride = -dimension.stride;
+    return moved;
+  }
 };
 
 /// \brief Whether rows of one tensor share memory with each other.

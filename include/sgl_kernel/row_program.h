@@ -243,6 +243,8 @@ struct ProgramPlan {
   std::int64_t num_rows = 0;
   long long kept = 0;
   bool is_flat = true;  ///< no segment has inner rows: on a device a kernel of its own
+
+  bool operator==(const ProgramPlan&) const = default;
 };
 
 /// The rows of one segment.
@@ -252,7 +254,6 @@ struct SegmentPlan {
   std::uint64_t inverse = 0;  ///< as in `sgl::RowSegment`, with the next two
   std::int64_t vectors = 0;
   std::uint64_t vector_inverse = 0;
-  long long first_block = 0;
   std::int64_t columns = 0;
   std::int64_t paired = 0;         ///< the first elements of a row, which make pairs
   std::int64_t elements = 0;       ///< of a vector
@@ -270,6 +271,8 @@ struct SegmentPlan {
   bool has_list = false;     ///< whose program takes long: blocks that wait for it would crowd its multiprocessors
   bool reads_again = false;  ///< whether elements are needed after a reduction of them
   bool has_sums = false;     ///< whose bits depend on how many elements a vector has
+
+  bool operator==(const SegmentPlan&) const = default;
 };
 
 /// The operands of one segment, by their index.
@@ -300,6 +303,7 @@ struct ProgramLayout {
   bool holds_for_all = true;   ///< whether registers are left for rows for all beside the others
   bool triggers_first = true;  ///< as in `sgl::RowLayout`
   bool has_pdl = false;
+  unsigned cluster = 1;  ///< blocks that share a row
   std::int64_t blocks = 0;
 };
 
@@ -308,14 +312,56 @@ using choose_layout_t = sgl::RowLayout (*)(unsigned, sgl::RowWork, long long, co
 
 /// The blocks and the shapes of a call on a device.
 SGL_INLINE void lay_out(
-    const ProgramPlan& plan, SegmentPlan* plans, sgl::RowShape* shapes, int num_segments, choose_layout_t choose,
-    ProgramLayout& layout, DebugInfo location);
+    const ProgramPlan& plan, const SegmentPlan* plans, sgl::RowShape* shapes, int num_segments, choose_layout_t choose,
+    ProgramLayout& layout, long long* first_blocks, DebugInfo location);
+
+/// The kernel of a call on a device. Made if it does not exist yet.
+SGL_INLINE LoadedVariant& kernel_of(
+    Variants& kernels, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
+    const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments);
 
 /// Launches the kernel of a call on the current stream.
 /// \param arguments the addresses of the kernel's parameters, with null at the end.
 SGL_INLINE void launch_program(
-    Variants& kernel, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
-    const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments, void** arguments, DebugInfo location);
+    LoadedVariant& kernel, DLDevice device, const ProgramLayout& layout, void** arguments, DebugInfo location);
+
+/// What a call on a device launches.
+template <int kSegments>
+struct ProgramLaunch {
+  ProgramLayout layout;
+  LoadedVariant* kernel = nullptr;
+  long long first_blocks[kSegments] = {};
+};
+
+/// The last launch of a program, which most calls repeat. A thread that finds another one at it does without.
+template <int kSegments>
+struct LastLaunch {
+ public:
+  using Segments = SegmentPlan[kSegments];
+
+  /// Copies it to `launch` if it had the same plan.
+  bool find(const ProgramPlan& plan, const Segments& segments, ProgramLaunch<kSegments>& launch) {
+    if (__atomic_test_and_set(&m_is_taken, __ATOMIC_ACQUIRE)) return false;
+    bool is_same = m_launch.kernel != nullptr && m_plan == plan;
+    for (int i = 0; i < kSegments; ++i) is_same = is_same && m_segments[i] == segments[i];
+    if (is_same) launch = m_launch;
+    __atomic_clear(&m_is_taken, __ATOMIC_RELEASE);
+    return is_same;
+  }
+  void keep(const ProgramPlan& plan, const Segments& segments, const ProgramLaunch<kSegments>& launch) {
+    if (__atomic_test_and_set(&m_is_taken, __ATOMIC_ACQUIRE)) return;
+    m_plan = plan;
+    for (int i = 0; i < kSegments; ++i) m_segments[i] = segments[i];
+    m_launch = launch;
+    __atomic_clear(&m_is_taken, __ATOMIC_RELEASE);
+  }
+
+ private:
+  bool m_is_taken = false;
+  ProgramPlan m_plan;
+  Segments m_segments;
+  ProgramLaunch<kSegments> m_launch;
+};
 
 /// What `{}` is in place of a functor.
 struct FieldsNeedValues {};
@@ -376,15 +422,20 @@ struct ProgramCall {
 
   /// \param fields of the functor, or null if it has none
   [[gnu::noinline]] void launch(
-      Variants& kernel, const TemplateArg& functor, choose_layout_t choose, const void* fields, DebugInfo location) {
-    ProgramLayout layout;
-    sgl::RowShape shapes[kSegments];
-    lay_out(plan, m_plans, shapes, kSegments, choose, layout, location);
-    params.triggers_first = layout.triggers_first;
-    for (int i = 0; i < kSegments; ++i) params.segments[i].first_block = m_plans[i].first_block;
+      Variants& kernels, LastLaunch<kSegments>& last, const TemplateArg& functor, choose_layout_t choose,
+      const void* fields, DebugInfo location) {
+    ProgramLaunch<kSegments> found;
+    if (!last.find(plan, m_plans, found)) {
+      sgl::RowShape shapes[kSegments];
+      lay_out(plan, m_plans, shapes, kSegments, choose, found.layout, found.first_blocks, location);
+      found.kernel = &kernel_of(kernels, functor, kOperands, plan, found.layout, shapes, kSegments);
+      last.keep(plan, m_plans, found);
+    }
+    params.triggers_first = found.layout.triggers_first;
+    for (int i = 0; i < kSegments; ++i) params.segments[i].first_block = found.first_blocks[i];
     void* of_functor[] = {const_cast<void*>(fields), &params, nullptr};
     void** arguments = fields != nullptr ? of_functor : of_functor + 1;
-    launch_program(kernel, functor, kOperands, plan, layout, shapes, kSegments, arguments, location);
+    launch_program(*found.kernel, plan.device, found.layout, arguments, location);
   }
 
  private:
@@ -450,7 +501,7 @@ struct RowProgram {
 
   /// \param file the file of the functor, relative to the family's csrc; a literal.
   explicit constexpr RowProgram(const char* file) noexcept
-      : m_kernel(
+      : m_kernels(
             file, kHasFields ? "device::row_program" : "device::row_program_without_fields", SGL_FAMILY,
             details::program_signature<Params, F>()),
         m_on_cpu(file) {}
@@ -546,7 +597,7 @@ struct RowProgram {
     if (call.plan.num_rows == 0) return;
     const auto functor = details::template_argument(type<F>);
     if (call.plan.device.device_type != kDLCPU)
-      return call.launch(m_kernel, functor, s_choose, kHasFields ? &f : nullptr, location);
+      return call.launch(m_kernels, m_last, functor, s_choose, kHasFields ? &f : nullptr, location);
     using function_t = void (*)(const Params&, const F&);
     const auto function =
         m_on_cpu.find(functor, kOperands, kSegments, call.plan, details::signature_name<function_t>());
@@ -563,7 +614,8 @@ struct RowProgram {
     ((roles[I] = details::RoleRow::roles_of<static_cast<int>(I)>(f)), ...);
   }
 
-  details::Variants m_kernel;
+  details::Variants m_kernels;
+  details::LastLaunch<kSegments> m_last;
   details::ProgramOnCpu m_on_cpu;
 };
 
@@ -575,16 +627,29 @@ namespace host::details {
 
 /// The code of an element type in a program.
 inline unsigned element_code(DLDataType dtype) {
-  return is_type<float>(dtype)           ? sgl::kFp32
-         : is_type<__half>(dtype)        ? sgl::kFp16
-         : is_type<__nv_bfloat16>(dtype) ? sgl::kBf16
-         : is_type<__nv_fp8_e4m3>(dtype) ? sgl::kFp8E4M3
-         : is_type<__nv_fp8_e5m2>(dtype) ? sgl::kFp8E5M2
-         : is_type<std::int8_t>(dtype)   ? sgl::kInt8
-         : is_type<std::uint8_t>(dtype)  ? sgl::kUInt8
-         : is_type<std::int32_t>(dtype)  ? sgl::kInt32
-         : is_type<std::int64_t>(dtype)  ? sgl::kInt64
-                                         : sgl::kNoElement;
+  constexpr auto number = [](DLDataType of) { return unsigned{of.code} | of.bits << 8 | unsigned{of.lanes} << 16; };
+  switch (number(dtype)) {
+    case number(dtype_of<float>::value):
+      return sgl::kFp32;
+    case number(dtype_of<__half>::value):
+      return sgl::kFp16;
+    case number(dtype_of<__nv_bfloat16>::value):
+      return sgl::kBf16;
+    case number(dtype_of<__nv_fp8_e4m3>::value):
+      return sgl::kFp8E4M3;
+    case number(dtype_of<__nv_fp8_e5m2>::value):
+      return sgl::kFp8E5M2;
+    case number(dtype_of<std::int8_t>::value):
+      return sgl::kInt8;
+    case number(dtype_of<std::uint8_t>::value):
+      return sgl::kUInt8;
+    case number(dtype_of<std::int32_t>::value):
+      return sgl::kInt32;
+    case number(dtype_of<std::int64_t>::value):
+      return sgl::kInt64;
+    default:
+      return sgl::kNoElement;
+  }
 }
 
 /// The threads of a warp that share a row, so that each has both elements of its pairs of i and i + half.
@@ -689,16 +754,17 @@ inline void choose_registers(
 }
 
 SGL_INLINE void lay_out(
-    const ProgramPlan& plan, SegmentPlan* plans, sgl::RowShape* shapes, int num_segments, choose_layout_t choose,
-    ProgramLayout& layout, DebugInfo location) {
+    const ProgramPlan& plan, const SegmentPlan* plans, sgl::RowShape* shapes, int num_segments, choose_layout_t choose,
+    ProgramLayout& layout, long long* first_blocks, DebugInfo location) {
   const auto chip = runtime::get_chip(plan.device.device_id, location);
   layout.has_pdl = chip.has_pdl();
   for (int i = 0; i < num_segments; ++i)
     shapes[i] = shape_of(plans[i], num_segments == 1, plan.num_rows, chip, choose, layout);
   choose_registers(plans, shapes, num_segments, chip, layout);
+  layout.cluster = shapes[0].blocks;
   for (int i = 0; i < num_segments; ++i) {
-    auto& segment = plans[i];
-    segment.first_block = layout.blocks;
+    const auto& segment = plans[i];
+    first_blocks[i] = layout.blocks;
     layout.blocks +=
         shapes[i].is_map
             ? div_ceil(segment.num_rows * segment.vectors, std::int64_t{layout.block_threads})
@@ -706,23 +772,28 @@ SGL_INLINE void lay_out(
   }
 }
 
+SGL_INLINE LoadedVariant& kernel_of(
+    Variants& kernels, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
+    const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments) {
+  const auto variant = Variant::of(kernels, [&](TemplateArg* args) {
+    args[0] = functor;
+    args[1] = template_argument(num_operands);
+    args[2] = template_argument(layout.block_threads);
+    args[3] = template_argument(layout.least_blocks);
+    args[4] = template_argument(layout.holds_for_all);
+    args[5] = template_argument(plan.types);
+    args[6] = template_argument(plan.places | (plan.is_flat ? sgl::kIsFlat : 0));
+    for (int i = 0; i < num_segments; ++i) args[kProgramArgs + i] = template_argument(shapes[i].number());
+    return static_cast<std::uint32_t>(kProgramArgs + num_segments);
+  });
+  return variant.on(runtime::this_device(plan.device.device_id));
+}
+
 SGL_INLINE void launch_program(
-    Variants& kernel, const TemplateArg& functor, int num_operands, const ProgramPlan& plan,
-    const ProgramLayout& layout, const sgl::RowShape* shapes, int num_segments, void** arguments, DebugInfo location) {
-  TemplateArg args[LoadedVariant::kMaxArgs] = {
-      functor,
-      template_argument(num_operands),
-      template_argument(layout.block_threads),
-      template_argument(layout.least_blocks),
-      template_argument(layout.holds_for_all),
-      template_argument(plan.types),
-      template_argument(plan.places | (plan.is_flat ? sgl::kIsFlat : 0))};
-  for (int i = 0; i < num_segments; ++i) args[kProgramArgs + i] = template_argument(shapes[i].number());
-  const auto variant = Variant::of(kernel, args, static_cast<std::uint32_t>(kProgramArgs + num_segments));
-  LaunchKernel native(layout.blocks, layout.block_threads, plan.device, 0, location);
-  native.enable_pdl(layout.has_pdl);
-  if (shapes[0].blocks > 1) native.enable_cluster(shapes[0].blocks);
-  launch(native.config(), location, variant, arguments);
+    LoadedVariant& kernel, DLDevice device, const ProgramLayout& layout, void** arguments, DebugInfo location) {
+  LaunchKernel native(layout.blocks, layout.block_threads, device, 0, location);
+  native.enable_pdl(layout.has_pdl).enable_cluster(layout.cluster);
+  launch_loaded(native.config(), location, kernel, arguments);
 }
 
 /// An operand with elements for pairs says how many elements make pairs.
@@ -810,6 +881,8 @@ inline void match_segment(
     SegmentPlan& segment, DebugInfo location) {
   auto& num_rows = segment.num_rows;
   auto& inner = segment.inner;
+  const unsigned asks = roles.asks(), writes = roles.all_writes(), values = roles.reads_value | roles.writes_value;
+  const unsigned narrow = roles.pairs | values | roles.writes_groups;
   const Rows* like = nullptr;  // the others are compared with the first that has rows of its own
   bool has_gaps = false;
   int num_inputs = 0;
@@ -819,13 +892,12 @@ inline void match_segment(
       throw Error(
           "TypeError", "row program: segment ", number, " keeps a value for operand ", i,
           ", which it does not store: sgl::store needs it, too");
-    if ((roles.asks() & ~bound & bit) != 0)
+    if ((asks & ~bound & bit) != 0)
       throw Error("TypeError", "row program: segment ", number, " uses operand ", i, ", which was not passed");
-    const unsigned narrow = roles.pairs | roles.reads_value | roles.writes_value | roles.writes_groups;
     const bool is_whole =
-        (roles.asks() & ~narrow & bit) != 0 && !operands[i]->is_shared && operands[i]->inner != Rows::kForAllInner;
+        (asks & ~narrow & bit) != 0 && !operands[i]->is_shared && operands[i]->inner != Rows::kForAllInner;
     if (is_whole && like == nullptr) like = operands[i];
-    if ((roles.asks() & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i]->has_no_gaps();
+    if ((asks & bit) != 0) has_gaps = has_gaps || !is_whole || !operands[i]->has_no_gaps();
   }
   if (like == nullptr) like = operands[0];
   segment.is_map = roles.reductions == 0 && roles.kept == 0 && (roles.pairs | roles.writes_value) == 0;
@@ -852,9 +924,9 @@ inline void match_segment(
   for (int i = 0; i < num_operands; ++i) {
     const Rows& rows = *operands[i];
     const unsigned bit = 1u << i;
-    if ((roles.asks() & bit) == 0) continue;
-    const bool is_value = ((roles.reads_value | roles.writes_value) & bit) != 0;
-    const bool is_written = (roles.all_writes() & bit) != 0;
+    if ((asks & bit) == 0) continue;
+    const bool is_value = (values & bit) != 0;
+    const bool is_written = (writes & bit) != 0;
     const auto dtype = rows.tensor.dtype();
     const auto code = element_code(dtype);
     const bool is_integer = code == sgl::kInt32 || code == sgl::kInt64;
@@ -987,15 +1059,17 @@ inline void refuse_meeting_rows(
          ". Rows with different strides must not overlap, and rows that cannot be proven disjoint count as "
          "overlapping"});
   };
+  const unsigned asks = roles.asks(), writes = roles.all_writes();
+  const unsigned other_asks = other_roles.asks(), other_writes = other_roles.all_writes();
   for (int i = 0; i < num_operands; ++i) {
     const Rows& one = *operands[i];
-    const bool writes_one = (roles.all_writes() >> i & 1) != 0;
-    if ((roles.asks() >> i & 1) == 0 || (is_one && !writes_one)) continue;
+    const bool writes_one = (writes >> i & 1) != 0;
+    if ((asks >> i & 1) == 0 || (is_one && !writes_one)) continue;
     const auto memory = one.memory();
     for (int j = 0; j < num_operands; ++j) {
       const Rows& other = *others[j];
-      const bool writes_other = (other_roles.all_writes() >> j & 1) != 0;
-      if ((other_roles.asks() >> j & 1) == 0 || (!writes_one && !writes_other)) continue;
+      const bool writes_other = (other_writes >> j & 1) != 0;
+      if ((other_asks >> j & 1) == 0 || (!writes_one && !writes_other)) continue;
       if (is_one && i == j) {
         if (rows_overlap(memory)) refuse(one, one);
         continue;

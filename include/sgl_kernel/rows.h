@@ -180,26 +180,30 @@ SGL_INLINE int dense_dims(const TensorView& tensor) {
 SGL_INLINE Rows rows(const char* name, const TensorView& tensor, int row_dims, DebugInfo location) {
   Rows result = {name, tensor, tensor.data_ptr(), 1, 1, 0, false};
   result.location = location;
+  const auto sizes = tensor.shape();
   if (tensor.ndim() < row_dims)
     result.raise(location, {"Dimension mismatch: expected at least ", row_dims, " but got ", tensor.ndim()});
   const auto first = tensor.ndim() - row_dims;
+  std::int64_t columns = 1, count = 1, stride = 0;
   for (auto i = tensor.ndim() - 1; i >= first; --i) {
-    if (tensor.size(i) > 1 && tensor.stride(i) != result.columns)
+    if (sizes[i] > 1 && tensor.stride(i) != columns)
       result.raise(
-          location, {"Stride mismatch: expected the elements of a row side by side, at a stride of ", result.columns,
+          location, {"Stride mismatch: expected the elements of a row side by side, at a stride of ", columns,
                      ", but got ", tensor.stride(i)});
-    result.columns *= tensor.size(i);
+    columns *= sizes[i];
   }
   for (auto i = first - 1; i >= 0; --i) {
-    const auto size = tensor.size(i);
-    if (size != 1 && result.count > 1 && tensor.stride(i) != result.count * result.stride && tensor.numel() > 0)
+    if (sizes[i] == 1) continue;
+    if (count == 1) stride = tensor.stride(i);
+    else if (count > 1 && tensor.stride(i) != count * stride && tensor.numel() > 0)
       result.raise(
-          location, {"Stride mismatch: expected all rows at one stride, ", result.stride, ", but got ",
-                     tensor.stride(i), " for dimension ", i});
-    if (size != 1 && result.count == 1) result.stride = tensor.stride(i);
-    result.count *= size;
+          location, {"Stride mismatch: expected all rows at one stride, ", stride, ", but got ", tensor.stride(i),
+                     " for dimension ", i});
+    count *= sizes[i];
   }
-  if (result.count <= 1) result.stride = result.columns;  // the stride of one row has no meaning
+  result.columns = columns;
+  result.count = count;
+  result.stride = count <= 1 ? columns : stride;  // the stride of one row has no meaning
   return result;
 }
 
@@ -208,10 +212,11 @@ SGL_INLINE Rows rows_like(const Rows& like, const char* name, const TensorView& 
   const auto& expected = like.tensor;
   if (tensor.ndim() != expected.ndim())
     result.raise(location, {"Dimension mismatch: expected ", expected.ndim(), " but got ", tensor.ndim()});
+  const auto sizes = tensor.shape(), expected_sizes = expected.shape();
   for (std::int32_t i = 0; i < tensor.ndim() - 1; ++i) {
-    if (tensor.size(i) != expected.size(i))
+    if (sizes[i] != expected_sizes[i])
       result.raise(
-          location, {"Size mismatch for dimension ", i, ": expected ", expected.size(i), " but got ", tensor.size(i)});
+          location, {"Size mismatch for dimension ", i, ": expected ", expected_sizes[i], " but got ", sizes[i]});
   }
   return result;
 }

@@ -46,12 +46,12 @@ struct LoadedKernel {
 
 namespace details {
 
-/// One template argument, as comparable data.
+/// One template argument, as comparable data. It has no padding: equal bytes are equal arguments.
 struct TemplateArg {
   enum Kind : std::uint32_t { kInt, kUInt, kBool, kEnum, kDType, kType };
   Kind kind;
-  const char* type = nullptr;  // the name of a type, or of an enum's
-  std::size_t type_size = 0;
+  std::uint32_t type_size;  // of the name, 0 if there is none
+  const char* type;         // the name of a type, or of an enum's
   std::int64_t value;
 
   bool operator==(const TemplateArg& other) const noexcept {
@@ -110,7 +110,9 @@ constexpr TemplateArg type_argument(Type<T>) noexcept {
   static_assert(
       is_nameable(kName),
       "a kernel's type argument must have a name: no lambda, no unnamed namespace, no function around it");
-  return {TemplateArg::kType, kName.text, kName.size, static_cast<std::int64_t>(fnv1a(kName.text, kName.size))};
+  return {
+      TemplateArg::kType, static_cast<std::uint32_t>(kName.size), kName.text,
+      static_cast<std::int64_t>(fnv1a(kName.text, kName.size))};
 }
 
 template <typename T>
@@ -118,19 +120,18 @@ TemplateArg template_argument(const T& value) noexcept {
   if constexpr (requires { type_argument(value); }) {
     return type_argument(value);
   } else if constexpr (traits::is_same<T, bool>) {
-    return {.kind = TemplateArg::kBool, .value = value};
+    return {TemplateArg::kBool, 0, nullptr, value};
   } else if constexpr (traits::is_same<T, DLDataType>) {
-    return {.kind = TemplateArg::kDType, .value = value.code | value.bits << 8 | value.lanes << 16};
+    return {TemplateArg::kDType, 0, nullptr, value.code | value.bits << 8 | value.lanes << 16};
   } else if constexpr (__is_enum(T)) {
     constexpr auto kName = type_spelling<T>();
-    return {TemplateArg::kEnum, kName.text, kName.size, static_cast<std::int64_t>(value)};
+    return {TemplateArg::kEnum, static_cast<std::uint32_t>(kName.size), kName.text, static_cast<std::int64_t>(value)};
   } else {
     static_assert(
         traits::integral<T>,
         "a kernel's template argument must be an integer, a bool, an enum, a DLDataType or a host::type<T>");
     return {
-        .kind = traits::is_signed<T> ? TemplateArg::kInt : TemplateArg::kUInt,
-        .value = static_cast<std::int64_t>(value)};
+        traits::is_signed<T> ? TemplateArg::kInt : TemplateArg::kUInt, 0, nullptr, static_cast<std::int64_t>(value)};
   }
 }
 
@@ -170,23 +171,25 @@ struct Variant {
     m_set_hash();
   }
 
-  /// \brief The same for arguments whose number is not known to the compiler, at most 12.
-  static Variant of(details::Variants& table, const details::TemplateArg* args, std::uint32_t num_args) noexcept {
-    Variant result(table);
-    result.m_num_args = num_args;
-    for (std::uint32_t i = 0; i < num_args; ++i) result.m_args[i] = args[i];
-    result.m_hash = kNoHash;  // anew: the constructor ended that of no arguments
+  /// \brief The same for arguments whose number is not known to the compiler. `write` writes them, at most 12, to the
+  /// address that it gets, and returns their number.
+  template <typename Write>
+  static Variant of(details::Variants& table, const Write& write) noexcept {
+    Variant result;
+    result.m_table = &table;
+    result.m_num_args = write(result.m_args);
     result.m_set_hash();
     return result;
   }
 
  private:
-  static constexpr std::uint64_t kNoHash = 14695981039346656037u;
+  Variant() noexcept = default;
 
   void m_set_hash() noexcept {
+    std::uint64_t hash = 14695981039346656037u;
     for (std::uint32_t i = 0; i < m_num_args; ++i)
-      m_hash = (m_hash ^ static_cast<std::uint64_t>(m_args[i].value)) * 1099511628211u;
-    m_hash ^= m_hash >> 29;  // the table uses the low bits
+      hash = (hash ^ static_cast<std::uint64_t>(m_args[i].value)) * 1099511628211u;
+    m_hash = hash ^ hash >> 29;  // the table uses the low bits
   }
 
   friend struct details::Variants;
@@ -194,7 +197,7 @@ struct Variant {
   SGL_INLINE bool m_is(const details::LoadedVariant& kernel, std::int32_t device_id) const noexcept;
 
   details::Variants* m_table;
-  std::uint64_t m_hash = kNoHash;
+  std::uint64_t m_hash;
   std::uint32_t m_num_args;
   details::TemplateArg m_args[details::LoadedVariant::kMaxArgs];
 };
@@ -399,6 +402,10 @@ SGL_INLINE void append_to(Message& message, const Variant& variant) {
 
 SGL_INLINE bool Variant::m_is(const details::LoadedVariant& kernel, std::int32_t device_id) const noexcept {
   if (kernel.hash != m_hash || kernel.device_id != device_id || kernel.num_args != m_num_args) return false;
+  static_assert(sizeof(details::TemplateArg) == 24);
+  if (std::memcmp(kernel.args, m_args, m_num_args * sizeof(*m_args)) == 0) [[likely]]
+    return true;
+  // A name may be at another place.
   for (std::uint32_t i = 0; i < m_num_args; ++i) {
     if (!(kernel.args[i] == m_args[i])) return false;
   }
@@ -429,7 +436,7 @@ SGL_INLINE Variants::Kernel& Variants::make(const Variant& variant, std::int32_t
   const auto address =
       ask_core("sgljit.variant", {m_family, m_file, expression.c_str(), m_signature.name()}, device_id);
   auto* kernel = new Kernel{{}, variant.m_hash, device_id, variant.m_num_args, {}};
-  std::memcpy(kernel->args, variant.m_args, sizeof(kernel->args));
+  std::memcpy(kernel->args, variant.m_args, variant.m_num_args * sizeof(*kernel->args));
   kernel->kernel = reinterpret_cast<driver::kernel_t>(address);
   return insert(variant, kernel);
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from . import keys
@@ -102,7 +102,7 @@ class Manifest:
 
     def dump(self) -> bytes:
         """The text of the file."""
-        body = asdict(self)
+        body = vars(self)
         checksum = keys.digest(keys.canonical(body))
         return json.dumps({"format": _FORMAT, "sha256": checksum, "manifest": body}, indent=1).encode() + b"\n"
 

@@ -29,6 +29,8 @@ from .family import KernelFamily
 class FamilyOps(types.ModuleType):
     """The ops of one family as attributes."""
 
+    __getattribute__ = object.__getattribute__  # beside __getattr__ a module's own takes three times as long
+
     def __init__(self, family: KernelFamily, plugin: Plugin) -> None:
         super().__init__(family.name, f"The ops of the family {family.name!r}, from {plugin}.")
         self._family = family
@@ -36,7 +38,7 @@ class FamilyOps(types.ModuleType):
         family.follow(self)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Import an op at its first use. Raises UnknownOpError with the family's ops and the nearest match."""
+        """Import an op, and keep it. Raises UnknownOpError with the family's ops and the nearest match."""
         if name.startswith("_"):  # what copy and pickle ask an object for before it has anything
             raise AttributeError(name)
         with collector_paused():
@@ -48,8 +50,7 @@ class FamilyOps(types.ModuleType):
                 name=name,
                 obj=self,
             )
-        setattr(self, name, declared[name].function)  # the next access finds it without coming here
-        return declared[name].function
+        return vars(self).setdefault(name, declared[name].function)  # type: ignore[no-any-return]
 
     def __dir__(self) -> list[str]:
         return list(self._family.declared())
@@ -64,16 +65,16 @@ class FamilyOps(types.ModuleType):
 class _Loaded(types.ModuleType):
     """The families that are loaded, as attributes; another is loaded when it is asked for."""
 
+    __getattribute__ = object.__getattribute__
+
     def __getattr__(self, family: str) -> FamilyOps:
         if family.startswith("_"):  # no family, and what copy and pickle ask an object for
             raise AttributeError(family)
         name = family.replace("-", "_")
-        found = discovery.installed()
-        if name not in found:
+        if name not in (found := discovery.installed()):
             discovery.rescan()  # it may have been installed since
-            found = discovery.installed()
-        if name not in found:
-            raise UnknownFamilyError(_unknown(name, list(found)))
+            if name not in (found := discovery.installed()):
+                raise UnknownFamilyError(_unknown(name, list(found)))
         # Several threads may load a family at a time. One puts its object in, and all return that one.
         with collector_paused():
             made = FamilyOps(loading.load(name), found[name][0])
@@ -92,7 +93,7 @@ class Registry(Mapping[str, FamilyOps]):
         """Load a family at its first use. Raises UnknownFamilyError, and as ``loading.load`` does."""
         if not isinstance(family, str):
             raise TypeError(f'a family is named by a string, such as ops["norm"], and not by {family!r}')
-        if family[:1] == "_":  # a module object has such attributes of its own
+        if family < "a" and family[:1] == "_":  # a module object has such attributes of its own
             raise UnknownFamilyError(_unknown(family, list(self)))
         return getattr(self._loaded, family)  # type: ignore[no-any-return]
 
@@ -150,8 +151,7 @@ def _unknown(name: str, known: list[str]) -> str:
     installed = ", ".join(known) or "none"
     allowed = settings().plugins
     # Nobody knows who may have registered another name on an index.
-    own = first_party(name)
-    provider = f"It is in {own}: pip install it. " if own else ""
+    provider = f"It is in {own}: pip install it. " if (own := first_party(name)) else ""
     restriction = "" if allowed is None else f"; SGLJIT_PLUGINS allows only {', '.join(sorted(allowed)) or 'none'}"
     return (
         f"no installed plugin provides the kernel family {name!r}{nearest(name, known)} "

@@ -47,7 +47,7 @@ class KernelRequest(Request[Cubin]):
         super().__init__(spec, root, source, scan)
 
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
-        found = nvrtc.find_nvrtc(needed_for)
+        self._compiler = found = nvrtc.find_nvrtc(needed_for)
         return {"nvrtc": found.version, "cuda headers": found.headers}
 
     def serves(self, toolchain: Mapping[str, str]) -> bool:
@@ -60,7 +60,7 @@ class KernelRequest(Request[Cubin]):
 
     def make(self, directory: Path) -> Product:
         spec = self.named
-        compiler = nvrtc.find_nvrtc(spec.label)
+        compiler = self._compiler
         (directory / "variant.cu").write_text(self._generated, encoding="utf-8")
         command = f"nvrtc {' '.join(self._options(compiler))} variant.cu  # {spec.kernel}"
         # The symbol of the variable is the type of the kernel, with the fields of its parameters.

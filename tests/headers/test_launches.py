@@ -125,3 +125,28 @@ def test_without_a_current_context_the_current_device_is_the_first(launched):
     printed, ((_, blocks, _, stream),) = launched("print(module.blocks_per_sm(0)); module.on_the_current_device(x)")
     assert printed == "1\n"
     assert (blocks, stream) == ("7", "(nil)")
+
+
+@pytest.mark.slow
+def test_a_row_program_that_is_called_again_launches_what_its_rows_ask_for(launched):
+    calls = """
+    shares = family.load_host("rows", cpp_files=["rows.cpp"], header_only=False).shares
+    def on(device, *shape, dtype="bfloat16"):
+        kept.append(Shaped(TensorSpec(shape, dtype), data.data_ptr() + (len(kept) << 30), (2, device)))
+        return tvm_ffi.from_dlpack(kept[-1])
+    def call(*rows, **options):
+        shares(on(*rows, **options), on(*rows, **options))
+    usual = (0, 4, 4096)
+    call(*usual); call(*usual)
+    call(0, 9000, 4096); call(*usual)
+    call(0, 4, 8192); call(*usual)
+    call(*usual, dtype="float16"); call(*usual)
+    call(*usual, dtype="float32"); call(*usual)
+    call(1, 4, 4096); call(*usual)
+    """
+    _, launches = launched(calls)
+    usual, *others = launches
+    assert others[::2] == [usual] * 6
+    differing = {tuple(launch) for launch in others[1::2]}
+    assert len(differing) == 5
+    assert tuple(usual) not in differing

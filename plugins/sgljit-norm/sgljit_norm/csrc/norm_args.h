@@ -23,11 +23,15 @@ inline host::Rows tokens(
   if (x.ndim() < 2 || x.ndim() > most) [[unlikely]]
     host::Rows{name, x, nullptr, 0, 0, 0, false}.raise(
         location, {"Dimension mismatch: expected ", most == 2 ? "" : "at least ", "2 but got ", x.ndim()});
-  return host::rows(name, x, location).floats(location);
+  auto result = host::rows(name, x, location);
+  result.floats(location);
+  return result;  // where the caller wants it: a copy of what floats() returns would be one more
 }
 
 /// \brief A tensor [hidden] for all rows, of their dtype.
 inline host::Rows weight_of(
     const host::Rows& x, const char* name, const host::TensorView& weight, host::DebugInfo location = {}) {
-  return host::shared_row(name, weight, location).typed_as(x, location);
+  auto result = host::shared_row(name, weight, location);
+  result.typed_as(x, location);
+  return result;
 }
