@@ -15,8 +15,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import children
-
 from sgljit_core.cache import keys
 
 LOAD = """
@@ -57,6 +55,8 @@ class Children:
 
     def start(self, code: str = LOAD, /, env: dict[str, str] | None = None, **arguments: Any) -> Child:
         """Fork a process that imported everything and has loaded nothing."""
+        import children  # not at the top: it imports torch, which the process that starts xdist's workers does not need
+
         context = multiprocessing.get_context("forkserver")
         file = self.directory / f"output-{len(self.started)}"
         arguments = {"csrc": str(self.csrc), "markers": (), "flags": (), **arguments}
