@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import importlib.util
@@ -19,8 +20,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The C++ that inductor writes is PyTorch's: without vectors it compiles faster.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
-# Until the tests begin almost all that is made stays. To look it through, again and again, would take seconds.
+# Until the tests begin almost all that is made stays. To look it through, again and again and at the end of the process,
+# would take seconds.
 gc.disable()
+atexit.register(gc.freeze)
 
 # A test's outcome must not depend on who runs it; only which compilers there are is the reader's choice.
 _KEPT = ("SGLJIT_NVCC", "SGLJIT_CXX")
