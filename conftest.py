@@ -20,8 +20,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The C++ that inductor writes is PyTorch's: without vectors it compiles faster.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
-# Until the tests begin almost all that is made stays. To look it through, again and again and at the end of the process,
-# would take seconds.
+# Until the tests begin almost all that is made stays. To look it through, again and again and once more at the end of
+# the process, would take seconds.
 gc.disable()
 atexit.register(gc.freeze)
 
