@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import gc
 import importlib.util
 import os
 import re
@@ -19,6 +21,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # The C++ that inductor writes is PyTorch's: without vectors it compiles faster.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+
+# Until the tests begin almost all that is made stays. To look it through, again and again and once more at the end of
+# the process, would take seconds.
+gc.disable()
+atexit.register(gc.freeze)
 
 # A test's outcome must not depend on who runs it; only which compilers there are is the reader's choice.
 _KEPT = ("SGLJIT_NVCC", "SGLJIT_CXX")
@@ -84,6 +91,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     missing = [name for name in _OPTIONAL if re.search(rf"^(?:from|import) {name}\b", text, re.MULTILINE)]
     _left_out.extend(f"{collection_path.name} (needs {name})" for name in missing)
     return True if missing else None
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, without what is there by now: the modules and thousands of tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_collectionfinish() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -81,11 +82,31 @@ def _server() -> None:
 @pytest.fixture
 def children(_server: None, cache: Path, csrc: Path, tmp_path: Path) -> Iterator[Children]:
     """Processes of this test; those that still run at its end are killed."""
-    group = Children(csrc, made(tmp_path / "outputs"))
+    with _children(csrc, made(tmp_path / "outputs")) as group:
+        yield group
+
+
+@contextlib.contextmanager
+def _children(csrc: Path, outputs: Path) -> Iterator[Children]:
+    group = Children(csrc, outputs)
     yield group
     for child in group.started:
         if child.process.is_alive():
             child.kill()
+
+
+@pytest.fixture
+def script(_server: None, tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Run code as ``python -c`` does, with the cache of this process: ``script(code, "argument", VARIABLE="value")``.
+
+    The process has imported torch, and neither found families nor loaded a module.
+    """
+    with _children(tmp_path, made(tmp_path / "scripts")) as group:
+
+        def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+            return group.script(f"import sys; sys.argv = {['-c', *arguments]}\n{code}", **environment)
+
+        yield run
 
 
 @pytest.fixture

@@ -219,8 +219,8 @@ except errors.ArtifactLoadError as error:
 """
 
 
-def test_without_a_free_descriptor_the_error_says_how_to_get_one():
-    child = subprocess.run([sys.executable, "-c", NO_DESCRIPTOR], capture_output=True, text=True, check=False)
+def test_without_a_free_descriptor_the_error_says_how_to_get_one(script):
+    child = script(NO_DESCRIPTOR)
     assert child.stdout.startswith("one_more cannot be loaded, as there is no file for it: "), child.stderr
     assert child.stdout.endswith("Too many open files. Raise the limit (ulimit -n)\n")
 
@@ -383,7 +383,7 @@ def test_a_module_may_hold_both_languages(nvcc, tmp_path):
     assert module.negate is not None
 
 
-def test_a_second_process_loads_without_compiling(tmp_path):
+def test_a_second_process_loads_without_compiling(tmp_path, script):
     csrc = write(tmp_path, scale__cpp=SCALE)
     scale(csrc, 4)
     code = f"""
@@ -393,8 +393,8 @@ from sgljit_core import load_jit
 module = load_jit("scale", "4", cpp_files=["scale.cpp"], cpp_wrappers=[("scale", "scale<4>")], csrc={str(csrc)!r})
 x = torch.ones(1); module.scale(x); print(x.item())
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "4.0"
+    result = script(code)
+    assert result.stdout.strip() == "4.0", result.stderr
 
 
 @pytest.mark.gpu

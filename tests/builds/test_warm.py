@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from kit import artifacts, python
+from kit import artifacts
 
 from sgljit_core.compilers import includes
 from sgljit_core.machine import trust
@@ -42,10 +42,9 @@ def test_a_hit_runs_no_program_and_opens_no_compiler(csrc, children):
 NOTHING = {"PATH": "", "CUDA_HOME": "", "CUDA_PATH": "", "SGLJIT_CXX": "none"}
 
 
-def test_a_hit_needs_no_compiler_no_path_and_no_cuda_home(csrc, load):
+def test_a_hit_needs_no_compiler_no_path_and_no_cuda_home(load, children):
     load()
-    result = python(f"import sys\ncsrc = sys.argv[1]\n{CODE}", str(csrc), **NOTHING, HOME="")
-    assert result.returncode == 0, result.stderr
+    children.run(CODE, env={**NOTHING, "HOME": ""})
 
 
 def test_a_cuda_hit_needs_no_nvcc(nvcc, csrc, children):

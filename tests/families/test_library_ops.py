@@ -649,7 +649,7 @@ def test_an_op_that_somebody_holds_can_be_declared_anew():
     assert x.tolist() == [101]
 
 
-def test_threads_that_meet_an_op_first_register_it_once(tmp_path):
+def test_threads_that_meet_an_op_first_register_it_once(script):
     """In a process of its own, where nobody has met it."""
     code = (
         "import threading, torch\nfrom sgljit_core import ops\nfound = []\n"
@@ -660,5 +660,5 @@ def test_threads_that_meet_an_op_first_register_it_once(tmp_path):
         "for thread in threads: thread.join()\n"
         "print(len(found), len(set(found)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = script(code)
     assert done.stdout == "16 1\n", done.stderr

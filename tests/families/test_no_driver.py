@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
+
+from sgljit_triton.tests.forked import Server
 
 COUNTER = """
 #include <dlfcn.h>
@@ -70,29 +71,44 @@ print(call())
 """
 
 
-@pytest.fixture
-def libraries(tmp_path):
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
     """A library that counts the looks for a driver, and a driver with one function."""
+    directory = tmp_path_factory.mktemp("libraries")
     if "libcuda.so.1" in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout:
         pytest.skip("there is a driver")
     compiler = shutil.which(os.environ.get("CXX") or "g++")
     for name, text in (("counter", COUNTER), ("libcuda", DRIVER)):
-        (tmp_path / f"{name}.cpp").write_text(text)
+        (directory / f"{name}.cpp").write_text(text)
         options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1" if name == "libcuda" else "-ldl"]
-        subprocess.run([compiler, f"{name}.cpp", "-o", f"{name}.so", *options], cwd=tmp_path, check=True)
-    return tmp_path
+        subprocess.run([compiler, f"{name}.cpp", "-o", f"{name}.so", *options], cwd=directory, check=True)
+    return directory
 
 
-def test_a_driver_that_is_needed_and_not_there_is_looked_for_once(cache, libraries):
+@pytest.fixture(scope="module")
+def server(libraries):
+    """The process that those of ``run`` are forked from, where looks are counted."""
+    made = Server(libraries, LD_PRELOAD=str(libraries / "counter.so"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(server):
+    """Run code with arguments in a process that has imported torch."""
+
+    def run(code, *arguments):
+        environment = {**os.environ, "LD_PRELOAD": "", "PYTHONPATH": ""}
+        return server.run(f"import sys; sys.argv = {['-c', *map(str, arguments)]}\n{code}", environment)
+
+    return run
+
+
+def test_a_driver_that_is_needed_and_not_there_is_looked_for_once(cache, libraries, run):
     """Each call that needs the driver says why it is missing. A driver that is loaded later is found; this one lacks
     functions."""
     (libraries / "needs.cpp").write_text(NEEDS)
-    result = subprocess.run(
-        [sys.executable, "-c", FAILS, str(libraries)],
-        env={**os.environ, "LD_PRELOAD": str(libraries / "counter.so")},
-        capture_output=True,
-        text=True,
-    )
+    result = run(FAILS, libraries)
     first, later, loaded = result.stdout.splitlines()
     assert "no CUDA driver on this machine: libcuda.so.1: cannot open shared object file" in first, result.stderr
     assert later == "True True 0"
@@ -100,11 +116,6 @@ def test_a_driver_that_is_needed_and_not_there_is_looked_for_once(cache, librari
 
 
 @pytest.mark.parametrize("family", ["wait_value", "hicache"])
-def test_a_driver_that_is_not_there_is_not_looked_for_at_each_call(libraries, family):
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, family, str(libraries / "libcuda.so")],
-        env={**os.environ, "LD_PRELOAD": str(libraries / "counter.so")},
-        capture_output=True,
-        text=True,
-    )
+def test_a_driver_that_is_not_there_is_not_looked_for_at_each_call(libraries, run, family):
+    result = run(PROGRAM, family, libraries / "libcuda.so")
     assert result.stdout.splitlines() == ["True 0", "True"], result.stderr

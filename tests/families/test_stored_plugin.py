@@ -11,10 +11,8 @@ another with the new core:
 
 from __future__ import annotations
 
-import os
+import functools
 import platform
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -22,7 +20,8 @@ import pytest
 
 STORED = Path(__file__).parent / "stored" / "acme_stored-0.1.0-py3-none-linux_x86_64.whl"
 CALLS = """
-import sys, torch
+import sys; sys.path.insert(0, sys.argv[2])
+import torch
 from sgljit_core import ops, stats
 for dtype in (torch.float16, torch.bfloat16, torch.float32):
     x = torch.arange(-300, 300, device=sys.argv[1]).reshape(2, 300).to(dtype)
@@ -35,31 +34,30 @@ print(dict(stats().hits), stats().misses)
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the stored host part is for x86-64")
 
 
-def run(site: Path, device: str, cache: Path) -> str:
+@pytest.fixture
+def run(script, tmp_path):
+    return functools.partial(_run, script, tmp_path / "site", tmp_path / "cache")
+
+
+def _run(script, site: Path, cache: Path, device: str) -> str:
     with zipfile.ZipFile(STORED) as wheel:
         wheel.extractall(site)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "PATH": "/nowhere",
-        "SGLJIT_CACHE_DIR": str(cache),
-        "SGLJIT_JIT": "error",
-    }
-    done = subprocess.run([sys.executable, "-c", CALLS, device], env=environment, capture_output=True, text=True)
+    variables = {"PATH": "/nowhere", "SGLJIT_CACHE_DIR": str(cache), "SGLJIT_JIT": "error"}
+    done = script(CALLS, device, str(site), **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_a_plugin_of_the_oldest_core_needs_no_compiler(tmp_path):
-    said = run(tmp_path / "site", "cpu", tmp_path / "cache")
+def test_a_plugin_of_the_oldest_core_needs_no_compiler(run):
+    said = run("cpu")
     assert said == "{'carried': 4} 0\n"  # the host part, and a loop for each dtype
 
 
 @pytest.mark.gpu
-def test_a_plugin_of_the_oldest_core_launches_its_kernels(tmp_path):
+def test_a_plugin_of_the_oldest_core_launches_its_kernels(run):
     import torch
 
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the stored kernels are for sm_90a")
-    said = run(tmp_path / "site", "cuda", tmp_path / "cache")
+    said = run("cuda")
     assert said == "{'carried': 4} 0\n"  # the host part, and a kernel for each dtype

@@ -160,9 +160,11 @@ except sgljit_core.errors.PluginLoadError as error:
 """
 
 
-def test_a_family_that_cannot_be_loaded_is_reported_and_does_not_keep_others_from_being_registered(release, tmp_path):
+def test_a_family_that_cannot_be_loaded_is_reported_and_does_not_keep_others_from_being_registered(
+    release, tmp_path, script
+):
     install(tmp_path / "other", "acme-broken", "broken", plugin="raise RuntimeError('no luck')")
-    done = python(BROKEN, str(release("1.0.0", RIGHT_MUTATES)), str(tmp_path / "other"))
+    done = script(BROKEN, str(release("1.0.0", RIGHT_MUTATES)), str(tmp_path / "other"))
     assert done.stdout.startswith("refused: plugin acme-broken 1.2.3"), (done.stdout, done.stderr)
     assert "the ops of broken are not registered: plugin acme-broken 1.2.3" in done.stderr
     assert "no luck" in done.stderr

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,11 @@ import pytest
 from sgljit_core import errors
 from sgljit_core.compilers import nvrtc
 from sgljit_tools import recording
+from sgljit_triton.tests.forked import Server
 
 CSRC = Path(__file__).parent / "csrc" / "launches"
 NULL_DRIVER = Path(recording.__file__).parent / "csrc"
 LAUNCHES = """
-import sys
-from sgljit_tools.environment import leave_out
-leave_out("LD_PRELOAD")  # compilers need no driver
 import torch, tvm_ffi
 from sgljit_core import KernelFamily, TensorSpec, override_cuda_arch
 from sgljit_core.compilers import arch
@@ -31,7 +29,6 @@ def on_device(type_):
     kept.append(Shaped(TensorSpec((4,), "float32"), data.data_ptr(), (type_, 0)))
     return tvm_ffi.from_dlpack(kept[-1])
 x = on_device(2)
-sys.path.insert(0, sys.argv[1])
 family = KernelFamily("launches", "launched")
 with override_cuda_arch(9, 0), tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x1230):
     module = family.load_host("launches", cpp_files=["launches.cpp"], header_only=False)
@@ -68,8 +65,16 @@ def driver() -> Path:
     return Path(done.stdout.strip())
 
 
+@pytest.fixture(scope="module")
+def server(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The process that those of ``launched`` are forked from: the driver is there before torch is."""
+    made = Server(tmp_path_factory.mktemp("server"), LD_PRELOAD=str(driver), CUDA_VISIBLE_DEVICES="")
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def launched(driver: Path, tmp_path: Path) -> Callable[[str], tuple[str, list[list[str]]]]:
+def launched(server: Server, tmp_path: Path) -> Callable[[str], tuple[str, list[list[str]]]]:
     """What calls print, and what they launch: kernel, blocks, bytes of dynamic shared memory, stream."""
     (tmp_path / "launched").mkdir()
     (tmp_path / "launched" / "__init__.py").touch()
@@ -77,9 +82,9 @@ def launched(driver: Path, tmp_path: Path) -> Callable[[str], tuple[str, list[li
     record = tmp_path / "record"
 
     def run(calls: str) -> tuple[str, list[list[str]]]:
-        variables = {"LD_PRELOAD": str(driver), "CUDA_VISIBLE_DEVICES": "", "RECORD": str(record)}
-        command = [sys.executable, "-c", LAUNCHES.replace("CALLS", calls), str(tmp_path)]
-        done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+        # Without LD_PRELOAD, as compilers need no driver.
+        variables = {"PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", "RECORD": str(record)}
+        done = server.run(LAUNCHES.replace("CALLS", calls), {**os.environ, **variables})
         assert done.returncode == 0, done.stderr
         return done.stdout, [line.split() for line in record.read_text().splitlines()]
 

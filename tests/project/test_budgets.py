@@ -115,10 +115,10 @@ def measured(directory):
         "SGLJIT_CACHE_DIR": str(directory / "cache"),
     }
     found = {}
-    for code in (IMPORT, CALL, LOAD):  # a scan is remembered where the files are two seconds old: those of LOAD are now
+    # The first one fills the cache. A scan is remembered where files are two seconds old: those of LOAD are by then.
+    for code in (CALL + LOAD, IMPORT, CALL, LOAD):
         command = [sys.executable, "-c", f"{COUNTING}{code}\nprint(json.dumps(found))", str(source)]
-        for _ in range(2):  # the first one fills the cache
-            done = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=True)
         found |= json.loads(done.stdout)
     return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -110,13 +109,6 @@ else:
 """
 
 
-def after(code: str, use: str):
-    script = f"from __future__ import annotations\n{STATE}\nbefore = state()\n{use}\n{textwrap.dedent(code)}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 CHANGES = {
     "torch.compiler.config.cache_key_tag = 'mine'": "torch.compiler.config",
     "torch._inductor.config.fx_graph_cache = False": "torch._inductor.config",
@@ -140,16 +132,34 @@ CHANGES = {
 }
 
 
-def test_each_change_of_the_state_is_seen():
-    code = "\n".join(f"before = state()\n{one}\nseen.append(changes(before, state()))" for one in CHANGES)
-    seen = after(f"seen = []\n{code}\nprint(json.dumps(seen))", use="")
+@pytest.fixture(scope="module")
+def found():
+    """The changes by our import and use, and then by each line of ``CHANGES``: of one process, as torch is slow."""
+    ours = "[imported, changes(before, state()), new('error classes'), new('global functions')]"
+    planted = "\n".join(f"before = state()\n{one}\nseen.append(changes(before, state()))" for one in CHANGES)
+    script = f"""from __future__ import annotations
+{STATE}
+before = state()
+{IMPORT}
+imported = changes(before, state())
+{USE}
+ours, seen = {ours}, []
+{planted}
+print(json.dumps([ours, seen]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_each_change_of_the_state_is_seen(found):
+    _, seen = found
     assert dict(zip(CHANGES, seen, strict=True)) == {change: [key] for change, key in CHANGES.items()}
 
 
-@pytest.fixture(scope="module")
-def used():
-    code = "print(json.dumps([imported, changes(before, state()), new('error classes'), new('global functions')]))"
-    return after(code, f"{IMPORT}\nimported = changes(before, state())\n{USE}")
+@pytest.fixture
+def used(found):
+    return found[0]
 
 
 def test_importing_and_listing_changes_nothing(used):

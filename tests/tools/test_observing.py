@@ -65,9 +65,9 @@ def run(children, private_cache) -> Callable[..., subprocess.CompletedProcess[st
     return lambda code, **variables: children.script(FORGET + code, SGLJIT_CACHE_DIR=str(private_cache), **variables)
 
 
-def test_a_call_costs_nothing_more_when_nothing_is_asked_for():
+def test_a_call_costs_nothing_more_when_nothing_is_asked_for(run):
     calls = {
-        traced: fresh(CALL + COUNT, SGLJIT_TRACE_CALLS=traced, SGLJIT_NVTX=traced.replace("1", "0"))
+        traced: run(CALL + COUNT, SGLJIT_TRACE_CALLS=traced, SGLJIT_NVTX=traced.replace("1", "0"))
         for traced in ("", "0", "1")
     }
     assert calls[""].stdout == calls["0"].stdout == "1 False\n", calls[""].stderr

@@ -435,7 +435,7 @@ def test_nothing_is_bundled_of_a_program_that_fails(here, cache, program, tmp_pa
     assert not (tmp_path / "one.bundle").exists()
 
 
-def test_a_distribution_adds_directories(tmp_path, monkeypatch):
+def test_a_distribution_adds_directories(tmp_path, programs):
     def added(given):
         site = tmp_path / given[:9].strip('"(')
         info = site / "stranger-1.0.dist-info"
@@ -443,9 +443,9 @@ def test_a_distribution_adds_directories(tmp_path, monkeypatch):
         (site / "stranger_kept.py").write_text(PLUGIN.format(given=given))
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text("[sgljit.bundles]\nstranger = stranger_kept:kept\n")
-        code = "from sgljit_remote import parts\nprint(parts.directories()['mine'].whole_key['a'])"
-        environment = {**os.environ, "PYTHONPATH": str(site)}
-        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        code = "import sys; sys.path.insert(0, sys.argv[1])\nfrom sgljit_remote import parts\n"
+        code += "print(parts.directories()['mine'].whole_key['a'])"
+        return programs.run(code, os.fspath(site), env=dict(os.environ), cwd=tmp_path)
 
     assert added("Directory('mine', Path('/kept'), {'a': 'b'})").stdout == "b\n"
     wrong = added("'/kept'")
