@@ -28,6 +28,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.delenv("SGLJIT_ENGINES", raising=False)
     monkeypatch.setenv("SGLJIT_SHADOW", "0.001")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    USES.clear()  # tests of other adapters, in the same process, leave some
     with torch.inference_mode():
         yield
     USES.clear()

@@ -28,7 +28,12 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.delenv("SGLJIT_ENGINES", raising=False)
     monkeypatch.setenv("SGLJIT_SHADOW", "0.001")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    forget()  # also what other tests, in the same process, have left
     yield
+    forget()
+
+
+def forget() -> None:
     adapter.ADAPTER._lost.clear()
     adapter.ADAPTER._said.clear()
     USES.clear()
