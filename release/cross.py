@@ -3,8 +3,8 @@
     python release/cross.py MACHINE COMPILER INTO FAMILY...
 
 Host parts for this machine record what the calls ask for. Nothing that the cross compiler makes is loaded. A source key
-has no compiler in it, so the other machine computes the same key for the same sources. INTO is laid out like a cache, and
-like the artifacts that a wheel carries.
+has no compiler in it, so the other machine computes the same key for the same sources. INTO is laid out like a cache,
+and like the artifacts that a wheel carries.
 """
 
 from __future__ import annotations
