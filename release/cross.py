@@ -2,8 +2,8 @@
 
     python release/cross.py MACHINE COMPILER INTO FAMILY...
 
-What is asked for is recorded here, by host parts for this machine. Nothing that the cross compiler makes is loaded. A
-source key has no compiler in it, so the machine computes the same for the same sources. INTO is laid out like a cache,
+Host parts for this machine record what the calls ask for. Nothing that the cross compiler makes is loaded. A source key
+has no compiler in it, so the other machine computes the same key for the same sources. INTO is laid out like a cache,
 and like the artifacts that a wheel carries.
 """
 
