@@ -158,7 +158,7 @@ class _Runner:
                     future.result()
 
     def _in_turn(self, command: Sequence[str], cuda: bool) -> None:
-        with jobs.running(cuda=cuda, is_cancelled=self.supervisor.is_closed):
+        with jobs.running(cuda=cuda, is_cancelled=lambda: self.supervisor.closed):
             self(command, cuda=cuda)
 
     def __call__(self, command: Sequence[str], *, cuda: bool) -> str:

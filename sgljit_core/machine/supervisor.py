@@ -29,6 +29,8 @@ from typing import Any
 
 from sgljit_core.errors import ResourceError
 
+from . import threads
+
 # The command gets neither the pipe nor the clock. Both watches end when the group is killed, by them or by the builder.
 _LIMITS = 'ulimit -S -v "$0" 2>/dev/null; seconds=$1; shift; exec 3<&0 </dev/null; '
 _BUILDER = "{ read -r l <&3; kill -KILL 0; } >/dev/null 2>&1 & "
@@ -77,9 +79,9 @@ class Supervisor:
     """Runs commands, from any thread, until ``close`` ends those that still run."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._running: set[int] = set()
-        self._closed = False
+        self.closed = False  # whether commands are ended, and none is to be started
         _live.add(self)
 
     def run(
@@ -104,9 +106,12 @@ class Supervisor:
         """
         memory = None if memory is None else max(memory, LEAST_MEMORY)
         limits = [str(memory // 1024) if memory else "unlimited", f"{seconds:g}"]
+        shell = ["/bin/sh", "-c", _SCRIPT, *limits, *command]
         try:
             start = time.monotonic()
-            status, output = self._run(["/bin/sh", "-c", _SCRIPT, *limits, *command], cwd, env, started)
+            # Not in the main thread: a signal's handler interrupts it, may build too, and would wait for a start there.
+            with threads.running([lambda: self._run(shell, cwd, env, started)], 1, self.close) as (future,):
+                status, output = future.result()
         except ChildProcessError as error:
             raise ResourceError(f"{command[0]} ran, but its exit status is lost", error, _NO_STATUS) from error
         except OSError as error:
@@ -138,15 +143,10 @@ class Supervisor:
             for descriptor in (reading, writing, output):
                 os.close(descriptor)
 
-    def is_closed(self) -> bool:
-        """Whether commands are ended, and none is to be started."""
-        with self._lock:
-            return self._closed
-
     def close(self) -> None:
         """End every command that still runs."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             for group in self._running:
                 _kill(group)
 
@@ -154,7 +154,7 @@ class Supervisor:
         group = process.pid
         with self._lock:
             self._running.add(group)
-            if self._closed:
+            if self.closed:
                 _kill(group)
         try:
             # Not reaped yet: while the leader is a zombie, no other process group can get its number.

@@ -104,7 +104,7 @@ def compile_kernel(label: str, job: Mapping[str, Any], directory: Path) -> Made:
         "TRITON_ALWAYS_COMPILE": "1",
     }
     run = supervisor.Supervisor()
-    with contextlib.closing(run), jobs.running(cuda=False, is_cancelled=run.is_closed):
+    with contextlib.closing(run), jobs.running(cuda=False, is_cancelled=lambda: run.closed):
         done = run.run(
             command, cwd=directory, env=environment, seconds=supervisor.SECONDS, memory=jobs.available_memory()
         )

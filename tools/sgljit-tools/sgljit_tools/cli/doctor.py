@@ -54,10 +54,8 @@ def report() -> dict[str, Any]:
         "cache": _cache(problems),
         "settings": _settings(),
     }
-    facts["target"] = facts["settings"].get("SGLJIT_CUDA_ARCH") or next(
-        (gpu["compute_cap"] for gpu in facts["gpus"]), None
-    )
-    return {**facts, "problems": problems}
+    first = next((gpu["compute_cap"] for gpu in facts["gpus"]), None)
+    return {**facts, "target": facts["settings"].get("SGLJIT_CUDA_ARCH") or first, "problems": problems}
 
 
 def _plugins(problems: list[str]) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ that it was in.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -157,16 +158,13 @@ def main(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     gc.disable()  # what the first call imports stays: to look through torch's modules again and again takes 0.4 s
-    while True:
-        try:
-            call = connection.recv()
-        except (EOFError, OSError):
-            gc.freeze()  # or Python looks them through once more
-            return
-        connection.send(_answer(call))
-        if not gc.isenabled():
-            gc.freeze()
-            gc.enable()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            connection.send(_answer(connection.recv()))
+            if not gc.isenabled():
+                gc.freeze()
+                gc.enable()
+    gc.freeze()  # or Python looks through them once more as it ends
 
 
 def _answer(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
