@@ -124,24 +124,23 @@ class Supervisor:
     def _run(
         self, command: Sequence[str], cwd: Path, env: Mapping[str, str], started: Callable[[], object]
     ) -> tuple[int, bytes]:
-        with _starting:
-            reading, writing = os.pipe2(os.O_CLOEXEC)
-            _writing.add(writing)
         # The output goes to a file in memory: a daemon that the compiler leaves behind would keep a pipe open.
-        output = _output_file()
-        try:
-            files: dict[str, Any] = {"stdin": reading, "stdout": output, "stderr": subprocess.STDOUT}
+        with open(_output_file(), "w+b", buffering=0) as output:
             with _starting:
-                process = subprocess.Popen(command, cwd=cwd, env=dict(env), start_new_session=True, **files)
-            started()
-            status = self._wait(process)
-            os.lseek(output, 0, os.SEEK_SET)
-            with open(output, "rb", closefd=False) as file:
-                return status, file.read()
-        finally:
-            _writing.discard(writing)
-            for descriptor in (reading, writing, output):
-                os.close(descriptor)
+                reading, writing = os.pipe2(os.O_CLOEXEC)
+                _writing.add(writing)
+            try:
+                files: dict[str, Any] = {"stdin": reading, "stdout": output, "stderr": subprocess.STDOUT}
+                with _starting:
+                    process = subprocess.Popen(command, cwd=cwd, env=dict(env), start_new_session=True, **files)
+                started()
+                status = self._wait(process)
+                output.seek(0)
+                return status, output.read()
+            finally:
+                _writing.discard(writing)
+                for descriptor in (reading, writing):
+                    os.close(descriptor)
 
     def close(self) -> None:
         """End every command that still runs."""

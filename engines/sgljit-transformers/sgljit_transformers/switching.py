@@ -176,7 +176,10 @@ def _replace(model: nn.Module, wanted: frozenset[str], in_graphs: bool) -> dict[
         for name, (layer, of) in found.items():
             kind = _kind(layer, of)
             if of.op not in wanted:
-                ADAPTER.use(of.op, kind).why = ADAPTER.why_not(of.op)
+                use = ADAPTER.use(of.op, kind)
+                if use.layers:  # another model runs the op
+                    use = ADAPTER.use(of.op, (*kind, f"of {_name(model)}"))
+                use.why = ADAPTER.why_not(of.op)
             elif name in foreign:
                 ADAPTER.use(of.op, (*kind, name)).why = f"{_text(vars(layer)['forward'])} is its forward"
             elif ADAPTER.attempt_once(of.op, functools.partial(_try, layer, of), answers, kind):

@@ -9,6 +9,7 @@ A file that is there already stays.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from sgljit_core import paths
 from sgljit_core.cache.lookup import LARGEST
 from sgljit_core.machine import roots
 
-from . import config, objects, parts, signing, transfer
+from . import config, objects, parts, signing, stores, transfer
 from .errors import BundleMismatchError, RefusedObjectError
 
 if TYPE_CHECKING:
@@ -274,12 +275,10 @@ def _placed(root: Path, path: PurePosixPath, content: bytes) -> bool:
         try:
             with os.fdopen(descriptor, "wb") as opened:
                 opened.write(content)
-            os.link(written, path.name, src_dir_fd=place, dst_dir_fd=place)
-        except FileExistsError:
-            return False
+            return stores.settle(written, path.name, replace=False, place=place)
         finally:
-            os.unlink(written, dir_fd=place)
-    return True
+            with contextlib.suppress(FileNotFoundError):  # it has its name
+                os.unlink(written, dir_fd=place)
 
 
 def bundle(file: Path | str) -> dict[str, int]:

@@ -95,7 +95,7 @@ class DirectoryStore(Store):
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-                return _settle(written, path, replace=replace)
+                return settle(written, path, replace=replace)
             finally:
                 written.unlink(missing_ok=True)
         except PermissionError as error:
@@ -104,19 +104,25 @@ class DirectoryStore(Store):
             raise TryAgainError(str(error)) from error
 
 
-def _settle(written: Path, path: Path, *, replace: bool) -> bool:
-    """Give a complete file its name; whether it got it. A link, unlike a rename, replaces nothing."""
+def settle(written: str | Path, path: str | Path, *, replace: bool, place: int | None = None) -> bool:
+    """Give a complete file its name; whether it got it. A link, unlike a rename, replaces nothing.
+
+    Args:
+        place: the descriptor of the directory that relative paths are in; None for the current directory.
+    """
     if not replace:
         try:
-            os.link(written, path)
+            os.link(written, path, src_dir_fd=place, dst_dir_fd=place)
         except FileExistsError:
             return False
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS) or path.exists():
+        except OSError as error:  # a file system without links
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
+            if os.access(path, os.F_OK, dir_fd=place):
+                return False
         else:
             return True
-    written.replace(path)
+    os.replace(written, path, src_dir_fd=place, dst_dir_fd=place)
     return True
 
 

@@ -293,6 +293,18 @@ def test_a_report_has_each_kind_of_layer_and_counts_its_calls(uses):
         assert uses()[of_head.kind].why == ""
 
 
+def test_a_model_without_an_op_leaves_the_report_of_another_that_runs_it(uses):
+    one, other = model("qwen3"), model("qwen3")
+    sgljit_transformers.enable(one, ops="norm.rmsnorm")
+    sgljit_transformers.enable(other, ops="activation")
+    found = uses()
+    for size in (16, 64):
+        assert found[f"Qwen3RMSNorm {size} float32 cpu"].why == ""
+        assert found[f"Qwen3RMSNorm {size} float32 cpu of {type(other).__name__}"].why == "switched off"
+    sgljit_transformers.disable(one)
+    sgljit_transformers.disable(other)
+
+
 def test_a_report_names_no_variant_of_a_layer_whose_device_has_none_yet(uses):
     with sgljit_transformers.enabled(torch.nn.RMSNorm(64, eps=1e-6)):
         assert uses()["RMSNorm 64 float32 cpu"].why == ""

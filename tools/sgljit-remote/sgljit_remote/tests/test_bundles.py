@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -88,6 +89,18 @@ def test_a_file_that_is_there_stays(made, second, here, trusted):
     (place / "kernel.cubin").write_bytes(b"newer")
     assert bundles.lay_out(made, second, trusted)["other"] == (1, 1)
     assert (place / "kernel.cubin").read_bytes() == b"newer"
+
+
+def test_a_file_system_without_links_takes_a_bundle_too(made, second, here, trusted, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert bundles.lay_out(made, second, trusted)["other"] == (2, 0)
+    assert laid(here) == ["ab/__grp__kernel.json", "ab/kernel.cubin"]
+    (here["directory"].path / "ab" / "kernel.cubin").write_bytes(b"newer")
+    assert bundles.lay_out(made, second, trusted)["other"] == (0, 2)
+    assert (here["directory"].path / "ab" / "kernel.cubin").read_bytes() == b"newer"
 
 
 def test_a_bundle_for_another_machine_is_refused_with_the_differences(made, second, here, trusted):

@@ -94,12 +94,13 @@ def test_a_killed_writer_leaves_nothing_under_the_name(tmp_path):
 
 
 def test_a_file_system_without_links(tmp_path, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
     store = stores.opened(str(tmp_path), check_owners=True)
     assert store.put("x", b"first", LATER, replace=False)
+    assert not store.put("x", b"second", LATER, replace=False)
     assert store.get("x", 10, LATER) == b"first"
 
 
