@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ def source_ingredients(
         ingredients["kernel"] = spec.kernel
     else:
         ingredients |= {"c_abi": _C_ABI, "tvm_ffi": tvm_ffi} if scan.uses_tvm_cpp else {"c_abi": _C_ABI}
+        ingredients |= {} if spec.target.name.startswith("cpu-") else {"machine": platform.machine()}
     ingredients |= {f"generated {name}": digest(text) for name, text in generated.items()}
     ingredients |= {f"file {name}": content for name, content in scan.files.items()}
     ingredients |= {f"flags {step}": json.dumps(values) for step, values in flags.items()}

@@ -31,7 +31,6 @@ from .includes import Root
 from .recipe import cxx_flags, hipcc_flags, nvcc_flags
 from .toolchain import HIP_ENVIRONMENT, Toolchain
 
-_SECONDS_TO_START = 0.1
 # Files of the compiler, the C library and the kernel's interface: the toolchain's version stands for them. A name that
 # is missing here costs one more hash to check, nothing else.
 _PLATFORM = re.compile(
@@ -149,7 +148,7 @@ class _Runner:
         calls = [functools.partial(self._in_turn, *command) for command in commands]
         with threads.running(calls, len(calls), self.supervisor.close) as futures:
             # Python code in this thread would delay the start of the compilers. Some of them may wait for a core.
-            deadline = time.monotonic() + _SECONDS_TO_START
+            deadline = time.monotonic() + 0.1
             for _ in commands:
                 self._started.acquire(timeout=max(0.0, deadline - time.monotonic()))
             meanwhile()

@@ -43,6 +43,21 @@ def test_the_format_is_stable():
     assert keys.key({"cxx": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0"}) == "dbb2128d5fd6fe43dbdfbd5c99fe9610"
 
 
+def test_a_module_for_a_gpu_is_keyed_by_the_machine_of_its_host_code_and_a_kernel_is_not(monkeypatch):
+    """x86-64 and aarch64 with one GPU, such as an H100 and a GH200, may share a cache."""
+    scan = Scan({}, {}, uses_tvm_cpp=False)
+
+    def key(machine: str, target: Target, kernel: str = "") -> str:
+        monkeypatch.setattr(keys.platform, "machine", lambda: machine)
+        spec = BuildSpec(("m",), Path("/src"), target, cuda_files=("a.cuh",), header_only=False, kernel=kernel)
+        return keys.key(keys.source_ingredients(spec, {}, scan, {}))
+
+    for gpu in (Target("sm_90a", (9, 0)), Target("gfx90a", is_rocm=True)):
+        assert key("x86_64", gpu) != key("aarch64", gpu)
+    assert key("x86_64", Target("sm_90a", (9, 0)), "f<1>") == key("aarch64", Target("sm_90a", (9, 0)), "f<1>")
+    assert key("x86_64", Target("cpu-aarch64")) == key("aarch64", Target("cpu-aarch64"))
+
+
 @pytest.mark.parametrize("flag", ["-march=native", "-Xcompiler=-march=native,-ffast-math", "-mtune=native "])
 def test_native_code_is_keyed_by_the_processor_and_nothing_else_is(flag):
     spec = BuildSpec(("m",), Path("/src"), Target("cpu-x86_64"), cpp_files=("a.cpp",), cpp_wrappers=(("f", "f"),))
