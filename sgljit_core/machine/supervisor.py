@@ -29,8 +29,6 @@ from typing import Any
 
 from sgljit_core.errors import ResourceError
 
-from . import threads
-
 # The command gets neither the pipe nor the clock. Both watches end when the group is killed, by them or by the builder.
 _LIMITS = 'ulimit -S -v "$0" 2>/dev/null; seconds=$1; shift; exec 3<&0 </dev/null; '
 _BUILDER = "{ read -r l <&3; kill -KILL 0; } >/dev/null 2>&1 & "
@@ -104,6 +102,8 @@ class Supervisor:
             FileNotFoundError: somebody removed ``cwd``.
             ResourceError: it cannot be started, or its exit status is lost.
         """
+        from . import threads  # a warm start runs no command
+
         memory = None if memory is None else max(memory, LEAST_MEMORY)
         limits = [str(memory // 1024) if memory else "unlimited", f"{seconds:g}"]
         shell = ["/bin/sh", "-c", _SCRIPT, *limits, *command]
