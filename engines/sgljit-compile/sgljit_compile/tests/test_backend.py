@@ -252,6 +252,7 @@ def test_the_report_and_the_log_say_what_was_put_in(caplog):
     assert "sgljit-compile: add + norm (64 float32 cpu) runs on fused_add_rmsnorm" in text
 
 
+@pytest.mark.slow
 def test_a_graph_from_torchs_caches_has_the_ops(tmp_path):
     """The second process loads the graph: the ops must be known there before. Both are forked before any compiling."""
     code = """
