@@ -53,7 +53,7 @@ def compilers_for_cuda() -> toolchain.Toolchain:
 
 @functools.cache
 def _refusal(nvcc: str, cxx: str) -> str:
-    """What an nvcc says of a host that is too new for it. Other errors are the tests' to find."""
+    """What nvcc prints if the host compiler or C library is too new for it; "" if it compiles, or fails otherwise."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "empty.cu").touch()
         command = [nvcc, f"-ccbin={cxx}", "-arch=sm_90a", "-cubin", "empty.cu"]

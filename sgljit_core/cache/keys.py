@@ -1,4 +1,4 @@
-"""When are two builds the same build, and where do its artifacts lie? Pure functions from ingredients to keys.
+"""When are two builds the same build, and where do its artifacts lie? Functions from ingredients to keys.
 
 The *source key* covers everything that decides the program and can be known without a compiler: the generated
 source, the content of every file it can reach, flags, target. The *toolchain key* covers the compilers. Both hash
