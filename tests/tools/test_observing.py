@@ -202,7 +202,7 @@ def test_nothing_waits_on_the_cpu_or_while_a_graph_is_captured(around, monkeypat
 
 
 @pytest.mark.gpu
-def test_an_assertion_of_a_kernel_is_raised_at_the_op_that_launched_it(run):
+def test_an_assertion_of_a_kernel_is_raised_at_the_op_that_launched_it(private_cache):
     code = f"""{OPS}
 def out_of_range(x): torch.zeros(3, device="cuda")[torch.tensor([7], device="cuda")]
 @FAMILY.op(mutates=("x",))
@@ -211,7 +211,7 @@ def bad(x: torch.Tensor) -> None:
 fill(torch.ones(3, device="cuda"))
 bad(torch.ones(5, device="cuda"))
 """
-    done = run(code, SGLJIT_SYNC="1")
+    done = fresh(code, SGLJIT_SYNC="1", SGLJIT_CACHE_DIR=str(private_cache))  # CUDA does not work in a fork
     assert (
         "DriverError: the GPU reported an error of this call: op acme.bad: x=float32[5] strides [1] cuda:0"
         in done.stderr

@@ -163,13 +163,14 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture
-def run(package, server):
+def run(package, server, request):
     """Run Python code in a process that finds the family; returns what it prints.
 
-    The process has imported PyTorch before, unless it is ``fresh``.
+    The process has imported PyTorch before, unless it is ``fresh``. CUDA does not work in a fork: that of a GPU test is.
     """
+    needs_gpu = request.node.get_closest_marker("gpu") is not None
 
-    def run(code: str, *, fails: bool = False, fresh: bool = False, **environment: str) -> str:
+    def run(code: str, *, fails: bool = False, fresh: bool = needs_gpu, **environment: str) -> str:
         path = [environment.pop("PYTHONPATH", ""), str(package.parent), *sys.path]
         env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         code = textwrap.dedent(code)
