@@ -166,7 +166,7 @@ def server(tmp_path_factory):
 def run(package, server, request):
     """Run Python code in a process that finds the family; returns what it prints.
 
-    The process has imported PyTorch before, unless it is ``fresh``. CUDA does not work in a fork: that of a GPU test is.
+    The process has imported PyTorch before, unless it is ``fresh``. That of a GPU test is: CUDA works in no fork.
     """
     needs_gpu = request.node.get_closest_marker("gpu") is not None
 
