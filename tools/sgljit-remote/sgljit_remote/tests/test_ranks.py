@@ -1,11 +1,15 @@
-"""The ranks of a job: one compiles or asks, and all have it. Over gloo; NCCL needs a GPU for each rank."""
+"""The ranks of a job: one compiles or asks, and all have it. Over gloo, and over NCCL with a GPU for each rank."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import zipfile
 
 import pytest
+import torch
 
 from sgljit_remote import index, objects, ranks
 from sgljit_remote.errors import RefusedObjectError
@@ -199,3 +203,67 @@ def test_what_arrives_is_verified(cache, what):
     with pytest.raises((RefusedObjectError, zipfile.BadZipFile), match=r"is refused and not used|damaged"):
         ranks._keep(content, {one.place: sha256}, cache)
     assert files(cache) == []
+
+
+NCCL_RANK = """
+import json, sys
+import torch, torch.distributed as dist
+import sgljit_core
+from sgljit_core import ops
+from sgljit_remote import warm_up
+
+rank = int(sys.argv[1])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method=sys.argv[2], rank=rank, world_size=2)
+x, weight = torch.randn(3, 264, device="cuda"), torch.randn(264, device="cuda")
+out = torch.full_like(x, torch.nan)
+dist.barrier()
+if len(sys.argv) > 3 and rank:
+    sys.exit(1)
+given = warm_up(lambda: ops["norm"].rmsnorm(x, weight, out), timeout=10 if len(sys.argv) > 3 else 120)
+torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (264,), weight, 1e-6))
+print(json.dumps([given, sgljit_core.stats().builds]), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def job_of_two_gpus(tmp_path):
+    """Run a process on each of two GPUs, with a cache each, over NCCL; returns the processes and what they say."""
+    pytest.importorskip("sgljit_norm")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+
+    def job(*arguments):
+        meeting = f"file://{tmp_path}/ranks"
+        ranks = []
+        for rank in (0, 1):
+            settings = {"SGLJIT_CACHE_DIR": str(tmp_path / f"rank{rank}"), "PYTHONPATH": os.pathsep.join(sys.path)}
+            command = [sys.executable, "-c", NCCL_RANK, str(rank), meeting, *arguments]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            ranks.append(subprocess.Popen(command, env={**os.environ, **settings}, **pipes))
+        try:
+            return ranks, [rank.communicate(timeout=240) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+
+    return job
+
+
+@pytest.mark.gpu
+def test_over_nccl_one_rank_compiles_for_the_gpus_of_both(job_of_two_gpus, tmp_path):
+    ranks, said = job_of_two_gpus()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    (given, builds), (given_other, builds_other) = (json.loads(output.splitlines()[-1]) for output, _ in said)
+    assert given == 0
+    assert given_other == builds["compiled"] > 1
+    assert builds_other == {}
+    assert files(tmp_path / "rank1") == files(tmp_path / "rank0")
+
+
+@pytest.mark.gpu
+def test_over_nccl_a_rank_that_dies_leaves_the_other_with_an_error(job_of_two_gpus):
+    ranks, said = job_of_two_gpus("dies")
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert "RankLostError: rank 0 cannot finish the warm-up, as another rank is gone or late" in said[0][1]
