@@ -30,7 +30,7 @@ from sgljit_tools.benchmark.results import sweep, write_results
 from sgljit_triton import TritonKernels
 
 NOTE = (
-    "Launches and calls: microseconds of a call from Python, host time included, timed until the device has finished; "
+    "Launches and calls: microseconds of a call from Python, without gradients, timed until the device has finished; "
     "the best of 40 turns of 500 calls, in which all take part. Both kernels that are launched take three numbers of a "
     "grid, two tensors and a None, six ints and a float, and write one element. Triton itself: `kernel[grid](...)` of "
     "the same function. First calls: milliseconds in a new process that has initialised CUDA and finds all in the "
@@ -42,12 +42,49 @@ BESIDE = KernelFamily(name="triton_beside", package="sgljit_triton.bench")
 TRITON = TritonKernels(KernelFamily(name="triton_bench", package="sgljit_triton.bench", sources="kernels"))
 KERNEL = TRITON.kernel("beside.py", "beside")
 GRID = (1, 1, 1)
+OP_IN_CPP = "sgljit, op in C++"
 
 
 @functools.cache
 def beside() -> Any:
     """The host part in C++."""
     return BESIDE.load_host("beside", cpp_files=["beside.cpp"], header_only=False)
+
+
+@BESIDE.op(mutates=("output",), exports=beside)
+def launch_beside(
+    x: int,
+    y: int,
+    z: int,
+    rows: torch.Tensor,
+    output: torch.Tensor,
+    weights: torch.Tensor | None,
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+    e: int,
+    variant: int,
+    scale: float,
+) -> None:
+    """The op in C++."""
+
+
+@TRITON.op(mutates=("output",))
+def launch_triton(
+    rows: torch.Tensor,
+    output: torch.Tensor,
+    weights: torch.Tensor | None,
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+    e: int,
+    variant: int,
+    scale: float,
+) -> None:
+    """The op in Triton."""
+    KERNEL.bind(BLOCK=128)(GRID, rows, output, weights, a, b, c, d, e, variant, scale)
 
 
 def arguments(variant: int = 3) -> tuple[Any, ...]:
@@ -58,12 +95,14 @@ def arguments(variant: int = 3) -> tuple[Any, ...]:
 
 def launchers() -> dict[str, Callable[..., Any]]:
     """A launch by each provider, of the arguments."""
-    found: dict[str, Callable[..., Any]] = {"sgljit, C++": functools.partial(beside().launch_beside, *GRID)}
-    bound = KERNEL.bind(BLOCK=128)
-    found["sgljit, Triton"] = lambda *args: bound(GRID, *args)
-    found["sgljit, Triton, bind at each call"] = lambda *args: KERNEL.bind(BLOCK=128)(GRID, *args)
     own = native()
-    found["Triton itself"] = lambda *args: own[GRID](*args, BLOCK=128)
+    found: dict[str, Callable[..., Any]] = {
+        OP_IN_CPP: functools.partial(launch_beside, *GRID),
+        "sgljit, op in Triton": launch_triton,
+        "sgljit, C++ without an op": functools.partial(beside().launch_beside, *GRID),
+        "sgljit, Triton without an op": functools.partial(KERNEL.bind(BLOCK=128), GRID),
+        "Triton itself": lambda *args: own[GRID](*args, BLOCK=128),
+    }
     try:
         found["Triton itself"](*arguments())
     except Exception as error:  # noqa: BLE001 - it compiles a launcher in C, for which Python's headers may be missing
@@ -83,6 +122,7 @@ def native() -> Any:
     return module.beside
 
 
+@torch.no_grad()
 def in_turns(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """Microseconds of each call, host time included: the best of several turns, in which all take part."""
     best = dict.fromkeys(calls, float("inf"))
@@ -108,8 +148,8 @@ def launches() -> list[dict[str, Any]]:
         assert given[1][0] == given[-1], name  # a figure of another computation would mean nothing
         calls[name] = functools.partial(launch, *given)
     found = in_turns(calls)
-    first = found["sgljit, C++"]
-    return [{"launch": name, "us": one, "of C++": one / first} for name, one in found.items()]
+    first = found[OP_IN_CPP]
+    return [{"launch": name, "us": one, "of the op in C++": one / first} for name, one in found.items()]
 
 
 def first_calls(provider: str) -> list[float]:
