@@ -69,12 +69,12 @@ def serve(tiny: bool) -> dict[str, float]:
 
 
 def sgljit(*arguments: str, **environment: str) -> str:
-    """What a command prints last."""
+    """The output of a command."""
     return process(["-m", "sgljit_core", *arguments], environment)
 
 
 def process(command: Sequence[str], environment: dict[str, str]) -> str:
-    """What a fresh process prints. Raises SystemExit with its errors."""
+    """The output of a fresh process. Raises SystemExit with its errors."""
     done = subprocess.run(
         [sys.executable, *command], env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )

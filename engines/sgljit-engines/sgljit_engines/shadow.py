@@ -203,4 +203,5 @@ def _judged(got: torch.Tensor, wanted: torch.Tensor, bits: bool) -> tuple[float,
     if bits and got.shape == wanted.shape:
         differs = not same_bits(got, wanted)
         return differs and math.inf, f"has other bits: {int((got != wanted).sum())} of {got.numel()} elements differ"
-    return share(got, wanted), difference(got, wanted) or ""
+    worst = share(got, wanted)
+    return worst, (difference(got, wanted) or "") if worst > 1 else ""
