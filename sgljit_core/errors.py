@@ -52,7 +52,7 @@ class ConfigError(SgljitError, ValueError):
 
 
 class NoTargetError(ConfigError):
-    """A build needs a GPU, but there is none and no architecture was named; or it is AMD's, and the build a variant."""
+    """There is no GPU to compile for and no architecture was named, or an instant variant is to run on AMD's GPU."""
 
 
 class InvalidBuildError(SgljitError, ValueError):

@@ -41,7 +41,7 @@ class Stats(NamedTuple):
         misses: requests that no tier could serve.
         builds: the builds by outcome: "compiled", "private" (not kept), "failed", "interrupted".
         seconds: the time that builds took, by the clock; those side by side count each.
-        faults: the failures of the cache that cost only the sharing.
+        faults: the failures of the cache that this process survived.
         loads: by name each module and kernel that was loaded, with the tier of its last load, "made" for a new build.
     """
 
@@ -79,7 +79,7 @@ def unwritable(root: Path, text: str, reason: str) -> None:
 
 
 def unusable(root: Path, error: Exception) -> None:
-    """The cache that nobody chose is not safe to use, or not ours; ``error`` says why and what to do."""
+    """The default cache is not safe to use, or holds other files; ``error`` says why and what to do."""
     unwritable(root, f"there is no cache: what is compiled now serves this process alone. {error}", str(error))
 
 

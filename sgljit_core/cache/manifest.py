@@ -37,7 +37,7 @@ def _are_texts(values: Iterable[Any]) -> bool:
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {  # whether a value of the JSON is one of the annotated type
     "str": lambda value: _are_texts((value,)),
     "int": lambda value: type(value) is int and value >= 0,
-    "float": lambda value: type(value) in (int, float) and abs(value) < _LARGEST,  # not so of NaN
+    "float": lambda value: type(value) in (int, float) and abs(value) < _LARGEST,  # false for NaN
     "tuple[str, ...]": lambda value: isinstance(value, list) and _are_texts(value),
     "Mapping[str, str]": lambda value: isinstance(value, dict) and _are_texts((*value, *value.values())),
     "Mapping[str, int]": lambda value: isinstance(value, dict) and all(map(_CHECKS["int"], value.values())),
@@ -62,7 +62,7 @@ class Manifest:
         observed: sha256 by path of files that the compiler read and no key covers.
         resources: what a kernel takes, if it is known: ``registers`` of a thread, ``shared_bytes`` of a block,
             ``spilled_bytes`` of a thread, ``access_bytes`` of the narrowest access to global memory.
-            Artifacts of before have none.
+            Artifacts of earlier releases have none.
     """
 
     payload: str

@@ -135,8 +135,8 @@ def parse_cuda_target(text: str, source: str) -> Target:
     match = re.fullmatch(r"(?:sm_)?(?:(\d+)\.(\d)|(\d+)(\d))([af]?)", text)
     if match is None:
         several = len(re.split(r"[ ,;]+", text)) > 1
-        problem = "names several architectures, but a module is compiled for one" if several else "is not one"
-        raise ConfigError(f'{source}={text!r} {problem}; expected an architecture such as "8.0", "9.0a" or "10.0f"')
+        problem = "names several architectures, but a module is compiled for one" if several else "is no architecture"
+        raise ConfigError(f'{source}={text!r} {problem}; expected one such as "8.0", "9.0a" or "10.0f"')
     return _target(int(match[1] or match[3]), int(match[2] or match[4]), match[5] or None)
 
 

@@ -66,7 +66,7 @@ def compile_library(
     directory: Path,
     meanwhile: Callable[[], None],
 ) -> Product:
-    """Compile and link in ``directory``, which holds input and output where that raises CompileError.
+    """Compile and link in ``directory``. After a CompileError it holds the sources, and what was compiled.
 
     Args:
         tvm_ffi: the library of tvm-ffi to link against.

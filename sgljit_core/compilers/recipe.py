@@ -25,7 +25,7 @@ _TVM_CPP = "SGL_TVM_FFI_CPP"
 def generated_sources(spec: BuildSpec, scan: Scan | None = None) -> dict[str, str]:
     """The generated sources by file name: they include the author's files and export the wrappers; and the core's.
 
-    Without a scan of the files, they are as before anything is known of these.
+    Without a scan nothing is known of the author's files, and they count as no port.
     """
     sources = {}
     if spec.header_only:
@@ -94,7 +94,7 @@ def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
 
 def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The host compiler's flags, without include directories."""
-    # A module without C++ files has never tried its C++ flags, so the core's units are compiled without them.
+    # In a module without C++ files nothing has ever tried these flags: the core's units do not get them.
     own = spec.cflags if spec.cpp_files or spec.cpp_sources else ()
     own = (*(_ROCM if spec.target.is_rocm else ()), *own)
     return (*_COMMON, *_HOST, *(_SEPARATE if _is_separate(spec) else ()), *own)

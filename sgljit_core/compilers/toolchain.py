@@ -2,7 +2,7 @@
 
 One host compiler serves for C++ files, as nvcc's ``-ccbin`` and for linking, so that the program that is asked for its
 version is the one that runs. A warm start runs no compiler: the path of nvcc and the version of each compiler are
-remembered for the state of the files that decide them.
+remembered until a file that decides them changes.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _search_nvcc() -> str | None:
 
 
 def remembered_search(what: str, search: Callable[[], str | None]) -> str | None:
-    """The result of ``search``, remembered for the state of the places where cuda-pathfinder looks.
+    """The result of ``search``, remembered until one of the places changes where cuda-pathfinder looks.
 
     A search takes 70 ms, most of a warm start.
     """
@@ -183,7 +183,7 @@ _versions: dict[str, str] = {}
 
 
 def _identify(path: Path) -> Compiler:
-    """The compiler with its version, which it is asked for once for each state of the file."""
+    """The compiler with its version. It is asked for that once, and again when its file has changed."""
     state = f"{path} {_state(path)}"
     if state not in _versions:
         # A script may run another compiler tomorrow without a change of its own: its answer is not remembered.

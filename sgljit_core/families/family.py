@@ -223,7 +223,7 @@ class KernelFamily:
         return declare
 
     def _make_room(self, declaration: Declaration, place: str, execution: object) -> None:
-        """Drop the earlier declaration of this op, and ops that a reload of its file left. Raise for any other op."""
+        """Drop what this declaration replaces: the op of before, and ops that a reload left. Raise for any other op."""
         new = {form.name for form in declaration.forms}
         for name, op in tuple(self._declared.items()):
             if new.isdisjoint(form.name for form in op.library.forms):

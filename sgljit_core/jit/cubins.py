@@ -51,7 +51,7 @@ class KernelRequest(Request[Cubin]):
         return {"nvrtc": found.version, "cuda headers": found.headers}
 
     def serves(self, toolchain: Mapping[str, str]) -> bool:
-        """Whether the driver here, if there is one, runs what another NVRTC made: not one of a later CUDA."""
+        """Whether the NVRTC that made a kernel is of no later CUDA than the driver; True without a driver."""
         major = gpu.supported_major()
         return major is None or int(toolchain["nvrtc"].partition(".")[0]) <= major
 
@@ -85,7 +85,7 @@ class KernelRequest(Request[Cubin]):
         return Product(payload, command, {}, nvrtc.resources(log, symbol))
 
     def precompile(self) -> None:
-        """Load NVRTC and precompile what the device file includes: its kernels then take half as long."""
+        """Load NVRTC and precompile what the device file includes: a kernel of it then compiles in half the time."""
         with contextlib.suppress(nvrtc.RejectedSourceError):
             self._compile(nvrtc.find_nvrtc(self.build.family), ())
 

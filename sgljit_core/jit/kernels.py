@@ -118,9 +118,9 @@ def _expression(spec: BuildSpec) -> str:
 
 
 def build(wanted: Wanted) -> None:
-    """Build what was asked for while it was recorded, or find it in the cache. Needs no GPU.
+    """Build what a recording noted, or find it in the cache. Needs no GPU.
 
-    Raises as ``load_jit`` does, and SignatureError where it does not take what the host part passes.
+    Raises as ``load_jit`` does, and SignatureError: a kernel or function does not take what the host part passes.
     """
     root = wanted.root or paths.build_root(None)
     if (own := getattr(wanted.spec, "build", None)) is not None:  # that of a distribution with another compiler
@@ -159,7 +159,7 @@ def _markers(expression: str) -> tuple[str, ...]:
 
 
 def _obtain(spec: BuildSpec, root: Path, signature: str = "") -> Cubin:
-    """A kernel's cubin. Raises SignatureError where it has another type than the ``signature`` that a caller has."""
+    """A kernel's cubin. Raises SignatureError where the kernel's type is not ``signature``, if that is given."""
     from .cubins import KernelRequest  # with NVRTC, which a family without a GPU does not need
 
     cubin = until_current(lambda: obtain(KernelRequest(spec, root)))

@@ -67,8 +67,8 @@ def load_jit(
         build_directory: the root of the cache for this build, instead of the user's.
         header_only: the files are included in a generated source that exports the wrappers. False: each file is a
             translation unit of its own and exports with ``SGL_EXPORT``; there are no wrappers then.
-        csrc: the directory of the sources. By default that of the first file, and files are then relative to the
-            current directory; which it is itself if there are only texts.
+        csrc: the directory of the sources. By default files are relative to the current directory, and ``csrc`` is
+            the directory of the first one, or the current one if there is no file.
         family: the family that the module belongs to. ``FAMILY.load_jit`` passes both for its own sources.
 
     Returns:

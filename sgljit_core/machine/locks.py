@@ -1,9 +1,9 @@
 """Advisory file locks between processes, for saving double work and never for correctness.
 
 Record locks of POSIX (``lockf``): the kernel releases them when the process dies, NFS passes them to its server, and a
-forked child has none. A process that closes any descriptor of a file loses its lock on it. So a process opens a file
-that it holds no second time: a table says what its threads hold. A file system that cannot lock raises OSError, and the
-caller goes ahead without.
+forked child has none. A process that closes any descriptor of a file loses its lock on it. So a table says what its
+threads hold, and none of them opens such a file again. A file system that cannot lock raises OSError, and the caller
+goes ahead without.
 
 Lock files are never removed. Otherwise a process could lock a file that its holder has just removed, and would have to
 compare the two after each attempt.

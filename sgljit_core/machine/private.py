@@ -4,7 +4,7 @@ A process has one of its own, with a name that nobody can guess: for precompiled
 where no cache can be used. The process removes it at its end; one that is killed leaves it for the next one to remove.
 All processes of a user share another, for links to libraries while they are loaded.
 
-Neither is waived by a setting. The places are those that ``tempfile`` knows, ``XDG_RUNTIME_DIR``, ``/tmp`` and
+No setting waives the checks of either. The places are those that ``tempfile`` knows, ``XDG_RUNTIME_DIR``, ``/tmp`` and
 ``/var/tmp``; those in which another user could replace a directory are passed over.
 """
 

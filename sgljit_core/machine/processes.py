@@ -21,7 +21,7 @@ def current() -> str:
 
 
 def is_dead(name: str) -> bool | None:
-    """Whether a process has ended; None where that is unknown: it is of another machine, or no process has the name."""
+    """Whether a process has ended; None where that is unknown: it is of another machine, or ``name`` is not a name."""
     parts = _NAME.fullmatch(name)
     try:
         return None if parts is None or parts[1] != _machine() else _started(int(parts[2])) != int(parts[3])

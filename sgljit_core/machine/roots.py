@@ -90,7 +90,7 @@ def check_is_cache(root: Path) -> None:
 def share(made: Path | int) -> None:
     """Give the group of a file or directory of ours the owner's rights, where ``SGLJIT_TRUST_SHARED_CACHE=1``.
 
-    The umask does not matter, and a directory's set-group-ID bit stays. One that is another member's stays as it is.
+    The umask does not matter, and a directory's set-group-ID bit stays. Nothing of another member's is changed.
     """
     if settings().trust_shared_cache:
         with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ def _claim(descriptor: int, root: Path) -> None:
 
 
 def _is_tagged(directory: int) -> bool | None:
-    """Whether the tag is ours, and not one that another user wrote; None where there is none, or an empty one."""
+    """True for a tag of sgljit's that this user may trust, False for any other; None where it is missing or empty."""
 
     def opened(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
@@ -195,7 +195,7 @@ def _is_tagged(directory: int) -> bool | None:
 
 
 def _strangers(directory: int) -> list[str]:
-    """The names in a directory that keep it from becoming a cache; none in a cache. A tag of somebody else counts."""
+    """The files that keep a directory from becoming a cache, a tag of somebody else's among them. A cache has none."""
     listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         names = os.listdir(listing)  # noqa: PTH208 - of a descriptor

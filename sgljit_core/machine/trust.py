@@ -10,8 +10,8 @@ and checked, symbolic links included:
 
 Where all this holds, nobody else can change what the path means, now or later, and what follows may go by path.
 
-The group of a user that has the user's name and no other member is the user: where groups are given out so, the usual
-umask is 002. In a user namespace that has no name for root, the owner of ``/`` counts as root, except for an entry of
+A group that has the user's name and no other member counts as the user: systems that give each user such a group have
+the umask 002. In a user namespace that has no name for root, the owner of ``/`` counts as root, except for an entry of
 a directory that all may write to.
 
 ``SGLJIT_TRUST_SHARED_CACHE=1`` waives this for caches (``roots``), never for ``private`` directories.

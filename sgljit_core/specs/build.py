@@ -146,9 +146,9 @@ class BuildSpec:
 
 @dataclass(frozen=True)
 class Product:
-    """A build's payload, its commands, and sha256 by path of the files that were read and that no key covers.
+    """The result of a build: the file that it made, its commands, and what the manifest says of it.
 
-    ``resources`` is what a kernel takes, as the manifest has it.
+    ``observed``: the sha256 by path of each file that a compiler read and no key covers. ``resources``: of a kernel.
     """
 
     payload: Path

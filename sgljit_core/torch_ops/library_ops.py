@@ -35,9 +35,9 @@ class LibraryOps:
 def define(
     family: str, declaration: Declaration, exports: Callable[[], Any] | None, overload_name: str
 ) -> tuple[Callable[..., Any], LibraryOps, torch.library.Library]:
-    """The function that users call, the library ops of a declaration, each with one overload, and what keeps them.
+    """The function that users call, the library ops of a declaration, each with one overload, and their Library.
 
-    Without the Library they are gone. Whoever declares keeps it, so that nobody else can.
+    They exist as long as the Library, which the caller is to keep and to give to nobody else.
     """
     library = torch.library.Library(f"sgljit_{family}", "FRAGMENT")
     forms = declaration.forms

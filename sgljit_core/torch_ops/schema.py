@@ -42,7 +42,7 @@ class Form:
 
     @functools.cached_property
     def own_names(self) -> dict[str, str]:
-        """The schema's names for the declaration's."""
+        """The name of each parameter in the schema, by its name in the declaration."""
         return dict(zip(self.names, (parameter.name for parameter in self.parameters), strict=True))
 
 
@@ -50,7 +50,7 @@ class Form:
 class Declaration:
     """The declaration of a function, see ``KernelFamily.op``, and where it stands.
 
-    It checks itself: a graph can hold it as it is meant. Raises InvalidFamilyError where it cannot work.
+    One that exists can become library ops: the constructor raises InvalidFamilyError for any other.
     """
 
     where: Origin
@@ -153,13 +153,13 @@ class Declaration:
             )
 
     def _misfits(self, fake: Callable[..., Any]) -> Iterator[str]:
-        """Why a fake cannot be called with the op's arguments, if it has a signature to be read."""
+        """Why a fake cannot be called with the op's arguments; nothing for a fake whose signature cannot be read."""
         try:
             taken = inspect.signature(fake)
         except (ValueError, TypeError):  # such as one of torch's own
             return
         required = [parameter for parameter in self.parameters if parameter.default is parameter.empty]
-        # PyTorch leaves out what has its default.
+        # PyTorch leaves out arguments that have their default.
         for passed in (self.parameters,) if self.returns_out else (self.parameters, required):
             by_name = {parameter.name: None for parameter in passed if parameter.kind is parameter.KEYWORD_ONLY}
             try:

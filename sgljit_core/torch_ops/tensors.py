@@ -76,7 +76,7 @@ def stand_in(function: str, arguments: Mapping[str, torch.Tensor | None]) -> boo
                 f"pass {name}.dequantize() or {name}.int_repr()"
             ) from None
         for lazy in ("conj", "neg"):
-            if getattr(tensor, f"is_{lazy}")():  # a kernel would read it without that; the call's own error goes along
+            if getattr(tensor, f"is_{lazy}")():  # a kernel would ignore it; the call's own error is shown, too
                 raise TensorMatchError(f"{function}(): {name} is a lazy {lazy} view: pass {name}.resolve_{lazy}()")
     if all(map(has_memory, tensors.values())):
         return False

@@ -286,11 +286,23 @@ def test_the_first_error_of_a_process_reads_libraries_by_name_and_finds_them(chi
     assert "number(): expected 0 arguments, got 1" in children.run(FIRST_ERROR)
 
 
-def test_an_artifact_that_is_changed_after_loading_does_not_matter(load, cache):
-    module = load("mapped")
-    (artifact,) = artifacts(cache)
-    os.truncate(artifact / "module.so", 0)
-    assert module.number() == 1
+DAMAGE = """
+import os
+(file,) = Path(os.environ["SGLJIT_CACHE_DIR"]).glob("[!.]*/**/module.so")
+os.truncate(file, 0)
+print(module.number())
+file.unlink()
+print(module.number())
+"""
+
+
+@pytest.mark.parametrize("is_hit", [False, True])
+def test_an_artifact_that_is_changed_after_loading_does_not_matter(children, compiler, is_hit):
+    """A process that has mapped the file would be killed at the next call."""
+    if is_hit:
+        assert children.run() == "1\n"
+    assert children.run(LOAD + DAMAGE) == "1\n1\n1\n"
+    assert compiler.calls() == 1
 
 
 @pytest.mark.gpu

@@ -282,10 +282,12 @@ def test_only_names_of_its_own_form_are_removed_from_a_cache_and_all_are_named(l
     foreign = [cache / name for name in FOREIGN]
     dead = f"{processes.current().rpartition('-')[0]}-1"
     mine = [cache / ".staging" / f"host.cpu.number.{dead}.00000000", cache / ".answers" / f"{0:032x}.json"]
-    for path in (*mine, *foreign):
+    for path in (*mine, *foreign, cache / ".staging" / f"number.{processes.current()}.00000000"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (1e9, 1e9))
+    foreign += [path, cache / ".staging" / f"number.{'0' * 12}-1-1.00000000"]  # a build of this process, and elsewhere
+    foreign[-1].touch()
     dry = sgljit("cache", "prune", "--dry-run").stdout
     assert dry.endswith("would remove 0 artifacts, 0 bytes, and 2 leftovers of builds\n")
     assert all(path.exists() for path in mine)
@@ -353,6 +355,26 @@ for number in range(4096):
 print("held", flush=True)
 time.sleep(600)
 """
+
+
+LINKED = """
+import os
+for number in range(4096):
+    os.symlink(letter, f"{directory}/{number:03x}.lock")
+print("held", flush=True)
+"""
+
+
+def test_a_lock_file_of_a_shared_cache_that_is_a_link_to_our_file_does_not_destroy_it(
+    children, scratch, hold_every_lock
+):
+    letter = scratch / "letter"
+    letter.write_text("dear reader")
+    os.chown(letter, VICTIM, VICTIM)
+    assert hold_every_lock(f"letter = {str(letter)!r}{LINKED}").output == "held\n"
+    environment = {"SGLJIT_TRUST_SHARED_CACHE": "1", "TMPDIR": str(scratch), "XDG_RUNTIME_DIR": ""}
+    assert children.run(AS_VICTIM + LOAD, env=environment) == "1\n"
+    assert letter.read_text() == "dear reader"
 
 
 def test_locks_that_a_member_of_a_group_holds_for_ever_delay_a_build_and_no_more(children, scratch, hold_every_lock):

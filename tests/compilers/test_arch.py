@@ -43,7 +43,7 @@ def test_tvm_ffis_variable_counts_where_ours_is_not_set(monkeypatch):
 @pytest.mark.parametrize("variable", ["SGLJIT_CUDA_ARCH", "TVM_FFI_CUDA_ARCH_LIST"])
 def test_a_variable_that_makes_no_sense_is_named(variable, monkeypatch):
     monkeypatch.setenv(variable, "fast")
-    with pytest.raises(errors.ConfigError, match=f"{variable}='fast' is not one"):
+    with pytest.raises(errors.ConfigError, match=f"{variable}='fast' is no architecture; expected one"):
         cuda_target()
 
 

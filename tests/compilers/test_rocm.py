@@ -99,7 +99,7 @@ def test_a_name_beats_the_device(rocm_torch: None, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("text", ["gfx", "gfx9", "gfx90a:xnack-", "GFX90A", "gfx9-generic"])
 def test_what_names_no_target_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLJIT_CUDA_ARCH", text)
-    with pytest.raises(errors.ConfigError, match=f"SGLJIT_CUDA_ARCH='{text}' is not one; expected an architecture"):
+    with pytest.raises(errors.ConfigError, match=f"SGLJIT_CUDA_ARCH='{text}' is no architecture; expected one such as"):
         cuda_target()
 
 

@@ -227,7 +227,7 @@ class Adapter:
         log.log(level, event, f"{self._name()} {text}", self.logger, adapter=self.distribution, **data)
 
     def say_once(self, level: int, event: str, text: str) -> None:
-        """``say``, if this process has not said it yet, nor said it to a log that takes no such messages yet."""
+        """``say``, once in a process. A text of a level that the log does not take now may be said later."""
         if text not in self._said and logging.getLogger(self.logger).isEnabledFor(level):
             self._said.add(text)
             self.say(level, event, text)

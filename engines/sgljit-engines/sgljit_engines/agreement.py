@@ -1,4 +1,4 @@
-"""Does a kernel's result agree with another computation of the same? It is the bound of every op."""
+"""Does a kernel's result agree with another computation of the same? Every op is held to this bound."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ class Shadow:
     Attributes:
         adapter, op, seam: as those of ``Adapter.shadowed``.
         one_of: the number of calls of which one is compared.
-        outcome: gives what of a call is compared, for a function that runs copies of arguments, and the arguments,
-            whose tensors may be too large to copy. By default what is returned; if that is nothing, all arguments.
+        outcome: ``outcome(run, *args, **kwargs)`` gives what is compared of a call, where copies of all arguments would
+            be too large: ``run`` copies what it is given. By default the result, or, if that is None, all arguments.
         lose: takes an op out of use for an error.
-        numbers: those of the calls. Each call takes one without a line of Python, also where two threads do.
+        numbers: counts the calls. ``next`` takes a number in one step, so that two threads never get the same.
         due, turns: the number of the call that is compared next, and how many were.
         lost: the ops that were taken out of use.
     """

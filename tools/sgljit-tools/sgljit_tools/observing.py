@@ -67,7 +67,7 @@ class _AsJson(logging.Formatter):
 
 
 def _print_log(level: str) -> None:
-    """Print the records of sgljit on stderr, once: where the program has handlers of its own, they get them no more."""
+    """Print the records of sgljit on stderr. The program's own handlers no longer get them, so each is printed once."""
     handler = logging.StreamHandler()
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s")
     handler.setFormatter(_AsJson() if level == "json" else plain)

@@ -97,7 +97,7 @@ def verify(directory: Path | None = None, *, vouched: bool = False) -> list[Entr
 
 
 def _problem(path: Path, root: Path | None, *, unreadable: bool = True) -> str:
-    """The problem of an artifact; ``unreadable`` says whether it is one that it cannot be read now."""
+    """The problem of an artifact; "" if there is none. ``unreadable``: it is one if the artifact cannot be read now."""
     try:
         lookup.read(path, root)
     except ManifestError as error:
@@ -211,7 +211,7 @@ def _artifact_directories(root: Path, closed: Callable[[Path], object] = lambda 
 
 
 def _children(directory: Path, closed: Callable[[Path], object] | None = None) -> list[Path]:
-    """The directories in a directory, links left out; nothing of one that is gone, or that may be ``closed`` and is."""
+    """The directories in a directory, without links; none in one that is gone. ``closed`` gets one that is closed."""
     try:
         return sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
     except (FileNotFoundError, NotADirectoryError):

@@ -84,7 +84,7 @@ class Shaped:
             self._shape[dim] = tokens
 
     def handed_over(self) -> Any:
-        """It as tvm-ffi has it, which follows its number of tokens."""
+        """A tensor of tvm-ffi, whose shape follows ``set_tokens`` and ``set_layout``."""
         import tvm_ffi
 
         return tvm_ffi.from_dlpack(self)

@@ -38,7 +38,7 @@ class Check:
 
     @property
     def id(self) -> str:
-        """It in words that name it alone, such as ``norm.rmsnorm::results::cpu``."""
+        """The name of this check alone, such as ``norm.rmsnorm::results::cpu``."""
         return "::".join(filter(None, (self.about, self.name, self.device)))
 
     def run(self) -> str | None:
