@@ -48,7 +48,6 @@ def directory(tmp_path, monkeypatch):
 def machine(directory, server, key, monkeypatch):
     """Settings of a machine that asks the server, and of one that publishes there."""
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "sgljit_remote.triton:Manager")
-    monkeypatch.setenv("TRITON_REMOTE_CACHE_BACKEND", "sgljit_remote.triton:Backend")
     monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(key.parent / "trusted"))
     monkeypatch.setenv("SGLJIT_SIGNING_KEY", str(key))
     monkeypatch.setenv("SGLJIT_REMOTE", server.url)
@@ -109,6 +108,15 @@ def test_another_machine_gets_the_kernel_by_one_request(machine, server, publish
     assert kernel.metadata.target.arch == 90
     assert len(server.requests) == 1
     assert said() == []
+
+
+def test_tritons_own_manager_of_remote_caches_takes_it_too(machine, published, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:RemoteCacheManager")
+    monkeypatch.setenv("TRITON_REMOTE_CACHE_BACKEND", "sgljit_remote.triton:Backend")
+    machine("second")
+    kernel, was_compiled = compiled()
+    assert not was_compiled
+    assert kernel.asm["cubin"] == published
 
 
 def test_a_machine_that_has_the_kernel_asks_nobody(machine, server, published):
