@@ -125,8 +125,7 @@ def _ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
         if _is_wrapper(one):
             continue
         try:
-            answer = one.function(*(arguments[name] for name in one.argnames))
-            if answer is not None:
+            if (answer := one.function(*(arguments[name] for name in one.argnames))) is not None:
                 answers.append(take(answer))
         except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
             from . import discovery

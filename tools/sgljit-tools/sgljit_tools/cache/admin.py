@@ -20,6 +20,7 @@ from sgljit_core import log, paths
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.explain import Explanation
 from sgljit_core.cache.manifest import Manifest, ManifestError
+from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError, StorageError, UntrustedCacheError
 from sgljit_core.machine import roots
 
@@ -190,8 +191,10 @@ def import_archive(file: str | Path, directory: Path | None = None) -> int:
     """Put the artifacts of an archive into a root, and count them.
 
     Raises:
-        ArchiveError: the file is no archive of artifacts, or is damaged.
+        ArchiveError: the file is no archive of artifacts, or is damaged; or keys are trusted, and it has no signatures.
     """
+    if settings().must_be_signed:
+        raise archive.ArchiveError(f"{file} is unsigned, which SGLJIT_TRUSTED_KEYS forbids: see `sgljit-remote export`")
     return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
 
 
