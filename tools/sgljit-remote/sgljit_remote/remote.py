@@ -142,7 +142,9 @@ class Session:
         self._archives: dict[str, Archive] | None = None
         self._taken: dict[str, Path] = {}  # by the place of an artifact that an archive brought, its root
         self._refused: set[str] = set()
-        self._leased: dict[str, str] = {}  # the names of objects that other machines wait for, ours by their source keys
+        self._leased: dict[
+            str, str
+        ] = {}  # the names of objects that other machines wait for, ours by their source keys
         self._is_down = False
 
     def fetch(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:

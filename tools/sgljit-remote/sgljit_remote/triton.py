@@ -133,7 +133,9 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
         if not (found := self._backend.get([name])):
             return None
         contents = self._backend.get(_children(found[name]))
-        group = {child: self._files.get_file(child) or str(self._files.put(data, child)) for child, data in contents.items()}
+        group = {
+            child: self._files.get_file(child) or str(self._files.put(data, child)) for child, data in contents.items()
+        }
         if group != self._files.get_group(filename):  # such as in a directory that was moved
             self._files.put_group(filename, group)
         return group
