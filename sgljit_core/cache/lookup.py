@@ -38,7 +38,7 @@ class Tier:
     name: str = "cache"
 
     def read(self, directory: Path) -> Artifact | None:
-        """An artifact of this tier, as ``read`` does. With ``SGLJIT_TRUSTED_KEYS`` one of somebody else must be signed."""
+        """An artifact of this tier, as ``read`` does. With ``SGLJIT_TRUSTED_KEYS`` others must have signed theirs."""
         artifact = read(directory, None if self.vouched else self.root)
         if artifact is not None and settings().must_be_signed and self.name in ("prebuilt", "carried", "plugin"):
             try:

@@ -1,4 +1,4 @@
-"""Whose code is in a wheel, or in a directory of prebuilt artifacts? With ``SGLJIT_TRUSTED_KEYS`` each needs a signature.
+"""Whose code do wheels carry, and directories of prebuilt artifacts? With ``SGLJIT_TRUSTED_KEYS`` it must be signed.
 
 The file ``signature`` beside a manifest is the one that an object of a remote has. The core asks ``check`` before it
 loads what somebody else compiled. What this user compiled lies in the own cache, and needs none.
@@ -52,7 +52,7 @@ def _trusted(places: tuple[Path, ...]) -> tuple[TrustedKey, ...]:
 def _signature(directory: Path) -> bytes | None:
     try:
         descriptor = os.open(directory / SIGNATURE, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
+        with os.fdopen(descriptor, "rb") as file:
             return file.read(_SIZE + 1)
     except FileNotFoundError:
         return None
@@ -127,6 +127,7 @@ def _with(record: str, files: dict[str, bytes]) -> str:
     for name, content in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         rows.append((name, f"sha256={digest}", str(len(content))))
+    rows.sort(key=lambda row: row[0].endswith("/RECORD"))
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(sorted(rows, key=lambda row: row[0].endswith("/RECORD")))
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

@@ -108,7 +108,7 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]  # Triton has no types
 class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
     """Triton's directory, and the remote for what is not there. What it brings serves without a remote, too."""
 
-    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:  # noqa: FBT001, FBT002 - Triton's
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         self._files = FileCacheManager(key, override=override, dump=dump)
         self._backend = None if override or dump else Backend(key)
 
@@ -119,7 +119,7 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
             return str(self._files.put(found[filename], filename))
         return path
 
-    def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:  # noqa: FBT001, FBT002 - Triton's
+    def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
         """Keep a file, and publish it."""
         if self._backend is not None:
             self._backend.put(filename, data if isinstance(data, bytes) else str(data).encode())

@@ -131,7 +131,7 @@ def test_keys_that_cannot_be_used_refuse_everything(prebuilt, trusted, monkeypat
     carried.sign_directory(prebuilt.parents[4], trusted)
     for places in (tmp_path / "nothing", ":"):
         monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(places))
-        with pytest.raises(ManifestError, match="SGLJIT_TRUSTED_KEYS names|cannot be read"):
+        with pytest.raises(ManifestError, match=r"SGLJIT_TRUSTED_KEYS names|cannot be read"):
             found(prebuilt, "prebuilt", False)
 
 
@@ -217,7 +217,7 @@ def test_what_is_no_wheel_or_is_damaged_is_not_signed(wheel, prebuilt, key, tmp_
             archive.writestr(name, b"evil" if name.endswith("module.so") else content)
     altered = wheel.read_bytes()
     assert altered != before
-    with pytest.raises(RefusedObjectError, match="module.so is not the one that its manifest says"):
+    with pytest.raises(RefusedObjectError, match=r"module\.so is not the one that its manifest says"):
         commands.sign([wheel], key)
     assert wheel.read_bytes() == altered
     with pytest.raises(ManifestError):

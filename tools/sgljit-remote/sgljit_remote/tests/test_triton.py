@@ -298,7 +298,8 @@ def test_a_library_of_another_machine_is_refused(machine, server, monkeypatch, s
     assert backend.Backend("KEY").get(["launcher.so"]) == {}
     assert said() == []
     other = server.requests[-1].partition(" ")[2]
-    assert other.startswith("/sgljit-1/triton/cpython-") and other != name
+    assert other.startswith("/sgljit-1/triton/cpython-")
+    assert other != name
     server.objects[other] = server.objects[name]
     assert backend.Backend("KEY").get(["launcher.so"]) == {}
     (warning,) = said()

@@ -20,7 +20,6 @@ from sgljit_core import log, paths
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.explain import Explanation
 from sgljit_core.cache.manifest import Manifest, ManifestError
-from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError, StorageError, UntrustedCacheError
 from sgljit_core.machine import roots
 
@@ -193,8 +192,6 @@ def import_archive(file: str | Path, directory: Path | None = None) -> int:
     Raises:
         ArchiveError: the file is no archive of artifacts, or is damaged; or keys are trusted, and it has no signatures.
     """
-    if settings().must_be_signed:
-        raise archive.ArchiveError(f"{file} is unsigned, which SGLJIT_TRUSTED_KEYS forbids: see `sgljit-remote export`")
     return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
 
 
