@@ -94,7 +94,7 @@ def nothing(server: served.Server, directory: Path) -> None:
     pass
 
 
-# What fails, whether the artifact is taken, and the years that the clock is ahead.
+# By name: the fault, whether the artifact is taken, and the years that the clock is ahead.
 CASES: dict[str, tuple[Prepare, bool, int]] = {
     "none": (nothing, True, 0),
     "connection refused": (nothing, False, 0),

@@ -1,7 +1,7 @@
 """Whose code do wheels carry, and directories of prebuilt artifacts? With ``SGLJIT_TRUSTED_KEYS`` it must be signed.
 
 The file ``signature`` beside a manifest is the one that an object of a remote has. The core asks ``check`` before it
-loads what somebody else compiled. What this user compiled lies in the own cache, and needs none.
+loads what somebody else compiled. The own cache has what this user compiled, and needs no signatures.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sign_directory(root: Path, key: Ed25519PrivateKey) -> int:
     """Sign the artifacts below a directory of prebuilt ones, each beside its manifest; returns their number.
 
     Raises:
-        ManifestError: one is damaged. Those before it are signed.
+        ManifestError: one is damaged. The ones before it are signed.
         OSError: the directory takes no files.
     """
     places = [path.parent for path in sorted(root.glob(_ENTRIES))]

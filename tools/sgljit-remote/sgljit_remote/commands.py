@@ -93,7 +93,7 @@ def _choice(families: list[str] | None, targets: list[str] | None) -> transfer.C
 
 
 class KeyAction(enum.Enum):
-    """What is done with keys."""
+    """The words after ``sgljit key``."""
 
     NEW = "new"
 

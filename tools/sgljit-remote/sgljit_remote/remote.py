@@ -159,7 +159,7 @@ class Session:
         return self._found_or_leased(object_name(location, toolchain_key), location.name, look)
 
     def _found_or_leased(self, name: str, key: str, look: Callable[[], T | None]) -> T | None:
-        """What ``look`` finds, here or as another machine publishes it; None where this one is to compile it.
+        """The answer of ``look``, now or when another machine has published; None where this one is to compile.
 
         Args:
             key: of the lease, for ``release``.

@@ -91,7 +91,7 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]  # Triton has no types
         return files or {}
 
     def _place(self, name: str) -> str:
-        """What a file may be used for: the machines, and Triton's key; "" where it is not shared.
+        """The machines that may use a file, and Triton's key; "" where it is not shared.
 
         Triton's key covers the GPU's architecture. A kernel needs no more. Times are those of a chip, and other files
         are libraries for this Python and this C library.
@@ -106,7 +106,7 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]  # Triton has no types
 
 
 class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
-    """Triton's directory, and the remote for what is not there. What it brings serves without a remote, too."""
+    """Triton's directory, and the remote for what is not there. Files that it brings serve without a remote, too."""
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         self._files = FileCacheManager(key, override=override, dump=dump)
