@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 
 from triton.runtime.cache import CacheManager, FileCacheManager, RemoteCacheBackend
 
+from sgljit_core.builds import policy
+
 from . import remote, signing
 from .counts import count
 from .errors import RefusedObjectError
@@ -66,7 +68,7 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]  # Triton has no types
         if self._is_group and not filename.startswith(_GROUP):
             return
         files, self._files = self._files, {}
-        session, place = remote.current(), self._place(filename)
+        session, place = _session(), self._place(filename)
         if session is not None and session.is_writable and place:
             session.give(_object(place, filename), lambda key: pack(place, filename, files, key))
 
@@ -81,7 +83,7 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]  # Triton has no types
 
     def _brought(self, name: str) -> dict[str, bytes]:
         """The files of an object of the remote; none where it has none that can be used."""
-        session, place = remote.current(), self._place(name)
+        session, place = _session(), self._place(name)
         if session is None or not place:
             return {}
         is_kernel = name.startswith(_GROUP)
@@ -145,6 +147,11 @@ class Manager(CacheManager):  # type: ignore[misc]  # Triton has no types
         if self._backend is not None:
             self._backend.put(f"{_GROUP}{filename}", json.dumps({"child_paths": sorted(group)}).encode())
         return str(self._files.put_group(filename, dict(group)))
+
+
+def _session() -> remote.Session | None:
+    """The session with the remote; None, too, after the warm-up and while a graph is captured."""
+    return remote.current() if policy.may_fetch() else None
 
 
 def _object(place: str, name: str) -> str:

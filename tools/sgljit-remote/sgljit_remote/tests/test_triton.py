@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sgljit_core.builds import policy
 from sgljit_remote import lease, remote, signing, stats
 from sgljit_remote.errors import RefusedObjectError
 
@@ -258,6 +259,14 @@ def test_a_remote_that_is_down_costs_one_time_out_and_one_warning(machine, serve
     assert compiled()[1]
     assert server.requests == []
     assert len(said()) == 1
+
+
+@pytest.mark.parametrize("is_writable", [False, True])
+def test_after_the_warm_up_nothing_is_asked(machine, server, published, monkeypatch, is_writable):
+    machine("second", mode="readwrite" if is_writable else "read")
+    monkeypatch.setattr(policy, "_frozen", ["warn"])
+    assert compiled()[1]
+    assert server.requests == []
 
 
 def test_without_keys_a_remote_over_a_network_is_not_asked(machine, server, published, said, monkeypatch):
