@@ -40,6 +40,7 @@ class Settings:
         jit: ``SGLJIT_JIT``: whether compiling on demand is allowed: ``on`` (the default), ``warn`` or ``error``.
         jobs: ``SGLJIT_JOBS``: the number of compilers that a process runs at once; by default by cores and memory.
         lock: ``SGLJIT_LOCK``: a file that ``sgljit lock`` wrote: a plugin that differs is refused; by default none is.
+        must_be_signed: ``SGLJIT_TRUSTED_KEYS``: whether it names keys: what others compiled must be signed by one then.
         trust_shared_cache: ``SGLJIT_TRUST_SHARED_CACHE``: with ``1``, accept caches that others can write.
         cache_home: ``XDG_CACHE_HOME``, else ``~/.cache``: the directory of the user's caches; None without a home.
         runtime_dir: ``XDG_RUNTIME_DIR``: the user's own directory for what is lost at a reboot, if there is one.
@@ -59,6 +60,7 @@ class Settings:
     jit: Mode
     jobs: int | None
     lock: Path | None
+    must_be_signed: bool
     trust_shared_cache: bool
     cache_home: Path | None
     runtime_dir: Path | None
@@ -68,7 +70,7 @@ _VARIABLES = (
     *("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "CXX", "PATH", "TVM_FFI_CUDA_ARCH_LIST"),
     *("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),  # HOME is the meaning of "~"
     *("SGLJIT_CACHE_DIR", "SGLJIT_CUDA_ARCH", "SGLJIT_CXX", "SGLJIT_HIPCC", "SGLJIT_JIT", "SGLJIT_JOBS", "SGLJIT_LOCK"),
-    *("SGLJIT_NVCC", "SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUST_SHARED_CACHE"),
+    *("SGLJIT_NVCC", "SGLJIT_PLUGINS", "SGLJIT_PREBUILT_PATH", "SGLJIT_TRUSTED_KEYS", "SGLJIT_TRUST_SHARED_CACHE"),
 )
 
 
@@ -111,6 +113,7 @@ def _interpret(values: tuple[str | None, ...]) -> Settings:
         jit=_one_of(given, "SGLJIT_JIT", get_args(Mode)),
         jobs=_jobs(given),
         lock=_absolute("SGLJIT_LOCK must be an absolute path", lock) if lock else None,
+        must_be_signed="SGLJIT_TRUSTED_KEYS" in given,
         trust_shared_cache=_one_of(given, "SGLJIT_TRUST_SHARED_CACHE", ("0", "1")) == "1",
         cache_home=_cache_home(given),
         runtime_dir=Path(given["XDG_RUNTIME_DIR"]) if "XDG_RUNTIME_DIR" in given else None,
@@ -139,9 +142,8 @@ def _absolute(rule: str, name: str) -> Path:
 def _one_of(given: Mapping[str, str], name: str, values: tuple[T, ...]) -> T:
     """The value of a variable, one of ``values``; the first if it is unset."""
     value = given.get(name, values[0]).lower()
-    for known in values:
-        if value == known:
-            return known
+    if value in values:
+        return values[values.index(value)]
     raise ConfigError(f"{name} must be one of {', '.join(values)}; got {value!r}")
 
 

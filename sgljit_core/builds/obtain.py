@@ -61,8 +61,7 @@ class Finder(Generic[T]):
         """Look in all tiers."""
         request = self.request
         for tiers in self.tiers():
-            found = self._load(lookup.find(tiers, request.location, request.toolchain_key, request.serves))
-            if found is not None:
+            if (found := self.find_in(*tiers)) is not None:
                 return found
         every = [tier for tiers in self.tiers() for tier in tiers]
         found = self._load(lookup.find_of_another_core(every, request.location, request.source, request.serves))
@@ -86,9 +85,7 @@ class Finder(Generic[T]):
                 log.once("prebuilt_missing", str(root), f"SGLJIT_PREBUILT_PATH names {root}, which is not a directory")
         carried = self.request.build.carried
         yield [*prebuilt, *([Tier(carried, True, "carried")] if carried else []), Tier(self.request.root)]
-        vouched = [Tier(directory, True, "plugin") for directory in hooks.prebuilt_roots()]
-        if vouched:
-            yield vouched
+        yield [Tier(directory, True, "plugin") for directory in hooks.prebuilt_roots()]
 
     def _load(self, search: Search) -> tuple[T] | None:
         """Load what was found. An artifact that is damaged or that this machine cannot load counts as none."""

@@ -151,6 +151,5 @@ def _difference(name: str, wanted: str | None, found: str | None) -> list[str]:
 
 def _short(name: str, version: str | None) -> str:
     """The version inside a compiler's version line: "13.0.88" of "Cuda compilation tools, release 13.0, V13.0.88"."""
-    if version is None:
-        return "(none)"
-    return version.rpartition(", V")[2] if name == "nvcc" and ", V" in version else version
+    version = version or "(none)"
+    return version.rpartition(", V")[2] if name == "nvcc" else version

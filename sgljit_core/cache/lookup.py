@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import importlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sgljit_core import paths
+from sgljit_core.config import settings
 from sgljit_core.errors import UntrustedCacheError
 from sgljit_core.machine import roots
 
@@ -34,6 +36,16 @@ class Tier:
     root: Path
     vouched: bool = False
     name: str = "cache"
+
+    def read(self, directory: Path) -> Artifact | None:
+        """An artifact of this tier, as ``read`` does. With ``SGLJIT_TRUSTED_KEYS`` others must have signed theirs."""
+        artifact = read(directory, None if self.vouched else self.root)
+        if artifact is not None and settings().must_be_signed and self.name in ("prebuilt", "carried", "plugin"):
+            try:
+                importlib.import_module("sgljit_remote.carried").check(directory, artifact.manifest)
+            except ModuleNotFoundError as error:
+                raise ManifestError(f"SGLJIT_TRUSTED_KEYS needs sgljit-remote: {error}") from error
+        return artifact
 
 
 @dataclass(frozen=True)
@@ -85,20 +97,17 @@ def find(
     """
 
     def candidates(tier: Tier, damaged: list[Damage]) -> Iterator[Artifact]:
-        root, place = None if tier.vouched else tier.root, tier.root / location.path
+        place = tier.root / location.path
         for name in _names(place, toolchain_key, only=not tier.vouched):
             try:
-                artifact = read(place / name, root)
+                artifact = tier.read(place / name)
             except ManifestError as error:
                 damaged.append(Damage(place / name, str(error)))
                 continue
             if artifact is None:
                 continue
-            if tier.vouched:
-                usable = serves(artifact.manifest.toolchain)
-            else:
-                usable = not _changed(artifact.manifest, has_toolchain=toolchain_key is not None)
-            if usable:
+            manifest, has_toolchain = artifact.manifest, toolchain_key is not None
+            if serves(manifest.toolchain) if tier.vouched else not _changed(manifest, has_toolchain=has_toolchain):
                 yield artifact
 
     return _first(tiers, candidates)
@@ -120,7 +129,7 @@ def find_of_another_core(
             try:
                 manifest = read_manifest(directory)
                 usable = without_core(manifest.source) == wanted and serves(manifest.toolchain)
-                if usable and (artifact := read(directory)) is not None:
+                if usable and (artifact := tier.read(directory)) is not None:
                     yield artifact
             except ManifestError as error:  # noqa: PERF203 - a damaged artifact hides no other
                 damaged.append(Damage(directory, str(error)))

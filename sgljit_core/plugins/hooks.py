@@ -46,7 +46,7 @@ def header_directories(name: str) -> list[Path]:
 @collector_paused()
 def prebuilt_roots() -> list[Path]:
     """The directories of finished artifacts that plugins name. They are as trusted as the code that names them."""
-    from . import discovery  # imports importlib_metadata, which takes longer than a hit
+    from . import discovery  # reads the metadata of all distributions, which takes longer than a hit
 
     if not discovery.entry_points(discovery.EXTENSIONS, settings().plugins):  # so that pluggy need not be imported
         return []
@@ -125,8 +125,7 @@ def _ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
         if _is_wrapper(one):
             continue
         try:
-            answer = one.function(*(arguments[name] for name in one.argnames))
-            if answer is not None:
+            if (answer := one.function(*(arguments[name] for name in one.argnames))) is not None:
                 answers.append(take(answer))
         except Exception as error:  # noqa: BLE001 - it is a plugin's, and may be anything
             from . import discovery

@@ -97,6 +97,5 @@ def _convert_float(value: float) -> str:
     if math.isnan(value):  # as bits, like infinity: NVRTC has no literal and no built-in function for either
         return "__builtin_bit_cast(double, 0x7ff8000000000000ull)"
     if math.isinf(value):
-        infinity = "__builtin_bit_cast(double, 0x7ff0000000000000ull)"
-        return infinity if value > 0 else f"-{infinity}"
+        return f"{'-' if value < 0 else ''}__builtin_bit_cast(double, 0x7ff0000000000000ull)"
     return repr(value)

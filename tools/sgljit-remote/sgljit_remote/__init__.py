@@ -7,8 +7,9 @@ whose they are; ``index`` says what archives hold; ``remote`` puts these togethe
 many artifacts at once, and ``cli`` for people. ``ranks`` hands artifacts from one rank of a job to the others, and
 ``handed`` is what the hooks know of that. ``counts`` counts all of it. ``lease`` lets one of several machines compile
 for all. ``triton`` is the remote cache of Triton itself. ``bundles`` puts the compiled artifacts of other libraries,
-whose directories and keys ``parts`` knows, into a file with ours. ``lock`` says which plugins may be imported,
-``owned`` whether another user could have written a file, and ``commands`` are those that ``sgljit`` gets.
+whose directories and keys ``parts`` knows, into a file with ours. ``carried`` verifies what wheels carry. ``lock`` says
+which plugins may be imported, ``owned`` whether another user could have written a file, and ``commands`` are those that
+``sgljit`` gets.
 """
 
 from typing import TYPE_CHECKING

@@ -59,19 +59,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _new_key(given: argparse.Namespace) -> int:
-    if given.days is not None and not 0 < given.days <= _MOST_DAYS:
-        raise ConfigError(f"--days takes a number from 1 to {_MOST_DAYS}; got {given.days}")
-    until = datetime.now(timezone.utc).date() + timedelta(days=given.days) if given.days else None
-    public = signing.new_key(given.file, until)
-    print(f"wrote {given.file}, which signs (keep it secret), and {public}, which others name in SGLJIT_TRUSTED_KEYS")
+    print(new_key(given.file, given.days))
     return 0
+
+
+def new_key(file: Path, days: int | None) -> str:
+    """Make a key that is valid for so many days, or without end; what to say. Raises ConfigError and KeyFileError."""
+    if days is not None and not 0 < days <= _MOST_DAYS:
+        raise ConfigError(f"--days takes a number from 1 to {_MOST_DAYS}; got {days}")
+    until = datetime.now(timezone.utc).date() + timedelta(days=days) if days else None
+    public = signing.new_key(file, until)
+    return f"wrote {file}, which signs (keep it secret), and {public}, which others name in SGLJIT_TRUSTED_KEYS"
 
 
 def _opened(given: argparse.Namespace) -> tuple[Remote, Path, Choice]:
     if not (given.remote or config.url()):
         raise ConfigError("no remote is named: set SGLJIT_REMOTE to a URL, or give --remote URL")
-    if given.name and not re.fullmatch(r"[\w-]{1,100}", given.name, re.ASCII):
-        raise ConfigError(f"--name takes letters, digits, '-' and '_'; got {given.name!r}")
+    _check_name(given.name)
     if not given.timeout > 0:
         raise ConfigError(f"--timeout takes a number of seconds of more than 0; got {given.timeout:g}")
     key = getattr(given, "sign", None)
@@ -81,23 +85,49 @@ def _opened(given: argparse.Namespace) -> tuple[Remote, Path, Choice]:
     return Remote(settings), root, Choice([name.replace("-", "_") for name in given.families], given.target)
 
 
+def _check_name(name: str) -> None:
+    if name and not re.fullmatch(r"[\w-]{1,100}", name, re.ASCII):
+        raise ConfigError(f"--name takes letters, digits, '-' and '_'; got {name!r}")
+
+
 def _push(given: argparse.Namespace) -> int:
     remote, root, choice = _opened(given)
-    how = {"dry_run": given.dry_run, "progress": print, "replace": given.replace}
-    count = transfer.push(remote, root, choice, given.name, **how)
+    return push(remote, choice, given.name, root, dry_run=given.dry_run, replace=given.replace)
+
+
+def push(
+    remote: Remote, choice: Choice, name: str, root: Path | None = None, *, dry_run: bool, replace: bool = False
+) -> int:
+    """Publish the artifacts of a root, by default the cache, and say so; the exit status.
+
+    Raises ConfigError: there is none; and as ``transfer.push``.
+    """
+    _check_name(name)
+    root = root or paths.cache_root()
+    count = transfer.push(remote, root, choice, name, dry_run=dry_run, progress=print, replace=replace)
     if count == 0:
         raise ConfigError(
             f"nothing to push: {root} holds no such artifact; `sgljit cache list` lists those that it has"
         )
-    print(f"{count} artifacts {'would be' if given.dry_run else 'are'} in {remote.store.shown}")
+    print(f"{count} artifacts {'would be' if dry_run else 'are'} in {remote.store.shown}")
     return 0
 
 
 def _pull(given: argparse.Namespace) -> int:
-    if given.name and (given.families or given.target):
-        raise ConfigError("--name is one archive, which is pulled whole: leave out the families and --target")
     remote, root, choice = _opened(given)
-    pulled = transfer.pull(remote, root, choice, given.name, dry_run=given.dry_run, progress=print)
+    return pull(remote, choice, given.name, root, dry_run=given.dry_run)
+
+
+def pull(remote: Remote, choice: Choice, name: str, root: Path | None = None, *, dry_run: bool) -> int:
+    """Put the artifacts of archives into a root, by default the cache, and say so; the exit status.
+
+    Raises ConfigError: a name and families are given; and as ``transfer.pull``.
+    """
+    _check_name(name)
+    if name and (choice.families or choice.targets):
+        raise ConfigError("--name is one archive, which is pulled whole: leave out the families and --target")
+    root = root or paths.cache_root()
+    pulled = transfer.pull(remote, root, choice, name, dry_run=dry_run, progress=print)
     print(f"{pulled.new} artifacts are new in {root}, {pulled.there} were there, {pulled.refused} were refused")
     return 1 if pulled.refused else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import runpy
 import sys
 from collections.abc import Callable
@@ -14,13 +15,13 @@ from sgljit_core import paths
 from sgljit_core.errors import ConfigError
 from sgljit_core.plugins.discovery import Plugin
 
-from . import bundles, config, lock, signing, transfer
+from . import bundles, carried, cli, config, lock, signing, transfer
 from .errors import LockError, PluginDiffersError
 from .remote import Remote
 
 T = TypeVar("T")
 
-_SECONDS = 600.0  # for a bundle, which may be large
+_SECONDS, _SECONDS_OF_A_BUNDLE = 60.0, 600.0
 
 
 def lock_plugins(
@@ -42,6 +43,70 @@ def lock_plugins(
     typer.echo(f"wrote {file}")
 
 
+def sign(
+    places: Annotated[list[Path], typer.Argument(help="Wheels, and directories of prebuilt artifacts.")],
+    key: Annotated[Path | None, typer.Option("--sign", help="The private key; by default SGLJIT_SIGNING_KEY.")] = None,
+) -> None:
+    """Sign the artifacts that wheels carry, or that directories of SGLJIT_PREBUILT_PATH hold.
+
+    A process with SGLJIT_TRUSTED_KEYS loads no others from there.
+    """
+    named = key or config.settings(str(places[0].absolute())).signing_key
+    if named is None:
+        raise ConfigError("no key to sign with: name one with --sign, or in SGLJIT_SIGNING_KEY")
+    private = signing.private_key(named)
+    for place in places:
+        did = carried.sign_directory if place.is_dir() else carried.sign_wheel
+        if (count := did(place, private)) == 0:
+            raise ConfigError(f"{place} has no artifact to sign; a wheel gets its own by `sgljit wheel`")
+        typer.echo(f"signed {count} artifacts in {place}")
+
+
+def push(
+    families: Annotated[list[str] | None, typer.Argument(help="Such as norm; by default all.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Such as sm_90a; may be repeated.")] = None,
+    name: Annotated[str, typer.Option(help="One archive of this name, such as that of a model.")] = "",
+    sign: Annotated[Path | None, typer.Option(help="The private key; by default SGLJIT_SIGNING_KEY.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Also what is there, to sign it anew.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be done.")] = False,
+) -> None:
+    """Publish the artifacts of the cache on SGLJIT_REMOTE, each by itself and in an archive for each family and target.
+
+    After `sgljit prepare`, with --name MODEL, that is all that a model asks for.
+    """
+    cli.push(_remote(sign), _choice(families, target), name, dry_run=dry_run, replace=replace)
+
+
+def pull(
+    families: Annotated[list[str] | None, typer.Argument(help="Such as norm; by default all.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Such as sm_90a; may be repeated.")] = None,
+    name: Annotated[str, typer.Option(help="One archive of this name, such as that of a model.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be done.")] = False,
+) -> None:
+    """Put the artifacts of archives of SGLJIT_REMOTE into the cache."""
+    if status := cli.pull(_remote(), _choice(families, target), name, dry_run=dry_run):
+        raise typer.Exit(status)
+
+
+def _choice(families: list[str] | None, targets: list[str] | None) -> transfer.Choice:
+    return transfer.Choice([name.replace("-", "_") for name in families or ()], targets or ())
+
+
+class KeyAction(enum.Enum):
+    """The words after ``sgljit key``."""
+
+    NEW = "new"
+
+
+def key(
+    action: Annotated[KeyAction, typer.Argument(help="Make a new one.")],
+    file: Annotated[Path, typer.Argument(help="The file of the private key; the public key gets FILE.pub.")],
+    days: Annotated[int | None, typer.Option(help="How long the key is valid; by default without end.")] = None,
+) -> None:
+    """Make a key that signs artifacts."""
+    typer.echo(cli.new_key(file, days))
+
+
 def bundle(
     file: Annotated[Path, typer.Argument(help="The file to write.")],
     program: Annotated[
@@ -55,7 +120,7 @@ def bundle(
     It has the graphs of torch.compile that PROGRAM compiled, or had from a cache, as torch gives them to the process
     that used them. Put -- before a PROGRAM with options.
     """
-    remote = _remote(sign) if push else None
+    remote = _remote(sign, _SECONDS_OF_A_BUNDLE) if push else None
     if remote is not None:
         remote.signer()  # fails before the program runs, where keys are trusted and none signs
     if program:
@@ -80,7 +145,7 @@ def unbundle(
     A trusted key must have signed it, and it must be for a machine like this one.
     """
     if pull:
-        transfer.pull_bundle(_remote(), file, pull)
+        transfer.pull_bundle(_remote(None, _SECONDS_OF_A_BUNDLE), file, pull)
     for name, laid in bundles.unbundle(file, *(part or ())).items():
         typer.echo(f"{name}: {laid.new} are new, {laid.there} were there")
 
@@ -97,12 +162,12 @@ def _run(program: list[str]) -> None:
             raise
 
 
-def _remote(key: Path | None = None) -> Remote:
-    """The remote of the environment."""
+def _remote(key: Path | None = None, seconds: float = _SECONDS) -> Remote:
+    """The remote of the environment, with this limit for each object."""
     if not config.url():
         raise ConfigError("no remote is named: set SGLJIT_REMOTE to a URL")
     settings = config.settings()
-    return Remote(settings._replace(timeout=_SECONDS, signing_key=key or settings.signing_key))
+    return Remote(settings._replace(timeout=seconds, signing_key=key or settings.signing_key))
 
 
 def _check(file: Path, plugins: dict[str, Plugin]) -> None:

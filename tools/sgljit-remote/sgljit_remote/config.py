@@ -42,6 +42,11 @@ def url() -> str:
     return os.environ.get("SGLJIT_REMOTE", "").strip().rstrip("/")
 
 
+def trusted_keys() -> tuple[Path, ...]:
+    """The files and directories of the keys that are trusted."""
+    return tuple(map(Path, filter(None, os.environ.get("SGLJIT_TRUSTED_KEYS", "").strip().split(os.pathsep))))
+
+
 def settings(named: str = "") -> Settings:
     """Read the environment, but for the remote that is ``named``. Raises ConfigError for an invalid variable."""
     given = {name: value.strip() for name, value in os.environ.items() if value.strip()}
@@ -57,7 +62,7 @@ def settings(named: str = "") -> Settings:
         timeout=_seconds(given, "SGLJIT_REMOTE_TIMEOUT"),
         may_compile=given.get("SGLJIT_JIT", "").lower() != "error",
         unsigned=_one_of(given, "SGLJIT_REMOTE_UNSIGNED", ("0", "1")) == "1",
-        trusted_keys=tuple(map(Path, filter(None, given.get("SGLJIT_TRUSTED_KEYS", "").split(os.pathsep)))),
+        trusted_keys=trusted_keys(),
         signing_key=Path(key) if key else None,
     )
 

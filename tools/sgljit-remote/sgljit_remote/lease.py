@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sgljit_core import log
 from sgljit_core.machine.forks import ForkLock
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .remote import Remote
+
+T = TypeVar("T")
 
 SECONDS = 30.0  # longer than most kernels take to compile
 MOST_SECONDS = 300.0  # of all waits, also where leases change again and again
@@ -31,7 +32,7 @@ _LARGEST = 64
 
 def lease_name(name: str) -> str:
     """The name of the lease of an object."""
-    return f"{name.removesuffix('.zip')}.lease"
+    return f"{name.removesuffix('.zip').removesuffix('.bin')}.lease"
 
 
 class Patience:
@@ -54,11 +55,11 @@ class Patience:
             self.most -= now - start
 
 
-def taken_or_found(remote: Remote, name: str, look: Callable[[], Path | None], patience: Patience) -> Path | None:
+def taken_or_found(remote: Remote, name: str, look: Callable[[], T | None], patience: Patience) -> T | None:
     """Take the lease of an object, or wait until another machine has published it.
 
     Args:
-        look: looks for the object; the root that it was kept below, or None.
+        look: looks for the object; what was found, or None.
         patience: of this process.
 
     Returns:

@@ -142,7 +142,9 @@ class Session:
         self._archives: dict[str, Archive] | None = None
         self._taken: dict[str, Path] = {}  # by the place of an artifact that an archive brought, its root
         self._refused: set[str] = set()
-        self._leased: dict[str, str] = {}  # by source key, the names of objects that other machines wait for
+        self._leased: dict[
+            str, str
+        ] = {}  # the names of objects that other machines wait for, ours by their source keys
         self._is_down = False
 
     def fetch(self, location: Path, toolchain_key: str | None, root: Path) -> Path | None:
@@ -151,11 +153,21 @@ class Session:
             found = None if self._is_down else self._guarded(lambda: self._by_archive(location, toolchain_key, root))
         if found is not None or self._is_down:
             return found
-        found = self._guarded(lambda: self._by_itself(location, toolchain_key, root))
-        name = object_name(location, toolchain_key)
-        if found is not None or toolchain_key is None or name in self._refused or not self._may_compile_for_all():
+        look = functools.partial(self._by_itself, location, toolchain_key, root)
+        if toolchain_key is None:
+            return self._guarded(look)
+        return self._found_or_leased(object_name(location, toolchain_key), location.name, look)
+
+    def _found_or_leased(self, name: str, key: str, look: Callable[[], T | None]) -> T | None:
+        """The answer of ``look``, now or when another machine has published; None where this one is to compile.
+
+        Args:
+            key: of the lease, for ``release``.
+        """
+        found = self._guarded(look)
+        if found is not None or name in self._refused or not self._may_compile_for_all():
             return found
-        return self._guarded(lambda: self._by_another(name, location, toolchain_key, root))
+        return self._guarded(lambda: self._by_another(name, key, look))
 
     def _may_compile_for_all(self) -> bool:
         """Whether what is compiled here is published, so that other machines may wait for it."""
@@ -177,23 +189,22 @@ class Session:
 
         return lease.Patience()
 
-    def _by_another(self, name: str, location: Path, toolchain_key: str, root: Path) -> Path | None:
-        """Wait for another machine that compiles the artifact; None where this one is to compile it."""
+    def _by_another(self, name: str, key: str, look: Callable[[], T | None]) -> T | None:
+        """Wait for another machine that compiles the object; None where this one is to compile it."""
         from . import lease
 
         try:
-            look = functools.partial(self._by_itself, location, toolchain_key, root)
             found = lease.taken_or_found(self._remote, name, look, self._patience)
         except RefusedObjectError as error:
             self._remote.refuse(lease.lease_name(name), str(error))
             return None
         if found is None:
-            self._leased[location.name] = name
+            self._leased[key] = name
         return found
 
-    def release(self, source_key: str) -> None:
+    def release(self, key: str) -> None:
         """Let other machines no longer wait for what was published, or could not be compiled here."""
-        name = self._leased.pop(source_key, None)
+        name = self._leased.pop(key, None)
         if name is not None and not self._is_down:
             from . import lease
 
@@ -219,20 +230,28 @@ class Session:
         """Whether what is compiled here is published."""
         return self._remote.settings.is_writable
 
-    def bring(self, name: str, most: int) -> bytes | None:
-        """An object of another kind, which the caller verifies; None where there is none."""
+    def bring(self, name: str, most: int, unpack: Callable[[bytes], T], *, is_leased: bool) -> T | None:
+        """An object of another kind, as ``unpack`` gives it; None where there is none that can be used.
+
+        One that is refused is replaced when it is published from here.
+
+        Args:
+            unpack: verifies the object, or raises RefusedObjectError.
+            is_leased: where it is missing, one machine makes it for all, and ends its lease by ``give``.
+        """
         if self._is_down:
             return None
-        try:
-            return self._guarded(lambda: self._remote.get(name, most))
-        except RefusedObjectError as error:
-            self.refuse(name, str(error))
-            return None
 
-    def refuse(self, name: str, reason: str) -> None:
-        """Say why an object is not used. It is replaced when it is published from here."""
-        self._refused.add(name)
-        self._remote.refuse(name, reason)
+        def look() -> T | None:
+            try:
+                content = self._remote.get(name, most)
+                return None if content is None else unpack(content)
+            except RefusedObjectError as error:
+                self._refused.add(name)
+                self._remote.refuse(name, str(error))
+                return None
+
+        return self._found_or_leased(name, name, look) if is_leased else self._guarded(look)
 
     def give(self, name: str, pack: Callable[[Ed25519PrivateKey | None], bytes]) -> None:
         """Publish an object of another kind, packed and signed by the caller, unless it is there."""
@@ -240,6 +259,7 @@ class Session:
             return
         content, replace = pack(*signer), name in self._refused
         self._guarded(lambda: count(published=self._remote.put(name, content, replace=replace)))
+        self.release(name)
 
     def _guarded(self, call: Callable[[], T | None]) -> T | None:
         """Call what may find the remote down: it is not asked again then."""

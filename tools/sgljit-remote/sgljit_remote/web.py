@@ -51,12 +51,16 @@ def basic(user: str) -> str:
 
 
 class _SameScheme(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect, but for one out of TLS."""
+    """Follows a redirect to another web server, but not out of TLS."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
+        scheme = urlsplit(newurl).scheme
+        if scheme == "https" or (scheme == "http" and urlsplit(req.full_url).scheme == "http"):
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+        fp.close()
+        if scheme == "http":
             raise RemoteUnavailableError("it redirects to an address without TLS")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        raise RemoteUnavailableError(f"it redirects to {scheme}://, which is no web server")  # the library takes FTP
 
 
 class Client:

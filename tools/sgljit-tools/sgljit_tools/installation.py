@@ -68,8 +68,7 @@ def version_of(distribution: str) -> str | None:
         text = importlib_metadata.distribution(distribution).read_text("METADATA") or ""
     except importlib_metadata.PackageNotFoundError:
         return None
-    found = re.search(r"^Version: (.+)$", text, re.MULTILINE)
-    return found[1] if found else "unknown"
+    return found[1] if (found := re.search(r"^Version: (.+)$", text, re.MULTILINE)) else "unknown"
 
 
 def _unloadable(plugin: discovery.Plugin) -> str | None:

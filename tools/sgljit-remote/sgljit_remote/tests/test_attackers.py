@@ -19,6 +19,7 @@ from sgljit_remote.objects import Artifact, object_name
 from sgljit_remote.remote import Remote, Session
 from sgljit_remote.remote import session as session_of
 
+from . import served
 from .conftest import files
 from .served import artifact
 
@@ -252,7 +253,17 @@ def test_a_redirect_out_of_tls_is_not_followed(remote):
     handler = next(one for one in remote().store._client._opener.handlers if type(one).__name__ == "_SameScheme")
     request = type("Request", (), {"full_url": "https://host/x"})
     with pytest.raises(RemoteUnavailableError, match="without TLS"):
-        handler.redirect_request(request, None, 302, "", {}, "http://host/x")
+        handler.redirect_request(request, io.BytesIO(), 302, "", {}, "http://host/x")
+
+
+@pytest.mark.parametrize("to", ["ftp://127.0.0.1:1", "file:///etc/passwd?", "FTP://127.0.0.1:1"])
+def test_a_redirect_to_another_protocol_is_not_followed(server, session, cache, said, to):
+    """Else whoever answers has this machine talk to servers of its own network that only it can reach."""
+    server.fault = served.redirecting(to)
+    assert session(timeout=20).fetch(LOCATION, TOOLCHAIN, cache) is None
+    (warning,) = said()
+    assert "cannot be used now: " in warning
+    assert "it redirects to " in warning or "302" in warning
 
 
 def test_a_password_goes_to_the_server_alone_and_into_no_message(server, session, cache, said):

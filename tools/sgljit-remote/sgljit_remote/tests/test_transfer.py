@@ -236,3 +236,63 @@ def test_a_cache_that_cannot_be_written_is_an_error(run, filled, tmp_path):
     status, output = run("pull", "--directory", tmp_path / "file" / "cache")
     assert status == 1
     assert "Not a directory" in output.splitlines()[-1]
+
+
+@pytest.fixture
+def sgljit(run, capsys):
+    """Run a command of ``sgljit`` as ``run`` does."""
+    main = pytest.importorskip("sgljit_tools.cli.main", reason="the command is that of sgljit-tools").main
+
+    def sgljit(*arguments):
+        status = 0
+        try:
+            main([*map(str, arguments)])
+        except SystemExit as ended:
+            status = ended.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return sgljit
+
+
+def test_the_commands_of_sgljit_do_the_same(sgljit, filled, server, key, monkeypatch, tmp_path):
+    status, output = sgljit("key", "new", tmp_path / "new", "--days", 3)
+    assert (status, f"wrote {tmp_path / 'new'}" in output) == (0, True)
+    assert (tmp_path / "new.pub").read_text().startswith("valid-until: ")
+    assert sgljit("cache", "push", "norm", "--dry-run")[0] == 0
+    assert server.objects == {}
+    status, output = sgljit("cache", "push", "norm", "--sign", key)
+    assert status == 0
+    assert output.endswith(f"3 artifacts are in {server.url}\n")
+    assert sgljit("cache", "push", "--name", "llama", "--sign", key)[0] == 0
+    assert "cpu-x86_64.norm" in index.parse(server.objects[f"/{index.NAME}"])
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(tmp_path / "other"))
+    monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(key.parent / "trusted"))
+    status, output = sgljit("cache", "pull", "norm")
+    assert status == 0
+    assert output.endswith(f"3 artifacts are new in {tmp_path / 'other'}, 0 were there, 0 were refused\n")
+    assert sgljit("cache", "pull", "--name", "llama")[0] == 0
+    assert files(tmp_path / "other") == files(filled)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("pull", "--name", "a", "norm"), "leave out the families and --target"),
+        (("pull", "--name", "a/b"), "--name takes letters, digits, '-' and '_'; got 'a/b'"),
+        (("push", "attention"), "nothing to push"),
+    ],
+)
+def test_wrong_arguments_of_sgljit_are_an_error_too(sgljit, filled, arguments, text):
+    status, output = sgljit("cache", *arguments)
+    assert status == 1
+    assert text in output
+
+
+def test_a_pull_with_refused_artifacts_ends_with_status_1(sgljit, filled, key, tmp_path, monkeypatch):
+    assert sgljit("cache", "push", "norm")[0] == 0
+    monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(key.parent / "trusted"))
+    monkeypatch.setenv("SGLJIT_CACHE_DIR", str(tmp_path / "other"))
+    status, output = sgljit("cache", "pull", "norm")
+    assert status == 1
+    assert "3 were refused" in output

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from sgljit_remote import signing, stats
+from sgljit_core.builds import policy
+from sgljit_remote import lease, remote, signing, stats
 from sgljit_remote.errors import RefusedObjectError
 
 from . import served
@@ -17,6 +25,7 @@ pytest.importorskip("triton", reason="Triton compiles the kernel; pip install tr
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.compiler import compile as triton_compile
+from triton.runtime.cache import CacheManager, FileCacheManager, RemoteCacheBackend
 
 from sgljit_remote import triton as backend
 
@@ -40,7 +49,6 @@ def directory(tmp_path, monkeypatch):
 def machine(directory, server, key, monkeypatch):
     """Settings of a machine that asks the server, and of one that publishes there."""
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "sgljit_remote.triton:Manager")
-    monkeypatch.setenv("TRITON_REMOTE_CACHE_BACKEND", "sgljit_remote.triton:Backend")
     monkeypatch.setenv("SGLJIT_TRUSTED_KEYS", str(key.parent / "trusted"))
     monkeypatch.setenv("SGLJIT_SIGNING_KEY", str(key))
     monkeypatch.setenv("SGLJIT_REMOTE", server.url)
@@ -51,6 +59,17 @@ def machine(directory, server, key, monkeypatch):
         return directory(name)
 
     return machine
+
+
+@contextlib.contextmanager
+def remote_of_this_process_forgotten() -> Iterator[None]:
+    """A new process has asked its remote nothing yet."""
+    known = remote._sessions
+    remote._sessions = type(known)()
+    try:
+        yield
+    finally:
+        remote._sessions = known
 
 
 def compiled() -> tuple[CompiledKernel, bool]:
@@ -74,6 +93,8 @@ def published(machine, server):
     machine("first", mode="readwrite")
     kernel, was_compiled = compiled()
     assert was_compiled
+    (lease,) = (name for name in server.objects if name.endswith(".lease"))
+    assert server.objects.pop(lease) == b"released"
     assert len(server.objects) == 1
     server.requests.clear()
     return kernel.asm["cubin"]
@@ -88,6 +109,15 @@ def test_another_machine_gets_the_kernel_by_one_request(machine, server, publish
     assert kernel.metadata.target.arch == 90
     assert len(server.requests) == 1
     assert said() == []
+
+
+def test_tritons_own_manager_of_remote_caches_takes_it_too(machine, published, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:RemoteCacheManager")
+    monkeypatch.setenv("TRITON_REMOTE_CACHE_BACKEND", "sgljit_remote.triton:Backend")
+    machine("second")
+    kernel, was_compiled = compiled()
+    assert not was_compiled
+    assert kernel.asm["cubin"] == published
 
 
 def test_a_machine_that_has_the_kernel_asks_nobody(machine, server, published):
@@ -208,6 +238,7 @@ def test_what_was_refused_is_replaced_by_a_machine_that_publishes(machine, serve
     good, server.objects[name] = server.objects[name], b"nonsense"
     machine("second", mode="readwrite")
     assert compiled()[1]
+    assert list(server.objects) == [name]  # and no lease: nobody can use what was refused
     assert len(server.objects[name]) == pytest.approx(len(good), rel=0.1)
     machine("third")
     assert not compiled()[1]
@@ -228,6 +259,14 @@ def test_a_remote_that_is_down_costs_one_time_out_and_one_warning(machine, serve
     assert compiled()[1]
     assert server.requests == []
     assert len(said()) == 1
+
+
+@pytest.mark.parametrize("is_writable", [False, True])
+def test_after_the_warm_up_nothing_is_asked(machine, server, published, monkeypatch, is_writable):
+    machine("second", mode="readwrite" if is_writable else "read")
+    monkeypatch.setattr(policy, "_frozen", ["warn"])
+    assert compiled()[1]
+    assert server.requests == []
 
 
 def test_without_keys_a_remote_over_a_network_is_not_asked(machine, server, published, said, monkeypatch):
@@ -252,10 +291,136 @@ def test_a_single_file_is_an_object_of_this_python_and_c_library(machine, server
     assert one.get(["launcher.so"]) == {}
     one.put("launcher.so", b"library")
     (name,) = server.objects
-    assert f"/triton/cpython-{''.join(map(str, os.sys.version_info[:2]))}-" in name
+    assert f"/triton/cpython-{''.join(map(str, sys.version_info[:2]))}-" in name
     machine("second")
     assert backend.Backend("KEY").get(["launcher.so"]) == {"launcher.so": b"library"}
     assert backend.Backend("KEY").get(["other.so"]) == {}
+
+
+def test_a_library_of_another_machine_is_refused(machine, server, monkeypatch, said):
+    """Who writes to the store copies an object to where a machine with another C library looks."""
+    machine("first", mode="readwrite")
+    backend.Backend("KEY").put("launcher.so", b"library")
+    (name,) = server.objects
+    monkeypatch.setattr(backend.platform, "libc_ver", lambda: ("glibc", "2.17"))
+    machine("second")
+    assert backend.Backend("KEY").get(["launcher.so"]) == {}
+    assert said() == []
+    other = server.requests[-1].partition(" ")[2]
+    assert other.startswith("/sgljit-1/triton/cpython-")
+    assert other != name
+    server.objects[other] = server.objects[name]
+    assert backend.Backend("KEY").get(["launcher.so"]) == {}
+    (warning,) = said()
+    assert "it is that of another" in warning
+
+
+def test_the_times_of_an_autotuned_kernel_are_those_of_a_chip(machine, server, monkeypatch, said):
+    """Triton's key has the compute capability, which an H100 and an H200 share."""
+    chips = {"first": "NVIDIA H100 80GB HBM3", "second": "NVIDIA H200", "third": "NVIDIA H100 80GB HBM3"}
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+    def times(name: str) -> dict[str, bytes]:
+        machine(name, mode="readwrite")
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda: chips[name])
+        found = backend.Manager("KEY").get_file("scale.autotune.json")
+        return found and Path(found).read_bytes()
+
+    assert times("first") is None
+    backend.Manager("KEY").put("times of an H100", "scale.autotune.json", binary=False)
+    (name,) = server.objects
+    assert "/triton/NVIDIA_H100_80GB_HBM3/KEY/" in name
+    assert times("second") is None
+    assert times("third") == b"times of an H100"
+    server.objects[name.replace("H100_80GB_HBM3", "H200")] = server.objects[name]
+    assert times("second") is None
+    (warning,) = said()
+    assert "it is that of another" in warning
+
+
+def test_without_a_chip_no_times_are_shared(machine, server, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    machine("first", mode="readwrite")
+    manager = backend.Manager("KEY")
+    assert manager.get_file("scale.autotune.json") is None
+    assert Path(manager.put("times", "scale.autotune.json")).read_text() == "times"
+    assert server.requests == []
+
+
+def in_a_process(directory: Path, name: str, number: int) -> str:
+    """Compile the kernel with an empty directory of Triton's; "compiled" or "found"."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import compiled; print('compiled' if compiled()[1] else 'found')"],
+        env={**os.environ, "TRITON_CACHE_DIR": str(directory / f"{name}{number}")},
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_of_several_machines_that_miss_a_kernel_one_compiles(machine, server, tmp_path):
+    machine("unused", mode="readwrite")
+    with ThreadPoolExecutor(3) as threads:
+        did = [*threads.map(lambda number: in_a_process(tmp_path, "machine", number), range(3))]
+    assert sorted(did) == ["compiled", "found", "found"]
+
+
+def test_a_machine_waits_for_another_that_compiles_the_kernel(machine, server, said, monkeypatch):
+    """The other one publishes while this one waits."""
+    machine("first", mode="readwrite")
+    assert compiled()[1]
+    objects = dict(server.objects)
+    (name,) = (name for name in objects if name.endswith(".bin"))
+    server.objects.clear()
+    server.objects[name.replace(".bin", ".lease")] = b"another machine"
+    monkeypatch.setattr(lease.time, "sleep", lambda seconds: server.objects.update({name: objects[name]}))
+    machine("second", mode="readwrite")
+    assert not compiled()[1]
+    assert server.objects[name.replace(".bin", ".lease")] == b"another machine"
+
+
+def test_a_machine_that_died_holds_nobody_up_for_long(machine, server, monkeypatch):
+    monkeypatch.setattr(lease, "SECONDS", 0.2)
+    machine("first", mode="readwrite")
+    assert compiled()[1]
+    (name,) = (name for name in server.objects if name.endswith(".bin"))
+    server.objects.clear()
+    server.objects[name.replace(".bin", ".lease")] = b"a machine that died"
+    with remote_of_this_process_forgotten():
+        machine("second", mode="readwrite")
+        assert compiled()[1]
+    assert server.objects.keys() == {name, name.replace(".bin", ".lease")}
+
+
+def test_a_moved_directory_serves_where_it_is(machine, published, server, tmp_path, monkeypatch):
+    """Triton's lists hold absolute paths."""
+    machine("first")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    machine("moved")
+    assert not compiled()[1]
+    assert server.requests == []
+    monkeypatch.delenv("TRITON_CACHE_MANAGER")
+    kernel, was_compiled = compiled()
+    assert not was_compiled
+    assert kernel.asm["cubin"] == published
+
+
+def test_no_private_name_of_triton_is_used():
+    """Its classes are what Triton documents for caches of others: `knobs.cache.manager_class` and what that returns."""
+    tree = ast.parse(Path(backend.__file__).read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    assert "triton.runtime.cache" in imported
+    private = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr.startswith("_")}
+    own = {name for one in (backend.Backend("KEY"), backend.Manager("KEY")) for name in vars(one)}
+    own |= {name for one in (backend.Backend, backend.Manager) for name in vars(one)}
+    assert private <= own
+    of_triton = {name for one in (CacheManager, RemoteCacheBackend, FileCacheManager) for name in dir(one)}
+    overridden = {name for name in own & of_triton if name.startswith("_") and not name.startswith("__")}
+    assert overridden <= {"_abc_impl"}  # Python's, of each abstract class
 
 
 def test_what_is_packed_is_unpacked(key):

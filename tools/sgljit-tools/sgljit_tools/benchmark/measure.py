@@ -137,8 +137,7 @@ def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
     """
     import torch
 
-    device = torch.empty(0, device=device).device  # with its index
-    return _copy_figure(num_bytes, device, torch.get_num_threads())
+    return _copy_figure(num_bytes, torch.empty(0, device=device).device, torch.get_num_threads())  # with its index
 
 
 @functools.cache

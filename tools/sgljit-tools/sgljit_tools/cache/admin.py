@@ -190,7 +190,7 @@ def import_archive(file: str | Path, directory: Path | None = None) -> int:
     """Put the artifacts of an archive into a root, and count them.
 
     Raises:
-        ArchiveError: the file is no archive of artifacts, or is damaged.
+        ArchiveError: the file is no archive of artifacts, or is damaged; or keys are trusted, and it has no signatures.
     """
     return archive.unpack(Path(file), (directory or paths.cache_root()).absolute())
 

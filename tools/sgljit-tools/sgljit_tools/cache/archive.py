@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sgljit_core.cache import lookup, store
 from sgljit_core.cache.manifest import FILE, ManifestError
+from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError
 from sgljit_core.machine import roots
 from sgljit_tools.errors import ArchiveError
@@ -55,6 +56,8 @@ def unpack(file: Path, root: Path) -> int:
 
     Nothing of an archive that is refused enters.
     """
+    if settings().must_be_signed:
+        raise ArchiveError(f"{file} is unsigned, which SGLJIT_TRUSTED_KEYS forbids: see `sgljit-remote export`")
     staging = store.staging_directory(root, "import")
     try:
         with zipfile.ZipFile(file) as archive:

@@ -171,8 +171,7 @@ def export_archive(
     target: Annotated[str | None, typer.Option(help="Only this target, such as sm_90a.")] = None,
 ) -> None:
     """Write artifacts into one file."""
-    family = family and family.replace("-", "_")
-    count = admin.export_archive(file, directory, family=family, target=target)
+    count = admin.export_archive(file, directory, family=family and family.replace("-", "_"), target=target)
     typer.echo(f"wrote {count} artifacts to {file}")
     if log.was_said("artifact_damaged"):
         raise SgljitError("some artifacts could not be written; see the warnings")

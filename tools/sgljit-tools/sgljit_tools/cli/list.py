@@ -60,5 +60,4 @@ def _list_ops(family: str, *, as_json: bool) -> None:
 
 def _signature(function: Callable[..., Any]) -> str:
     """A function's signature, with annotations as they are written, but for torch's name."""
-    text = str(inspect.signature(function)).replace("torch.", "")
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)).replace("torch.", ""))

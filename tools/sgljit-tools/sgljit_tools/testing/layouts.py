@@ -19,8 +19,7 @@ SIZES = (0, 1, 2, 3, *(power + step for power in _POWERS for step in (-1, 0, 1))
 
 
 def _rows_apart(tensor: torch.Tensor, gap: int) -> torch.Tensor:
-    width = tensor.shape[-1]
-    return tensor.new_empty((*tensor.shape[:-1], width + gap))[..., :width].copy_(tensor)
+    return tensor.new_empty((*tensor.shape[:-1], tensor.shape[-1] + gap))[..., : tensor.shape[-1]].copy_(tensor)
 
 
 def _at_offset(tensor: torch.Tensor, skipped: int) -> torch.Tensor:

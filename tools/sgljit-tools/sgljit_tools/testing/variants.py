@@ -26,6 +26,5 @@ def build_variant(
         args: its template arguments, as the host part passes them; ``make_cpp_args`` lists their types.
         build_directory: the root of the cache, as in ``load_jit``.
     """
-    expression = f"{kernel}<{make_cpp_args(*args)}>" if args else kernel
     sources = kernels.Sources(family.name, family.csrc, paths.build_root(build_directory))
-    return kernels.build_kernel(sources, file, expression)
+    return kernels.build_kernel(sources, file, f"{kernel}<{make_cpp_args(*args)}>" if args else kernel)

@@ -176,6 +176,40 @@ def test_a_launch_takes_what_was_measured_for_its_chip_and_its_shape(launch, pac
     assert printed == "[1, 16, 1, 12, 1]\n"  # 80 is nearer to 64: 128 elements in a block; 3000 to 4096
 
 
+def test_threads_that_launch_at_once_take_each_their_own_configuration(launch, package):
+    """What was chosen is remembered for few cases, so that it is forgotten and chosen again all the time."""
+    pytest.importorskip("triton")
+    store(package, (64, 64), (1024, 128), (4096, 256))
+    printed = launch(
+        """
+    import sys, threading
+    from sgljit_triton import kernels
+    wanted = {64: 64, 80: 64, 1000: 128, 1024: 128, 4096: 256, 5000: 256}
+    tensors = {n: tensor(1 << 40, (n,)) for n in wanted}
+    for n in wanted:
+        blocks(n)
+    kernels._MOST_CHOSEN = 3
+    sys.setswitchinterval(1e-6)
+    wrong = []
+    def launches(first):
+        sizes = [*wanted][first:] + [*wanted][:first]
+        for n in 200 * sizes:
+            taken = []
+            DOUBLE.bind()(lambda meta: taken.append(meta["BLOCK"]) or (1, 1, 1), tensors[n], tensors[n], n)
+            if taken != [wanted[n]]:
+                wrong.append((n, taken))
+    threads = [threading.Thread(target=launches, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(wrong, len(DOUBLE.bind()._chosen) <= 3 + len(threads))
+    """,
+        SGLJIT_JIT="on",
+    )
+    assert printed == "[] True\n"
+
+
 @pytest.mark.parametrize(
     ("prepare", "says"),
     [
