@@ -87,7 +87,7 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
     triton, bounds = road is Road.TRITON, f">={names['oldest']},<{names['next']}"
     names["compilers"] = '"sgljit-triton[compiler]"' if triton else '"sgljit-core[cuda]"'
     names["requires"] = f'"sgljit-triton{bounds}", ' if triton else ""
-    names["test_requires"] = f', "sgljit-triton[compiler]{bounds}"' if triton else ""
+    names["test_requires"] = f', "numpy>=1.26", "sgljit-triton[compiler]{bounds}"' if triton else ""
     found = {}
     for root in (TEMPLATES / "all", TEMPLATES / road.value):
         for file in root.rglob("*.in"):

@@ -80,14 +80,14 @@ def _raise(faults: str, loaded: int) -> None:
 
 
 def dry_run(family: KernelFamily) -> str:
-    """The kernels that host parts ask for compile without spills, and take what they pass, on the caller's stream."""
+    """What ops ask for on CUDA compiles; kernels do not spill, and take what is passed, on the caller's stream."""
     try:
         recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
-        kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel]
+        kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel or wanted.spec.cuda_files]
         stopped = "; ".join(text for _, text in recording.stopped)
         stopped = stopped and f"; not called to the end: {stopped}"
         if not kernels:
-            raise NotApplicable(f"no host part asks for a kernel{stopped}")
+            raise NotApplicable(f"no op asks for a kernel{stopped}")
         parallel_compile([functools.partial(build, wanted) for wanted in kernels])
         if faults := [*recording.launch_faults, *_faults_of_kernels(recording)]:
             raise Fault("; ".join(faults))
@@ -97,7 +97,8 @@ def dry_run(family: KernelFamily) -> str:
                 raise NotApplicable(str(failure)) from error
         raise Fault(causes(error)) from error
     run = "run by the other checks" if torch.cuda.is_available() else "none run"
-    return f"CUDA: {len(kernels)} kernels compiled, {run}{stopped}"
+    what = "kernels" if all(wanted.spec.kernel for wanted in kernels) else "modules"
+    return f"CUDA: {len(kernels)} {what} compiled, {run}{stopped}"
 
 
 def _faults_of_kernels(recording: Recording) -> Iterator[str]:
