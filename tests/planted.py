@@ -184,6 +184,14 @@ FAULTS: dict[str, tuple[str, str]] = {
             "kept = {}",
         ),
     ),
+    "one_buffer_for_all_results": (
+        "fresh_values",
+        returning(
+            "return torch.mul(x, 2, out=kept.setdefault((x.shape, x.dtype), torch.empty_like(x)))",
+            "torch.empty_like",
+            "kept = {}",
+        ),
+    ),
     "answers_with_its_reference": ("own_work", writing("reference(x, out)")),
     "ignores_strides": (
         "layouts",
@@ -488,6 +496,25 @@ def _with_a_wrong_line(right: str, wrong: str) -> dict[str, str]:
     return {"scale.cpp": OF_ROWS_CPP.replace(right, wrong)}
 
 
+def _with_a_factor(used: str) -> str:
+    """An op with a number, which all samples give the same value."""
+    return writing(
+        f"out.copy_({used} * x.double())",
+        """
+        kept = {}
+
+        def reference(x, out, factor):
+            out.copy_(factor * x.double())
+
+        def samples(device):
+            for dtype in (torch.float32, torch.float16):
+                x = torch.randn(3, 4, device=device).to(dtype)
+                yield {"x": x, "out": torch.empty_like(x), "factor": 0.5}
+        """,
+    ).replace("out: torch.Tensor)", "out: torch.Tensor, factor: float)")
+
+
+RIGHT["takes_a_number"] = _with_a_factor("factor")
 RIGHT["cpp_of_rows"] = _OF_ROWS
 SOURCES["cpp_of_rows"] = {"scale.cpp": OF_ROWS_CPP}
 
@@ -541,6 +568,8 @@ FAULTS |= {
             "out: torch.Tensor)", "out: torch.Tensor, eps: float = 1e-6)"
         ),
     ),
+    "ignores_a_number": ("arguments", _with_a_factor("0.5")),
+    "keeps_the_number_of_the_first_call": ("arguments", _with_a_factor("kept.setdefault(0, factor)")),
     "products_rounded_to_bfloat16": (
         "precision",
         writing(

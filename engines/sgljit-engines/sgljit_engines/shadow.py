@@ -1,10 +1,8 @@
 """Do ops give what the engine's own code gives, on the numbers that a model really computes?
 
 ``SGLJIT_SHADOW=0.001`` compares a share of the calls. Such a call runs three times: by the op and by the engine's own
-code on copies of its arguments, as either may write in place, and then as ever. An op whose results differ by more than
-its bound is taken out of use before that last time.
-
-Which calls are compared is counted, not drawn: a model's random numbers stay what they are. The distances change, so
+code on copies, as either may write in place, and then as ever. An op that differs by more than its bound is taken out
+of use before that. Calls are counted, not drawn: a model's random numbers stay what they are. The distances change, so
 that not each time the same layer is met. Nothing is compared in torch.compile, in a CUDA graph, or with gradients.
 """
 
@@ -139,7 +137,7 @@ def _copy(copies: dict[Any, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
     """A copy, the same for arguments that are one tensor."""
     key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
     if key not in copies:
-        if _span(tensor) + sum(map(_span, copies.values())) > _MOST:
+        if span(tensor) + sum(map(span, copies.values())) > _MOST:
             raise MemoryError(f"it has more than {_MOST >> 20} MiB of tensors")
         if 0 in tensor.stride():  # elements that share memory cannot be written
             copies[key] = tensor.clone()
@@ -149,7 +147,7 @@ def _copy(copies: dict[Any, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
     return copies[key]
 
 
-def _span(tensor: torch.Tensor) -> int:
+def span(tensor: torch.Tensor) -> int:
     """The bytes from a tensor's first element to its last."""
     if tensor.numel() == 0:
         return 0

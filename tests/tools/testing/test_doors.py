@@ -129,7 +129,7 @@ def test_no_trace_of_torch_is_printed(run):
 @pytest.mark.slow
 def test_what_was_compiled_for_cuda_and_not_run_is_said(run):
     done = run(RIGHT["writes"], "sgljit_core", "test", "door", "--device", "cpu", "-k", "dry_run")
-    assert "door: CUDA: no kernel compiled, none run: no host part asks for a kernel" in done.stdout
+    assert "door: CUDA: no kernel compiled, none run: no op asks for a kernel" in done.stdout
 
 
 @pytest.mark.slow
@@ -225,3 +225,15 @@ def test_an_op_that_is_not_there_is_named():
     with pytest.raises(errors.UnknownOpError, match="has no op 'rmsnrom'; did you mean 'rmsnorm'"):
         check_op("norm.rmsnrom")
     assert issubclass(Fault, AssertionError)
+
+
+def test_a_fault_in_a_test_of_the_author_is_told_without_the_kit_s_own_frames(run, tmp_path):
+    (tmp_path / "test_author.py").write_text(
+        "from sgljit_tools.testing import check_op\n\ndef test_op():\n    check_op('door.scale', checks=['results'])\n"
+    )
+    done = run(FAULTS["wrong_result"][1], "pytest", "-q", "-p", "no:cacheprovider", "test_author.py")
+    assert done.returncode == 1
+    assert "check_op('door.scale'" in done.stdout
+    assert "and the reference gives" in done.stdout
+    assert "subject.py" not in done.stdout
+    assert len(done.stdout.splitlines()) < 30, done.stdout

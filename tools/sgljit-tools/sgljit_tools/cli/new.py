@@ -1,9 +1,8 @@
 """``sgljit new``: a distribution of kernels to begin with, complete and right.
 
-The files below ``new_files/`` are its templates, laid out as they will be: ``all`` for all roads, the others for one,
-whose files replace those of ``all``. PACKAGE and OP in a path stand for names; no header of the system is called
-OP_kernel.h, which it would hide. Names are checked before anything is written. The distribution is made beside its
-place and moved there whole, so that a failure leaves nothing behind.
+Its templates lie below ``new_files/``: ``all`` for all roads, the others for one, whose files replace those of ``all``.
+PACKAGE and OP in a path stand for names; no header of the system is called OP_kernel.h, which it would hide. A failure
+leaves nothing behind: names are checked first, and the distribution is moved to its place whole.
 """
 
 from __future__ import annotations

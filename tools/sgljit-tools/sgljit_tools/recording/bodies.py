@@ -1,4 +1,4 @@
-"""Tensors for ops whose body is Python: they say that they are on a CUDA device, and have no memory."""
+"""Calls of ops whose body is Python, with tensors that say that they are on a CUDA device, and have no memory."""
 
 from __future__ import annotations
 
@@ -10,46 +10,39 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from sgljit_tools.errors import RecordingError
+
 _CUDA = torch.device("cuda", 0)
 
 
 class OnCuda(torch.Tensor):
     """A meta tensor that says that it is on a CUDA device."""
 
-    device = property(lambda self: _CUDA)  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_meta = property(lambda self: False)  # type: ignore[assignment]
+    device, is_cuda, is_meta = property(lambda _: _CUDA), True, False
 
 
 class _Pretending(TorchFunctionMode):
     """What PyTorch's functions make of such tensors, or on a CUDA device, are such tensors."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _said(function(*map(_meant, args), **{name: _meant(value) for name, value in (kwargs or {}).items()}))
+        made = function(*map(_meant, args), **{name: _meant(value) for name, value in (kwargs or {}).items()})
+        return made.as_subclass(OnCuda) if isinstance(made, torch.Tensor) and made.is_meta else made
 
 
 def _meant(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.as_subclass(torch.Tensor)
+    if isinstance(value, torch.device | str) and str(value).startswith("cuda"):
+        return "meta"
     if isinstance(value, list | tuple):
-        return [_meant(one) for one in value]
-    return "meta" if isinstance(value, torch.device | str) and str(value).startswith("cuda") else value
+        return [*map(_meant, value)]
+    return value.as_subclass(torch.Tensor) if isinstance(value, OnCuda) else value
 
 
-def _said(value: Any) -> Any:
-    if type(value) in (list, tuple):
-        return [_said(one) for one in value]
-    return value.as_subclass(OnCuda) if isinstance(value, torch.Tensor) and value.is_meta else value
-
-
-def raised(function: Callable[..., Any], error: Exception) -> bool:
-    """Whether the body of an op is Python, and raised the error or what led to it."""
-    code = inspect.unwrap(function).__code__
-    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Call the body of an op with its tensors on a CUDA device that need not be there."""
-    passed = {n: v.to("meta").as_subclass(OnCuda) if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+def call(op: Callable[..., Any], arguments: Mapping[str, Any], error: Exception) -> None:
+    """Call an op's body in Python, which has raised an error for tensors of tvm-ffi; raise that if the body is not."""
+    body = inspect.unwrap(op)
+    if not any(frame.f_code is body.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error
     with torch.no_grad(), _Pretending():
-        inspect.unwrap(function)(**passed)
+        made = body(**{name: one.to("cuda") if torch.is_tensor(one) else one for name, one in arguments.items()})
+    if any(not one.is_cuda for one in (made if isinstance(made, tuple) else (made,)) if torch.is_tensor(one)):
+        raise RecordingError(f"{op.__name__} gets tensors on CUDA, and returns one on the CPU: pass device=x.device")

@@ -26,7 +26,7 @@ from sgljit_core.paths import cache_root
 from sgljit_tools.environment import inherited_environment, leave_out
 from sgljit_tools.errors import RecordingError
 
-from . import bodies, launches
+from . import launches
 from .null_driver import compiled
 from .process import in_a_process
 from .tensors import MOST_TOKENS, Place, Shaped
@@ -194,10 +194,10 @@ def _call_with(op: Op, sample: Mapping[str, Any], device: str) -> str | None:
         shaped = {name: Shaped.of(one) for name, one in tensors.items() if not hasattr(one, "memory")}
         try:
             op.function(**arguments | {name: tensor.handed_over() for name, tensor in shaped.items()})
-        except Exception as error:
-            if not bodies.raised(op.function, error):
-                raise
-            bodies.call(op.function, arguments)
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            from . import bodies  # imports torch
+
+            bodies.call(op.function, arguments, error)
     except Exception as error:  # noqa: BLE001 - what it says is the answer
         return _refusal(error, device)
     return None

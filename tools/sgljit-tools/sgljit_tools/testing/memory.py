@@ -1,8 +1,7 @@
 """Which bytes does a call write, and which does it read?
 
-The tensors of a call are laid into blocks of memory that hold nothing else: the bytes before them, behind them and
-between their elements are a known pattern. Tensors that shared memory still do, with the strides and the alignment that
-they had.
+Its tensors are laid into blocks of memory, with their strides, their alignment, and what they share. The bytes before
+them, behind them and between their elements are a known pattern.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+
+from sgljit_engines.shadow import span
 
 GUARD = 1024  # bytes at each end
 NANS = 0xFF  # NaN in every floating dtype, -1 in the others
@@ -111,7 +112,7 @@ class _Block:
         first = group[0][1]
         storage = first.untyped_storage().data_ptr() if first.numel() else 0
         begin = min(tensor.data_ptr() for _, tensor in group)
-        self._size = max(tensor.data_ptr() + _span(tensor) for _, tensor in group) - begin
+        self._size = max(tensor.data_ptr() + span(tensor) for _, tensor in group) - begin
         self._shift = shift = guard + (begin - storage) % 512 if first.numel() else guard
         self.bytes = torch.empty(
             shift + self._size + guard, dtype=torch.uint8, device=first.device, pin_memory=first.is_pinned()
@@ -164,11 +165,3 @@ class _Block:
         if at >= self._shift + self._size:
             return f"the call writes behind {names}, from byte {at - self._shift - self._size} on"
         return f"the call writes between the elements of {names}, at byte {at - self._shift}"
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """The bytes from the first element to the end of the last."""
-    if tensor.numel() == 0:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.itemsize
