@@ -137,7 +137,7 @@ def _copy(copies: dict[Any, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
     """A copy, the same for arguments that are one tensor."""
     key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
     if key not in copies:
-        if span(tensor) + sum(map(span, copies.values())) > _MOST:
+        if _span(tensor) + sum(map(_span, copies.values())) > _MOST:
             raise MemoryError(f"it has more than {_MOST >> 20} MiB of tensors")
         if 0 in tensor.stride():  # elements that share memory cannot be written
             copies[key] = tensor.clone()
@@ -147,12 +147,10 @@ def _copy(copies: dict[Any, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
     return copies[key]
 
 
-def span(tensor: torch.Tensor) -> int:
+def _span(tensor: torch.Tensor) -> int:
     """The bytes from a tensor's first element to its last."""
-    if tensor.numel() == 0:
-        return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.itemsize
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
 def _are_plain(tensors: list[torch.Tensor]) -> bool:

@@ -22,7 +22,7 @@ class OnCuda(torch.Tensor):
 
 
 class _Pretending(TorchFunctionMode):
-    """What PyTorch's functions make of such tensors, or on a CUDA device, are such tensors."""
+    """PyTorch's functions make such tensors from such tensors, and where a CUDA device is named."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*map(_meant, args), **{name: _meant(value) for name, value in (kwargs or {}).items()})

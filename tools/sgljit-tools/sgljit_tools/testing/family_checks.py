@@ -80,7 +80,7 @@ def _raise(faults: str, loaded: int) -> None:
 
 
 def dry_run(family: KernelFamily) -> str:
-    """What ops ask for on CUDA compiles; kernels do not spill, and take what is passed, on the caller's stream."""
+    """All that ops ask for on CUDA compiles; kernels do not spill, and take what is passed, on the caller's stream."""
     try:
         recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
         kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel or wanted.spec.cuda_files]

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from sgljit_engines.shadow import span
-
 GUARD = 1024  # bytes at each end
 NANS = 0xFF  # NaN in every floating dtype, -1 in the others
 OTHER = 0x3D
@@ -112,7 +110,7 @@ class _Block:
         first = group[0][1]
         storage = first.untyped_storage().data_ptr() if first.numel() else 0
         begin = min(tensor.data_ptr() for _, tensor in group)
-        self._size = max(tensor.data_ptr() + span(tensor) for _, tensor in group) - begin
+        self._size = max(tensor.data_ptr() + _span(tensor) for _, tensor in group) - begin
         self._shift = shift = guard + (begin - storage) % 512 if first.numel() else guard
         self.bytes = torch.empty(
             shift + self._size + guard, dtype=torch.uint8, device=first.device, pin_memory=first.is_pinned()
@@ -165,3 +163,9 @@ class _Block:
         if at >= self._shift + self._size:
             return f"the call writes behind {names}, from byte {at - self._shift - self._size} on"
         return f"the call writes between the elements of {names}, at byte {at - self._shift}"
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """The bytes from the first element to the end of the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0

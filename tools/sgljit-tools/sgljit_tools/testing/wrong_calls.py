@@ -41,10 +41,9 @@ _MOST_CALLS = 4  # samples that are changed in every way
 def arguments(subject: Subject) -> None:
     """A tensor of another dtype, size, rank or device, or another number, is refused or gives the right result."""
     for sample in _few(subject):
-        for name, value in sample.items():
-            if isinstance(value, float):
-                number = round(value / 2 + 0.11, 9)  # small where the sample's is, and yet no epsilon
-                _judge(subject, f"{name} made {number}", {**sample, name: number})
+        for name, value in ((n, v) for n, v in sample.items() if isinstance(v, float)):
+            number = round(value / 2 + 0.11, 9)  # of the order of the sample's, and never too small to matter
+            _judge(subject, f"{name} made {number}", {**sample, name: number})
         for name, tensor in _plain(sample):
             for text, changed in _changes(tensor):
                 # Rows may have any number of dimensions before them, which no reference needs to take.
