@@ -683,3 +683,11 @@ for fault, narrow in (("a_launch_that_ignores_the_alignment", ""), ("a_kernel_th
 OF_FAMILIES["a_launch_that_ignores_the_alignment"] = ("dry_run", in_cpp(IN_PLACE_OF))
 SOURCES["a_kernel_that_spills"] = {**SOURCES["a_right_launch"], "scale.cuh": _SPILLING_KERNEL}
 OF_FAMILIES["a_kernel_that_spills"] = ("dry_run", in_cpp(IN_PLACE_OF))
+
+# Mistakes that stop every call: each is told once.
+OF_FAMILIES["a_source_that_is_not_there"] = ("compiles", in_cpp(IN_PLACE_OF))
+OF_FAMILIES["an_export_of_another_name"] = (
+    "compiles",
+    in_cpp(IN_PLACE_OF).replace('("scale", "scale")', '("skale", "scale")'),
+)
+SOURCES["an_export_of_another_name"] = SOURCES["a_right_launch"]

@@ -19,7 +19,7 @@ from typing import Any
 from sgljit_core import Addresses, Op, TensorSpec
 from sgljit_core.builds.recording import Wanted, recording
 from sgljit_core.compilers import arch
-from sgljit_core.errors import InvalidBuildError, SgljitError, TensorMatchError
+from sgljit_core.errors import InvalidBuildError, InvalidFamilyError, SgljitError, TensorMatchError
 from sgljit_core.families import loading
 from sgljit_core.machine import private
 from sgljit_core.paths import cache_root
@@ -208,7 +208,7 @@ def _refusal(error: Exception, device: str) -> str | None:
     refused = rf"Device mismatch: expected one of \[[^]]*\] but got {device}"
     if isinstance(error, TensorMatchError) and re.search(refused, str(error)):
         return None
-    is_refusal = isinstance(error, ValueError) and not isinstance(error, InvalidBuildError)
+    is_refusal = isinstance(error, ValueError) and not isinstance(error, InvalidBuildError | InvalidFamilyError)
     if isinstance(error, SgljitError) and not is_refusal:  # it says all that there is to say
         raise error
     return f"{type(error).__name__}: {error}"

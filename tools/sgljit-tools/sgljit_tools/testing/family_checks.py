@@ -33,8 +33,8 @@ def compiles(family: KernelFamily) -> None:
         recording = record([family.name], cuda_arch=None, on_cpu=True, samples=True)
         parallel_compile([functools.partial(build, wanted) for wanted in recording.wanted])
     except errors.SgljitError as error:
-        mistakes = errors.CompileError | errors.InvalidBuildError | errors.SourceNotFoundError
-        if any(isinstance(one, mistakes) for one in _failures(error)):
+        mistakes = errors.InvalidBuildError | errors.InvalidFamilyError | errors.SourceNotFoundError
+        if any(isinstance(one, errors.CompileError | mistakes) for one in _failures(error)):
             raise Fault(causes(error)) from error
         raise NotApplicable(f"it is not known what the samples ask for: {error}".partition("\n")[0]) from error
 
