@@ -116,6 +116,24 @@ def test_a_family_that_does_not_compile_is_told_once_in_a_few_lines(run):
 
 
 @pytest.mark.slow
+def test_a_machine_without_a_compiler_is_told_once(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = run(
+        in_cpp(IN_PLACE_OF),
+        *("sgljit_core", "test", "door", "--device", "cpu"),
+        csrc={"scale.cpp": OF_ROWS_CPP},
+        PATH=str(tmp_path / "empty"),
+        SGLJIT_CXX="",
+        CXX="",
+    )
+    assert done.returncode == 1
+    told, _, _ = done.stdout.partition("short test summary")
+    assert told.count("a C++ compiler not found") == 1, done.stdout
+    assert "left out" in done.stdout
+    assert len((done.stdout + done.stderr).splitlines()) < 30, done.stdout
+
+
+@pytest.mark.slow
 def test_no_trace_of_torch_is_printed(run):
     """A graph that differs from an eager call: torch logs how it compiled that."""
     ops = writing("out.copy_(2 * x + next(calls) % 2)", "calls = itertools.count()")
