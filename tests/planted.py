@@ -184,6 +184,14 @@ FAULTS: dict[str, tuple[str, str]] = {
             "kept = {}",
         ),
     ),
+    "one_buffer_for_all_results": (
+        "fresh_values",
+        returning(
+            "return torch.mul(x, 2, out=kept.setdefault((x.shape, x.dtype), torch.empty_like(x)))",
+            "torch.empty_like",
+            "kept = {}",
+        ),
+    ),
     "answers_with_its_reference": ("own_work", writing("reference(x, out)")),
     "ignores_strides": (
         "layouts",
@@ -488,6 +496,25 @@ def _with_a_wrong_line(right: str, wrong: str) -> dict[str, str]:
     return {"scale.cpp": OF_ROWS_CPP.replace(right, wrong)}
 
 
+def _with_a_factor(used: str) -> str:
+    """An op with a number, which all samples give the same value."""
+    return writing(
+        f"out.copy_({used} * x.double())",
+        """
+        kept = {}
+
+        def reference(x, out, factor):
+            out.copy_(factor * x.double())
+
+        def samples(device):
+            for dtype in (torch.float32, torch.float16):
+                x = torch.randn(3, 4, device=device).to(dtype)
+                yield {"x": x, "out": torch.empty_like(x), "factor": 0.5}
+        """,
+    ).replace("out: torch.Tensor)", "out: torch.Tensor, factor: float)")
+
+
+RIGHT["takes_a_number"] = _with_a_factor("factor")
 RIGHT["cpp_of_rows"] = _OF_ROWS
 SOURCES["cpp_of_rows"] = {"scale.cpp": OF_ROWS_CPP}
 
@@ -541,6 +568,8 @@ FAULTS |= {
             "out: torch.Tensor)", "out: torch.Tensor, eps: float = 1e-6)"
         ),
     ),
+    "ignores_a_number": ("arguments", _with_a_factor("0.5")),
+    "keeps_the_number_of_the_first_call": ("arguments", _with_a_factor("kept.setdefault(0, factor)")),
     "products_rounded_to_bfloat16": (
         "precision",
         writing(
@@ -654,3 +683,11 @@ for fault, narrow in (("a_launch_that_ignores_the_alignment", ""), ("a_kernel_th
 OF_FAMILIES["a_launch_that_ignores_the_alignment"] = ("dry_run", in_cpp(IN_PLACE_OF))
 SOURCES["a_kernel_that_spills"] = {**SOURCES["a_right_launch"], "scale.cuh": _SPILLING_KERNEL}
 OF_FAMILIES["a_kernel_that_spills"] = ("dry_run", in_cpp(IN_PLACE_OF))
+
+# Mistakes that stop every call: each is told once.
+OF_FAMILIES["a_source_that_is_not_there"] = ("compiles", in_cpp(IN_PLACE_OF))
+OF_FAMILIES["an_export_of_another_name"] = (
+    "compiles",
+    in_cpp(IN_PLACE_OF).replace('("scale", "scale")', '("skale", "scale")'),
+)
+SOURCES["an_export_of_another_name"] = SOURCES["a_right_launch"]

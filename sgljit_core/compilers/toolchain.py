@@ -224,8 +224,8 @@ def _ask_version(path: Path) -> str:
             searched=[f"{path} (--version {failed}: {result.output.strip()[:1000]})"],
             remedy={"nvcc": _CUDA_REMEDY, "hipcc": _HIP_REMEDY}.get(path.name, _CXX_REMEDY),
         )
-    if lines[0].startswith("HIP version"):  # and then that of clang, which may change without it
-        return "; ".join(lines[:2])
+    if hip := re.search(r"^HIP version.*(\n.*)?", result.output, re.MULTILINE):  # with clang's; helpers print before
+        return hip[0].replace("\n", "; ")
     # nvcc names its release on the fourth line, others identify themselves on the first.
     return next((line for line in lines if "release" in line), lines[0])
 

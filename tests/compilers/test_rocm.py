@@ -154,7 +154,10 @@ def test_an_op_refuses_a_tensor_of_rocm_with_what_works() -> None:
 def fake_hipcc(directory: Path, version: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     program = directory / "hipcc"
-    program.write_text(f'#!/bin/sh\necho "HIP version: {version} for $HIP_PLATFORM"\necho "AMD clang version 18"\n')
+    # Where there is no GPU, a helper of hipcc prints a traceback first.
+    program.write_text(
+        f'#!/bin/sh\necho Traceback >&2; echo "HIP version: {version} for $HIP_PLATFORM"\necho "AMD clang version 18"\n'
+    )
     program.chmod(0o755)
     return program
 

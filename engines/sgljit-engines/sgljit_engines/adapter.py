@@ -1,7 +1,6 @@
 """Which ops does an adapter put into its engine, and what happens when one of them cannot be built?
 
-An adapter never breaks its engine. So it does nothing beside an engine that it was not tested with, and the engine's
-own code runs for an op that cannot be built. ``SGLJIT_ENGINES=strict`` makes an error of either.
+The engine's own code runs then, and beside an untested engine. ``SGLJIT_ENGINES=strict`` makes an error of either.
 """
 
 from __future__ import annotations
@@ -233,10 +232,7 @@ class Adapter:
             self.say(level, event, text)
 
     def _tell_when_quiet(self) -> None:
-        """Log what runs, after ``QUIET_SECONDS`` without a new kind of call or a lost op: then a warm-up is over.
-
-        A count of calls would not show it: compiled graphs and replays of CUDA graphs make none.
-        """
+        """Log what runs, after ``QUIET_SECONDS`` without a new kind of call: CUDA graphs make no calls to count."""
         if not logging.getLogger(self.logger).isEnabledFor(logging.INFO):
             return
         for timer in self._waiting:

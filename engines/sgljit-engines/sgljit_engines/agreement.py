@@ -16,9 +16,7 @@ TOLERANCES = {
     torch.float32: 1e-4,
     torch.float64: 1e-9,
 }
-# Units in the last place by which elements may be off in the mean: rounded to the nearest value they are as often above
-# as below, and cut off a third of a unit below. Wider dtypes show other errors first.
-_BIAS = 0.2
+_BIAS = 0.2  # units in the last place, off in the mean: 0 if rounded to nearest, a third if cut off
 _ENOUGH = 1024  # elements, for a mean that is no accident
 
 

@@ -19,12 +19,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # those of most ops
 
 
 class Kernels:
-    """The ops of an adapter that asks before calls whether they work.
-
-    Attributes:
-        adapter: whose ops they are.
-        found: the functions of the ops that were asked for, by name.
-    """
+    """The ops of an adapter that asks before calls whether they work; ``found`` has those that were asked for."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter

@@ -1,10 +1,8 @@
 """Do ops give what the engine's own code gives, on the numbers that a model really computes?
 
 ``SGLJIT_SHADOW=0.001`` compares a share of the calls. Such a call runs three times: by the op and by the engine's own
-code on copies of its arguments, as either may write in place, and then as ever. An op whose results differ by more than
-its bound is taken out of use before that last time.
-
-Which calls are compared is counted, not drawn: a model's random numbers stay what they are. The distances change, so
+code on copies, as either may write in place, and then as ever. An op that differs by more than its bound is taken out
+of use before that. Calls are counted, not drawn: a model's random numbers stay what they are. The distances change, so
 that not each time the same layer is met. Nothing is compared in torch.compile, in a CUDA graph, or with gradients.
 """
 
@@ -151,10 +149,8 @@ def _copy(copies: dict[Any, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
 
 def _span(tensor: torch.Tensor) -> int:
     """The bytes from a tensor's first element to its last."""
-    if tensor.numel() == 0:
-        return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.itemsize
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
 def _are_plain(tensors: list[torch.Tensor]) -> bool:

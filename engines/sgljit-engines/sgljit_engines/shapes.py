@@ -1,8 +1,7 @@
-"""Which shapes does a model give to kernels?
+"""Which shapes does a model give to kernels? Its ``config.json`` answers, without weights, an engine or torch.
 
-A model's ``config.json`` answers, and a table of what such a file does not say: which normalisation a type of model
-has, and whether it has a gated MLP. It needs no weights, no engine and no torch. A note names each model type that the
-table does not know. A kernel that is missed for that reason is compiled at its first call.
+A table has what such a file does not say: which normalisation a type of model has, and whether it has a gated MLP. A
+note names a model type that the table does not know: a kernel that is missed for that is compiled at its first call.
 """
 
 from __future__ import annotations
@@ -175,13 +174,8 @@ def _dtype(file: Path, *configs: Mapping[str, Any]) -> str:
 
 # The names of transformers. Some differ in how they compute the same.
 _TANH = ("gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh")
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    **dict.fromkeys(_TANH, "gelu_tanh"),
-}
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu"}
+_ACTIVATIONS |= dict.fromkeys(_TANH, "gelu_tanh")
 
 
 def _mlp_sizes(file: Path, config: Mapping[str, Any], ranks: int) -> tuple[int, ...]:

@@ -181,3 +181,48 @@ def test_a_tensor_without_dimensions_has_no_strides():
     scalar = Place().tensor(TensorSpec((), "float32"), "cpu")
     tensor = scalar.handed_over()
     assert (tuple(tensor.shape), tuple(tensor.strides)) == ((), ())
+
+
+BODY = """
+import torch
+from .plugin import FAMILY
+def module(device):
+    if device.type == "cuda":
+        return FAMILY.load_jit("twice", cuda_files=["twice.cu"], cuda_wrappers=[("twice", "twice")])
+    return FAMILY.load_jit("twice", cpp_files=["twice.cpp"], cpp_wrappers=[("twice", "twice")])
+def samples(device):
+    yield {"x": torch.ones(2, 64, device=device)}
+@FAMILY.op(exports=None, fake=torch.empty_like, samples="sgljit_recorded.ops:samples")
+def twice(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype != torch.float32 or x.device.type not in ("cpu", "cuda") or x.is_cuda != (x.device.type == "cuda"):
+        raise ValueError(f"x is {x.dtype} on {x.device}")
+    parts = torch.cat([torch.empty_like(x), x.new_zeros(x.shape)])
+    out = torch.empty(x.shape, dtype=x.dtype%s)
+    assert parts.is_cuda == x.is_cuda and (2 * x).is_cuda == x.is_cuda and not torch.empty(1).is_cuda
+    module(x.device).twice(x, out)
+    return out
+"""
+
+
+def test_a_body_in_python_gets_tensors_on_a_device_that_is_not_there(install, tmp_path):
+    name = install()
+    (tmp_path / "sgljit_recorded" / "ops.py").write_text(BODY % ", device=x.device")
+    recorded = record([name], cuda_arch="9.0", on_cpu=True, samples=True)
+    assert recorded.stopped == ()
+    assert names(recorded) == ["recorded.twice for sm_90a", "recorded.twice for cpu-x86_64"]
+    assert [wanted.spec.cuda_files for wanted in recorded.wanted] == [("twice.cu",), ()]
+
+
+def test_a_body_in_python_that_makes_its_result_on_the_cpu_is_an_error(install, tmp_path):
+    name = install()
+    (tmp_path / "sgljit_recorded" / "ops.py").write_text(BODY % "")
+    with pytest.raises(RecordingError, match="twice gets tensors on CUDA, and returns one on the CPU: pass device="):
+        record([name], cuda_arch="9.0", on_cpu=True, samples=True)
+
+
+def test_an_error_of_a_body_in_python_stops_its_calls(install, tmp_path):
+    name = install()
+    text = (BODY % ", device=x.device").replace("    parts", "    raise ValueError('no such size')\n    parts")
+    (tmp_path / "sgljit_recorded" / "ops.py").write_text(text)
+    recorded = record([name], cuda_arch="9.0", on_cpu=False, samples=True)
+    assert recorded.stopped == (("recorded", "twice: ValueError: no such size"),)

@@ -116,6 +116,24 @@ def test_a_family_that_does_not_compile_is_told_once_in_a_few_lines(run):
 
 
 @pytest.mark.slow
+def test_a_machine_without_a_compiler_is_told_once(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = run(
+        in_cpp(IN_PLACE_OF),
+        *("sgljit_core", "test", "door", "--device", "cpu"),
+        csrc={"scale.cpp": OF_ROWS_CPP},
+        PATH=str(tmp_path / "empty"),
+        SGLJIT_CXX="",
+        CXX="",
+    )
+    assert done.returncode == 1
+    told, _, _ = done.stdout.partition("short test summary")
+    assert told.count("a C++ compiler not found") == 1, done.stdout
+    assert "left out" in done.stdout
+    assert len((done.stdout + done.stderr).splitlines()) < 30, done.stdout
+
+
+@pytest.mark.slow
 def test_no_trace_of_torch_is_printed(run):
     """A graph that differs from an eager call: torch logs how it compiled that."""
     ops = writing("out.copy_(2 * x + next(calls) % 2)", "calls = itertools.count()")
@@ -129,7 +147,7 @@ def test_no_trace_of_torch_is_printed(run):
 @pytest.mark.slow
 def test_what_was_compiled_for_cuda_and_not_run_is_said(run):
     done = run(RIGHT["writes"], "sgljit_core", "test", "door", "--device", "cpu", "-k", "dry_run")
-    assert "door: CUDA: no kernel compiled, none run: no host part asks for a kernel" in done.stdout
+    assert "door: CUDA: no kernel compiled, none run: no op asks for a kernel" in done.stdout
 
 
 @pytest.mark.slow
@@ -225,3 +243,15 @@ def test_an_op_that_is_not_there_is_named():
     with pytest.raises(errors.UnknownOpError, match="has no op 'rmsnrom'; did you mean 'rmsnorm'"):
         check_op("norm.rmsnrom")
     assert issubclass(Fault, AssertionError)
+
+
+def test_a_fault_in_a_test_of_the_author_is_told_without_the_kit_s_own_frames(run, tmp_path):
+    (tmp_path / "test_author.py").write_text(
+        "from sgljit_tools.testing import check_op\n\ndef test_op():\n    check_op('door.scale', checks=['results'])\n"
+    )
+    done = run(FAULTS["wrong_result"][1], "pytest", "-q", "-p", "no:cacheprovider", "test_author.py")
+    assert done.returncode == 1
+    assert "check_op('door.scale'" in done.stdout
+    assert "and the reference gives" in done.stdout
+    assert "subject.py" not in done.stdout
+    assert len(done.stdout.splitlines()) < 30, done.stdout

@@ -1,7 +1,6 @@
 """What does this process do, call by call? For the day on which it crashes, or an error comes from nowhere.
 
-The core imports this module where one of its variables is set, and asks it for what runs in place of an op's body. So a
-process without them has none of this in the way of a call: the ops are made as if it did not exist.
+The core imports this module only where one of its variables is set: else ops are made as if it did not exist.
 """
 
 from __future__ import annotations

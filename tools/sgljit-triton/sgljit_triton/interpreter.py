@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import importlib.util
 import os
 import pickle
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sgljit_core.errors import ToolchainNotFoundError
 from sgljit_core.machine.forks import ForkLock
 
 from . import compiler
@@ -59,12 +61,17 @@ def run(call: Call) -> None:
     """Run a launch to its end.
 
     Raises:
-        ToolchainNotFoundError: Triton is not installed.
+        ToolchainNotFoundError: Triton or numpy is not installed.
         RuntimeError: the kernel raised something, or its process ended.
     """
     if 0 in call.grid:
         return
-    compiler.find(f"{call.family}.{call.kernel} on the CPU, where Triton's interpreter runs it")
+    needed_for = f"{call.family}.{call.kernel} on the CPU, where Triton's interpreter runs it"
+    compiler.find(needed_for)
+    if importlib.util.find_spec("numpy") is None:
+        raise ToolchainNotFoundError(
+            "numpy", needed_for=needed_for, searched=[f"the packages of {sys.executable}"], remedy="pip install numpy"
+        )
     if _is_interpreting():
         perform(call)
         return

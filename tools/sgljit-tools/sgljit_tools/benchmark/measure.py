@@ -1,8 +1,7 @@
 """How long does a call take, and how close is that to the limit of the machine?
 
-``run_benchmark`` serves scripts on ``triton.testing.perf_report``; ``measure`` gives the same time as a rate and as a
-share of the rate of a plain copy of as many bytes on the same device in the same process. Both give each call the next
-of several sets of arguments, together larger than the last cache, so that data comes from memory as it does in a model.
+``measure`` gives the time, the rate, and its share of the rate of a plain copy on the same device. Each call gets the
+next of several sets of arguments, together larger than the last cache: data comes from memory, as in a model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How do measurements become a page that others can check?
 
-A page of Markdown names the machine, the date and the command of the measurement, and holds its tables; beside it is
-an SVG plot if matplotlib is installed. ``sweep`` fills the rows of a table.
+A page names the machine, the date and the command, and has tables; beside it is a plot if matplotlib is installed.
 """
 
 from __future__ import annotations

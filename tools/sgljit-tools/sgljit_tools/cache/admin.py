@@ -1,8 +1,7 @@
 """The operations on a cache, for operators and for the command line: list, verify, prune, export, import.
 
-Everything works on one root, by default the user's own cache. A directory of prebuilt artifacts has the same layout.
-One that does not exist is a FileNotFoundError, and one that somebody else could have written an UntrustedCacheError. To
-write to a directory of somebody else's files is a NotACacheError.
+Each works on one root, by default the user's own. One that does not exist is a FileNotFoundError, one that others could
+have written an UntrustedCacheError. To write to a directory of somebody else's files is a NotACacheError.
 """
 
 from __future__ import annotations
@@ -196,12 +195,9 @@ def import_archive(file: str | Path, directory: Path | None = None) -> int:
 
 
 def _artifact_directories(root: Path, closed: Callable[[Path], object] = lambda _: None) -> list[Path]:
-    """Every artifact's directory below a root, whole or not; none below a closed directory. Raises OSError.
+    """Every artifact's directory below a root, whole or not; ``closed`` gets each that may not be listed.
 
-    Nothing else below it is listed: callers remove what is, and a user may have named a directory of his own.
-
-    Args:
-        closed: is called with each directory that this user may not list.
+    Nothing else is listed: callers remove what is, and a user may have named a directory of his own. Raises OSError.
     """
     places = [path for path in _children(root) if not path.name.startswith(".")]
     for _ in range(3):

@@ -1,8 +1,7 @@
-"""How does a set of artifacts travel in one file?
+"""How does a set of artifacts travel in one file? As a zip archive of their directories.
 
-A zip archive of artifact directories as they lie below a root. Nothing of it is trusted: only files with the names of
-an artifact are read, and no more of them than fits the limits below. Each artifact is verified like one that is about
-to be loaded, and enters a root by the same rename.
+Nothing of it is trusted: only files with the names of an artifact are read, and no more than the limits below. Each
+artifact is verified as one that is about to be loaded, and enters a root by the same rename.
 """
 
 from __future__ import annotations

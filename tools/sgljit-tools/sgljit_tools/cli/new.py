@@ -1,9 +1,8 @@
 """``sgljit new``: a distribution of kernels to begin with, complete and right.
 
-The files below ``new_files/`` are its templates, laid out as they will be: ``all`` for all roads, the others for one,
-whose files replace those of ``all``. PACKAGE and OP in a path stand for names; no header of the system is called
-OP_kernel.h, which it would hide. Names are checked before anything is written. The distribution is made beside its
-place and moved there whole, so that a failure leaves nothing behind.
+Its templates lie below ``new_files/``: ``all`` for all roads, the others for one, whose files replace those of ``all``.
+PACKAGE and OP in a path stand for names; no header of the system is called OP_kernel.h, which it would hide. A failure
+leaves nothing behind: names are checked first, and the distribution is moved to its place whole.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def files(project: str, family: str, op: str, road: Road) -> dict[str, str]:
     triton, bounds = road is Road.TRITON, f">={names['oldest']},<{names['next']}"
     names["compilers"] = '"sgljit-triton[compiler]"' if triton else '"sgljit-core[cuda]"'
     names["requires"] = f'"sgljit-triton{bounds}", ' if triton else ""
-    names["test_requires"] = f', "sgljit-triton[compiler]{bounds}"' if triton else ""
+    names["test_requires"] = f', "numpy>=1.26", "sgljit-triton[compiler]{bounds}"' if triton else ""
     found = {}
     for root in (TEMPLATES / "all", TEMPLATES / road.value):
         for file in root.rglob("*.in"):

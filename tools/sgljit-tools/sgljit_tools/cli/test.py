@@ -72,14 +72,8 @@ def _run(command: list[str], *, as_json: bool) -> int:
         results = Path(empty, "results")
         results.touch()
         # Torch logs at DEBUG, which is of no use to an author.
-        command += [
-            "-p",
-            "no:logging",
-            "--rootdir",
-            empty,
-            "--import-mode=importlib",
-            *(["--sgljit-json", str(results)] * as_json),
-        ]
+        command += ["--rootdir", empty, "-p", "no:logging", "--import-mode=importlib"]
+        command += ["--sgljit-json", str(results)] if as_json else []
         output = subprocess.DEVNULL if as_json else None
         status = subprocess.run(command, env=environment, cwd=empty, check=False, stdout=output).returncode
         typer.echo(results.read_text(), nl=False)

@@ -1,8 +1,7 @@
 """``sgljit wheel``: add compiled artifacts to a plugin's wheel.
 
-The command unpacks a pure wheel, builds what the calls of its families ask for beside their sources (``prebuilt/``),
-and packs it again for this platform. These artifacts are found by their keys like any others: they are used if the
-sources and the core's headers are unchanged, and ignored otherwise.
+It unpacks a pure wheel, builds what the calls of its families ask for beside their sources (``prebuilt/``), and packs
+it for this platform. The artifacts are found by their keys, if the sources and the core's headers are unchanged.
 """
 
 from __future__ import annotations

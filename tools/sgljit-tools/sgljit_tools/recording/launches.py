@@ -1,7 +1,6 @@
 """What do host parts launch, with which parameters? The driver of a recording reports each launch.
 
-So some faults show without a GPU: a launch on another stream than the caller's, and a stride that is neither refused
-nor part of any parameter.
+That shows a launch on another stream than the caller's, and a stride that is neither refused nor in any parameter.
 """
 
 from __future__ import annotations
@@ -86,10 +85,8 @@ def faults(op: Op, sample: Mapping[str, Any], launches: Launches) -> Iterator[st
 
     usual = call()
     if any(stream != STREAM for _, stream, *_ in usual or ()):
-        yield (
-            f"{op.name} launches on another stream than the caller's current one: pass the device of a tensor to "
-            f"host::LaunchKernel, or the stream of LaunchKernel::resolve_device"
-        )
+        remedy = "pass the device of a tensor to host::LaunchKernel, or the stream of LaunchKernel::resolve_device"
+        yield f"{op.name} launches on another stream than the caller's current one: {remedy}"
     for name, tensor in sample.items():
         if not usual or not isinstance(tensor, torch.Tensor) or hasattr(tensor, "memory") or tensor.numel() == 0:
             continue

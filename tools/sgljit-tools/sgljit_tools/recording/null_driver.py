@@ -1,7 +1,6 @@
 """Where is the CUDA driver without a device? Compiled where the caller says, since it must outlast this process.
 
-A process takes it in place of the machine's driver if it is preloaded (``LD_PRELOAD``): a look for ``libcuda.so.1``
-ends at the library of that name that was loaded first, and PyTorch may load the machine's.
+Preloaded (``LD_PRELOAD``), it is found as ``libcuda.so.1`` before the machine's, which PyTorch may load.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Calls that take a process of their own, whose environment differs and which may crash.
 
-A call that crashes it costs that call's result and no other. The text has the end of its output, and the call of an op
-that it was in.
+A crash costs one call's result. The text has the end of the output, and the call of an op that the process was in.
 """
 
 from __future__ import annotations
@@ -120,10 +119,7 @@ class Worker:
 
 
 def in_a_process(call: Callable[[], T], **environment: str) -> T:
-    """The result of a call in a process of its own, whose output goes to this one's standard error.
-
-    Args:
-        call, environment: as ``Worker`` takes them.
+    """The result of a ``Worker``'s call in a process of its own, whose output goes to this one's standard error.
 
     Raises:
         SgljitError: the call raises it.

@@ -19,7 +19,7 @@ from typing import Any
 from sgljit_core import Addresses, Op, TensorSpec
 from sgljit_core.builds.recording import Wanted, recording
 from sgljit_core.compilers import arch
-from sgljit_core.errors import SgljitError, TensorMatchError
+from sgljit_core.errors import InvalidBuildError, InvalidFamilyError, SgljitError, TensorMatchError
 from sgljit_core.families import loading
 from sgljit_core.machine import private
 from sgljit_core.paths import cache_root
@@ -186,12 +186,18 @@ def _call_with(op: Op, sample: Mapping[str, Any], device: str) -> str | None:
 
     try:
         arguments = op.with_out(sample)
-        if device == "cuda":
-            # A tensor of addresses, which a sample gives the ``memory`` that they lead to, stays on the CPU.
-            tensors = {name: one for name, one in arguments.items() if isinstance(one, torch.Tensor)}
-            shaped = {name: Shaped.of(one) for name, one in tensors.items() if not hasattr(one, "memory")}
-            arguments = {**arguments, **{name: tensor.handed_over() for name, tensor in shaped.items()}}
-        op.function(**arguments)
+        if device == "cpu":
+            op.function(**arguments)
+            return None
+        # A tensor of addresses, which a sample gives the ``memory`` that they lead to, stays on the CPU.
+        tensors = {name: one for name, one in arguments.items() if isinstance(one, torch.Tensor)}
+        shaped = {name: Shaped.of(one) for name, one in tensors.items() if not hasattr(one, "memory")}
+        try:
+            op.function(**arguments | {name: tensor.handed_over() for name, tensor in shaped.items()})
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            from . import bodies  # imports torch
+
+            bodies.call(op.function, arguments, error)
     except Exception as error:  # noqa: BLE001 - what it says is the answer
         return _refusal(error, device)
     return None
@@ -202,6 +208,7 @@ def _refusal(error: Exception, device: str) -> str | None:
     refused = rf"Device mismatch: expected one of \[[^]]*\] but got {device}"
     if isinstance(error, TensorMatchError) and re.search(refused, str(error)):
         return None
-    if isinstance(error, SgljitError) and not isinstance(error, ValueError):  # it says all that there is to say
+    is_refusal = isinstance(error, ValueError) and not isinstance(error, InvalidBuildError | InvalidFamilyError)
+    if isinstance(error, SgljitError) and not is_refusal:  # it says all that there is to say
         raise error
     return f"{type(error).__name__}: {error}"

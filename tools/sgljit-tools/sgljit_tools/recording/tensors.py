@@ -1,7 +1,6 @@
 """Tensors without memory: addresses that are reserved, and a shape that changes from call to call.
 
-They are handed over by DLPack, whose shapes belong to the producer: a new number of tokens is written in place. A call
-then costs microseconds, where a new tensor for each would cost several times that.
+DLPack hands them over, and leaves the shape to the producer: a new number of tokens is written in place, in no time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The conformance kit: does every op of a family do what it declares?
+"""The conformance kit: does every op of a family do what it declares? docs/testing.md lists the checks.
 
-``sgljit test FAMILY``, ``pytest --sgljit-family FAMILY`` and ``check_op`` run the same checks. docs/testing.md has the
-list of them, and the faults that each finds.
+``sgljit test FAMILY``, ``pytest --sgljit-family FAMILY`` and ``check_op`` run the same ones.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from . import layouts as laid_out
 from . import wrong_calls
 from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
 from .precision import is_rounded_more_often
-from .subject import Arguments, Fault, NotApplicable, Subject, described, is_refusal, pairs
+from .subject import Arguments, Fault, NotApplicable, Subject, compared, described, is_refusal
 
 
 def signatures(subject: Subject) -> None:
@@ -49,14 +49,12 @@ def precision(subject: Subject) -> None:
         guarded = Guarded(sample)
         wanted = subject.expected(guarded.arguments)
         result = subject.call(guarded.arguments)
-        written = [(name, map_tensors(memory_of, guarded.arguments.get(name)), one) for name, one in wanted[1].items()]
-        for name, one, other in [*written, ("the result", result, wanted[0])]:
-            for got, right in pairs(one, other):
-                if text := is_rounded_more_often(got, right, roundings):
-                    raise Fault(
-                        f"{described(sample)}: {name} {text}. Something is rounded on the way: compute in float32, or, "
-                        f"if it has to be, say so: {subject.reference.__name__}.roundings = 2 beside the reference"
-                    )
+        for name, got, right in compared(guarded.arguments, result, wanted):
+            if text := is_rounded_more_often(got, right, roundings):
+                raise Fault(
+                    f"{described(sample)}: {name} {text}. Something is rounded on the way: compute in float32, or, "
+                    f"if it has to be, say so: {subject.reference.__name__}.roundings = 2 beside the reference"
+                )
 
 
 def reads(subject: Subject) -> None:
@@ -73,12 +71,15 @@ def fresh_values(subject: Subject) -> None:
     """A call on the same memory with other values gives the results of these."""
     for sample in subject.picked:
         guarded = Guarded(sample)
-        subject.call(guarded.arguments)
+        first = subject.call(guarded.arguments)
         guarded.reset()
         _roll(guarded)
-        wanted = subject.expected(guarded.arguments)
+        wanted, kept = subject.expected(guarded.arguments), map_tensors(torch.clone, first)
         result = subject.call(guarded.arguments)
         subject.compare(guarded, result, wanted, f"with other values in the same memory: {described(sample)}")
+        given = [tensor.data_ptr() for _, tensor in tensors_of(guarded.arguments)]
+        if not same_bits(first, kept) and all(one.data_ptr() not in given for _, one in tensors_of({"": first})):
+            raise Fault(f"a second call overwrites the result of the first: {described(sample)}")
 
 
 def layouts(subject: Subject) -> None:
@@ -222,9 +223,8 @@ def graph(subject: Subject) -> None:
 
 _ALL = (
     *(signatures, results, own_work, returns, reads, repeats, fresh_values, layouts, sizes),
-    *(precision, wrong_calls.threads),
-    *(wrong_calls.arguments, wrong_calls.overlaps, wrong_calls.indices, wrong_calls.far_rows, wrong_calls.samples),
-    *(opcheck, compile_, stream, graph),
+    *(precision, wrong_calls.threads, wrong_calls.arguments, wrong_calls.overlaps),
+    *(wrong_calls.indices, wrong_calls.far_rows, wrong_calls.samples, opcheck, compile_, stream, graph),
 )
 CHECKS: Mapping[str, Callable[[Subject], None]] = {check.__name__.rstrip("_"): check for check in _ALL}
 # Where an author looks for what a check has found, beside the op's declaration.

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from sgljit_core import KernelFamily, parallel_compile, why
+from sgljit_core import KernelFamily, errors, parallel_compile, why
 from sgljit_core.cache import lookup
-from sgljit_core.errors import CompileError, ParallelCompileError, SgljitError, ToolchainNotFoundError
 from sgljit_core.jit.kernels import build
+from sgljit_tools.errors import RecordingError
 from sgljit_tools.recording.recorder import Recording, record
 
 from .subject import Fault, NotApplicable
@@ -33,8 +33,8 @@ def compiles(family: KernelFamily) -> None:
     try:
         recording = record([family.name], cuda_arch=None, on_cpu=True, samples=True)
         parallel_compile([functools.partial(build, wanted) for wanted in recording.wanted])
-    except SgljitError as error:
-        if any(isinstance(one, CompileError) for one in _failures(error)):
+    except errors.SgljitError as error:
+        if not isinstance(error, RecordingError):  # nothing of the family works
             raise Fault(causes(error)) from error
         raise NotApplicable(f"it is not known what the samples ask for: {error}".partition("\n")[0]) from error
 
@@ -45,13 +45,13 @@ def causes(error: Exception) -> str:
 
 
 def _failures(error: Exception) -> list[Exception]:
-    return list(error.failures) if isinstance(error, ParallelCompileError) else [error]
+    return list(error.failures) if isinstance(error, errors.ParallelCompileError) else [error]
 
 
 def _in_a_few_lines(error: Exception) -> str:
     """An error with its class, and of a compiler the first error with the lines that it shows."""
-    if not isinstance(error, CompileError):
-        return str(error) if isinstance(error, SgljitError) else f"{type(error).__name__}: {error}"
+    if not isinstance(error, errors.CompileError):
+        return str(error) if isinstance(error, errors.SgljitError) else f"{type(error).__name__}: {error}"
     lines = error.log.splitlines()
     at = next((i for i, line in enumerate(lines) if error.first_error in line), len(lines))
     first = f"{error.build} does not compile: {error.first_error}"
@@ -80,24 +80,25 @@ def _raise(faults: str, loaded: int) -> None:
 
 
 def dry_run(family: KernelFamily) -> str:
-    """The kernels that host parts ask for compile without spills, and take what they pass, on the caller's stream."""
+    """All that ops ask for on CUDA compiles; kernels do not spill, and take what is passed, on the caller's stream."""
     try:
         recording = record([family.name], cuda_arch="9.0", on_cpu=False, samples=True)
-        kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel]
+        kernels = [wanted for wanted in recording.wanted if wanted.spec.kernel or wanted.spec.cuda_files]
         stopped = "; ".join(text for _, text in recording.stopped)
         stopped = stopped and f"; not called to the end: {stopped}"
         if not kernels:
-            raise NotApplicable(f"no host part asks for a kernel{stopped}")
+            raise NotApplicable(f"no op asks for a kernel{stopped}")
         parallel_compile([functools.partial(build, wanted) for wanted in kernels])
         if faults := [*recording.launch_faults, *_faults_of_kernels(recording)]:
             raise Fault("; ".join(faults))
-    except SgljitError as error:
+    except errors.SgljitError as error:
         for failure in _failures(error):
-            if isinstance(failure, ToolchainNotFoundError):
+            if isinstance(failure, errors.ToolchainNotFoundError):
                 raise NotApplicable(str(failure)) from error
         raise Fault(causes(error)) from error
     run = "run by the other checks" if torch.cuda.is_available() else "none run"
-    return f"CUDA: {len(kernels)} kernels compiled, {run}{stopped}"
+    what = "kernels" if all(wanted.spec.kernel for wanted in kernels) else "modules"
+    return f"CUDA: {len(kernels)} {what} compiled, {run}{stopped}"
 
 
 def _faults_of_kernels(recording: Recording) -> Iterator[str]:

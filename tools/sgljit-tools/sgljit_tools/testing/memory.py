@@ -1,8 +1,7 @@
 """Which bytes does a call write, and which does it read?
 
-The tensors of a call are laid into blocks of memory that hold nothing else: the bytes before them, behind them and
-between their elements are a known pattern. Tensors that shared memory still do, with the strides and the alignment that
-they had.
+Its tensors are laid into blocks of memory, with their strides, their alignment, and what they share. The bytes before
+them, behind them and between their elements are a known pattern.
 """
 
 from __future__ import annotations
@@ -168,7 +167,5 @@ class _Block:
 
 def _span(tensor: torch.Tensor) -> int:
     """The bytes from the first element to the end of the last."""
-    if tensor.numel() == 0:
-        return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.itemsize
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0

@@ -1,7 +1,7 @@
-"""The kit as a plugin of pytest, and what the tests of every installed family need.
+"""The kit as a plugin of pytest: ``pytest --sgljit-family norm`` adds the checks of the family to the run.
 
-``pytest --sgljit-family norm`` adds the checks of the family to the run. Tests marked ``gpu`` in the packages of
-families are skipped where there is no GPU, with the reason. Other projects' tests see nothing of it but its options.
+Tests of families that are marked ``gpu`` are skipped where there is none, with the reason. Other projects' tests see
+nothing of it but its options.
 """
 
 from __future__ import annotations

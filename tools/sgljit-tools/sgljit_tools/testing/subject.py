@@ -48,11 +48,7 @@ def conditions() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Subject:
-    """An op on a device.
-
-    Attributes:
-        device: where its samples are.
-    """
+    """An op on a device, where its samples are."""
 
     op: Op
     device: torch.device
@@ -142,9 +138,9 @@ class Subject:
         led_to = any(memory_of(tensor) is not tensor for _, tensor in tensors_of(arguments))
         copies = {name: _copied(value, widen and not led_to) for name, value in leading_to_copies(arguments).items()}
         found = [(name, memory_of(tensor)) for name, tensor in tensors_of(copies)]
-        written = {_storage(memory) for name, memory in found if name in self.op.mutates}
+        written = {memory.untyped_storage().data_ptr() for name, memory in found if name in self.op.mutates}
         # Addresses may lead twice into one storage.
-        others = [(name, memory) for name, memory in found if _storage(memory) not in written]
+        others = [(name, memory) for name, memory in found if memory.untyped_storage().data_ptr() not in written]
         before = [memory.clone() for _, memory in others]
         result = self.reference(**copies)
         for (name, memory), earlier in zip(others, before, strict=True):
@@ -192,13 +188,20 @@ class Subject:
 
     def compare(self, guarded: Guarded, result: Any, wanted: tuple[Any, dict[str, Any]], told: str) -> None:
         """Raise Fault where a call's results are not the reference's, or it wrote elsewhere."""
-        compared = [(n, map_tensors(memory_of, guarded.arguments.get(n)), value) for n, value in wanted[1].items()]
-        for name, one, other in [*compared, ("the result", result, wanted[0])]:
-            for got, right in pairs(one, other):
-                if text := difference(got, right):
-                    raise Fault(f"{told}: {name} {text}")
+        for name, got, right in compared(guarded.arguments, result, wanted):
+            if text := difference(got, right):
+                raise Fault(f"{told}: {name} {text}")
         if damage := guarded.damage(self.op.mutates):
             raise Fault(f"{told}: {damage}")
+
+
+def compared(
+    arguments: Mapping[str, Any], result: Any, wanted: tuple[Any, dict[str, Any]]
+) -> Iterator[tuple[str, Any, Any]]:
+    """The results of a call beside the reference's, tensor by tensor, each with its name."""
+    written = [(name, map_tensors(memory_of, arguments.get(name)), value) for name, value in wanted[1].items()]
+    for name, one, other in [*written, ("the result", result, wanted[0])]:
+        yield from ((name, got, right) for got, right in pairs(one, other))
 
 
 def is_refusal(error: Exception) -> bool:
@@ -233,10 +236,6 @@ def _copied(value: Any, widen: bool) -> Any:
         return copy.double() if widen and tensor.is_floating_point() else copy
 
     return map_tensors(copied, value)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _size(sample: Arguments) -> int:

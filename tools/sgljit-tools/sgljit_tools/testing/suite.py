@@ -43,14 +43,16 @@ class Check:
 
     def run(self) -> str | None:
         """Check, and maybe return what was found out. Raises Fault, or NotApplicable."""
+        __tracebackhide__ = True
         with conditions():
             try:
                 return self.body()
             except NotApplicable:
                 raise
             except Exception as error:
-                text = str(error) if isinstance(error, Fault) else causes(error)
-                raise Fault(self.told(text)) from error
+                if isinstance(error, Fault):  # its text says all
+                    raise Fault(self.told(str(error))) from None
+                raise Fault(self.told(causes(error))) from error
 
     def told(self, fault: str) -> str:
         """A fault with the op, the check and the place to look at."""
@@ -74,6 +76,7 @@ def check_op(op: Op | str, device: str | torch.device = "cpu", checks: Collectio
         NoDeviceError: there is no such device.
         UnknownFamilyError, UnknownOpError: there is no such op.
     """
+    __tracebackhide__ = True  # pytest shows the author's line, and the text
     if isinstance(op, str):
         family, _, name = op.partition(".")
         getattr(ops[family], name)  # raises the error that names the ops there are
@@ -130,6 +133,7 @@ def _checks_of(op: Op, device: torch.device) -> Iterator[Check]:
 
 
 def _run(checks: Iterable[Check]) -> None:
+    __tracebackhide__ = True
     for check in checks:
         with contextlib.suppress(NotApplicable):
             check.run()

@@ -28,12 +28,7 @@ from .subject import Fault, conditions
 
 @functools.lru_cache(maxsize=1)
 def code_of(family: str) -> tuple[list[str], list[str], int]:
-    """The faults in the code of a family's ops.
-
-    Returns:
-        The faults where nothing may be compiled; the libraries with statics that they share with others; and how many
-        artifacts the ops load.
-    """
+    """The faults where nothing may be compiled, the libraries that share statics, and how many artifacts ops load."""
     empty = {"SGLJIT_CACHE_DIR": "{scratch}/cache", "SGLJIT_PREBUILT_PATH": "", "SGLJIT_JIT": "error"}
     try:
         usual = in_a_process(functools.partial(_answers, family))

@@ -1,7 +1,7 @@
 """Calls unlike the samples: an op must refuse each, or give its reference's result.
 
-One tensor has another dtype, device, size or rank; an output shares memory with another tensor; an index is out of
-range; the rows of a tensor are so far apart that an offset passes 2**31; threads share a small input.
+One tensor has another dtype, device, size or rank, or a number is another; an output shares memory with another tensor;
+an index is out of range; rows are so far apart that an offset passes 2**31; threads share a small input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sgljit_tools.recording.process import CrashedError, Worker
 from sgljit_tools.recording.tensors import NO_RESERVE, Shaped
 
 from .memory import Guarded, map_tensors, memory_of, tensors_of
-from .subject import Arguments, Fault, NotApplicable, Subject, conditions, described, is_refusal, pairs
+from .subject import Arguments, Fault, NotApplicable, Subject, compared, conditions, described, is_refusal
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 # Other widths, the same width and another kind; a host part compiles for each that it takes, so these are few.
@@ -39,8 +39,11 @@ _MOST_CALLS = 4  # samples that are changed in every way
 
 
 def arguments(subject: Subject) -> None:
-    """One tensor of another dtype, size, rank or device is refused, or gives the reference's result."""
+    """A tensor of another dtype, size, rank or device, or another number, is refused or gives the right result."""
     for sample in _few(subject):
+        for name, value in ((n, v) for n, v in sample.items() if isinstance(v, float)):
+            number = round(value / 2 + 0.11, 9)  # of the order of the sample's, and never too small to matter
+            _judge(subject, f"{name} made {number}", {**sample, name: number})
         for name, tensor in _plain(sample):
             for text, changed in _changes(tensor):
                 # Rows may have any number of dimensions before them, which no reference needs to take.
@@ -151,13 +154,9 @@ def _judge_split(family: str, name: str) -> None:
 
 
 def _judge(subject: Subject, text: str, changed: Arguments, alike: Arguments | None = None) -> bool:
-    """Raise Fault where a call is neither refused, before anything is written, nor answered as by the reference.
+    """Whether a call was answered; Fault if it is neither refused before a write, nor answered as by the reference.
 
-    Args:
-        alike: a call with the same elements, whose result counts as well where the reference does not take this one.
-
-    Returns:
-        Whether it was answered.
+    Where the reference does not take it, the result of ``alike``, a call with the same elements, counts.
     """
     guarded = Guarded(changed, guard=_WIDE)
     told = f"{text}: {described(guarded.arguments)}"
@@ -195,10 +194,8 @@ def _changes(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         if size > 1:
             yield f"{size - 1} in place of {size} elements in dimension {dim}", dense.narrow(dim, 0, size - 1).clone()
         if size > 0:
-            yield (
-                f"{size + 1} in place of {size} elements in dimension {dim}",
-                torch.cat((dense, dense.narrow(dim, 0, 1)), dim),
-            )
+            larger = torch.cat((dense, dense.narrow(dim, 0, 1)), dim)
+            yield f"{size + 1} in place of {size} elements in dimension {dim}", larger
     if tensor.numel() > 0:
         yield "one dimension more", dense.unsqueeze(0)
         if tensor.dim() > 1:
@@ -265,9 +262,8 @@ def _judge_far(subject: Subject, sample: Arguments, names: tuple[str, ...]) -> N
         if is_refusal(error):
             return
         raise Fault(f"{told}: the op raises {type(error).__name__}: {error}") from error
-    named = [(name, far.get(name), right) for name, right in wanted[1].items()]
-    for name, made, right in [*named, ("the result", result, wanted[0])]:
-        if text := next(filter(None, (difference(*pair) for pair in pairs(made, right))), None):
+    for name, made, right in compared(far, result, wanted):
+        if text := difference(made, right):
             raise Fault(f"{told}: {name} {text}; a product of a row and a stride must be an int64")
 
 

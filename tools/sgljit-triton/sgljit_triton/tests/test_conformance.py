@@ -122,11 +122,12 @@ def test_a_process_that_interprets_runs_kernels_itself(run):
     """, TRITON_INTERPRET="1")  # fmt: skip
 
 
-def test_without_triton_the_cpu_says_what_to_install(run):
-    failed = run("""
+@pytest.mark.parametrize(("missing", "told"), [("triton", "Triton"), ("numpy", "numpy")])
+def test_without_what_interprets_the_cpu_says_what_to_install(run, missing, told):
+    failed = run(f"""
         import sys, torch
-        sys.modules["triton"] = None
+        sys.modules["{missing}"] = None
         from tri_family.ops import add
         add(torch.ones(4, 64), None, torch.empty(4, 64))
     """, fails=True)  # fmt: skip
-    assert "ToolchainNotFoundError: Triton not found; it is needed to compile tri_family.add on the CPU" in failed
+    assert f"ToolchainNotFoundError: {told} not found; it is needed to compile tri_family.add on the CPU" in failed
