@@ -483,11 +483,6 @@ void scale(host::TensorView x, host::TensorView index, host::TensorView out) {
 """
 
 
-def _with_a_wrong_line(right: str, wrong: str) -> dict[str, str]:
-    assert OF_ROWS_CPP.count(right) == 1, right
-    return {"scale.cpp": OF_ROWS_CPP.replace(right, wrong)}
-
-
 RIGHT["cpp_of_rows"] = _OF_ROWS
 SOURCES["cpp_of_rows"] = {"scale.cpp": OF_ROWS_CPP}
 
@@ -529,10 +524,23 @@ _LINES = {
         ("threads_begin_at_the_first_row", "long row = begin;", "long row = begin + (begin > 0);"),
     ],
 }
-for check, faults in _LINES.items():
-    for fault, right, wrong in faults:
-        FAULTS[fault] = (check, _OF_ROWS)
-        SOURCES[fault] = _with_a_wrong_line(right, wrong)
+_HELPERS, _FUNCTION = OF_ROWS_CPP.split("}  // namespace\n")
+
+
+def _with_a_wrong_line(fault: str, right: str, wrong: str) -> str:
+    """The function, under the name of the fault."""
+    assert _FUNCTION.count(right) == 1, right
+    return _FUNCTION.replace(right, wrong).replace("void scale(", f"void {fault}(")
+
+
+# The ops of all these faults are in one file of one family, so that it is compiled once.
+OF_ROWS = {fault: check for check, faults in _LINES.items() for fault, *_ in faults}
+_ALL_OF_ROWS = _OF_ROWS.replace('("scale", "scale")', ", ".join(f'("{fault}", "{fault}")' for fault in OF_ROWS))
+FAULTS |= {fault: (check, _ALL_OF_ROWS.replace("def scale", f"def {fault}")) for fault, check in OF_ROWS.items()}
+SOURCES["of_rows"] = {
+    "scale.cpp": f"{_HELPERS}}}  // namespace\n"
+    + "".join(_with_a_wrong_line(*line) for faults in _LINES.values() for line in faults)
+}
 
 FAULTS |= {
     "a_default_that_differs_from_the_references": (

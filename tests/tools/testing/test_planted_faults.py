@@ -9,7 +9,7 @@ from pathlib import Path
 import plugin_on_disk
 import pytest
 import torch
-from planted import FAULTS, OF_FAMILIES, ON_CUDA, REFUSED, RIGHT, SOURCES
+from planted import FAULTS, OF_FAMILIES, OF_ROWS, ON_CUDA, REFUSED, RIGHT, SOURCES
 
 from sgljit_core import errors, ops
 from sgljit_core.plugins import discovery
@@ -61,9 +61,10 @@ def test_a_right_op_passes_all_checks(install, name):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_by_its_check(install, name):
     check, ops = FAULTS[name]
+    op = f"{install('of_rows', ops)}.{name}" if name in OF_ROWS else f"{install(name, ops)}.scale"
     with pytest.raises(Fault) as caught:
-        check_op(f"{install(name, ops)}.scale", checks=[check])
-    assert str(caught.value).startswith(f"planted_{name}.scale, {check}: ")
+        check_op(op, checks=[check])
+    assert str(caught.value).startswith(f"{op}, {check}: ")
 
 
 @pytest.mark.parametrize(
