@@ -533,14 +533,17 @@ def _with_a_wrong_line(fault: str, right: str, wrong: str) -> str:
     return _FUNCTION.replace(right, wrong).replace("void scale(", f"void {fault}(")
 
 
-# The ops of all these faults are in one file of one family, so that it is compiled once.
+# The check of each of these faults, and the two files of their family: it has an op for each, and is compiled once.
 OF_ROWS = {fault: check for check, faults in _LINES.items() for fault, *_ in faults}
-_ALL_OF_ROWS = _OF_ROWS.replace('("scale", "scale")', ", ".join(f'("{fault}", "{fault}")' for fault in OF_ROWS))
-FAULTS |= {fault: (check, _ALL_OF_ROWS.replace("def scale", f"def {fault}")) for fault, check in OF_ROWS.items()}
-SOURCES["of_rows"] = {
-    "scale.cpp": f"{_HELPERS}}}  // namespace\n"
-    + "".join(_with_a_wrong_line(*line) for faults in _LINES.values() for line in faults)
-}
+_DECLARATIONS, _OP_OF_ROWS = _OF_ROWS.replace(
+    '("scale", "scale")', ", ".join(f'("{fault}", "{fault}")' for fault in OF_ROWS)
+).split("@FAMILY.op(")
+OPS_OF_ROWS = _DECLARATIONS + "".join(
+    f"\n@FAMILY.op({_OP_OF_ROWS.replace('def scale', f'def {fault}')}" for fault in OF_ROWS
+)
+WRONG_OF_ROWS_CPP = f"{_HELPERS}}}  // namespace\n" + "".join(
+    _with_a_wrong_line(*line) for faults in _LINES.values() for line in faults
+)
 
 FAULTS |= {
     "a_default_that_differs_from_the_references": (
