@@ -491,11 +491,6 @@ void scale(host::TensorView x, host::TensorView index, host::TensorView out) {
 """
 
 
-def _with_a_wrong_line(right: str, wrong: str) -> dict[str, str]:
-    assert OF_ROWS_CPP.count(right) == 1, right
-    return {"scale.cpp": OF_ROWS_CPP.replace(right, wrong)}
-
-
 def _with_a_factor(used: str) -> str:
     """An op with a number, which all samples give the same value."""
     return writing(
@@ -556,10 +551,26 @@ _LINES = {
         ("threads_begin_at_the_first_row", "long row = begin;", "long row = begin + (begin > 0);"),
     ],
 }
-for check, faults in _LINES.items():
-    for fault, right, wrong in faults:
-        FAULTS[fault] = (check, _OF_ROWS)
-        SOURCES[fault] = _with_a_wrong_line(right, wrong)
+_HELPERS, _FUNCTION = OF_ROWS_CPP.split("}  // namespace\n")
+
+
+def _with_a_wrong_line(fault: str, right: str, wrong: str) -> str:
+    """The function, under the name of the fault."""
+    assert _FUNCTION.count(right) == 1, right
+    return _FUNCTION.replace(right, wrong).replace("void scale(", f"void {fault}(")
+
+
+# The check of each of these faults, and the two files of their family: it has an op for each, and is compiled once.
+OF_ROWS = {fault: check for check, faults in _LINES.items() for fault, *_ in faults}
+_DECLARATIONS, _OP_OF_ROWS = _OF_ROWS.replace(
+    '("scale", "scale")', ", ".join(f'("{fault}", "{fault}")' for fault in OF_ROWS)
+).split("@FAMILY.op(")
+OPS_OF_ROWS = _DECLARATIONS + "".join(
+    f"\n@FAMILY.op({_OP_OF_ROWS.replace('def scale', f'def {fault}')}" for fault in OF_ROWS
+)
+WRONG_OF_ROWS_CPP = f"{_HELPERS}}}  // namespace\n" + "".join(
+    _with_a_wrong_line(*line) for faults in _LINES.values() for line in faults
+)
 
 FAULTS |= {
     "a_default_that_differs_from_the_references": (

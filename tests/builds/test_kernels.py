@@ -153,6 +153,15 @@ def family(tmp_path, monkeypatch, request):
     return make_family(tmp_path, f"scaling_{abs(hash(request.node.name)) % 10**8}")
 
 
+@pytest.fixture(scope="module")
+def scaling(tmp_path_factory):
+    """A family for tests that only call it: its host part is compiled once in a run."""
+    site = tmp_path_factory.mktemp("scaling")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        yield make_family(site, "scaling_family")
+
+
 def sources_of(family: KernelFamily) -> kernels.Sources:
     return kernels.Sources(family.name, family.csrc, paths.cache_root())
 
@@ -166,9 +175,9 @@ def build(family: KernelFamily, *kernel) -> Cubin:
         build_variant(family, "scaling.cuh", *kernel)
 
 
-def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(family):
+def test_a_deferred_function_runs_on_the_cpu_with_no_cuda_at_all(scaling):
     x = torch.arange(4.0)
-    load(family).scale3(x, True)
+    load(scaling).scale3(x, True)
     assert x.tolist() == [0, -3, -6, -9]
 
 
@@ -300,11 +309,11 @@ def test_an_error_of_the_core_passes_through_the_host_part_with_its_class_and_da
     assert caught.value.build_directory.is_dir()
 
 
-def test_a_match_failure_of_the_host_part_has_the_whole_text(family):
+def test_a_match_failure_of_the_host_part_has_the_whole_text(scaling):
     with pytest.raises(
-        errors.TensorMatchError, match=rf"at {family.name}/host.cpp:\d+\n- Root cause: Dimension mismatch"
+        errors.TensorMatchError, match=r"at scaling_family/host.cpp:\d+\n- Root cause: Dimension mismatch"
     ):
-        load(family).scale3(torch.ones(2, 2), False)
+        load(scaling).scale3(torch.ones(2, 2), False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA driver answers")

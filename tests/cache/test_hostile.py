@@ -47,8 +47,8 @@ BIG = 256 << 20
 HOSTILE = {
     "a bomb": (lambda: _zip(f"{PLACE}/module.so", content=bytes(BIG)), "holds far more than it can"),
     "a bomb that denies it": (lambda: _claiming(99), "is damaged: Bad CRC-32"),
-    "many files": (lambda: _zip(*map(str, range(70_000))), "holds more than 65536 files"),
-    "many directories": (lambda: _zip(*(f"{i}/" for i in range(70_000))), "holds more than 65536 files"),
+    "many files": (lambda: _zip(*map(str, range(65_537))), "holds more than 65536 files"),
+    "many directories": (lambda: _zip(*(f"{i}/" for i in range(65_537))), "holds more than 65536 files"),
     "twice": (lambda: _zip(*[f"{PLACE}/module.so"] * 2), f"holds {PLACE}/module.so twice"),
     "hidden": (lambda: _zip(f".locks/{PLACE[4:]}/module.so"), "holds '.locks/.*is no file of an"),
     "a hidden file": (lambda: _zip(f"{PLACE}/.module.so"), "is no file of an artifact"),

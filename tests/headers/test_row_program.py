@@ -278,7 +278,7 @@ def test_a_sum_of_many_terms_is_exact_and_the_same_in_each_run(programs, device)
 
 @each_device
 @each_dtype
-@pytest.mark.parametrize("size", [16, 128])
+@pytest.mark.parametrize("size", [pytest.param(16, marks=pytest.mark.slow), 128])
 def test_a_value_for_each_group_in_any_layout(programs, device, dtype, size):
     for rows, columns in ((0, 128), (1, 128), (3, 256), (5, 7168), (33, 1408)):
         x = random(rows, columns, dtype=dtype, device=device)

@@ -195,7 +195,7 @@ LAUNCH = {
 }
 
 
-@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("compiler", ["g++", pytest.param("clang++", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", HOST)
 def test_host(case: str, compiler: str, tmp_path: Path) -> None:
     source, sentence = HOST[case]

@@ -9,7 +9,17 @@ from pathlib import Path
 import plugin_on_disk
 import pytest
 import torch
-from planted import FAULTS, OF_FAMILIES, ON_CUDA, REFUSED, RIGHT, SOURCES
+from planted import (
+    FAULTS,
+    OF_FAMILIES,
+    OF_ROWS,
+    ON_CUDA,
+    OPS_OF_ROWS,
+    REFUSED,
+    RIGHT,
+    SOURCES,
+    WRONG_OF_ROWS_CPP,
+)
 
 from sgljit_core import errors, ops
 from sgljit_core.plugins import discovery
@@ -64,6 +74,27 @@ def test_a_fault_is_found_by_its_check(install, name):
     with pytest.raises(Fault) as caught:
         check_op(f"{install(name, ops)}.scale", checks=[check])
     assert str(caught.value).startswith(f"planted_{name}.scale, {check}: ")
+
+
+@pytest.fixture(scope="module")
+def of_rows(tmp_path_factory):
+    """The family of all faults that are one line of C++: it stays installed."""
+    site = tmp_path_factory.mktemp("of_rows")
+    package = plugin_on_disk.install(site, "faults-of-rows", "faults_of_rows")
+    (package / "ops.py").write_text(OPS_OF_ROWS)
+    (package / "csrc" / "scale.cpp").write_text(WRONG_OF_ROWS_CPP)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        discovery.rescan()
+        yield "faults_of_rows"
+    discovery.rescan()
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_a_wrong_line_of_cpp_is_found_by_its_check(of_rows, name):
+    with pytest.raises(Fault) as caught:
+        check_op(f"{of_rows}.{name}", checks=[OF_ROWS[name]])
+    assert str(caught.value).startswith(f"{of_rows}.{name}, {OF_ROWS[name]}: ")
 
 
 @pytest.mark.parametrize(
@@ -132,5 +163,6 @@ def test_a_right_op_passes_all_checks_on_a_gpu(install):
 
 def test_the_page_names_the_check_of_every_fault():
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]*\| ([^|]*) \|$", PAGE, re.MULTILINE))
-    for name, (check, _) in {**FAULTS, **OF_FAMILIES, **ON_CUDA}.items():
+    checks = {name: check for name, (check, _) in {**FAULTS, **OF_FAMILIES, **ON_CUDA}.items()}
+    for name, check in {**checks, **OF_ROWS}.items():
         assert f"`{name}`" in rows[check], name

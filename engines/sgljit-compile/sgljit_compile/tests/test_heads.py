@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -104,8 +106,15 @@ def check(module, part, dtype=torch.float32, inputs=None, **options):
     return record, graph
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "dtype"),
+    [
+        (1, torch.bfloat16),
+        (2, torch.float32),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in [(1, torch.float32), (2, torch.bfloat16)]),
+        *(pytest.param(batch, torch.float16, marks=pytest.mark.slow) for batch in (1, 2)),
+    ],
+)
 def test_norm_rotation_and_store_are_one_op(dtype, batch):
     check(Prologue(dtype), "qk-norm + rope + store", dtype, given(dtype, batch))
 
@@ -117,9 +126,14 @@ def test_one_token_and_many(tokens, batch, monkeypatch):
     check(Prologue(), "qk-norm + rope + store", inputs=given(batch=batch, tokens=tokens))
 
 
-@pytest.mark.parametrize("plus_one", [False, True])
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("halves", [False, True])
+# Half of the forms have each two choices together.
+@pytest.mark.parametrize(
+    ("halves", "stored", "plus_one"),
+    [
+        pytest.param(*form, marks=[pytest.mark.slow] if sum(form) % 2 else [])
+        for form in itertools.product((False, True), repeat=3)
+    ],
+)
 def test_each_form(plus_one, stored, halves):
     check(Prologue(plus_one=plus_one, stored=stored, halves=halves), "qk-norm + rope" + " + store" * stored)
     if not plus_one:

@@ -74,7 +74,8 @@ def test_in_half_precision_it_is_as_exact_as_inductor_alone(dtype, device):
     assert errors["sgljit"] < 1.2 * errors["inductor"]
 
 
-@pytest.mark.parametrize("name", ["qwen3", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
 def test_prefill(name, device, since):
     net, ids = model(name, device=device), prompt(3, 80, device)
     with torch.inference_mode():

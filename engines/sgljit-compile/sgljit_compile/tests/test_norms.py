@@ -59,7 +59,7 @@ def check(function, given, part, dtype=torch.float32):
     return record
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plus_one", [False, True])
 def test_both_forms_are_put_on_an_op(dtype, plus_one):
     norm = Norm(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 
 import pytest
@@ -84,9 +85,12 @@ def test_in_half_precision_an_mlp_is_at_least_as_exact(name, dtype, device):
     assert (ours.double() - exact).square().mean() < (own - exact).square().mean()
 
 
-@pytest.mark.parametrize("in_graphs", [False, True])
 @pytest.mark.parametrize(
-    "name", [x if x in ("qwen3", "gemma3") else pytest.param(x, marks=pytest.mark.slow) for x in MODELS]
+    ("name", "in_graphs"),
+    [
+        pytest.param(*one, marks=[] if one in (("qwen3", False), ("gemma3", True)) else [pytest.mark.slow])
+        for one in itertools.product(MODELS, (False, True))
+    ],
 )
 def test_a_compiled_model_is_one_graph_with_ops_where_they_are_wanted(name, in_graphs, device):
     net, ids = model(name, device=device), prompt(device)

@@ -16,6 +16,9 @@ from sgljit_core.errors import InferenceOnlyError, TensorMatchError
 
 OPS = [op for op in FAMILY.declared() if "quant" not in op]  # those that quantise have tests of their own
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+each_dtype = pytest.mark.parametrize(
+    "dtype", [pytest.param(x, marks=pytest.mark.slow) if x is torch.float16 else x for x in DTYPES]
+)
 ROUNDED_ONCE = {torch.float32: 0, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 family = ops["activation"]
 
@@ -87,7 +90,7 @@ def test_the_reference_is_what_pytorch_computes():
         torch.testing.assert_close(getattr(reference, op)(x, None, x), activation(x) * x, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_dtype
 @pytest.mark.parametrize(("first", "size"), [(0, 40), (0, 33), (1, 40), (3, 33)])
 def test_rows_may_be_apart_and_begin_anywhere(op, dtype, first, size, device):
     wide, target = torch.randn(5, 100, device=device).to(dtype), torch.full((5, 64), float("nan"), device=device)
@@ -100,7 +103,7 @@ def test_rows_may_be_apart_and_begin_anywhere(op, dtype, first, size, device):
         assert target.isnan().sum() == target.numel() - out.numel(), "something else is written"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_dtype
 def test_many_rows_and_long_rows_are_shared_among_threads(op, dtype, device):
     for shape in ((2, 1 << 20), (1 << 12, 514), (3, 5, 7, 2050)):
         x = (torch.randn(shape, device=device) * 3).to(dtype)
@@ -125,7 +128,7 @@ def test_the_gate_or_the_values_may_be_overwritten(op, device):
         assert torch.equal(halves[1 - target], before.chunk(2, dim=1)[1 - target])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_dtype
 def test_nan_infinity_and_huge_numbers(op, dtype, device):
     nan, inf, large = float("nan"), float("inf"), torch.finfo(dtype).max
     gates = torch.tensor([nan, inf, -inf, large, -large, 80.0, -80.0, 0.0, -0.0, 1.0], device=device).to(dtype)

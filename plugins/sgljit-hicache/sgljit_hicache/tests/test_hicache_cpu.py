@@ -130,7 +130,7 @@ def test_the_right_kernel_can_be_told_by_row_size():
     assert not family.can_use_hicache_jit_kernel(element_size=0)
 
 
-@pytest.mark.parametrize("value", [pytest.param("", marks=pytest.mark.slow), "0", "1"])
+@pytest.mark.parametrize("value", ["0", *(pytest.param(value, marks=pytest.mark.slow) for value in ("", "1"))])
 def test_indices_are_checked_by_default_and_the_environment_turns_it_off(value: str):
     program = (
         "import torch; from sgljit_core import ops\n"

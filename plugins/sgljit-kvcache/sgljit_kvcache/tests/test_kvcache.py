@@ -104,7 +104,7 @@ assert memory.sum(dim=(0, 2, 3)).tolist() == [0, 0, 0, 0, 0, 16, 0, 0]
 """
 
 
-@pytest.mark.parametrize("value", ["0", None])
+@pytest.mark.parametrize("value", ["0", pytest.param(None, marks=pytest.mark.slow)])
 def test_slots_on_the_cpu_are_checked_unless_the_environment_says_no(value):
     environment = {name: text for name, text in os.environ.items() if name != "SGLJIT_CHECK_INDICES"}
     environment |= {"SGLJIT_CHECK_INDICES": value} if value is not None else {}

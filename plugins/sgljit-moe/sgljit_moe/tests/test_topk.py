@@ -92,7 +92,7 @@ def test_groups_are_ranked_by_one_expert_or_by_two(device):
 
 
 @each_op
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_of_equal_experts_the_first_comes_first_and_nan_last(op, dtype, device):
     def ids(*rows, k=4, **options):
         return choose(torch.tensor(rows, device=device).to(dtype), k, op, **options)[1].tolist()
