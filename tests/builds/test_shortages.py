@@ -80,7 +80,7 @@ except errors.ResourceError as error:
 
 
 def test_without_a_descriptor_the_installed_families_are_unknown_not_none(children):
-    """importlib.metadata takes a directory that it cannot list for an empty one, and remembers that."""
+    """importlib_metadata takes a directory that it cannot list for an empty one, and remembers that."""
     use = """
 try:
     print(list(ops))

@@ -159,7 +159,7 @@ def test_the_extras_of_the_core_bring_what_they_say(distribution):
     assert brought("nvrtc") == {"cuda-toolkit": {"cudart", "nvrtc"}}
     assert brought("cuda") == {"cuda-toolkit": {"cccl", "cudart", "nvcc", "nvrtc"}}
     needed = {r.name for r in distribution("sgljit-core").requirements if not r.marker}
-    assert needed == {"apache-tvm-ffi", "cuda-pathfinder", "packaging", "pluggy", "torch"}
+    assert needed == {"apache-tvm-ffi", "cuda-pathfinder", "importlib-metadata", "packaging", "pluggy", "torch"}
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from sgljit_core import load_jit
 
 STATE = """
 import gc, json, logging, os, random, signal, sys, threading, types, warnings
+import importlib_metadata  # it adds a finder of its own to sys.meta_path
 import numpy, torch, tvm_ffi
 import torch._dynamo.config, torch._functorch.config, torch._inductor.config
 from tvm_ffi import core
