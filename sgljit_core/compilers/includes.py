@@ -90,8 +90,7 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "", port
     """
     places = (f"{root.label} {root.own} {root.directory}" for root in roots)
     question = [_SCANNER, *files, *places, extra_text, port_text]
-    remembered = _recalled(question)
-    if remembered is not None:
+    if (remembered := _recalled(question)) is not None:
         return remembered
     now = time.time_ns()
     scanner = _Scanner(roots)
@@ -114,8 +113,7 @@ def scan(files: Sequence[str], roots: Sequence[Root], extra_text: str = "", port
 
 def _recalled(question: Sequence[str]) -> Scan | None:
     """The same scan of an earlier process, if every file and directory that it looked at is unchanged."""
-    answer = recall(question)
-    if answer is None:
+    if (answer := recall(question)) is None:
         return None
     try:
         files, stamps, uses_tvm_cpp, is_port, directories = json.loads(answer)

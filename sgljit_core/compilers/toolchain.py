@@ -56,8 +56,7 @@ class Toolchain:
         assert self.nvcc is not None
         if _is_script(self.nvcc.path):  # a wrapper may be anywhere, but nvcc itself reports its directory
             asked = _ask(self.nvcc.path, "--dryrun", "-x", "cu", "-c", os.devnull)
-            match = re.search(r"^#\$ TOP=(.+)$", asked.output, re.MULTILINE)
-            if match is not None:
+            if (match := re.search(r"^#\$ TOP=(.+)$", asked.output, re.MULTILINE)) is not None:
                 return Path(match[1]).resolve()
         return self.nvcc.path.parent.parent
 

@@ -60,8 +60,7 @@ def running(*, cuda: bool, is_cancelled: Callable[[], bool] = lambda: False) -> 
 
 def capacity(memory: int) -> int:
     """How many compilers that take ``memory`` bytes each may run at once, at least one."""
-    configured = settings().jobs
-    if configured is not None:
+    if (configured := settings().jobs) is not None:
         return configured
     free = available_memory()
     by_memory = free // memory if free is not None else available_cores()

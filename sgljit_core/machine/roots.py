@@ -82,8 +82,7 @@ def make(root: Path, *names: str) -> Path:
 def check_is_cache(root: Path) -> None:
     """Raise NotACacheError for a directory that holds files and no tag of ours, OSError where it cannot be read."""
     with directory(root) as descriptor:
-        strangers = _strangers(descriptor)
-        if strangers:
+        if strangers := _strangers(descriptor):
             raise NotACacheError(root, strangers[:_NAMED])
 
 
@@ -166,8 +165,7 @@ def _claim(descriptor: int, root: Path) -> None:
     """Make an empty directory a cache. Several processes may do so at once, each before it writes anything else."""
     if _is_tagged(descriptor):
         return
-    strangers = _strangers(descriptor)
-    if strangers:
+    if strangers := _strangers(descriptor):
         raise NotACacheError(root, strangers[:_NAMED])
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(TAG, flags, 0o644, dir_fd=descriptor)

@@ -7,16 +7,19 @@ first asked for. A distribution whose metadata is broken is a warning, once, and
 from __future__ import annotations
 
 import functools
-import importlib.metadata
+import importlib
 import operator
 import os
 import re
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import importlib_metadata
 
 from sgljit_core import log
 from sgljit_core._version import __version__
@@ -125,10 +128,12 @@ def entry_points(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
 @functools.cache
 def _scan(group: str) -> list[Plugin]:
     _check_descriptors()
+    # importlib_metadata loads what reads zip files for each entry that is not there, such as python311.zip.
+    path = [entry for entry in sys.path if os.path.exists(entry or os.curdir)]  # noqa: PTH110 - it raises nothing
     found: dict[str, list[Plugin]] = {}
-    for dist in importlib.metadata.distributions():
-        path = str(getattr(dist, "_path", ""))  # a Path of each takes longer than all else
-        name = re.sub(r"[-_.]+", "-", os.path.basename(path).partition("-")[0]).lower()  # noqa: PTH119
+    for dist in importlib_metadata.distributions(path=path):
+        directory = metadata_directory(dist)
+        name = re.sub(r"[-_.]+", "-", directory.stem.partition("-")[0]).lower()
         if name in found:  # an earlier entry has it: that one is imported
             continue
         try:
@@ -137,12 +142,12 @@ def _scan(group: str) -> list[Plugin]:
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a distribution's metadata may be anything
-            report(path, _unreadable(dist, error))
+            report(str(directory), _unreadable(dist, error))
     return [plugin for plugins in found.values() for plugin in plugins]
 
 
 def _check_descriptors() -> None:
-    """Raise where no directory can be opened: importlib.metadata takes one that it cannot list for an empty one."""
+    """Raise where no directory can be opened: importlib_metadata takes one that it cannot list for an empty one."""
     try:
         os.close(os.open(os.sep, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError as error:
@@ -153,7 +158,7 @@ def _check_descriptors() -> None:
 
 def rescan() -> None:
     """Forget what is installed, so that the next question reads the metadata anew."""
-    importlib.invalidate_caches()  # importlib.metadata keeps what it saw of each directory
+    importlib.invalidate_caches()  # importlib_metadata keeps what it saw of each directory
     _scan.cache_clear()
     _by_family.cache_clear()
 

@@ -46,7 +46,7 @@ def header_directories(name: str) -> list[Path]:
 @collector_paused()
 def prebuilt_roots() -> list[Path]:
     """The directories of finished artifacts that plugins name. They are as trusted as the code that names them."""
-    from . import discovery  # reads the metadata of all distributions, which takes longer than a hit
+    from . import discovery  # imports importlib_metadata, which takes longer than a hit
 
     if not discovery.entry_points(discovery.EXTENSIONS, settings().plugins):  # so that pluggy need not be imported
         return []

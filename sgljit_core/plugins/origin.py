@@ -23,7 +23,7 @@ class Origin:
 
 def plugin_of(family: str) -> str:
     """The distribution and version that ship a family, for messages; "" where it is not known."""
-    from . import discovery  # imports importlib.metadata, which only the first message needs
+    from . import discovery  # imports importlib_metadata, which takes longer than a hit
 
     claims = discovery.installed().get(family, ())
     return str(claims[0]) if len(claims) == 1 else ""
