@@ -11,7 +11,7 @@ import sys
 import plugin_on_disk
 import pytest
 import torch
-from planted import FAULTS, IN_PLACE_OF, OF_ROWS_CPP, RIGHT, in_cpp, writing
+from planted import FAULTS, IN_PLACE_OF, OF_ROWS_CPP, REFUSED, RIGHT, in_cpp, writing
 
 from sgljit_core import errors
 from sgljit_tools.errors import NoDeviceError
@@ -98,6 +98,14 @@ def test_an_op_that_crashes_costs_one_check(run):
         "results failed, and this check calls the op on memory without guards"
         in (found["door.scale::opcheck::cpu"]["text"])
     )
+
+
+def test_what_the_declaration_shows_is_told_in_a_few_lines(run):
+    done = run(REFUSED["writes_to_nothing"][1], "sgljit_core", "test", "door", "--device", "cpu")
+    assert done.returncode not in (0, 5)
+    assert REFUSED["writes_to_nothing"][0] in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) < 30, done.stdout
 
 
 def test_a_family_that_does_not_compile_is_told_once_in_a_few_lines(run):

@@ -38,7 +38,7 @@ def run_tests(
         raise typer.BadParameter("name the families to test, or give --all")
     if importlib.util.find_spec("pytest") is None:
         raise typer.BadParameter('pytest runs the tests, and is not installed: pip install "pytest>=8.3"')
-    pytest = "-m pytest -q -ra -p no:cacheprovider"
+    pytest = "-m pytest -q -rs -p no:cacheprovider"  # a fault is shown once
     command = [*(_sanitizer() if sanitize else ()), sys.executable, *pytest.split()]
     packages = []
     for name in sorted(ops) if every else families or ():

@@ -230,7 +230,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {check.__name__.rstrip("_"): c
 # Where an author looks for what a check has found, beside the op's declaration.
 LOOK_AT: Mapping[str, str] = {
     "signatures": "the parameters of the op and of its reference",
-    "arguments": "the checks of tensors in the host part: host::rows(...), host::TensorMatcher, or your own",
+    "arguments": "where the number is used, or the host part's checks of tensors: host::rows, host::TensorMatcher",
     "overlaps": "the host part's check that tensors share no memory: host::rows_meet and host::rows_overlap",
     "indices": "the host part's check of indices: host::indexed, or a loop over them",
     "far_rows": "the types of offsets in the kernel: std::int64_t for a row times a stride",

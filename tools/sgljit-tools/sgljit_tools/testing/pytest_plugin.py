@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sgljit_tools.errors import NoDeviceError
+from sgljit_core.errors import SgljitError
 
 if TYPE_CHECKING:
     from .suite import Check
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(
         config.pluginmanager.register(worker, "sgljit-run")
         try:
             checks = [(f, c) for f in families for c in checks_of_family(f, [*map(torch.device, devices)])]
-        except NoDeviceError as error:
+        except SgljitError as error:
             raise pytest.UsageError(str(error)) from None
         for family, check in checks:
             names = {"name": check.id, "nodeid": check.id}
