@@ -179,7 +179,7 @@ def test_the_command_says_what_to_do_next(here):
 )
 @pytest.mark.parametrize(
     "road",
-    [Road.VARIANTS, pytest.param(Road.LOAD_JIT, marks=pytest.mark.slow), Road.TRITON],
+    [Road.VARIANTS, *(pytest.param(road, marks=pytest.mark.slow) for road in (Road.LOAD_JIT, Road.TRITON))],
     ids=lambda road: road.value,
     indirect=True,
 )

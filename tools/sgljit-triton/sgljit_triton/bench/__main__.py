@@ -17,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,13 +37,15 @@ NOTE = (
     "the same function. First calls: milliseconds in a new process that has initialised CUDA and finds all in the "
     "cache, the median of the processes; the first call of a family loads its host part or launcher, that of another "
     "variant the kernel alone. Sums: microseconds per call in a CUDA graph, in brackets the percent of a plain copy "
-    "that moves as many bytes."
+    "that moves as many bytes. Sizes: of the artifacts for sm_90a of the calls that a family declares; lines of C++ "
+    "with those of the loop for the CPU, lines of Triton with the checks of the op's body."
 )
 BESIDE = KernelFamily(name="triton_beside", package="sgljit_triton.bench")
 TRITON = TritonKernels(KernelFamily(name="triton_bench", package="sgljit_triton.bench", sources="kernels"))
 KERNEL = TRITON.kernel("beside.py", "beside")
 GRID = (1, 1, 1)
 OP_IN_CPP = "sgljit, op in C++"
+KERNEL_OF_SUM = {"C++": "moe.moe.sum<", "Triton": "triton_example.moe_sum<"}
 
 
 @functools.cache
@@ -226,6 +229,35 @@ def calls_of_sums() -> list[dict[str, Any]]:
     return [{"op": name, "us": one} for name, one in in_turns(calls).items()]
 
 
+def table_of_sizes() -> list[dict[str, Any]]:
+    """What the sum of experts takes on disk in C++ and in Triton, and how long its source is."""
+    import sgljit_moe
+    import sgljit_triton_example
+
+    example = Path(sgljit_triton_example.__file__).parent
+    sources = {
+        ("moe", "C++"): Path(sgljit_moe.__file__).parent.glob("csrc/sum*"),
+        ("triton_example", "Triton"): (example / "kernels" / "moe_sum.py", example / "ops.py"),
+    }
+    rows = []
+    for (family, language), files in sources.items():
+        with tempfile.TemporaryDirectory() as cache:
+            command = [sys.executable, "-m", "sgljit_core", "cache"]
+            environment = {**os.environ, "SGLJIT_CACHE_DIR": cache}
+            run = functools.partial(subprocess.run, env=environment, check=True, stdout=subprocess.PIPE)
+            run([*command, "build", family, "--cuda-arch", "9.0"])
+            listed = run([*command, "list", "--json"])
+        kernels = [
+            one["bytes"]
+            for one in json.loads(listed.stdout)["artifacts"]
+            if one["target"] == "sm_90a" and KERNEL_OF_SUM[language] in one["build"]
+        ]
+        lines = sum(len(file.read_text().splitlines()) for file in files)
+        size = statistics.mean(kernels) / 1000
+        rows.append({"moe_sum in": language, "kernels": len(kernels), "kB of each": size, "lines of source": lines})
+    return rows
+
+
 def main() -> None:
     """Measure, print the page, and write it."""
     parser = argparse.ArgumentParser(description="Launches and first calls of Triton kernels")
@@ -243,6 +275,7 @@ def main() -> None:
     }
     if all(importlib.util.find_spec(name) for name in ("sgljit_moe", "sgljit_triton_example")):
         tables |= {"Calls of the sum of experts": calls_of_sums, "Sum of experts": table_of_sums}
+        tables["Sizes"] = table_of_sizes
     page = ""
     made: dict[str, list[dict[str, Any]]] = {}
     for title, table in tables.items():
