@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -62,3 +63,22 @@ def test_a_wheel_carries_the_kernels(run, package, driver, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     environment = {"LD_PRELOAD": str(driver), "SGLJIT_JIT": "error", "SGLJIT_CACHE_DIR": str(tmp_path / "empty")}
     assert run(WITHOUT_TRITON, PYTHONPATH=str(tmp_path / "installed"), **environment) == "{'carried': 3} 0\n"
+
+
+@pytest.mark.slow
+def test_prepare_compiles_what_a_model_asks_for_in_an_engine(run, package, driver, tmp_path):
+    pytest.importorskip("sgljit_engines")
+    (package.parent / "tri_adapter.py").write_text(
+        "from sgljit_engines.adapter import Adapter\n"
+        'ADAPTER = Adapter("tri-adapter", {}, {"tri_family": {"add": "Add"}})\n'
+    )
+    calls = (package / "calls.py").read_text()
+    (package / "calls.py").write_text(calls.replace("(TOKENS, 64)", "(TOKENS, model.hidden_size)"))
+    (info,) = package.parent.glob("*.dist-info")
+    with (info / "entry_points.txt").open("a") as file:
+        file.write("[sgljit.engines]\ntri = tri_adapter:ADAPTER\n")
+    config = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = ["prepare", "--model", str(tmp_path), "--engine", "tri", "--cuda-arch", "9.0a"]
+    assert "3 modules are ready for qwen3 in bfloat16 on sm_90a" in sgljit(run, *command)
+    assert run(WITHOUT_TRITON, LD_PRELOAD=str(driver), SGLJIT_JIT="error") == "{'cache': 3} 0\n"
