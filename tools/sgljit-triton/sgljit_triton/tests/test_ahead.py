@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -82,3 +83,24 @@ def test_prepare_compiles_what_a_model_asks_for_in_an_engine(run, package, drive
     command = ["prepare", "--model", str(tmp_path), "--engine", "tri", "--cuda-arch", "9.0a"]
     assert "3 modules are ready for qwen3 in bfloat16 on sm_90a" in sgljit(run, *command)
     assert run(WITHOUT_TRITON, LD_PRELOAD=str(driver), SGLJIT_JIT="error") == "{'cache': 3} 0\n"
+
+
+@pytest.mark.slow
+def test_kernels_travel_in_an_archive_a_directory_and_a_remote(run, driver, cache, tmp_path):
+    sgljit(run, "cache", "build", "tri_family", "--cuda-arch", "9.0a")
+    without = {"LD_PRELOAD": str(driver), "SGLJIT_JIT": "error"}
+    empty = {"SGLJIT_CACHE_DIR": str(tmp_path / "empty")}
+    assert run(WITHOUT_TRITON, **without, **empty, SGLJIT_PREBUILT_PATH=str(cache)) == "{'prebuilt': 3} 0\n"
+
+    sgljit(run, "cache", "export", str(tmp_path / "kernels.zip"))
+    imported = {"SGLJIT_CACHE_DIR": str(tmp_path / "imported")}
+    sgljit(run, "cache", "import", str(tmp_path / "kernels.zip"), **imported)
+    assert run(WITHOUT_TRITON, **without, **imported) == "{'cache': 3} 0\n"
+
+    pytest.importorskip("sgljit_remote")
+    (tmp_path / "store").mkdir()
+    store = {"SGLJIT_REMOTE": f"file://{tmp_path / 'store'}"}
+    sgljit(run, "cache", "push", **store, SGLJIT_REMOTE_MODE="readwrite")
+    hits, _, misses = run(WITHOUT_TRITON, **without, **store, SGLJIT_CACHE_DIR=str(tmp_path / "third")).rpartition(" ")
+    hits = ast.literal_eval(hits)  # an answer may hold several, which are in the cache then
+    assert (sum(hits.values()), "remote" in hits, misses) == (3, True, "0\n")
