@@ -230,7 +230,7 @@ def calls_of_sums() -> list[dict[str, Any]]:
 
 
 def table_of_sizes() -> list[dict[str, Any]]:
-    """What the sum of experts takes on disk in C++ and in Triton, and how long its source is."""
+    """Size on disk and lines of source of the sum of experts, in C++ and in Triton."""
     import sgljit_moe
     import sgljit_triton_example
 
