@@ -56,9 +56,7 @@ def test_a_softmax_of_large_and_of_infinite_logits_is_that_of_pytorch(device):
     assert softmax([[-1.0]], device).tolist() == [[1]]
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16])
 def test_the_first_of_the_largest_elements_counts_and_nan_is_above_all(dtype, device):
     rows = [[1, 2, 2, 0], [0.0, -0.0, 0.0, -1], [-0.0, 0.0, -1, -1], [-INF] * 4, [1, NAN, INF, NAN], [-NAN, 0, 0, 0]]
     assert argmax(rows, device, dtype) == [1, 0, 0, 0, 1, 0]
