@@ -34,6 +34,12 @@ from .kernel_of_triton import scale
 FILES = {"__grp__k.json": b'{"child_paths": ["k.cubin", "k.json"]}', "k.cubin": b"\0code" * 100, "k.json": b"{}"}
 
 
+@pytest.fixture(autouse=True)
+def fusion(monkeypatch):
+    """Triton 3.9 warns where nobody has chosen."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
     """Name another empty directory to Triton, as another machine has."""
