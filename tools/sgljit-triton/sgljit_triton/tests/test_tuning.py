@@ -177,7 +177,7 @@ def test_a_launch_takes_what_was_measured_for_its_chip_and_its_shape(launch, pac
 
 
 def test_threads_that_launch_at_once_take_each_their_own_configuration(launch, package):
-    """What was chosen is remembered for few cases, so that it is forgotten and chosen again all the time."""
+    """The kernel remembers three cases at most, so that the threads make it forget and choose again."""
     pytest.importorskip("triton")
     store(package, (64, 64), (1024, 128), (4096, 256))
     printed = launch(
