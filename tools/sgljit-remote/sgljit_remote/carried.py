@@ -1,7 +1,7 @@
 """Whose code do wheels carry, and directories of prebuilt artifacts? With ``SGLJIT_TRUSTED_KEYS`` it must be signed.
 
 The file ``signature`` beside a manifest is the one that an object of a remote has. The core asks ``check`` before it
-loads what somebody else compiled. What a user has compiled is in that user's cache and needs no signature.
+loads what somebody else compiled. Code that a user compiled is in that user's cache, and needs no signature.
 """
 
 from __future__ import annotations
