@@ -33,10 +33,15 @@ _ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
 
 
 class Choice(NamedTuple):
-    """The artifacts that are meant: of some families ("_" for none) and targets, or of all where none is named."""
+    """The artifacts that are meant: of some families ("_" for none) and targets, or of all where none is named.
+
+    Attributes:
+        directories: those of the artifacts that are meant; None for all.
+    """
 
     families: Collection[str] = ()
     targets: Collection[str] = ()
+    directories: Collection[Path] | None = None
 
     def takes(self, family: str, target: str) -> bool:
         """Whether artifacts of a family and target are meant."""
@@ -47,7 +52,8 @@ def local(root: Path, choice: Choice) -> Iterator[Artifact]:
     """The artifacts of a cache. One that is damaged is left out, with a warning."""
     for path in sorted(root.glob(_ENTRIES)):
         target, family = path.relative_to(root).parts[:2]
-        if target.startswith(".") or not choice.takes(family, target):
+        is_meant = choice.directories is None or path in choice.directories
+        if target.startswith(".") or not is_meant or not choice.takes(family, target):
             continue
         try:
             found = lookup.read(path, root)
