@@ -49,10 +49,12 @@ class Remote:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.trusted: tuple[TrustedKey, ...] = ()
+        self._while_asking: Callable[[], object] = lambda: None
         if settings.trusted_keys:
             from . import signing
 
             self.trusted = signing.public_keys(settings.trusted_keys)
+            self._while_asking = signing.import_library
         is_checked = bool(self.trusted) or settings.unsigned
         self.store = stores.opened(settings.url, check_owners=not is_checked)
         if self.store.is_network and not is_checked:
@@ -78,7 +80,7 @@ class Remote:
 
     def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
         try:
-            return ask(question, times * self.settings.timeout)
+            return ask(question, times * self.settings.timeout, self._while_asking)
         except RemoteUnavailableError as error:
             raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
 

@@ -237,7 +237,11 @@ def test_a_new_key(run, tmp_path):
     assert f"wrote {tmp_path / 'mine'}, which signs (keep it secret), and {tmp_path / 'mine'}.pub" in output
     assert run("key", "new", tmp_path / "mine")[0] == 1
     (public,) = signing.public_keys([tmp_path / "mine.pub"])
-    assert public == (tmp_path / "mine.pub", signing.private_key(tmp_path / "mine").public_key(), None)
+    assert public == (
+        tmp_path / "mine.pub",
+        signing.private_key(tmp_path / "mine").public_key().public_bytes_raw(),
+        None,
+    )
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(run, filled, tmp_path):
