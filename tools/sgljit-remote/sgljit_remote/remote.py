@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from sgljit_core import log
 from sgljit_core.cache import lookup, store
@@ -71,6 +71,27 @@ class Remote:
         content = self._ask(lambda deadline: self.store.get(name, most, deadline), times)
         count(bytes_read=len(content or b""))
         return content
+
+    def save(self, name: str, file: BinaryIO, most: int = lookup.LARGEST) -> bool:
+        """Write an object to an empty file, piece by piece; whether there is one.
+
+        Raises as ``get`` does, and RefusedObjectError where the file takes no more.
+        """
+
+        def write(piece: bytes) -> None:
+            try:
+                file.write(piece)
+            except OSError as error:  # which is no failure of the remote
+                raise RefusedObjectError(f"{name} cannot be written to {file.name} ({error.strerror})") from error
+
+        def question(deadline: float) -> bool:
+            file.seek(0)
+            file.truncate()  # after an attempt that failed
+            return self.store.stream(name, most, deadline, write)
+
+        is_there = self._ask(question)
+        count(bytes_read=file.tell())
+        return is_there
 
     def put(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Write an object; whether it was not there. Raises RemoteUnavailableError."""

@@ -230,16 +230,15 @@ def pull_bundle(remote: Remote, file: Path, name: str) -> None:
 
     Raises:
         RemoteUnavailableError: the remote does not answer, or has no such bundle.
-        RefusedObjectError: it is too large.
-        OSError: the file cannot be written; one that was there stays.
+        RefusedObjectError: it is too large, or the disk is full. A file that was there stays.
+        OSError: the file cannot be made.
     """
-    content = remote.get(_bundle_name(name))
-    if content is None:
-        raise RemoteUnavailableError(f"{remote.store.shown} has no bundle {name!r}; `sgljit cache bundle --push` it")
     written = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
     try:
         with written.open("xb") as opened:
-            opened.write(content)
+            if not remote.save(_bundle_name(name), opened):
+                shown = remote.store.shown
+                raise RemoteUnavailableError(f"{shown} has no bundle {name!r}; `sgljit cache bundle --push` it")
         written.replace(file)
     finally:
         written.unlink(missing_ok=True)
