@@ -25,7 +25,7 @@ _TVM_CPP = "SGL_TVM_FFI_CPP"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the compilers get for a build.
+    """The sources and flags of a build.
 
     Attributes:
         scan: the files that decide it.
@@ -122,14 +122,12 @@ def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
 
 def nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The flags of nvcc, without include directories."""
-    assert spec.target.cuda_arch is not None
-    major, minor = spec.target.cuda_arch
     compute = spec.target.name.replace("sm_", "compute_")
     return (
         *_COMMON,
         "--expt-relaxed-constexpr",
         f"-gencode=arch={compute},code={spec.target.name}",
-        f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}",
+        spec.target.macro,
         *(f"-Xcompiler={flag}" for flag in _HOST),
         *_SEPARATE,
         *spec.cuda_cflags,

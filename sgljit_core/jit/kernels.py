@@ -175,7 +175,7 @@ _MOST_PRECOMPILED = 4  # files of a family, at 0.1 s each; those of the rest are
 
 
 def _preparation(sources: Sources) -> Callable[[], None] | None:
-    """What has NVRTC ready for the first kernels on this thread's device; None where the process uses no CUDA yet."""
+    """``prepare`` for this thread's device; None where the process uses no CUDA yet."""
     target = arch.target_in_use()
     return functools.partial(prepare, sources, target) if target else None
 

@@ -84,7 +84,7 @@ def _opened(root: Path) -> int:
 
 
 def identity(status: os.stat_result) -> tuple[int, ...]:
-    """What changes when another directory is in a directory's place, or others get rights to it."""
+    """Who a directory is, and who may write to it."""
     return status.st_dev, status.st_ino, status.st_mode, status.st_uid, status.st_gid
 
 

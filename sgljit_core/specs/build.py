@@ -34,6 +34,12 @@ class Target:
     cuda_arch: tuple[int, int] | None = None
     is_rocm: bool = False
 
+    @property
+    def macro(self) -> str:
+        """The flag by which CUDA code knows its architecture."""
+        major, minor = self.cuda_arch or (0, 0)
+        return f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}"
+
 
 @dataclass(frozen=True)
 class BuildSpec:

@@ -46,11 +46,8 @@ def configuration(target: Target) -> str:
     Include paths: the core headers, tvm-ffi with dlpack, the CUDA toolkit if there is one, and the csrc directory
     of each installed plugin. ``.cpp`` files are C++, everything else is CUDA, as in a build.
     """
-    assert target.cuda_arch is not None
-    major, minor = target.cuda_arch
     include = [f"-I{paths.core_include()}", f"-isystem{paths.tvm_ffi_include()}", *(f"-I{d}" for d in _sources())]
-    define = f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}"
-    gpu = ["-xcuda", f"--cuda-gpu-arch={target.name}", define, "-Wno-unknown-cuda-version", "-nocudalib"]
+    gpu = ["-xcuda", f"--cuda-gpu-arch={target.name}", target.macro, "-Wno-unknown-cuda-version", "-nocudalib"]
     last = f"-idirafter{Path(__file__).resolve().parent / 'clangd_include'}"
     fragments = (
         ("CompileFlags:\n  Compiler: clang++\n", ["-std=c++20", "-Wall", "-Wextra", *include]),
