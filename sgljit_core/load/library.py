@@ -60,7 +60,7 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
         return
     link, keep = None, False
     with contextlib.suppress(OSError):
-        path = str(_user_directory() / f"{name}-{os.urandom(8).hex()}")
+        path = str(_link_directory() / f"{name}-{os.urandom(8).hex()}")
         os.symlink(f"/proc/self/fd/{descriptor}", path)  # noqa: PTH211
         link = path
     try:
@@ -75,7 +75,7 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
             os.close(descriptor)
 
 
-def _user_directory() -> Path:
+def _link_directory() -> Path:
     """The directory that the processes of this user share on this machine.
 
     Raises UntrustedCacheError where another user has made it, or could replace it; OSError where it cannot be made.
