@@ -4,7 +4,7 @@
 #   PYTHON=python3.12   the interpreter that .venv is made with, and that test-gpu runs
 #   CUDA=system|pypi    where nvcc comes from; "none" leaves it out (the default finds out)
 #   PYTEST="-k norm"    more arguments for test, test-slow and test-gpu
-#   DIST="--commit TAG"  more arguments for dist; --pure leaves out the compiled wheels
+#   DIST="--commit TAG"  more arguments for dist; --pure leaves out the compiled wheels, --sign KEY signs what they carry
 #   WORKERS=1           how many processes test and test-slow spread over (by default one more than there are cores, as
 #                       some tests wait; 8 at most)
 #   TEST_CACHE=DIR      the kernel cache of test and test-slow, for runs that share one (by default each begins with an

@@ -10,8 +10,10 @@ alone on the same share of the machine: the CPU seconds of one process and of th
 cores, without what other programs used of them in the meantime (/proc/stat). The goal is that the slowest of 200 is
 ready within 1.5 times that, or 1.5 times the time of one alone where that is longer.
 
-The second table is about one artifact: a hit of the remote over one of the local cache, in fresh processes that have
-PyTorch loaded, with byte code on disk as an installer leaves it. The goal is 15 ms. Needs a host compiler and no GPU.
+The second table is about one artifact: a hit of the remote over one of the local cache, in fresh processes with byte
+code on disk as an installer leaves it. Such a process has PyTorch and the core imported, has looked up an op of a
+family, has had a hit of its local cache, and its garbage was collected. A process that uses load_jit alone has looked
+up no op, and lists the installed plugins at its first miss. The goal is 15 ms. Needs a host compiler and no GPU.
 """
 
 from __future__ import annotations
@@ -192,10 +194,16 @@ def start(count: int, store: Path, directory: Path, settings: Mapping[str, str],
 
 
 ONE = """
-import json, sys, time
+import gc, json, sys, time
 import torch, tvm_ffi
 import remote_start
-from sgljit_core import load_jit
+from sgljit_core import load_jit, ops
+if sys.argv[1] == "op":
+    ops["norm"].rmsnorm
+remote_start.load(remote_start.VARIANTS - 1)  # a local hit
+if sys.argv[1] == "seed":
+    sys.exit()
+gc.collect()  # after the import of PyTorch one is due
 times = [(time.perf_counter(), time.process_time())]
 for number in range(4):
     remote_start.load(number)
@@ -211,20 +219,33 @@ def one_hit(rounds: int, store: Path, directory: Path, settings: Mapping[str, st
     (single / "sgljit-1/index.json").unlink()
     found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     with serving(single, directory / "requests-single") as (url, _):
-        for number in range(rounds + 1):
-            cache = directory / f"one-{number}"
+
+        def run(how: str, cache: Path) -> str:
             variables = environment(**settings, SGLJIT_REMOTE=url, SGLJIT_CACHE_DIR=str(cache))
-            for place in ("remote", "local"):
-                command, here = [sys.executable, "-c", ONE], Path(__file__).parent
-                done = subprocess.run(command, env=variables, cwd=here, stdout=subprocess.PIPE, text=True, check=True)
-                first, *later = json.loads(done.stdout)
-                if number:  # the first round writes the byte code
-                    found.setdefault((place, "first"), []).append(tuple(first))
-                    found.setdefault((place, "later"), []).append(
-                        tuple(map(statistics.median, zip(*later, strict=True)))
-                    )
+            command, here = [sys.executable, "-c", ONE, how], Path(__file__).parent
+            return subprocess.run(
+                command, env=variables, cwd=here, stdout=subprocess.PIPE, text=True, check=True
+            ).stdout
+
+        run("seed", directory / "seed")
+        for number in range(rounds + 1):
+            for how in ("", "op"):
+                cache = directory / f"one-{number}-{how}"
+                shutil.copytree(directory / "seed", cache)
+                for place in ("remote", "local"):
+                    first, *later = json.loads(run(how, cache))
+                    if not number:  # the first round writes the byte code
+                        continue
+                    found.setdefault((place, how), []).append(tuple(first))
+                    if how:
+                        middle = tuple(map(statistics.median, zip(*later, strict=True)))
+                        found.setdefault((place, "later"), []).append(middle)
     rows = []
-    for which, name in (("first", "the first of a process"), ("later", "a later one")):
+    for which, name in (
+        ("op", "the first of a process that has an op"),
+        ("", "the first of a process without one"),
+        ("later", "a later one"),
+    ):
         remote, local = (
             [*map(statistics.median, zip(*found[place, which], strict=True))] for place in ("remote", "local")
         )
@@ -235,6 +256,7 @@ def one_hit(rounds: int, store: Path, directory: Path, settings: Mapping[str, st
                 "local cache, ms": f"{local[0]:.1f}",
                 "over it, ms": f"{remote[0] - local[0]:.1f}",
                 "CPU ms over it": f"{remote[1] - local[1]:.1f}",
+                "least over it, ms": f"{min(found['remote', which])[0] - min(found['local', which])[0]:.1f}",
             }
         )
     return rows
@@ -307,7 +329,9 @@ def main() -> int:
         f"compiler. A process begins with PyTorch imported; caches are below `{options.directory}`. One alone on this "
         "share: the CPU seconds of one process and of the server for it, times the processes, divided by the cores "
         "that other programs left; or its time alone, where that is longer. "
-        f"Goals: {GOAL} times that for the slowest, and {GOAL_OF_ONE:.0f} ms for the first artifact."
+        f"Goals: {GOAL} times that for the slowest, and {GOAL_OF_ONE:.0f} ms for the first artifact of a process that "
+        "has imported PyTorch, looked up an op, and had a hit of its local cache. Without an op, as with load_jit "
+        "alone, a process looks for plugins at its first miss. Medians, and the least of all rounds."
     )
     page = results.write_results(
         options.output,

@@ -6,7 +6,7 @@ every file (``SOURCE_DATE_EPOCH``): whoever builds the same commit with the same
 Beside the pure wheel of each kernel family lies one for Linux on this kind of processor, and one for each other kind
 that a cross compiler is here for. It carries what the samples and the declared calls of the ops ask for on the CPU, so
 that these need no compiler; nothing in it is for CUDA. auditwheel finds out which C library it needs. The same compiler
-makes the same bytes.
+makes the same bytes. With ``--sign KEY`` what it carries is signed, as machines with ``SGLJIT_TRUSTED_KEYS`` ask for.
 
 Run it by ``make dist``: it uses what the tests use to build distributions and environments (``tests/isolated.py``).
 """
@@ -33,6 +33,7 @@ import isolated
 
 from sgljit_core.cache.manifest import FILE, Manifest
 from sgljit_core.paths import CARRIED
+from sgljit_remote import carried, signing
 
 HASHES = "SHA256SUMS"
 MATERIALS = "sgljit.cdx.json"
@@ -198,7 +199,11 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help="compiled wheels of these, such as sgljit-norm, alone"
     )
+    parser.add_argument("--sign", type=Path, metavar="KEY", help="sign what the compiled wheels carry with this key")
     arguments = parser.parse_args()
+    if arguments.sign and arguments.pure:
+        parser.error("--sign signs compiled code, and --pure leaves out the wheels that have some")
+    key = signing.private_key(arguments.sign.absolute()) if arguments.sign else None  # fails before anything is built
     into: Path = arguments.into.absolute()
     shutil.rmtree(into, ignore_errors=True)
     with tempfile.TemporaryDirectory() as directory:
@@ -209,7 +214,10 @@ def main() -> None:
         write_materials(sources, files, into / MATERIALS)
         if not arguments.pure:
             wheels = families(files, arguments.only)
-            files = sorted([*files, *compile_for_cpu(sources, files, wheels, epoch, machines())])
+            compiled = compile_for_cpu(sources, files, wheels, epoch, machines())
+            for wheel in compiled if key else ():
+                carried.sign_wheel(wheel, key)
+            files = sorted([*files, *compiled])
         (into / HASHES).write_text(hashes(files), encoding="ascii")
         isolated.run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=into)
     print(f"{len(files)} files, {HASHES} and {MATERIALS} are in {into}")

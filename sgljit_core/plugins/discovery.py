@@ -77,7 +77,7 @@ class Plugin:
         try:
             text = self._dist.read_text("METADATA") or self._dist.read_text("PKG-INFO") or ""
         except ValueError as error:
-            report(str(directory), _unreadable(self._dist, error))
+            report(str(directory), _unreadable(directory, error))
             return fields
         for line in text.partition("\n\n")[0].splitlines():
             name, _, value = line.partition(": ")
@@ -96,8 +96,7 @@ def metadata_directory(dist: Any) -> Path:
     return Path(str(getattr(dist, "_path", dist.locate_file(""))))
 
 
-def _unreadable(dist: Any, error: Exception) -> str:
-    place = metadata_directory(dist)
+def _unreadable(place: Path, error: Exception) -> str:
     return f"the metadata of a distribution, {place}, cannot be read: {type(error).__name__}: {error}"
 
 
@@ -117,33 +116,34 @@ def _by_family(allowed: frozenset[str] | None) -> Mapping[str, tuple[Plugin, ...
 
 def entry_points(group: str, allowed: frozenset[str] | None) -> list[Plugin]:
     """The entry points of a group, of the ``allowed`` distributions; None allows all."""
+    plugins = [plugin for its_group, plugin in _scan() if its_group == group]
     if allowed is None:
-        return _scan(group)
+        return plugins
     from packaging.utils import canonicalize_name
 
     names = {canonicalize_name(name) for name in allowed}
-    return [plugin for plugin in _scan(group) if canonicalize_name(plugin.distribution) in names]
+    return [plugin for plugin in plugins if canonicalize_name(plugin.distribution) in names]
 
 
 @functools.cache
-def _scan(group: str) -> list[Plugin]:
+def _scan() -> list[tuple[str, Plugin]]:
     _check_descriptors()
     # importlib_metadata loads what reads zip files for each entry that is not there, such as python311.zip.
     path = [entry for entry in sys.path if os.path.exists(entry or os.curdir)]  # noqa: PTH110 - it raises nothing
-    found: dict[str, list[Plugin]] = {}
+    found: dict[str, list[tuple[str, Plugin]]] = {}
     for dist in importlib_metadata.distributions(path=path):
         directory = metadata_directory(dist)
         name = re.sub(r"[-_.]+", "-", directory.stem.partition("-")[0]).lower()
         if name in found:  # an earlier entry has it: that one is imported
             continue
         try:
-            points = dist.entry_points if group in (dist.read_text("entry_points.txt") or "") else ()  # else not parsed
-            found[name] = [Plugin(point.name, point.value, dist) for point in points if point.group == group]
+            points = dist.entry_points if "sgljit." in (dist.read_text("entry_points.txt") or "") else ()
+            found[name] = [(point.group, Plugin(point.name, point.value, dist)) for point in points]
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a distribution's metadata may be anything
-            report(str(directory), _unreadable(dist, error))
-    return [plugin for plugins in found.values() for plugin in plugins]
+            report(str(directory), _unreadable(directory, error))
+    return [entry for entries in found.values() for entry in entries]
 
 
 def _check_descriptors() -> None:

@@ -7,6 +7,7 @@ import errno
 import functools
 import gc
 import importlib
+import importlib.metadata
 import itertools
 import os
 import pickle
@@ -387,6 +388,21 @@ def test_the_usual_requirement_is_understood_without_a_parser(tmp_path):
     plugin_on_disk.install(tmp_path, "usual", "usual", requires="sgljit-core<0.2,>=0.1")
     code = "import sys; from sgljit_core import ops; ops['usual']; print('packaging.requirements' in sys.modules)"
     assert _python(tmp_path, code, SGLJIT_CACHE_DIR=str(tmp_path / "empty")).stdout == "False\n"
+
+
+def test_the_installed_distributions_are_looked_through_once_for_all_groups(monkeypatch):
+    plugins.rescan()
+    looked = []
+    distributions = plugins.importlib_metadata.distributions
+    monkeypatch.setattr(
+        plugins.importlib_metadata, "distributions", lambda **path: looked.append(1) or distributions(**path)
+    )
+    found = {group: plugins.entry_points(group, None) for group in (plugins.KERNELS, plugins.EXTENSIONS, "sgljit.none")}
+    assert looked == [1]
+    expected = importlib.metadata.entry_points(group=plugins.KERNELS)
+    assert {one.name for one in found[plugins.KERNELS]} == {one.name for one in expected}
+    assert [one.module for one in found[plugins.EXTENSIONS]] == ["sgljit_remote.plugin"]
+    assert found["sgljit.none"] == []
 
 
 def test_no_garbage_is_collected_while_plugins_are_looked_for(monkeypatch):

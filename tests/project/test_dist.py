@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -19,6 +20,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sgljit_core.cache.manifest import FILE, Manifest
+from sgljit_remote import carried, signing
+from sgljit_remote.errors import KeyFileError
 
 ROOT = isolated.ROOT
 NAMES = [name for name in isolated.PROJECTS if name != "sgljit-core"]
@@ -63,7 +66,9 @@ def built(run_directory) -> Path:
     into = run_directory / "dist"
     with isolated.locked(run_directory / "dist.lock"):
         if not (into / "SHA256SUMS").exists():
+            signing.new_key(run_directory / "release")
             command = [sys.executable, ROOT / "release" / "dist.py", "--into", into, "--only", *COMPILED]
+            command += ["--sign", run_directory / "release"]
             isolated.run(*command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}, seconds=1800)
     return into
 
@@ -125,7 +130,7 @@ def test_the_licence_is_inside_of_every_file(built):
 
 
 @pytest.mark.slow
-def test_two_builds_of_a_commit_have_the_same_bytes(built, script, tmp_path):
+def test_two_builds_of_a_commit_have_the_same_bytes(built, script, run_directory, tmp_path):
     """In another directory, by another user's habits, at another time."""
     sources = tmp_path / "elsewhere"
     sources.mkdir()
@@ -137,6 +142,8 @@ def test_two_builds_of_a_commit_have_the_same_bytes(built, script, tmp_path):
     files = script.build(sources, tmp_path / "again", epoch)
     wheels = script.compile_for_cpu(sources, files, pure(tmp_path / "again", "sgljit-hicache"), epoch, MACHINES)
     assert wheels == [compiled(tmp_path / "again", machine=machine)[0] for machine in MACHINES]
+    for wheel in wheels:
+        carried.sign_wheel(wheel, signing.private_key(run_directory / "release"))
     files += wheels
     assert {*script.hashes(files).splitlines()} <= {*(built / "SHA256SUMS").read_text().splitlines()}
     isolated.run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=built)
@@ -223,7 +230,7 @@ def test_beside_each_pure_wheel_of_a_family_is_one_with_its_code_for_the_cpu(bui
     places = {re.sub(r"/[^/]+/[0-9a-f]{32}/[0-9a-f]{32}/", "/", file) for file in added}
     family = package.removeprefix("sgljit_")
     place = f"{package}/prebuilt/cpu-{machine}/{family}"
-    assert places == {f"{place}/module.so", f"{place}/manifest.json"}  # nothing is for CUDA
+    assert places == {f"{place}/module.so", f"{place}/manifest.json", f"{place}/signature"}  # nothing is for CUDA
     zipfile.ZipFile(wheel).extractall(tmp_path)
 
     manifests = [Manifest.parse(file.read_bytes()) for file in tmp_path.rglob(FILE)]
@@ -281,6 +288,31 @@ def test_without_a_compiler_every_op_gives_its_result_on_the_cpu(bare, tmp_path,
     command = [bare.python, "-c", CHECK, family]
     isolated.run(*command, cwd=bare.home, env=without_compilers(bare, tmp_path / "empty"))
     assert not [*(tmp_path / "empty").rglob("*.so")]
+
+
+@pytest.mark.slow
+def test_with_trusted_keys_a_compiled_wheel_serves_if_one_of_them_has_signed_it(bare, run_directory, tmp_path):
+    command = [bare.python, "-c", CHECK, "wait_value"]
+    variables = without_compilers(bare, tmp_path / "empty")
+    release, other = run_directory / "release.pub", signing.new_key(tmp_path / "other")
+    isolated.run(*command, cwd=bare.home, env={**variables, "SGLJIT_TRUSTED_KEYS": str(release)})
+    variables["SGLJIT_TRUSTED_KEYS"] = str(other)
+    done = subprocess.run(command, cwd=bare.home, env=variables, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(
+        r"/sgljit_wait_value/prebuilt/\S+ is damaged and not used: it is signed by none of the keys of", done.stderr
+    )
+
+
+def test_nothing_is_built_with_a_key_that_cannot_sign(script, tmp_path, monkeypatch):
+    for arguments, error in (
+        (["--sign", str(tmp_path / "nothing")], KeyFileError),
+        (["--sign", "key", "--pure"], SystemExit),
+    ):
+        monkeypatch.setattr(sys, "argv", ["dist.py", "--into", str(tmp_path / "dist"), *arguments])
+        with pytest.raises(error):
+            script.main()
+    assert not (tmp_path / "dist").exists()
 
 
 FIRST_CALL = """

@@ -102,6 +102,7 @@ def installed(distribution, tmp_path_factory) -> isolated.Environment:
         "build",
         "wheel",
         "transformers",
+        "opentelemetry-sdk",
         "prometheus-client",
         *backend,
         *isolated.cuda_compilers(),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import subprocess
 import sys
+import zipfile
 
 import plugin_on_disk
 
@@ -47,6 +50,32 @@ def test_a_command_that_fails_leaves_the_others_at_work(tmp_path):
     assert f"{tmp_path}/cache\n" in said
     assert "the command broken of stranger-broken 1.2.3 cannot be used: " in said
     assert "ValueError: no" in said
+
+
+PUBLISH = """\
+def {name}(name: str, artifact: list[str]) -> None:
+    print(name, *(path.parts[-5:-2] for path in artifact))
+"""
+
+
+def test_prepare_hands_what_a_model_asked_for_to_the_command_that_pushes(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = ("prepare", "--model", str(tmp_path), "--push", "llama")
+    said = _sgljit(tmp_path, *arguments, status=1, SGLJIT_PLUGINS="sgljit-norm")
+    assert said == "error: --push needs the command cache.push of sgljit-remote: pip install sgljit-remote\n"
+    _install(tmp_path, "cache.push", PUBLISH)
+    said = _sgljit(tmp_path, *arguments, SGLJIT_PLUGINS="sgljit-norm,stranger-push")
+    assert f"llama ('cpu-{platform.machine()}', 'norm', 'norm')" in said
+
+
+def test_a_wheel_that_is_to_be_signed_fails_before_anything_is_compiled(tmp_path):
+    with zipfile.ZipFile(tmp_path / "acme-1.0-py3-none-any.whl", "w"):
+        pass
+    said = _sgljit(
+        tmp_path, "wheel", "acme-1.0-py3-none-any.whl", "--sign", "key", status=1, SGLJIT_PLUGINS="sgljit-norm"
+    )
+    assert said == "error: --sign needs the command sign of sgljit-remote: pip install sgljit-remote\n"
 
 
 def test_a_command_of_sgljit_itself_asks_no_other_distribution(tmp_path):

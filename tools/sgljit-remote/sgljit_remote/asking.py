@@ -25,12 +25,13 @@ class TryAgainError(Exception):
     """An attempt failed in a way that may pass: the connection, or a server that is busy."""
 
 
-def ask(question: Callable[[float], T], seconds: float) -> T:
+def ask(question: Callable[[float], T], seconds: float, meanwhile: Callable[[], object] = lambda: None) -> T:
     """The answer to a question, which is asked again while it raises TryAgainError and there is time.
 
     Args:
         question: gets the time by which it must be done, by ``time.monotonic``.
         seconds: for all attempts together.
+        meanwhile: what this thread does before it waits for an answer; it must not take long.
 
     Raises:
         RemoteUnavailableError: there was no answer in time.
@@ -40,7 +41,7 @@ def ask(question: Callable[[float], T], seconds: float) -> T:
     while True:
         try:
             count(requests=1)
-            return _in_time(question, deadline)
+            return _in_time(question, deadline, meanwhile)
         except RemoteUnavailableError:
             count(failures=1)
             raise
@@ -54,7 +55,7 @@ def ask(question: Callable[[float], T], seconds: float) -> T:
         pause *= 2
 
 
-def _in_time(question: Callable[[float], T], deadline: float) -> T:
+def _in_time(question: Callable[[float], T], deadline: float, meanwhile: Callable[[], object]) -> T:
     answers: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
@@ -65,9 +66,11 @@ def _in_time(question: Callable[[float], T], deadline: float) -> T:
 
     try:
         threading.Thread(target=work, name="sgljit-remote", daemon=True).start()
-        answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
     except RuntimeError as error:  # no thread is left
         raise RemoteUnavailableError(f"it cannot be asked within a time: {error}") from error
+    meanwhile()
+    try:
+        answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
     except queue.Empty:
         raise TryAgainError("no answer") from None
     if isinstance(answer, BaseException):

@@ -98,7 +98,9 @@ def sign_wheel(wheel: Path, key: Ed25519PrivateKey) -> int:
                 if member.filename not in signatures and member.filename != record:
                     new.writestr(member, archive.read(member), member.compress_type)
             for name, content in signatures.items():
-                new.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content)
+                member = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+                member.external_attr = 0o100644 << 16  # programs that unpack a wheel give its files their modes
+                new.writestr(member, content)
             new.writestr(archive.getinfo(record), _with(archive.read(record).decode(), signatures))
         written.chmod(wheel.stat().st_mode & 0o777)
         written.replace(wheel)

@@ -51,7 +51,7 @@ def sign(
 
     A process with SGLJIT_TRUSTED_KEYS loads no others from there.
     """
-    named = key or config.settings(str(places[0].absolute())).signing_key
+    named = key or config.settings(str(Path.cwd())).signing_key
     if named is None:
         raise ConfigError("no key to sign with: name one with --sign, or in SGLJIT_SIGNING_KEY")
     private = signing.private_key(named)
@@ -59,7 +59,7 @@ def sign(
         did = carried.sign_directory if place.is_dir() else carried.sign_wheel
         if (count := did(place, private)) == 0:
             raise ConfigError(f"{place} has no artifact to sign; a wheel gets its own by `sgljit wheel`")
-        typer.echo(f"signed {count} artifacts in {place}")
+        typer.echo(f"signed {count} artifacts in {place.name}")
 
 
 def push(
@@ -67,14 +67,18 @@ def push(
     target: Annotated[list[str] | None, typer.Option(help="Such as sm_90a; may be repeated.")] = None,
     name: Annotated[str, typer.Option(help="One archive of this name, such as that of a model.")] = "",
     sign: Annotated[Path | None, typer.Option(help="The private key; by default SGLJIT_SIGNING_KEY.")] = None,
+    artifact: Annotated[
+        list[Path] | None, typer.Option(help="Only this directory of the cache; may be repeated.")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Also what is there, to sign it anew.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be done.")] = False,
 ) -> None:
     """Publish the artifacts of the cache on SGLJIT_REMOTE, each by itself and in an archive for each family and target.
 
-    After `sgljit prepare`, with --name MODEL, that is all that a model asks for.
+    `sgljit prepare --push NAME` gives it what a model asks for.
     """
-    cli.push(_remote(sign), _choice(families, target), name, dry_run=dry_run, replace=replace)
+    choice = _choice(families, target)._replace(directories=artifact)
+    cli.push(_remote(sign), choice, name, dry_run=dry_run, replace=replace)
 
 
 def pull(

@@ -23,7 +23,7 @@ from sgljit_core.errors import ConfigError
 
 from . import config, web
 from .errors import RefusedObjectError, RemoteUnavailableError
-from .store import Store
+from .store import Store, Write
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _KIND = "application/vnd.sgljit.object.v1"
@@ -58,18 +58,21 @@ class RegistryStore(Store):
         self._authorization = ""  # as the registry has asked for it last
         self._client = web.Client()
 
-    def get(self, name: str, most: int, deadline: float) -> bytes | None:
+    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
         with self._answered(self._manifest(name), deadline, headers={"Accept": _MANIFEST}) as answer:
             if answer is None:
-                return None
+                return False
             text = web.body(answer, name, _MOST_OF_MANIFEST, deadline)
         digest, size, inside = _layer(name, text)
         if size > most:
             raise web.too_large(name, most)
-        content = inside if inside is not None else self._blob(digest, name, most, deadline)
-        if _digest(content) != digest:
+        found = hashlib.sha256()
+        for piece in [inside] if inside is not None else self._blob(digest, name, most, deadline):
+            found.update(piece)
+            write(piece)
+        if f"sha256:{found.hexdigest()}" != digest:
             raise RefusedObjectError(f"{name} is not what its digest says")
-        return content
+        return True
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
         if not replace and self._has(self._manifest(name), deadline):
@@ -96,11 +99,11 @@ class RegistryStore(Store):
     def _manifest(self, name: str) -> str:
         return f"{self._root}/manifests/{hashlib.sha256(name.encode()).hexdigest()}"
 
-    def _blob(self, digest: str, name: str, most: int, deadline: float) -> bytes:
+    def _blob(self, digest: str, name: str, most: int, deadline: float) -> Iterator[bytes]:
         with self._answered(f"{self._root}/blobs/{digest}", deadline) as answer:
             if answer is None:
                 raise RefusedObjectError(f"{name} has a manifest, and no content")
-            return web.body(answer, name, most, deadline)
+            yield from web.pieces(answer, name, most, deadline)
 
     def _has(self, url: str, deadline: float) -> bool:
         with self._answered(url, deadline, method="HEAD", headers={"Accept": _MANIFEST}) as answer:

@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from sgljit_core import log
 from sgljit_core.cache import lookup, store
@@ -49,10 +49,12 @@ class Remote:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.trusted: tuple[TrustedKey, ...] = ()
+        self._while_asking: Callable[[], object] = lambda: None
         if settings.trusted_keys:
             from . import signing
 
             self.trusted = signing.public_keys(settings.trusted_keys)
+            self._while_asking = signing.import_library
         is_checked = bool(self.trusted) or settings.unsigned
         self.store = stores.opened(settings.url, check_owners=not is_checked)
         if self.store.is_network and not is_checked:
@@ -70,6 +72,27 @@ class Remote:
         count(bytes_read=len(content or b""))
         return content
 
+    def save(self, name: str, file: BinaryIO, most: int = lookup.LARGEST) -> bool:
+        """Write an object to an empty file, piece by piece; whether there is one.
+
+        Raises as ``get`` does, and RefusedObjectError where the file takes no more.
+        """
+
+        def write(piece: bytes) -> None:
+            try:
+                file.write(piece)
+            except OSError as error:  # which is no failure of the remote
+                raise RefusedObjectError(f"{name} cannot be written to {file.name} ({error.strerror})") from error
+
+        def question(deadline: float) -> bool:
+            file.seek(0)
+            file.truncate()  # after an attempt that failed
+            return self.store.stream(name, most, deadline, write)
+
+        is_there = self._ask(question)
+        count(bytes_read=file.tell())
+        return is_there
+
     def put(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Write an object; whether it was not there. Raises RemoteUnavailableError."""
         is_new = self._ask(lambda deadline: self.store.put(name, content, deadline, replace=replace))
@@ -78,7 +101,7 @@ class Remote:
 
     def _ask(self, question: Callable[[float], T], times: float = 1) -> T:
         try:
-            return ask(question, times * self.settings.timeout)
+            return ask(question, times * self.settings.timeout, self._while_asking)
         except RemoteUnavailableError as error:
             raise RemoteUnavailableError(f"the remote {self.store.shown} cannot be used now: {error}") from error
 

@@ -6,6 +6,9 @@ refused, by the rules of the cache.
 
 A file of a key may begin with a line ``valid-until: 2027-01-31``, the last day (UTC) on which the key signs or its
 signatures count. The line is not signed: who can write the file decides what is trusted anyway.
+
+cryptography takes longer to import than a small artifact takes to bring. So nothing needs it before a signature is
+made or verified, and ``import_library`` imports it while a server is waited for.
 """
 
 from __future__ import annotations
@@ -16,10 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
-
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core.errors import UntrustedCacheError
 from sgljit_core.machine import roots
@@ -27,9 +27,17 @@ from sgljit_core.machine import roots
 from . import owned
 from .errors import KeyFileError, RefusedObjectError
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 _LARGEST = 1 << 16
 _UNTIL = "valid-until"
 _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+(MCowBQYDK2VwAyEA[\w+/]{43}=)\s+-----END PUBLIC KEY-----\s*")
+
+
+def import_library() -> None:
+    """Import what verifies a signature."""
+    import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
 
 
 def sign(text: bytes, key: Ed25519PrivateKey, kind: str = "manifest") -> bytes:
@@ -45,7 +53,7 @@ class TrustedKey(NamedTuple):
     """A public key, the file that it is in, and the last day on which it counts, if there is one."""
 
     path: Path
-    key: Ed25519PublicKey
+    key: bytes
     until: date | None
 
     @property
@@ -72,9 +80,12 @@ def check(text: bytes, signature: bytes | None, trusted: Sequence[TrustedKey], k
 
 def signer(text: bytes, signature: bytes, trusted: Sequence[TrustedKey], kind: str = "manifest") -> TrustedKey | None:
     """The key that has signed a text; None where it is none of them. One that counts comes first."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     for one in sorted(trusted, key=lambda key: bool(key.fault)):
         try:
-            one.key.verify(signature, _signed(text, kind))
+            Ed25519PublicKey.from_public_bytes(one.key).verify(signature, _signed(text, kind))
         except InvalidSignature:
             continue
         return one
@@ -92,6 +103,7 @@ def new_key(path: Path, until: date | None = None) -> Path:
     """
     header = f"{_UNTIL}: {until}\n".encode() if until else b""
     from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key, public = Ed25519PrivateKey.generate(), path.with_name(f"{path.name}.pub")
     form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -111,7 +123,9 @@ def new_key(path: Path, until: date | None = None) -> Path:
 
 def private_key(path: Path) -> Ed25519PrivateKey:
     """The key of a file. Raises KeyFileError, also where it is not valid any more."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     content, until = _read(path)
     if fault := _expired(path, until):
@@ -155,8 +169,10 @@ def _files(place: Path) -> Iterator[Path]:
 def _public_key(path: Path) -> TrustedKey:
     content, until = _read(path)
     if plain := _PEM.fullmatch(content):  # the one form that Ed25519 has
-        return TrustedKey(path, Ed25519PublicKey.from_public_bytes(base64.b64decode(plain[1])[-32:]), until)
-    from cryptography.hazmat.primitives import serialization  # takes 4 ms to import
+        return TrustedKey(path, base64.b64decode(plain[1])[-32:], until)
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         key = serialization.load_pem_public_key(content)
@@ -164,7 +180,7 @@ def _public_key(path: Path) -> TrustedKey:
         raise KeyFileError(f"{path} is not a public key in PEM: {error}") from error
     if not isinstance(key, Ed25519PublicKey):
         raise KeyFileError(f"{path} is a key of another kind; expected Ed25519, as `sgljit-remote key new` makes it")
-    return TrustedKey(path, key, until)
+    return TrustedKey(path, key.public_bytes_raw(), until)
 
 
 def _read(path: Path) -> tuple[bytes, date | None]:

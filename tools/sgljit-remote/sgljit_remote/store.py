@@ -1,4 +1,4 @@
-"""How is any store asked? For whole objects by their names.
+"""How is any store asked? For objects by their names, whole or in pieces.
 
 A store raises TryAgainError for a failure that may pass, RemoteUnavailableError for one that does not, and
 RefusedObjectError for an object that is too large.
@@ -7,6 +7,9 @@ RefusedObjectError for an object that is too large.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+Write = Callable[[bytes], object]
 
 
 class Store(ABC):
@@ -15,9 +18,17 @@ class Store(ABC):
     shown: str
     is_network = True
 
-    @abstractmethod
     def get(self, name: str, most: int, deadline: float) -> bytes | None:
         """An object of at most so many bytes; None where there is none."""
+        content = bytearray()
+        return bytes(content) if self.stream(name, most, deadline, content.extend) else None
+
+    @abstractmethod
+    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
+        """Hand an object of at most so many bytes to ``write``, piece by piece; whether there is one.
+
+        Where it raises, pieces may have been written.
+        """
 
     @abstractmethod
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:

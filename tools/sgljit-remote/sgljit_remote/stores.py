@@ -1,4 +1,4 @@
-"""How are the objects of a remote read and written? Each by one request, whole.
+"""How are the objects of a remote read and written? Each by one request.
 
 Web servers are asked by ``web``, registries of container images by ``registry``, and a directory is read by the
 rules of the cache. fsspec opens any other URL. Rejected: its directories, whose files have no owners.
@@ -19,9 +19,10 @@ from sgljit_core.machine import roots
 from . import web
 from .asking import TryAgainError
 from .errors import RefusedObjectError, RemoteUnavailableError
-from .store import Store
+from .store import Store, Write
 
 _OWN = ("", "file")
+_PIECE = 1 << 20
 
 
 def opened(url: str, *, check_owners: bool) -> Store:
@@ -50,7 +51,7 @@ class DirectoryStore(Store):
         self._root = root
         self._check_owners = check_owners
 
-    def get(self, name: str, most: int, deadline: float) -> bytes | None:
+    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
         try:
             descriptor = self._open(name)
             try:
@@ -59,21 +60,23 @@ class DirectoryStore(Store):
                     roots.check_file(self._root / name, status)
                 if not stat.S_ISREG(status.st_mode):
                     raise RefusedObjectError(f"{name} is not a plain file")
-                with open(descriptor, "rb", closefd=False) as file:
-                    content = file.read(most + 1)
+                left = most + 1
+                while left > 0 and (piece := os.read(descriptor, min(_PIECE, left))):
+                    write(piece)
+                    left -= len(piece)
             finally:
                 os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError):
             if self._root.is_dir():
-                return None
+                return False
             raise RemoteUnavailableError(f"{self._root} is not a directory") from None
         except PermissionError as error:  # also an owner that is not trusted
             raise RemoteUnavailableError(str(error)) from error
         except OSError as error:
             raise TryAgainError(str(error)) from error
-        if len(content) > most:
+        if left <= 0:
             raise web.too_large(name, most)
-        return content
+        return True
 
     def _open(self, name: str) -> int:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -137,9 +140,11 @@ class HttpStore(Store):
         self._client = web.Client()
         self.shown = urlunsplit(self._parts._replace(query="", fragment=""))
 
-    def get(self, name: str, most: int, deadline: float) -> bytes | None:
+    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
         with self._client.answered(self._url(name), deadline, self._authorization) as answer:
-            return None if answer is None else web.body(answer, name, most, deadline)
+            for piece in () if answer is None else web.pieces(answer, name, most, deadline):
+                write(piece)
+            return answer is not None
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
         headers = {"Content-Type": "application/octet-stream", **({} if replace else {"If-None-Match": "*"})}
@@ -157,7 +162,7 @@ class HttpStore(Store):
 
 
 class FsspecStore(Store):
-    """Whatever fsspec opens."""
+    """Whatever fsspec opens. An object is read by one request, and so at once."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -165,16 +170,17 @@ class FsspecStore(Store):
         parts = urlsplit(url)
         self.shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
-    def get(self, name: str, most: int, deadline: float) -> bytes | None:
+    def stream(self, name: str, most: int, deadline: float, write: Write) -> bool:
         with self._failing_plainly():
             files, path = self._place(name)
             try:
                 content: bytes = files.cat_file(path, start=0, end=most + 1)
             except FileNotFoundError:
-                return None
+                return False
         if len(content) > most:
             raise web.too_large(name, most)
-        return content
+        write(content)
+        return True
 
     def put(self, name: str, content: bytes, deadline: float, *, replace: bool) -> bool:
         with self._failing_plainly():

@@ -33,10 +33,15 @@ _ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
 
 
 class Choice(NamedTuple):
-    """The artifacts that are meant: of some families ("_" for none) and targets, or of all where none is named."""
+    """The artifacts that are meant: of some families ("_" for none) and targets, or of all where none is named.
+
+    Attributes:
+        directories: those of the artifacts that are meant; None for all.
+    """
 
     families: Collection[str] = ()
     targets: Collection[str] = ()
+    directories: Collection[Path] | None = None
 
     def takes(self, family: str, target: str) -> bool:
         """Whether artifacts of a family and target are meant."""
@@ -47,7 +52,8 @@ def local(root: Path, choice: Choice) -> Iterator[Artifact]:
     """The artifacts of a cache. One that is damaged is left out, with a warning."""
     for path in sorted(root.glob(_ENTRIES)):
         target, family = path.relative_to(root).parts[:2]
-        if target.startswith(".") or not choice.takes(family, target):
+        is_meant = choice.directories is None or path in choice.directories
+        if target.startswith(".") or not is_meant or not choice.takes(family, target):
             continue
         try:
             found = lookup.read(path, root)
@@ -224,16 +230,15 @@ def pull_bundle(remote: Remote, file: Path, name: str) -> None:
 
     Raises:
         RemoteUnavailableError: the remote does not answer, or has no such bundle.
-        RefusedObjectError: it is too large.
-        OSError: the file cannot be written; one that was there stays.
+        RefusedObjectError: it is too large, or the disk is full. A file that was there stays.
+        OSError: the file cannot be made.
     """
-    content = remote.get(_bundle_name(name))
-    if content is None:
-        raise RemoteUnavailableError(f"{remote.store.shown} has no bundle {name!r}; `sgljit cache bundle --push` it")
     written = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
     try:
         with written.open("xb") as opened:
-            opened.write(content)
+            if not remote.save(_bundle_name(name), opened):
+                shown = remote.store.shown
+                raise RemoteUnavailableError(f"{shown} has no bundle {name!r}; `sgljit cache bundle --push` it")
         written.replace(file)
     finally:
         written.unlink(missing_ok=True)

@@ -112,16 +112,21 @@ class Client:
 
 def body(answer: Any, name: str, most: int, deadline: float) -> bytes:
     """The whole body of an answer, of at most so many bytes. Raises as a store does."""
+    return b"".join(pieces(answer, name, most, deadline))
+
+
+def pieces(answer: Any, name: str, most: int, deadline: float) -> Iterator[bytes]:
+    """The body of an answer, of at most so many bytes. Raises as a store does, also at its end."""
     length = int(answer.headers.get("Content-Length") or -1)
     if length > most:
         raise too_large(name, most)
-    content = bytearray()
+    sent = 0
     while piece := answer.read1(_PIECE):
-        content += piece
-        if len(content) > most:
+        sent += len(piece)
+        if sent > most:
             raise too_large(name, most)
         if time.monotonic() > deadline:
-            raise TryAgainError(f"it had sent {len(content)} bytes of {name}")
-    if len(content) < length:
-        raise TryAgainError(f"it ended {name} after {len(content)} bytes of {length}")
-    return bytes(content)
+            raise TryAgainError(f"it had sent {sent} bytes of {name}")
+        yield piece
+    if sent < length:
+        raise TryAgainError(f"it ended {name} after {sent} bytes of {length}")

@@ -13,11 +13,10 @@ from pathlib import Path
 import importlib_metadata
 
 from sgljit_core import paths
+from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError
 from sgljit_core.families import loading
 from sgljit_core.plugins import discovery, hooks
-
-from .environment import inherited_environment
 
 
 def problems() -> list[str]:
@@ -100,10 +99,5 @@ def _found(module: str) -> importlib.machinery.ModuleSpec | None:
 
 def _unknown_names() -> list[str]:
     """The distributions that ``SGLJIT_PLUGINS`` allows, and that are not installed."""
-    given = inherited_environment().get("SGLJIT_PLUGINS", "")
-    names = [name.strip() for name in given.split(",") if name.strip()]
-    return [
-        f"SGLJIT_PLUGINS allows {name!r}, and no installed distribution has that name; correct it, or install it"
-        for name in names
-        if version_of(name) is None
-    ]
+    text = "SGLJIT_PLUGINS allows {!r}, and no installed distribution has that name; correct it, or install it"
+    return [text.format(name) for name in sorted(settings().plugins or ()) if version_of(name) is None]

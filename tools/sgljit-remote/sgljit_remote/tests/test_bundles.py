@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from sgljit_core.errors import ConfigError, SgljitError, UntrustedCacheError
-from sgljit_remote import Directory, bundles, commands, objects, parts, signing
+from sgljit_remote import Directory, bundles, commands, objects, parts, signing, transfer
 from sgljit_remote.errors import BundleMismatchError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from sgljit_remote.remote import put_in_place
 
+from . import served
 from .conftest import files
-from .served import artifact
+from .served import artifact, within
 
 ONE = artifact(1)
 
@@ -373,6 +376,64 @@ def test_a_bundle_is_pushed_and_pulled_by_name(pushed, second, here, server, tmp
     assert capsys.readouterr().out == "other: 2 are new, 0 were there\nsgljit: 1 are new, 0 were there\n"
     assert files(second) == [ONE.place]
     assert laid(here) == ["ab/__grp__kernel.json", "ab/kernel.cubin"]
+
+
+def too_long(handler):
+    content = served.content_of(handler)
+    handler.send(2 * content, 3 * len(content))
+    return True
+
+
+@pytest.mark.parametrize("fault", [served.reset, too_long])
+def test_a_pull_that_breaks_off_begins_anew_and_leaves_no_rest(pushed, server, tmp_path, remote, signed, fault):
+    transfers = []
+
+    def once(handler):
+        transfers.append(handler.path)
+        return len(transfers) == 1 and fault(handler)
+
+    server.fault = once
+    transfer.pull_bundle(remote(**signed), tmp_path / "got.bundle", "llama")
+    assert len(transfers) == 2
+    assert (tmp_path / "got.bundle").read_bytes() == pushed.read_bytes()
+    server.fault = served.enormous
+    with pytest.raises(RefusedObjectError, match=r"llama\.bundle has more than \d+ bytes"):
+        transfer.pull_bundle(remote(**signed), tmp_path / "got.bundle", "llama")
+    assert (tmp_path / "got.bundle").read_bytes() == pushed.read_bytes()
+    assert not [*tmp_path.glob(".got.bundle.*")]
+
+
+class Full(io.BytesIO):
+    name = "got.bundle"
+
+    def write(self, _):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_full_disk_is_no_failure_of_the_remote(server, tmp_path, remote, is_local):
+    server.objects["/sgljit-1/bundles/large.bundle"] = bytes(1 << 20)
+    (tmp_path / "sgljit-1" / "bundles").mkdir(parents=True)
+    (tmp_path / "sgljit-1/bundles/large.bundle").write_bytes(bytes(1 << 20))
+    one = remote(str(tmp_path) if is_local else server.url)
+    with within(5), pytest.raises(RefusedObjectError, match=r"cannot be written to got\.bundle \(No space left on"):
+        one.save("sgljit-1/bundles/large.bundle", Full())
+    assert len(server.requests) == (not is_local)
+
+
+def test_a_pull_takes_no_memory_for_the_bundle(server, tmp_path, remote):
+    size = 64 << 20
+    server.objects["/sgljit-1/bundles/large.bundle"] = bytes(size)
+    (tmp_path / "store" / "sgljit-1" / "bundles").mkdir(parents=True)
+    with (tmp_path / "store/sgljit-1/bundles/large.bundle").open("wb") as file:
+        file.truncate(size)
+    for url in (server.url, str(tmp_path / "store")):
+        tracemalloc.start()
+        transfer.pull_bundle(remote(url), tmp_path / "got.bundle", "large")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (tmp_path / "got.bundle").stat().st_size == size
+        assert peak < size / 4, url
 
 
 def test_a_push_replaces_the_bundle_of_the_name(pushed, server, key, cache, tmp_path):

@@ -189,10 +189,13 @@ def wheel(prebuilt, tmp_path):
 def test_a_wheel_is_signed_and_its_record_lists_the_signatures(wheel, key, trusted, tmp_path, capsys):
     commands.sign([wheel], key)
     commands.sign([wheel], key)  # again, such as with the next key
-    assert capsys.readouterr().out == f"signed 1 artifacts in {wheel}\n" * 2
+    assert capsys.readouterr().out == f"signed 1 artifacts in {wheel.name}\n" * 2
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
         record = archive.read("acme-1.0.dist-info/RECORD").decode().splitlines()
+        assert {one.external_attr >> 16 for one in archive.infolist() if one.filename.endswith("/signature")} == {
+            0o100644
+        }
         assert len(archive.namelist()) == len(set(archive.namelist())) == len(record) == 7
     (name, digest, size) = next(row for row in csv.reader(record) if row[0].endswith("/signature"))
     content = (tmp_path / "site" / name).read_bytes()
@@ -222,6 +225,12 @@ def test_what_is_no_wheel_or_is_damaged_is_not_signed(wheel, prebuilt, key, tmp_
     with pytest.raises(ManifestError):
         commands.sign([prebuilt.parents[4]], key)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_key_is_looked_at_where_there_is_nothing_to_sign_yet(key, tmp_path):
+    commands.sign([], key)
+    with pytest.raises(KeyFileError, match="nothing cannot be read"):
+        commands.sign([], tmp_path / "nothing")
 
 
 def test_without_a_key_or_an_artifact_nothing_is_signed(wheel, key, tmp_path):

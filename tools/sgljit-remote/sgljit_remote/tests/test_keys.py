@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
+import subprocess
+import sys
 from datetime import date, timedelta
 
 import pytest
@@ -187,13 +190,24 @@ def test_two_limits_are_refused(tmp_path):
         signing.public_keys([public])
 
 
+def test_a_server_is_asked_before_the_library_that_verifies_is_imported(tmp_path, server, monkeypatch):
+    """It takes longer to import than a small artifact takes to bring."""
+    public = signing.new_key(tmp_path / "key")
+    code = "import sys\nfrom sgljit_remote import remote\nfrom sgljit_remote.config import settings\n"
+    code += "one = remote.Remote(settings())\nprint('cryptography' in sys.modules, one.archives())\n"
+    code += "print('cryptography' in sys.modules)"
+    variables = {**os.environ, "SGLJIT_REMOTE": server.url, "SGLJIT_TRUSTED_KEYS": str(public)}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False {}\nTrue\n", "")
+
+
 def test_a_public_key_in_another_layout_is_the_same_key(tmp_path):
     public = signing.new_key(tmp_path / "key")
     (plain,) = signing.public_keys([public])
     lines = public.read_text().splitlines()
     public.write_text("\n".join([lines[0], lines[1][:20], lines[1][20:], lines[2], ""]))
     (other,) = signing.public_keys([public])
-    assert plain.key.public_bytes_raw() == other.key.public_bytes_raw()
+    assert plain.key == other.key
 
 
 def test_a_limit_behind_a_key_is_refused_as_nobody_would_read_it(tmp_path):

@@ -156,6 +156,16 @@ def test_a_question_ends_at_its_limit_whatever_it_does():
         asking.ask(hang, 0.2)
 
 
+def test_what_is_done_meanwhile_begins_after_the_question():
+    asked, done = threading.Event(), threading.Event()
+
+    def question(_):
+        asked.set()
+        return done.wait(50)
+
+    assert asking.ask(question, 60, lambda: asked.wait(50) and done.set())
+
+
 def test_where_no_thread_is_left_nothing_is_asked(monkeypatch):
     def refuse(_):
         raise RuntimeError("can't start new thread")

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from sgljit_remote import cli, index, objects, signing
+from sgljit_core.errors import ConfigError
+from sgljit_remote import cli, commands, index, objects, signing
 from sgljit_remote.remote import put_in_place
 
 from . import served
@@ -90,6 +91,15 @@ def test_families_and_targets_are_chosen(run, filled, server, tmp_path):
     assert files(tmp_path / "gpu") == [other.place]
     run("pull", "moe", "--directory", tmp_path / "moe")
     assert files(tmp_path / "moe") == [MOE.place]
+
+
+def test_what_a_model_asked_for_is_pushed_alone(run, filled, server, tmp_path, capsys):
+    commands.push(name="llama", artifact=[filled / NORMS[0].place, filled / MOE.place, tmp_path / "carried"])
+    assert "1/2 pushed: " in capsys.readouterr().out
+    run("pull", "--name", "llama", "--directory", tmp_path / "other")
+    assert files(tmp_path / "other") == sorted([NORMS[0].place, MOE.place])
+    with pytest.raises(ConfigError, match="nothing to push"):
+        commands.push(name="llama", artifact=[])
 
 
 def test_an_archive_of_a_model_is_one_request(run, filled, server, tmp_path, session):
@@ -227,7 +237,11 @@ def test_a_new_key(run, tmp_path):
     assert f"wrote {tmp_path / 'mine'}, which signs (keep it secret), and {tmp_path / 'mine'}.pub" in output
     assert run("key", "new", tmp_path / "mine")[0] == 1
     (public,) = signing.public_keys([tmp_path / "mine.pub"])
-    assert public == (tmp_path / "mine.pub", signing.private_key(tmp_path / "mine").public_key(), None)
+    assert public == (
+        tmp_path / "mine.pub",
+        signing.private_key(tmp_path / "mine").public_key().public_bytes_raw(),
+        None,
+    )
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(run, filled, tmp_path):

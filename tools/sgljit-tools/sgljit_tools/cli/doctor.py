@@ -31,11 +31,7 @@ def examine(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
     Exit status 1 if there is a problem.
     """
     facts = report()
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-    else:
-        for line in lines(facts):
-            typer.echo(line)
+    typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(lines(facts)))
     if facts["problems"]:
         raise typer.Exit(1)
 

@@ -51,11 +51,7 @@ def _list_ops(family: str, *, as_json: bool) -> None:
         {"op": op.name, "signature": _signature(op.function), "place": op.place}
         for op in loading.load(ops[family].__name__).declared().values()
     ]
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
-    for one in found:
-        typer.echo(f"{one['op']}{one['signature']}")
+    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(one["op"] + one["signature"] for one in found))
 
 
 def _signature(function: Callable[..., Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,6 +71,14 @@ def application(named: str = "") -> typer.Typer:
             about = f"the command {plugin.name} of {plugin}"
             discovery.report(about, f"{about} cannot be used: {error!r}")
     return app
+
+
+def added(command: str, option: str) -> Any:
+    """The function of a command that sgljit-remote adds. Raises SgljitError: an option needs it, and it is missing."""
+    for plugin in discovery.entry_points("sgljit.commands", settings().plugins):
+        if plugin.name == command:
+            return discovery.import_plugin(plugin)
+    raise SgljitError(f"{option} needs the command {command} of sgljit-remote: pip install sgljit-remote")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,6 +11,7 @@ from sgljit_core import freeze, parallel_compile, why
 from sgljit_core.plugins import discovery
 
 from .ahead import Arch, builds_ahead, cuda_target, fail_if_not_kept, target_of
+from .main import added
 
 
 def prepare(
@@ -19,6 +20,7 @@ def prepare(
     cuda_arch: Arch = None,
     engine: Annotated[str | None, typer.Option(help="The engine; by default all that have an adapter here.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Such as bfloat16; by default the config's.")] = None,
+    push: Annotated[str, typer.Option(metavar="NAME", help="Then publish it on SGLJIT_REMOTE as this archive.")] = "",
     only_list: Annotated[bool, typer.Option("--list", help="List what would be built, and build nothing.")] = False,
 ) -> None:
     """Build all that a model asks for before an engine serves it, and nothing else: for 1 to 16384 tokens at a time.
@@ -30,6 +32,7 @@ def prepare(
     from sgljit_engines.shapes import read_config
 
     freeze("on")
+    publish = added("cache.push", "--push") if push else None
     shape = read_config(model, tensor_parallel, dtype)
     ops = engine_ops(engine)
     for note in shape.notes:
@@ -45,3 +48,5 @@ def prepare(
         device = cuda_target() or "cpu"
     typer.echo(f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}")
     fail_if_not_kept()
+    if publish:
+        publish(name=push, artifact=[place for builder in builders if (place := why(builder).artifact)])

@@ -46,12 +46,8 @@ def _facts() -> list[str]:
     except Exception:  # noqa: BLE001 - where the doctor fails, that is what the issue is about
         found = traceback.format_exc().splitlines()
     names = sorted({(one.metadata["Name"] or "?", one.version) for one in importlib_metadata.distributions()})
-    return [
-        f"{'system':<11} {system}",
-        *found,
-        "",
-        *(f"{name} {number}" for name, number in names if _TELLING.match(name)),
-    ]
+    versions = [f"{name} {number}" for name, number in names if _TELLING.match(name)]
+    return [f"{'system':<11} {system}", *found, "", *versions]
 
 
 def redacted(text: str) -> str:

@@ -33,6 +33,7 @@ from sgljit_tools.errors import WheelError
 from sgljit_tools.recording.process import in_a_process
 
 from .ahead import builds_ahead, target_of
+from .main import added
 
 
 def add_artifacts_to_wheel(
@@ -41,6 +42,7 @@ def add_artifacts_to_wheel(
     samples: Annotated[bool, typer.Option("--samples", help="Add what samples of the ops ask for.")] = False,
     into: Annotated[Path, typer.Option(help="The directory to write to.")] = Path("dist"),
     platform: Annotated[str | None, typer.Option(help="The platform tag; by default this machine's.")] = None,
+    sign: Annotated[Path | None, typer.Option(metavar="KEY", help="Sign what it carries with this key.")] = None,
 ) -> None:
     """Write a wheel that carries what the calls of its families ask for, so that its users need no compiler.
 
@@ -57,6 +59,8 @@ def add_artifacts_to_wheel(
             f"platform tag {platform!r}: a build on this machine serves linux_{machine}, manylinux_2_N_{machine} or "
             f"musllinux_1_N_{machine}"
         )
+    if sign:
+        added("sign", "--sign")([], sign)  # fails before anything is compiled, where the key cannot be used
     with tempfile.TemporaryDirectory(prefix="wheel-", dir=private.process_directory()) as scratch:
         unpacked, packed = Path(scratch, "unpacked"), Path(scratch, "packed")
         _wheel("unpack", str(wheel.absolute()), "--dest", str(unpacked), cwd=Path(scratch))
@@ -77,6 +81,8 @@ def add_artifacts_to_wheel(
         (pure,) = packed.iterdir()
         _wheel("tags", "--remove", "--platform-tag", platform, str(pure), cwd=Path(scratch))
         (tagged,) = packed.iterdir()
+        if sign:
+            added("sign", "--sign")([tagged], sign)
         into.mkdir(parents=True, exist_ok=True)
         # Nobody can put a link where a random name will be.
         made = Path(shutil.copy(tagged, into / f".{tagged.name}.{os.urandom(8).hex()}")).replace(into / tagged.name)
