@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from sgljit_tools.environment import is_in_ci
-
-if TYPE_CHECKING:
-    import torch
-
 
 T = TypeVar("T")
 Arguments = Sequence[Any]
@@ -120,8 +118,6 @@ def measure(
     Raises:
         ValueError: as in ``run_benchmark``.
     """
-    import torch
-
     samples, calls, where = _sample(fn, inputs, device, graph, seconds)
     copy = copy_figure(num_bytes, where).microseconds if num_bytes else math.nan
     values, places = (torch.tensor(numbers, dtype=torch.float64) for numbers in (samples, _QUANTILES))
@@ -134,15 +130,11 @@ def copy_figure(num_bytes: int, device: torch.device | str) -> Figure:
 
     Measured once in a process for each number of bytes, device, and number of torch's threads.
     """
-    import torch
-
     return _copy_figure(num_bytes, torch.empty(0, device=device).device, torch.get_num_threads())  # with its index
 
 
 @functools.cache
 def _copy_figure(num_bytes: int, device: torch.device, _num_threads: int) -> Figure:
-    import torch
-
     half = max(1, num_bytes // 2)
 
     def make() -> Arguments:
@@ -182,8 +174,6 @@ def rotate(make: Callable[[], Arguments]) -> list[Arguments]:
 
 def cache_bytes(device: torch.device | str) -> int:
     """The size of a device's last cache: a GPU's L2; the largest that Linux reports for the first core of a CPU."""
-    import torch
-
     device = torch.device(device)
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
@@ -193,15 +183,11 @@ def cache_bytes(device: torch.device | str) -> int:
 
 def _storages(arguments: Arguments) -> dict[tuple[torch.device, int], int]:
     """The size of each tensor's memory by its device and address."""
-    import torch
-
     storages = [tensor.untyped_storage() for tensor in arguments if isinstance(tensor, torch.Tensor)]
     return {(storage.device, storage.data_ptr()): storage.nbytes() for storage in storages}
 
 
 def _device_of(sets: Sequence[Arguments], device: torch.device | str | None) -> torch.device:
-    import torch
-
     if device is not None:
         return torch.device(device)
     devices = [device for device, _ in _storages(sets[0])]
@@ -217,8 +203,6 @@ def _sample(
     seconds: float,
 ) -> tuple[list[float], int, torch.device]:
     """The microseconds of a call in each sample, the number of calls in a sample, and the device."""
-    import torch
-
     sets = rotate(inputs) if callable(inputs) else inputs
     if not sets:
         raise ValueError("run_benchmark: inputs is empty; expected at least one set of arguments")
@@ -263,8 +247,6 @@ def _by_clock(run: Callable[[int], None], finish: Callable[[], None]) -> tuple[i
 
 def _graph_of(run: Callable[[int], None]) -> tuple[int, Callable[[], float]]:
     """The same with a CUDA graph, which is replayed between two events."""
-    import torch
-
     stream = torch.cuda.Stream()
 
     def captured(turns: int) -> torch.cuda.CUDAGraph:

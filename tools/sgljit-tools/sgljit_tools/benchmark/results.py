@@ -16,13 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from .measure import Figure
-
-if TYPE_CHECKING:
-    import torch
-
 
 Row = Mapping[str, Any]
 
@@ -66,8 +64,6 @@ def machine(device: torch.device | str | None = None) -> str:
     Args:
         device: the measured device; default: the current CUDA device if there is one, else the CPU.
     """
-    import torch
-
     if torch.cuda.is_available() if device is None else torch.device(device).type == "cuda":
         measured = [torch.cuda.get_device_name(device), f"CUDA {torch.version.cuda}"]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +56,26 @@ def precision(subject: Subject) -> None:
                     f"{described(sample)}: {name} {text}. Something is rounded on the way: compute in float32, or, "
                     f"if it has to be, say so: {subject.reference.__name__}.roundings = 2 beside the reference"
                 )
+
+
+def nans(subject: Subject) -> None:
+    """NaN or an infinity in one element gives the reference's result, or a ValueError."""
+    why = getattr(subject.reference, "drops_nan", None)
+    if why is not None and not (isinstance(why, str) and why.strip()):
+        raise Fault(f"{subject.reference.__name__}.drops_nan is {why!r}, and must say why the op does not keep NaN")
+    values = [(math.inf, 0), (-math.inf, 1), *((math.nan, place) for place in (0, 0.5, 1) if why is None)]
+    for sample in subject.picked:
+        for number, (name, tensor) in enumerate(tensors_of(sample)):
+            is_taken = memory_of(tensor) is tensor and tensor.is_floating_point() and tensor.numel() > 0
+            for value, place in values if is_taken else ():
+                changed = Guarded(sample).arguments
+                element = list(tensors_of(changed))[number][1]
+                for size in element.shape:
+                    element = element[int((size - 1) * place)]
+                element.copy_(torch.tensor(value))
+                subject.judge(changed, f"an element of {name} made {element.item()}", may_refuse=True)
+    if why is not None:
+        raise NotApplicable(f"NaN is not passed: {why}")
 
 
 def reads(subject: Subject) -> None:
@@ -223,7 +244,7 @@ def graph(subject: Subject) -> None:
 
 _ALL = (
     *(signatures, results, own_work, returns, reads, repeats, fresh_values, layouts, sizes),
-    *(precision, wrong_calls.threads, wrong_calls.arguments, wrong_calls.overlaps),
+    *(precision, nans, wrong_calls.threads, wrong_calls.arguments, wrong_calls.overlaps),
     *(wrong_calls.indices, wrong_calls.far_rows, wrong_calls.samples, opcheck, compile_, stream, graph),
 )
 CHECKS: Mapping[str, Callable[[Subject], None]] = {check.__name__.rstrip("_"): check for check in _ALL}
@@ -236,6 +257,8 @@ LOOK_AT: Mapping[str, str] = {
     "far_rows": "the types of offsets in the kernel: std::int64_t for a row times a stride",
     "threads": "the body of host::cpu::parallel_for, which gets a begin and an end",
     "precision": "the types of what the kernel computes with",
+    "nans": "maxima, minima and comparisons: sgl::max keeps NaN, and fmaxf and std::max lose it. An op that loses it "
+    'for a reason says so beside its reference: my_op.drops_nan = "why"',
     "samples": "the function that yields the samples",
 }
 ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too
