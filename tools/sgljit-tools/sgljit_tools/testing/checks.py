@@ -59,21 +59,24 @@ def precision(subject: Subject) -> None:
 
 
 def nans(subject: Subject) -> None:
-    """NaN or an infinity in one element gives the reference's result, or a ValueError."""
+    """NaN and infinities in what is read give the reference's result, or a ValueError."""
     why = getattr(subject.reference, "drops_nan", None)
     if why is not None and not (isinstance(why, str) and why.strip()):
         raise Fault(f"{subject.reference.__name__}.drops_nan is {why!r}, and must say why the op does not keep NaN")
-    values = [(math.inf, 0), (-math.inf, 1), *((math.nan, place) for place in (0, 0.5, 1) if why is None)]
+    calls = [{0: math.nan, 1: math.inf}, {0: -math.inf, 1: math.nan}, {0.5: math.nan}]  # by place, from first to last
     for sample in subject.picked:
         for number, (name, tensor) in enumerate(tensors_of(sample)):
             is_taken = memory_of(tensor) is tensor and tensor.is_floating_point() and tensor.numel() > 0
-            for value, place in values if is_taken else ():
+            for values in calls if is_taken and _is_read(subject, sample, name) else ():
                 changed = Guarded(sample).arguments
-                element = list(tensors_of(changed))[number][1]
-                for size in element.shape:
-                    element = element[int((size - 1) * place)]
-                element.copy_(torch.tensor(value))
-                subject.judge(changed, f"an element of {name} made {element.item()}", may_refuse=True)
+                for place, value in values.items():
+                    element = list(tensors_of(changed))[number][1]
+                    for size in element.shape:
+                        element = element[int((size - 1) * place)]
+                    if why is None or not math.isnan(value):
+                        element.copy_(torch.tensor(value))
+                told = f"elements of {name} made {' and '.join(map(str, values.values()))}"
+                subject.judge(changed, told, may_refuse=True)
     if why is not None:
         raise NotApplicable(f"NaN is not passed: {why}")
 
@@ -262,6 +265,14 @@ LOOK_AT: Mapping[str, str] = {
     "samples": "the function that yields the samples",
 }
 ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too
+
+
+def _is_read(subject: Subject, sample: Arguments, name: str) -> bool:
+    """Whether the result depends on what a tensor holds."""
+    poisoned = Guarded(sample)
+    poisoned.poison([name])
+    held = [list(subject.expected(one.arguments)[1].values()) for one in (Guarded(sample), poisoned)]
+    return name not in subject.op.mutates or not same_bits(*held)
 
 
 def _roll(guarded: Guarded) -> None:

@@ -80,13 +80,15 @@ def sizes(samples: list[Arguments]) -> Iterator[tuple[str, Arguments]]:
 
     All dimensions that a size divides become multiples of the other size, so that tensors still fit each other; but
     for those that stand beside that size in a tensor, where a multiple is chance. No call has a tensor of more than
-    ``LARGEST`` elements. A sample with indices or addresses has none: they would lead elsewhere.
+    ``LARGEST`` elements, nor on the CPU more than 1025 rows: there a further row tells nothing, and an interpreter is
+    slow. A sample with indices or addresses has none: they would lead elsewhere.
     """
     resizable = [s for s in samples if not any(_is_index(t) or memory_of(t) is not t for _, t in tensors_of(s))]
     for number, new in enumerate(SIZES):
         for sample in resizable if new < 2 else resizable[number % len(resizable) :][:1] if resizable else ():
             shapes = [tensor.shape for _, tensor in tensors_of(sample)]
-            for old in sorted({size for shape in shapes for size in shape if size > 1}):
+            rows = {t.shape[0] for _, t in tensors_of(sample) if t.dim() > 1 and t.device.type == "cpu" and new > 1025}
+            for old in sorted({size for shape in shapes for size in shape if size > 1} - rows):
                 news = _news(shapes, old, new)
                 if all(math.prod(news.get(size, size) for size in shape) <= LARGEST for shape in shapes):
                     resized = partial(_resized, news)
