@@ -75,8 +75,7 @@ def nans(subject: Subject) -> None:
                         element = element[int((size - 1) * place)]
                     if why is None or not math.isnan(value):
                         element.copy_(torch.tensor(value))
-                told = f"elements of {name} made {' and '.join(map(str, values.values()))}"
-                subject.judge(changed, told, may_refuse=True)
+                subject.judge(changed, f"elements of {name} made {[*values.values()]}", may_refuse=True)
     if why is not None:
         raise NotApplicable(f"NaN is not passed: {why}")
 
@@ -155,9 +154,8 @@ def returns(subject: Subject) -> None:
 def opcheck(subject: Subject) -> None:
     """``torch.library.opcheck`` finds nothing."""
     utils = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    calls = list(_library_calls(subject))
     # opcheck calls with copies, and a copy of page-locked memory is pageable: no kernel reads that.
-    calls = [call for call in calls if not any(tensor.is_pinned() for _, tensor in tensors_of(call[2]))]
+    calls = [c for c in _library_calls(subject) if not any(tensor.is_pinned() for _, tensor in tensors_of(c[2]))]
     if not calls:
         raise NotApplicable("opcheck copies page-locked tensors into pageable memory, which no kernel reads")
     for overload, _, arguments in calls:

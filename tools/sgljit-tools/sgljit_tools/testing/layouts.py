@@ -41,12 +41,7 @@ _LAYOUTS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], bool, range]] 
     ("rows apart, at twice their size", lambda tensor: _rows_apart(tensor, tensor.shape[-1]), True, range(2, 9)),
     ("an offset of one element", lambda tensor: _at_offset(tensor, 1), True, range(1, 9)),
     ("an offset of 8 bytes", lambda tensor: _at_offset(tensor, max(1, 8 // tensor.itemsize)), True, range(1, 9)),
-    (
-        "every second element",
-        lambda tensor: tensor.new_empty((*tensor.shape, 2))[..., 0].copy_(tensor),
-        True,
-        range(1, 9),
-    ),
+    ("every second element", lambda one: one.new_empty((*one.shape, 2))[..., 0].copy_(one), True, range(1, 9)),
     ("columns first", _columns_first, True, range(2, 9)),
     ("a stride of 0", lambda tensor: tensor[:1].clone().expand_as(tensor), False, range(1, 9)),
     ("overlapping rows", _overlapping_rows, False, range(2, 3)),
