@@ -157,4 +157,5 @@ def test_the_ops_of_a_family_are_listed_with_their_signatures(run):
     )
     found = json.loads(run("list", "norm", "--json").stdout)
     assert {"op", "signature", "place"} == set(found[0])
-    assert "no installed plugin provides the kernel family 'nrom'" in run("list", "nrom").stderr
+    for command in (("list",), ("cache", "build"), ("cache", "why")):
+        assert "no installed plugin provides the kernel family 'nrom'" in run(*command, "nrom").stderr

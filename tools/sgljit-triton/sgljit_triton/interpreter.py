@@ -210,6 +210,8 @@ def _round_as_a_gpu_does() -> None:
     from triton.runtime import interpreter
 
     own = getattr(interpreter, "_convert_float", None)
+    if own is None:
+        return
 
     def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if (source, target) != (tl.float32, tl.bfloat16) or data.size == 0:
@@ -217,8 +219,7 @@ def _round_as_a_gpu_does() -> None:
         numbers = torch.frombuffer(bytearray(data.tobytes()), dtype=torch.float32)
         return numbers.bfloat16().view(torch.int16).numpy().view("uint16").reshape(data.shape)
 
-    if own is not None:
-        interpreter._convert_float = convert  # noqa: SLF001 - it has no public one
+    interpreter._convert_float = convert  # noqa: SLF001 - it has no public one
 
 
 def _unpacked(value: Any, storages: Mapping[int, torch.Tensor]) -> Any:

@@ -63,7 +63,8 @@ def nans(subject: Subject) -> None:
     why = getattr(subject.reference, "drops_nan", None)
     if why is not None and not (isinstance(why, str) and why.strip()):
         raise Fault(f"{subject.reference.__name__}.drops_nan is {why!r}, and must say why the op does not keep NaN")
-    calls = [{0: math.nan, 1: math.inf}, {0: -math.inf, 1: math.nan}, {0.5: math.nan}]  # by place, from first to last
+    # By place, from first to last.
+    calls: list[dict[float, float]] = [{0: math.nan, 1: math.inf}, {0: -math.inf, 1: math.nan}, {0.5: math.nan}]
     for sample in subject.picked:
         for number, (name, tensor) in enumerate(tensors_of(sample)):
             is_taken = memory_of(tensor) is tensor and tensor.is_floating_point() and tensor.numel() > 0

@@ -75,7 +75,8 @@ def sizes(samples: list[Arguments]) -> Iterator[tuple[str, Arguments]]:
 
     All dimensions that a size divides become multiples of the other size, so that tensors still fit each other; but
     for those that stand beside that size in a tensor, where a multiple is chance. No call has a tensor of more than
-    ``LARGEST`` elements, nor on the CPU more than 1025 rows, which take Triton's interpreter minutes. A sample with indices or addresses has none: they would lead elsewhere.
+    ``LARGEST`` elements, nor on the CPU more than 1025 rows, which take Triton's interpreter minutes. A sample with
+    indices or addresses has none: they would lead elsewhere.
     """
     resizable = [s for s in samples if not any(_is_index(t) or memory_of(t) is not t for _, t in tensors_of(s))]
     for number, new in enumerate(SIZES):
