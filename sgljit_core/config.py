@@ -1,4 +1,4 @@
-"""Which settings does the environment have?
+"""Which settings does the environment have, and which directories follow from them?
 
 Only this module reads ``os.environ``. Each call reads it again, so that a test or a launcher may change a variable at
 any time; a changed variable is interpreted again. No kernel call runs any of this.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,63 @@ def is_observed() -> bool:
     """Whether a variable asks that sgljit-tools observes this process."""
     names = ("SGLJIT_LOG", "SGLJIT_NVTX", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS")
     return any(os.environ.get(name, "").strip() not in ("", "0") for name in names)
+
+
+def cache_root() -> Path:
+    """The root of the writable artifact cache: ``SGLJIT_CACHE_DIR``, else a directory of the user's caches.
+
+    A user without a home, or whose ``HOME`` is another user's, has it among the temporary files.
+    """
+    config = settings()
+    if config.cache_dir is not None:
+        return config.cache_dir
+    if config.cache_home is not None and not _is_foreign(config.cache_home):
+        return config.cache_home / "sgljit"
+    return _user_directory() / "cache"
+
+
+def is_chosen(root: Path) -> bool:
+    """Whether somebody has named a root, so that it is a mistake if it cannot be used."""
+    return settings().cache_dir is not None or root != cache_root()
+
+
+def can_be_guessed(root: Path) -> bool:
+    """Whether another user can know the name of a root before it exists, and make it first. No setting shares it."""
+    return _user_directory() in root.parents
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a directory, or the one that it would be made in, is another user's: HOME may be somebody else's."""
+    for place in (path, *path.parents):
+        try:
+            return place.stat().st_uid not in (os.getuid(), 0)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # noqa: PERF203 - the next one up
+            continue
+        except OSError:
+            return False  # who writes there finds out
+    return False
+
+
+def build_root(build_directory: str | Path | None) -> Path:
+    """The writable root of one build: ``build_directory``, else the user's cache."""
+    return cache_root() if build_directory is None else Path(build_directory).absolute()
+
+
+def runtime_directory() -> Path:
+    """The directory that the processes of a user share on a machine; it is lost at a reboot."""
+    configured = settings().runtime_dir
+    if configured is not None and configured.is_absolute() and configured.is_dir():
+        return configured / "sgljit"
+    return _user_directory() / "run"
+
+
+def _user_directory() -> Path:
+    """The user's directory in the temporary directory. Callers check its owner: another user may have made it."""
+    try:
+        place = tempfile.gettempdir()
+    except FileNotFoundError:  # no directory takes a file
+        place = "/tmp"  # noqa: S108 - the error of whoever writes there names it
+    return Path(place) / f"sgljit-{os.getuid()}"
 
 
 @functools.lru_cache(maxsize=4)

@@ -9,17 +9,12 @@ from typing import Any
 from .config import is_observed
 from .errors import ConfigError
 
-_NAME = "sgljit"
+LOGGER = logging.getLogger("sgljit")
 
 
-def log(level: int, event: str, text: str, logger: str = _NAME, /, **data: Any) -> None:
+def log(level: int, event: str, text: str, logger: str = LOGGER.name, /, **data: Any) -> None:
     """Log a text with its data: ``record.sgljit`` is a mapping with the event's name and ``data``."""
     logging.getLogger(logger).log(level, "%s", text, extra={"sgljit": {"event": event, **data}})
-
-
-def is_wanted(level: int) -> bool:
-    """Whether records of this level are handled, for a text that takes time to compute."""
-    return logging.getLogger(_NAME).isEnabledFor(level)
 
 
 _said: set[tuple[str, str]] = set()

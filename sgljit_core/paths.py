@@ -1,76 +1,17 @@
-"""Where are the files?
-
-Only this module knows: headers, the user's cache, a plugin's package, tvm-ffi. It creates nothing.
-"""
+"""Where are the files that are installed? Headers, a plugin's package, tvm-ffi. ``config`` knows the caches."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-import os
-import tempfile
 from pathlib import Path
 
-from .config import settings
+from .config import build_root as build_root
+from .config import cache_root as cache_root
 from .errors import SourceNotFoundError
 
 
-def cache_root() -> Path:
-    """The root of the writable artifact cache: ``SGLJIT_CACHE_DIR``, else a directory of the user's caches.
-
-    A user without a home, or whose ``HOME`` is another user's, has it among the temporary files.
-    """
-    config = settings()
-    if config.cache_dir is not None:
-        return config.cache_dir
-    if config.cache_home is not None and not _is_foreign(config.cache_home):
-        return config.cache_home / "sgljit"
-    return _user_directory() / "cache"
-
-
-def is_chosen(root: Path) -> bool:
-    """Whether somebody has named a root, so that it is a mistake if it cannot be used."""
-    return settings().cache_dir is not None or root != cache_root()
-
-
-def can_be_guessed(root: Path) -> bool:
-    """Whether another user can know the name of a root before it exists, and make it first. No setting shares it."""
-    return _user_directory() in root.parents
-
-
-def _is_foreign(path: Path) -> bool:
-    """Whether a directory, or the one that it would be made in, is another user's: HOME may be somebody else's."""
-    for place in (path, *path.parents):
-        try:
-            return place.stat().st_uid not in (os.getuid(), 0)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):  # noqa: PERF203 - the next one up
-            continue
-        except OSError:
-            return False  # who writes there finds out
-    return False
-
-
-def build_root(build_directory: str | Path | None) -> Path:
-    """The writable root of one build: ``build_directory``, else the user's cache."""
-    return cache_root() if build_directory is None else Path(build_directory).absolute()
-
-
-def runtime_directory() -> Path:
-    """The directory that the processes of a user share on a machine; it is lost at a reboot."""
-    configured = settings().runtime_dir
-    if configured is not None and configured.is_absolute() and configured.is_dir():
-        return configured / "sgljit"
-    return _user_directory() / "run"
-
-
-def _user_directory() -> Path:
-    """The user's directory in the temporary directory. Callers check its owner: another user may have made it."""
-    try:
-        place = tempfile.gettempdir()
-    except FileNotFoundError:  # no directory takes a file
-        place = "/tmp"  # noqa: S108 - the error of whoever writes there names it
-    return Path(place) / f"sgljit-{os.getuid()}"
-
-
+@functools.cache
 def core_include() -> Path:
     """The directory that holds ``sgl_kernel/``: inside an installed wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent

@@ -700,8 +700,10 @@ inline sgl::RowShape shape_of(
       elements /= 2;
     row = {threads_of_halves(segment.paired, elements), kBlock, row.triggers_first};
   }
-  // With more short rows than the chip has room for, two vectors a thread: one would wait for its sum as long.
-  const bool is_full = num_rows * row.threads_per_row >= 1LL * chip.num_sms * chip.threads_per_sm;
+  // With more short rows than the chip has room for, two vectors a thread: one would wait for its sum as long. A list
+  // is a chain of reductions: half as many threads are done with each sooner, from an eighth of that on.
+  const auto threads = (segment.has_list ? 8 : 1) * num_rows * row.threads_per_row;
+  const bool is_full = threads >= 1LL * chip.num_sms * chip.threads_per_sm;
   const bool may_halve = !segment.is_neox && !segment.has_groups;
   if (is_full && may_halve && row.threads_per_row > 1 && row.threads_per_row <= kWarp / 2) row.threads_per_row /= 2;
   layout.triggers_first = layout.triggers_first && row.triggers_first && !segment.has_list;

@@ -18,16 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sgljit_core import errors, log, paths
+from sgljit_core import errors, log
 from sgljit_core._version import __version__
 from sgljit_core.cache import store
 from sgljit_core.cache.explain import Explanation, explain_miss
 from sgljit_core.cache.lookup import Tier
 from sgljit_core.cache.manifest import Manifest, ManifestError
-from sgljit_core.config import settings
+from sgljit_core.config import is_chosen
 from sgljit_core.machine import private
 from sgljit_core.machine.locks import FileLock, back_off
-from sgljit_core.plugins import hooks
 from sgljit_core.specs.build import Product
 
 from . import policy, record
@@ -45,7 +44,7 @@ _REPORT_SECONDS = 2.0
 def make_once(finder: Finder[T]) -> T:
     """Make what a search did not find, unless another process makes it meanwhile. Raises as ``obtain`` does."""
     request = finder.request
-    _check_allowed(request)
+    _check_allowed(finder)
     if request.tools is None:  # damaged artifacts stay: the next process shall hear about them too
         raise _no_toolchain(finder)
     record.missed()
@@ -57,46 +56,45 @@ def make_once(finder: Finder[T]) -> T:
             return _make(request, run)
 
 
-def _explain(request: Request[T]) -> Explanation:
+def _explain(finder: Finder[T]) -> Explanation:
     """The differences between a request and the nearest artifact, in any tier. It reads many manifests."""
-    vouched = [*hooks.prebuilt_roots(), *([request.build.carried] if request.build.carried else [])]
-    tiers = [*map(Tier, (request.root, *settings().prebuilt)), *(Tier(root, True) for root in vouched)]
+    request = finder.request
     label, markers = request.named.label, request.build.markers
     try:
-        return explain_miss(label, markers, request.location, request.source, request.tools, tiers)
+        return explain_miss(label, markers, request.location, request.source, request.tools, finder.all_tiers())
     except (OSError, ManifestError):  # an answer only says why; nothing depends on it
         return Explanation(label, request.location, None)
 
 
-def _check_allowed(request: Request[T]) -> None:
+def _check_allowed(finder: Finder[T]) -> None:
     """Raise where nothing may be compiled now; else log why something will be."""
-    if policy.is_explaining():
-        raise policy.Explained(_explain(request))
-    build = request.named
+    if policy.explaining.get():
+        raise policy.Explained(_explain(finder))
+    build = finder.request.named
     if policy.is_capturing():
-        raise errors.CaptureError(build.label, str(_explain(request)))
+        raise errors.CaptureError(build.label, str(_explain(finder)))
     mode, by = policy.forbidden_by()
     if mode == "error":
         command = f"sgljit cache build {build.family}"
-        if build.target.is_cuda or build.target.is_rocm:
+        if build.target.cuda_arch or build.target.is_rocm:
             command += f" --cuda-arch {build.target.name}"
         ahead = f"with `{command}`, or " if build.family else ""
         remedy = f"Build it ahead: {ahead}by loading it once on a machine with compilers before freeze()."
-        raise errors.CompileForbiddenError(build.label, forbidden_by=by, why=str(_explain(request)), remedy=remedy)
+        raise errors.CompileForbiddenError(build.label, forbidden_by=by, why=str(_explain(finder)), remedy=remedy)
     level = logging.WARNING if mode == "warn" else logging.INFO
-    if log.is_wanted(level):
-        explanation = _explain(request)
+    if log.LOGGER.isEnabledFor(level):
+        explanation = _explain(finder)
         log.log(level, "miss", str(explanation), build=build.label, differences=explanation.differences)
 
 
 def _no_toolchain(finder: Finder[T]) -> errors.ToolchainNotFoundError:
     request = finder.request
-    searched = ", ".join(str(t.root) for tiers in finder.tiers() for t in tiers)
+    searched = ", ".join(str(tier.root) for tier in finder.all_tiers())
     broken = "".join(f"; {d.directory} was found and is damaged: {d.reason}" for d in finder.damaged)
     try:
         request.find_tools(request.named.label)
     except errors.ToolchainNotFoundError as error:
-        near = _explain(request)
+        near = _explain(finder)
         differs = f" {near}." if near.nearest is not None else ""
         error.cache = f"No artifact of it was found in {searched}{broken}.{differs}"
         return error
@@ -109,7 +107,7 @@ def _make(request: Request[T], run: record.Run) -> T:
     try:
         return _make_twice(request, run, publish=True)
     except (errors.UntrustedCacheError, errors.NotACacheError) as error:
-        if paths.is_chosen(root):
+        if is_chosen(root):
             raise
         reason = str(error)
         record.unusable(root, error)
@@ -244,7 +242,7 @@ def _until_locked(request: Request[T], held: contextlib.ExitStack) -> Iterator[N
         yield from _attempts(lock, label)
         return
     except (errors.UntrustedCacheError, errors.NotACacheError):
-        if paths.is_chosen(request.root):
+        if is_chosen(request.root):
             raise
     except OSError as error:  # no lock, no sharing of the work: that is all
         text = f"{request.root} cannot be locked ({error.strerror or error}); building {label} unlocked"

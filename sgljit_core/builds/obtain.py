@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Generic, TypeVar
 
-from sgljit_core import errors, log
-from sgljit_core.cache import lookup, store
+from sgljit_core import errors, log, paths
+from sgljit_core.cache import lookup
 from sgljit_core.cache.lookup import Damage, Search, Tier
 from sgljit_core.config import settings
 from sgljit_core.plugins import hooks
@@ -19,6 +21,7 @@ from .request import Request
 T = TypeVar("T")
 
 _ATTEMPTS = 5
+_MARK_SECONDS = 24 * 3600.0  # a use is noted at most that often, so that hits stay cheap
 
 
 def until_current(attempt: Callable[[], T]) -> T:
@@ -63,8 +66,8 @@ class Finder(Generic[T]):
         for tiers in self.tiers():
             if (found := self.find_in(*tiers)) is not None:
                 return found
-        every = [tier for tiers in self.tiers() for tier in tiers]
-        found = self._load(lookup.find_of_another_core(every, request.location, request.source, request.serves))
+        tiers = self.all_tiers()
+        found = self._load(lookup.find_of_another_core(tiers, request.location, request.source, request.serves))
         if found is None and policy.may_fetch():
             fetched = hooks.fetched(request.location.path, request.toolchain_key, request.root)
             found = self.find_in(*(Tier(root, name="remote") for root in fetched))
@@ -83,9 +86,14 @@ class Finder(Generic[T]):
                 prebuilt.append(Tier(root, name="prebuilt"))
             else:
                 log.once("prebuilt_missing", str(root), f"SGLJIT_PREBUILT_PATH names {root}, which is not a directory")
-        carried = self.request.build.carried
+        build = self.request.build
+        carried = paths.carried_artifacts(build.csrc) if build.family else None
         yield [*prebuilt, *([Tier(carried, True, "carried")] if carried else []), Tier(self.request.root)]
         yield [Tier(directory, True, "plugin") for directory in hooks.prebuilt_roots()]
+
+    def all_tiers(self) -> list[Tier]:
+        """The tiers in the order of the search, those of plugins too."""
+        return [tier for tiers in self.tiers() for tier in tiers]
 
     def _load(self, search: Search) -> tuple[T] | None:
         """Load what was found. An artifact that is damaged or that this machine cannot load counts as none."""
@@ -104,7 +112,7 @@ class Finder(Generic[T]):
         artifact = search.artifact
         if artifact is None or search.tier is None:
             return None
-        if policy.is_explaining():
+        if policy.explaining.get():
             from sgljit_core.cache.explain import Explanation  # a warm start asks no questions
 
             raise policy.Explained(Explanation(request.named.label, request.location, artifact.directory))
@@ -114,6 +122,13 @@ class Finder(Generic[T]):
             record.survived("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
             return None
         if search.tier.root == request.root:
-            store.mark_used(artifact.directory)
+            _mark_used(artifact.directory)
         record.loaded(request, artifact.directory, search.tier.name)
         return (code,)
+
+
+def _mark_used(directory: Path) -> None:
+    """Note in the time of an artifact's directory that it is used, where that can be written."""
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(directory).st_mtime > _MARK_SECONDS:  # noqa: PTH116 - on every warm start
+            os.utime(directory)

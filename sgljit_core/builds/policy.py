@@ -51,7 +51,7 @@ def is_capturing() -> bool:
 
 def may_fetch() -> bool:
     """Whether a remote may be asked: not for a question, while a graph is captured, or after the warm-up."""
-    return not (is_explaining() or is_capturing() or _frozen not in ([], ["on"]))
+    return not (explaining.get() or is_capturing() or _frozen not in ([], ["on"]))
 
 
 class Explained(SgljitError):  # noqa: N818 - an answer, not an error
@@ -62,12 +62,7 @@ class Explained(SgljitError):  # noqa: N818 - an answer, not an error
         super().__init__(str(explanation))
 
 
-_explaining: ContextVar[bool] = ContextVar("sgljit_explaining", default=False)
-
-
-def is_explaining() -> bool:
-    """Whether requests are questions."""
-    return _explaining.get()
+explaining: ContextVar[bool] = ContextVar("sgljit_explaining", default=False)  # whether requests are questions
 
 
 def why(builder: Callable[[], Any]) -> Explanation:
@@ -76,11 +71,11 @@ def why(builder: Callable[[], Any]) -> Explanation:
     ``builder`` takes no arguments and loads one module or kernel. Nothing is compiled or loaded here.
     Raises ValueError: the builder did not ask for anything, because this process has loaded it before.
     """
-    token = _explaining.set(True)  # every request for code raises ``Explained``
+    token = explaining.set(True)  # every request for code raises ``Explained``
     try:
         builder()
     except Explained as answer:
         return answer.explanation
     finally:
-        _explaining.reset(token)
+        explaining.reset(token)
     raise ValueError("the builder did not ask for a module; ask in a process where it has not been loaded before")

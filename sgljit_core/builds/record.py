@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ from sgljit_core.specs.build import BuildSpec
 from .request import Request
 
 _lock = ForkLock()  # for all counts
-_hits: Counter[str] = Counter()
 _builds: Counter[str] = Counter()
-_loads: dict[str, tuple[BuildSpec, str]] = {}
+_loads: list[tuple[BuildSpec, str]] = []  # with the tiers; a hit takes no lock, as a list grows in one step
+_unreported: deque[dict[str, Any]] = deque(maxlen=1000)
 _sums = {"misses": 0, "seconds": 0.0, "faults": 0}
 
 
@@ -56,8 +56,10 @@ class Stats(NamedTuple):
 def stats() -> Stats:
     """The counts of this process so far."""
     with _lock.here():
-        sums = (_sums["seconds"], int(_sums["faults"]))
-        return Stats(dict(_hits), int(_sums["misses"]), dict(_builds), *sums, dict(_loads))
+        done = tuple(_loads)
+        loads = {build.label: (build, tier) for build, tier in done}
+        hits = Counter(tier for _, tier in done if tier != "made")
+        return Stats(dict(hits), int(_sums["misses"]), dict(_builds), _sums["seconds"], int(_sums["faults"]), loads)
 
 
 def missed() -> None:
@@ -86,14 +88,20 @@ def unusable(root: Path, error: Exception) -> None:
 def loaded(request: Request[Any], directory: Path, tier: str) -> None:
     """Something was loaded: from a tier, or as it was made ("made")."""
     build, key = request.build, request.location.source_key
-    with _lock.here():
-        _hits[tier] += tier != "made"
-        _loads[build.label] = (build, tier)
-    if log.is_wanted(logging.DEBUG):
+    _loads.append((build, tier))
+    if log.LOGGER.isEnabledFor(logging.DEBUG):
         data = {"build": build.label, "family": build.family, "module": build.module, "markers": build.markers}
         text = f"loaded {build.label} from {directory} ({tier})"
         log.log(logging.DEBUG, "loaded", text, **data, key=key, directory=str(directory), tier=tier)
-    hooks.loaded(build, key, directory, tier)
+    _unreported.append({"build": build, "key": key, "directory": directory, "tier": tier})
+    if hooks.load_plugins.cache_info().currsize:
+        _report()
+
+
+def _report() -> None:
+    """Tell plugins of the loads that they have not been told of: a hit loads no plugin."""
+    while _unreported:
+        hooks.tell("sgljit_loaded", **_unreported.popleft())
 
 
 _LONG_SECONDS = 10.0
@@ -117,7 +125,8 @@ class Run:
 def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
     """Around a build. Whoever makes it sets the directory and the outcome."""
     run = Run(root)
-    hooks.build_started(build)
+    hooks.tell("sgljit_build_started", build=build)
+    _report()
     data = {"build": build.label, "family": build.family, "module": build.module, "target": build.target.name}
     log.log(logging.INFO, "build_started", f"compiling {build.label}", **data)
     text = f"still compiling {build.label} after {_LONG_SECONDS:.0f} s"
@@ -136,9 +145,10 @@ def announced(build: BuildSpec, key: str, root: Path) -> Iterator[Run]:
         with _lock.here():
             _builds[run.outcome] += 1
             _sums["seconds"] += seconds
-        ended = {**data, "key": key, "directory": str(run.directory), "outcome": run.outcome, "seconds": seconds}
-        log.log(logging.INFO, "build_finished", _SAID[run.outcome].format(build.label, seconds), **ended)
-        hooks.build_finished(build, seconds=seconds, error=error, key=key, directory=run.directory, outcome=run.outcome)
+        ended = {"key": key, "outcome": run.outcome, "seconds": seconds}
+        text = _SAID[run.outcome].format(build.label, seconds)
+        log.log(logging.INFO, "build_finished", text, **data, **ended, directory=str(run.directory))
+        hooks.tell("sgljit_build_finished", build=build, error=error, directory=run.directory, **ended)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ a new one is made.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -35,14 +36,13 @@ class Request(ABC, Generic[T]):
         self.build = build
         self.root = root
         self.source = source
-        self.location = Location(build.target.name, build.family, build.module, keys.key(source))
         self._scan = scan
-        try:
-            tools: Mapping[str, str] | None = self.find_tools(build.label)
-        except ToolchainNotFoundError:
-            tools = None
-        self.tools = tools
-        self.toolchain_key = None if tools is None else keys.key(tools)
+        self.tools: Mapping[str, str] | None = None
+        with contextlib.suppress(ToolchainNotFoundError):
+            self.tools = self.find_tools(build.label)
+        source_key, toolchain_key = keys.keys_of(source, self.tools or {})
+        self.location = Location(build.target.name, build.family, build.module, source_key)
+        self.toolchain_key = None if self.tools is None else toolchain_key
 
     @property
     def named(self) -> BuildSpec:

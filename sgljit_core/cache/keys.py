@@ -12,8 +12,8 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sgljit_core.compilers.includes import Scan
@@ -37,28 +37,28 @@ def source_ingredients(
     scan: Scan,
     flags: Mapping[str, Sequence[str]],
     *,
-    tvm_ffi: str = "",
-    cpu: str = "",
+    tvm_ffi: Callable[[], str] = str,
+    cpu: Callable[[], str] = str,
 ) -> dict[str, str]:
     """The ingredients of the source key: of the generated sources by file name, and flags by step with roots as labels.
 
     Args:
-        tvm_ffi: the version of tvm-ffi, an ingredient only where its unstable C++ ABI is used.
-        cpu: this machine's processor, an ingredient only where ``depends_on_processor``.
+        tvm_ffi: returns the version of tvm-ffi, an ingredient only where its unstable C++ ABI is used.
+        cpu: returns this machine's processor, an ingredient only where a flag asks for code for it (``-march=native``).
     """
     ingredients = {"format": str(FORMAT), "core_abi": str(ABI), "target": spec.target.name}
     if spec.kernel:  # a cubin calls nothing
         ingredients["kernel"] = spec.kernel
     else:
-        ingredients |= {"c_abi": _C_ABI, "tvm_ffi": tvm_ffi} if scan.uses_tvm_cpp else {"c_abi": _C_ABI}
+        ingredients |= {"c_abi": _C_ABI, "tvm_ffi": tvm_ffi()} if scan.uses_tvm_cpp else {"c_abi": _C_ABI}
         ingredients |= {} if spec.target.name.startswith("cpu-") else {"machine": platform.machine()}
     ingredients |= {f"generated {name}": digest(text) for name, text in generated.items()}
     ingredients |= {f"file {name}": content for name, content in scan.files.items()}
     ingredients |= {f"flags {step}": json.dumps(values) for step, values in flags.items()}
     if not spec.header_only:
         ingredients["units"] = json.dumps([*spec.cpp_files, *spec.cuda_files])
-    if depends_on_processor(flags):
-        ingredients["cpu"] = cpu
+    if any(_NATIVE.search(flag) for values in flags.values() for flag in values):
+        ingredients["cpu"] = cpu()
     return ingredients
 
 
@@ -67,14 +67,19 @@ def without_core(source: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in source.items() if not name.startswith((f"file {CORE}", "generated core_"))}
 
 
-def depends_on_processor(flags: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a flag asks for code for the processor of this machine, such as ``-march=native``."""
-    return any(_NATIVE.search(flag) for values in flags.values() for flag in values)
+def keys_of(source: Mapping[str, str], toolchain: Mapping[str, str]) -> tuple[str, str]:
+    """The source key and the toolchain key, of their ingredients."""
+    return key(source), key(toolchain)
 
 
 def key(ingredients: Mapping[str, str]) -> str:
     """The key of a set of ingredients: 32 hexadecimal digits of the sha256 of its canonical JSON."""
-    return digest(canonical(ingredients))[:32]
+    return hashed(ingredients)[:32]
+
+
+def hashed(value: object) -> str:
+    """The sha256 of the one JSON text of a value."""
+    return digest(canonical(value))
 
 
 def canonical(value: object) -> str:
@@ -95,7 +100,8 @@ class Location:
     family: str
     module: str
     source_key: str
+    path: Path = field(init=False, repr=False, compare=False)
 
-    @property
-    def path(self) -> Path:
-        return Path(self.target, self.family or "_", self.module, self.source_key)
+    def __post_init__(self) -> None:
+        path = Path(self.target, self.family or "_", self.module, self.source_key)
+        object.__setattr__(self, "path", path)

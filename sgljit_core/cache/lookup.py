@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgljit_core import paths
-from sgljit_core.config import settings
+from sgljit_core.config import is_chosen, settings
 from sgljit_core.errors import UntrustedCacheError
-from sgljit_core.machine import roots
+from sgljit_core.machine import trust
 
+from . import keys
 from .keys import Location, without_core
 from .manifest import FILE, Manifest, ManifestError
 
@@ -40,7 +40,7 @@ class Tier:
     def read(self, directory: Path) -> Artifact | None:
         """An artifact of this tier, as ``read`` does. With ``SGLJIT_TRUSTED_KEYS`` others must have signed theirs."""
         artifact = read(directory, None if self.vouched else self.root)
-        if artifact is not None and settings().must_be_signed and self.name in ("prebuilt", "carried", "plugin"):
+        if artifact is not None and self.name in ("prebuilt", "carried", "plugin") and settings().must_be_signed:
             try:
                 importlib.import_module("sgljit_remote.carried").check(directory, artifact.manifest)
             except ModuleNotFoundError as error:
@@ -146,7 +146,7 @@ def _first(tiers: Sequence[Tier], candidates: Callable[[Tier, list[Damage]], Ite
             for artifact in candidates(tier, damaged):
                 return Search(artifact, tier, tuple(damaged), tuple(unreadable))
         except OSError as error:  # noqa: PERF203 - a tier for itself
-            if isinstance(error, UntrustedCacheError) and paths.is_chosen(tier.root):
+            if isinstance(error, UntrustedCacheError) and is_chosen(tier.root):
                 raise
             unreadable.append((tier, error))
     return Search(None, None, tuple(damaged), tuple(unreadable))
@@ -222,7 +222,7 @@ def read(directory: Path, root: Path | None = None) -> Artifact | None:
         raise
     try:
         manifest = Manifest.parse(_content(descriptor, directory, FILE, is_checked=root is not None))
-        if not directory.name.startswith(manifest.toolchain_key) or directory.parent.name != manifest.source_key:
+        if keys.keys_of(manifest.source, manifest.toolchain) != (directory.parent.name, directory.name[:32]):
             raise ManifestError("its manifest belongs to another artifact")
         if "/" in manifest.payload:
             raise ManifestError(f"its manifest names a payload elsewhere: {manifest.payload!r}")
@@ -240,10 +240,10 @@ def _open(directory: Path, root: Path | None) -> int:
     """An artifact's directory, opened from its root if that is to be checked."""
     if root is None:
         return _open_artifact(directory, directory, None)
-    with roots.directory(root, *directory.parent.relative_to(root).parts) as parent:
+    with trust.directory(root, *directory.parent.relative_to(root).parts) as parent:
         descriptor = _open_artifact(directory, directory.name, parent)
     try:
-        roots.check_file(directory, os.fstat(descriptor))
+        trust.check_file(directory, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
@@ -258,7 +258,7 @@ def _open_artifact(directory: Path, path: Path | str, parent: int | None) -> int
         if error.errno not in (errno.ENOTDIR, errno.ELOOP) or not os.path.isdir(directory.parent):  # noqa: PTH112
             raise
         if parent is not None:
-            roots.check_file(directory, os.stat(path, dir_fd=parent, follow_symlinks=False))
+            trust.check_file(directory, os.stat(path, dir_fd=parent, follow_symlinks=False))
         raise ManifestError(f"it is not a directory ({error.strerror})") from error
 
 
@@ -286,7 +286,7 @@ def _content(directory: int, path: Path, name: str, *, is_checked: bool) -> byte
         if status.st_size > (_LARGEST_MANIFEST if name == FILE else LARGEST):
             raise ManifestError(f"{name} has {status.st_size} bytes, which is too much")
         if is_checked:
-            roots.check_file(path / name, status)
+            trust.check_file(path / name, status)
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()
     finally:

@@ -103,7 +103,7 @@ class Manifest:
     def dump(self) -> bytes:
         """The text of the file."""
         body = vars(self)
-        checksum = keys.digest(keys.canonical(body))
+        checksum = keys.hashed(body)
         return json.dumps({"format": _FORMAT, "sha256": checksum, "manifest": body}, indent=1).encode() + b"\n"
 
     @classmethod
@@ -114,7 +114,7 @@ class Manifest:
             body = document["manifest"]
             checksum = document["sha256"]
             version = document["format"]
-            actual = keys.digest(keys.canonical(body))
+            actual = keys.hashed(body)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ManifestError(f"its manifest cannot be read ({type(error).__name__}: {error})") from error
         if version != _FORMAT:

@@ -34,7 +34,6 @@ FAILED = "failed"  # a file that keeps the directory of a build for its author t
 _KEPT_FAILED = 16
 _KEPT_ANSWERS = 1024
 _KEPT_SECONDS = 7 * 24 * 3600.0
-_MARK_SECONDS = 24 * 3600.0  # a use is noted at most that often, so that hits stay cheap
 _FOREIGN_SECONDS = 24 * 3600.0  # after that long, a build on another machine is taken to be over
 _AHEAD_SECONDS = 24 * 3600.0  # a time that lies further ahead was taken from a clock that was wrong
 # Clean-up removes only names of these forms, in a directory that is a cache: see ``roots``.
@@ -183,13 +182,6 @@ def _sync(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def mark_used(directory: Path) -> None:
-    """Note in the time of an artifact's directory that it is used, where that can be written."""
-    with contextlib.suppress(OSError):
-        if time.time() - os.stat(directory).st_mtime > _MARK_SECONDS:  # noqa: PTH116 - on every warm start
-            os.utime(directory)
 
 
 def remove(path: Path, root: Path) -> None:

@@ -6,6 +6,7 @@ device. Every build asks again, and no answer is kept for the process: two devic
 
 from __future__ import annotations
 
+import functools
 import platform
 import re
 import sys
@@ -21,6 +22,7 @@ from sgljit_core.specs.build import Target
 _override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
 
 
+@functools.cache
 def cpu_target() -> Target:
     """The target of a module without CUDA code."""
     return Target(f"cpu-{platform.machine()}")

@@ -126,7 +126,7 @@ def _compile_command(
 
 def _link_command(spec: BuildSpec, toolchain: Toolchain, objects: Sequence[Path], library: Path) -> list[str]:
     command = [str(toolchain.cxx.path), "-shared", "-o", str(library), *map(str, objects)]
-    if spec.target.is_cuda:
+    if spec.target.cuda_arch:
         command += [str(toolchain.cudart), "-lrt", "-lpthread"]
     if toolchain.hipcc is not None:  # HIP's runtime is PyTorch's own, by its name: two would not know each other
         command += [f"-L{toolchain.hipcc.path.parent.parent}/lib", "-lamdhip64"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sgljit_core.specs.build import BuildSpec
 
-from .includes import Root, Scan
+from .includes import Root, Scan, scan
 
 _COMMON = ("-std=c++20", "-O3")
 # Without -fno-gnu-unique all libraries of the process share the statics of templates and inline functions, so that a
@@ -22,7 +23,33 @@ PORT_TEXT = f"#include <{_PORT_HEADER}>\n"
 _TVM_CPP = "SGL_TVM_FFI_CPP"
 
 
-def generated_sources(spec: BuildSpec, scan: Scan | None = None) -> dict[str, str]:
+@dataclass(frozen=True)
+class Recipe:
+    """The sources and flags of a build.
+
+    Attributes:
+        scan: the files that decide it.
+        generated: the generated sources by file name.
+        steps: the flags of each step as they go into the key.
+    """
+
+    scan: Scan
+    generated: dict[str, str]
+    steps: dict[str, tuple[str, ...]]
+
+
+def recipe(spec: BuildSpec, roots: Sequence[Root]) -> Recipe:
+    """Generate the sources of a build, and scan them and its files. Raises as ``scan`` does."""
+    generated, steps = generated_sources(spec), flags(spec, roots)
+    found = scan((*spec.cpp_files, *spec.cuda_files), roots, "".join(generated.values()), PORT_TEXT)
+    if found.is_port:
+        generated = generated_sources(spec, found)
+        if not spec.header_only:  # the files are units of their own: each includes the port's header first
+            steps["unit"] = (*([f"-D{_TVM_CPP}=1"] if found.uses_tvm_cpp else []), "-include", _PORT_HEADER)
+    return Recipe(found, generated, steps)
+
+
+def generated_sources(spec: BuildSpec, found: Scan | None = None) -> dict[str, str]:
     """The generated sources by file name: they include the author's files and export the wrappers; and the core's.
 
     Without a scan nothing is known of the author's files, and they count as no port.
@@ -30,8 +57,8 @@ def generated_sources(spec: BuildSpec, scan: Scan | None = None) -> dict[str, st
     sources = {}
     if spec.header_only:
         before = ""
-        if scan is not None and scan.is_port:
-            before = f"{f'#define {_TVM_CPP} 1' if scan.uses_tvm_cpp else ''}\n{PORT_TEXT}".lstrip()
+        if found is not None and found.is_port:
+            before = f"{f'#define {_TVM_CPP} 1' if found.uses_tvm_cpp else ''}\n{PORT_TEXT}".lstrip()
         # CUDA first, as it takes longest.
         sources["generated.cu"] = _generate(
             "generated.cu", before, spec.cuda_files, ("cuda_sources", spec.cuda_sources), spec.cuda_wrappers
@@ -71,18 +98,11 @@ def _generate(
     return "\n".join(lines) + "\n"
 
 
-def unit_flags(spec: BuildSpec, scan: Scan) -> tuple[str, ...]:
-    """More flags for files that are units of their own: those of a port include a header first."""
-    if spec.header_only or not scan.is_port:
-        return ()
-    return (*([f"-D{_TVM_CPP}=1"] if scan.uses_tvm_cpp else []), "-include", _PORT_HEADER)
-
-
 def flags(spec: BuildSpec, roots: Sequence[Root]) -> dict[str, tuple[str, ...]]:
     """The flags of each step as they go into the key: with the labels of ``roots`` for their directories."""
     includes = tuple(f"-I{root.label}" for root in roots)
     steps = {"cxx": (*cxx_flags(spec), *includes), "link": spec.ldflags}
-    if spec.target.is_cuda:
+    if spec.target.cuda_arch:
         steps["nvcc"] = (*nvcc_flags(spec), *includes)
     if spec.target.is_rocm:
         steps["hipcc"] = (*hipcc_flags(spec), *includes)
@@ -102,14 +122,12 @@ def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
 
 def nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The flags of nvcc, without include directories."""
-    assert spec.target.cuda_arch is not None
-    major, minor = spec.target.cuda_arch
     compute = spec.target.name.replace("sm_", "compute_")
     return (
         *_COMMON,
         "--expt-relaxed-constexpr",
         f"-gencode=arch={compute},code={spec.target.name}",
-        f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}",
+        spec.target.macro,
         *(f"-Xcompiler={flag}" for flag in _HOST),
         *_SEPARATE,
         *spec.cuda_cflags,

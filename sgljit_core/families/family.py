@@ -10,8 +10,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from sgljit_core import paths
+from sgljit_core import config, paths
 from sgljit_core.errors import InvalidFamilyError
+from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.plugins.hookspecs import hookimpl
 from sgljit_core.plugins.origin import Origin
 from sgljit_core.plugins.references import REFERENCE, import_module, resolve
@@ -117,6 +118,7 @@ class KernelFamily:
     sources: str = "csrc"
     tests: str = ""
     bench: str = ""
+    _host_module: OncePerKey[str, Module] = field(default_factory=OncePerKey, init=False, repr=False, compare=False)
     _declared: dict[str, Op] = field(default_factory=dict, init=False, repr=False, compare=False)
     # Not in Op: a user may keep an Op after a reload, and the library ops of before must go then.
     _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -267,13 +269,7 @@ class KernelFamily:
 
     def host_module(self) -> Module:
         """The host part, of the files that the family names as ``host``, loaded once. Raises as ``load_jit`` does."""
-        return self._load_host_files()
-
-    @functools.cached_property
-    def _load_host_files(self) -> Callable[[], Module]:
-        from .memo import cache_once
-
-        return cache_once(lambda: self.load_host(self.name, cpp_files=self.host, header_only=False))
+        return self._host_module.get("", lambda: self.load_host(self.name, cpp_files=self.host, header_only=False))
 
     def load_host(
         self,
@@ -315,4 +311,4 @@ class KernelFamily:
             header_only=header_only,
             host_part=True,
         )
-        return kernels.load_host(kernels.Sources(self.name, self.csrc, paths.build_root(build_directory)), spec)
+        return kernels.load_host(kernels.Sources(self.name, self.csrc, config.build_root(build_directory)), spec)

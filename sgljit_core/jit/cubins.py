@@ -34,13 +34,11 @@ class KernelRequest(Request[Cubin]):
         self._roots = include_roots(spec)
         # The names of element types come first, as a dtype among the template arguments is one of them.
         self._generated = f'#include <sgl_kernel/device.cuh>\n#include "{spec.cuda_files[0]}"\n'
-        assert spec.target.cuda_arch is not None
-        major, minor = spec.target.cuda_arch
         self._flags = (
             f"--gpu-architecture={spec.target.name}",
             "-std=c++20",
             "-default-device",  # constexpr functions that host and device share need no annotation
-            f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}",
+            spec.target.macro,
         )
         scan = includes.scan(spec.cuda_files, self._roots, self._generated)
         source = keys.source_ingredients(spec, {"variant.cu": self._generated}, scan, {"nvrtc": self._flags})

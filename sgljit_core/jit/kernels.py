@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgljit_core import paths
+from sgljit_core import config
 from sgljit_core.builds import recording
 from sgljit_core.builds.obtain import obtain, until_current
 from sgljit_core.compilers import arch
@@ -49,8 +50,8 @@ _kernels: OncePerKey[tuple[Sources, str, str, str, int], int] = OncePerKey()  # 
 
 def load_host(sources: Sources, spec: BuildSpec) -> Module:
     """Load a family's host part and answer its requests from now on."""
-    target = arch.target_in_use()
-    module = load_module(spec, sources.root, functools.partial(prepare, sources, target) if target else None)
+    recording.note(spec, sources.root)
+    module = load_module(spec, sources.root, functools.partial(_preparation, sources))
     _served[sources.family] = sources
     _register()  # not before: it imports tvm_ffi, for which a compile leaves time
     return module
@@ -60,8 +61,8 @@ def load_host(sources: Sources, spec: BuildSpec) -> Module:
 def _register() -> None:
     import tvm_ffi
 
-    tvm_ffi.register_global_func("sgljit.variant", passing(_answer_variant), override=True)
-    tvm_ffi.register_global_func("sgljit.deferred", passing(_answer_deferred), override=True)
+    tvm_ffi.register_global_func("sgljit.variant", _answer_variant, override=True)
+    tvm_ffi.register_global_func("sgljit.deferred", _answer_deferred, override=True)
 
 
 def _sources_of(family: str, file: str) -> Sources:
@@ -70,6 +71,7 @@ def _sources_of(family: str, file: str) -> Sources:
     return _served[family]
 
 
+@passing
 def _answer_deferred(family: str, file: str, symbol: str, signature: str) -> int:
     """The address of a C++ function of the type that ``signature`` names. Called from C++, by any thread."""
     sources = _sources_of(family, file)
@@ -93,6 +95,7 @@ def _load_deferred(spec: BuildSpec, root: Path, signature: str) -> Module:
     return module
 
 
+@passing
 def _answer_variant(family: str, file: str, expression: str, signature: str, device_id: int) -> int:
     """The address of a kernel (a ``CUkernel``) of the type ``signature``. Called from C++, by any thread."""
     sources = _sources_of(family, file)
@@ -122,7 +125,7 @@ def build(wanted: Wanted) -> None:
 
     Raises as ``load_jit`` does, and SignatureError: a kernel or function does not take what the host part passes.
     """
-    root = wanted.root or paths.build_root(None)
+    root = wanted.root or config.build_root(None)
     if (own := getattr(wanted.spec, "build", None)) is not None:  # that of a distribution with another compiler
         own(root)
     elif wanted.spec.kernel:
@@ -171,11 +174,14 @@ def _obtain(spec: BuildSpec, root: Path, signature: str = "") -> Cubin:
 _MOST_PRECOMPILED = 4  # files of a family, at 0.1 s each; those of the rest are made with their first kernels
 
 
-def prepare(sources: Sources, target: Target) -> None:
-    """Have NVRTC ready for a family's first kernels, in the time in which a host part is compiled.
+def _preparation(sources: Sources) -> Callable[[], None] | None:
+    """``prepare`` for this thread's device; None where the process uses no CUDA yet."""
+    target = arch.target_in_use()
+    return functools.partial(prepare, sources, target) if target else None
 
-    An error here is dropped: it comes again, with its full text, when a kernel is asked for.
-    """
+
+def prepare(sources: Sources, target: Target) -> None:
+    """Have NVRTC ready. An error is dropped: it comes again, with its full text, when a kernel is asked for."""
     from .cubins import KernelRequest, device_files
 
     with contextlib.suppress(SgljitError, OSError):

@@ -7,16 +7,16 @@ import os.path
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from sgljit_core import paths
+from sgljit_core import config, paths
 from sgljit_core.builds import policy, recording
 from sgljit_core.builds.obtain import obtain, until_current
 from sgljit_core.builds.request import Request
 from sgljit_core.cache import keys
 from sgljit_core.cache.keys import Location
 from sgljit_core.compilers import arch, includes, toolchain
-from sgljit_core.compilers.recipe import PORT_TEXT, flags, generated_sources, unit_flags
+from sgljit_core.compilers.recipe import recipe
 from sgljit_core.errors import InvalidBuildError, SourceNotFoundError
 from sgljit_core.load import library
 from sgljit_core.machine.forks import OncePerKey
@@ -107,7 +107,10 @@ def load_jit(
         dependencies=tuple(extra_dependencies or ()),
         header_only=header_only,
     )
-    return load_module(spec, paths.build_root(build_directory))
+    root = config.build_root(build_directory)
+    if recording.note(spec, root) is not None:
+        return recording.StandIn()  # type: ignore[return-value]
+    return load_module(spec, root)
 
 
 def _place(
@@ -139,14 +142,18 @@ def _texts(sources: str | Sequence[str] | None) -> tuple[str, ...]:
 _modules: OncePerKey[tuple[Path, Location], Module] = OncePerKey()
 
 
-def load_module(spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> Module:
-    """The module of a build, from the cache below ``root`` or compiled now. While compilers run, so does ``beside``."""
-    if recording.note(spec, root) is not None and not spec.host_part:
-        return recording.StandIn()  # type: ignore[return-value]
+Beside: TypeAlias = Callable[[], Callable[[], None] | None]
+
+
+def load_module(spec: BuildSpec, root: Path, beside: Beside | None = None) -> Module:
+    """The module of a build, from the cache below ``root`` or compiled now.
+
+    If compilers run, ``beside`` is called, and what it returns runs in a thread beside them.
+    """
 
     def attempt() -> Module:
         request = ModuleRequest(spec, root, beside)
-        if policy.is_explaining():
+        if policy.explaining.get():
             return obtain(request)
         return _modules.get((root, request.location), lambda: obtain(request))
 
@@ -159,29 +166,17 @@ class ModuleRequest(Request["Module"]):
     payload = "module.so"
     tvm_ffi: Path | None = None
 
-    def __init__(self, spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> None:
+    def __init__(self, spec: BuildSpec, root: Path, beside: Beside | None = None) -> None:
         self._roots = include_roots(spec)
         self._beside = beside
         self._toolchain: toolchain.Toolchain | None = None
-        text = "".join(generated_sources(spec).values())
-        scan = includes.scan((*spec.cpp_files, *spec.cuda_files), self._roots, text, PORT_TEXT)
-        self._generated = generated_sources(spec, scan)
-        self._unit_flags = unit_flags(spec, scan)
-        steps = flags(spec, self._roots)
-        if self._unit_flags:
-            steps["unit"] = self._unit_flags
-        source = keys.source_ingredients(
-            spec,
-            self._generated,
-            scan,
-            steps,
-            tvm_ffi=library.tvm_ffi_version() if scan.uses_tvm_cpp else "",
-            cpu=toolchain.processor() if keys.depends_on_processor(steps) else "",
-        )
-        super().__init__(spec, root, source, scan)
+        self._recipe = got = recipe(spec, self._roots)
+        versions = {"tvm_ffi": library.tvm_ffi_version, "cpu": toolchain.processor}
+        source = keys.source_ingredients(spec, got.generated, got.scan, got.steps, **versions)
+        super().__init__(spec, root, source, got.scan)
 
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
-        cuda, rocm = self.build.target.is_cuda, self.build.target.is_rocm
+        cuda, rocm = bool(self.build.target.cuda_arch), self.build.target.is_rocm
         self._toolchain = found = toolchain.find_toolchain(cuda=cuda, rocm=rocm, needed_for=needed_for)
         return {kind: compiler.version for kind, compiler in vars(found).items() if compiler is not None}
 
@@ -190,21 +185,23 @@ class ModuleRequest(Request["Module"]):
 
         assert self._toolchain is not None
         tvm_ffi = self.tvm_ffi or paths.tvm_ffi_library()
-        sources = (self._generated, self._roots, self._unit_flags, self._scan.stamps)
+        unit_flags = self._recipe.steps.get("unit", ())
+        sources = (self._recipe.generated, self._roots, unit_flags, self._scan.stamps)
         return compile_library(self.named, self._toolchain, tvm_ffi, *sources, directory, self._use_the_time)
 
     def _use_the_time(self) -> None:
         """Start what can be done while compilers run."""
+        beside = self._beside and self._beside()
         # Ctrl-C in the middle of an import would leave half a module; a thread does not get it.
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
-            threading.Thread(target=self._prepare, name="sgljit-meanwhile").start()
+            threading.Thread(target=self._prepare, args=(beside,), name="sgljit-meanwhile").start()
 
-    def _prepare(self) -> None:
+    def _prepare(self, beside: Callable[[], None] | None) -> None:
         # An error here comes again, with its full text, when the result is needed.
         with contextlib.suppress(Exception):
             library.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
-            if self._beside is not None:
-                self._beside()
+            if beside is not None:
+                beside()
 
     def load(self, payload: bytes) -> Module:
         return library.load_library(payload, f"{self.build.module}-{self.location.source_key[:8]}")

@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgljit_core.errors import ArtifactLoadError
-from sgljit_core.machine import private
+from sgljit_core.config import runtime_directory
+from sgljit_core.errors import ArtifactLoadError, UntrustedCacheError
+from sgljit_core.machine import private, trust
 
 from . import exceptions
 
@@ -59,7 +60,7 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
         return
     link, keep = None, False
     with contextlib.suppress(OSError):
-        path = str(private.user_directory() / f"{name}-{os.urandom(8).hex()}")
+        path = str(_link_directory() / f"{name}-{os.urandom(8).hex()}")
         os.symlink(f"/proc/self/fd/{descriptor}", path)  # noqa: PTH211
         link = path
     try:
@@ -72,6 +73,23 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
                 os.unlink(link)  # noqa: PTH108
         if not keep:
             os.close(descriptor)
+
+
+def _link_directory() -> Path:
+    """The directory that the processes of this user share on this machine.
+
+    Raises UntrustedCacheError where another user has made it, or could replace it; OSError where it cannot be made.
+    """
+    path = runtime_directory()
+    descriptor = trust.walk(path, make=True)
+    try:
+        owner = os.fstat(descriptor).st_uid
+    finally:
+        os.close(descriptor)
+    if owner != os.getuid():
+        remedy = "Remove it, or let XDG_RUNTIME_DIR name a directory of yours"
+        raise UntrustedCacheError(path, "is not yours alone", remedy)
+    return path
 
 
 def _memory_file(payload: bytes, name: str) -> int | None:

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from sgljit_core import paths
+from sgljit_core.config import cache_root
 from sgljit_core.errors import SgljitError
 
 from . import roots, trust
@@ -27,10 +27,10 @@ _LARGEST = 16 << 20
 
 def recall(question: Sequence[str]) -> str | None:
     """The answer that was kept for a question."""
-    root, name = paths.cache_root(), _name(question)
+    root, name = cache_root(), _name(question)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with roots.directory(root, DIRECTORY) as directory:
+        with trust.directory(root, DIRECTORY) as directory:
             descriptor = os.open(name, flags, dir_fd=directory)
         with os.fdopen(descriptor, "rb") as file:
             trust.check(root / DIRECTORY / name, os.fstat(descriptor))
@@ -49,7 +49,7 @@ def remember(question: Sequence[str], answer: str) -> None:
     text = json.dumps({"question": list(question), "answer": answer})
     written = f"{name}.{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with contextlib.suppress(OSError, SgljitError), roots.directory(paths.cache_root(), DIRECTORY, make=True) as place:
+    with contextlib.suppress(OSError, SgljitError), roots.made(cache_root(), DIRECTORY) as place:
         try:
             with os.fdopen(os.open(written, flags, 0o600, dir_fd=place), "w", encoding="utf-8") as file:
                 file.write(text)

@@ -1,10 +1,9 @@
-"""Directories among the machine's temporary files that only this user can write.
+"""A directory of this process among the machine's temporary files, which only this user can write.
 
-A process has one of its own, with a name that nobody can guess: for precompiled headers, and for what is compiled
-where no cache can be used. The process removes it at its end; one that is killed leaves it for the next one to remove.
-All processes of a user share another, for links to libraries while they are loaded.
+Nobody can guess its name. It serves for precompiled headers, and for what is compiled where no cache can be used. The
+process removes it at its end; one that is killed leaves it for the next one to remove.
 
-No setting waives the checks of either. The places are those that ``tempfile`` knows, ``XDG_RUNTIME_DIR``, ``/tmp`` and
+No setting waives the checks. The places are those that ``tempfile`` knows, ``XDG_RUNTIME_DIR``, ``/tmp`` and
 ``/var/tmp``; those in which another user could replace a directory are passed over.
 """
 
@@ -20,7 +19,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sgljit_core import paths
 from sgljit_core.config import settings
 from sgljit_core.errors import UntrustedCacheError
 
@@ -37,27 +35,10 @@ def process_directory() -> Path:
     """
     directory, identity = _of_process(os.getpid())
     with contextlib.suppress(FileNotFoundError):
-        if _identity(directory) == identity:
+        if trust.identity(directory.lstat()) == identity:
             return directory
     _of_process.cache_clear()  # somebody cleaned up; its name may be in other hands by now
     return _of_process(os.getpid())[0]
-
-
-def user_directory() -> Path:
-    """The directory that the processes of this user share on this machine.
-
-    Raises UntrustedCacheError where another user has made it, or could replace it; OSError where it cannot be made.
-    """
-    path = paths.runtime_directory()
-    descriptor = trust.walk(path, make=True)
-    try:
-        owner = os.fstat(descriptor).st_uid
-    finally:
-        os.close(descriptor)
-    if owner != os.getuid():
-        remedy = "Remove it, or let XDG_RUNTIME_DIR name a directory of yours"
-        raise UntrustedCacheError(path, "is not yours alone", remedy)
-    return path
 
 
 @functools.lru_cache(maxsize=1)
@@ -72,7 +53,7 @@ def _of_process(process: int) -> tuple[Path, tuple[int, ...]]:
             failed = failed if isinstance(failed, UntrustedCacheError) else error
             continue
         atexit.register(_remove, directory, process)
-        return directory, _identity(directory)
+        return directory, trust.identity(directory.lstat())
     if isinstance(failed, UntrustedCacheError):
         raise UntrustedCacheError(failed.path, failed.reason, f"No directory for temporary files is safe: {_REMEDY}")
     raise failed or FileNotFoundError(f"there is no directory for temporary files; {_REMEDY}")
@@ -102,8 +83,3 @@ def _remove_abandoned(place: Path) -> None:
                 continue
             if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
                 shutil.rmtree(entry.path, ignore_errors=True)
-
-
-def _identity(directory: Path) -> tuple[int, ...]:
-    status = directory.lstat()
-    return status.st_dev, status.st_ino, status.st_mode, status.st_uid

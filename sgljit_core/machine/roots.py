@@ -1,8 +1,4 @@
-"""Which directory may be a cache, and how is it opened?
-
-A root is opened by descriptor, with every directory on the way to it checked (``trust``): at its first use, and again
-when another directory is in its place or its owner or mode changes. Directories below a root are opened from that
-descriptor, one after the other, and each is checked.
+"""Which directory may be a cache, and how is it made?
 
 A directory becomes a cache if it is missing or empty. It then gets a ``CACHEDIR.TAG``, by which backup programs know a
 cache, and whose text says that it is one of sgljit's. Any other directory is refused: a cache removes what is old, and
@@ -20,11 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sgljit_core import paths
-from sgljit_core.config import settings
-from sgljit_core.errors import NotACacheError, UntrustedCacheError
+from sgljit_core.config import can_be_guessed, settings
+from sgljit_core.errors import NotACacheError
 
 from . import trust
+from .trust import check_file as check_file
+from .trust import directory as directory
 
 TAG = "CACHEDIR.TAG"
 _TEXT = b"""\
@@ -35,33 +32,18 @@ _MARK = _TEXT.partition(b", which")[0]
 _MAY_BE_THERE = {TAG, "lost+found"}  # of an empty directory: the second is a file system's own
 _NAMED = 4  # files that an error names
 
-_Identity = tuple[int, ...]
-_checked: dict[tuple[str, int], _Identity] = {}  # the roots that were checked, by path and user
-
 
 @contextmanager
-def directory(root: Path, *names: str, make: bool = False) -> Iterator[int]:
-    """A descriptor of a root, or of a directory below it, while the block runs. It serves to open entries.
+def made(root: Path, *names: str) -> Iterator[int]:
+    """``directory``, which is made where it is missing, and the root a cache.
 
-    Args:
-        root: absolute.
-        names: of the directories on the way down from the root.
-        make: make the root a cache, and these directories, where they are missing.
-
-    Raises:
-        UntrustedCacheError: another user could have written to one of them, or could replace the root.
-        NotACacheError: with ``make``, where the root holds files of somebody else.
-        FileNotFoundError: one is missing.
-        OSError: one cannot be opened or made.
+    Raises, besides what ``directory`` raises, NotACacheError: the root holds files of somebody else.
     """
-    descriptor = _made(root) if make else _opened(root)
-    path = root
+    descriptor, path = _made(root), root
+    for name in names:
+        path = path / name
+        descriptor = _made_in(descriptor, path)
     try:
-        for name in names:
-            path = path / name
-            child = _enter(descriptor, path, make=make)
-            os.close(descriptor)
-            descriptor = child
         yield descriptor
     finally:
         os.close(descriptor)
@@ -75,15 +57,14 @@ def check(root: Path) -> None:
 
 def make(root: Path, *names: str) -> Path:
     """Make a directory of a cache, and the cache, unless they are there; its path. Raises as ``directory`` does."""
-    with directory(root, *names, make=True):
+    with made(root, *names):
         return root.joinpath(*names)
 
 
 def check_is_cache(root: Path) -> None:
     """Raise NotACacheError for a directory that holds files and no tag of ours, OSError where it cannot be read."""
     with directory(root) as descriptor:
-        if strangers := _strangers(descriptor):
-            raise NotACacheError(root, strangers[:_NAMED])
+        _refuse_strangers(descriptor, root)
 
 
 def share(made: Path | int) -> None:
@@ -97,32 +78,8 @@ def share(made: Path | int) -> None:
             os.chmod(made, mode | (mode & 0o700) >> 3)  # noqa: PTH101
 
 
-def check_file(path: Path, status: os.stat_result) -> None:
-    """Refuse a file of a cache that another user owns or can write to. Raises UntrustedCacheError."""
-    try:
-        trust.check(path, status)
-    except UntrustedCacheError:
-        if not settings().trust_shared_cache:
-            raise
-
-
-def _opened(root: Path) -> int:
-    key = (os.fspath(root), os.getuid())
-    known = _checked.get(key)
-    if known is not None:
-        descriptor = os.open(root, trust.ENTER)
-        if _identity(descriptor) == known:
-            return descriptor
-        os.close(descriptor)
-    if settings().trust_shared_cache and not paths.can_be_guessed(root):
-        return os.open(root, trust.ENTER)
-    descriptor = trust.walk(root)
-    _checked[key] = _identity(descriptor)
-    return descriptor
-
-
 def _made(root: Path) -> int:
-    if settings().trust_shared_cache and not paths.can_be_guessed(root):
+    if settings().trust_shared_cache and not can_be_guessed(root):
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(root, trust.ENTER)
     else:
@@ -135,38 +92,24 @@ def _made(root: Path) -> int:
     return descriptor
 
 
-def _enter(parent: int, path: Path, *, make: bool) -> int:
+def _made_in(parent: int, path: Path) -> int:
+    """Open a directory in an open one, which is closed, and make it where it is missing."""
     try:
-        return _enter_made(parent, path)
-    except FileNotFoundError:
-        if not make:
-            raise
-    with contextlib.suppress(FileExistsError):  # another process was faster
-        os.mkdir(path.name, 0o700, dir_fd=parent)
-        share(path)
-    return _enter_made(parent, path)
-
-
-def _enter_made(parent: int, path: Path) -> int:
-    try:
+        with contextlib.suppress(FileNotFoundError):
+            return trust.enter(parent, path)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.mkdir(path.name, 0o700, dir_fd=parent)
+            share(path)
         return trust.enter(parent, path)
-    except OSError:
-        if not settings().trust_shared_cache:
-            raise
-    return os.open(path.name, trust.ENTER, dir_fd=parent)
-
-
-def _identity(descriptor: int) -> _Identity:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino, status.st_mode, status.st_uid, status.st_gid
+    finally:
+        os.close(parent)
 
 
 def _claim(descriptor: int, root: Path) -> None:
     """Make an empty directory a cache. Several processes may do so at once, each before it writes anything else."""
     if _is_tagged(descriptor):
         return
-    if strangers := _strangers(descriptor):
-        raise NotACacheError(root, strangers[:_NAMED])
+    _refuse_strangers(descriptor, root)
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(TAG, flags, 0o644, dir_fd=descriptor)
     try:
@@ -192,8 +135,8 @@ def _is_tagged(directory: int) -> bool | None:
         return None if isinstance(error, FileNotFoundError) else False
 
 
-def _strangers(directory: int) -> list[str]:
-    """The files that keep a directory from becoming a cache, a tag of somebody else's among them. A cache has none."""
+def _refuse_strangers(directory: int, root: Path) -> None:
+    """Raise NotACacheError for a directory with files that keep it from becoming a cache, a foreign tag among them."""
     listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         names = os.listdir(listing)  # noqa: PTH208 - of a descriptor
@@ -202,4 +145,5 @@ def _strangers(directory: int) -> list[str]:
     found = sorted(name for name in names if name not in _MAY_BE_THERE)
     # Looked for after the names: another process may have made it a cache, and then written to it, just now.
     is_tagged = _is_tagged(directory)
-    return [] if is_tagged else [*found, TAG] if is_tagged is False else found
+    if strangers := [] if is_tagged else [*found, TAG] if is_tagged is False else found:
+        raise NotACacheError(root, strangers[:_NAMED])

@@ -14,7 +14,7 @@ A group that has the user's name and no other member counts as the user: systems
 the umask 002. In a user namespace that has no name for root, the owner of ``/`` counts as root, except for an entry of
 a directory that all may write to.
 
-``SGLJIT_TRUST_SHARED_CACHE=1`` waives this for caches (``roots``), never for ``private`` directories.
+``SGLJIT_TRUST_SHARED_CACHE=1`` waives this for caches, never for ``private`` directories.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import errno
 import functools
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from sgljit_core import paths
-from sgljit_core.config import settings
+from sgljit_core.config import cache_root, can_be_guessed, settings
 from sgljit_core.errors import UntrustedCacheError
 
 # O_PATH asks for no right to read, and with O_DIRECTORY an automounted directory is mounted.
@@ -36,6 +37,55 @@ _ENTER_PLAIN = ENTER | os.O_NOFOLLOW
 _NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 _MOST_LINKS = 40  # as the kernel counts
 _ROOT = 0
+_checked: dict[tuple[str, int], tuple[int, ...]] = {}  # the roots that were checked, by path and user
+
+
+@contextmanager
+def directory(root: Path, *names: str) -> Iterator[int]:
+    """A descriptor of a root, or of a directory below it, while the block runs. It serves to open entries.
+
+    The way to a root is checked at its first use, and again when another directory is in its place or its owner or mode
+    changes. Directories below it are opened from its descriptor, one after the other, and each is checked.
+
+    Args:
+        root: absolute.
+        names: of the directories on the way down from the root.
+
+    Raises:
+        UntrustedCacheError: another user could have written to one of them, or could replace the root.
+        FileNotFoundError: one is missing.
+        OSError: one cannot be opened.
+    """
+    descriptor, path = _opened(root), root
+    try:
+        for name in names:
+            path = path / name
+            child = enter(descriptor, path)
+            os.close(descriptor)
+            descriptor = child
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _opened(root: Path) -> int:
+    key = (os.fspath(root), os.getuid())
+    known = _checked.get(key)
+    if known is not None:
+        descriptor = os.open(root, ENTER)
+        if identity(os.fstat(descriptor)) == known:
+            return descriptor
+        os.close(descriptor)
+    if settings().trust_shared_cache and not can_be_guessed(root):
+        return os.open(root, ENTER)
+    descriptor = walk(root)
+    _checked[key] = identity(os.fstat(descriptor))
+    return descriptor
+
+
+def identity(status: os.stat_result) -> tuple[int, ...]:
+    """Who a directory is, and who may write to it."""
+    return status.st_dev, status.st_ino, status.st_mode, status.st_uid, status.st_gid
 
 
 def walk(path: Path, *, make: bool = False, sticky: bool = False) -> int:
@@ -88,7 +138,7 @@ def walk(path: Path, *, make: bool = False, sticky: bool = False) -> int:
 
 
 def enter(parent: int, directory: Path) -> int:
-    """Open a directory in an open one, and check it: no symbolic link, the user's or root's, closed to others.
+    """Open a directory of a cache in an open one: no symbolic link, the user's or root's, closed to others.
 
     Args:
         parent: the descriptor of the directory that it is in.
@@ -98,13 +148,27 @@ def enter(parent: int, directory: Path) -> int:
         UntrustedCacheError: another user could have written to it.
         OSError: it cannot be opened, or is no directory.
     """
-    descriptor = os.open(directory.name, _ENTER_PLAIN, dir_fd=parent)
     try:
-        check(directory, os.fstat(descriptor), descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+        descriptor = os.open(directory.name, _ENTER_PLAIN, dir_fd=parent)
+        try:
+            check(directory, os.fstat(descriptor), descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+    except OSError:
+        if not settings().trust_shared_cache:
+            raise
+    return os.open(directory.name, ENTER, dir_fd=parent)
+
+
+def check_file(path: Path, status: os.stat_result) -> None:
+    """Refuse a file of a cache that another user owns or can write to. Raises UntrustedCacheError."""
+    try:
+        check(path, status)
+    except UntrustedCacheError:
+        if not settings().trust_shared_cache:
+            raise
 
 
 def check(
@@ -222,7 +286,7 @@ def _untrusted(path: Path, reason: str, remedy: str) -> UntrustedCacheError:
     """The error for a directory or file of a cache, with what else helps."""
     if any(named.is_relative_to(path) or path.is_relative_to(named) for named in settings().prebuilt):
         instead = "leave it out of SGLJIT_PREBUILT_PATH"
-    elif paths.cache_root().is_relative_to(path) or path.is_relative_to(paths.cache_root()):
+    elif cache_root().is_relative_to(path) or path.is_relative_to(cache_root()):
         instead = "set SGLJIT_CACHE_DIR to another directory"
     else:
         instead = "name another directory"

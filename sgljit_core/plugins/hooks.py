@@ -5,12 +5,11 @@ once, and left out. Rejected: pluggy's call of the whole hook, which ends at the
 wrapper cannot go on with the next plugin, and a ``historic`` hook has no wrappers.
 
 Plugins are loaded at the first miss, and not for a hit, which takes less time than to list the installed
-distributions: loads before that are reported when the plugins are loaded.
+distributions: ``builds.record`` keeps loads before that until the plugins are loaded.
 """
 
 from __future__ import annotations
 
-import collections
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sgljit_core.config import settings
 from sgljit_core.errors import InvalidBuildError
 from sgljit_core.lazy import collector_paused
-from sgljit_core.specs.build import BuildSpec
 
 if TYPE_CHECKING:
     from pluggy import PluginManager
@@ -30,7 +28,6 @@ T = TypeVar("T")
 
 _plugins: dict[Any, Plugin] = {}  # by what the entry point names: a module, or an object such as a family
 registering: list[Any] = []  # the families of the plugin that is loaded, for ``families.loading``
-_unreported: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
 
 
 def header_directories(name: str) -> list[Path]:
@@ -58,22 +55,9 @@ def fetched(location: Path, toolchain_key: str | None, root: Path) -> list[Path]
     return _ask("sgljit_fetch", Path, location=location, toolchain_key=toolchain_key, root=root)
 
 
-def build_started(build: BuildSpec) -> None:
-    """A compiler is about to run."""
-    _ask("sgljit_build_started", bool, build=build)
-    _report()
-
-
-def build_finished(build: BuildSpec, **ended: Any) -> None:
-    """A compiler run has ended, as the hook's parameters say."""
-    _ask("sgljit_build_finished", bool, build=build, **ended)
-
-
-def loaded(build: BuildSpec, key: str, directory: Path, tier: str) -> None:
-    """Code was loaded, from a tier of the cache or just after it was made."""
-    _unreported.append({"build": build, "key": key, "directory": directory, "tier": tier})
-    if load_plugins.cache_info().currsize:
-        _report()
+def tell(hook: str, **arguments: Any) -> None:
+    """Tell each plugin what the hook is for."""
+    _ask(hook, bool, **arguments)
 
 
 def register(module: Any, plugin: Plugin) -> None:
@@ -138,11 +122,6 @@ def _ask(hook: str, take: Callable[[Any], T], **arguments: Any) -> list[T]:
 
 def _is_wrapper(implementation: Any) -> bool:
     return bool(implementation.wrapper or implementation.hookwrapper)
-
-
-def _report() -> None:
-    while _unreported:
-        _ask("sgljit_loaded", bool, **_unreported.popleft())
 
 
 def header_providers() -> dict[str, Callable[[], list[Path]]]:

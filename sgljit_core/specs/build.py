@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from sgljit_core import paths
 from sgljit_core.errors import InvalidBuildError
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -36,8 +35,10 @@ class Target:
     is_rocm: bool = False
 
     @property
-    def is_cuda(self) -> bool:
-        return self.cuda_arch is not None
+    def macro(self) -> str:
+        """The flag by which CUDA code knows its architecture."""
+        major, minor = self.cuda_arch or (0, 0)
+        return f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class BuildSpec:
             translation unit of its own and exports its functions itself.
         host_part: the C++ files are the host part of a family, see ``KernelFamily.load_host``.
         kernel: for an instant variant, the C++ expression that names the device kernel in the only CUDA file.
+        module: the name of the module, the first marker.
+        label: how messages name this build: family, variant, target and plugin.
     """
 
     markers: tuple[str, ...]
@@ -76,10 +79,17 @@ class BuildSpec:
     header_only: bool = True
     host_part: bool = False
     kernel: str = ""
+    module: str = field(init=False, repr=False, compare=False)
+    label: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.markers:
             raise InvalidBuildError("load_jit needs at least one marker, the name of the module")
+        name = f"{self.family}." * bool(self.family) + self.markers[0]
+        arguments = f"<{', '.join(self.markers[1:])}>" if len(self.markers) > 1 else ""
+        plugin = f" of {self.plugin}" if self.plugin else ""
+        object.__setattr__(self, "module", self.markers[0])
+        object.__setattr__(self, "label", f"{name}{arguments} for {self.target.name}{plugin}")
         if not _MODULE.fullmatch(self.module):
             raise InvalidBuildError(
                 f"module name {self.module!r} must consist of letters, digits and _ . + -, and not start with . + -, "
@@ -124,24 +134,6 @@ class BuildSpec:
             reason = _refusal(flag)
             if reason is not None:
                 yield f"flag {flag!r} is refused: {reason}"
-
-    @property
-    def module(self) -> str:
-        """The name of the module."""
-        return self.markers[0]
-
-    @property
-    def carried(self) -> Path | None:
-        """The directory of artifacts inside the plugin's own wheel, if it has one."""
-        return paths.carried_artifacts(self.csrc) if self.family else None
-
-    @property
-    def label(self) -> str:
-        """How messages name this build: family, variant, target and plugin."""
-        name = f"{self.family}." if self.family else ""
-        arguments = f"<{', '.join(self.markers[1:])}>" if len(self.markers) > 1 else ""
-        plugin = f" of {self.plugin}" if self.plugin else ""
-        return f"{name}{self.module}{arguments} for {self.target.name}{plugin}"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ def test_the_format_is_stable():
     )
     scan = Scan({"csrc/scale.cpp": "ab" * 32}, {}, uses_tvm_cpp=False)
     flags = {"cxx": ("-O3", "-Icsrc"), "link": ()}
-    source = keys.source_ingredients(spec, {"generated.cpp": "text"}, scan, flags, tvm_ffi="0.1.15", cpu="x")
+    source = keys.source_ingredients(
+        spec, {"generated.cpp": "text"}, scan, flags, tvm_ffi=lambda: "0.1.15", cpu=lambda: "x"
+    )
     assert source == {
         "c_abi": "tvm-ffi 0.1",
         "core_abi": "1",
@@ -64,7 +66,7 @@ def test_native_code_is_keyed_by_the_processor_and_nothing_else_is(flag):
     scan = Scan({}, {}, uses_tvm_cpp=False)
 
     def key(flag: str, cpu: str) -> str:
-        return keys.key(keys.source_ingredients(spec, {}, scan, {"cxx": (flag,)}, tvm_ffi="", cpu=cpu))
+        return keys.key(keys.source_ingredients(spec, {}, scan, {"cxx": (flag,)}, cpu=lambda: cpu))
 
     assert key(flag, "one") != key(flag, "two")
     assert key("-O3", "one") == key("-O3", "two")

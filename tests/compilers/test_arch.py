@@ -100,7 +100,7 @@ def test_dependent_launch_begins_with_hopper():
 
 def test_the_cpu_target_names_the_machine():
     assert cpu_target().name.startswith("cpu-")
-    assert not cpu_target().is_cuda
+    assert cpu_target().cuda_arch is None
 
 
 def test_while_another_thread_imports_torch_nothing_uses_cuda_yet(monkeypatch):

@@ -53,7 +53,7 @@ def test_the_three_distributions_stay_small():
     packages = ("sgljit_core", "tools/sgljit-tools/sgljit_tools", "engines/sgljit-engines/sgljit_engines")
     lines = {package: lines_of(code.ROOT / package).total() for package in packages}
     assert min(lines.values()) > 0
-    # 12,000, and 2,000 more: what compares ops with engines for all adapters, the kit and doctor of a release, what
+    # 12,000, and what came later: the comparison of ops with engines, the kit and doctor of a release, what
     # observes a process on a bad day, and compilers for AMD.
     assert sum(lines.values()) < 14000, lines
 

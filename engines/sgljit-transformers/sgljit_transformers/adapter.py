@@ -9,7 +9,7 @@ __all__ = ["ADAPTER"]
 # pyproject.toml has the version, too.
 ADAPTER = Adapter(
     distribution="sgljit-transformers",
-    engine={"transformers": ">=5.20,<5.23"},
+    engine={"transformers": ">=5.20,<5.25"},
     ops={
         "norm": {"rmsnorm": "RMSNorm", "gemma_rmsnorm": "RMSNorm with 1 + weight"},
         "activation": {

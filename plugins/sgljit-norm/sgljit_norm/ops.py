@@ -160,7 +160,9 @@ def gemma_fused_inplace_qknorm(
 def fused_inplace_qknorm_across_heads(
     q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float = 1e-6
 ) -> None:
-    """``rmsnorm`` over all heads of a token together, of ``q`` and of ``k``, in place, in one launch.
+    """``rmsnorm`` over all heads of a token together, of ``q`` and of ``k``, in place.
+
+    One launch; two where 1024 tokens or more have a ``q`` of more than four times the elements of ``k``.
 
     Args:
         q: [tokens, heads * head_dim], float16, bfloat16 or float32, on a CUDA device or the CPU; rows may be apart.

@@ -36,9 +36,9 @@ def test_continuous_integration_gets_the_short_range(monkeypatch, value, expecte
     assert get_benchmark_range([1, 2, 3], (1,)) == ([1] if expected else [1, 2, 3])
 
 
-def test_importing_it_imports_no_torch_and_no_triton():
+def test_importing_it_imports_no_triton_and_nothing_that_draws():
     code = "import sys, sgljit_tools.benchmark, sgljit_tools.benchmark.results; "
-    code += "print(sorted({'torch', 'triton', 'matplotlib', 'pandas'} & sys.modules.keys()))"
+    code += "print(sorted({'triton', 'matplotlib', 'pandas'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 

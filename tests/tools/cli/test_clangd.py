@@ -54,7 +54,7 @@ def test_an_existing_file_is_kept_and_the_text_printed_instead(run, tmp_path):
 def test_without_a_gpu_it_asks_for_the_target(run, tmp_path):
     result = run(cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 1
-    assert "error: no CUDA device to write the configuration for; name one: --cuda-arch 9.0" in result.stderr
+    assert "error: no GPU to compile for; name the target instead: --cuda-arch 9.0" in result.stderr
     assert "Traceback" not in result.stderr
 
 

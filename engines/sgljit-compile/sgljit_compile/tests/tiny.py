@@ -76,10 +76,10 @@ def decoded(call: Any, net: Any, ids: torch.Tensor, steps: int = 3, length: int 
     cache = transformers.StaticCache(config=net.config, max_cache_len=length)
     token, logits = ids[:, -1:].clone(), []
     with torch.no_grad():
-        net(ids, past_key_values=cache, use_cache=True)
+        net(ids, None, None, cache, use_cache=True)  # by its place: transformers 5.24 calls it cache
         for step in range(steps):
             position = torch.full((1, 1), ids.shape[1] + step, device=ids.device)
-            found = call(token, past_key_values=cache, position_ids=position, use_cache=True).logits
+            found = call(token, None, position, cache, use_cache=True).logits
             logits.append(found)
             token = found[:, -1].argmax(-1, keepdim=True)
     return torch.stack(logits), cache

@@ -44,7 +44,7 @@ def test_without_the_engine_a_model_stays_as_it_is():
         [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True
     )
     assert done.stdout == "{} False\n", done.stderr
-    assert "transformers is not installed. Install a version >=5.20,<5.23" in done.stderr
+    assert "transformers is not installed. Install a version >=5.20,<5.25" in done.stderr
 
 
 def test_the_versions_of_the_metadata_are_those_of_the_adapter():

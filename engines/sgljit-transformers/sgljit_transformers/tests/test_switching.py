@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import pickle
@@ -14,6 +15,7 @@ import textwrap
 import pytest
 import torch
 from torch.autograd import forward_ad
+from transformers.utils import is_kernels_available
 
 import sgljit_transformers
 from sgljit_core.errors import ConfigError
@@ -28,6 +30,14 @@ from .tiny import model, norms, prompt
 def by_default(monkeypatch):
     monkeypatch.delenv("SGLJIT_ENGINES", raising=False)
     adapter.ADAPTER._said.clear()
+
+
+@pytest.fixture
+def kernels():
+    """The package that ``use_kernels`` needs, in a release that this transformers takes."""
+    if not is_kernels_available():
+        pytest.skip("this release of transformers asks for another release of kernels")
+    return importlib.import_module("kernels")
 
 
 @pytest.fixture
@@ -60,12 +70,11 @@ def test_after_disable_the_model_is_exactly_as_it_was(name):
     assert {name: layer.forward for name, layer in norms(net).items()} == forwards_before
 
 
-def test_a_forward_that_transformers_put_there_comes_back():
-    from kernels import Mode, kernelize, use_kernel_mapping
-
+def test_a_forward_that_transformers_put_there_comes_back(kernels):
     net, ids = model("llama"), prompt()
-    with use_kernel_mapping({}, inherit_mapping=False):
-        kernelize(net, mode=Mode.INFERENCE, device="cpu")  # without kernels, each layer gets its class's own forward
+    with kernels.use_kernel_mapping({}, inherit_mapping=False):
+        # Without a mapping each layer gets the forward of its class.
+        kernels.kernelize(net, mode=kernels.Mode.INFERENCE, device="cpu")
     before = {name: vars(layer)["forward"] for name, layer in norms(net).items()}
     with torch.no_grad(), sgljit_transformers.enabled(net):
         assert all(vars(layer)["forward"] is not before[name] for name, layer in norms(net).items())
@@ -107,6 +116,7 @@ STEPS = {
     ],
 )
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.usefixtures("kernels")
 def test_kernels_of_transformers_may_be_switched_on_at_any_time(name, steps):
     net, ids = model(name), prompt()
     classes = attributes(net)[1]

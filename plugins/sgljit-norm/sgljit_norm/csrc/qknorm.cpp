@@ -11,20 +11,30 @@ namespace {
 using namespace host;
 
 template <bool kPlusOne>
-RowProgram<norms::RMSNorm<kPlusOne>, 2> rows_of{"norm.h"};
+RowProgram<norms::RMSNorm<kPlusOne>, 2> both{"norm.h"};
+template <bool kPlusOne>
+RowProgram<norms::RMSNorm<kPlusOne>> alone{"norm.h"};
 
 /// The rows of q and of k, in place, each with its weight.
 template <bool kPlusOne>
 void run(
     const char* op, const Rows& q, const Rows& k, const TensorView& q_weight, const TensorView& k_weight, double eps) {
   using F = norms::RMSNorm<kPlusOne>;
-  auto& program = rows_of<kPlusOne>;
+  auto& program = both<kPlusOne>;
   if (k.typed_as(q).count != q.count) [[unlikely]]
     k.raise(k.location, {"Size mismatch for num_tokens: expected ", q.count, " but got ", k.count});
   const auto of = [&](const Rows& x, const char* name, const TensorView& weight) {
     return program.rows(F::x = x, F::weight = weight_of(q, name, weight), F::out = x);
   };
-  program({checked_eps(op, eps)}, {of(q, "q_weight", q_weight), of(k, "k_weight", k_weight)}, q.location);
+  const F f = {checked_eps(op, eps)};
+  const auto of_q = of(q, "q_weight", q_weight), of_k = of(k, "k_weight", k_weight);
+  // One launch gives the rows of k as many threads as those of q. Where these are far longer, most of them idle: of
+  // many rows that costs more than a second launch.
+  constexpr std::int64_t kManyRows = 1024, kFarLonger = 4;
+  if (q.count < kManyRows || q.columns <= kFarLonger * k.columns) return program(f, {of_q, of_k}, q.location);
+  program.check(f, {of_q, of_k}, q.location);
+  alone<kPlusOne>(f, {of_q}, q.location);
+  alone<kPlusOne>(f, {of_k}, k.location);
 }
 
 /// x / sqrt(mean(x^2) + eps) * weight for each head x of q with q_weight and of k with k_weight, in place; with

@@ -485,6 +485,28 @@ def test_no_heads(op: str, device: torch.device):
         check(op, make(op, 3, 64, torch.float32, device, heads))
 
 
+def far_longer(tokens: int, device: torch.device) -> Call:
+    """q and k are views of one tensor, and rows of q have five times the elements."""
+    q, k = torch.randn(tokens, 6 * 24, device=device).split([5 * 24, 24], -1)
+    weights = {f"{name}_weight": torch.randn(size, device=device) for name, size in (("q", 5 * 24), ("k", 24))}
+    return {"q": q, "k": k, **weights}
+
+
+@pytest.mark.parametrize("tokens", [1023, 1024, 1025])
+def test_many_rows_of_q_that_are_far_longer_than_those_of_k(tokens: int, device: torch.device):
+    """From 1024 rows on each has a launch of its own."""
+    check(ALL_HEADS, far_longer(tokens, device))
+
+
+def test_a_refused_k_leaves_q_as_it_was_also_where_each_has_a_launch(device: torch.device):
+    call = far_longer(1024, device)
+    call["k"] = call["q"][:, :24]
+    before = call["q"].clone()
+    with pytest.raises(ValueError, match="share memory"):
+        norm.fused_inplace_qknorm_across_heads(**call)
+    assert torch.equal(call["q"], before)
+
+
 @pytest.mark.parametrize("eps", [-1.0, -1e-30, float("nan"), float("-inf")])
 @pytest.mark.parametrize("op", OPS)
 def test_an_eps_below_zero(op: str, eps: float, device: torch.device):

@@ -13,9 +13,11 @@ import typer
 from sgljit_core import paths
 from sgljit_core.compilers import arch
 from sgljit_core.compilers.toolchain import find_nvcc
-from sgljit_core.errors import ConfigError, NoTargetError, SgljitError, ToolchainNotFoundError
+from sgljit_core.errors import SgljitError, ToolchainNotFoundError
 from sgljit_core.plugins import discovery
 from sgljit_core.specs.build import Target
+
+from .ahead import target_of
 
 
 def write_clangd(
@@ -26,10 +28,8 @@ def write_clangd(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing .clangd.")] = False,
 ) -> None:
     """Write .clangd for the current directory, so that clangd understands the kernels."""
-    try:
-        target = arch.parse_cuda_target(cuda_target, "--cuda-arch") if cuda_target else arch.cuda_target()
-    except NoTargetError as error:
-        raise ConfigError("no CUDA device to write the configuration for; name one: --cuda-arch 9.0") from error
+    with target_of(cuda_target):
+        target = arch.cuda_target()
     text = configuration(target)
     file = Path(".clangd")
     if file.exists() and not overwrite:
@@ -46,11 +46,8 @@ def configuration(target: Target) -> str:
     Include paths: the core headers, tvm-ffi with dlpack, the CUDA toolkit if there is one, and the csrc directory
     of each installed plugin. ``.cpp`` files are C++, everything else is CUDA, as in a build.
     """
-    assert target.cuda_arch is not None
-    major, minor = target.cuda_arch
     include = [f"-I{paths.core_include()}", f"-isystem{paths.tvm_ffi_include()}", *(f"-I{d}" for d in _sources())]
-    define = f"-DSGL_CUDA_ARCH={major * 100 + minor * 10}"
-    gpu = ["-xcuda", f"--cuda-gpu-arch={target.name}", define, "-Wno-unknown-cuda-version", "-nocudalib"]
+    gpu = ["-xcuda", f"--cuda-gpu-arch={target.name}", target.macro, "-Wno-unknown-cuda-version", "-nocudalib"]
     last = f"-idirafter{Path(__file__).resolve().parent / 'clangd_include'}"
     fragments = (
         ("CompileFlags:\n  Compiler: clang++\n", ["-std=c++20", "-Wall", "-Wextra", *include]),
