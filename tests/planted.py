@@ -122,6 +122,9 @@ RIGHT = {
                 yield {"x": x[:0, 0], "out": torch.empty_like(x)[:0, 0]}
         """,
     ),
+    "says_why_it_loses_nan": writing(
+        "out.copy_(2 * x.double().nan_to_num(7, torch.inf, -torch.inf))", "reference.drops_nan = 'it marks a gap'"
+    ),
 }
 
 # What is in csrc, by the name of the plugin.
@@ -542,6 +545,14 @@ _LINES = {
         ("an_int32_product_of_row_and_stride", "row * out.stride(0)", "int(row) * int(out.stride(0))"),
         ("an_int32_offset_of_a_row_that_is_read", "rows_of_x[row] * x.stride(0)", "int(rows_of_x[row] * x.stride(0))"),
     ],
+    "nans": [
+        (
+            "a_maximum_that_loses_nan",
+            "x.stride(0) + column];",
+            "x.stride(0) + column];\n        auto& y = to[row * out.stride(0) + column];\n"
+            "        y = __builtin_fmaxf(y, -1e38f);",
+        )
+    ],
     "threads": [
         (
             "a_thread_skips_the_end_of_its_range",
@@ -579,6 +590,14 @@ FAULTS |= {
             "out: torch.Tensor)", "out: torch.Tensor, eps: float = 1e-6)"
         ),
     ),
+    "loses_nan": ("nans", writing("out.copy_(2 * x.double().nan_to_num(0, torch.inf, -torch.inf))")),
+    "loses_nan_at_the_end": (
+        "nans",
+        writing("out.copy_(2 * x)\nif out.numel(): out[-1, -1] = 2 * x[-1, -1].nan_to_num(0, torch.inf, -torch.inf)"),
+    ),
+    "loses_an_infinity": ("nans", writing("out.copy_((2 * x.double()).clamp(min=-6e4))")),
+    "makes_nan_of_an_infinity": ("nans", writing("out.copy_(x.double() + x.double() * x.sign().abs() + 0 * x)")),
+    "loses_nan_for_no_reason": ("nans", writing("out.copy_(2 * x.double())", "reference.drops_nan = True")),
     "ignores_a_number": ("arguments", _with_a_factor("0.5")),
     "keeps_the_number_of_the_first_call": ("arguments", _with_a_factor("kept.setdefault(0, factor)")),
     "products_rounded_to_bfloat16": (

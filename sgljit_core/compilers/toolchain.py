@@ -132,13 +132,13 @@ def find_nvcc(needed_for: str) -> Compiler:
     return _identify(Path(found).resolve())
 
 
-def find_hipcc(needed_for: str) -> Compiler:
-    """AMD's compiler: ``SGLJIT_HIPCC``, else the one on ``PATH`` or in /opt/rocm."""
+def find_hipcc(needed_for: str, *, asks: bool = True) -> Compiler:
+    """AMD's compiler: ``SGLJIT_HIPCC``, else the one on ``PATH`` or in /opt/rocm; it may be left unasked."""
     config = settings()
     places = [config.hipcc] if config.hipcc else ["hipcc", "/opt/rocm/bin/hipcc"]
     for place in places:
         if found := shutil.which(place, path=config.path):
-            return _identify(Path(found))
+            return _identify(Path(found)) if asks else Compiler(Path(found), "not asked for its version")
     searched = [f"SGLJIT_HIPCC={config.hipcc}"] if config.hipcc else [f"PATH={config.path}", places[1]]
     raise ToolchainNotFoundError("hipcc", needed_for=needed_for, searched=searched, remedy=_HIP_REMEDY)
 

@@ -40,7 +40,9 @@ def test_the_core_wheel_has_the_package_and_the_headers(distribution):
     headers = {f"sgljit_core/{name}" for name in tree(core.project, "include")}
     assert any(name.endswith(".cuh") for name in headers)
     info = {name for name in core.wheel_files if ".dist-info/" in name}
-    assert core.wheel_files - info == tree(core.project, "sgljit_core") | headers
+    pages = {f"sgljit_core/{name}" for name in tree(core.project, "docs") if name.endswith((".md", ".svg"))}
+    assert "sgljit_core/docs/guides/ship.md" in pages
+    assert core.wheel_files - info == tree(core.project, "sgljit_core") | headers | pages
     assert {name.partition("/")[2] for name in info} == {
         "METADATA",
         "RECORD",
@@ -80,8 +82,23 @@ def test_the_cores_description_has_the_words_of_its_links(distribution):
 def test_the_core_sdist_has_what_the_wheel_is_built_from(distribution):
     core = distribution("sgljit-core")
     documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
-    sources = tree(core.project, "sgljit_core", "include")
+    sources = tree(core.project, "sgljit_core", "include", "docs")
     assert core.sdist_files - {".gitignore"} == documents | sources
+
+
+def test_texts_that_name_a_page_say_where_it_is():
+    """Help texts and templates are read without the repository: `sgljit doctor` shows where the docs are."""
+    pages = {path.name for path in (isolated.ROOT / "docs").rglob("*.md")}
+    cli = isolated.ROOT / "tools" / "sgljit-tools" / "sgljit_tools" / "cli"
+    texts = {path: path.read_text(encoding="utf-8") for path in cli.rglob("*") if path.suffix in (".py", ".in")}
+    naming = {path: names for path, text in texts.items() if (names := set(re.findall(r"\b[a-z]+\.md\b", text)))}
+    assert len(naming) >= 4
+    assert all(names <= pages for names in naming.values()), naming
+    assert [
+        path
+        for path in naming
+        if "`sgljit doctor` shows where the docs are" not in texts[path] or "docs/" in texts[path]
+    ] == []
 
 
 @each(OTHERS)

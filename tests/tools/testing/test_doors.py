@@ -177,6 +177,13 @@ def test_pytest_runs_the_checks_that_are_asked_for_beside_other_tests(run):
     assert "1 passed, 1 skipped" in done.stdout or torch.cuda.is_available()
 
 
+def test_tests_of_an_adapters_wheel_that_need_a_gpu_are_skipped_without_one(run, tmp_path):
+    (tmp_path / "sgljit_adapter").mkdir()
+    (tmp_path / "sgljit_adapter" / "test_own.py").write_text(OWN_TESTS)
+    done = run(RIGHT["writes"], "pytest", "-q", "-p", "no:cacheprovider", "sgljit_adapter")
+    assert "1 passed, 1 skipped" in done.stdout or torch.cuda.is_available(), done.stdout
+
+
 def test_the_markers_of_other_projects_are_theirs(run, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "test_other.py").write_text(OWN_TESTS)

@@ -9,7 +9,7 @@ from sgljit_core import ops
 from sgljit_core.families import loading
 from sgljit_tools.testing import check_op, subject
 
-CHECKS = ("results", "precision", "threads", "arguments", "overlaps", "indices", "far_rows", "samples")
+CHECKS = ("results", "precision", "nans", "threads", "arguments", "overlaps", "indices", "far_rows", "samples")
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def around(declaration: Any, body: Function) -> Function:
     def observed(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         call = f"{op}: {', '.join(f'{name}={_described(value)}' for name, value in given.items())}"
-        devices = sorted({value.device.index for value in given.values() if _is_on_gpu(value)})
+        devices = sorted({one.device.index for one in given.values() if isinstance(one, torch.Tensor) and one.is_cuda})
         if devices:
             call += f" on stream {torch.cuda.current_stream(devices[0]).cuda_stream:#x}"
         if SETTINGS.trace_calls:
@@ -121,12 +121,6 @@ def _wait(devices: list[int], what: str) -> None:
             torch.cuda.synchronize(device)
     except RuntimeError as error:
         raise DriverError(f"{what}\n{error}") from error
-
-
-def _is_on_gpu(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor) and value.is_cuda
 
 
 def _described(value: Any) -> str:

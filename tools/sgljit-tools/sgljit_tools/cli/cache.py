@@ -19,7 +19,6 @@ from sgljit_tools.cache import admin
 from .ahead import Arch, builds_ahead, fail_if_not_kept, target_of
 
 Directory = Annotated[Path | None, typer.Option("--directory", help="A root other than the user's own cache.")]
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Long = Annotated[bool, typer.Option("--long", help="Add the registers, shared memory and spills of each kernel.")]
 
@@ -120,7 +119,7 @@ def build(
     """
     freeze("on")
     with target_of(cuda_arch):
-        builders = builds_ahead(families or list(discovery.installed()))
+        builders = builds_ahead([ops[name].__name__ for name in families] if families else discovery.installed())
         parallel_compile(builders)
     typer.echo(f"{len(builders)} modules are ready; {admin.root()} holds {len(admin.entries())} artifacts")
     fail_if_not_kept()

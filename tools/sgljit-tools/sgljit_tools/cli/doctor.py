@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from sgljit_core import paths
 from sgljit_core.compilers import nvrtc, toolchain
 from sgljit_core.config import settings
 from sgljit_core.errors import SgljitError, ToolchainNotFoundError
@@ -36,8 +37,8 @@ def examine(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
         raise typer.Exit(1)
 
 
-def report() -> dict[str, Any]:
-    """The facts, as ``--json`` prints them."""
+def report(*, asks_scripts: bool = False) -> dict[str, Any]:
+    """The facts, as ``--json`` prints them. AMD's compiler is a script, which takes 0.3 s to say its version."""
     problems: list[str] = []
     facts: dict[str, Any] = {
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -46,9 +47,10 @@ def report() -> dict[str, Any]:
         "adapters": _others("sgljit.engines"),
         "extensions": _others("sgljit.extensions"),
         "gpus": _gpus(problems),
-        "compilers": _compilers(problems),
+        "compilers": _compilers(problems, asks_scripts),
         "cache": _cache(problems),
         "settings": _settings(),
+        "docs": str(paths.core_include().parent / "docs"),  # in a wheel and in a checkout
     }
     first = next((gpu["compute_cap"] for gpu in facts["gpus"]), None)
     return {**facts, "target": facts["settings"].get("SGLJIT_CUDA_ARCH") or first, "problems": problems}
@@ -79,15 +81,14 @@ def _gpus(problems: list[str]) -> list[dict[str, str]]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        problems.append(f"nvidia-smi fails: {error}; update or restart the driver")
-        return []
+        done = subprocess.CompletedProcess(command, 1, "", str(error))
     if done.returncode != 0:
         problems.append(f"nvidia-smi fails: {done.stdout.strip()} {done.stderr.strip()}; update or restart the driver")
         return []
     return [dict(zip(fields, line.split(", "), strict=False)) for line in done.stdout.splitlines()]
 
 
-def _compilers(problems: list[str]) -> dict[str, str | None]:
+def _compilers(problems: list[str], asks_scripts: bool) -> dict[str, str | None]:
     def line(compiler: toolchain.Compiler) -> str:
         number = re.search(r"\d+\.\d+(\.\d+)?", compiler.version)
         return f"{number[0] if number else compiler.version} ({compiler.path})"
@@ -96,7 +97,7 @@ def _compilers(problems: list[str]) -> dict[str, str | None]:
         "c++": lambda: line(toolchain.find_cxx("kernels")),
         "nvrtc": lambda: "{0.version} ({0.library})".format(nvrtc.find_nvrtc("kernels")),
         "nvcc": lambda: line(toolchain.find_nvcc("kernels")),
-        "hipcc": lambda: line(toolchain.find_hipcc("kernels")),
+        "hipcc": lambda: line(toolchain.find_hipcc("kernels", asks=asks_scripts)),
     }
     answers: dict[str, str | None] = {}
     for kind, search in searches.items():
@@ -164,6 +165,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         ("cache", f"{cache['path']}: {size}{'' if cache['is_trusted'] else ', not trusted'}"),
         ("remote", facts["settings"].get("SGLJIT_REMOTE", "none")),
         *((kind, listed(kind)) for kind in ("plugins", "adapters", "extensions")),
+        ("docs", facts["docs"]),
         ("settings", ", ".join(f"{name}={value}" for name, value in facts["settings"].items()) or "the defaults"),
     ]
     problems = [f"problem: {text}" for text in facts["problems"]] or ["no problems"]

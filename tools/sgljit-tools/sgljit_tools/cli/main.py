@@ -85,7 +85,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line. An error of sgljit gives a message on stderr and exit status 1, not a traceback."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
+        if given in (["doctor"], ["doctor", "--json"]):  # to parse these, typer would take as long as the doctor
+            importlib.import_module(f"{__package__}.doctor").examine(as_json="--json" in given)
+            return
         application(given[0] if given else "")(arguments)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
     except (SgljitError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)

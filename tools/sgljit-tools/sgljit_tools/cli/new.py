@@ -37,7 +37,7 @@ NAMES_OF_TEMPLATES |= {"kernels", "ops", "plugin", "reference", "tests", "tl", "
 
 
 class Road(str, Enum):
-    """How the kernels are compiled; docs/architecture.md says when to take which."""
+    """How the kernels are compiled; architecture.md says when to take which."""
 
     VARIANTS = "variants"
     LOAD_JIT = "load_jit"
@@ -54,7 +54,7 @@ def new_distribution(
 ) -> None:
     """Write a distribution with one op into a new directory: a start that passes `sgljit test` as it is.
 
-    docs/tutorial.md goes on from there.
+    tutorial.md goes on from there; `sgljit doctor` shows where the docs are.
     """
     _check(project, family, op)
     into = Path(project)

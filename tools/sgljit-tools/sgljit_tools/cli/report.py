@@ -42,7 +42,7 @@ def write_report(
 def _facts() -> list[str]:
     system = f"{platform.system()} {platform.release()} {platform.machine()}, {' '.join(platform.libc_ver())}"
     try:
-        found = doctor.lines(doctor.report())
+        found = doctor.lines(doctor.report(asks_scripts=True))
     except Exception:  # noqa: BLE001 - where the doctor fails, that is what the issue is about
         found = traceback.format_exc().splitlines()
     names = sorted({(one.metadata["Name"] or "?", one.version) for one in importlib_metadata.distributions()})

@@ -32,7 +32,7 @@ def run_tests(
 ) -> None:
     """Run the tests of installed families, and the checks that every op must pass. Needs no checkout.
 
-    docs/testing.md lists the checks.
+    testing.md lists the checks; `sgljit doctor` shows where the docs are.
     """
     if every == bool(families):
         raise typer.BadParameter("name the families to test, or give --all")

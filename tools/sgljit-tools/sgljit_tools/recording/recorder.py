@@ -78,7 +78,8 @@ def record(
     call = functools.partial(_record, tuple(families), cuda_arch, on_cpu, ops, model, tokens, samples)
     # There is no memory to check, and nothing of a call to follow.
     left_out = ("SGLJIT_CHECK", "SGLJIT_CHECK_INDICES", "SGLJIT_NVTX", "SGLJIT_SYNC", "SGLJIT_TRACE_CALLS")
-    environment = {"SGLJIT_JIT": "on", **dict.fromkeys(left_out, "")}
+    warnings = "ignore:CUDA initialization:UserWarning,ignore:Failed to initialize NumPy:UserWarning"  # of torch
+    environment = {"SGLJIT_JIT": "on", "PYTHONWARNINGS": warnings, **dict.fromkeys(left_out, "")}
     if not keep:
         given = inherited_environment().get("SGLJIT_PREBUILT_PATH")
         prebuilt = os.pathsep.join(filter(None, (str(cache_root()), given)))
@@ -152,11 +153,8 @@ def _call_with_each(op: Op, arguments: Mapping[str, Any], device: str, tokens: S
     """Make a declared call with each number of tokens."""
     place.clear()
     try:
-        shaped = {
-            name: place.tensor(value, device)
-            for name, value in arguments.items()
-            if isinstance(value, TensorSpec | Addresses)
-        }
+        specs = {name: value for name, value in arguments.items() if isinstance(value, TensorSpec | Addresses)}
+        shaped = {name: place.tensor(value, device) for name, value in specs.items()}
         passed = {**arguments, **{name: tensor.handed_over() for name, tensor in shaped.items()}}
         varying = [tensor for tensor in shaped.values() if tensor.varies]
         for number in tokens if varying else (0,):
@@ -165,9 +163,8 @@ def _call_with_each(op: Op, arguments: Mapping[str, Any], device: str, tokens: S
             op.function(**passed)
     except Exception as error:
         if (text := _refusal(error, device)) is not None:
-            raise RecordingError(
-                f"{op.family}.{op.name}: the call that it declares raises {text}: {arguments}"
-            ) from error
+            told = f"the call that it declares raises {text}: {arguments}"
+            raise RecordingError(f"{op.family}.{op.name}: {told}") from error
 
 
 def _call_with_samples(op: Op, device: str) -> str | None:

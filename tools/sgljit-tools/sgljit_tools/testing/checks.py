@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +56,29 @@ def precision(subject: Subject) -> None:
                     f"{described(sample)}: {name} {text}. Something is rounded on the way: compute in float32, or, "
                     f"if it has to be, say so: {subject.reference.__name__}.roundings = 2 beside the reference"
                 )
+
+
+def nans(subject: Subject) -> None:
+    """NaN and infinities in what is read give the reference's result, or a ValueError."""
+    why = getattr(subject.reference, "drops_nan", None)
+    if why is not None and not (isinstance(why, str) and why.strip()):
+        raise Fault(f"{subject.reference.__name__}.drops_nan is {why!r}, and must say why the op does not keep NaN")
+    # By place, from first to last.
+    calls: list[dict[float, float]] = [{0: math.nan, 1: math.inf}, {0: -math.inf, 1: math.nan}, {0.5: math.nan}]
+    for sample in subject.picked:
+        for number, (name, tensor) in enumerate(tensors_of(sample)):
+            is_taken = memory_of(tensor) is tensor and tensor.is_floating_point() and tensor.numel() > 0
+            for values in calls if is_taken and _is_read(subject, sample, name) else ():
+                changed = Guarded(sample).arguments
+                for place, value in values.items():
+                    element = list(tensors_of(changed))[number][1]
+                    for size in element.shape:
+                        element = element[int((size - 1) * place)]
+                    if why is None or not math.isnan(value):
+                        element.copy_(torch.tensor(value))
+                subject.judge(changed, f"elements of {name} made {[*values.values()]}", may_refuse=True)
+    if why is not None:
+        raise NotApplicable(f"NaN is not passed: {why}")
 
 
 def reads(subject: Subject) -> None:
@@ -131,9 +155,8 @@ def returns(subject: Subject) -> None:
 def opcheck(subject: Subject) -> None:
     """``torch.library.opcheck`` finds nothing."""
     utils = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    calls = list(_library_calls(subject))
     # opcheck calls with copies, and a copy of page-locked memory is pageable: no kernel reads that.
-    calls = [call for call in calls if not any(tensor.is_pinned() for _, tensor in tensors_of(call[2]))]
+    calls = [c for c in _library_calls(subject) if not any(tensor.is_pinned() for _, tensor in tensors_of(c[2]))]
     if not calls:
         raise NotApplicable("opcheck copies page-locked tensors into pageable memory, which no kernel reads")
     for overload, _, arguments in calls:
@@ -223,7 +246,7 @@ def graph(subject: Subject) -> None:
 
 _ALL = (
     *(signatures, results, own_work, returns, reads, repeats, fresh_values, layouts, sizes),
-    *(precision, wrong_calls.threads, wrong_calls.arguments, wrong_calls.overlaps),
+    *(precision, nans, wrong_calls.threads, wrong_calls.arguments, wrong_calls.overlaps),
     *(wrong_calls.indices, wrong_calls.far_rows, wrong_calls.samples, opcheck, compile_, stream, graph),
 )
 CHECKS: Mapping[str, Callable[[Subject], None]] = {check.__name__.rstrip("_"): check for check in _ALL}
@@ -236,9 +259,19 @@ LOOK_AT: Mapping[str, str] = {
     "far_rows": "the types of offsets in the kernel: std::int64_t for a row times a stride",
     "threads": "the body of host::cpu::parallel_for, which gets a begin and an end",
     "precision": "the types of what the kernel computes with",
+    "nans": "maxima, minima and comparisons: sgl::max keeps NaN, and fmaxf and std::max lose it. An op that loses it "
+    'for a reason says so beside its reference: my_op.drops_nan = "why"',
     "samples": "the function that yields the samples",
 }
 ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too
+
+
+def _is_read(subject: Subject, sample: Arguments, name: str) -> bool:
+    """Whether the result depends on what a tensor holds."""
+    poisoned = Guarded(sample)
+    poisoned.poison([name])
+    held = [list(subject.expected(one.arguments)[1].values()) for one in (Guarded(sample), poisoned)]
+    return name not in subject.op.mutates or not same_bits(*held)
 
 
 def _roll(guarded: Guarded) -> None:

@@ -41,12 +41,7 @@ _LAYOUTS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], bool, range]] 
     ("rows apart, at twice their size", lambda tensor: _rows_apart(tensor, tensor.shape[-1]), True, range(2, 9)),
     ("an offset of one element", lambda tensor: _at_offset(tensor, 1), True, range(1, 9)),
     ("an offset of 8 bytes", lambda tensor: _at_offset(tensor, max(1, 8 // tensor.itemsize)), True, range(1, 9)),
-    (
-        "every second element",
-        lambda tensor: tensor.new_empty((*tensor.shape, 2))[..., 0].copy_(tensor),
-        True,
-        range(1, 9),
-    ),
+    ("every second element", lambda one: one.new_empty((*one.shape, 2))[..., 0].copy_(one), True, range(1, 9)),
     ("columns first", _columns_first, True, range(2, 9)),
     ("a stride of 0", lambda tensor: tensor[:1].clone().expand_as(tensor), False, range(1, 9)),
     ("overlapping rows", _overlapping_rows, False, range(2, 3)),
@@ -80,13 +75,15 @@ def sizes(samples: list[Arguments]) -> Iterator[tuple[str, Arguments]]:
 
     All dimensions that a size divides become multiples of the other size, so that tensors still fit each other; but
     for those that stand beside that size in a tensor, where a multiple is chance. No call has a tensor of more than
-    ``LARGEST`` elements. A sample with indices or addresses has none: they would lead elsewhere.
+    ``LARGEST`` elements, nor on the CPU more than 1025 rows, which take Triton's interpreter minutes. A sample with
+    indices or addresses has none: they would lead elsewhere.
     """
     resizable = [s for s in samples if not any(_is_index(t) or memory_of(t) is not t for _, t in tensors_of(s))]
     for number, new in enumerate(SIZES):
         for sample in resizable if new < 2 else resizable[number % len(resizable) :][:1] if resizable else ():
             shapes = [tensor.shape for _, tensor in tensors_of(sample)]
-            for old in sorted({size for shape in shapes for size in shape if size > 1}):
+            rows = {t.shape[0] for _, t in tensors_of(sample) if t.dim() > 1 and t.device.type == "cpu" and new > 1025}
+            for old in sorted({size for shape in shapes for size in shape if size > 1} - rows):
                 news = _news(shapes, old, new)
                 if all(math.prod(news.get(size, size) for size in shape) <= LARGEST for shape in shapes):
                     resized = partial(_resized, news)

@@ -32,7 +32,5 @@ def is_rounded_more_often(got: Any, wanted: Any, roundings: int) -> str | None:
     if over <= 2 + got.numel() // 20:
         return None
     at = int(units.argmax())
-    told = (
-        f"has {over} of {got.numel()} elements that are more than {roundings / 2:g} units in the last place from the "
-    )
-    return f"{told}reference in float64, such as {got[at].item()} for {wanted[at].item()}"
+    told = f"has {over} of {got.numel()} elements that are more than {roundings / 2:g} units in the last place"
+    return f"{told} from the reference in float64, such as {got[at].item()} for {wanted[at].item()}"

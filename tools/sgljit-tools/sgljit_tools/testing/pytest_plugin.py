@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
     """Register the markers before the first module of tests of a family, or of this project, is imported."""
-    if any(part.startswith("sgljit_") for part in module_path.parts) or _families_of(module_path):
+    if _owners_of(module_path):
         _register_markers(parent.config)
 
 
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
     """Add the checks of the families that were asked for; skip what needs a GPU where there is none."""
-    skip_without_gpu([item for item in items if _families_of(item.path)])
+    skip_without_gpu([item for item in items if _owners_of(item.path)])
     if families := config.getoption("--sgljit-family"):
         import torch
 
@@ -96,12 +96,12 @@ def skip_without_gpu(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason=reason))
 
 
-def _families_of(file: Path) -> set[str]:
-    """The installed families that a test belongs to, by its file: other projects' markers are theirs."""
+def _owners_of(file: Path) -> set[str]:
+    """The installed families, or other packages of this project, that a test belongs to: others' markers are theirs."""
     from sgljit_core.plugins import discovery
 
     packages = {plugin.module.partition(".")[0]: f for f, claims in discovery.installed().items() for plugin in claims}
-    return {packages[part] for part in file.parts if part in packages}
+    return {packages.get(part, part) for part in file.parts if part in packages or part.startswith("sgljit_")}
 
 
 class _Run:
@@ -136,7 +136,7 @@ class _Run:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Leave out what belongs to a family that does not compile: one cause is told once."""
-        for family in {item.family} if isinstance(item, CheckItem) else _families_of(item.path):
+        for family in {item.family} if isinstance(item, CheckItem) else _owners_of(item.path):
             if f"{family}::compiles" in self._failed:
                 pytest.skip(f"{_LEFT_OUT}{family} does not compile")
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sgljit_core import KernelFamily, make_cpp_args, paths
 from sgljit_core.jit import kernels
-
-if TYPE_CHECKING:
-    from sgljit_core.load.cubin import Cubin
+from sgljit_core.load.cubin import Cubin
 
 
 def build_variant(

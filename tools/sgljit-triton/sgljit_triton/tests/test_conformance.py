@@ -28,7 +28,35 @@ def edit(package, before, after):
 
 @pytest.mark.slow
 def test_a_right_op_passes(run):
-    run(CHECK.format(["results", "reads", "repeats", "layouts", "sizes", "own_work", "returns"]))
+    run(CHECK.format(["results", "nans", "reads", "repeats", "layouts", "sizes", "own_work", "returns"]))
+
+
+def test_bfloat16_is_rounded_to_the_nearest_as_on_a_gpu(run, package):
+    edit(package, "value += scaled(tl.load(y + i, mask=i < n), alpha)", "value = value.to(tl.float32) * 1.3")
+    run("""
+        import torch
+        from tri_family.ops import add
+        x = torch.randn(2, 2048).to(torch.bfloat16)
+        x[0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+        out = torch.empty_like(x)
+        add(x, x, out)
+        wanted = (x.float() * 1.3).to(torch.bfloat16)
+        torch.testing.assert_close(out, wanted, rtol=0, atol=0, equal_nan=True)
+    """)
+
+
+def test_memory_that_is_too_large_to_copy_is_refused(run):
+    run("""
+        import torch
+        from tri_family.ops import add
+        x = torch.empty(2**31)[: 4 * 64].view(4, 64)  # of which nothing is touched
+        try:
+            add(x, x, torch.empty(4, 64))
+        except ValueError as error:
+            assert "lies in 8192 MiB of memory. Triton's interpreter" in str(error), error
+        else:
+            raise AssertionError
+    """)
 
 
 @pytest.mark.slow
