@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +28,8 @@ from .request import Request
 
 _lock = ForkLock()  # for all counts
 _builds: Counter[str] = Counter()
-_loads: list[tuple[BuildSpec, str]] = []  # with the tiers; a hit takes no lock, as a list grows in one step
-_unreported: deque[dict[str, Any]] = deque(maxlen=1000)
-_sums = {"misses": 0, "seconds": 0.0, "faults": 0}
+_loads: list[dict[str, Any]] = []  # the arguments of a hook; a hit takes no lock, as a list grows in one step
+_sums = {"misses": 0, "seconds": 0.0, "faults": 0, "told": 0}  # told: of how many loads plugins have heard
 
 
 class Stats(NamedTuple):
@@ -57,8 +56,8 @@ def stats() -> Stats:
     """The counts of this process so far."""
     with _lock.here():
         done = tuple(_loads)
-        loads = {build.label: (build, tier) for build, tier in done}
-        hits = Counter(tier for _, tier in done if tier != "made")
+        loads = {load["build"].label: (load["build"], load["tier"]) for load in done}
+        hits = Counter(load["tier"] for load in done if load["tier"] != "made")
         return Stats(dict(hits), int(_sums["misses"]), dict(_builds), _sums["seconds"], int(_sums["faults"]), loads)
 
 
@@ -88,20 +87,22 @@ def unusable(root: Path, error: Exception) -> None:
 def loaded(request: Request[Any], directory: Path, tier: str) -> None:
     """Something was loaded: from a tier, or as it was made ("made")."""
     build, key = request.build, request.location.source_key
-    _loads.append((build, tier))
+    _loads.append({"build": build, "key": key, "directory": directory, "tier": tier})
     if log.LOGGER.isEnabledFor(logging.DEBUG):
         data = {"build": build.label, "family": build.family, "module": build.module, "markers": build.markers}
         text = f"loaded {build.label} from {directory} ({tier})"
         log.log(logging.DEBUG, "loaded", text, **data, key=key, directory=str(directory), tier=tier)
-    _unreported.append({"build": build, "key": key, "directory": directory, "tier": tier})
     if hooks.load_plugins.cache_info().currsize:
         _report()
 
 
 def _report() -> None:
     """Tell plugins of the loads that they have not been told of: a hit loads no plugin."""
-    while _unreported:
-        hooks.tell("sgljit_loaded", **_unreported.popleft())
+    with _lock.here():
+        new = _loads[int(_sums["told"]) :]
+        _sums["told"] += len(new)
+    for load in new:
+        hooks.tell("sgljit_loaded", **load)
 
 
 _LONG_SECONDS = 10.0

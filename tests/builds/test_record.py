@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kit import LOAD, artifacts
 
 import sgljit_core
 from sgljit_core import errors
+from sgljit_core.builds import record
+from sgljit_core.plugins import hooks
 
 OBSERVER = """
 from sgljit_core import hookimpl
@@ -73,3 +79,27 @@ def test_hooks_hear_of_builds_and_loads(children):
         f"module.Path = Path\nexec({OBSERVER!r}, module.__dict__)\n" + LOAD
     )
     assert output == "loaded number for cpu-x86_64 32 True made\nfinished compiled 32 True NoneType\n1\n"
+
+
+def test_plugins_hear_of_each_load_once_whichever_thread_tells_them(monkeypatch):
+    told = []
+    monkeypatch.setattr(record, "_loads", [])
+    monkeypatch.setitem(record._sums, "told", 0)
+    monkeypatch.setattr(hooks, "tell", lambda _hook, key, **_others: told.append(key))
+    hooks.load_plugins()
+    build = SimpleNamespace(label="one", family="", module="one", markers=())
+
+    def loads(thread):
+        for i in range(300):
+            request = SimpleNamespace(build=build, location=SimpleNamespace(source_key=(thread, i)))
+            record.loaded(request, Path("one"), "cache")
+
+    threads = [threading.Thread(target=loads, args=(number,)) for number in range(8)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(told) == [(thread, i) for thread in range(8) for i in range(300)]
