@@ -216,7 +216,8 @@ def main() -> None:
             wheels = families(files, arguments.only)
             compiled = compile_for_cpu(sources, files, wheels, epoch, machines())
             for wheel in compiled if key else ():
-                carried.sign_wheel(wheel, key)
+                if not carried.sign_wheel(wheel, key):
+                    sys.exit(f"{wheel} has no artifact to sign")
             files = sorted([*files, *compiled])
         (into / HASHES).write_text(hashes(files), encoding="ascii")
         isolated.run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=into)

@@ -25,17 +25,11 @@ _TVM_CPP = "SGL_TVM_FFI_CPP"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The sources and flags of a build.
+    """The sources and flags of a build."""
 
-    Attributes:
-        scan: the files that decide it.
-        generated: the generated sources by file name.
-        steps: the flags of each step as they go into the key.
-    """
-
-    scan: Scan
-    generated: dict[str, str]
-    steps: dict[str, tuple[str, ...]]
+    scan: Scan  # the files that decide it
+    generated: dict[str, str]  # sources by file name
+    steps: dict[str, tuple[str, ...]]  # the flags of each step as they go into the key
 
 
 def recipe(spec: BuildSpec, roots: Sequence[Root]) -> Recipe:

@@ -191,9 +191,9 @@ class ModuleRequest(Request["Module"]):
 
     def _use_the_time(self) -> None:
         """Start what can be done while compilers run."""
-        beside = self._beside and self._beside()
         # Ctrl-C in the middle of an import would leave half a module; a thread does not get it.
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
+        with contextlib.suppress(Exception):  # such as at the interpreter's end, which starts no thread any more
+            beside = self._beside and self._beside()
             threading.Thread(target=self._prepare, args=(beside,), name="sgljit-meanwhile").start()
 
     def _prepare(self, beside: Callable[[], None] | None) -> None:

@@ -56,7 +56,7 @@ def check(root: Path) -> None:
 
 
 def make(root: Path, *names: str) -> Path:
-    """Make a directory of a cache, and the cache, unless they are there; its path. Raises as ``directory`` does."""
+    """Make a directory of a cache, and the cache, unless they are there; its path. Raises as ``made`` does."""
     with made(root, *names):
         return root.joinpath(*names)
 
@@ -96,11 +96,11 @@ def _made_in(parent: int, path: Path) -> int:
     """Open a directory in an open one, which is closed, and make it where it is missing."""
     try:
         with contextlib.suppress(FileNotFoundError):
-            return trust.enter(parent, path)
+            return trust.enter_cache(parent, path)
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.mkdir(path.name, 0o700, dir_fd=parent)
             share(path)
-        return trust.enter(parent, path)
+        return trust.enter_cache(parent, path)
     finally:
         os.close(parent)
 

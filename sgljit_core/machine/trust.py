@@ -60,7 +60,7 @@ def directory(root: Path, *names: str) -> Iterator[int]:
     try:
         for name in names:
             path = path / name
-            child = enter(descriptor, path)
+            child = enter_cache(descriptor, path)
             os.close(descriptor)
             descriptor = child
         yield descriptor
@@ -137,7 +137,7 @@ def walk(path: Path, *, make: bool = False, sticky: bool = False) -> int:
     return descriptor
 
 
-def enter(parent: int, directory: Path) -> int:
+def enter_cache(parent: int, directory: Path) -> int:
     """Open a directory of a cache in an open one: no symbolic link, the user's or root's, closed to others.
 
     Args:

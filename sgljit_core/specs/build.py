@@ -85,10 +85,10 @@ class BuildSpec:
     def __post_init__(self) -> None:
         if not self.markers:
             raise InvalidBuildError("load_jit needs at least one marker, the name of the module")
-        name = f"{self.family}." * bool(self.family) + self.markers[0]
-        arguments = f"<{', '.join(self.markers[1:])}>" if len(self.markers) > 1 else ""
-        plugin = f" of {self.plugin}" if self.plugin else ""
         object.__setattr__(self, "module", self.markers[0])
+        name = f"{self.family}." * bool(self.family) + str(self.module)
+        arguments = f"<{', '.join(map(str, self.markers[1:]))}>" if len(self.markers) > 1 else ""
+        plugin = f" of {self.plugin}" if self.plugin else ""
         object.__setattr__(self, "label", f"{name}{arguments} for {self.target.name}{plugin}")
         if not _MODULE.fullmatch(self.module):
             raise InvalidBuildError(

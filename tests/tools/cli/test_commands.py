@@ -66,6 +66,7 @@ def test_prepare_hands_what_a_model_asked_for_to_the_command_that_pushes(tmp_pat
     assert said == "error: --push needs the command cache.push of sgljit-remote: pip install sgljit-remote\n"
     _install(tmp_path, "cache.push", PUBLISH)
     said = _sgljit(tmp_path, *arguments, SGLJIT_PLUGINS="sgljit-norm,stranger-push")
+    assert "\npublishing 3 of them, those that are in the cache /" in said
     assert f"llama ('cpu-{platform.machine()}', 'norm', 'norm')" in said
 
 

@@ -59,7 +59,7 @@ def sign(
         did = carried.sign_directory if place.is_dir() else carried.sign_wheel
         if (count := did(place, private)) == 0:
             raise ConfigError(f"{place} has no artifact to sign; a wheel gets its own by `sgljit wheel`")
-        typer.echo(f"signed {count} artifacts in {place.name}")
+        typer.echo(f"signed {count} artifacts in {place}")
 
 
 def push(
@@ -77,7 +77,12 @@ def push(
 
     `sgljit prepare --push NAME` gives it what a model asks for.
     """
-    choice = _choice(families, target)._replace(directories=artifact)
+    own = {path.resolve(): path for path in transfer.directories_of(paths.cache_root())}
+    for place in artifact or ():
+        if place.resolve() not in own:
+            raise ConfigError(f"--artifact {place} is no artifact of the cache {paths.cache_root()}")
+    named = None if artifact is None else {own[place.resolve()] for place in artifact}
+    choice = _choice(families, target)._replace(directories=named)
     cli.push(_remote(sign), choice, name, dry_run=dry_run, replace=replace)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
@@ -20,7 +21,7 @@ from sgljit_core.machine import private, roots
 from sgljit_core.machine.forks import ForkLock, OncePerKey
 
 from . import config, index, objects, stores
-from .asking import ask
+from .asking import TryAgainError, ask
 from .config import Settings
 from .counts import count
 from .errors import KeyFileError, RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
@@ -78,13 +79,16 @@ class Remote:
         Raises as ``get`` does, and RefusedObjectError where the file takes no more.
         """
 
-        def write(piece: bytes) -> None:
-            try:
-                file.write(piece)
-            except OSError as error:  # which is no failure of the remote
-                raise RefusedObjectError(f"{name} cannot be written to {file.name} ({error.strerror})") from error
-
         def question(deadline: float) -> bool:
+            def write(piece: bytes) -> None:
+                if time.monotonic() > deadline:  # nobody waits any more, and the file may be closed
+                    raise TryAgainError(f"it was not done with {name} in time")
+                try:
+                    file.write(piece)
+                    file.flush()  # a full disk shows now
+                except OSError as error:  # which is no failure of the remote
+                    raise RefusedObjectError(f"{name} cannot be written to {file.name} ({error.strerror})") from error
+
             file.seek(0)
             file.truncate()  # after an attempt that failed
             return self.store.stream(name, most, deadline, write)

@@ -48,9 +48,14 @@ class Choice(NamedTuple):
         return family in (self.families or (family,)) and target in (self.targets or (target,))
 
 
+def directories_of(root: Path) -> list[Path]:
+    """The directories of a cache's artifacts."""
+    return sorted(root.glob(_ENTRIES))
+
+
 def local(root: Path, choice: Choice) -> Iterator[Artifact]:
     """The artifacts of a cache. One that is damaged is left out, with a warning."""
-    for path in sorted(root.glob(_ENTRIES)):
+    for path in directories_of(root):
         target, family = path.relative_to(root).parts[:2]
         is_meant = choice.directories is None or path in choice.directories
         if target.startswith(".") or not is_meant or not choice.takes(family, target):

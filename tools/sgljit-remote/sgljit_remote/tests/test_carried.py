@@ -189,7 +189,7 @@ def wheel(prebuilt, tmp_path):
 def test_a_wheel_is_signed_and_its_record_lists_the_signatures(wheel, key, trusted, tmp_path, capsys):
     commands.sign([wheel], key)
     commands.sign([wheel], key)  # again, such as with the next key
-    assert capsys.readouterr().out == f"signed 1 artifacts in {wheel.name}\n" * 2
+    assert capsys.readouterr().out == f"signed 1 artifacts in {wheel}\n" * 2
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
         record = archive.read("acme-1.0.dist-info/RECORD").decode().splitlines()

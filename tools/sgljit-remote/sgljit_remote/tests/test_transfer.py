@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -93,13 +94,18 @@ def test_families_and_targets_are_chosen(run, filled, server, tmp_path):
     assert files(tmp_path / "moe") == [MOE.place]
 
 
-def test_what_a_model_asked_for_is_pushed_alone(run, filled, server, tmp_path, capsys):
-    commands.push(name="llama", artifact=[filled / NORMS[0].place, filled / MOE.place, tmp_path / "carried"])
+def test_what_a_model_asked_for_is_pushed_alone(run, filled, server, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(filled.parent)
+    commands.push(name="llama", artifact=[filled / NORMS[0].place, Path(filled.name) / MOE.place])
     assert "1/2 pushed: " in capsys.readouterr().out
     run("pull", "--name", "llama", "--directory", tmp_path / "other")
     assert files(tmp_path / "other") == sorted([NORMS[0].place, MOE.place])
     with pytest.raises(ConfigError, match="nothing to push"):
         commands.push(name="llama", artifact=[])
+    with pytest.raises(
+        ConfigError, match=re.escape(f"--artifact {tmp_path / 'carried'} is no artifact of the cache /")
+    ):
+        commands.push(name="llama", artifact=[filled / MOE.place, tmp_path / "carried"])
 
 
 def test_an_archive_of_a_model_is_one_request(run, filled, server, tmp_path, session):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sgljit_core import freeze, parallel_compile, why
+from sgljit_core.paths import cache_root
 from sgljit_core.plugins import discovery
 
 from .ahead import Arch, builds_ahead, cuda_target, fail_if_not_kept, target_of
@@ -49,4 +50,6 @@ def prepare(
     typer.echo(f"{len(builders)} modules are ready for {shape.model_type} in {shape.dtype} on {device}")
     fail_if_not_kept()
     if publish:
-        publish(name=push, artifact=[place for builder in builders if (place := why(builder).artifact)])
+        own = [at for builder in builders if (at := why(builder).artifact) and at.is_relative_to(cache_root())]
+        typer.echo(f"publishing {len(own)} of them, those that are in the cache {cache_root()}")
+        publish(name=push, artifact=own)
