@@ -31,7 +31,7 @@ setattr(place, name, stop)
 # Those of the quick run; the others differ from one of these in nothing that is on the disk.
 QUICK = {"lock held", "staging made", "about to publish", "about to rename", "first rename done", "published"}
 STEPS = {
-    "sources read": ("sgljit_core.jit.modules", "includes.scan", False),
+    "sources read": ("sgljit_core.compilers.recipe", "scan", False),
     "compilers found": ("sgljit_core.jit.modules", "toolchain.find_toolchain", False),
     "looked for": ("sgljit_core.builds.obtain", "lookup.find", False),
     "lock's directory made": ("sgljit_core.cache.store", "lock_path", False),
