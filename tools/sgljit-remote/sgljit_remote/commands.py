@@ -77,13 +77,16 @@ def push(
 
     `sgljit prepare --push NAME` gives it what a model asks for.
     """
+    choice = _choice(families, target)._replace(directories=None if artifact is None else _in_cache(artifact))
+    cli.push(_remote(sign), choice, name, dry_run=dry_run, replace=replace)
+
+
+def _in_cache(places: list[Path]) -> set[Path]:
     own = {path.resolve(): path for path in transfer.directories_of(paths.cache_root())}
-    for place in artifact or ():
+    for place in places:
         if place.resolve() not in own:
             raise ConfigError(f"--artifact {place} is no artifact of the cache {paths.cache_root()}")
-    named = None if artifact is None else {own[place.resolve()] for place in artifact}
-    choice = _choice(families, target)._replace(directories=named)
-    cli.push(_remote(sign), choice, name, dry_run=dry_run, replace=replace)
+    return {own[place.resolve()] for place in places}
 
 
 def pull(

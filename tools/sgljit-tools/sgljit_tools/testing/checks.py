@@ -66,15 +66,15 @@ def nans(subject: Subject) -> None:
     # By place, from first to last.
     calls: list[dict[float, float]] = [{0: math.nan, 1: math.inf}, {0: -math.inf, 1: math.nan}, {0.5: math.nan}]
     for sample in subject.picked:
-        saturates = any(one.is_floating_point() and one.itemsize == 1 for _, one in tensors_of(sample))
+        saturates = any(one.itemsize == 1 for _, one in tensors_of(sample))
         for number, (name, tensor) in enumerate(tensors_of(sample)):
             is_taken = memory_of(tensor) is tensor and tensor.is_floating_point() and tensor.numel() > 0
-            for values in calls if is_taken and _is_read(subject, sample, name) else ():
+            for call in calls if is_taken and _is_read(subject, sample, name) else ():
+                values = {at: v for at, v in call.items() if (not saturates if math.isinf(v) else why is None)}
                 changed = Guarded(sample).arguments
                 for place, value in values.items():
                     at = tuple(int((size - 1) * place) for size in tensor.shape)
-                    if not saturates if math.isinf(value) else why is None:
-                        list(tensors_of(changed))[number][1][at].copy_(torch.tensor(value))
+                    list(tensors_of(changed))[number][1][at].copy_(torch.tensor(value))
                 subject.judge(changed, f"elements of {name} made {[*values.values()]}", may_refuse=True)
     if why is not None:
         raise NotApplicable(f"NaN is not passed: {why}")
