@@ -430,6 +430,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time of a decoder layer's small work")
     parser.add_argument("--device", choices=list(TOKENS), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--peers", type=Path, help="a folder with peers.py")
+    names = [model.name for model in MODELS]
+    parser.add_argument("--models", nargs="*", choices=names, default=names, metavar="NAME", help="by default all")
     parser.add_argument("--output", type=Path, help="write the page here")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -439,7 +441,7 @@ def main() -> None:
         peers = importlib.import_module("peers").Peers(arguments.peers.resolve())
     tables: dict[str, list[dict[str, Any]]] = {}
     page, lines = "", ["bfloat16. Microseconds of one layer's small work, median."]
-    for model in MODELS:
+    for model in (model for model in MODELS if model.name in arguments.models):
         counted: dict[str, int] = {}
         tables[model.name] = table(model, arguments.device, peers, counted)
         if counted:

@@ -35,6 +35,13 @@ SGL_HD float power_of_two_from(float x) {
   return __builtin_bit_cast(float, bits & 0xff800000);
 }
 
+/// \brief 1 / x of a power of two from 2^-126 to 2^127, exactly, without a division.
+SGL_HD float inverse_of_power(float x) {
+  // The exponent is negated; that of 2^127 becomes the subnormal 2^-127.
+  const auto bits = 0x7f000000u - __builtin_bit_cast(unsigned, x);
+  return __builtin_bit_cast(float, bits == 0 ? 0x00400000u : bits);
+}
+
 /// \brief One scale for all rows, which is read.
 struct GivenScale {
   /// \param others more outputs, `residual = sum`.
@@ -83,7 +90,7 @@ struct GroupExponent {
     const float limit = row.largest_of(q);
     const auto power =
         row.keep(sgl::map([=](float v) { return power_of_two_from(scale_for(sgl::max(v, least), limit)); }, largest));
-    const auto inverse = row.keep(sgl::map([](float v) { return 1 / v; }, power));
+    const auto inverse = row.keep(sgl::map([](float v) { return inverse_of_power(v); }, power));
     const auto biased =
         sgl::map([](float v) { return static_cast<float>(__builtin_bit_cast(unsigned, v) >> 23); }, power);
     const auto quantized = sgl::map([](float v, float inverted) { return v * inverted; }, value, inverse);

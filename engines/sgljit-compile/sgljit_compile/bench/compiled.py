@@ -10,6 +10,7 @@ are compiled from the same model and measured by turns. Besides all chains, each
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -42,11 +43,14 @@ TINY = {
 ALONE = "inductor"
 LINES = {ALONE: "off", "all chains": "on", "add + norm": "norm", "heads": "rope"}
 
+# Matrix products, with the sums of their parts, and attention.
+LARGE = re.compile("gemm|gemv|cublas|cutlass|nvjet|splitk|flash|fmha|attention|xmma", re.IGNORECASE)
+
 NOTE = """
 {layers} layers with random weights, {dtype}. Milliseconds of a step, the median of {rounds} rounds of {repeats} steps
 by the clock; in brackets inductor's time divided by this one's, and on a GPU the kernels of a step with the sum of
-their times. Decode is a token of each of {batch} users behind {prompt} tokens in a static cache; prefill is a forward
-of {batch} prompts of {prompt}.
+their times; then those of small kernels, which are all but matrix products and attention. Decode is a token of each of
+{batch} users behind {prompt} tokens in a static cache; prefill is a forward of {batch} prompts of {prompt}.
 "inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"`: "all chains", with additions
 and norms alone ("add + norm"), or with the chains of heads alone ("heads").
 """
@@ -120,10 +124,11 @@ def kernels(step: Callable[[], None], options: argparse.Namespace) -> str:
             step()
         finish(options)
     events = [event for event in profile.key_averages() if event.device_type.name == "CUDA"]
-    count, microseconds = (
-        sum(found) / 5 for found in zip(*((e.count, e.device_time_total) for e in events), strict=True)
-    )
-    return f"; {count:.0f} kernels, {microseconds:.0f} us"
+
+    def told(events: list[Any]) -> str:
+        return f"{sum(e.count for e in events) / 5:.0f}, {sum(e.device_time_total for e in events) / 5:.0f} us"
+
+    return f"; kernels {told(events)}; small {told([e for e in events if not LARGE.search(e.key)])}"
 
 
 def rows(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:

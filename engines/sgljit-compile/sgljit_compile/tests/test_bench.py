@@ -24,4 +24,4 @@ def test_a_tiny_model(device: str, tmp_path: Path):
     for phase in ("decode", "prefill"):
         row = re.search(rf"^\| qwen3 64 \| {phase} \| default \|(.+)\|$", page.read_text(), re.MULTILINE)
         assert row
-        assert len(re.findall(r"\d+\.\d+ \(\d+\.\d\d x(?:; \d+ kernels, \d+ us)?\)", row[1])) == 4
+        assert len(re.findall(r"\d+\.\d+ \(\d+\.\d\d x(?:; kernels \d+, \d+ us; small \d+, \d+ us)?\)", row[1])) == 4

@@ -67,10 +67,12 @@ def test_it_runs_on_the_current_stream_and_in_a_graph(on_gpu):
     """)
 
 
-def test_a_process_without_triton_launches_what_another_compiled(on_gpu):
+def test_a_process_without_triton_launches_what_another_compiled(on_gpu, tmp_path):
     pytest.importorskip("triton")
-    on_gpu("    check(4096)")
-    on_gpu("""
+    cache = {"SGLJIT_CACHE_DIR": str(tmp_path / "cache")}  # that of other tests may hold every variant
+    on_gpu("    check(4096)", **cache)
+    on_gpu(
+        """
     sys.modules["triton"] = None
     check(4096)
     assert sgljit_core.stats().builds == {}
@@ -80,7 +82,9 @@ def test_a_process_without_triton_launches_what_another_compiled(on_gpu):
         pass
     else:
         raise AssertionError
-    """)
+    """,
+        **cache,
+    )
 
 
 def test_the_kit_passes_on_the_gpu(run):
