@@ -113,6 +113,20 @@ def test_packed_exponents_are_those_of_the_scales_in_float32(groups: int, dtype:
             assert_same_bytes(q, expected_q)
 
 
+def test_each_exponent_has_its_exact_inverse(device: torch.device):
+    powers = torch.arange(-126, 120, dtype=torch.float64, device=device)
+    x = torch.zeros(247, 512, device=device)
+    x[:-1, 0], x[:-1, 1] = 448 * 2**powers, 240 * 2**powers
+    x[-1, 0], x[-1, 1] = math.inf, torch.finfo(torch.float32).max  # by 2^127, whose inverse is no normal number
+    q, packed = torch.zeros(x.shape, dtype=FP8, device=device), packed_scales(247, 512, device)
+    family.per_token_group_quant_fp8(x, q, packed, eps=0.0, scale_ue8m0=True)
+    exponents = in_bytes(packed)[:, 0]
+    assert torch.equal(exponents[:-1].double(), powers + 127)
+    assert (q.float()[:-1, :2] == torch.tensor([448.0, 240.0], device=device)).all()
+    assert exponents[-1] == 254
+    assert q.float()[-1, :2].tolist() == [448, 2]
+
+
 def test_packed_scales_lie_as_deepgemm_takes_them(device: torch.device):
     for tokens, hidden in ((0, 512), (1, 128), (5, 7168), (8, 640)):
         packed = packed_scales(tokens, hidden, device)
