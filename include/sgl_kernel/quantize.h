@@ -22,17 +22,27 @@
 
 namespace sgl {
 
+/// \brief `x`, or a bound that it is below. One instruction of a device, where `sgl::max` and its NaN take three.
+SGL_HD float at_least(float x, float bound) {
+  return details::Reduce<true>{}(x, bound);
+}
+
 /// \brief The scale that makes `limit` of a largest magnitude, bounded so that its inverse is finite and not zero.
 SGL_HD float scale_for(float largest, float limit) {
   constexpr float kSmallest = 0x1p-126f, kLargest = 0x1.fffffep127f;
-  return sgl::min(sgl::max(largest / limit, kSmallest), kLargest);
+  const float scale = at_least(largest / limit, kSmallest);
+  return scale < kLargest ? scale : kLargest;
 }
 
-/// \brief The smallest power of two that is not below a positive normal number, and 2^127 at most.
-SGL_HD float power_of_two_from(float x) {
-  // Its exponent, one more if the fraction has a bit.
-  const auto bits = __builtin_bit_cast(unsigned, sgl::min(x, 0x1p127f)) + 0x7fffff;
-  return __builtin_bit_cast(float, bits & 0xff800000);
+/// \brief The smallest power of two that is not below `scale_for(largest, limit)`, and 2^127 at most.
+///
+/// It needs no division: `largest / limit` is above 2^k, rounded or not, exactly if `largest` is above limit * 2^k. The
+/// bits of `largest` less those of `limit` are the exponent of the quotient, and a fraction unless it is a power of two.
+SGL_HD float power_for(float largest, float limit) {
+  const float bounded = at_least(largest, limit * 0x1p-126f);
+  const auto quotient = __builtin_bit_cast(unsigned, bounded) - __builtin_bit_cast(unsigned, limit) + 0x3f800000;
+  const auto power = __builtin_bit_cast(float, (quotient + 0x7fffff) & 0xff800000);
+  return bounded > 0x1.fffffep127f ? 0x1p127f : power;
 }
 
 /// \brief 1 / x of a power of two from 2^-126 to 2^127, exactly, without a division.
@@ -89,7 +99,7 @@ struct GroupExponent {
     const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
     const float limit = row.largest_of(q);
     const auto power =
-        row.keep(sgl::map([=](float v) { return power_of_two_from(scale_for(sgl::max(v, least), limit)); }, largest));
+        row.keep(sgl::map([=](float v) { return power_for(at_least(v, least), limit); }, largest));
     const auto inverse = row.keep(sgl::map([](float v) { return inverse_of_power(v); }, power));
     const auto biased =
         sgl::map([](float v) { return static_cast<float>(__builtin_bit_cast(unsigned, v) >> 23); }, power);

@@ -101,6 +101,17 @@ SGL_DEVICE int narrow_to_integer(float x, int least, int most) {
 SGL_DEVICE int8_t narrow_to_int8(float x) {
   return static_cast<int8_t>(narrow_to_integer(x, -128, 127));
 }
+SGL_DEVICE int8x2_t narrow_to_int8x2(float2 x) {
+#if defined(USE_ROCM)
+  return {narrow_to_int8(x.x), narrow_to_int8(x.y)};
+#else
+  uint32_t bits;  // both are bounded and packed by one instruction
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, 0;" : "=r"(bits) : "r"(__float2int_rn(x.y)), "r"(__float2int_rn(x.x)));
+  int8x2_t result;
+  memcpy(&result, &bits, sizeof(result));
+  return result;
+#endif
+}
 SGL_DEVICE uint8_t narrow_to_uint8(float x) {
   return static_cast<uint8_t>(narrow_to_integer(x, 0, 255));
 }
@@ -206,9 +217,7 @@ struct dtype_trait<uint8_t> : device::details::DTypeTraitBase<uint8_t, uint8_t, 
 SGL_DEFINE_PAIR(fp32x2_t, fp32_t, fp32x4_t, wide);
 SGL_DEFINE_PAIR(fp16x2_t, fp16_t, void, __float22half2_rn(wide));
 SGL_DEFINE_PAIR(bf16x2_t, bf16_t, void, __float22bfloat162_rn(wide));
-SGL_DEFINE_PAIR(
-    int8x2_t, int8_t, void,
-    (int8x2_t{device::details::narrow_to_int8(wide.x), device::details::narrow_to_int8(wide.y)}));
+SGL_DEFINE_PAIR(int8x2_t, int8_t, void, device::details::narrow_to_int8x2(wide));
 SGL_DEFINE_PAIR(
     uint8x2_t, uint8_t, void,
     (uint8x2_t{device::details::narrow_to_uint8(wide.x), device::details::narrow_to_uint8(wide.y)}));

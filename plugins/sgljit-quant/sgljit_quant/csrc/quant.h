@@ -32,8 +32,8 @@ struct PerGroup {
   SGL_HD auto operator()(const Row& row) const {
     const auto values = row[x];
     const float largest = row.max([](float v) { return sgl::abs(v); }, values);
-    const float exact = sgl::scale_for(sgl::max(largest, eps), row.largest_of(q));
-    const float found = rounds_up ? sgl::power_of_two_from(exact) : exact;
+    const float bounded = sgl::at_least(largest, eps), limit = row.largest_of(q);
+    const float found = rounds_up ? sgl::power_for(bounded, limit) : sgl::scale_for(bounded, limit);
     const float inverse = 1 / found;
     return sgl::store(q = sgl::map([=](float v) { return v * inverse; }, values), scale = found);
   }
