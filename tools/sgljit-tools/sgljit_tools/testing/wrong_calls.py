@@ -107,24 +107,24 @@ def far_rows(subject: Subject) -> None:
 
 
 def samples(subject: Subject) -> None:
-    """The samples are on the device that they are asked for, and bring every floating dtype that the op takes."""
+    """The samples are on the device that they are asked for, and bring each floating dtype and more than one value."""
     if not _follow_the_device(subject.op.samples):
-        raise Fault(
-            "samples yields tensors of the CPU for every device, so that nothing would run on a GPU: pass the device "
-            "to each function that makes a tensor"
-        )
+        raise Fault("samples yields tensors of the CPU for every device: pass the device to all that makes a tensor")
+    for name, one in subject.signature.parameters.items():
+        passed = [sample.get(name, one.default) for sample in subject.samples]
+        is_optional = one.default is None and "Tensor" in str(one.annotation)
+        kinds = {value if isinstance(value, int) else value is None for value in passed}
+        if (is_optional or isinstance(passed[0], int)) and len(kinds) < 2:
+            told = passed[0] if isinstance(passed[0], int | None) else "a tensor"
+            raise Fault(f"{name} is {told} in every sample: what the op does otherwise is compared with nothing")
     dtypes = {tensor.dtype for sample in subject.samples for _, tensor in tensors_of(sample) if tensor.dtype in FLOATS}
-    if len(dtypes) != 1:
-        return
+    sample = _without_addresses(subject)[0]
+    if len({tensor.dtype for _, tensor in tensors_of(sample) if tensor.dtype in FLOATS}) != 1:
+        return  # another that all have would be none that the op expects
     for dtype in (one for one in FLOATS if one not in dtypes):
-        sample = _without_addresses(subject)[0]
         changed = {n: map_tensors(lambda t: t.to(dtype) if t.dtype in FLOATS else t, v) for n, v in sample.items()}  # noqa: B023 - called at once
-        if _judge(subject, f"all in {_name(dtype)}", changed):
-            own = ", ".join(map(_name, dtypes))
-            raise Fault(
-                f"every sample is {own}, and the op takes {_name(dtype)} as well: let the samples bring each dtype, or "
-                f"let the op refuse it"
-            )
+        if _judge(subject, f"all in {_name(dtype)}", changed) and len(dtypes) == 1:
+            raise Fault(f"every sample is {_name(*dtypes)}, and the op takes {_name(dtype)}: bring it, or refuse it")
 
 
 def _follow_the_device(samples: Callable[..., Any]) -> bool:
