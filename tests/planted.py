@@ -132,6 +132,21 @@ SOURCES: dict[str, dict[str, str]] = {}
 
 FAULTS: dict[str, tuple[str, str]] = {
     "wrong_result": ("results", writing("out.copy_(3 * x)")),
+    "leaves_integers_unwritten": (
+        "results",
+        writing(
+            "out[x > 0] = 1",
+            """
+            def reference(x, out):
+                out.copy_(x > 0)
+
+            def samples(device):
+                for dtype in (torch.float32, torch.float16):
+                    x = torch.randn(8, 64, device=device).to(dtype)
+                    yield {"x": x, "out": torch.zeros_like(x, dtype=torch.int32)}
+            """,
+        ),
+    ),
     "wrong_reference": ("results", writing("out.copy_(2 * x)", "def reference(x, out):\n    out.copy_(2 * x + 1)")),
     "accumulates_in_half_precision": ("results", writing("out.copy_((x.half() * 1.999).to(out.dtype))")),
     "unwritten_tail": (
