@@ -120,9 +120,8 @@ def samples(subject: Subject) -> None:
             raise Fault(f"{name} is {told} in every sample: what the op does otherwise is compared with nothing")
     dtypes = {tensor.dtype for sample in subject.samples for _, tensor in tensors_of(sample) if tensor.dtype in FLOATS}
     sample = _without_addresses(subject)[0]
-    if len({tensor.dtype for _, tensor in tensors_of(sample) if tensor.dtype in FLOATS}) != 1:
-        return  # another that all have would be none that the op expects
-    for dtype in (one for one in FLOATS if one not in dtypes):
+    own = {tensor.dtype for _, tensor in tensors_of(sample) if tensor.dtype in FLOATS}
+    for dtype in (one for one in FLOATS if len(own) == 1 and one not in dtypes):  # tensors of several keep theirs
         changed = {n: map_tensors(lambda t: t.to(dtype) if t.dtype in FLOATS else t, v) for n, v in sample.items()}  # noqa: B023 - called at once
         if _judge(subject, f"all in {_name(dtype)}", changed) and len(dtypes) == 1:
             raise Fault(f"every sample is {_name(*dtypes)}, and the op takes {_name(dtype)}: bring it, or refuse it")
