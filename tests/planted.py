@@ -132,6 +132,21 @@ SOURCES: dict[str, dict[str, str]] = {}
 
 FAULTS: dict[str, tuple[str, str]] = {
     "wrong_result": ("results", writing("out.copy_(3 * x)")),
+    "leaves_integers_unwritten": (
+        "results",
+        writing(
+            "out[x > 0] = 1",
+            """
+            def reference(x, out):
+                out.copy_(x > 0)
+
+            def samples(device):
+                for dtype in (torch.float32, torch.float16):
+                    x = torch.randn(8, 64, device=device).to(dtype)
+                    yield {"x": x, "out": torch.zeros_like(x, dtype=torch.int32)}
+            """,
+        ),
+    ),
     "wrong_reference": ("results", writing("out.copy_(2 * x)", "def reference(x, out):\n    out.copy_(2 * x + 1)")),
     "accumulates_in_half_precision": ("results", writing("out.copy_((x.half() * 1.999).to(out.dtype))")),
     "unwritten_tail": (
@@ -597,6 +612,28 @@ FAULTS |= {
     ),
     "loses_an_infinity": ("nans", writing("out.copy_((2 * x.double()).clamp(min=-6e4))")),
     "makes_nan_of_an_infinity": ("nans", writing("out.copy_(x.double() + x.double() * x.sign().abs() + 0 * x)")),
+    "loses_an_infinity_beside_a_mask": (
+        "nans",
+        writing(
+            "out.copy_(torch.where(mask, (2 * x.double()).clamp(-6e4, 6e4), 0))",
+            """
+            def reference(x, mask, out):
+                out.copy_(torch.where(mask, 2 * x, 0))
+
+            def samples(device):
+                for dtype in (torch.float32, torch.float16):
+                    x = torch.randn(8, 64, device=device).to(dtype)
+                    yield {"x": x, "mask": x == x, "out": torch.empty_like(x)}
+            """,
+        ).replace("x: torch.Tensor, out", "x: torch.Tensor, mask: torch.Tensor, out"),
+    ),
+    "an_exponential_that_overflows": (
+        "nans",
+        writing(
+            "out.copy_(x.float().exp().log1p())",
+            "def reference(x, out):\n    out.copy_(torch.nn.functional.softplus(x))",
+        ),
+    ),
     "loses_nan_for_no_reason": ("nans", writing("out.copy_(2 * x.double())", "reference.drops_nan = True")),
     "ignores_a_number": ("arguments", _with_a_factor("0.5")),
     "keeps_the_number_of_the_first_call": ("arguments", _with_a_factor("kept.setdefault(0, factor)")),
@@ -628,6 +665,40 @@ FAULTS |= {
                 yield {"x": torch.ones(3, 4, device=device), "out": torch.ones(3, 4, device=device)}
             """,
         ),
+    ),
+    "a_dtype_that_no_sample_has": (
+        "samples",
+        writing(
+            "if x.dtype != out.dtype: raise ValueError(x.dtype)\nout.copy_((3 if x.dtype == torch.bfloat16 else 2) * x)"
+        ),
+    ),
+    "an_option_that_no_sample_passes": (
+        "samples",
+        writing(
+            "out.copy_(2 * x)",
+            "def reference(x, out, bias=None):\n    out.copy_(2 * x if bias is None else 2 * x + bias)",
+        ).replace("out: torch.Tensor)", "out: torch.Tensor, bias: torch.Tensor | None = None)"),
+    ),
+    "an_integer_that_no_sample_varies": (
+        "samples",
+        writing(
+            "out.copy_(x + 3)",
+            """
+            def reference(x, out, offset):
+                out.copy_(x + offset)
+
+            def samples(device):
+                for dtype in (torch.float32, torch.float16):
+                    x = torch.randn(8, 64, device=device).to(dtype)
+                    yield {"x": x, "out": torch.empty_like(x), "offset": 3}
+            """,
+        ).replace("out: torch.Tensor)", "out: torch.Tensor, offset: int)"),
+    ),
+    "a_switch_that_every_sample_leaves": (
+        "samples",
+        writing(
+            "out.copy_(2 * x)", "def reference(x, out, inverse=False):\n    out.copy_(x / 2 if inverse else 2 * x)"
+        ).replace("out: torch.Tensor)", "out: torch.Tensor, inverse: bool = False)"),
     ),
     "samples_that_ignore_their_device": (
         "samples",

@@ -73,6 +73,8 @@ def test_two_roundings_are_no_bias():
         ([1.0, 1.0], [math.nan, 1.0], False),
         ([math.nan, 1.0], [1.0, 1.0], False),
         ([math.inf, 1.0], [1.0, 1.0], False),
+        ([math.inf, 1.0], [1e39, 1.0], True),
+        ([-math.inf, 1.0], [1e39, 1.0], False),
         ([0.0, 0.0], [0.0, 0.0], True),
         ([1e-3, 0.0], [0.0, 0.0], False),
         ([], [], True),

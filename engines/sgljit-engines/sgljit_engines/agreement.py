@@ -76,7 +76,7 @@ def _shares(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     mean = float(finite.mean()) if finite.numel() else 0.0
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     found = (got - wanted).abs() / (TOLERANCES[dtype] * (wanted.abs() + mean) + least)
-    same = (got == wanted) | (got.isnan() & wanted.isnan())
+    same = (got == wanted.to(dtype).double()) | (got.isnan() & wanted.isnan())
     return found.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill_(same, 0.0)
 
 

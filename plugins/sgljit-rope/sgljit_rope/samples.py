@@ -26,7 +26,8 @@ def apply_rotary_pos_emb_inplace(device: torch.device) -> Iterator[Sample]:
     for i, sample in enumerate(_samples(device)):
         angles = sample["cos_sin_cache"][sample["positions"].long()].to(torch.float32 if i % 2 else sample["q"].dtype)
         cos, sin = (x.repeat(1, 2) for x in angles.chunk(2, dim=-1))
-        yield {"q": sample["q"], "k": sample["k"], "cos": cos, "sin": sin, "is_neox": sample["is_neox"]}
+        kept = {name: sample[name] for name in ("q", "k", "is_neox")}
+        yield {**kept, "cos": cos, "sin": sin, "inverse": i % 3 == 1}
 
 
 def apply_rope_inplace_with_kvcache(device: torch.device) -> Iterator[Sample]:

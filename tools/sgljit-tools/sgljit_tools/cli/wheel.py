@@ -46,7 +46,7 @@ def add_artifacts_to_wheel(
 ) -> None:
     """Write a wheel that carries what the calls of its families ask for, so that its users need no compiler.
 
-    They are built for the named architectures, without a GPU, and for this machine's CPU. To publish on an index that
+    It builds for the named architectures, without a GPU, and for this machine's CPU. To publish on an index that
     wants a manylinux tag, build on the oldest system that the tag stands for and name it with --platform.
     """
     if not wheel.name.endswith(".whl") or not wheel.is_file() or not zipfile.is_zipfile(wheel):

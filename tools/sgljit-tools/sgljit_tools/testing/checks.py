@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from math import inf, isnan, nan
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from . import wrong_calls
 from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
 from .precision import is_rounded_more_often
 from .subject import Arguments, Fault, NotApplicable, Subject, compared, described, is_refusal
+from .wrong_calls import INTEGERS, plain
 
 
 def signatures(subject: Subject) -> None:
@@ -41,6 +42,9 @@ def results(subject: Subject) -> None:
         subject.judge(sample)
     for sample in subject.picked:
         subject.judge(sample, "what it writes to made NaN", poison=True)
+        others = {n: ~v for n, v in plain(sample) if n in subject.op.mutates and v.dtype in INTEGERS}
+        if others and same_bits(*([*subject.expected({**sample, **v})[1].values()] for v in ({}, others))):  # not read
+            subject.judge({**sample, **others}, f"other integers in {', '.join(others)}", may_refuse=True)
 
 
 def precision(subject: Subject) -> None:
@@ -59,18 +63,17 @@ def precision(subject: Subject) -> None:
 
 
 def nans(subject: Subject) -> None:
-    """NaN and infinities in what is read give the reference's result, or a ValueError."""
+    """NaN, infinities, and 100, whose exponential overflows, give the reference's result, or a ValueError."""
     why = getattr(subject.reference, "drops_nan", None)
     if why is not None and not (isinstance(why, str) and why.strip()):
         raise Fault(f"{subject.reference.__name__}.drops_nan is {why!r}, and must say why the op does not keep NaN")
-    # By place, from first to last.
-    calls: list[dict[float, float]] = [{0: math.nan, 1: math.inf}, {0: -math.inf, 1: math.nan}, {0.5: math.nan}]
+    calls: list[dict[float, float]] = [{0: nan, 1: inf}, {0: -inf, 1: nan}, {0.5: nan}, {0: 100}]  # by place
     for sample in subject.picked:
-        saturates = any(one.itemsize == 1 for _, one in tensors_of(sample))
+        saturates = any(one.itemsize == 1 and one.dtype != torch.bool for _, one in tensors_of(sample))
         for number, (name, tensor) in enumerate(tensors_of(sample)):
             is_taken = memory_of(tensor) is tensor and tensor.is_floating_point() and tensor.numel() > 0
             for call in calls if is_taken and _is_read(subject, sample, name) else ():
-                values = {at: v for at, v in call.items() if (not saturates if math.isinf(v) else why is None)}
+                values = {at: v for at, v in call.items() if (why is None if isnan(v) else not saturates)}
                 changed = Guarded(sample).arguments
                 for place, value in values.items():
                     at = tuple(int((size - 1) * place) for size in tensor.shape)
@@ -258,8 +261,8 @@ LOOK_AT: Mapping[str, str] = {
     "far_rows": "the types of offsets in the kernel: std::int64_t for a row times a stride",
     "threads": "the body of host::cpu::parallel_for, which gets a begin and an end",
     "precision": "the types of what the kernel computes with",
-    "nans": "maxima, minima and comparisons: sgl::max keeps NaN, and fmaxf and std::max lose it. An op that loses it "
-    'for a reason says so beside its reference: my_op.drops_nan = "why"',
+    "nans": "maxima, minima and comparisons: sgl::max keeps NaN; row.max, fmaxf and std::max lose it. An op that loses "
+    'it for a reason says so beside its reference: my_op.drops_nan = "why". For 100, look at exp, which overflows',
     "samples": "the function that yields the samples",
 }
 ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too

@@ -14,8 +14,7 @@ from .memory import map_tensors, memory_of, tensors_of
 Arguments = dict[str, Any]
 
 LARGEST = 1 << 18  # elements of a tensor of another size
-_POWERS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-SIZES = (0, 1, 2, 3, *(power + step for power in _POWERS for step in (-1, 0, 1)))
+SIZES = (0, 1, 2, 3, *(2**power + step for power in range(2, 13) for step in (-1, 0, 1)))
 
 
 def _rows_apart(tensor: torch.Tensor, gap: int) -> torch.Tensor:

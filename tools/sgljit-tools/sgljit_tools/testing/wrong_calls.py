@@ -23,6 +23,7 @@ from .memory import Guarded, map_tensors, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, compared, conditions, described, is_refusal
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+INTEGERS = (torch.int32, torch.int64)
 # Other widths, the same width and another kind; a host part compiles for each that it takes, so these are few.
 _OTHERS = {
     torch.float16: (torch.bfloat16, torch.float32),
@@ -44,12 +45,12 @@ def arguments(subject: Subject) -> None:
         for name, value in ((n, v) for n, v in sample.items() if isinstance(v, float)):
             number = round(value / 2 + 0.11, 9)  # of the order of the sample's, and never too small to matter
             _judge(subject, f"{name} made {number}", {**sample, name: number})
-        for name, tensor in _plain(sample):
+        for name, tensor in plain(sample):
             for text, changed in _changes(tensor):
                 # Rows may have any number of dimensions before them, which no reference needs to take.
                 alike = sample if changed.numel() == tensor.numel() and changed.dtype == tensor.dtype else None
                 _judge(subject, f"{name} with {text}", {**sample, name: changed}, alike)
-            if subject.device.type == "cpu" and len(_plain(sample)) > 1:
+            if subject.device.type == "cpu" and len(plain(sample)) > 1:
                 _refuses_other_device(subject, sample, name)
 
 
@@ -57,7 +58,7 @@ def overlaps(subject: Subject) -> None:
     """An output that shares memory with another tensor is refused, or gives the result of separate tensors."""
     found = False
     for sample in _without_addresses(subject):
-        tensors = [pair for pair in _plain(sample) if pair[1].is_contiguous()]
+        tensors = [pair for pair in plain(sample) if pair[1].is_contiguous()]
         for name, written in (pair for pair in tensors if pair[0] in subject.op.mutates):
             if written.dim() > 1 and len(written) > 1 and written[0].numel() > 1:
                 found = True
@@ -80,8 +81,8 @@ def indices(subject: Subject) -> None:
     found = False
     for sample in _without_addresses(subject):
         sizes = [size for _, tensor in tensors_of(sample) for size in tensor.shape]
-        for name, index in _plain(sample):
-            if index.dtype not in (torch.int32, torch.int64) or name in subject.op.mutates or index.numel() == 0:
+        for name, index in plain(sample):
+            if index.dtype not in INTEGERS or name in subject.op.mutates or index.numel() == 0:
                 continue
             found = True
             for value in (max(sizes), -1):
@@ -99,7 +100,7 @@ def far_rows(subject: Subject) -> None:
     _require(subject.device.type == "cpu", "it reserves addresses of the host")
     found = False
     for sample in _without_addresses(subject):
-        tall = [name for name, tensor in _plain(sample) if tensor.dim() > 1 and len(tensor) > 2 and tensor.numel()]
+        tall = [name for name, tensor in plain(sample) if tensor.dim() > 1 and len(tensor) > 2 and tensor.numel()]
         for names in dict.fromkeys((name,) for name in tall) if len(tall) < 2 else [*((n,) for n in tall), tuple(tall)]:
             found = True
             _judge_far(subject, sample, names)
@@ -107,24 +108,23 @@ def far_rows(subject: Subject) -> None:
 
 
 def samples(subject: Subject) -> None:
-    """The samples are on the device that they are asked for, and bring every floating dtype that the op takes."""
+    """The samples are on the device that they are asked for, and bring each floating dtype and more than one value."""
     if not _follow_the_device(subject.op.samples):
-        raise Fault(
-            "samples yields tensors of the CPU for every device, so that nothing would run on a GPU: pass the device "
-            "to each function that makes a tensor"
-        )
+        raise Fault("samples yields tensors of the CPU for every device: pass the device to all that makes a tensor")
+    for name, one in subject.signature.parameters.items():
+        passed = [sample.get(name, one.default) for sample in subject.samples]
+        is_optional = one.default is None and "Tensor" in str(one.annotation)
+        kinds = {value if isinstance(value, int) else value is None for value in passed}
+        if (is_optional or isinstance(passed[0], int)) and len(kinds) < 2:
+            told = passed[0] if isinstance(passed[0], int | None) else "a tensor"
+            raise Fault(f"{name} is {told} in every sample: what the op does otherwise is compared with nothing")
     dtypes = {tensor.dtype for sample in subject.samples for _, tensor in tensors_of(sample) if tensor.dtype in FLOATS}
-    if len(dtypes) != 1:
-        return
-    for dtype in (one for one in FLOATS if one not in dtypes):
-        sample = _without_addresses(subject)[0]
+    sample = _without_addresses(subject)[0]
+    own = {tensor.dtype for _, tensor in tensors_of(sample) if tensor.dtype in FLOATS}
+    for dtype in (one for one in FLOATS if len(own) == 1 and one not in dtypes):  # tensors of several keep theirs
         changed = {n: map_tensors(lambda t: t.to(dtype) if t.dtype in FLOATS else t, v) for n, v in sample.items()}  # noqa: B023 - called at once
-        if _judge(subject, f"all in {_name(dtype)}", changed):
-            own = ", ".join(map(_name, dtypes))
-            raise Fault(
-                f"every sample is {own}, and the op takes {_name(dtype)} as well: let the samples bring each dtype, or "
-                f"let the op refuse it"
-            )
+        if _judge(subject, f"all in {_name(dtype)}", changed) and len(dtypes) == 1:
+            raise Fault(f"every sample is {_name(*dtypes)}, and the op takes {_name(dtype)}: bring it, or refuse it")
 
 
 def _follow_the_device(samples: Callable[..., Any]) -> bool:
@@ -213,12 +213,10 @@ def _refuses_other_device(subject: Subject, sample: Arguments, name: str) -> Non
     told = f"{name} on a CUDA device, the others on the CPU: {described(sample)}"
     try:
         subject.op.function(**passed)
-    except (AttributeError, TypeError):  # a body in Python takes tensors of PyTorch alone
+    except (TensorMatchError, AttributeError, TypeError):  # a body in Python takes tensors of PyTorch alone
         return
     except Exception as error:
-        if isinstance(error, TensorMatchError) or (
-            isinstance(error, ValueError) and not isinstance(error, SgljitError)
-        ):
+        if isinstance(error, ValueError) and not isinstance(error, SgljitError):
             return
         raise Fault(f"{told}: it is not refused, and fails later: {type(error).__name__}: {error}") from error
     raise Fault(f"{told}: the op takes it")
@@ -297,7 +295,7 @@ def _few(subject: Subject) -> list[Arguments]:
     return [*kinds.values(), *(one for one in full if not any(one is kind for kind in kinds.values()))][:_MOST_CALLS]
 
 
-def _plain(sample: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+def plain(sample: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
     """The tensors that are arguments by themselves, and no addresses."""
     return [
         (name, value)
