@@ -26,12 +26,12 @@ class Cubin:
         return self.image + rest + len(rest).to_bytes(4, "little")
 
     @staticmethod
-    def unpacked(payload: bytes) -> Cubin:
+    def unpacked(payload: bytes, name: str) -> Cubin:
         """Undo ``packed``. Raises ArtifactLoadError."""
         start = len(payload) - 4 - int.from_bytes(payload[-4:], "little")
         if not payload.startswith(b"\x7fELF") or start < 0:
-            raise ArtifactLoadError("it is not a cubin with its kernel's name")
+            raise ArtifactLoadError(f"{name} is not a cubin with its kernel's name")
         try:
             return Cubin(payload[:start], *json.loads(payload[start:-4]))
         except (ValueError, TypeError) as error:
-            raise ArtifactLoadError(f"what follows its cubin cannot be read: {error}") from error
+            raise ArtifactLoadError(f"what follows the cubin of {name} cannot be read: {error}") from error
