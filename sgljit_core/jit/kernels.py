@@ -12,9 +12,8 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core import config
 from sgljit_core.builds import recording
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from sgljit_core.load.cubin import Cubin
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """The sources of a family, and the writable root of the cache for all that is made of them."""
 
     family: str

@@ -173,7 +173,7 @@ class ModuleRequest(Request["Module"]):
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
         cuda, rocm = bool(self.build.target.cuda_arch), self.build.target.is_rocm
         self._toolchain = found = toolchain.find_toolchain(cuda=cuda, rocm=rocm, needed_for=needed_for)
-        return {kind: compiler.version for kind, compiler in vars(found).items() if compiler is not None}
+        return {kind: compiler.version for kind, compiler in found._asdict().items() if compiler is not None}
 
     def make(self, directory: Path) -> Product:
         from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from sgljit_core.errors import ArtifactLoadError
 
 
-@dataclass(frozen=True)
-class Cubin:
+class Cubin(NamedTuple):
     """A device kernel as machine code for one target: the ELF file, and the kernel's name in it.
 
     ``signature`` is the symbol of ``sgl::signature`` for its type; ``compiler`` the version of NVRTC that made it.
@@ -22,7 +21,7 @@ class Cubin:
 
     def packed(self) -> bytes:
         """The bytes of an artifact: the ELF file, then the rest; tools that read ELF ignore what follows it."""
-        rest = json.dumps(astuple(self)[1:]).encode()
+        rest = json.dumps(self[1:]).encode()
         return self.image + rest + len(rest).to_bytes(4, "little")
 
     @staticmethod

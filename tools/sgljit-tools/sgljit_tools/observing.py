@@ -5,7 +5,6 @@ The core imports this module only where one of its variables is set: else ops ar
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -91,7 +90,7 @@ def around(declaration: Any, body: Function) -> Function:
         body = torch.cuda.nvtx.range(f"{declaration.where.family}.{declaration.where.op}")(body)
     if not (SETTINGS.trace_calls or SETTINGS.sync):
         return body
-    op = dataclasses.replace(declaration.where, place="")
+    op = declaration.where._replace(place="")
     names = [parameter.name for parameter in declaration.parameters]
 
     def observed(*args: Any, **kwargs: Any) -> Any:

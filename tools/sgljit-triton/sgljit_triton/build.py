@@ -182,7 +182,7 @@ class TritonRequest(Request[Compiled]):
         tools = self.find_tools(spec.label)
         version = f"{facts['triton']} with ptxas of CUDA {tools['ptxas']}"
         payload.write_bytes(Cubin(made.image, facts["symbol"], keys.canonical(said), version).packed())
-        return Product(payload, made.command, {})
+        return Product(payload, made.command, {}, {})
 
     def _check(self, facts: Mapping[str, Any], command: str, directory: Path) -> int:
         """The number of scratch pointers behind the parameters. Raises CompileError where no launch of ours fits."""

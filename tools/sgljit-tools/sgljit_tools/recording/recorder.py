@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import os
 import re
@@ -132,7 +131,7 @@ def _record(
             listener = launches.Launches(driver, recorder.wanted)
             found, odd = _launch_faults(families, listener), listener.odd
     own = cache_root()  # which is left to the process that builds them
-    wanted = (dataclasses.replace(one, root=None) if one.root == own else one for one in wanted_by_samples)
+    wanted = (one._replace(root=None) if one.root == own else one for one in wanted_by_samples)
     return Recording(tuple(wanted), tuple(stopped), tuple(found), tuple(odd.items()))
 
 
