@@ -10,8 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sgljit_core.errors import ConfigError, DriverError
 
@@ -20,8 +19,7 @@ from .environment import inherited_environment
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings of an observed process. The variables are read once.
 
     Attributes:

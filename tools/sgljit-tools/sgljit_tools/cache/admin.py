@@ -11,7 +11,6 @@ import errno
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +27,7 @@ _SOURCE_KEY = re.compile(r"[0-9a-f]{32}")
 _ENTRY = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{8})?")  # see Manifest.entry_name
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One artifact.
 
     Attributes:

@@ -12,8 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sgljit_core import Addresses, Op, TensorSpec
 from sgljit_core.builds.recording import Wanted, recording
@@ -31,8 +30,7 @@ from .process import in_a_process
 from .tensors import MOST_TOKENS, Place, Shaped
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
     """The result of a recording.
 
     Attributes:
