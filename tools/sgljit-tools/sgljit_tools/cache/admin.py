@@ -11,6 +11,7 @@ import errno
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ _SOURCE_KEY = re.compile(r"[0-9a-f]{32}")
 _ENTRY = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{8})?")  # see Manifest.entry_name
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True)
+class Entry:
     """One artifact.
 
     Attributes:
