@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sgljit_core import parallel_compile
-from sgljit_core.builds.obtain import obtain, until_current
+from sgljit_core.builds.obtain import obtain
 from sgljit_core.builds.recording import Wanted
 from sgljit_core.jit.modules import ModuleRequest
 from sgljit_core.paths import tvm_ffi_library
@@ -30,7 +30,7 @@ from sgljit_tools.recording.recorder import record
 class CrossRequest(ModuleRequest):
     """A request for a module that another machine will load, and this one cannot."""
 
-    def load(self, payload: bytes) -> None:  # type: ignore[override]
+    def load(self, payload: bytes, name: str) -> None:  # type: ignore[override]
         pass
 
 
@@ -52,15 +52,14 @@ def compile_for(machine: str, compiler: str, into: Path, wanted: Iterable[Wanted
         # The name of its directory is that on the other machine, as the command that links is written down.
         tvm_ffi = stand_in(compiler, tvm_ffi_library(), Path(scratch, "site-packages", "tvm_ffi", "lib"))
 
-        def build(one: Wanted) -> None:
+        def ask(one: Wanted) -> CrossRequest:
             if not one.spec.target.name.startswith("cpu-"):
                 raise SystemExit(f"{one.spec.label} is not for the CPU alone")
             request = CrossRequest(dataclasses.replace(one.spec, target=Target(f"cpu-{machine}")), into)
             request.tvm_ffi = tvm_ffi
-            obtain(request)
+            return request
 
-        # A source that is written meanwhile is compiled again.
-        parallel_compile(functools.partial(until_current, functools.partial(build, one)) for one in wanted)
+        parallel_compile(functools.partial(obtain, functools.partial(ask, one)) for one in wanted)
 
 
 def stand_in(compiler: str, library: Path, directory: Path) -> Path:

@@ -11,9 +11,8 @@ import functools
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from .errors import ConfigError
 
@@ -21,8 +20,7 @@ Mode = Literal["on", "warn", "error"]
 T = TypeVar("T", bound=str)
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """One reading of the environment. ``*_source`` is the name of the variable that a setting came from.
 
     Attributes:

@@ -159,7 +159,7 @@ def _make_in(staging: Path, request: Request[T], run: record.Run, *, publish: bo
         product = request.make(staging)
         payload = product.payload.read_bytes()
         manifest = _manifest(request, product, payload, time.perf_counter() - start)
-        loaded = request.load(payload)
+        loaded = request.load(payload, request.name)
         if not request.is_current():
             raise errors.SourceChangedError(f"{request.named.label}: a source was written while it was compiled")
         published = _publish(staging, request, manifest, payload) if publish else None

@@ -11,8 +11,10 @@ from typing import Generic, TypeVar
 
 from sgljit_core import errors, log, paths
 from sgljit_core.cache import lookup
+from sgljit_core.cache.keys import Location
 from sgljit_core.cache.lookup import Damage, Search, Tier
 from sgljit_core.config import settings
+from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.plugins import hooks
 
 from . import policy, record
@@ -24,27 +26,28 @@ _ATTEMPTS = 5
 _MARK_SECONDS = 24 * 3600.0  # a use is noted at most that often, so that hits stay cheap
 
 
-def until_current(attempt: Callable[[], T]) -> T:
-    """Call ``attempt`` again, up to five times in all, as long as sources are written while they are compiled.
+def obtain(ask: Callable[[], Request[T]], kept: OncePerKey[tuple[Path, Location], T] | None = None) -> T:
+    """The code that a request asks for, from a tier or made now. Raises as ``load_jit`` does.
+
+    ``ask`` makes the request: again, up to five times in all, as long as sources are written while they are compiled.
+    ``kept`` holds what this process has obtained already.
 
     Raises SourceChangedError where they were written each time, and ResourceError for an OSError of ``SHORTAGES``.
     """
     try:
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(errors.SourceChangedError):
-                return attempt()
-        return attempt()
+                return _obtain(ask(), kept)
+        return _obtain(ask(), kept)
     except OSError as error:
         if isinstance(error, errors.SgljitError) or error.errno not in errors.SHORTAGES:
             raise
         raise errors.ResourceError("a kernel cannot be looked for or made", error) from error
 
 
-def obtain(request: Request[T]) -> T:
-    """The code that a request asks for, from a tier or made now. Raises as ``load_jit`` does.
-
-    After a SourceChangedError a new request is made: a source was written while it was compiled.
-    """
+def _obtain(request: Request[T], kept: OncePerKey[tuple[Path, Location], T] | None) -> T:
+    if kept is not None and not policy.explaining.get():
+        return kept.get((request.root, request.location), lambda: _obtain(request, None))
     finder = Finder(request)
     if (found := finder.find()) is not None:
         return found[0]
@@ -117,7 +120,7 @@ class Finder(Generic[T]):
 
             raise policy.Explained(Explanation(request.named.label, request.location, artifact.directory))
         try:
-            code = request.load(artifact.payload)
+            code = request.load(artifact.payload, request.name)
         except errors.ArtifactLoadError as error:
             record.survived("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
             return None

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from sgljit_core.specs.build import BuildSpec
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """Something that was asked for; ``kernels.build`` builds it.
 
     Attributes:
@@ -50,23 +49,21 @@ class StandIn:
         return lambda *_args: None
 
 
-_active: list[Recorder] = []  # for all threads, as C++ may ask on any
+active: list[Recorder] = []  # for all threads, as C++ may ask on any
 
 
 @contextmanager
 def recording(nothing: int) -> Iterator[Recorder]:
     """Note what is asked for inside the block. A process that has recorded launches nothing from then on."""
     recorder = Recorder(nothing)
-    _active.append(recorder)
+    active.append(recorder)
     try:
         yield recorder
     finally:
-        _active.remove(recorder)
+        active.remove(recorder)
 
 
-def note(spec: BuildSpec, root: Path, signature: str = "") -> Any:
-    """Note a request with the active recorder, and return that; None where nothing is recorded."""
-    if not _active:
-        return None
-    _active[-1].wanted[Wanted(spec, root, signature)] = None
-    return _active[-1]
+def note(spec: BuildSpec, root: Path, signature: str = "") -> Recorder:
+    """Note a request with the last of the ``active`` recorders, and return that."""
+    active[-1].wanted[Wanted(spec, root, signature)] = None
+    return active[-1]

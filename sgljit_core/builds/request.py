@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -27,10 +27,12 @@ class Request(ABC, Generic[T]):
     """A request for a module or for a device kernel, see ``jit``: which build, and where all that is made is kept.
 
     ``source`` are the ingredients of the source key, and ``tools`` those of ``toolchain_key``: both are None where a
-    compiler is missing. ``payload`` is the name of the payload's file in an artifact.
+    compiler is missing. ``payload`` is the name of the payload's file in an artifact. ``load`` loads verified bytes, by
+    the ``name`` that profilers show, and raises ArtifactLoadError.
     """
 
     payload: ClassVar[str]
+    load: Callable[[bytes, str], T]
 
     def __init__(self, build: BuildSpec, root: Path, source: Mapping[str, str], scan: Scan) -> None:
         self.build = build
@@ -43,6 +45,7 @@ class Request(ABC, Generic[T]):
         source_key, toolchain_key = keys.keys_of(source, self.tools or {})
         self.location = Location(build.target.name, build.family, build.module, source_key)
         self.toolchain_key = None if self.tools is None else toolchain_key
+        self.name = f"{build.module}-{source_key[:8]}"
 
     @property
     def named(self) -> BuildSpec:
@@ -61,10 +64,6 @@ class Request(ABC, Generic[T]):
     @abstractmethod
     def make(self, directory: Path) -> Product:
         """Make the payload in a directory. Raises CompileError."""
-
-    @abstractmethod
-    def load(self, payload: bytes) -> T:
-        """Load verified bytes. Raises ArtifactLoadError."""
 
     def serves(self, toolchain: Mapping[str, str]) -> bool:
         """Whether this machine can run what another toolchain made; asked about artifacts that a plugin carries."""

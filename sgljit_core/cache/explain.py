@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from sgljit_core.machine import roots
 
@@ -18,8 +18,7 @@ from .manifest import Manifest, ManifestError
 _MOST = 64  # manifests that are read to explain a miss
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     """Why a build is a hit or a miss.
 
     Attributes:

@@ -13,8 +13,8 @@ import importlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sgljit_core.config import is_chosen, settings
 from sgljit_core.errors import UntrustedCacheError
@@ -29,8 +29,7 @@ _LARGEST_MANIFEST = 64 << 20
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-@dataclass(frozen=True)
-class Tier:
+class Tier(NamedTuple):
     """A root that artifacts are looked up in, by its name in records; ``vouched`` if a plugin named it."""
 
     root: Path
@@ -48,8 +47,7 @@ class Tier:
         return artifact
 
 
-@dataclass(frozen=True)
-class Artifact:
+class Artifact(NamedTuple):
     """A verified artifact: its directory, its manifest and its payload's bytes."""
 
     directory: Path
@@ -57,16 +55,14 @@ class Artifact:
     payload: bytes
 
 
-@dataclass(frozen=True)
-class Damage:
+class Damage(NamedTuple):
     """An artifact that is not what its manifest says."""
 
     directory: Path
     reason: str
 
 
-@dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """The result of a look-up: the artifact and its tier, or None, and the damaged artifacts that were passed over.
 
     ``unreadable`` are the tiers that were passed over, each with the error: they cannot be read now, or another user

@@ -6,7 +6,6 @@ device. Every build asks again, and no answer is kept for the process: two devic
 
 from __future__ import annotations
 
-import functools
 import platform
 import re
 import sys
@@ -19,13 +18,8 @@ from sgljit_core.config import settings
 from sgljit_core.errors import ConfigError, NoTargetError
 from sgljit_core.specs.build import Target
 
+CPU = Target(f"cpu-{platform.machine()}")  # of a module without CUDA code
 _override: ContextVar[Target | None] = ContextVar("sgljit_cuda_arch", default=None)
-
-
-@functools.cache
-def cpu_target() -> Target:
-    """The target of a module without CUDA code."""
-    return Target(f"cpu-{platform.machine()}")
 
 
 def cuda_target() -> Target:

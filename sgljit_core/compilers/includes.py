@@ -21,8 +21,8 @@ import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from sgljit_core.errors import SourceNotFoundError
 from sgljit_core.machine.answers import recall, remember
@@ -39,8 +39,7 @@ _C_ABI_HEADERS = frozenset({"tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h"})
 _OF_SGLANG = rb"\btvm\s*::\s*ffi\s*::|\bnamespace\s+sglang\b|\bsglang\s*::"
 
 
-@dataclass(frozen=True)
-class Root:
+class Root(NamedTuple):
     """A directory that includes are searched in. ``label`` stands for it in keys, so that it may move.
 
     ``own``: the build's own directory, as opposed to the core headers.
@@ -51,8 +50,7 @@ class Root:
     own: bool = True
 
 
-@dataclass(frozen=True)
-class Scan:
+class Scan(NamedTuple):
     """The result of a scan.
 
     Attributes:
@@ -63,7 +61,7 @@ class Scan:
     """
 
     files: dict[str, str]
-    stamps: dict[str, list[int]] = field(repr=False)
+    stamps: dict[str, list[int]]
     uses_tvm_cpp: bool
     is_port: bool = False
 

@@ -96,7 +96,7 @@ def compile_library(
     read = [path for output in objects for path in _dependencies(output.with_suffix(".d"))]
     own = (directory, tvm_ffi_include(), *([toolchain.cuda_home] if toolchain.nvcc else []))
     observed = _observed((*read, *_archives(trace)), own, keyed)
-    return Product(library, "\n".join(shlex.join(command) for command in (*commands, link)), observed)
+    return Product(library, "\n".join(shlex.join(command) for command in (*commands, link)), observed, {})
 
 
 def _is_cuda(unit: Path) -> bool:

@@ -13,8 +13,8 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sgljit_core.errors import ToolchainNotFoundError
 from sgljit_core.machine import private
@@ -37,8 +37,7 @@ class RejectedSourceError(Exception):
     """NVRTC's log for a source that does not compile; the caller adds the source's name."""
 
 
-@dataclass(frozen=True)
-class Nvrtc:
+class Nvrtc(NamedTuple):
     """The paths of libnvrtc.so and of the directory of cuda_fp16.h, and their versions.
 
     NVRTC does not report its patch level. Its size, and the names and sizes of CUDA's headers, stand for it.
@@ -86,7 +85,7 @@ def _search() -> str | None:
     _library(path).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     version = f"{major.value}.{minor.value} ({Path(path).stat().st_size} bytes)"
     sizes = [f"{name} {Path(include, name).stat().st_size}" for name in _HEADERS if Path(include, name).is_file()]
-    return json.dumps(asdict(Nvrtc(path, version, str(include), ", ".join(sizes))))
+    return json.dumps(Nvrtc(path, version, str(include), ", ".join(sizes))._asdict())
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sgljit_core.specs.build import BuildSpec
 
@@ -23,8 +23,7 @@ PORT_TEXT = f"#include <{_PORT_HEADER}>\n"
 _TVM_CPP = "SGL_TVM_FFI_CPP"
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """The sources and flags of a build."""
 
     scan: Scan  # the files that decide it

@@ -11,17 +11,18 @@ import functools
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core.config import settings
 from sgljit_core.errors import ToolchainNotFoundError
 from sgljit_core.machine.answers import recall, remember
-from sgljit_core.machine.supervisor import Finished, Supervisor
+
+if TYPE_CHECKING:
+    from sgljit_core.machine.supervisor import Finished
 
 _HOST_COMPILERS = ("g++", "clang++", "c++")
 HIP_ENVIRONMENT = {"HIP_PLATFORM": "amd"}  # or hipcc is a front for nvcc where it finds one
@@ -34,16 +35,14 @@ _CXX_REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class Compiler:
+class Compiler(NamedTuple):
     """One compiler: the program, and the line that it identifies itself with."""
 
     path: Path
     version: str
 
 
-@dataclass(frozen=True)
-class Toolchain:
+class Toolchain(NamedTuple):
     """The compilers of a build. ``nvcc`` is None if it has no CUDA code, ``hipcc`` if it has none for AMD."""
 
     cxx: Compiler
@@ -104,6 +103,8 @@ def find_cxx(needed_for: str) -> Compiler:
 
 def _compiler_of(command: str) -> str:
     """The compiler in "launcher compiler"; any other command as it is."""
+    import shlex  # a warm start names no launcher, nor does it run a compiler
+
     try:
         launcher, compiler = shlex.split(command)
     except ValueError:
@@ -208,6 +209,8 @@ def _is_script(path: Path) -> bool:
 
 
 def _ask(path: Path, *arguments: str) -> Finished:
+    from sgljit_core.machine.supervisor import Supervisor
+
     environment = {"PATH": os.pathsep.join((str(path.parent), os.defpath)), "LC_ALL": "C", **HIP_ENVIRONMENT}
     return Supervisor().run([str(path), *arguments], cwd=Path("/"), env=environment, seconds=_SECONDS)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from sgljit_core import config, paths
 from sgljit_core.errors import InvalidFamilyError
-from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.plugins.hookspecs import hookimpl
 from sgljit_core.plugins.origin import Origin
 from sgljit_core.plugins.references import REFERENCE, import_module, resolve
@@ -118,7 +117,7 @@ class KernelFamily:
     sources: str = "csrc"
     tests: str = ""
     bench: str = ""
-    _host_module: OncePerKey[str, Module] = field(default_factory=OncePerKey, init=False, repr=False, compare=False)
+    _loaded: dict[str, Module] = field(default_factory=dict, init=False, repr=False, compare=False)
     _declared: dict[str, Op] = field(default_factory=dict, init=False, repr=False, compare=False)
     # Not in Op: a user may keep an Op after a reload, and the library ops of before must go then.
     _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -269,7 +268,9 @@ class KernelFamily:
 
     def host_module(self) -> Module:
         """The host part, of the files that the family names as ``host``, loaded once. Raises as ``load_jit`` does."""
-        return self._host_module.get("", lambda: self.load_host(self.name, cpp_files=self.host, header_only=False))
+        if not self._loaded:  # threads that come at once make the same module
+            self._loaded.setdefault("", self.load_host(self.name, cpp_files=self.host, header_only=False))
+        return self._loaded[""]
 
     def load_host(
         self,
@@ -301,7 +302,7 @@ class KernelFamily:
             markers=args,
             family=self.name,
             csrc=self.csrc,
-            target=arch.cpu_target(),
+            target=arch.CPU,
             cpp_files=tuple(cpp_files),
             cpp_wrappers=tuple(cpp_wrappers or ()),
             cflags=flags,

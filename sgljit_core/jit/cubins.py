@@ -29,6 +29,7 @@ class KernelRequest(Request[Cubin]):
     """A request for a device kernel as machine code."""
 
     payload = "kernel.cubin"
+    load = staticmethod(Cubin.unpacked)
 
     def __init__(self, spec: BuildSpec, root: Path) -> None:
         self._roots = include_roots(spec)
@@ -52,9 +53,6 @@ class KernelRequest(Request[Cubin]):
         """Whether the NVRTC that made a kernel is of no later CUDA than the driver; True without a driver."""
         major = gpu.supported_major()
         return major is None or int(toolchain["nvrtc"].partition(".")[0]) <= major
-
-    def load(self, payload: bytes) -> Cubin:
-        return Cubin.unpacked(payload)
 
     def make(self, directory: Path) -> Product:
         spec = self.named

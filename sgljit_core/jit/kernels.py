@@ -12,13 +12,12 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgljit_core import config
 from sgljit_core.builds import recording
-from sgljit_core.builds.obtain import obtain, until_current
+from sgljit_core.builds.obtain import obtain
 from sgljit_core.compilers import arch
 from sgljit_core.errors import InvalidBuildError, SgljitError
 from sgljit_core.load import signatures
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from sgljit_core.load.cubin import Cubin
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """The sources of a family, and the writable root of the cache for all that is made of them."""
 
     family: str
@@ -50,7 +48,8 @@ _kernels: OncePerKey[tuple[Sources, str, str, str, int], int] = OncePerKey()  # 
 
 def load_host(sources: Sources, spec: BuildSpec) -> Module:
     """Load a family's host part and answer its requests from now on."""
-    recording.note(spec, sources.root)
+    if recording.active:
+        recording.note(spec, sources.root)
     module = load_module(spec, sources.root, functools.partial(_preparation, sources))
     _served[sources.family] = sources
     _register()  # not before: it imports tvm_ffi, for which a compile leaves time
@@ -78,13 +77,13 @@ def _answer_deferred(family: str, file: str, symbol: str, signature: str) -> int
     spec = BuildSpec(
         markers=_markers(symbol),
         csrc=sources.csrc,
-        target=arch.cpu_target(),
+        target=arch.CPU,
         family=sources.family,
         cpp_files=(file,),
         cpp_wrappers=(("address", f"host::address_of<{symbol}>"), ("signature", f"host::signature_of<{symbol}>")),
     )
-    if (recorder := recording.note(spec, sources.root, signature)) is not None:
-        return int(recorder.nothing)
+    if recording.active:
+        return recording.note(spec, sources.root, signature).nothing
     return int(_load_deferred(spec, sources.root, signature).address())
 
 
@@ -104,8 +103,9 @@ def _answer_variant(family: str, file: str, expression: str, signature: str, dev
         from sgljit_core.load import gpu
 
         spec = _spec(sources, file, expression, arch.device_target(device_id))
-        if (recorder := recording.note(spec, sources.root, signature)) is not None:
-            return len(recorder.wanted)  # the number of the request, which a driver without a device gets back
+        if recording.active:
+            # The number of the request, which a driver without a device gets back.
+            return len(recording.note(spec, sources.root, signature).wanted)
         cubin = _obtain(spec, sources.root, signature)
         return gpu.load_kernel(cubin.image, cubin.symbol, device_id, spec.label, f"NVRTC {cubin.compiler}")
 
@@ -165,7 +165,7 @@ def _obtain(spec: BuildSpec, root: Path, signature: str = "") -> Cubin:
     """A kernel's cubin. Raises SignatureError where the kernel's type is not ``signature``, if that is given."""
     from .cubins import KernelRequest  # with NVRTC, which a family without a GPU does not need
 
-    cubin = until_current(lambda: obtain(KernelRequest(spec, root)))
+    cubin = obtain(lambda: KernelRequest(spec, root))
     if signature:
         signatures.check(f"the kernel {_expression(spec)}", signature, cubin.signature)
     return cubin

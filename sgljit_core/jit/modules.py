@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from sgljit_core import config, paths
-from sgljit_core.builds import policy, recording
-from sgljit_core.builds.obtain import obtain, until_current
+from sgljit_core.builds import recording
+from sgljit_core.builds.obtain import obtain
 from sgljit_core.builds.request import Request
 from sgljit_core.cache import keys
 from sgljit_core.cache.keys import Location
@@ -93,7 +93,7 @@ def load_jit(
         markers=tuple(map(str, args)),
         family=family,
         csrc=directory,
-        target=arch.cuda_target() if cuda_files or cuda_sources else arch.cpu_target(),
+        target=arch.cuda_target() if cuda_files or cuda_sources else arch.CPU,
         cpp_files=cpp,
         cuda_files=cuda,
         cpp_sources=_texts(cpp_sources),
@@ -108,7 +108,8 @@ def load_jit(
         header_only=header_only,
     )
     root = config.build_root(build_directory)
-    if recording.note(spec, root) is not None:
+    if recording.active:
+        recording.note(spec, root)
         return recording.StandIn()  # type: ignore[return-value]
     return load_module(spec, root)
 
@@ -150,20 +151,14 @@ def load_module(spec: BuildSpec, root: Path, beside: Beside | None = None) -> Mo
 
     If compilers run, ``beside`` is called, and what it returns runs in a thread beside them.
     """
-
-    def attempt() -> Module:
-        request = ModuleRequest(spec, root, beside)
-        if policy.explaining.get():
-            return obtain(request)
-        return _modules.get((root, request.location), lambda: obtain(request))
-
-    return until_current(attempt)
+    return obtain(lambda: ModuleRequest(spec, root, beside), _modules)
 
 
 class ModuleRequest(Request["Module"]):
     """A request for a shared library. For another machine it is linked against that machine's ``tvm_ffi``."""
 
     payload = "module.so"
+    load = staticmethod(library.load_library)
     tvm_ffi: Path | None = None
 
     def __init__(self, spec: BuildSpec, root: Path, beside: Beside | None = None) -> None:
@@ -178,7 +173,7 @@ class ModuleRequest(Request["Module"]):
     def find_tools(self, needed_for: str) -> Mapping[str, str]:
         cuda, rocm = bool(self.build.target.cuda_arch), self.build.target.is_rocm
         self._toolchain = found = toolchain.find_toolchain(cuda=cuda, rocm=rocm, needed_for=needed_for)
-        return {kind: compiler.version for kind, compiler in vars(found).items() if compiler is not None}
+        return {kind: compiler.version for kind, compiler in found._asdict().items() if compiler is not None}
 
     def make(self, directory: Path) -> Product:
         from sgljit_core.compilers.native import compile_library  # a warm start runs no compiler
@@ -202,9 +197,6 @@ class ModuleRequest(Request["Module"]):
             library.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
             if beside is not None:
                 beside()
-
-    def load(self, payload: bytes) -> Module:
-        return library.load_library(payload, f"{self.build.module}-{self.location.source_key[:8]}")
 
 
 def include_roots(spec: BuildSpec) -> list[includes.Root]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgljit_core.config import runtime_directory
 from sgljit_core.errors import ArtifactLoadError, UntrustedCacheError
-from sgljit_core.machine import private, trust
+from sgljit_core.machine import trust
 
 from . import exceptions
 
@@ -114,6 +114,8 @@ def _memory_file(payload: bytes, name: str) -> int | None:
 @contextmanager
 def _file_on_disk(payload: bytes, name: str) -> Iterator[str]:
     """The way without /proc or memory files: a private file, gone once it is loaded."""
+    from sgljit_core.machine import private  # not in a warm start
+
     descriptor, path = tempfile.mkstemp(dir=private.process_directory(), prefix=f"{name}-", suffix=".so")
     try:
         with open(descriptor, "wb") as file:  # noqa: PTH123

@@ -34,13 +34,10 @@ def recall(question: Sequence[str]) -> str | None:
             descriptor = os.open(name, flags, dir_fd=directory)
         with os.fdopen(descriptor, "rb") as file:
             trust.check(root / DIRECTORY / name, os.fstat(descriptor))
-            kept = json.loads(file.read(_LARGEST))
-    except (OSError, ValueError, RecursionError, SgljitError):
+            asked, answer = map(json.loads(file.read(_LARGEST)).get, ("question", "answer"))
+    except (OSError, ValueError, AttributeError, RecursionError, SgljitError):
         return None
-    if not isinstance(kept, dict) or kept.get("question") != list(question):
-        return None
-    answer = kept.get("answer")
-    return answer if isinstance(answer, str) else None
+    return answer if asked == list(question) and isinstance(answer, str) else None
 
 
 def remember(question: Sequence[str], answer: str) -> None:

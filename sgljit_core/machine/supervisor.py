@@ -23,9 +23,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sgljit_core.errors import ResourceError
 
@@ -60,8 +59,7 @@ def _close_in_child() -> None:
 os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_close_in_child)
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """A command that has ended, with its exit status (128 + n for signal n) and all that it printed.
 
     ``late``: it was ended because it took too long. ``memory``: what each of its processes could take, in bytes.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 NAMES_OF_PYTORCH = frozenset({"name"})  # attributes of each namespace of torch.ops: no op can have these names
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """A family, or an op of it, as errors name it: with its distribution, version and place (file and line)."""
 
     family: str

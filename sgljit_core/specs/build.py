@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from sgljit_core.errors import InvalidBuildError
 
@@ -26,8 +27,7 @@ _OUTPUT = r"-(o|c|E|S|M|MD|MM|MMD|MF|MT|MQ)$|-(MF|MT|MQ)"
 _NESTED = r"(?s:(?:-W[lpa],|--?X[\w-]+=|--[\w-]*options=)(.*))"
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The architecture that an artifact is compiled for: "sm_90a", which is CUDA's (9, 0), "gfx90a" or "cpu-x86_64"."""
 
     name: str
@@ -136,8 +136,7 @@ class BuildSpec:
                 yield f"flag {flag!r} is refused: {reason}"
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """The result of a build: the file that it made, its commands, and what the manifest says of it.
 
     ``observed``: the sha256 by path of each file that a compiler read and no key covers. ``resources``: of a kernel.
@@ -146,7 +145,7 @@ class Product:
     payload: Path
     command: str
     observed: Mapping[str, str]
-    resources: Mapping[str, int] = field(default_factory=dict)
+    resources: Mapping[str, int]
 
 
 def _refusal(flag: str) -> str | None:

@@ -66,17 +66,15 @@ def _run(declared: Function, source: str, scope: dict[str, Any]) -> None:
     """
     code = declared.__code__
     line = code.co_firstlineno
+    place = {"lineno": line, "end_lineno": line, "col_offset": 0, "end_col_offset": 0}
     tree = ast.parse(source)
     nodes: list[Any] = [tree]
-    while nodes:  # ast.walk makes five calls for each node
-        node = nodes.pop()
-        if isinstance(node, list):
-            nodes += node
-        elif isinstance(node, ast.AST):
-            nodes += vars(node).values()
-            if hasattr(node, "lineno"):
-                node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
-                node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
+    for node in nodes:  # which grows; ast.walk makes five calls for each node
+        fields = getattr(node, "__dict__", {})  # a list of an argument's defaults has None, too
+        for value in fields.values():
+            nodes += value if isinstance(value, list) else [value] if isinstance(value, ast.AST) else []
+        if "lineno" in fields:
+            fields.update(place)
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     exec(compiled, scope)  # noqa: S102 - the text is built from identifiers alone
 

@@ -12,8 +12,7 @@ such as make_fx with real tensors: there users call ``torch.ops``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +23,7 @@ from .schema import ORDER, Declaration, Form
 from .tracing import Constant
 
 
-@dataclass(frozen=True)
-class LibraryOps:
+class LibraryOps(NamedTuple):
     """The ``torch.library`` ops of one declaration: one; with ``inplace`` a second, which works in place."""
 
     overloads: Sequence[Any]

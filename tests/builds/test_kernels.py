@@ -374,11 +374,11 @@ def test_the_narrowest_access_to_global_memory_is_read_from_ptx(ptx, bytes_):
 
 def test_an_artifact_keeps_image_and_symbol_and_stays_an_elf_file():
     cubin = Cubin(b"\x7fELF...", "_Z1kv", "_ZN3sgl9signatureIFvvEEE", "13.0")
-    assert Cubin.unpacked(cubin.packed()) == cubin
+    assert Cubin.unpacked(cubin.packed(), "add") == cubin
     assert cubin.packed().startswith(cubin.image)
     for broken in (b"", b"\x7fELF", b"not an elf file at all", cubin.packed()[:-1] + b"\xff"):
         with pytest.raises(errors.ArtifactLoadError):
-            Cubin.unpacked(broken)
+            Cubin.unpacked(broken, "add")
 
 
 def test_an_unknown_kernel_names_those_that_there_are(family):

@@ -12,7 +12,7 @@ import torch
 from sgljit_core import errors, is_arch_support_pdl, make_cpp_args, override_cuda_arch
 from sgljit_core.builds import policy
 from sgljit_core.compilers import arch
-from sgljit_core.compilers.arch import cpu_target, cuda_target
+from sgljit_core.compilers.arch import CPU, cuda_target
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device answers first")
 
@@ -99,8 +99,8 @@ def test_dependent_launch_begins_with_hopper():
 
 
 def test_the_cpu_target_names_the_machine():
-    assert cpu_target().name.startswith("cpu-")
-    assert cpu_target().cuda_arch is None
+    assert CPU.name.startswith("cpu-")
+    assert CPU.cuda_arch is None
 
 
 def test_while_another_thread_imports_torch_nothing_uses_cuda_yet(monkeypatch):

@@ -77,7 +77,7 @@ def rocm_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_rocm_build_of_torch_the_target_is_that_of_the_device(rocm_torch: None) -> None:
     assert cuda_target() == GFX90A
     assert arch.target_in_use() == arch.scope() == GFX90A
-    assert (GFX90A.is_rocm, GFX90A.cuda_arch, arch.cpu_target().is_rocm) == (True, None, False)
+    assert (GFX90A.is_rocm, GFX90A.cuda_arch, arch.CPU.is_rocm) == (True, None, False)
     assert not is_arch_support_pdl()
 
 

@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import ModelConfigError
 
 
-@dataclass(frozen=True)
-class Traits:
+class Traits(NamedTuple):
     """Facts about a type of model that its config does not hold.
 
     Attributes:

@@ -5,14 +5,12 @@ The core imports this module only where one of its variables is set: else ops ar
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sgljit_core.errors import ConfigError, DriverError
 
@@ -21,8 +19,7 @@ from .environment import inherited_environment
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings of an observed process. The variables are read once.
 
     Attributes:
@@ -91,7 +88,7 @@ def around(declaration: Any, body: Function) -> Function:
         body = torch.cuda.nvtx.range(f"{declaration.where.family}.{declaration.where.op}")(body)
     if not (SETTINGS.trace_calls or SETTINGS.sync):
         return body
-    op = dataclasses.replace(declaration.where, place="")
+    op = declaration.where._replace(place="")
     names = [parameter.name for parameter in declaration.parameters]
 
     def observed(*args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sgljit_core import log
-from sgljit_core.builds.obtain import obtain, until_current
+from sgljit_core.builds.obtain import obtain
 from sgljit_core.builds.request import Request
 from sgljit_core.cache import keys
 from sgljit_core.compilers import includes
@@ -113,11 +113,11 @@ def get(spec: TritonSpec, root: Path, *, is_warmup: bool) -> Compiled:
     """
     requests: list[TritonRequest] = []
 
-    def ask() -> Compiled:
+    def ask() -> TritonRequest:
         requests.append(TritonRequest(spec, root))
-        return obtain(requests[-1])
+        return requests[-1]
 
-    found = until_current(ask)
+    found = obtain(ask)
     if any(request.was_made for request in requests):
         monitor.compiled(spec, is_warmup=is_warmup)
     return found
@@ -182,7 +182,7 @@ class TritonRequest(Request[Compiled]):
         tools = self.find_tools(spec.label)
         version = f"{facts['triton']} with ptxas of CUDA {tools['ptxas']}"
         payload.write_bytes(Cubin(made.image, facts["symbol"], keys.canonical(said), version).packed())
-        return Product(payload, made.command, {})
+        return Product(payload, made.command, {}, {})
 
     def _check(self, facts: Mapping[str, Any], command: str, directory: Path) -> int:
         """The number of scratch pointers behind the parameters. Raises CompileError where no launch of ours fits."""
@@ -204,8 +204,8 @@ class TritonRequest(Request[Compiled]):
             )
         return len(taken) - len(wanted)
 
-    def load(self, payload: bytes) -> Compiled:
-        cubin = Cubin.unpacked(payload)
+    def load(self, payload: bytes, name: str) -> Compiled:
+        cubin = Cubin.unpacked(payload, name)
         try:
             said = json.loads(cubin.signature)
             kernel = said.pop("kernel")

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sgljit_core import Addresses, Op, TensorSpec
 from sgljit_core.builds.recording import Wanted, recording
@@ -32,8 +30,7 @@ from .process import in_a_process
 from .tensors import MOST_TOKENS, Place, Shaped
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
     """The result of a recording.
 
     Attributes:
@@ -132,7 +129,7 @@ def _record(
             listener = launches.Launches(driver, recorder.wanted)
             found, odd = _launch_faults(families, listener), listener.odd
     own = cache_root()  # which is left to the process that builds them
-    wanted = (dataclasses.replace(one, root=None) if one.root == own else one for one in wanted_by_samples)
+    wanted = (one._replace(root=None) if one.root == own else one for one in wanted_by_samples)
     return Recording(tuple(wanted), tuple(stopped), tuple(found), tuple(odd.items()))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +19,7 @@ from .family_checks import FAMILY_CHECKS, causes
 from .subject import Fault, NotApplicable, Subject, conditions
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """A check of one thing.
 
     Attributes:

@@ -156,12 +156,12 @@ def test_an_artifact_of_another_kernel_in_this_place_is_not_launched(ops, cache)
         ]
     requests = [TritonRequest(spec, cache) for spec in specs]
     payload = next((cache / requests[1].location.path).glob("*/kernel.cubin")).read_bytes()
-    assert requests[1].load(payload).symbol == "add"
+    assert requests[1].load(payload, "add").symbol == "add"
     with pytest.raises(errors.SignatureError, match=r"the artifact of add<.*i32:16, fp32, BLOCK=64> holds add<.*i32, "):
-        requests[0].load(payload)
+        requests[0].load(payload, "add")
     for broken in (b"", b"\x7fELF", payload[:-9], payload.replace(b'\\"warps\\"', b'\\"warts\\"')):
         with pytest.raises(errors.ArtifactLoadError):
-            requests[1].load(broken)
+            requests[1].load(broken, "add")
 
 
 def test_a_carried_kernel_of_a_newer_cuda_than_the_drivers_is_passed_over(ops, package, cache, monkeypatch, caplog):
