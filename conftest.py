@@ -33,7 +33,10 @@ atexit.register(gc.freeze)
 # A test's outcome must not depend on who runs it; only which compilers there are is the reader's choice.
 _KEPT = ("SGLJIT_NVCC", "SGLJIT_CXX")
 _ROOT = Path(__file__).parent
-_TESTS_OF_OPS = ("plugins/", "engines/", *(f"tests/{x}/" for x in ("engines", "families", "tools/recording", "tools/testing")))
+_TESTS_OF_OPS = (
+    *("plugins/", "engines/", "tests/engines/", "tests/families/", "tests/headers/test_row_program.py"),
+    *("tests/tools/recording/", "tests/tools/testing/"),
+)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +70,8 @@ def private_cache(run_directory: Path):
 def one_version_of_a_loop(request: pytest.FixtureRequest, run_directory: Path, private_cache: Path):
     """Tests of ops and adapters compile the version of a CPU loop that this processor runs, in half the time.
 
-    The others, which no op would run here, are compiled by tests/headers and in the wheels of a release.
+    The others, which no op would run here, are compiled by tests/headers, and by the slow tests in the wheels of a
+    release, where an emulator runs them.
     """
     real = shutil.which(os.environ.get("SGLJIT_CXX") or os.environ.get("CXX") or "g++")
     is_of_ops = request.path.relative_to(_ROOT).as_posix().startswith(_TESTS_OF_OPS)
