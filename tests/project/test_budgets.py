@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -116,13 +117,14 @@ def measured(directory, built):
         **{name: value for name, value in os.environ.items() if not name.startswith(("SGLJIT_", "PYTHON", "COVERAGE"))},
         "SGLJIT_CACHE_DIR": str(directory / "cache"),
     }
-    # The cache is filled first, with the norm that other tests of this run use, too. A scan is remembered where files
-    # are two seconds old: those of LOAD are by then.
+    # The cache is filled first, with the norm that other tests of this run use, too.
     children = Children(source.parent, directory)
     children.run(f"import sys\n{COUNTING}{CALL}", {**environment, "SGLJIT_CACHE_DIR": str(built)})
     (target,) = (path.parent for path in built.glob("cpu-*/norm"))
     shutil.copytree(target / "norm", directory / "cache" / target.name / "norm")
     shutil.copy(built / "CACHEDIR.TAG", directory / "cache")
+    # The scan of a file that is younger than two seconds is not remembered.
+    time.sleep(max(0, source.stat().st_ctime + 2.5 - time.time()))
     fill = f"import sys\nsys.argv = ['-c', {str(source)!r}]\n{COUNTING}{CALL}{LOAD}"
     children.run(fill, environment)
     found = {}
