@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import functools
 import gc
 import importlib.util
 import os
 import re
+import shlex
+import shutil
 import sys
 import zlib
 from pathlib import Path
@@ -29,6 +32,11 @@ atexit.register(gc.freeze)
 
 # A test's outcome must not depend on who runs it; only which compilers there are is the reader's choice.
 _KEPT = ("SGLJIT_NVCC", "SGLJIT_CXX")
+_ROOT = Path(__file__).parent
+_TESTS_OF_OPS = (
+    *("plugins/", "engines/", "tests/engines/", "tests/families/", "tests/headers/test_row_program.py"),
+    *("tests/tools/recording/", "tests/tools/testing/"),
+)
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +64,42 @@ def private_cache(run_directory: Path):
         # On a busy machine any build may be long enough for a warning, and tests count warnings.
         patch.setattr("sgljit_core.builds.record._LONG_SECONDS", 3600.0)
         yield cache
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_version_of_a_loop(request: pytest.FixtureRequest, run_directory: Path, private_cache: Path):
+    """Tests of ops and adapters compile the version of a CPU loop that this processor runs, in half the time.
+
+    The others, which no op would run here, are compiled by tests/headers, and by the slow tests in the wheels of a
+    release, where an emulator runs them.
+    """
+    real = shutil.which(os.environ.get("SGLJIT_CXX") or os.environ.get("CXX") or "g++")
+    is_of_ops = request.path.relative_to(_ROOT).as_posix().startswith(_TESTS_OF_OPS)
+    version = _version_here() if is_of_ops else None
+    if real is None or version is None:
+        yield
+        return
+    script = run_directory / "compiler" / "g++"
+    script.parent.mkdir(exist_ok=True)
+    own = script.with_name(f"{os.getpid()}")
+    own.write_text(f'#!/bin/sh\nexec {shlex.quote(real)} -DSGL_ONLY_VERSION={version} "$@"\n')
+    own.chmod(0o755)
+    own.replace(script)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLJIT_CXX", os.fspath(script))
+        yield
+
+
+@functools.cache
+def _version_here() -> str | None:
+    """The name of the version in sgl_kernel/cpu/isa.h that this processor runs; None where there is no choice."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
+    for name, needed in (("run_avx512", "avx512f avx512bw avx512dq avx512vl"), ("run_avx2", "f16c avx2 fma")):
+        if flags.issuperset(needed.split()):
+            return name
+    return None
 
 
 @pytest.fixture(autouse=True)

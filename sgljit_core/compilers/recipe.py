@@ -39,6 +39,9 @@ def recipe(spec: BuildSpec, roots: Sequence[Root]) -> Recipe:
         generated = generated_sources(spec, found)
         if not spec.header_only:  # the files are units of their own: each includes the port's header first
             steps["unit"] = (*([f"-D{_TVM_CPP}=1"] if found.uses_tvm_cpp else []), "-include", _PORT_HEADER)
+    reached = [path.rpartition("/sgl_kernel/")[2] for path in found.stamps]  # in their order: the author's files first
+    if "core_programs.cpp" in generated and reached.index("src/programs.cpp") < reached.index("row_program.h"):
+        del generated["core_programs.cpp"]
     return Recipe(found, generated, steps)
 
 
@@ -67,8 +70,7 @@ def generated_sources(spec: BuildSpec, found: Scan | None = None) -> dict[str, s
 def _is_separate(spec: BuildSpec) -> bool:
     """Whether the core's own functions are compiled beside the module's files.
 
-    They take as long as a host part to compile, or a quarter of nvcc's time. A small C++ module uses few of them, and
-    compiles faster when these alone are inlined.
+    They take as long as a host part, or a quarter of nvcc's time. A small C++ module compiles faster with few inlined.
     """
     return spec.host_part or spec.target.cuda_arch is not None
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import re
 import shutil
+import subprocess
+from collections import Counter
 
 import pytest
 import torch
@@ -466,6 +469,24 @@ def test_segments_that_share_memory_are_refused(programs):
     x, weight = torch.ones(3, 4, 64), torch.ones(64)
     with pytest.raises(ValueError, match="rows of q share memory with each other or with other rows of k"):
         programs.qknorm(x[:, :3], x[:, 2:], weight, weight, EPS)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a loop has one version on this machine")
+def test_each_version_of_a_loop_is_compiled(tmp_path):
+    """Which tests of ops do not: see the root's conftest.py. A function that is not inlined would not be in them."""
+    source = """#include "row_programs.h"
+    #include <sgl_kernel/cpu/row_program.h>
+    void* norm() { return (void*)&host::cpu::row_program<programs::RMSNorm, 3, 1, 546u, 64u, 0u>; }
+    void* layer() { return (void*)&host::cpu::row_program<programs::Attention, 4, 3, 8226u, 8768u, 26u>; }"""
+    (tmp_path / "unit.cpp").write_text(source)
+    flags = ["-std=c++20", "-O3", "-USGL_ONLY_VERSION", f"-I{toolbox.CSRC}", *toolbox.include_flags()]
+    command = [toolbox.host_compiler("g++"), *flags, "-S", "unit.cpp", "-o", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    functions = re.findall(r"^_ZN4host3cpu7details\d+(run_avx\w+?)I.*:$", done.stdout, re.MULTILINE)
+    assert Counter(functions).keys() == {"run_avx512", "run_avx2"}
+    assert min(Counter(functions).values()) >= 2
+    assert "__cpu_model" in done.stdout  # the choice, beside the version for every processor
 
 
 WRONG = {

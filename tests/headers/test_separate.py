@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from collections import Counter
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sgljit_core.compilers.recipe import generated_sources
+from sgljit_core.compilers.recipe import generated_sources, recipe
 from sgljit_core.compilers.toolchain import find_toolchain
+from sgljit_core.jit.modules import include_roots
 from sgljit_core.paths import core_include, tvm_ffi_include
 from sgljit_core.specs.build import BuildSpec, Target
 
@@ -44,6 +46,26 @@ def test_the_units_are_those_that_a_build_compiles(tmp_path):
     )
     names = {name for name in generated_sources(spec) if name.startswith("core_")}
     assert names == {f"core_{unit.name}" for unit in UNITS}
+
+
+@pytest.mark.parametrize("where", ["host.cpp", "between.h", "sources"])
+def test_the_bodies_of_row_programs_are_compiled_where_a_file_reaches_them(tmp_path, where):
+    (tmp_path / "host.cpp").write_text('#include "between.h"\n')
+    (tmp_path / "between.h").write_text("#pragma once\n")
+    spec = BuildSpec(
+        ("m",), tmp_path, Target("cpu-x86_64"), cpp_files=("host.cpp",), cpp_wrappers=(("f", "f"),), host_part=True
+    )
+    assert units_of(spec) == {"core_messages.cpp", "core_kernels.cpp"}
+    include = "#include <sgl_kernel/row_program.h>\n"
+    if where == "sources":
+        spec = dataclasses.replace(spec, cpp_files=(), cpp_sources=(include,))
+    else:
+        (tmp_path / where).write_text(include)
+    assert units_of(spec) == {f"core_{unit.name}" for unit in UNITS}
+
+
+def units_of(spec: BuildSpec) -> set[str]:
+    return {name for name in recipe(spec, include_roots(spec)).generated if name.startswith("core_")}
 
 
 def test_every_declared_function_is_defined_once(symbols):

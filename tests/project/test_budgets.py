@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -101,12 +103,12 @@ KINDS = ("modules", "calls", "moves", "system")
 
 
 @pytest.fixture(scope="module")
-def counts(_server):
+def counts(_server, private_cache):
     with tempfile.TemporaryDirectory() as directory:  # each directory on the way to a cache is checked: it is short
-        yield measured(Path(directory))
+        yield measured(Path(directory), private_cache)
 
 
-def measured(directory):
+def measured(directory, built):
     source = directory / "csrc" / "add.cpp"
     source.parent.mkdir()
     source.write_text("#include <cstdint>\nstatic int64_t add(int64_t a, int64_t b) { return a + b; }\n")
@@ -115,9 +117,16 @@ def measured(directory):
         **{name: value for name, value in os.environ.items() if not name.startswith(("SGLJIT_", "PYTHON", "COVERAGE"))},
         "SGLJIT_CACHE_DIR": str(directory / "cache"),
     }
-    # The cache is filled first. A scan is remembered where files are two seconds old: those of LOAD are by then.
+    # The cache is filled first, with the norm that other tests of this run use, too.
+    children = Children(source.parent, directory)
+    children.run(f"import sys\n{COUNTING}{CALL}", {**environment, "SGLJIT_CACHE_DIR": str(built)})
+    (target,) = (path.parent for path in built.glob("cpu-*/norm"))
+    shutil.copytree(target / "norm", directory / "cache" / target.name / "norm")
+    shutil.copy(built / "CACHEDIR.TAG", directory / "cache")
+    # The scan of a file that is younger than two seconds is not remembered.
+    time.sleep(max(0, source.stat().st_ctime + 2.5 - time.time()))
     fill = f"import sys\nsys.argv = ['-c', {str(source)!r}]\n{COUNTING}{CALL}{LOAD}"
-    Children(source.parent, directory).run(fill, environment)
+    children.run(fill, environment)
     found = {}
     for code in (IMPORT, CALL, LOAD):
         command = [sys.executable, "-c", f"{COUNTING}{code}\nprint(json.dumps(found))", str(source)]

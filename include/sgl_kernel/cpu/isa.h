@@ -77,6 +77,9 @@ __attribute__((target("avx2,fma"))) void run_avx2(const Body& body) {
 /// \note The choice takes some nanoseconds and the body is a function of its own: give it rows, not elements.
 template <typename Body>
 void with_widest_vectors(const Body& body) {
+#if defined(SGL_ONLY_VERSION)  // such as run_avx512: what runs on this processor alone compiles in half the time
+  details::SGL_ONLY_VERSION(body);
+#else
 #if defined(__x86_64__)
   // The answers also consider which registers the operating system saves at a context switch.
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -90,6 +93,7 @@ void with_widest_vectors(const Body& body) {
   if (has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return details::run_avx2(body);
 #endif
   details::run<4>(body);
+#endif
 }
 
 /// \brief Asks for `count` elements that are read soon. The processor asks on its own within a page of 4 KiB; from page

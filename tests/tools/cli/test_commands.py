@@ -58,14 +58,16 @@ def {name}(name: str, artifact: list[str]) -> None:
 """
 
 
-def test_prepare_hands_what_a_model_asked_for_to_the_command_that_pushes(tmp_path):
+def test_prepare_hands_what_a_model_asked_for_to_the_command_that_pushes(tmp_path, private_cache):
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "dtype": "float32"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = ("prepare", "--model", str(tmp_path), "--push", "llama")
     said = _sgljit(tmp_path, *arguments, status=1, SGLJIT_PLUGINS="sgljit-norm")
     assert said == "error: --push needs the command cache.push of sgljit-remote: pip install sgljit-remote\n"
     _install(tmp_path, "cache.push", PUBLISH)
-    said = _sgljit(tmp_path, *arguments, SGLJIT_PLUGINS="sgljit-norm,stranger-push")
+    # The cache of the run: other tests compile the same.
+    found = {"SGLJIT_PLUGINS": "sgljit-norm,stranger-push", "SGLJIT_CACHE_DIR": str(private_cache)}
+    said = _sgljit(tmp_path, *arguments, **found)
     assert "\npublishing 3 of them, those that are in the cache /" in said
     assert f"llama ('cpu-{platform.machine()}', 'norm', 'norm')" in said
 

@@ -119,8 +119,9 @@ def test_norm_rotation_and_store_are_one_op(dtype, batch):
     check(Prologue(dtype), "qk-norm + rope + store", dtype, given(dtype, batch))
 
 
-@pytest.mark.parametrize("tokens", [1, 100])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("tokens", "batch"), [(1, 1), (100, 3), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((1, 3), (100, 1)))]
+)
 def test_one_token_and_many(tokens, batch, monkeypatch):
     monkeypatch.setitem(globals(), "LENGTH", 128)
     check(Prologue(), "qk-norm + rope + store", inputs=given(batch=batch, tokens=tokens))
@@ -140,7 +141,7 @@ def test_each_form(plus_one, stored, halves):
         check(Prologue(normed=False, stored=stored, halves=halves), "rope" + " + store" * stored)
 
 
-@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("changes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_norms_after_the_transposition(changes):
     class Gemma3(Prologue):
         def forward(self, x, positions, *_rest):
@@ -449,7 +450,7 @@ def test_a_place_that_is_not_there_is_an_error():
         seen(Prologue(), *inputs)
 
 
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("stored", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sizes_that_change(stored):
     inputs = given(tokens=6)
     inputs[1] = inputs[1].expand(BATCH, 6).contiguous()

@@ -36,7 +36,7 @@ from .helpers import (
 norm = ops["norm"]
 each_op = pytest.mark.parametrize("op", OPS)
 each_dtype = pytest.mark.parametrize(
-    "dtype", [pytest.param(x, marks=pytest.mark.slow) if x is torch.float16 else x for x in DTYPES], ids=str
+    "dtype", [x if x is torch.bfloat16 else pytest.param(x, marks=pytest.mark.slow) for x in DTYPES], ids=str
 )
 # Each compiles a program of its own. That of Gemma differs in its weight alone, whatever the dtype.
 each_op_and_dtype = pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from sgljit_quant import reference, samples
 from .helpers import DTYPES, FP8, assert_same_bytes, check, check_per_tensor, check_per_token, family, random
 
 each_dtype = pytest.mark.parametrize(
-    "dtype", [pytest.param(x, marks=pytest.mark.slow) if x is torch.float16 else x for x in DTYPES], ids=str
+    "dtype", [x if x is torch.bfloat16 else pytest.param(x, marks=pytest.mark.slow) for x in DTYPES], ids=str
 )
 
 

@@ -14,7 +14,7 @@ from sgljit_quant import column_major_scales, reference, samples
 from .helpers import DTYPES, FP8, Guarded, assert_same_bytes, family, random
 
 each_dtype = pytest.mark.parametrize(
-    "dtype", [pytest.param(x, marks=pytest.mark.slow) if x is torch.float16 else x for x in DTYPES], ids=str
+    "dtype", [x if x is torch.bfloat16 else pytest.param(x, marks=pytest.mark.slow) for x in DTYPES], ids=str
 )
 
 
