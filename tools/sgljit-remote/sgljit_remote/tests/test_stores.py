@@ -236,7 +236,7 @@ def reads(monkeypatch):
 
 
 def test_the_certificates_of_this_machine_are_read_once_where_tls_is_asked_for(server, tmp_path, monkeypatch, reads):
-    """They take longer to read than an artifact takes to come. Python reads them for each request, or for none of TLS."""
+    """They take longer to read than an artifact takes to come. Python reads them for each request, or without TLS."""
     assert stores.opened(server.url, check_owners=False).get("x", 10, LATER) is None
     assert reads == []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
