@@ -85,12 +85,11 @@ class Client:
     """Requests, each in its time. Raises as a store does."""
 
     def __init__(self) -> None:
-        self._opener = urllib.request.OpenerDirector()
-        handlers = urllib.request
-        for handler in (handlers.ProxyHandler(), handlers.UnknownHandler(), handlers.HTTPDefaultErrorHandler()):
-            self._opener.add_handler(handler)
-        for handler in (_Web(), _SameScheme(), handlers.HTTPErrorProcessor()):
-            self._opener.add_handler(handler)
+        library = urllib.request  # its own choice of handlers has files, FTP, and the other one for TLS
+        plain = (library.ProxyHandler, library.UnknownHandler, library.HTTPDefaultErrorHandler)
+        self._opener = library.OpenerDirector()
+        for handler in (*plain, library.HTTPErrorProcessor, _Web, _SameScheme):
+            self._opener.add_handler(handler())
 
     @contextlib.contextmanager
     def answered(self, url: str, deadline: float, authorization: str = "", **request: Any) -> Iterator[Any]:
