@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -22,7 +23,7 @@ from sgljit_core import paths
 from sgljit_core.cache.lookup import LARGEST
 from sgljit_core.machine import roots
 
-from . import config, objects, parts, signing, stores, transfer
+from . import config, objects, owned, parts, signing, stores, transfer
 from .errors import BundleMismatchError, RefusedObjectError
 
 if TYPE_CHECKING:
@@ -62,29 +63,24 @@ def write(file: Path, root: Path, key: Ed25519PrivateKey | None) -> dict[str, Pa
         RefusedObjectError: it would have more bytes than are laid out.
         OSError: the file cannot be written; one that was there stays.
     """
-    written = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
     keys: dict[str, dict[str, str]] = {}
     files: dict[str, dict[str, tuple[int, str]]] = {}
-    try:
-        with zipfile.ZipFile(written, "x", zipfile.ZIP_DEFLATED) as archive:
-            for name, part_key, path, content in _contents(root):
-                keys[name] = part_key
-                files.setdefault(name, {})[path] = (len(content), hashlib.sha256(content).hexdigest())
-                archive.writestr(f"{name}/{path}", content)
-            found = {name: Part(keys[name], files[name]) for name in keys}
-            if (total := _size(found)) > LARGEST:
-                raise RefusedObjectError(
-                    f"{file} is not written: its {total} bytes are more than the {LARGEST} that are laid out. Remove "
-                    f"old files from the caches of {', '.join(found)}, or name empty ones before the warm-up"
-                )
-            document = {"format": _FORMAT, "parts": {name: part._asdict() for name, part in found.items()}}
-            text = json.dumps(document, indent=1, sort_keys=True).encode()
-            archive.writestr(_LIST, text)
-            if key is not None:
-                archive.writestr(_SIGNATURE, signing.sign(text, key, "bundle"))
-        written.replace(file)
-    finally:
-        written.unlink(missing_ok=True)
+    with owned.replaced(file) as written, zipfile.ZipFile(written, "x", zipfile.ZIP_DEFLATED) as archive:
+        for name, part_key, path, content in _contents(root):
+            keys[name] = part_key
+            files.setdefault(name, {})[path] = (len(content), hashlib.sha256(content).hexdigest())
+            archive.writestr(f"{name}/{path}", content)
+        found = {name: Part(keys[name], files[name]) for name in keys}
+        if (total := _size(found)) > LARGEST:
+            raise RefusedObjectError(
+                f"{file} is not written: its {total} bytes are more than the {LARGEST} that are laid out. Remove "
+                f"old files from the caches of {', '.join(found)}, or name empty ones before the warm-up"
+            )
+        document = {"format": _FORMAT, "parts": {name: part._asdict() for name, part in found.items()}}
+        text = json.dumps(document, indent=1, sort_keys=True).encode()
+        archive.writestr(_LIST, text)
+        if key is not None:
+            archive.writestr(_SIGNATURE, signing.sign(text, key, "bundle"))
     return found
 
 
@@ -111,10 +107,14 @@ def _saved_by_torch() -> bytes:
 
 
 def _files(directory: parts.Directory) -> list[Path]:
-    """The plain files of a directory that a bundle takes: not what a link leads to, and no names of another form."""
+    """The plain files of a directory that a bundle takes: not what a link leads to, and no names of another form.
+
+    Nor what was being laid out when the process was killed.
+    """
     place = directory.path.resolve()
     found = {path for pattern in directory.patterns for path in place.glob(pattern)}
-    plain = [path for path in found if path.is_file() and path.resolve() == path]
+    whole = (path for path in found if not re.fullmatch(r"\.[0-9a-f]{16}", path.name))
+    plain = [path for path in whole if path.is_file() and path.resolve() == path]
     return sorted(path for path in plain if _is_path(path.relative_to(place).as_posix()))
 
 

@@ -21,7 +21,7 @@ from sgljit_core.cache import lookup
 from sgljit_core.cache.manifest import FILE, Manifest, ManifestError
 from sgljit_core.errors import SgljitError
 
-from . import config, signing
+from . import config, owned, signing
 from .errors import RefusedObjectError
 from .objects import SIGNATURE
 
@@ -72,13 +72,9 @@ def sign_directory(root: Path, key: Ed25519PrivateKey) -> int:
         artifact = lookup.read(place)
         if artifact is None:  # it was removed meanwhile
             continue
-        written = place / f".{SIGNATURE}.{os.urandom(8).hex()}"
-        try:
+        with owned.replaced(place / SIGNATURE) as written:
             written.write_bytes(signing.sign(artifact.manifest.dump(), key))
             written.chmod((place / FILE).stat().st_mode & 0o777)
-            written.replace(place / SIGNATURE)
-        finally:
-            written.unlink(missing_ok=True)
     return len(places)
 
 
@@ -89,25 +85,22 @@ def sign_wheel(wheel: Path, key: Ed25519PrivateKey) -> int:
         RefusedObjectError: it is no wheel, or an artifact of it is damaged.
         OSError: it cannot be read or written.
     """
-    written = wheel.with_name(f".{wheel.name}.{os.urandom(8).hex()}")
     try:
-        with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(written, "x", zipfile.ZIP_DEFLATED) as new:
-            (record,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
-            signatures = dict(_signatures(archive, key))
-            for member in archive.infolist():
-                if member.filename not in signatures and member.filename != record:
-                    new.writestr(member, archive.read(member), member.compress_type)
-            for name, content in signatures.items():
-                member = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-                member.external_attr = 0o100644 << 16  # programs that unpack a wheel give its files their modes
-                new.writestr(member, content)
-            new.writestr(archive.getinfo(record), _with(archive.read(record).decode(), signatures))
-        written.chmod(wheel.stat().st_mode & 0o777)
-        written.replace(wheel)
+        with owned.replaced(wheel) as written:
+            with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(written, "x", zipfile.ZIP_DEFLATED) as new:
+                (record,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
+                signatures = dict(_signatures(archive, key))
+                for member in archive.infolist():
+                    if member.filename not in signatures and member.filename != record:
+                        new.writestr(member, archive.read(member), member.compress_type)
+                for name, content in signatures.items():
+                    member = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+                    member.external_attr = 0o100644 << 16  # programs that unpack a wheel give its files their modes
+                    new.writestr(member, content)
+                new.writestr(archive.getinfo(record), _with(archive.read(record).decode(), signatures))
+            written.chmod(wheel.stat().st_mode & 0o777)
     except (zipfile.BadZipFile, ValueError) as error:
         raise RefusedObjectError(f"{wheel} is no wheel, or is damaged: {error}") from error
-    finally:
-        written.unlink(missing_ok=True)
     return len(signatures)
 
 

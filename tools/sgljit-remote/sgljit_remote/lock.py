@@ -66,14 +66,10 @@ def locked(plugin: Plugin) -> Locked:
 def write(file: Path, entries: Mapping[str, Locked]) -> None:
     """Write a lock, complete or not at all. Raises OSError."""
     document = {"format": _FORMAT, "distributions": {name: asdict(entry) for name, entry in entries.items()}}
-    written = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
-    try:
+    with owned.replaced(file) as written:
         with written.open("x", encoding="utf-8") as opened:
             opened.write(json.dumps(document, indent=1, sort_keys=True) + "\n")
         written.chmod(0o644)  # whatever the umask says: one that others can write is refused
-        written.replace(file)
-    finally:
-        written.unlink(missing_ok=True)
 
 
 def read(file: Path) -> dict[str, Locked]:

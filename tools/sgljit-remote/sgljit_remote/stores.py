@@ -101,10 +101,10 @@ class DirectoryStore(Store):
                 return settle(written, path, replace=replace)
             finally:
                 written.unlink(missing_ok=True)
-        except PermissionError as error:
-            raise RemoteUnavailableError(str(error)) from error
         except OSError as error:
-            raise TryAgainError(str(error)) from error
+            lasts = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            kind = RemoteUnavailableError if lasts else TryAgainError
+            raise kind(f"{path} cannot be written ({error.strerror})") from error
 
 
 def settle(written: str | Path, path: str | Path, *, replace: bool, place: int | None = None) -> bool:

@@ -5,8 +5,9 @@ Nothing here is on the way of a process that serves: a remote that does not answ
 
 from __future__ import annotations
 
-import os
+import random
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ from sgljit_core.cache import lookup
 from sgljit_core.cache.manifest import ManifestError
 from sgljit_core.errors import ConfigError, UntrustedCacheError
 
-from . import index, objects
+from . import index, objects, owned
 from .config import Settings
 from .errors import RefusedObjectError, RemoteUnavailableError, UntrustedRemoteError
 from .index import Archive
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from .signing import TrustedKey
 
 Progress = Callable[[str], object]
+PAUSE = 0.3  # seconds: longer than another push takes from reading the index to writing it
+_ATTEMPTS = 10
 _ENTRIES = "*/*/*/" + "[0-9a-f]" * 32 + "/*"
 
 
@@ -114,9 +117,20 @@ def push(
         did = "would write" if dry_run else "wrote"
         progress(f"{did} the archive {archive}: {len(members)} artifacts, {len(content)} bytes")
     if written and not dry_run:
-        archives = _archives(remote) | {entry.name: entry for entry in written}
-        remote.put(index.NAME, index.dump(archives.values()), replace=True)
+        _list(remote, {entry.name: entry for entry in written})
     return len(artifacts)
+
+
+def _list(remote: Remote, written: dict[str, Archive]) -> None:
+    """Add archives to the index. Another push may write it at the same time, without them: look, and add them again."""
+    for _ in range(_ATTEMPTS):
+        if written.items() <= (known := _archives(remote)).items():
+            return
+        remote.put(index.NAME, index.dump((known | written).values()), replace=True)
+        time.sleep(PAUSE * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+    if not written.items() <= _archives(remote).items():
+        shown, names = remote.store.shown, ", ".join(written)
+        raise RemoteUnavailableError(f"{shown} does not keep {names} in its index, as others write it; push again")
 
 
 def _archives(remote: Remote) -> dict[str, Archive]:
@@ -161,7 +175,7 @@ def pull(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run:
     for number, archive in enumerate(chosen, 1):
         if not archive.artifacts:
             raise RemoteUnavailableError(f"{remote.store.shown} lists {archive.name} without artifacts; push it again")
-        absent = [place for place in archive.artifacts if not (root / place).is_dir()]
+        absent = [place for place in archive.artifacts if not _is_there(root, place)]
         did = "would pull" if dry_run else "pulls"
         progress(f"{number}/{len(chosen)} {did} {archive.name}: {len(absent)} new artifacts, {archive.size} bytes")
         there += len(archive.artifacts) - len(absent)
@@ -173,7 +187,7 @@ def pull(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run:
         unpacked = remote.unpack(archive.object_name, content)
         refused += len(unpacked.refused)
         new += put(unpacked.artifacts, root)
-        lacking = [place for place in absent if not (root / place).is_dir()]
+        lacking = [place for place in absent if not _is_there(root, place)]
         if lacking and not unpacked.refused:
             raise RemoteUnavailableError(
                 f"{archive.name} of {remote.store.shown} lacks {len(lacking)} artifacts that the index lists, such as "
@@ -184,10 +198,18 @@ def pull(remote: Remote, root: Path, choice: Choice, name: str = "", *, dry_run:
 
 def put(artifacts: Iterable[Artifact], root: Path) -> int:
     """Put those of some artifacts that are not there below a root; their number."""
-    absent = [artifact for artifact in artifacts if not (root / artifact.place).is_dir()]
+    absent = [artifact for artifact in artifacts if not _is_there(root, artifact.place)]
     for artifact in absent:
         put_in_place(artifact, root)
     return len(absent)
+
+
+def _is_there(root: Path, place: str) -> bool:
+    """Whether a cache has an artifact, whole: one that is damaged is replaced. Raises OSError, as it cannot be read."""
+    try:
+        return lookup.read(root / place, root) is not None
+    except ManifestError:
+        return False
 
 
 def export_file(file: Path, root: Path, choice: Choice, key: Ed25519PrivateKey | None) -> int:
@@ -197,13 +219,8 @@ def export_file(file: Path, root: Path, choice: Choice, key: Ed25519PrivateKey |
     """
     artifacts = list(local(root, choice))
     if artifacts:
-        written = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
-        try:
-            with written.open("xb") as opened:
-                opened.write(objects.pack(artifacts, key))
-            written.replace(file)
-        finally:
-            written.unlink(missing_ok=True)
+        with owned.replaced(file) as written, written.open("xb") as opened:
+            opened.write(objects.pack(artifacts, key))
     return len(artifacts)
 
 
@@ -238,15 +255,10 @@ def pull_bundle(remote: Remote, file: Path, name: str) -> None:
         RefusedObjectError: it is too large, or the disk is full. A file that was there stays.
         OSError: the file cannot be made.
     """
-    written = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
-    try:
-        with written.open("xb") as opened:
-            if not remote.save(_bundle_name(name), opened):
-                shown = remote.store.shown
-                raise RemoteUnavailableError(f"{shown} has no bundle {name!r}; `sgljit cache bundle --push` it")
-        written.replace(file)
-    finally:
-        written.unlink(missing_ok=True)
+    with owned.replaced(file) as written, written.open("xb") as opened:
+        if not remote.save(_bundle_name(name), opened):
+            shown = remote.store.shown
+            raise RemoteUnavailableError(f"{shown} has no bundle {name!r}; `sgljit cache bundle --push` it")
 
 
 def _bundle_name(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -63,11 +64,32 @@ class _SameScheme(urllib.request.HTTPRedirectHandler):
         raise RemoteUnavailableError(f"it redirects to {scheme}://, which is no web server")  # the library takes FTP
 
 
+class _Web(urllib.request.HTTPHandler):
+    """Asks with TLS, too. To read the certificates that the machine trusts takes 20 ms: once, and when it is needed.
+
+    The library's handler reads them for each request before Python 3.12, and later also where nobody asks with TLS.
+    """
+
+    _trusting: ssl.SSLContext | None = None
+    https_request = urllib.request.HTTPHandler.http_request
+
+    def https_open(self, request: urllib.request.Request) -> Any:
+        if self._trusting is None:
+            context = ssl.create_default_context()
+            context.set_alpn_protocols(["http/1.1"])
+            self._trusting = context
+        return self.do_open(http.client.HTTPSConnection, request, context=self._trusting)
+
+
 class Client:
     """Requests, each in its time. Raises as a store does."""
 
     def __init__(self) -> None:
-        self._opener = urllib.request.build_opener(_SameScheme())
+        library = urllib.request  # its own choice of handlers has files, FTP, and the other one for TLS
+        plain = (library.ProxyHandler, library.UnknownHandler, library.HTTPDefaultErrorHandler)
+        self._opener = library.OpenerDirector()
+        for handler in (*plain, library.HTTPErrorProcessor, _Web, _SameScheme):
+            self._opener.add_handler(handler())
 
     @contextlib.contextmanager
     def answered(self, url: str, deadline: float, authorization: str = "", **request: Any) -> Iterator[Any]:

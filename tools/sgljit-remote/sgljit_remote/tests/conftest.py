@@ -31,6 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     A warning is given once for each remote, and the server of a test may get the port that another test's had.
     """
     monkeypatch.setattr(log, "_said", set())
+    monkeypatch.setattr(transfer, "PAUSE", 0.0)
     for name in ("REMOTE", "REMOTE_MODE", "REMOTE_TIMEOUT", "REMOTE_UNSIGNED", "TRUSTED_KEYS", "SIGNING_KEY"):
         monkeypatch.delenv(f"SGLJIT_{name}", raising=False)
     root = tmp_path / "cache"

@@ -550,6 +550,36 @@ print(seconds, counters["inductor"]["fxgraph_cache_miss"], float(result.sum()))
 """
 
 
+def test_an_artifact_that_is_damaged_is_replaced(made, second, trusted):
+    """What a power failure left: else a machine without a compiler has no kernel, whatever is laid out."""
+    bundles.lay_out(made, second, trusted)
+    payload = second / ONE.place / "module.so"
+    payload.write_bytes(payload.read_bytes()[:10])
+    assert bundles.lay_out(made, second, trusted)["sgljit"] == (1, 0)
+    assert payload.read_bytes() == ONE.payload
+
+
+def test_what_was_being_laid_out_when_a_process_was_killed_is_not_bundled(here, cache, tmp_path):
+    (here["directory"].path / "ab" / ".0123456789abcdef").write_bytes(b"half")
+    (here["directory"].path / "ab" / ".version").write_bytes(b"whole")
+    assert set(bundles.write(tmp_path / "a", cache, None)["other"].files) >= {"ab/.version", "ab/kernel.cubin"}
+    assert "ab/.0123456789abcdef" not in bundles.write(tmp_path / "a", cache, None)["other"].files
+
+
+def test_a_bundle_replaces_no_more_than_a_file(made, here, cache, tmp_path):
+    """Root may name /dev/null, as the bundle is pushed anyway."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path / "trusted"):
+        with pytest.raises(FileExistsError, match="it is there, and no plain file"):
+            bundles.write(place, cache, None)
+    assert pipe.is_fifo()
+    longest = tmp_path / ("x" * 255)
+    for _ in range(2):
+        bundles.write(longest, cache, None)
+    assert longest.is_file()
+
+
 @pytest.mark.slow
 def test_a_fresh_machine_with_a_bundle_compiles_nothing_of_torchs(tmp_path, key):
     """The whole way by the command line: cold, warm, and with the bundle on an empty disk."""

@@ -322,3 +322,10 @@ def test_nothing_to_export_is_an_error(tmp_path, command):
     assert code == 1
     assert "nothing to export" in printed
     assert not (tmp_path / "file").exists()
+
+
+def test_a_pipe_among_the_keys_is_named_and_nobody_waits_for_it(pair):
+    trusted, *_ = pair
+    os.mkfifo(trusted / "pipe.pub", 0o600)
+    with pytest.raises(KeyFileError, match=r"pipe\.pub cannot be read \(no plain file\)"):
+        signing.public_keys((trusted,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import time
 import uuid
@@ -17,7 +18,8 @@ from sgljit_remote.errors import RefusedObjectError, RemoteUnavailableError
 from sgljit_remote.remote import Remote, Session
 
 from .conftest import files
-from .served import artifact, within
+from .served import artifact, redirecting, running, within
+from .test_real_servers import certificate
 
 ONE = artifact()
 LATER = time.monotonic() + 3600
@@ -223,3 +225,43 @@ def test_settings_are_read(monkeypatch, tmp_path):
 
 def test_the_same_artifacts_make_the_same_object():
     assert objects.pack([ONE, artifact(2)], None) == objects.pack([artifact(2), ONE], None)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """A line for each time that the certificates of this machine are read."""
+    read, lines = ssl.SSLContext.load_default_certs, []
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *args: lines.append("") or read(*args))
+    return lines
+
+
+def test_the_certificates_of_this_machine_are_read_once_where_tls_is_asked_for(server, tmp_path, monkeypatch, reads):
+    """They take longer to read than an artifact takes to come. Python reads them for each request, or without TLS."""
+    assert stores.opened(server.url, check_owners=False).get("x", 10, LATER) is None
+    assert reads == []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    file = certificate(tmp_path)
+    context.load_cert_chain(file, tmp_path / "tls.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    store = stores.opened(server.url.replace("http", "https"), check_owners=False)
+    with pytest.raises(TryAgainError, match="CERTIFICATE_VERIFY_FAILED"):
+        store.get("x", 10, LATER)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    store = stores.opened(server.url.replace("http", "https"), check_owners=False)
+    assert store.put("x", b"content", LATER, replace=False)
+    assert [store.get("x", 10, LATER) for _ in range(3)] == [b"content"] * 3
+    assert len(reads) == 2
+
+
+def test_a_redirect_to_tls_is_followed_and_its_certificate_is_looked_at(server, tmp_path, monkeypatch):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    file = certificate(tmp_path)
+    context.load_cert_chain(file, tmp_path / "tls.key")
+    with running() as other:
+        other.objects["/x"] = b"content"
+        other.socket = context.wrap_socket(other.socket, server_side=True)
+        server.fault = redirecting(other.url.replace("http", "https"))
+        with pytest.raises(TryAgainError, match="CERTIFICATE_VERIFY_FAILED"):
+            stores.opened(server.url, check_owners=False).get("x", 10, LATER)
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+        assert stores.opened(server.url, check_owners=False).get("x", 10, LATER) == b"content"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -316,3 +317,57 @@ def test_a_pull_with_refused_artifacts_ends_with_status_1(sgljit, filled, key, t
     status, output = sgljit("cache", "pull", "norm")
     assert status == 1
     assert "3 were refused" in output
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_push_adds_its_archives_again_where_another_writes_the_index_without_them(run, filled, server, times):
+    others = index.dump([index.Archive("cpu-x86_64.rope", "rope", "cpu-x86_64", 1, (MOE.place,))])
+    left = [times]
+
+    def beside(handler):
+        if handler.command != "PUT" or handler.path != f"/{index.NAME}" or not left[0]:
+            return False
+        left[0] -= 1
+        handler.server.objects[handler.path] = others
+        handler.send_response(201)
+        handler.end_headers()
+        return True
+
+    server.fault = beside
+    status, output = run("push", "norm")
+    archives = sorted(index.parse(server.objects[f"/{index.NAME}"]))
+    if times == 1:
+        assert (status, archives) == (0, ["cpu-x86_64.norm", "cpu-x86_64.rope"])
+    else:
+        assert (status, archives) == (1, ["cpu-x86_64.rope"])
+        assert f"{server.url} does not keep cpu-x86_64.norm in its index, as others write it; push again" in output
+
+
+def test_a_pull_and_an_import_replace_what_is_damaged(run, filled, tmp_path):
+    run("push")
+    run("export", tmp_path / "all.zip")
+    other = tmp_path / "other"
+    run("pull", "--directory", other)
+    for command in (("pull",), ("import", tmp_path / "all.zip")):
+        damaged = other / NORMS[1].place / "module.so"
+        damaged.write_bytes(damaged.read_bytes()[:10])
+        status, output = run(*command, "--directory", other)
+        assert (status, damaged.read_bytes()) == (0, NORMS[1].payload), output
+
+
+def test_a_store_that_cannot_be_written_is_an_error_at_once_and_named_once(run, filled, tmp_path, monkeypatch):
+    """A file system that is mounted to be read takes nothing later either."""
+
+    def refuse(self, mode="r", *args, **kwargs):
+        if "x" not in mode:
+            return opened(self, mode, *args, **kwargs)
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    opened = Path.open
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("SGLJIT_REMOTE", str(tmp_path / "store"))
+    monkeypatch.setattr(Path, "open", refuse)
+    with within(1):
+        status, output = run("push")
+    assert status == 1
+    assert output.count("cannot be written (Read-only file system)") == 1
