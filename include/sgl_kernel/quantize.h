@@ -37,7 +37,8 @@ SGL_HD float scale_for(float largest, float limit) {
 /// \brief The smallest power of two that is not below `scale_for(largest, limit)`, and 2^127 at most.
 ///
 /// It needs no division: `largest / limit` is above 2^k, rounded or not, exactly if `largest` is above limit * 2^k. The
-/// bits of `largest` less those of `limit` are the exponent of the quotient, and a fraction unless it is a power of two.
+/// bits of `largest` less those of `limit` are the exponent of the quotient, and a fraction unless it is a power of
+/// two.
 SGL_HD float power_for(float largest, float limit) {
   const float bounded = at_least(largest, limit * 0x1p-126f);
   const auto quotient = __builtin_bit_cast(unsigned, bounded) - __builtin_bit_cast(unsigned, limit) + 0x3f800000;
@@ -98,8 +99,7 @@ struct GroupExponent {
       const Row& row, Operand<kQ> q, Operand<kExponents> exponents, const Value& value, float least) {
     const auto largest = row.max(groups_of<kSize>, [](float v) { return sgl::abs(v); }, value);
     const float limit = row.largest_of(q);
-    const auto power =
-        row.keep(sgl::map([=](float v) { return power_for(at_least(v, least), limit); }, largest));
+    const auto power = row.keep(sgl::map([=](float v) { return power_for(at_least(v, least), limit); }, largest));
     const auto inverse = row.keep(sgl::map([](float v) { return inverse_of_power(v); }, power));
     const auto biased =
         sgl::map([](float v) { return static_cast<float>(__builtin_bit_cast(unsigned, v) >> 23); }, power);
