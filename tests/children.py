@@ -12,6 +12,7 @@ import torch  # noqa: F401
 import tvm_ffi  # noqa: F401
 
 from sgljit_core import load_jit, parallel_compile  # noqa: F401
+from sgljit_core.compilers import native  # noqa: F401 - children of another user may not be able to read Python
 from sgljit_tools.cli import main  # noqa: F401
 
 

@@ -19,6 +19,7 @@ from planted import (
     RIGHT,
     SOURCES,
     WRONG_OF_ROWS_CPP,
+    writing,
 )
 
 from sgljit_core import errors, ops
@@ -118,6 +119,36 @@ def test_what_the_declaration_shows_is_refused(install, name):
         ops[family].scale(torch.ones(1, 2), torch.ones(1, 2))
     assert f"planted-{name.replace('_', '-')} 1.2.3, " in str(caught.value)
     assert "ops.py:" in str(caught.value)
+
+
+ONE_SHAPE = """
+def samples(device):
+    for dtype in (torch.float32, torch.float16):
+        x = torch.randn(3, 16, device=device).to(dtype)
+        yield {"x": x, "out": torch.empty_like(x)}
+"""
+TAKES_ITS_SAMPLES_ALONE = """
+is_plain = all(one.is_contiguous() and one.data_ptr() % 16 == 0 for one in (x, out))
+if x.shape != (3, 16) or not is_plain or not (x.abs() < 90).all():
+    raise ValueError("only the samples")
+out.copy_(2 * x.double())
+"""
+
+
+@pytest.mark.parametrize("check", ["layouts", "sizes", "nans"])
+def test_a_check_whose_calls_are_all_refused_is_skipped_and_says_so(install, check):
+    family = install(f"refuses_{check}", writing(TAKES_ITS_SAMPLES_ALONE, ONE_SHAPE))
+    (one,) = (one for one in checks_of_family(family, [torch.device("cpu")]) if one.name == check)
+    with pytest.raises(NotApplicable, match="the op and its reference take no such call: nothing was compared"):
+        one.run()
+
+
+def test_a_reference_without_float64_says_that_no_rounding_is_compared(install):
+    only_narrow = "\nkept = reference\ndef reference(x, out):\n    assert x.dtype != torch.float64\n    kept(x, out)\n"
+    family = install("narrow", writing("out.copy_(2 * x)", only_narrow))
+    (one,) = (one for one in checks_of_family(family, [torch.device("cpu")]) if one.name == "precision")
+    with pytest.raises(NotApplicable, match="the reference makes nothing in float64, or does not take it"):
+        one.run()
 
 
 TEXTS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf, isnan, nan
 from typing import Any
 
@@ -47,19 +47,28 @@ def results(subject: Subject) -> None:
             subject.judge({**sample, **others}, f"other integers in {', '.join(others)}", may_refuse=True)
 
 
+def _require_comparison(compared: Iterable[bool]) -> None:
+    """Raise NotApplicable where no call was compared."""
+    if not any([*compared]):  # of all, as each may have a fault
+        raise NotApplicable("the op and its reference take no such call: nothing was compared")
+
+
 def precision(subject: Subject) -> None:
     """A result of 16 or 8 bits is rounded once, at the end, or as often as the reference says."""
-    roundings = int(getattr(subject.reference, "roundings", 1))
+    roundings, is_wide = int(getattr(subject.reference, "roundings", 1)), False
     for sample in subject.picked:
         guarded = Guarded(sample)
         wanted = subject.expected(guarded.arguments)
         result = subject.call(guarded.arguments)
         for name, got, right in compared(guarded.arguments, result, wanted):
+            is_wide = is_wide or getattr(right, "dtype", None) == torch.float64
             if text := is_rounded_more_often(got, right, roundings):
                 raise Fault(
                     f"{described(sample)}: {name} {text}. Something is rounded on the way: compute in float32, or, "
                     f"if it has to be, say so: {subject.reference.__name__}.roundings = 2 beside the reference"
                 )
+    if not is_wide:
+        raise NotApplicable("the reference makes nothing in float64, or does not take it: nothing was compared")
 
 
 def nans(subject: Subject) -> None:
@@ -68,6 +77,7 @@ def nans(subject: Subject) -> None:
     if why is not None and not (isinstance(why, str) and why.strip()):
         raise Fault(f"{subject.reference.__name__}.drops_nan is {why!r}, and must say why the op does not keep NaN")
     calls: list[dict[float, float]] = [{0: nan, 1: inf}, {0: -inf, 1: nan}, {0.5: nan}, {0: 100}]  # by place
+    judged = []
     for sample in subject.picked:
         saturates = any(one.itemsize == 1 and one.dtype != torch.bool for _, one in tensors_of(sample))
         for number, (name, tensor) in enumerate(tensors_of(sample)):
@@ -78,9 +88,11 @@ def nans(subject: Subject) -> None:
                 for place, value in values.items():
                     at = tuple(int((size - 1) * place) for size in tensor.shape)
                     list(tensors_of(changed))[number][1][at].copy_(torch.tensor(value))
-                subject.judge(changed, f"elements of {name} made {[*values.values()]}", may_refuse=True)
+                text = f"elements of {name} made {[*values.values()]}"
+                judged.append(subject.judge(changed, text, may_refuse=True))
     if why is not None:
         raise NotApplicable(f"NaN is not passed: {why}")
+    _require_comparison(judged)
 
 
 def reads(subject: Subject) -> None:
@@ -110,15 +122,17 @@ def fresh_values(subject: Subject) -> None:
 
 def layouts(subject: Subject) -> None:
     """A tensor in another layout gives the same result, or a ValueError."""
-    for sample in subject.picked:
-        for text, arguments in laid_out.layouts(sample, subject.op.mutates):
-            subject.judge(arguments, text, may_refuse=True)
+    _require_comparison(
+        subject.judge(arguments, text, may_refuse=True)
+        for sample in subject.picked
+        for text, arguments in laid_out.layouts(sample, subject.op.mutates)
+    )
 
 
 def sizes(subject: Subject) -> None:
     """No row, one row, and sizes around the powers of two give the reference's results, or a ValueError."""
-    for text, arguments in laid_out.sizes(subject.picked):
-        subject.judge(arguments, text, poison=True, may_refuse=True)
+    calls = laid_out.sizes(subject.picked)
+    _require_comparison(subject.judge(arguments, text, poison=True, may_refuse=True) for text, arguments in calls)
 
 
 def own_work(subject: Subject) -> None:

@@ -82,7 +82,7 @@ def sizes(samples: list[Arguments]) -> Iterator[tuple[str, Arguments]]:
         for sample in resizable if new < 2 else resizable[number % len(resizable) :][:1] if resizable else ():
             shapes = [tensor.shape for _, tensor in tensors_of(sample)]
             rows = {t.shape[0] for _, t in tensors_of(sample) if t.dim() > 1 and t.device.type == "cpu" and new > 1025}
-            for old in sorted({size for shape in shapes for size in shape if size > 1} - rows):
+            for old in sorted({size for shape in shapes for size in shape if size > 1} - rows - {new}):
                 news = _news(shapes, old, new)
                 if all(math.prod(news.get(size, size) for size in shape) <= LARGEST for shape in shapes):
                     resized = partial(_resized, news)

@@ -152,8 +152,8 @@ class Subject:
 
     def judge(
         self, arguments: Mapping[str, Any], what: str = "", *, poison: bool = False, may_refuse: bool = False
-    ) -> None:
-        """Call the op in guarded memory and compare with the reference.
+    ) -> bool:
+        """Call the op in guarded memory and compare with the reference. Returns whether both took the call.
 
         Args:
             what: how the arguments differ from a sample, for the fault.
@@ -174,7 +174,7 @@ class Subject:
             if isinstance(error, Fault):
                 raise Fault(f"{told}: {error}") from error
             if may_refuse:
-                return
+                return False
             raise Fault(f"{told}: the reference raises {type(error).__name__}: {error}") from error
         try:
             result = self.call(guarded.arguments)
@@ -182,9 +182,10 @@ class Subject:
             if may_refuse and is_refusal(error):
                 if damage := guarded.damage(()):
                     raise Fault(f"{told}: refused, and yet {damage}") from error
-                return
+                return False
             raise Fault(f"{told}: the op raises {type(error).__name__}: {error}") from error
         self.compare(guarded, result, wanted, told)
+        return True
 
     def compare(self, guarded: Guarded, result: Any, wanted: tuple[Any, dict[str, Any]], told: str) -> None:
         """Raise Fault where a call's results are not the reference's, or it wrote elsewhere."""
