@@ -109,7 +109,7 @@ def test_the_first_artifact_imports_little(run, published):
     new = json.loads(output)["new"]
     assert "cryptography.hazmat.primitives.serialization" not in new  # 4 ms, which reading a public key can do without
     assert "packaging.requirements" not in new  # 8 ms
-    assert len(new) <= 68, new
+    assert len(new) <= 70, new  # 69 in an environment of wheels
 
 
 def test_code_of_a_stranger_is_not_run_but_compiled_here(run, server, published, tmp_path):
