@@ -706,9 +706,10 @@ inline sgl::RowShape shape_of(
   const bool is_full = threads >= 1LL * chip.num_sms * chip.threads_per_sm;
   const bool may_halve = !segment.is_neox && !segment.has_groups;
   if (is_full && may_halve && row.threads_per_row > 1 && row.threads_per_row <= kWarp / 2) row.threads_per_row /= 2;
-  // Few tokens have few heads: what rotates them is soon done, and leaves room for the next kernel.
-  row.triggers_first = row.triggers_first || segment.paired > 0;
-  layout.triggers_first = layout.triggers_first && row.triggers_first && !segment.has_list;
+  // Rows of up to a warp come in many blocks: a next kernel that is there early takes the room of those to come. Those
+  // of pairs, such as the heads of few tokens, let it come early: so they were measured.
+  const bool is_small = vectors <= kWarp && segment.paired == 0;
+  layout.triggers_first = layout.triggers_first && row.triggers_first && !is_small && !segment.has_list;
   if (layout.block_threads < row.block_threads) layout.block_threads = row.block_threads;
   return {
       row.is_resident() ? static_cast<unsigned>(segment.columns) : 0,

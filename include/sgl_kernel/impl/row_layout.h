@@ -81,8 +81,7 @@ struct ChooseRowLayout {
     if (threads > kWarp) return {threads, threads, triggers_first};
     threads = 1;
     while (threads < kWarp && threads < vectors) threads *= 2;
-    // Rows of up to a warp come in many blocks: a next kernel that is there early takes the room of those to come.
-    return {threads, threads == kWarp && vectors <= kWarp ? 256u : 128u, triggers_first && vectors > kWarp};
+    return {threads, threads == kWarp && vectors <= kWarp ? 256u : 128u, triggers_first};
   }
 };
 

@@ -25,3 +25,19 @@ def test_a_tiny_model(device: str, tmp_path: Path):
         row = re.search(rf"^\| qwen3 64 \| {phase} \| default \|(.+)\|$", page.read_text(), re.MULTILINE)
         assert row
         assert len(re.findall(r"\d+\.\d+ \(\d+\.\d\d x(?:; kernels \d+, \d+ us; small \d+, \d+ us)?\)", row[1])) == 4
+
+
+def test_small_kernels_are_all_but_products_and_attention():
+    from sgljit_compile.bench import compiled
+
+    products = ["nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "void cublasLt::splitKreduce_kernel<32, 16, int, float>"]
+    attention = [
+        "cudnn_generated_fort_native_sdpa_sm80_flash_fprop",
+        "void cudnn::fusion::lean_reduction_kernel<false>",
+    ]
+    small = [
+        "triton_poi_fused__scaled_dot_product_cudnn_attention__unsafe_view_add_arange_clone",
+        "void device::row_program<norms::FusedAddRMSNorm<false>, 3, 128u>",
+        "void at::native::vectorized_elementwise_kernel<2, at::native::FillFunctor<long>>",
+    ]
+    assert [name for name in products + attention + small if not compiled.LARGE.match(name)] == small
