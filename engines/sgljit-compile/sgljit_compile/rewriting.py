@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import fx
 
-from . import add_norm, heads
+from . import add_norm, attention, heads
 from .adapter import ADAPTER
 from .graphs import Refused
 from .heads import Heads, Tables
@@ -27,6 +28,7 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -
         record: gets what was done.
     """
     _add_norms(graph, _heads(graph, ops, record), ops, record)
+    _attention(graph, ops, record)
 
 
 def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> set[fx.Node]:
@@ -96,6 +98,16 @@ def _add_norms(graph: fx.Graph, others: set[fx.Node], ops: Mapping[str, frozense
         else:
             replaced.add(norm.x)
             _put(record, op, kind)
+
+
+def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+    """Leave out the copies of keys and values for each head, on devices where the chains of heads are used."""
+    devices = frozenset[str]().union(*(ops.get(op, ()) for op in HEADS.values()))
+    masks: dict[Any, fx.Node] = {}
+    for part, node in attention.parts(graph):
+        tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+        if tensor.device.type in devices and attention.group(graph, part, node, masks):
+            record.chains[part] += 1
 
 
 def _check_use(ops: Mapping[str, frozenset[str]], op: str, node: fx.Node) -> None:
