@@ -1,138 +1,198 @@
-"""How does one token attend to heads of k and v that several heads of q share, without a copy for each of these?
+"""How does attention read keys and values that several heads of q share, without a copy for each of these?
 
-A model repeats the heads of its cache until q and k have as many: transformers does, where attention has a mask. The
-compiler writes the copies out, as a kernel of attention takes whole tensors. A token of a decode waits for them longer
-than for attention itself. But each head of q is one row there, and attention knows no order of rows. So the heads that
-share a head of k become its rows, as if they were tokens, and the cache is read where it lies. The kernel stays
-PyTorch's.
+A model repeats the heads of its cache until k has as many as q: transformers does, where attention has a mask. A kernel
+of attention takes whole tensors, so the compiler writes the copies out, and a decode waits longer for them than for
+attention. PyTorch's attention by cuDNN takes fewer heads of k than of q: it gets those of the cache. The others do not.
+But attention knows no order of its rows, which are the tokens of a head of q. So the rows of all heads that share one
+of k become those of one head. With a mask this holds for a single token, as in a decode: several would need a mask for
+each head. A matrix product has no mask. The kernels stay PyTorch's.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from .graphs import Editor, Refused, args, aten, equal, is_call, is_known, number, replace, value
+from .graphs import Editor, Refused, Values, args, aten, equal, is_call, is_known, number, replace, same_layout
+from .inductor import attention_op
 
 __all__ = ["ATTENTION", "PRODUCT", "group", "parts"]
 
 ATTENTION, PRODUCT = "grouped attention", "grouped product"  # as ``explain`` calls them
 
-_MOST = 65535  # blocks of a launch in one dimension: a kernel of attention has one for each sequence
 
-# By op, the name of its mask; each takes query, key and value, and returns the result first.
-_MASKS: Mapping[Any, str] = {
-    aten._scaled_dot_product_efficient_attention.default: "attn_bias",
-    aten._scaled_dot_product_cudnn_attention.default: "attn_bias",
-    aten._scaled_dot_product_flash_attention.default: "",
-    aten._scaled_dot_product_flash_attention_for_cpu.default: "attn_mask",
+class _Form(NamedTuple):
+    """Where a kernel of attention has its arguments behind query, key and value. It returns the result first."""
+
+    mask: int | str
+    dropout: int
+    is_causal: int
+
+
+_FORMS: Mapping[Any, _Form] = {
+    attention_op("cudnn_attention"): _Form(3, 5, 6),
+    attention_op("efficient_attention"): _Form(3, 5, 6),
+    attention_op("flash_attention_for_cpu"): _Form("attn_mask", 3, 4),
 }
+_CUDNN, _EFFICIENT, _ = _FORMS
+_MOST = 65535  # sequences of a call: blocks of a launch in one dimension
+_ROWS = 64  # of the tensors that PyTorch is asked about
+
+_RESHAPES = (aten.reshape.default, aten.view.default)
 # What a mask is made of: the same calls of these have the same value.
 _PURE = (
+    *_RESHAPES,
     aten.where.self,
     aten.full.default,
+    aten.scalar_tensor.default,
     aten.expand.default,
     aten.unsqueeze.default,
     aten.slice.Tensor,
     aten.constant_pad_nd.default,
     torch.ops.prims.convert_element_type.default,
 )
-_VIEWS = (aten.reshape.default, aten.clone.default, aten.permute.default)
+_MOVES = (aten.clone.default, aten.permute.default)
+
+_answers: dict[tuple[Any, ...], bool] = {}
 
 
 def parts(graph: fx.Graph) -> list[tuple[str, fx.Node]]:
     """The attentions and the matrix products of a graph, each with its name, in its order."""
-    names = {**dict.fromkeys(_MASKS, ATTENTION), aten.bmm.default: PRODUCT}
+    names = {**dict.fromkeys(_FORMS, ATTENTION), aten.bmm.default: PRODUCT}
     return [(names[node.target], node) for node in graph.nodes if node.op == "call_function" and node.target in names]
 
 
 def group(graph: fx.Graph, part: str, node: fx.Node, masks: dict[Any, fx.Node]) -> bool:
-    """Let the heads of q that share a head of k be its rows; whether there are such.
+    """Let an attention or a product read keys and values without a copy for each head; whether it had copies.
 
     Args:
         graph: where the node is.
         part: ``ATTENTION`` or ``PRODUCT``.
         node: one of ``parts``.
-        masks: what this function has made of masks, which the layers of a graph share.
+        masks: the masks that this function has made for the graph.
     """
     editor = Editor(graph, node)
-    known = dict(masks)
+    made = dict(masks)
     try:
-        results = _attention(editor, node, known) if part is ATTENTION else _product(editor, node)
+        results = _attention(editor, node, made) if part == ATTENTION else _product(editor, node)
     except Refused:
         editor.undo()
         return False
-    masks |= known
+    masks |= made
     replace(graph, results, [node, *_above(node)])
     return True
 
 
 def _attention(editor: Editor, node: fx.Node, masks: dict[Any, fx.Node]) -> dict[fx.Node, fx.Node]:
-    """The new nodes in the place of the results of an attention."""
-    given = _named(node)
-    q, name = value(given["query"]), _MASKS[node.target]
-    keys, values = (_repeated(given[side]) for side in ("key", "value"))
-    if q is None or given["is_causal"] or given["dropout_p"] or not _is_one_token(q, keys, values):
-        raise Refused("it is not one token, or its heads are not repeated")
-    if any(not is_call(user, operator.getitem) or args(user)[1] != 0 for user in node.users):
-        raise Refused("something takes more of it than its result")
-    batch, heads, length, size = (int(x) for x in keys.meta["val"].shape)
-    each = int(q.shape[1]) // heads
-    if batch * heads > _MOST:
-        raise Refused("a kernel would have too many blocks")
-    new = dict(given)
-    new["query"] = editor.call(aten.reshape.default, given["query"], [batch * heads, 1, each, int(q.shape[3])])
-    for side, base in (("key", keys), ("value", values)):
-        new[side] = editor.view(base, batch * heads, 1, length, int(base.meta["val"].shape[3]))
-    if name and given[name] is not None:
-        new[name] = _mask(editor, given[name], (batch, heads, each, length), masks)
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    positional = [new[one.name] for one in schema if not one.kwarg_only]
-    result = editor.call(node.target, *positional, **{one.name: new[one.name] for one in schema if one.kwarg_only})
-    out = editor.call(operator.getitem, result, 0)
-    whole = editor.call(aten.reshape.default, out, [*q.shape[:3], int(out.meta["val"].shape[3])])
-    return dict.fromkeys(node.users, whole)
+    """The new nodes in the place of the results of an attention.
+
+    Raises:
+        Refused: its heads are not repeated, or the kernel cannot do without.
+    """
+    target: Any = node.target
+    form, (q, *sides) = _FORMS[target], args(node)[:3]
+    keys, values = map(_repeated, sides)
+    if keys is None or values is None or not equal(_shape(keys)[:3], _shape(values)[:3]):
+        raise Refused("its heads are not repeated")
+    takes_more = any(not is_call(user, operator.getitem) or args(user)[1] != 0 for user in node.users)
+    if takes_more or _given(node, form.dropout) or not {"scale", form.mask}.issuperset(node.kwargs):
+        raise Refused("it drops values, or something takes more of it than its result")
+    is_causal, mask = bool(_given(node, form.is_causal)), _given(node, form.mask)
+    if target is not _CUDNN:
+        q, keys, values, mask = _folded(editor, (q, keys, values, mask), is_causal, masks)
+    elif not _takes_fewer_heads((q, keys, values), is_causal):
+        raise Refused("cuDNN does not take it")
+    elif mask is not None and all(map(is_known, _shape(mask))):
+        mask = _written(editor, _recipe(mask), functools.partial(_same, mask), masks)
+    if target is _EFFICIENT and mask is not None:
+        mask = editor.call(aten.expand.default, mask, [*_shape(q)[:3], _shape(keys)[2]])
+    new, named = [q, keys, values, *args(node)[3:]], dict(node.kwargs)
+    if isinstance(form.mask, str):
+        named[form.mask] = mask
+    else:
+        new[form.mask] = mask
+    out = editor.call(operator.getitem, editor.call(target, *new, **named), 0)
+    for user in node.users:
+        if not equal(_shape(out), _shape(user)):
+            out = editor.call(aten.reshape.default, out, _shape(user))
+        same = same_layout(user.meta["val"], out.meta["val"])
+        if not same and Values(editor.graph).has_strides_by_number(user):
+            raise Refused("its result would have other strides, which something names")
+    return dict.fromkeys(node.users, out)
+
+
+def _folded(
+    editor: Editor, given: tuple[fx.Node, fx.Node, fx.Node, Any], is_causal: bool, masks: dict[Any, fx.Node]
+) -> tuple[fx.Node, fx.Node, fx.Node, Any]:
+    """q, k, v and the mask, where all rows of q that share a head of k are a sequence.
+
+    Raises:
+        Refused: the mask is for several tokens, or a size is not known.
+    """
+    q, keys, values, mask = given
+    batch, heads, length, size = _shape(keys)
+    if not all(map(is_known, (*_shape(q), batch, length))) or batch * heads > _MOST:
+        raise Refused("its sizes change, or there are too many sequences")
+    if is_causal:
+        raise Refused("its token attends to the first key alone")
+    rows = editor.call(aten.reshape.default, q, [batch * heads, 1, -1, size])
+    sides = [editor.view(x, batch * heads, 1, length, _shape(x)[3]) for x in (keys, values)]
+    if mask is not None:
+        mask = _mask(editor, mask, (batch, heads, _shape(q)[1] // heads, length), masks)
+    return rows, sides[0], sides[1], mask
 
 
 def _product(editor: Editor, node: fx.Node) -> dict[fx.Node, fx.Node]:
-    """The new node in the place of a product [batch * heads, 1, n] @ [batch * heads, n, m], whose heads are repeated."""
+    """The new node in the place of a product [batch * heads, rows, n] @ [batch * heads, n, m] with repeated heads.
+
+    Raises:
+        Refused: it is none.
+    """
     left, right = args(node)
-    rows, flat = value(left), right
-    if not is_call(flat, aten.reshape.default) or rows is None or not all(is_known(size) for size in rows.shape):
+    flat = right
+    if not all(map(is_known, _shape(left))) or not is_call(flat, *_RESHAPES):
         raise Refused("it is no product of heads")
     flat = args(flat)[0]
-    if is_call(flat, aten.expand.default) and equal(flat.meta["val"].shape, args(flat)[0].meta["val"].shape):
+    if is_call(flat, aten.expand.default) and equal(_shape(flat), _shape(args(flat)[0])):
         flat = args(flat)[0]
     turned = is_call(flat, aten.permute.default) and list(args(flat)[1]) == [0, 1, 3, 2]
     base = _repeated(args(flat)[0] if turned else flat)
-    if base is None or rows.shape[1] != 1 or rows.shape[0] % (base.meta["val"].shape[0] * base.meta["val"].shape[1]):
-        raise Refused("it is not one token, or its heads are not repeated")
-    batch, heads, length, size = (int(x) for x in base.meta["val"].shape)
-    wanted = (rows.shape[0], *((size, length) if turned else (length, size)))
-    if not equal(right.meta["val"].shape, wanted):
+    if base is None or not all(is_known(size) for size in _shape(base)):
+        raise Refused("its heads are not repeated, or its sizes change")
+    batch, heads, length, size = _shape(base)
+    if not equal(_shape(right)[1:], (size, length) if turned else (length, size)):
         raise Refused("it is no product of heads")
     matrices = editor.view(base, batch * heads, length, size)
     if turned:
         matrices = editor.call(aten.permute.default, matrices, [0, 2, 1])
-    grouped = editor.call(aten.reshape.default, left, [batch * heads, -1, int(rows.shape[2])])
+    grouped = editor.call(aten.reshape.default, left, [batch * heads, -1, _shape(left)[2]])
     result = editor.call(aten.bmm.default, grouped, matrices)
-    return {node: editor.call(aten.reshape.default, result, [int(rows.shape[0]), 1, -1])}
+    return {node: editor.call(aten.reshape.default, result, _shape(node))}
 
 
-def _named(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a call by name, with their defaults."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((one.name for one in schema), args(node), strict=False))
-    return {one.name: node.kwargs.get(one.name, given.get(one.name, one.default_value)) for one in schema}
+def _shape(node: fx.Node) -> list[Any]:
+    return list(node.meta["val"].shape)
+
+
+def _given(node: fx.Node, place: int | str) -> Any:
+    """An argument of a call, by its place or its name; None where the call leaves it out."""
+    if isinstance(place, str):
+        return node.kwargs.get(place)
+    return args(node)[place] if place < len(node.args) else None
+
+
+def _same(node: fx.Node) -> fx.Node:
+    return node
 
 
 def _repeated(node: Any) -> fx.Node | None:
-    """[batch, heads, length, size], of which a value repeats each head; None if it does not, or sizes may change."""
-    if not is_call(node, aten.reshape.default):
+    """The value [batch, heads, length, size], of which a node repeats each head; None if it does not."""
+    if not is_call(node, *_RESHAPES):
         return None
     wide = args(node)[0]
     if is_call(wide, aten.clone.default):
@@ -140,59 +200,61 @@ def _repeated(node: Any) -> fx.Node | None:
     if not is_call(wide, aten.expand.default) or not is_call(args(wide)[0], aten.unsqueeze.default):
         return None
     base, dim = args(args(wide)[0])
-    shape = base.meta["val"].shape
-    if len(shape) != 4 or dim not in (2, -3) or not all(is_known(size) for size in shape):
+    if len(_shape(base)) != 4 or dim not in (2, -3):
         return None
-    batch, heads, length, size = shape
-    each = wide.meta["val"].shape[2]
-    is_repeated = equal(wide.meta["val"].shape, (batch, heads, each, length, size))
-    return base if is_repeated and equal(node.meta["val"].shape, (batch, heads * each, length, size)) else None
+    batch, heads, length, size = _shape(base)
+    each = _shape(wide)[2]
+    if not is_known(heads) or not is_known(each) or not equal(_shape(wide), (batch, heads, each, length, size)):
+        return None
+    return base if equal(_shape(node), (batch, heads * each, length, size)) else None
 
 
-def _is_one_token(q: torch.Tensor, keys: fx.Node | None, values: fx.Node | None) -> bool:
-    """Whether q [batch, heads, 1, size] attends to such heads."""
-    if keys is None or values is None or not all(is_known(size) for size in q.shape) or q.dim() != 4:
-        return False
-    batch, heads, length, size = keys.meta["val"].shape
-    return bool(
-        q.shape[0] == batch
-        and q.shape[1] % heads == 0
-        and q.shape[2] == 1
-        and q.shape[3] == size
-        and values.meta["val"].shape[:3] == (batch, heads, length)
-    )
+def _takes_fewer_heads(given: Iterable[fx.Node], is_causal: bool) -> bool:
+    """Whether PyTorch says that cuDNN takes such q, k and v, with fewer heads of k than of q."""
+    samples = []
+    for node in given:
+        tensor = node.meta["val"]
+        _, heads, length, size = tensor.shape
+        if not all(map(is_known, (heads, length, size))) or not number(tensor.stride(3), 1):
+            return False
+        samples.append(((1, heads, min(length, _ROWS), size), tensor.dtype, tensor.device))
+    key = (*samples, is_causal)
+    if key not in _answers:
+        q, k, v = (torch.empty(size, dtype=dtype, device=device) for size, dtype, device in samples)
+        cuda: Any = torch.backends.cuda  # untyped
+        _answers[key] = cuda.can_use_cudnn_attention(cuda.SDPAParams(q, k, v, None, 0.0, is_causal, True))
+    return _answers[key]
 
 
 def _mask(editor: Editor, mask: fx.Node, sizes: tuple[int, int, int, int], masks: dict[Any, fx.Node]) -> fx.Node:
-    """A mask [batch or 1, heads or 1, 1, length] for rows that were heads: [batch * heads of k, 1, heads each, length].
+    """A mask [batch or 1, heads or 1, 1, length] for rows that were heads: [batch * heads or 1, 1, heads each, length].
 
-    All layers take one, which the compiler has to write out: each would else have its own. What it need not repeat is a
-    view.
+    Raises:
+        Refused: it has another shape.
     """
     batch, heads, each, length = sizes
     tensor = mask.meta["val"]
     if tensor.dim() != 4 or not equal(tensor.shape[2:], (1, length)):
         raise Refused("its mask has another shape")
-    alike = [number(size, 1) or number(stride, 0) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    outer = zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
 
     def make() -> fx.Node:
-        one = mask
-        for dim in (0, 1):
-            if alike[dim]:
-                one = editor.call(aten.slice.Tensor, one, dim, 0, 1)
-        if alike[0] and alike[1]:
-            shape = [1, 1, each, length]
-        else:
-            one = editor.call(aten.expand.default, one, [batch, heads if alike[1] else heads * each, 1, length])
-            one = editor.call(aten.reshape.default, one, [batch * heads, 1, 1 if alike[1] else each, length])
-            shape = [batch * heads, 1, each, length]
-        rows = editor.call(aten.expand.default, one, shape)
-        return editor.call(aten.clone.default, rows, memory_format=torch.contiguous_format)
+        if all(number(size, 1) or number(stride, 0) for size, stride in outer):
+            first = editor.call(aten.slice.Tensor, editor.call(aten.slice.Tensor, mask, 0, 0, 1), 1, 0, 1)
+            return editor.call(aten.expand.default, first, [1, 1, each, length])
+        every = editor.call(aten.expand.default, mask, [batch, heads * each, 1, length])
+        return editor.call(aten.reshape.default, every, [batch * heads, 1, each, length])
 
-    key = (_recipe(mask), sizes)
+    return _written(editor, (_recipe(mask), sizes), make, masks)
+
+
+def _written(editor: Editor, key: Any, make: Callable[[], fx.Node], masks: dict[Any, fx.Node]) -> fx.Node:
+    """A mask that the compiler writes out once. It would do so for each layer that takes it."""
     if key not in masks:
-        masks[key] = make()
-    return editor.call(aten.expand.default, masks[key], [batch * heads, 1, each, length])
+        dense = editor.call(aten.clone.default, make(), memory_format=torch.contiguous_format)
+        fake = dense.meta["val"]
+        masks[key] = editor.call(aten.as_strided.default, dense, list(fake.shape), list(fake.stride()))
+    return masks[key]
 
 
 def _recipe(node: Any) -> Any:
@@ -205,12 +267,12 @@ def _recipe(node: Any) -> Any:
 
 
 def _above(node: fx.Node) -> Iterable[fx.Node]:
-    """The views, copies and masks that a node takes: what goes where nothing else takes it."""
+    """The copies and masks that a node takes: what goes where nothing else takes it."""
     found: dict[fx.Node, None] = {}
     waiting = list(node.all_input_nodes)
     while waiting:
         one = waiting.pop()
-        if one not in found and is_call(one, *_PURE, *_VIEWS):
+        if one not in found and is_call(one, *_PURE, *_MOVES):
             found[one] = None
             waiting += one.all_input_nodes
     return found

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 __all__ = [
     "Rewrite",
+    "attention_op",
     "compile_graph",
     "joins_products",
     "keeps_roundings",
@@ -150,6 +151,11 @@ def reset() -> None:
         from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
         reset_cudagraph_trees()
+
+
+def attention_op(name: str) -> Any:
+    """A kernel of PyTorch's attention, as a graph calls it. Their names begin with an underscore."""
+    return getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
 
 
 def writing(

@@ -29,15 +29,20 @@ _COMMON = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+_GROUPED = {"grouped attention": 2}
 _EXPERTS = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 32}
 
 # The class of the config, what is special about it, and the chains of a decode with a static cache.
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
-    "qwen3": ("Qwen3Config", {"head_dim": 16}, {"qk-norm + rope + store": 2, "add + norm": 4}),
-    "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, **_EXPERTS}, {"qk-norm + rope + store": 2, "add + norm": 2}),
-    "llama": ("LlamaConfig", {}, {"rope + store": 2, "add + norm": 4}),
-    "gemma": ("GemmaConfig", {"head_dim": 16}, {"rope + store": 2, "add + norm with 1 + weight": 4}),
-    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, "sliding_window": 8}, {"qk-norm + rope": 2}),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}, {"qk-norm + rope + store": 2, "add + norm": 4, **_GROUPED}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {"head_dim": 16, **_EXPERTS},
+        {"qk-norm + rope + store": 2, "add + norm": 2, **_GROUPED},
+    ),
+    "llama": ("LlamaConfig", {}, {"rope + store": 2, "add + norm": 4, **_GROUPED}),
+    "gemma": ("GemmaConfig", {"head_dim": 16}, {"rope + store": 2, "add + norm with 1 + weight": 4, **_GROUPED}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, "sliding_window": 8}, {"qk-norm + rope": 2, **_GROUPED}),
     "gpt_oss": (
         "GptOssConfig",
         {
@@ -46,7 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
             "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
-        {"rope + store": 2, "add + norm": 2},
+        {"rope + store": 2, "add + norm": 2, "grouped product": 4},
     ),
 }
 
