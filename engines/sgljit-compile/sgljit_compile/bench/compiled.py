@@ -4,18 +4,22 @@ A step is one token for each of some users, behind a static cache, as ``generate
 random weights. Each row is the whole model, by the clock until the device has finished. inductor alone and the backend
 are compiled from the same model and measured by turns. Besides all chains, each kind is measured alone.
 
+A layer with a sliding window counts its tokens in a Python number, for which CUDA graphs are recorded anew with each
+token, whoever compiles. The number stays the same here.
+
 ``python -m sgljit_compile.bench.compiled --output bench/results/compiled.md``
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -40,8 +44,14 @@ TINY = {
     }
 }
 
-ALONE = "inductor"
-LINES = {ALONE: "off", "all chains": "on", "add + norm": "norm", "heads": "rope"}
+# What a type of models has beside it.
+SPECIAL: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 768},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 2048, "head_dim": 64},
+}
+
+ALONE, ALL, LIMIT = "inductor", "all chains", "of the limit"
+LINES = {ALONE: "off", ALL: "on", "add + norm": "norm", "heads": "rope"}
 
 # Matrix products, with the sums of their parts, and attention. inductor's own kernels are small: they are named after
 # all that they fuse, such as the mask of attention.
@@ -53,16 +63,17 @@ NOTE = """
 {layers} layers with random weights, {dtype}. Milliseconds of a step, the median of {rounds} rounds of {repeats} steps
 by the clock; in brackets inductor's time divided by this one's, and on a GPU the kernels of a step with the sum of
 their times; then those of small kernels, which are all but matrix products and attention. Decode is a token of each of
-{batch} users behind {prompt} tokens in a static cache; prefill is a forward of {batch} prompts of {prompt}.
+some users behind {prompt} tokens in a static cache; prefill is a forward of their prompts of {prompt} tokens.
 "inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"`: "all chains", with additions
-and norms alone ("add + norm"), or with the chains of heads alone ("heads").
+and norms alone ("add + norm"), or with the chains of heads alone ("heads"). "of the limit" is what all chains save of
+the time that inductor's small kernels take.
 """
 
 
 def make(name: str, size: dict[str, Any], options: argparse.Namespace) -> Any:
     """A model with random weights."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(name, **{**_COMMON, **size}, use_cache=True)
+    config = transformers.AutoConfig.for_model(name, **{**_COMMON, **size, **SPECIAL.get(name, {})}, use_cache=True)
     auto: Any = transformers.AutoModelForCausalLM  # untyped
     with torch.device(options.device):
         return auto.from_config(config, dtype=options.dtype).eval()
@@ -82,18 +93,22 @@ def finish(options: argparse.Namespace) -> None:
 
 
 def decode(call: Any, model: Any, options: argparse.Namespace) -> Callable[[], None]:
-    """A step of decode. The cache is written at one place again and again, so that all steps are alike."""
+    """A step of decode. The cache begins anew after some steps, so that all are alike."""
     ids = torch.randint(3, model.config.vocab_size, (options.batch, options.prompt), device=options.device)
-    cache = transformers.StaticCache(config=model.config, max_cache_len=options.prompt + 8)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=options.prompt + (options.repeats + 7) // 8 * 8)
     model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
     token = torch.full((options.batch, 1), 5, device=options.device)
     position = torch.full((1, 1), options.prompt, device=options.device)
-
     layers: Any = cache.layers  # untyped
+    steps = itertools.count()
 
     def step() -> None:
+        if next(steps) % options.repeats == 0:
+            for layer in layers:
+                layer.cumulative_length.fill_(options.prompt)
         for layer in layers:
-            layer.cumulative_length.fill_(options.prompt)
+            if hasattr(layer, "cumulative_length_int"):
+                layer.cumulative_length_int = options.prompt
         call(token, past_key_values=cache, position_ids=position, use_cache=True)
 
     return step
@@ -118,20 +133,30 @@ def milliseconds(step: Callable[[], None], options: argparse.Namespace) -> float
     return (time.perf_counter() - start) * 1e3 / int(options.repeats)
 
 
-def kernels(step: Callable[[], None], options: argparse.Namespace) -> str:
-    """The kernels of a step on a GPU and their microseconds, as text."""
+class Kernels(NamedTuple):
+    """The kernels of a step on a GPU: how many, and the sum of their microseconds; of all, and of small ones."""
+
+    number: float
+    time: float
+    small: float
+    small_time: float
+
+    def __str__(self) -> str:
+        return f"; kernels {self.number:.0f}, {self.time:.0f} us; small {self.small:.0f}, {self.small_time:.0f} us"
+
+
+def kernels(step: Callable[[], None], options: argparse.Namespace) -> Kernels | None:
+    """The kernels of a step; None without a GPU."""
     if options.device != "cuda":
-        return ""
+        return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             step()
         finish(options)
     events = [event for event in profile.key_averages() if event.device_type.name == "CUDA"]
-
-    def told(events: list[Any]) -> str:
-        return f"{sum(e.count for e in events) / 5:.0f}, {sum(e.device_time_total for e in events) / 5:.0f} us"
-
-    return f"; kernels {told(events)}; small {told([e for e in events if not LARGE.match(e.key)])}"
+    small = [event for event in events if not LARGE.match(event.key)]
+    sums = [(sum(e.count for e in some), sum(e.device_time_total for e in some)) for some in (events, small)]
+    return Kernels(*(x / 5 for pair in sums for x in pair))
 
 
 def rows(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
@@ -142,11 +167,11 @@ def rows(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
             if options.sizes and size not in options.sizes:
                 continue
             model = make(name, config, options)
-            for phase in options.steps:
-                for mode in options.modes:
-                    row = {"model": f"{name} {size}", "step": phase, "mode": mode}
-                    done.append(row | measured(model, STEPS[phase], mode, options))
-                    yield done
+            for phase, users, mode in itertools.product(options.steps, options.batches, options.modes):
+                options.batch = users
+                row = {"model": f"{name} {size}", "step": phase, "users": users, "mode": mode}
+                done.append(row | measured(model, STEPS[phase], mode, options))
+                yield done
             del model
 
 
@@ -163,10 +188,11 @@ def measured(model: Any, steps: Callable[..., Any], mode: str, options: argparse
         for line, step in calls.items():
             times[line].append(milliseconds(step, options))
     medians = {line: statistics.median(found) for line, found in times.items()}
-    return {
-        line: f"{found:.3f} ({medians[ALONE] / found:.2f} x{kernels(calls[line], options)})"
-        for line, found in medians.items()
-    }
+    counted = {line: kernels(step, options) for line, step in calls.items()}
+    row = {x: f"{time:.3f} ({medians[ALONE] / time:.2f} x{counted[x] or ''})" for x, time in medians.items()}
+    if ALL in medians and (own := counted[ALONE]) is not None:
+        row[LIMIT] = f"{(medians[ALONE] - medians[ALL]) * 1e3 / own.small_time:.0%}"
+    return row
 
 
 def main(arguments: list[str] | None = None) -> str:
@@ -180,7 +206,7 @@ def main(arguments: list[str] | None = None) -> str:
     parser.add_argument("--steps", nargs="*", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--lines", nargs="*", choices=list(LINES)[1:], default=list(LINES)[1:], help="beside inductor")
     parser.add_argument("--modes", nargs="*", default=["default", "reduce-overhead"], help="modes of torch.compile")
-    parser.add_argument("--batch", type=int, default=1, help="users of a decode, and prompts of a prefill")
+    parser.add_argument("--batches", type=int, nargs="*", default=[1], help="users of a decode, prompts of a prefill")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)

@@ -22,7 +22,7 @@ def test_a_tiny_model(device: str, tmp_path: Path):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for phase in ("decode", "prefill"):
-        row = re.search(rf"^\| qwen3 64 \| {phase} \| default \|(.+)\|$", page.read_text(), re.MULTILINE)
+        row = re.search(rf"^\| qwen3 64 \| {phase} \| 1 \| default \|(.+)\|$", page.read_text(), re.MULTILINE)
         assert row
         assert len(re.findall(r"\d+\.\d+ \(\d+\.\d\d x(?:; kernels \d+, \d+ us; small \d+, \d+ us)?\)", row[1])) == 4
 
