@@ -14,7 +14,7 @@ from sgljit_core.errors import SgljitError, TensorMatchError
 from .adapter import ADAPTER, FAMILIES
 from .graphs import is_known
 
-__all__ = ["ADD_NORM", "HEADS", "functions", "identity", "loads", "overload", "works"]
+__all__ = ["ADD_NORM", "HEADS", "ROUTING", "functions", "identity", "loads", "overload", "works"]
 
 ADD_NORM: Mapping[bool, str] = {False: "fused_add_rmsnorm", True: "gemma_fused_add_rmsnorm"}  # by 1 + weight
 
@@ -26,10 +26,13 @@ HEADS: Mapping[tuple[bool, bool], str] = {
     (False, False): "apply_rope_inplace",
 }
 
-# By family, an op and the shapes of a call without tokens; a rotation has positions, too.
-_EMPTY: Mapping[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
+ROUTING = "topk_softmax"
+
+# By family, an op and the tensors of a call without tokens: the shape of each, or of positions and ids in a list.
+_EMPTY: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "norm": ("fused_add_rmsnorm", ((0, 8), (0, 8), (8,))),
-    "rope": ("apply_rope_inplace", ((0, 1, 8), (0, 1, 8), (1, 8))),
+    "rope": ("apply_rope_inplace", ((0, 1, 8), (0, 1, 8), (1, 8), [0])),
+    "moe": (ROUTING, ((0, 2), [0, 2], (0, 8))),
 }
 
 _ROWS = 64  # of the tensors that an op is tried on
@@ -63,9 +66,7 @@ def _loads(family: str, ops: Mapping[str, frozenset[str]]) -> bool:
     if not any(FAMILIES[op] == family for op in ops):
         return True
     op, shapes = _EMPTY[family]
-    arguments = [torch.zeros(shape) for shape in shapes]
-    if family == "rope":
-        arguments.append(torch.zeros(0, dtype=torch.int64))
+    arguments = [torch.zeros(x, dtype=torch.int64 if isinstance(x, list) else torch.float32) for x in shapes]
     try:
         getattr(families[family], op)(*arguments)
     except (SgljitError, OSError) as error:

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import fx
 
-from . import add_norm, attention, heads
+from . import add_norm, attention, heads, routing
 from .adapter import ADAPTER
 from .graphs import Refused
 from .heads import Heads, Tables
 from .norms import norms
-from .ops import HEADS
+from .ops import HEADS, ROUTING
 from .records import Graph
 from .rotations import rotations
 
@@ -29,6 +29,7 @@ def rewrite(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -
     """
     _add_norms(graph, _heads(graph, ops, record), ops, record)
     _attention(graph, ops, record)
+    _routings(graph, ops, record)
 
 
 def _heads(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> set[fx.Node]:
@@ -108,6 +109,19 @@ def _attention(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph
         tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
         if tensor.device.type in devices and attention.group(graph, part, node, masks):
             record.chains[part] += 1
+
+
+def _routings(graph: fx.Graph, ops: Mapping[str, frozenset[str]], record: Graph) -> None:
+    """Fuse each choice of experts."""
+    for one in routing.routings(graph):
+        kind = routing.kind_of(one)
+        try:
+            _check_use(ops, ROUTING, one.gates)
+            routing.fuse(graph, one)
+        except Refused as refused:
+            _left(record, ROUTING, kind, str(refused))
+        else:
+            _put(record, ROUTING, kind)
 
 
 def _check_use(ops: Mapping[str, frozenset[str]], op: str, node: fx.Node) -> None:

@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "qwen3_moe": (
         "Qwen3MoeConfig",
         {"head_dim": 16, **_EXPERTS},
-        {"qk-norm + rope + store": 2, "add + norm": 2, **_GROUPED},
+        {"qk-norm + rope + store": 2, "add + norm": 2, "routing": 2, **_GROUPED},
     ),
     "llama": ("LlamaConfig", {}, {"rope + store": 2, "add + norm": 4, **_GROUPED}),
     "gemma": ("GemmaConfig", {"head_dim": 16}, {"rope + store": 2, "add + norm with 1 + weight": 4, **_GROUPED}),
@@ -51,7 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
             "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
-        {"rope + store": 2, "add + norm": 2, "grouped product": 4},
+        {"rope + store": 2, "add + norm": 2, "routing": 2, "grouped product": 4},
     ),
 }
 
