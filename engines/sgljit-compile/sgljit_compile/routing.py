@@ -38,15 +38,12 @@ class Routing:
     """
 
     topk: fx.Node
+    k: int
     gates: fx.Node
     weights: fx.Node
     ids: fx.Node
     renormalizes: bool
     nodes: frozenset[fx.Node]
-
-    @property
-    def k(self) -> int:
-        return int(args(self.topk)[1])
 
     @property
     def leaks(self) -> frozenset[fx.Node]:
@@ -102,15 +99,15 @@ def fuse(graph: fx.Graph, routing: Routing) -> None:
 
 def _around(topk: fx.Node) -> Routing | None:
     """The routing that a choice is of."""
-    x, k, *rest = args(topk)
-    dim, largest, is_sorted = (*rest, *(-1, True, True)[len(rest) :])
-    results = {args(user)[1]: user for user in topk.users if is_call(user, operator.getitem)}
-    if dim not in (-1, 1) or not (largest and is_sorted and is_known(k)) or topk.kwargs:
+    given = dict(enumerate(args(topk)))  # what it leaves out is -1, largest and sorted
+    dim, largest, is_sorted = given.get(2, -1), given.get(3, True), given.get(4, True)
+    if dim not in (-1, 1) or not (largest and is_sorted and is_known(given[1])) or topk.kwargs:
         return None
+    results = {args(user)[1]: user for user in topk.users if is_call(user, operator.getitem)}
     if len(topk.users) != 2 or results.keys() != {0, 1}:
         return None
     values, ids = results[0], results[1]
-    before, after = _softmax(x), _softmax_of(values)
+    before, after = _softmax(given[0]), _softmax_of(values)
     if before is not None:
         gates, inner = before
         if is_call(gates, convert) and args(gates)[0].meta["val"].dtype in DTYPES:
@@ -119,13 +116,13 @@ def _around(topk: fx.Node) -> Routing | None:
         weights, renormalizes = divided or values, divided is not None
         inner |= {args(weights)[1]} if renormalizes else set()
     elif after is not None:
-        gates, (weights, inner), renormalizes = x, after, True
+        gates, (weights, inner), renormalizes = given[0], after, True
     else:
         return None
     tensor = gates.meta["val"]
     if tensor.dtype not in DTYPES or not is_known(tensor.shape[1]):
         return None
-    return Routing(topk, gates, weights, ids, renormalizes, inner | {topk, values, ids, weights})
+    return Routing(topk, given[1], gates, weights, ids, renormalizes, inner | {topk, values, ids, weights})
 
 
 def _softmax(node: Any) -> tuple[fx.Node, frozenset[fx.Node]] | None:

@@ -51,7 +51,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 ALONE, ALL, LIMIT = "inductor", "all chains", "of the limit"
-LINES = {ALONE: "off", ALL: "on", "add + norm": "norm", "heads": "rope"}
+LINES = {ALONE: "off", ALL: "on", "add + norm": "norm", "heads": "rope", "routing": "moe"}
 
 # Matrix products, with the sums of their parts, and attention. inductor's own kernels are small: they are named after
 # all that they fuse, such as the mask of attention.
@@ -65,8 +65,8 @@ by the clock; in brackets inductor's time divided by this one's, and on a GPU th
 their times; then those of small kernels, which are all but matrix products and attention. Decode is a token of each of
 some users behind {prompt} tokens in a static cache; prefill is a forward of their prompts of {prompt} tokens.
 "inductor" is `torch.compile(model, mode=...)`. The other columns are `backend="sgljit"`: "all chains", with additions
-and norms alone ("add + norm"), or with the chains of heads alone ("heads"). "of the limit" is what all chains save of
-the time that inductor's small kernels take.
+and norms alone ("add + norm"), with the chains of heads alone ("heads"), or with the choice of experts alone
+("routing"). "of the limit" is what all chains save of the time that inductor's small kernels take.
 """
 
 

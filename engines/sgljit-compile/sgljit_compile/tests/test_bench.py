@@ -24,7 +24,7 @@ def test_a_tiny_model(device: str, tmp_path: Path):
     for phase in ("decode", "prefill"):
         row = re.search(rf"^\| qwen3 64 \| {phase} \| 1 \| default \|(.+)\|$", page.read_text(), re.MULTILINE)
         assert row
-        assert len(re.findall(r"\d+\.\d+ \(\d+\.\d\d x(?:; kernels \d+, \d+ us; small \d+, \d+ us)?\)", row[1])) == 4
+        assert len(re.findall(r"\d+\.\d+ \(\d+\.\d\d x(?:; kernels \d+, \d+ us; small \d+, \d+ us)?\)", row[1])) == 5
 
 
 def test_small_kernels_are_all_but_products_and_attention():

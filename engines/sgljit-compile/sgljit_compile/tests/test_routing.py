@@ -477,7 +477,7 @@ def test_what_is_equal_or_no_number(form):
 @pytest.mark.parametrize("form", [Router, OfTheChosen])
 def test_one_nan_is_chosen_last(form):
     """topk ranks it first; all weights are NaN then."""
-    x, matrix = given()
+    _, matrix = given()
     matrix[1, 3] = float("nan")
     theirs, _ = form().choose(matrix[1:2])
     assert theirs.isnan().all()
