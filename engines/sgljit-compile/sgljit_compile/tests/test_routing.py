@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 from torch.nn.functional import softmax
 
 import sgljit_compile
@@ -62,7 +63,7 @@ class InFloat32(OfTheChosen):
 
 
 FORMS = [Router, NotDivided, OfTheChosen, InFloat32]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 
 
 def given(dtype=torch.float32, tokens=3, experts=EXPERTS):
@@ -84,8 +85,7 @@ def check(module, part=PART, inputs=None, **options):
     for actual, wanted in zip(result, expected, strict=True):
         assert actual.dtype == wanted.dtype
         assert actual.stride() == wanted.stride()
-        tolerance = 1e-5 if wanted.dtype != torch.bfloat16 else 1e-2
-        tolerance = 2e-3 if wanted.dtype == torch.float16 else tolerance
+        tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(wanted.dtype, 1e-5)
         torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance)
     assert record.chains == ({part: 1} if part else {})
     left = [node for node in graph.graph.nodes if node.target is aten.topk.default]
@@ -199,12 +199,15 @@ class Differences(Router):
     def of(self, logits):
         return logits
 
+    def power(self, shifted):
+        return shifted.exp()
+
     def divided(self, powers, total):
         return powers / total
 
     def probabilities(self, logits):
         logits = logits.float()
-        powers = self.shifted(logits, self.of(logits).amax(self.peak, keepdim=True)).exp()
+        powers = self.power(self.shifted(logits, self.of(logits).amax(self.peak, keepdim=True)))
         return self.divided(powers, powers.sum(self.total, keepdim=True))
 
 
@@ -226,6 +229,16 @@ class Doubled(Differences):
 
     def shifted(self, logits, peak):
         return torch.sub(logits, peak, alpha=2)
+
+
+class Sums(Differences):
+    def shifted(self, logits, peak):
+        return logits + peak
+
+
+class Sigmoids(Differences):
+    def power(self, shifted):
+        return shifted.sigmoid()
 
 
 class SumOfOthers(Differences):
@@ -261,6 +274,8 @@ class Ranked(Router):
         PeakOfTokens,
         SumOfTokens,
         Doubled,
+        Sums,
+        Sigmoids,
         SumOfOthers,
         Inverse,
         Scaled,
@@ -498,17 +513,31 @@ def test_what_is_switched_off_stays():
         assert record.left == {(PART, "switched off"): 1}
 
 
-@pytest.mark.parametrize("form", [Router, OfTheChosen])
-def test_compiled_the_outputs_are_no_copies(form):
+@pytest.mark.parametrize(("form", "changes"), [(Router, False), (OfTheChosen, True)])
+def test_compiled_the_outputs_are_no_copies(form, changes):
     """Nothing fills the tensors that the op writes, and no copy of them is made."""
-    from torch._inductor.utils import run_and_get_code
-
     torch.compiler.reset()
-    inputs = given()
     call = torch.compile(form(), backend="sgljit", options={"chains": "moe", "force_disable_caches": True})
+    inputs = given(tokens=6)
+    if changes:
+        torch._dynamo.mark_dynamic(inputs[0], 0)
     with torch.no_grad():
         actual, (code,) = run_and_get_code(call, *inputs)
         torch.testing.assert_close(actual, form()(*inputs), rtol=1e-5, atol=1e-6)
+        if changes:
+            others, count = given(tokens=20), len(sgljit_compile.explain())
+            torch.testing.assert_close(call(*others), form()(*others), rtol=1e-5, atol=1e-6)
+            assert len(sgljit_compile.explain()) == count
     assert sgljit_compile.explain()[-1].chains == {PART: 1}
     assert code.count("sgljit_topk_softmax(") == 1
     assert "cpp_fused" not in code, "a loop fills or copies what the op writes"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [1, 100])
+def test_on_a_gpu(form, tokens):
+    if not torch.cuda.is_available():  # outside of the checkout nobody else asks
+        pytest.skip("no CUDA device")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        check(form(), inputs=[x.cuda() for x in given(dtype, tokens)])
