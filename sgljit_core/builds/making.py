@@ -160,7 +160,7 @@ def _make_in(staging: Path, request: Request[T], run: record.Run, *, publish: bo
         payload = product.payload.read_bytes()
         manifest = _manifest(request, product, payload, time.perf_counter() - start)
         loaded = request.load(payload, request.name)
-        if not request.is_current():
+        if not request.scan.is_current():
             raise errors.SourceChangedError(f"{request.named.label}: a source was written while it was compiled")
         published = _publish(staging, request, manifest, payload) if publish else None
         if published is None:

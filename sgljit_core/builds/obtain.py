@@ -125,13 +125,8 @@ class Finder(Generic[T]):
             record.survived("artifact_unusable", str(artifact.directory), f"{artifact.directory}: {error}")
             return None
         if search.tier.root == request.root:
-            _mark_used(artifact.directory)
+            with contextlib.suppress(OSError):  # where the time of its directory cannot be written
+                if time.time() - os.stat(artifact.directory).st_mtime > _MARK_SECONDS:  # noqa: PTH116 - a warm start
+                    os.utime(artifact.directory)
         record.loaded(request, artifact.directory, search.tier.name)
         return (code,)
-
-
-def _mark_used(directory: Path) -> None:
-    """Note in the time of an artifact's directory that it is used, where that can be written."""
-    with contextlib.suppress(OSError):
-        if time.time() - os.stat(directory).st_mtime > _MARK_SECONDS:  # noqa: PTH116 - on every warm start
-            os.utime(directory)

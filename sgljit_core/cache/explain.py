@@ -85,7 +85,9 @@ def explain_miss(
         if best is None or rank < best[:2]:
             best = (*rank, directory, texts, _remedy(manifest, source) if tier.vouched else "")
     if best is None:
-        return Explanation(build, location, None, other_targets=_other_targets(location, tiers))
+        any_of = f"{place.relative_to(location.target)}/*/*"
+        others = {path.name for tier in tiers for path in tier.root.glob("[!.]*") if any(path.glob(any_of))}
+        return Explanation(build, location, None, other_targets=tuple(sorted(others)))
     _, _, nearest, texts, remedy = best
     texts = texts or [lookup.fault(nearest, has_toolchain=tools is not None) or "nothing, but it does not load here"]
     return Explanation(build, location, None, nearest, tuple(texts), remedy=remedy)
@@ -104,12 +106,6 @@ def _is_safe(root: Path) -> bool:
         roots.check(root)
         return True
     return False
-
-
-def _other_targets(location: Location, tiers: Sequence[lookup.Tier]) -> tuple[str, ...]:
-    """The targets that there are artifacts of the same module for."""
-    module = location.path.relative_to(location.target).parent
-    return tuple(sorted({path.name for t in tiers for path in t.root.glob("[!.]*") if any(path.glob(f"{module}/*/*"))}))
 
 
 def differences(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,7 +49,8 @@ def load_host(sources: Sources, spec: BuildSpec) -> Module:
     """Load a family's host part and answer its requests from now on."""
     if recording.active:
         recording.note(spec, sources.root)
-    module = load_module(spec, sources.root, functools.partial(_preparation, sources))
+    target = arch.target_in_use()
+    module = load_module(spec, sources.root, functools.partial(prepare, sources, target) if target else None)
     _served[sources.family] = sources
     _register()  # not before: it imports tvm_ffi, for which a compile leaves time
     return module
@@ -172,12 +172,6 @@ def _obtain(spec: BuildSpec, root: Path, signature: str = "") -> Cubin:
 
 
 _MOST_PRECOMPILED = 4  # files of a family, at 0.1 s each; those of the rest are made with their first kernels
-
-
-def _preparation(sources: Sources) -> Callable[[], None] | None:
-    """``prepare`` for this thread's device; None where the process uses no CUDA yet."""
-    target = arch.target_in_use()
-    return functools.partial(prepare, sources, target) if target else None
 
 
 def prepare(sources: Sources, target: Target) -> None:

@@ -19,12 +19,11 @@ import itertools
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgljit_core.config import runtime_directory
-from sgljit_core.errors import ArtifactLoadError, UntrustedCacheError
+from sgljit_core.errors import ArtifactLoadError
 from sgljit_core.machine import trust
 
 from . import exceptions
@@ -50,7 +49,7 @@ def load_library(payload: bytes, name: str) -> Module:
         raise ArtifactLoadError(f"{name} cannot be loaded, as there is no file for it: {error}.{remedy}") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def _file(payload: bytes, name: str) -> Iterator[str]:
     """A path to load a library by, while the block runs."""
     descriptor = _memory_file(payload, name)
@@ -60,7 +59,9 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
         return
     link, keep = None, False
     with contextlib.suppress(OSError):
-        path = str(_link_directory() / f"{name}-{os.urandom(8).hex()}")
+        directory = runtime_directory()
+        os.close(trust.walk(directory, make=True))  # it raises where another user has made it, or could replace it
+        path = str(directory / f"{name}-{os.urandom(8).hex()}")
         os.symlink(f"/proc/self/fd/{descriptor}", path)  # noqa: PTH211
         link = path
     try:
@@ -73,23 +74,6 @@ def _file(payload: bytes, name: str) -> Iterator[str]:
                 os.unlink(link)  # noqa: PTH108
         if not keep:
             os.close(descriptor)
-
-
-def _link_directory() -> Path:
-    """The directory that the processes of this user share on this machine.
-
-    Raises UntrustedCacheError where another user has made it, or could replace it; OSError where it cannot be made.
-    """
-    path = runtime_directory()
-    descriptor = trust.walk(path, make=True)
-    try:
-        owner = os.fstat(descriptor).st_uid
-    finally:
-        os.close(descriptor)
-    if owner != os.getuid():
-        remedy = "Remove it, or let XDG_RUNTIME_DIR name a directory of yours"
-        raise UntrustedCacheError(path, "is not yours alone", remedy)
-    return path
 
 
 def _memory_file(payload: bytes, name: str) -> int | None:
@@ -111,7 +95,7 @@ def _memory_file(payload: bytes, name: str) -> int | None:
     return descriptor if keep else None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _file_on_disk(payload: bytes, name: str) -> Iterator[str]:
     """The way without /proc or memory files: a private file, gone once it is loaded."""
     from sgljit_core.machine import private  # not in a warm start

@@ -14,7 +14,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from sgljit_core.config import settings
@@ -39,7 +38,7 @@ class _Slots:
 _slots = _Slots()
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(*, cuda: bool, is_cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Wait until another compiler may run, and count as one inside the block. A cancelled build does not wait."""
     memory = NVCC_MEMORY if cuda else CXX_MEMORY

@@ -13,7 +13,6 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from sgljit_core.config import can_be_guessed, settings
@@ -33,7 +32,7 @@ _MAY_BE_THERE = {TAG, "lost+found"}  # of an empty directory: the second is a fi
 _NAMED = 4  # files that an error names
 
 
-@contextmanager
+@contextlib.contextmanager
 def made(root: Path, *names: str) -> Iterator[int]:
     """``directory``, which is made where it is missing, and the root a cache.
 

@@ -14,7 +14,6 @@ from sgljit_core.compilers import arch
 from sgljit_core.errors import NoTargetError, SgljitError
 
 Arch = Annotated[str | None, typer.Option(help="The architecture, such as 9.0; by default the current device's.")]
-Builder = Callable[[], Any]
 
 
 def target_of(cuda_arch: str | None) -> contextlib.AbstractContextManager[object]:
@@ -40,7 +39,7 @@ def builds_ahead(
     keep: bool = True,
     samples: bool = False,
     is_complete: bool = False,
-) -> list[Builder]:
+) -> list[Callable[[], Any]]:
     """Functions that each build one module or kernel that the calls of families ask for.
 
     Reports an op that cannot be called, and, without a device or a named target, that nothing is for CUDA.

@@ -120,8 +120,6 @@ def _cache(problems: list[str]) -> dict[str, Any]:
     found = {"path": str(admin.root()), "artifacts": 0, "bytes": 0, "damaged": 0, "is_trusted": True}
     try:
         entries = admin.entries()
-    except FileNotFoundError:  # nothing was compiled yet
-        return found
     except (SgljitError, OSError) as error:
         problems.append(str(error))
         return {**found, "is_trusted": False}

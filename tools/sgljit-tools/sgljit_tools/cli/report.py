@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import platform
@@ -54,16 +55,12 @@ def redacted(text: str) -> str:
     """A text without the names of the user and of the machine, and without passwords and tokens."""
     home = os.path.expanduser("~")  # noqa: PTH111 - raises nothing
     text = text.replace(home, "~") if len(home) > 1 else text
-    for name, shown in ((platform.node(), "HOST"), (_user(), "USER")):
+    hidden = {platform.node(): "HOST"}
+    with contextlib.suppress(KeyError, OSError):  # a user without a name
+        hidden[getpass.getuser()] = "USER"
+    for name, shown in hidden.items():
         if len(name) > 1 and name != "root":
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", shown, text)
     for before in _BEFORE_SECRETS:
         text = re.sub(f"(?i){before}{_VALUE}", r"\1***", text)
     return re.sub(r"\w[\w+.-]{0,30}://\S+", lambda found: doctor.without_secrets(found[0]), text)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        return ""

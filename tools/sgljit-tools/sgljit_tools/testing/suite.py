@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -101,7 +100,7 @@ def checks_of_family(name: str, devices: Collection[torch.device]) -> Iterator[C
         for device in devices:
             yield from _checks_of(op, device)
     for check, function in FAMILY_CHECKS.items():
-        yield Check(check, family.name, "", "", partial(function, family))
+        yield Check(check, family.name, "", "", functools.partial(function, family))
 
 
 @functools.lru_cache(maxsize=8)
@@ -128,7 +127,7 @@ def _checks_of(op: Op, device: torch.device) -> Iterator[Check]:
     for name, check in CHECKS.items():
         if (device.type == "cpu" and name in ON_CUDA) or (not has_calls and name != "signatures"):
             continue
-        yield Check(name, str(subject), device.type, op.place, partial(check, subject))
+        yield Check(name, str(subject), device.type, op.place, functools.partial(check, subject))
 
 
 def _run(checks: Iterable[Check]) -> None:
