@@ -232,8 +232,7 @@ def _check_room(staging: Path) -> None:
 def _until_locked(request: Request[T], held: contextlib.ExitStack) -> Iterator[None]:
     """Take the lock of an artifact, if that is possible in time; ``held`` gives it back.
 
-    The caller looks for the artifact after each attempt, whether or not it got the lock. If waiters looked only under
-    the lock, those that try at the same moment would get it one after the other, each a pause later.
+    The caller looks for the artifact after each attempt, whether or not it got the lock: see architecture.md.
     """
     label = request.named.label
     try:

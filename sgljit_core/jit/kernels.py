@@ -29,7 +29,6 @@ from .modules import load_module
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-    from sgljit_core.builds.recording import Wanted
     from sgljit_core.load.cubin import Cubin
 
 
@@ -120,7 +119,7 @@ def _expression(spec: BuildSpec) -> str:
     return f"{symbol} of {spec.family}/{spec.cpp_files[0]}"
 
 
-def build(wanted: Wanted) -> None:
+def build(wanted: recording.Wanted) -> None:
     """Build what a recording noted, or find it in the cache. Needs no GPU.
 
     Raises as ``load_jit`` does, and SignatureError: a kernel or function does not take what the host part passes.

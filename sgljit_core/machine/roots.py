@@ -19,8 +19,7 @@ from sgljit_core.config import can_be_guessed, settings
 from sgljit_core.errors import NotACacheError
 
 from . import trust
-from .trust import check_file as check_file
-from .trust import directory as directory
+from .trust import check_file as check_file, directory as directory
 
 TAG = "CACHEDIR.TAG"
 _TEXT = b"""\

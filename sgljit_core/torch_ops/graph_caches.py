@@ -3,9 +3,7 @@
 torch.compile keeps compiled graphs on disk, and finds them by the names of their ops. A graph relies on more than
 the name: on the schema, and on what the fake says of the result. So both are in the name, as a digest: it is the
 overload's name, ``torch.ops.sgljit_norm.rmsnorm.v_0123456789ab``. A release that changes either has another op.
-
-Rejected: ``torch.compiler.config.cache_key_tag``. It belongs to the program, and each op that is declared would make
-it compile all of its graphs anew, those without an op too.
+architecture.md has what was rejected ("Decisions").
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from sgljit_core import freeze, log, ops, parallel_compile
-from sgljit_core import why as explain
+from sgljit_core import freeze, log, ops, parallel_compile, why as explain
 from sgljit_core.errors import SgljitError
 from sgljit_core.plugins import discovery
 from sgljit_tools import installation

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from sgljit_core.errors import SgljitError
-from sgljit_engines.agreement import same_bits
+from sgljit_engines.agreement import map_tensors, same_bits
 
-from . import layouts as laid_out
-from . import wrong_calls
-from .memory import NANS, OTHER, Guarded, map_tensors, memory_of, tensors_of
+from . import layouts as laid_out, wrong_calls
+from .memory import NANS, OTHER, Guarded, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, compared, described, is_refusal
 from .wrong_calls import INTEGERS, plain
 

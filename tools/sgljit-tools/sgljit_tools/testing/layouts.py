@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from .memory import map_tensors, memory_of, tensors_of
+from sgljit_engines.agreement import map_tensors
+
+from .memory import memory_of, tensors_of
 
 Arguments = dict[str, Any]
 

@@ -15,11 +15,11 @@ import torch
 
 from sgljit_core.errors import SgljitError, TensorMatchError
 from sgljit_core.families import loading
-from sgljit_engines.agreement import difference
+from sgljit_engines.agreement import difference, map_tensors
 from sgljit_tools.recording.process import CrashedError, Worker
 from sgljit_tools.recording.tensors import NO_RESERVE, Shaped
 
-from .memory import Guarded, map_tensors, memory_of, tensors_of
+from .memory import Guarded, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, compared, conditions, described, is_refusal
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
