@@ -90,7 +90,7 @@ def _check_allowed(finder: Finder[T]) -> None:
 def _no_toolchain(finder: Finder[T]) -> errors.ToolchainNotFoundError:
     request = finder.request
     searched = ", ".join(str(tier.root) for tier in finder.all_tiers())
-    broken = "".join(f"; {d.directory} was found and is damaged: {d.reason}" for d in finder.damaged)
+    broken = "".join(f"; {place} was found and is damaged: {reason}" for place, reason in finder.damaged.items())
     try:
         request.find_tools(request.named.label)
     except errors.ToolchainNotFoundError as error:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from sgljit_core import errors, log, paths
 from sgljit_core.cache import lookup
 from sgljit_core.cache.keys import Location
-from sgljit_core.cache.lookup import Damage, Search, Tier
+from sgljit_core.cache.lookup import Search, Tier
 from sgljit_core.config import settings
 from sgljit_core.machine.forks import OncePerKey
 from sgljit_core.plugins import hooks
@@ -61,7 +61,7 @@ class Finder(Generic[T]):
 
     def __init__(self, request: Request[T]) -> None:
         self.request = request
-        self.damaged: tuple[Damage, ...] = ()
+        self.damaged: dict[Path, str] = {}  # as those of a ``Search``
 
     def find(self) -> tuple[T] | None:
         """Look in all tiers."""
@@ -101,10 +101,10 @@ class Finder(Generic[T]):
     def _load(self, search: Search) -> tuple[T] | None:
         """Load what was found. An artifact that is damaged or that this machine cannot load counts as none."""
         request = self.request
-        self.damaged += tuple(damage for damage in search.damaged if damage not in self.damaged)
-        for damage in search.damaged:
-            text = f"{damage.directory} is damaged and not used: {damage.reason}"
-            record.survived("artifact_damaged", str(damage.directory), text, directory=str(damage.directory))
+        self.damaged |= search.damaged
+        for place, reason in search.damaged.items():
+            text = f"{place} is damaged and not used: {reason}"
+            record.survived("artifact_damaged", str(place), text, directory=str(place))
         for tier, error in search.unreadable:
             if isinstance(error, errors.UntrustedCacheError):
                 record.unusable(tier.root, error)

@@ -74,8 +74,7 @@ def exact(target: Target) -> Target:
 
 def target_in_use() -> Target | None:
     """The target of the current device, or None if this process does not use CUDA yet."""
-    cuda = cuda_in_use()
-    return None if cuda is None else _of_device()
+    return None if cuda_in_use() is None else _of_device()
 
 
 def cuda_in_use() -> Any | None:

@@ -117,11 +117,10 @@ def cxx_flags(spec: BuildSpec) -> tuple[str, ...]:
 
 def nvcc_flags(spec: BuildSpec) -> tuple[str, ...]:
     """The flags of nvcc, without include directories."""
-    compute = spec.target.name.replace("sm_", "compute_")
     return (
         *_COMMON,
         "--expt-relaxed-constexpr",
-        f"-gencode=arch={compute},code={spec.target.name}",
+        f"-gencode=arch={spec.target.name.replace('sm_', 'compute_')},code={spec.target.name}",
         spec.target.macro,
         *(f"-Xcompiler={flag}" for flag in _HOST),
         *_SEPARATE,

@@ -174,8 +174,7 @@ class ModuleRequest(Request["Module"]):
 
         assert self._toolchain is not None
         tvm_ffi = self.tvm_ffi or paths.tvm_ffi_library()
-        unit_flags = self._recipe.steps.get("unit", ())
-        sources = (self._recipe.generated, self._roots, unit_flags, self.scan.stamps)
+        sources = (self._recipe, self._roots)
         return compile_library(self.named, self._toolchain, tvm_ffi, *sources, directory, self._use_the_time)
 
     def _use_the_time(self) -> None:

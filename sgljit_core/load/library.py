@@ -39,14 +39,19 @@ def load_library(payload: bytes, name: str) -> Module:
 
     Raises ArtifactLoadError: this machine cannot load it, because of a missing library or symbol version.
     """
+    ffi = _tvm_ffi()
     try:
         with _file(payload, name) as path:
-            return _load(path, name)
-    except ArtifactLoadError:
-        raise
+            # tvm_ffi.load_module does this for a path that ends in .so.
+            module: Module = ffi.get_global_func("ffi.Module.load_from_file.so")(path, "so")
+    except RuntimeError as error:
+        reason = str(error)[max(0, str(error).find("Failed to load")) :]
+        raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {reason}") from error
     except OSError as error:
         remedy = " Raise the limit (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         raise ArtifactLoadError(f"{name} cannot be loaded, as there is no file for it: {error}.{remedy}") from error
+    ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
+    return module
 
 
 @contextlib.contextmanager
@@ -108,18 +113,6 @@ def _file_on_disk(payload: bytes, name: str) -> Iterator[str]:
     finally:
         with contextlib.suppress(OSError):
             Path(path).unlink()
-
-
-def _load(path: str, name: str) -> Module:
-    ffi = _tvm_ffi()
-    try:
-        # tvm_ffi.load_module does this for a path that ends in .so.
-        module: Module = ffi.get_global_func("ffi.Module.load_from_file.so")(path, "so")
-    except RuntimeError as error:
-        reason = str(error)[max(0, str(error).find("Failed to load")) :]
-        raise ArtifactLoadError(f"{name} cannot be loaded on this machine: {reason}") from error
-    ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)  # keeps it loaded while functions of it are in use
-    return module
 
 
 def tvm_ffi_version() -> str:

@@ -61,9 +61,8 @@ def capacity(memory: int) -> int:
     """How many compilers that take ``memory`` bytes each may run at once, at least one."""
     if (configured := settings().jobs) is not None:
         return configured
-    free = available_memory()
-    by_memory = free // memory if free is not None else available_cores()
-    return max(1, min(available_cores(), by_memory))
+    cores, free = available_cores(), available_memory()
+    return cores if free is None else max(1, min(cores, free // memory))
 
 
 def available_cores(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:

@@ -116,10 +116,9 @@ class Shadow:
         family = next(family for family, ops in self.adapter.ops.items() if name in ops)
         named = {self.adapter.distribution, *self.adapter.engine, "sgljit-core", f"sgljit-{family}", "torch"}
         found["versions"] = {one.name: one.version for one in importlib_metadata.distributions() if one.name in named}
-        call = {"op": f"{family}.{name}", "args": args, "kwargs": kwargs}
         try:
             path = Path(tempfile.mkdtemp(prefix="sgljit-shadow-")) / f"{name}.pt"
-            torch.save(_plain({**call, **found}), path)
+            torch.save(_plain({"op": f"{family}.{name}", "args": args, "kwargs": kwargs, **found}), path)
         except (OSError, RuntimeError) as error:
             return f"nowhere, as no file could be written ({error})"
         return path

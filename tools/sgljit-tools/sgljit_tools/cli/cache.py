@@ -15,7 +15,7 @@ from sgljit_core.plugins import discovery
 from sgljit_tools import installation
 from sgljit_tools.cache import admin, archive
 
-from .ahead import Arch, builds_ahead, fail_if_not_kept, target_of
+from .prepare import Arch, builds_ahead, fail_if_not_kept, target_of
 
 Directory = Annotated[Path | None, typer.Option("--directory", help="A root other than the user's own cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

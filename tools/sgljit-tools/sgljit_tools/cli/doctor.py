@@ -101,18 +101,16 @@ def _compilers(problems: list[str], asks_scripts: bool) -> dict[str, str | None]
         "nvcc": lambda: line(toolchain.find_nvcc("kernels")),
         "hipcc": lambda: line(toolchain.find_hipcc("kernels", asks=asks_scripts)),
     }
-    answers: dict[str, str | None] = {}
+    answers: dict[str, str | None] = dict.fromkeys(searches)
     for kind, search in searches.items():
         try:
             answers[kind] = search()
         except ToolchainNotFoundError as error:  # noqa: PERF203 - four
-            answers[kind] = None
             # nvcc is for the families of load_jit alone, NVRTC for NVIDIA's GPUs, hipcc for AMD's.
             named = {"nvcc": settings().nvcc, "hipcc": settings().hipcc}
             if kind == "c++" or named.get(kind):
                 problems.append(f"{error.tool} not found. {error.remedy}")
         except SgljitError as error:  # a setting that cannot be read
-            answers[kind] = None
             if str(error) not in problems:
                 problems.append(str(error))
     return answers

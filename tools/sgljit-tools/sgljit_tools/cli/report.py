@@ -34,13 +34,6 @@ def write_report(
     The user's name, the home directory, the machine's name, and what addresses and variables carry as a secret are left
     out. Read it before you send it: a log may hold names of your own.
     """
-    text = "\n".join(["## sgljit report", "", "```text", *_facts(), "```"])
-    if log is not None:
-        text += f"\n\n### {log.name}\n\n```text\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}\n```"
-    typer.echo(redacted(text))
-
-
-def _facts() -> list[str]:
     system = f"{platform.system()} {platform.release()} {platform.machine()}, {' '.join(platform.libc_ver())}"
     try:
         found = doctor.lines(doctor.report(asks_scripts=True))
@@ -48,7 +41,11 @@ def _facts() -> list[str]:
         found = traceback.format_exc().splitlines()
     names = sorted({(one.metadata["Name"] or "?", one.version) for one in importlib_metadata.distributions()})
     versions = [f"{name} {number}" for name, number in names if _TELLING.match(name)]
-    return [f"{'system':<11} {system}", *found, "", *versions]
+    facts = [f"{'system':<11} {system}", *found, "", *versions]
+    text = "\n".join(["## sgljit report", "", "```text", *facts, "```"])
+    if log is not None:
+        text += f"\n\n### {log.name}\n\n```text\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}\n```"
+    typer.echo(redacted(text))
 
 
 def redacted(text: str) -> str:

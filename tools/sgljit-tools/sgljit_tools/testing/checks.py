@@ -17,7 +17,7 @@ from sgljit_engines.agreement import map_tensors, same_bits
 from . import layouts as laid_out, wrong_calls
 from .memory import NANS, OTHER, Guarded, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, compared, described, is_refusal
-from .wrong_calls import INTEGERS, plain
+from .wrong_calls import plain
 
 
 def signatures(subject: Subject) -> None:
@@ -40,7 +40,7 @@ def results(subject: Subject) -> None:
         subject.judge(sample)
     for sample in subject.picked:
         subject.judge(sample, "what it writes to made NaN", poison=True)
-        integers = {n: v for n, v in plain(sample) if n in subject.op.mutates and v.dtype in INTEGERS}
+        integers = {n: v for n, v in plain(sample) if n in subject.op.mutates and v.dtype in laid_out.INTEGERS}
         after = subject.expected(sample)[1] if integers else {}
         others = {n: ~v for n, v in integers.items() if not same_bits(v, after[n])}  # a flag that it waits for stays
         if others and same_bits([*after.values()], [*subject.expected({**sample, **others})[1].values()]):  # not read
@@ -205,7 +205,11 @@ def opcheck(subject: Subject) -> None:
     if not calls:
         raise NotApplicable("opcheck copies page-locked tensors into pageable memory, which no kernel reads")
     for overload, _, arguments in calls:
-        passed = {name: map_tensors(_without_strides_of_nothing, value) for name, value in arguments.items()}
+        # PyTorch 2.13 computes a negative size from the strides of an empty view, where it copies one for a graph.
+        passed = {
+            name: map_tensors(lambda one: one if one.numel() > 0 else one.new_empty(one.shape), value)
+            for name, value in arguments.items()
+        }
         # To compare with the schema it multiplies what the op wrote, which torch cannot for float8.
         is_float8 = any(tensor.itemsize == 1 and tensor.is_floating_point() for _, tensor in tensors_of(arguments))
         try:
@@ -350,11 +354,6 @@ def _look(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{value.dtype} {list(value.shape)} with strides {list(value.stride())}"
-
-
-def _without_strides_of_nothing(tensor: torch.Tensor) -> torch.Tensor:
-    """PyTorch 2.13 computes a negative size from the strides of an empty view, where it copies one for a graph."""
-    return tensor if tensor.numel() > 0 else tensor.new_empty(tensor.shape)
 
 
 def _library_calls(subject: Subject) -> Iterator[tuple[Any, Any, Arguments]]:
