@@ -49,9 +49,8 @@ class Explanation(NamedTuple):
         if self.nearest is None:
             others = f" (there are some for {', '.join(self.other_targets)})" if self.other_targets else ""
             return f"{self.build}: a miss, no artifact of this module and target was ever built here{others}"
-        listed = ", ".join(self.differences)
         key = self.nearest.parent.name[:8]
-        return f"{self.build}: a miss; the nearest artifact ({key}) differs: {listed}{self.remedy}"
+        return f"{self.build}: a miss; the nearest artifact ({key}) differs: {', '.join(self.differences)}{self.remedy}"
 
 
 def explain_miss(

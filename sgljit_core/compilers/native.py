@@ -60,7 +60,6 @@ def compile_library(
     toolchain: Toolchain,
     tvm_ffi: Path,
     recipe: Recipe,
-    roots: Sequence[Root],
     directory: Path,
     meanwhile: Callable[[], None],
 ) -> Product:
@@ -77,7 +76,7 @@ def compile_library(
     units = [*(spec.csrc / file for file in files), *(directory / name for name in recipe.generated)]
     objects = [directory / f"{index}_{unit.name}.o" for index, unit in enumerate(units)]
     commands = [
-        [*_compile_command(spec, toolchain, unit, output, roots), *(unit_flags if index < len(files) else ())]
+        [*_compile_command(spec, toolchain, unit, output, recipe.roots), *(unit_flags if index < len(files) else ())]
         for index, (unit, output) in enumerate(zip(units, objects, strict=True))
     ]
     library = directory / "module.so"

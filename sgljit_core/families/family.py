@@ -294,8 +294,6 @@ class KernelFamily:
         from sgljit_core.jit import kernels
         from sgljit_core.specs.build import BuildSpec
 
-        # Thin code gains nothing from -O3, and compiles half as long. A matcher without its verify checks nothing.
-        flags = ("-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags)
         spec = BuildSpec(
             markers=args,
             family=self.name,
@@ -303,7 +301,8 @@ class KernelFamily:
             target=arch.CPU,
             cpp_files=tuple(cpp_files),
             cpp_wrappers=tuple(cpp_wrappers or ()),
-            cflags=flags,
+            # Thin code gains nothing from -O3, and compiles half as long. A matcher without its verify checks nothing.
+            cflags=("-O1", "-Werror=unused-result", f'-DSGL_FAMILY="{self.name}"', *extra_cflags),
             ldflags=tuple(extra_ldflags or ()),
             include_paths=tuple(Path(path).resolve() for path in extra_include_paths or ()),
             dependencies=tuple(extra_dependencies or ()),

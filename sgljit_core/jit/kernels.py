@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,8 +49,12 @@ def load_host(sources: Sources, spec: BuildSpec) -> Module:
     """Load a family's host part and answer its requests from now on."""
     if recording.active:
         recording.note(spec, sources.root)
-    target = arch.target_in_use()
-    module = load_module(spec, sources.root, functools.partial(prepare, sources, target) if target else None)
+
+    def preparation() -> Callable[[], None] | None:
+        target = arch.target_in_use()  # of this thread's device
+        return functools.partial(prepare, sources, target) if target else None
+
+    module = load_module(spec, sources.root, preparation)
     _served[sources.family] = sources
     _register()  # not before: it imports tvm_ffi, for which a compile leaves time
     return module

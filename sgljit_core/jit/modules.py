@@ -143,8 +143,11 @@ def _texts(sources: str | Sequence[str] | None) -> tuple[str, ...]:
 _modules: OncePerKey[tuple[Path, Location], Module] = OncePerKey()
 
 
-def load_module(spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> Module:
-    """The module of a build, from the cache below ``root`` or compiled now: ``beside`` runs beside compilers."""
+def load_module(spec: BuildSpec, root: Path, beside: Callable[[], Callable[[], None] | None] = lambda: None) -> Module:
+    """The module of a build, from the cache below ``root`` or compiled now.
+
+    If compilers run, ``beside`` is called, and what it returns runs in a thread beside them.
+    """
     return obtain(lambda: ModuleRequest(spec, root, beside), _modules)
 
 
@@ -155,11 +158,10 @@ class ModuleRequest(Request["Module"]):
     load = staticmethod(library.load_library)
     tvm_ffi: Path | None = None
 
-    def __init__(self, spec: BuildSpec, root: Path, beside: Callable[[], None] | None = None) -> None:
-        self._roots = include_roots(spec)
+    def __init__(self, spec: BuildSpec, root: Path, beside: Callable[[], Callable[[], None] | None] = lambda: None):
         self._beside = beside
         self._toolchain: toolchain.Toolchain | None = None
-        self._recipe = got = recipe(spec, self._roots)
+        self._recipe = got = recipe(spec, include_roots(spec))
         versions = {"tvm_ffi": library.tvm_ffi_version, "cpu": toolchain.processor}
         source = keys.source_ingredients(spec, got.generated, got.scan, got.steps, **versions)
         super().__init__(spec, root, source, got.scan)
@@ -174,21 +176,20 @@ class ModuleRequest(Request["Module"]):
 
         assert self._toolchain is not None
         tvm_ffi = self.tvm_ffi or paths.tvm_ffi_library()
-        sources = (self._recipe, self._roots)
-        return compile_library(self.named, self._toolchain, tvm_ffi, *sources, directory, self._use_the_time)
+        return compile_library(self.named, self._toolchain, tvm_ffi, self._recipe, directory, self._use_the_time)
 
     def _use_the_time(self) -> None:
         """Start what can be done while compilers run."""
         # Ctrl-C in the middle of an import would leave half a module; a thread does not get it.
         with contextlib.suppress(Exception):  # such as at the interpreter's end, which starts no thread any more
-            threading.Thread(target=self._prepare, name="sgljit-meanwhile").start()
+            threading.Thread(target=self._prepare, args=(self._beside(),), name="sgljit-meanwhile").start()
 
-    def _prepare(self) -> None:
+    def _prepare(self, beside: Callable[[], None] | None) -> None:
         # An error here comes again, with its full text, when the result is needed.
         with contextlib.suppress(Exception):
             library.tvm_ffi_version()  # imports it, which takes a while, and the library cannot be loaded without
-            if self._beside is not None:
-                self._beside()
+            if beside is not None:
+                beside()
 
 
 def include_roots(spec: BuildSpec) -> list[includes.Root]:

@@ -53,8 +53,7 @@ class FileLock:
 
         Raises OSError: the file cannot be made or the file system cannot lock it.
         """
-        since = time.strftime("%H:%M:%S")
-        note = f"{_PROCESS}{os.getpid()} on {os.uname().nodename} (building {self._op} since {since})"
+        note = f"{_PROCESS}{os.getpid()} on {os.uname().nodename} (building {self._op} since {time.strftime('%T')})"
         mine = note, threading.get_ident()
         holding = _held.setdefault(self._path, mine)
         if holding is not mine:

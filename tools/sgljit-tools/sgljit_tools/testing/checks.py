@@ -59,8 +59,7 @@ def precision(subject: Subject) -> None:
     for sample in subject.picked:
         guarded = Guarded(sample)
         wanted = subject.expected(guarded.arguments)
-        result = subject.call(guarded.arguments)
-        for name, got, right in compared(guarded.arguments, result, wanted):
+        for name, got, right in compared(guarded.arguments, subject.call(guarded.arguments), wanted):
             is_wide = is_wide or getattr(right, "dtype", None) == torch.float64
             if text := _is_rounded_more_often(got, right, roundings):
                 raise Fault(
