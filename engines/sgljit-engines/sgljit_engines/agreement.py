@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -89,3 +90,27 @@ def _bias(got: torch.Tensor, wanted: torch.Tensor) -> float:
     units = (got / wanted - 1) / info.eps
     counted = units[(wanted.abs() >= info.smallest_normal) & units.isfinite()]
     return float(counted.clamp(-1, 1).mean()) if counted.numel() >= _ENOUGH else 0.0
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in arguments or results, those in lists and dictionaries too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(one)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Arguments or results with another value in the place of each tensor, those in lists and dictionaries too."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(function, one) for key, one in value.items()}
+    return type(value)(map_tensors(function, one) for one in value) if type(value) in (list, tuple) else value
+
+
+def span(tensor: torch.Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0

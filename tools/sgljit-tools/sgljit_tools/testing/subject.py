@@ -14,10 +14,10 @@ import torch
 
 from sgljit_core import Op
 from sgljit_core.errors import InvalidBuildError, InvalidFamilyError
-from sgljit_engines.agreement import difference, same_bits
+from sgljit_engines.agreement import difference, map_tensors, same_bits
 from sgljit_tools.recording.process import note_call
 
-from .memory import Guarded, leading_to_copies, map_tensors, memory_of, tensors_of
+from .memory import Guarded, leading_to_copies, memory_of, tensors_of
 
 Arguments = dict[str, Any]
 

@@ -6,11 +6,12 @@ A process of its own calls each op in a fork: once as it is, and once with an em
 from __future__ import annotations
 
 import functools
-import logging
+import logging.handlers
 import multiprocessing
 import re
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -54,19 +55,6 @@ class _Answer(NamedTuple):
     error: str
 
 
-class _Loaded(logging.Handler):
-    """The artifacts that were loaded, by the log: their builds and directories."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.found: list[tuple[str, Path]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        data: dict[str, Any] = getattr(record, "sgljit", {})
-        if data.get("event") == "loaded":
-            self.found.append((data["build"], Path(data["directory"])))
-
-
 def unique_symbols(library: Path) -> list[str]:
     """The variables of a library that all libraries of a process share by name (STB_GNU_UNIQUE), as ``nm`` lists them.
 
@@ -101,7 +89,7 @@ def _answers(family: str) -> list[_Answer]:
 def _answer(family: str, name: str) -> _Answer:
     """Call an op with a sample."""
     op = loading.load(family).declared()[name]
-    handler = _Loaded()
+    handler = logging.handlers.BufferingHandler(sys.maxsize)
     logging.getLogger("sgljit").addHandler(handler)
     text = "" if op.samples is not None else "it has no samples"
     with conditions():
@@ -111,6 +99,8 @@ def _answer(family: str, name: str) -> _Answer:
                 op.function(**sample)
         except Exception as error:  # noqa: BLE001 - it is the answer
             text = f"{type(error).__name__}: {error}"
-    libraries = [(build, unique_symbols(file)) for build, place in handler.found for file in place.glob("*.so")]
+    events: list[dict[str, Any]] = [record.sgljit for record in handler.buffer if hasattr(record, "sgljit")]
+    loaded = [(event["build"], Path(event["directory"])) for event in events if event["event"] == "loaded"]
+    libraries = [(build, unique_symbols(file)) for build, place in loaded for file in place.glob("*.so")]
     shared = [f"{build}: {', '.join(names)}" for build, names in libraries if names]
-    return _Answer(name, len(handler.found), shared, stats().builds.get("failed", 0), text)
+    return _Answer(name, len(loaded), shared, stats().builds.get("failed", 0), text)

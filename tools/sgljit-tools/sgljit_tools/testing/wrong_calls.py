@@ -15,15 +15,16 @@ import torch
 
 from sgljit_core.errors import SgljitError, TensorMatchError
 from sgljit_core.families import loading
-from sgljit_engines.agreement import difference
+from sgljit_engines.agreement import difference, map_tensors
 from sgljit_tools.recording.process import CrashedError, Worker
 from sgljit_tools.recording.tensors import NO_RESERVE, Shaped
 
-from .memory import Guarded, map_tensors, memory_of, tensors_of
+from .layouts import INTEGERS
+from .memory import Guarded, memory_of, tensors_of
 from .subject import Arguments, Fault, NotApplicable, Subject, compared, conditions, described, is_refusal
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-INTEGERS = (torch.int32, torch.int64)
+
 # Other widths, the same width and another kind; a host part compiles for each that it takes, so these are few.
 _OTHERS = {
     torch.float16: (torch.bfloat16, torch.float32),
@@ -62,8 +63,7 @@ def overlaps(subject: Subject) -> None:
         for name, written in (pair for pair in tensors if pair[0] in subject.op.mutates):
             if written.dim() > 1 and len(written) > 1 and written[0].numel() > 1:
                 found = True
-                rows = written[:1].clone().expand_as(written)
-                _require_refusal(subject, name, {**sample, name: rows})
+                _require_refusal(subject, name, {**sample, name: written[:1].clone().expand_as(written)})
             for other, read in (pair for pair in tensors if pair[0] != name and pair[1].dtype == written.dtype):
                 for shift in dict.fromkeys((1, read.shape[-1], -1, -read.shape[-1])):
                     if abs(shift) < read.numel():
