@@ -69,6 +69,14 @@ class Subject:
         return self._declared("reference")  # type: ignore[no-any-return]
 
     @functools.cached_property
+    def as_sampled(self) -> Mapping[str, str]:
+        """The arguments that have no other values than the samples', and why: the reference says it."""
+        said: Mapping[str, Any] = getattr(self.reference, "as_sampled", {})
+        if not all(name in self.signature.parameters and str(why).strip() for name, why in said.items()):
+            raise Fault(f"{self.reference.__name__}.as_sampled is {said}: it must name arguments, each with a reason")
+        return said
+
+    @functools.cached_property
     def samples(self) -> list[Arguments]:
         """The op's samples on the device. Raises Fault where there are none, NotApplicable where none could be."""
         make = self._declared("samples")
