@@ -33,7 +33,7 @@ _OTHERS = {
     torch.int32: (torch.float32, torch.int64),
     torch.int64: (torch.float64, torch.int32),
 }
-# Of a float one of the same order, never too small to matter.
+# The other value of a float is of its order, and never too small to matter.
 _NUMBERS: dict[type, Callable[[Any], Any]] = {float: lambda v: [round(v / 2 + 0.11, 9)], int: lambda v: [v + 1, 0, -1]}
 _WIDE = 1 << 16  # bytes around a tensor whose size or dtype an op may take for another
 _FAR = (1 << 30) + 64  # elements between rows: the third begins behind 2**31
