@@ -548,6 +548,24 @@ def _with_an_offset(used: str, sampled: str, before: str = "") -> str:
 RIGHT["takes_a_number"] = _with_a_factor("factor")
 RIGHT["takes_an_integer"] = _with_an_offset("offset", "3, 5")
 RIGHT["says_why_an_integer_is_the_same"] = _with_an_offset("3", "3, 3", "reference.as_sampled = {'offset': 'one size'}")
+RIGHT["rounds_on_the_way_otherwise_than_its_reference"] = writing(
+    """
+    if x.dtype not in (torch.float16, torch.bfloat16) or out.dtype != torch.float32:
+        raise ValueError("x has 16 bits, and out 32")
+    out.copy_(2 * x.double() * (1 + 2**-11))
+    """,
+    """
+    def reference(x, out):
+        if x.dtype == torch.float64:
+            raise TypeError("x is rounded to its dtype")
+        out.copy_(2 * x.double())
+
+    def samples(device):
+        for dtype in (torch.float16, torch.bfloat16):
+            x = torch.randn(8, 64, device=device).to(dtype)
+            yield {"x": x, "out": torch.empty(8, 64, device=device)}
+    """,
+)
 RIGHT["cpp_of_rows"] = _OF_ROWS
 SOURCES["cpp_of_rows"] = {"scale.cpp": OF_ROWS_CPP}
 
