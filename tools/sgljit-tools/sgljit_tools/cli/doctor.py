@@ -97,7 +97,7 @@ def _compilers(problems: list[str], asks_scripts: bool) -> dict[str, str | None]
 
     searches: dict[str, Callable[[], str]] = {
         "c++": lambda: line(toolchain.find_cxx("kernels")),
-        "nvrtc": lambda: "{0.version} ({0.library})".format(nvrtc.find_nvrtc("kernels")),
+        "nvrtc": lambda: "{0.version:.4} ({0.library})".format(nvrtc.find_nvrtc("kernels")),  # 13.0, and not its size
         "nvcc": lambda: line(toolchain.find_nvcc("kernels")),
         "hipcc": lambda: line(toolchain.find_hipcc("kernels", asks=asks_scripts)),
     }

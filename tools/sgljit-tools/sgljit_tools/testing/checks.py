@@ -309,7 +309,8 @@ LOOK_AT: Mapping[str, str] = {
     "precision": "the types of what the kernel computes with",
     "nans": "maxima, minima and comparisons: sgl::max keeps NaN; row.max, fmaxf and std::max lose it. An op that loses "
     'it for a reason says so beside its reference: my_op.drops_nan = "why". For 100, look at exp, which overflows',
-    "samples": "the function that yields the samples",
+    "samples": "the function that yields the samples. Where an argument has no other value, the reference says it: "
+    'my_op.as_sampled = {"size": "the kernel has one size"}',
 }
 ON_CUDA = frozenset({"stream", "graph"})  # the others are for the CPU, too
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +31,10 @@ from .subject import Fault, conditions
 def code_of(family: str) -> tuple[list[str], list[str], int]:
     """The faults where nothing may be compiled, the libraries that share statics, and how many artifacts ops load."""
     empty = {"SGLJIT_CACHE_DIR": "{scratch}/cache", "SGLJIT_PREBUILT_PATH": "", "SGLJIT_JIT": "error"}
+    call = functools.partial(_answers, family)
     try:
-        usual = in_a_process(functools.partial(_answers, family))
-        forbidden = in_a_process(functools.partial(_answers, family), **empty)
+        with ThreadPoolExecutor(2) as both:
+            usual, forbidden = both.map(lambda given: in_a_process(call, **given), ({}, empty))
     except RecordingError as error:
         raise Fault(str(error)) from error
     faults = []
